@@ -28,8 +28,13 @@ PERFORMANCE = ROOT / "docs" / "dev" / "performance.md"
 RECIPES = ROOT / "docs" / "recipes.md"
 TABLE = re.compile(r"(<!-- presets -->\n).*?(<!-- /presets -->)", re.DOTALL)
 TITLES = {facts.name: facts.title for facts in families.every()}
-METHODS = {"lora": "LoRA", "finetune": "fine-tune", "dreambooth": "DreamBooth", "lllite": "LLLite",
-           "textual-inversion": "textual inversion"}  # fmt: skip
+METHODS = {
+    "lora": "LoRA",
+    "finetune": "fine-tune",
+    "dreambooth": "DreamBooth",
+    "lllite": "LLLite",
+    "textual-inversion": "textual inversion",
+}
 WIDE, BAR, LINE = 480, 12, 40  # units of the picture; a phone shows about 360 of them
 LIGHT = {"ground": "#ffffff", "ink": "#1f2328", "quiet": "#59636e", "theirs": "#8c959f", "ours": "#2da44e"}
 DARK = {"ground": "#0d1117", "ink": "#f0f6fc", "quiet": "#9198a1", "theirs": "#6e7681", "ours": "#3fb950"}
@@ -51,8 +56,13 @@ def main() -> None:
 
 def tables(every: list[Measured]) -> dict[Path, list[str]]:
     """The lines of the table of presets in each document."""
-    return {README: by_family(every), CHOOSING: overview(every), PRESETS: table(every), PERFORMANCE: figures(every),
-            RECIPES: recipes()}  # fmt: skip
+    return {
+        README: by_family(every),
+        CHOOSING: overview(every),
+        PRESETS: table(every),
+        PERFORMANCE: figures(every),
+        RECIPES: recipes(),
+    }
 
 
 def measured(folder: Path = ROOT / "docs" / "measured") -> list[Measured]:
@@ -315,8 +325,15 @@ def _presets() -> list[Path]:
     """Presets of all families: SDXL first, then by family, adapters first, then by kind and memory."""
     found = [path for path in (ROOT / "presets").glob("*/*.toml") if path.parent.name in TITLES]
     order = list(TITLES)
-    return sorted(found, key=lambda path: (order.index(path.parent.name), not path.stem.startswith("lora"),
-                                           path.stem.rpartition("-")[0], _gigabytes(path)))  # fmt: skip
+    return sorted(
+        found,
+        key=lambda path: (
+            order.index(path.parent.name),
+            not path.stem.startswith("lora"),
+            path.stem.rpartition("-")[0],
+            _gigabytes(path),
+        ),
+    )
 
 
 def _gigabytes(path: Path) -> int:

@@ -125,8 +125,15 @@ def run(name: str, command: list[str], environment: dict[str, str], log: Path) -
     """One training: seconds until it said that it is ready, seen from outside, and what it said."""
     began, row = time.time(), dict[str, Any](case=name)
     with log.open("w") as kept:
-        process = subprocess.Popen(command, env=environment, cwd=HERE, stdout=subprocess.PIPE, text=True,
-            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)  # fmt: skip
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=HERE,
+            stdout=subprocess.PIPE,
+            text=True,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
         assert process.stdout
         for line in process.stdout:
             kept.write(f"{time.time() - began:7.2f} {line}")
@@ -232,8 +239,11 @@ def measure(family: str, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     work, began = asked.work.resolve(), time.time()
     make(work / "inputs", family, asked.tiny)
     print(f"{family}: files after {time.time() - began:.1f} s", flush=True)
-    (case,) = (case for case in versus_files.cases(asked.tiny, asked.steps)
-               if (case.family, case.kind, case.name) == (family, "lora", "plain"))  # fmt: skip
+    (case,) = (
+        case
+        for case in versus_files.cases(asked.tiny, asked.steps)
+        if (case.family, case.kind, case.name) == (family, "lora", "plain")
+    )
     toml = versus_files.write_toml(case, work, work / "inputs")
     script, model = str(HERE / "sd-scripts" / f"{case.script}.py"), work / "inputs/models" / f"{family}.safetensors"
     ours = versus.Program(versus.OURS, HERE, HERE / "sd-scripts", sys.executable)
@@ -243,8 +253,17 @@ def measure(family: str, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
         flags = [part for pair in filter(None, more.split(",")) for part in f"--{pair}".split("=", 1)]
         title = f"{family}-{time.time() - began:.0f}-{name}"
         print(title, flush=True)
-        given = ["--config_file", str(toml), "--train_data_dir", str(work / "inputs/images"), "--output_dir",
-                 str(work / "out"), "--output_name", title, *flags]  # fmt: skip
+        given = [
+            "--config_file",
+            str(toml),
+            "--train_data_dir",
+            str(work / "inputs/images"),
+            "--output_dir",
+            str(work / "out"),
+            "--output_name",
+            title,
+            *flags,
+        ]
         return run(title, [*start, *given], environment, work / f"{title}.log")
 
     yield train("caches", plain, "max_train_steps=1")

@@ -63,8 +63,23 @@ def run_case(case: GoldenCase, place: Place) -> dict[str, Json]:
         config = place.work / f"stage{number}.toml"
         config.write_text(toml(stage, place), encoding="utf-8")
         script = place.tree / "sd-scripts" / f"{case.script}.py"
-        launcher = ["-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1", "--cpu",
-                    "--mixed_precision", "no", "--dynamo_backend", "no"] if case.launched else []  # fmt: skip
+        launcher = (
+            [
+                "-m",
+                "accelerate.commands.launch",
+                "--num_processes",
+                "1",
+                "--num_machines",
+                "1",
+                "--cpu",
+                "--mixed_precision",
+                "no",
+                "--dynamo_backend",
+                "no",
+            ]
+            if case.launched
+            else []
+        )
         printed += place.run([*launcher, script, "--config_file", config]).stdout.splitlines()
     left = collect(place)
     unhurried = [

@@ -161,10 +161,11 @@ def arrays(path: Path, place: Place) -> Json:
     with np.load(path) as stored:
         parts = {key: stored[key] for key in stored.files}
     return {
-        key: place.text(str(value)) if value.dtype.kind == "U"
+        key: place.text(str(value))
+        if value.dtype.kind == "U"
         else f"{value.dtype} {list(value.shape)} {digest(value.tobytes())}"
         for key, value in parts.items()
-    }  # fmt: skip
+    }
 
 
 def picture(path: Path, place: Place) -> Json:
@@ -185,9 +186,14 @@ def plain(path: Path, place: Place) -> Json:
 
 
 READERS: dict[str, Callable[[Path, Place], Json]] = {
-    ".safetensors": safetensors, ".npz": arrays, ".png": picture, ".json": parsed,
-    ".bin": pickled, ".pt": pickled, ".ckpt": pickled,
-}  # fmt: skip
+    ".safetensors": safetensors,
+    ".npz": arrays,
+    ".png": picture,
+    ".json": parsed,
+    ".bin": pickled,
+    ".pt": pickled,
+    ".ckpt": pickled,
+}
 
 
 def scalars(path: Path) -> dict[str, Json]:

@@ -190,8 +190,10 @@ def main():
     if asked.one:
         print(json.dumps(measure(asked.one[0], asked.one[1], asked.backend)))
         return
-    print(f"{'':6} {'way':9} {'graphs':>7} {'predicted':>10} {'recompiles':>11} {'seconds':>8} "
-          f"{'CPU s':>6} {'cache hits':>10} {'wrapped keys':>13}")  # fmt: skip
+    print(
+        f"{'':6} {'way':9} {'graphs':>7} {'predicted':>10} {'recompiles':>11} {'seconds':>8} "
+        f"{'CPU s':>6} {'cache hits':>10} {'wrapped keys':>13}"
+    )
     for family in asked.family or ("flux", "sdxl"):
         with tempfile.TemporaryDirectory() as folder:
             for way in (*(("diffusers",) if family == "flux" else ()), "wrapped", "in place", "again"):

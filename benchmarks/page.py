@@ -25,8 +25,14 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync",
-         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]  # fmt: skip
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
 
 # What is measured: unit, our aim (at most), and kohya_ss 26 / SECourses Musubi 34 / LLaMA-Factory 0.9.5 on such a one.
 AIMS: dict[str, tuple[str, float | None, str]] = {
@@ -167,9 +173,13 @@ class Visit:
 
     def tab(self, name: str) -> float:
         """Milliseconds until another tab is the one that is seen."""
-        return self.press(name, "role=tab", "document.querySelector('[data-bench]').ariaSelected === 'true' && "
-                          "[...document.querySelectorAll('[role=tabpanel]')].some((e) => e.checkVisibility() && "
-                          "e.innerText.trim())")  # fmt: skip
+        return self.press(
+            name,
+            "role=tab",
+            "document.querySelector('[data-bench]').ariaSelected === 'true' && "
+            "[...document.querySelectorAll('[role=tabpanel]')].some((e) => e.checkVisibility() && "
+            "e.innerText.trim())",
+        )
 
     def press(self, words: str, kind: str, goal: str) -> float:
         """Milliseconds from pressing the button (or `role=tab`) with these words until `goal` holds."""
@@ -282,8 +292,10 @@ def load(visitor: Visit, path: Path, note: Note) -> None:
     """Load a config with sections open, and wait until nothing changes any more."""
     visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
     visitor.page.evaluate(MARK, ["Load config", "button"])
-    visitor.page.evaluate("() => { seen.long = []; addEventListener('click', (e) => { seen.from = e.timeStamp; },"
-                          " { capture: true, once: true }); }")  # fmt: skip
+    visitor.page.evaluate(
+        "() => { seen.long = []; addEventListener('click', (e) => { seen.from = e.timeStamp; },"
+        " { capture: true, once: true }); }"
+    )
     visitor.page.locator("[data-bench]").click()
     visitor.page.wait_for_function("document.querySelector('#lora-output_name').value === 'cat'")
     last = visitor.page.evaluate("""() => new Promise((done) => { const wait = () => {
@@ -307,8 +319,10 @@ def look(browser: Any, server: PageServer, note: Note) -> None:
             visitor.page.wait_for_timeout(300)
             told = {"words under AA contrast, light and dark": visitor.page.evaluate(FAINT)}
             if mode == "light":
-                told |= {"cut labels, both widths": visitor.page.evaluate(CUT),
-                         "targets under 24 px, both widths": visitor.page.evaluate(SMALL)}  # fmt: skip
+                told |= {
+                    "cut labels, both widths": visitor.page.evaluate(CUT),
+                    "targets under 24 px, both widths": visitor.page.evaluate(SMALL),
+                }
                 over = visitor.page.evaluate("document.documentElement.scrollWidth") - width
                 told["wider than the screen, both widths"] = [over] if over > 0 else []
             for what, wrong in told.items():
@@ -335,8 +349,14 @@ def every_tab(visitor: Visit) -> Any:
         yield name
 
 
-SUMMED = ("console errors", "requests to other hosts", "cut labels, both widths", "targets under 24 px, both widths",
-          "words under AA contrast, light and dark", "wider than the screen, both widths")  # fmt: skip
+SUMMED = (
+    "console errors",
+    "requests to other hosts",
+    "cut labels, both widths",
+    "targets under 24 px, both widths",
+    "words under AA contrast, light and dark",
+    "wider than the screen, both widths",
+)
 
 
 def table(found: dict[str, list[float]]) -> tuple[list[str], list[str]]:

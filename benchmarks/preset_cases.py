@@ -10,8 +10,18 @@ ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("lora", "finetune", "textual-inversion", "lllite")
 PROFILED = {"sdxl": "lora-12gb", "flux": "lora-24gb"}  # the presets over which the compile profiles are laid
 # GiB of a model in 16 bits with one pass; of one that is not named here, most of a GPU
-LEAST = {"sdxl": 10, "flux": 28, "chroma": 22, "kontext": 30, "fill": 28, "qwen_image": 48, "qwen_image_edit": 50,
-         "zimage": 18, "flux_2": 14, "anima": 10}  # fmt: skip
+LEAST = {
+    "sdxl": 10,
+    "flux": 28,
+    "chroma": 22,
+    "kontext": 30,
+    "fill": 28,
+    "qwen_image": 48,
+    "qwen_image_edit": 50,
+    "zimage": 18,
+    "flux_2": 14,
+    "anima": 10,
+}
 LARGEST = max(LEAST.values())
 CKPT = {"gradient_checkpointing": True}
 EAGER = {"compile": False, "compile_mode": "default", "cuda_graphs": "false"}
@@ -45,16 +55,28 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
     "flux lora": (
         ("eager, checkpointing", "lora-80gb", {**EAGER, **CKPT}, 28),
         ("fp8 products, checkpointing", "lora-24gb", {"checkpoint_keep_attention": False}, 17),
-        ("fp8 products, half the activations", "lora-24gb",
-         {"checkpoint_keep_attention": False, "gradient_checkpointing": False, "compile_activation_budget": 0.5}, 34),
+        (
+            "fp8 products, half the activations",
+            "lora-24gb",
+            {"checkpoint_keep_attention": False, "gradient_checkpointing": False, "compile_activation_budget": 0.5},
+            34,
+        ),
         ("int8 products", "lora-80gb", INT8, 46),
         ("fp8 products, recorded", "lora-48gb", RECORDED, 60),
         ("fp8 products, 22 blocks swapped", "lora-12gb", {"blocks_to_swap": 22}, 17),
         ("fp8 products, 10 blocks swapped", "lora-16gb", {"blocks_to_swap": 10}, 17),
-        ("fp8 products, 14 blocks swapped, keeps attention", "lora-16gb",
-         {"checkpoint_keep_attention": True, "blocks_to_swap": 14}, 18),
-        ("bf16, 12 blocks swapped", "lora-24gb",
-         {"fp8_base": False, "fp8_compute": False, "blocks_to_swap": 12, "checkpoint_keep_attention": False}, 28),
+        (
+            "fp8 products, 14 blocks swapped, keeps attention",
+            "lora-16gb",
+            {"checkpoint_keep_attention": True, "blocks_to_swap": 14},
+            18,
+        ),
+        (
+            "bf16, 12 blocks swapped",
+            "lora-24gb",
+            {"fp8_base": False, "fp8_compute": False, "blocks_to_swap": 12, "checkpoint_keep_attention": False},
+            28,
+        ),
     ),
     "flux finetune": (
         ("checkpointing", "finetune-80gb", CKPT, 34),
@@ -69,8 +91,12 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
     "kontext lora": (
         ("eager, checkpointing", "lora-kontext-24gb", {**EAGER, **BF16}, 32),
         ("fp8 products, keeps attention", "lora-kontext-24gb", {"checkpoint_keep_attention": True}, 24),
-        ("fp8 products, half the activations", "lora-kontext-24gb",
-         {"gradient_checkpointing": False, "compile_activation_budget": 0.5}, 50),
+        (
+            "fp8 products, half the activations",
+            "lora-kontext-24gb",
+            {"gradient_checkpointing": False, "compile_activation_budget": 0.5},
+            50,
+        ),
         ("fp8 products", "lora-kontext-24gb", {"gradient_checkpointing": False}, 76),
     ),
     "fill lora": (("fp8 products, recorded", "lora-fill-48gb", RECORDED, 60),),
@@ -101,7 +127,7 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
         ("no checkpointing", "lora-32gb", BF16, 38),
         ("fp8 products, keeps attention, recorded", "lora-16gb", RECORDED, 18),
     ),
-}  # fmt: skip
+}
 
 
 # Why: docs/decisions/2026-11-22-presets-promise-memory.md
@@ -138,9 +164,21 @@ class PresetCase:
     @property
     def graphs(self) -> str:
         """What decides which graphs are made: cases that are equal here share them."""
-        names = ("gradient_checkpointing", "checkpoint_keep_attention", "fp8_base", "fp8_compute", "int8_base",
-                 "int8_compute", "train_batch_size", "compile_activation_budget", "compile_blocks", "compile_backend",
-                 "cpu_offload_checkpointing", "network_dim", "model_type")  # fmt: skip
+        names = (
+            "gradient_checkpointing",
+            "checkpoint_keep_attention",
+            "fp8_base",
+            "fp8_compute",
+            "int8_base",
+            "int8_compute",
+            "train_batch_size",
+            "compile_activation_budget",
+            "compile_blocks",
+            "compile_backend",
+            "cpu_offload_checkpointing",
+            "network_dim",
+            "model_type",
+        )
         return f"{self.script} {[(name, self.values.get(name)) for name in names]}"
 
 

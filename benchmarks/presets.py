@@ -88,8 +88,10 @@ def measured(case: PresetCase, device: Any) -> dict[str, Any]:
         limit, graphs = case.cap and watch.hold_to(case.cap), Heard("library.compiler.cudagraph")
         recorded = config.compile.records_graphs and not case.warm
         losses: list[Any] = []
-        rounds = [timing.timed(lambda: losses.extend(ready.step() for _ in sizes), device)
-                  for _ in range(WARMUP_ROUNDS if recorded else 2)]  # fmt: skip
+        rounds = [
+            timing.timed(lambda: losses.extend(ready.step() for _ in sizes), device)
+            for _ in range(WARMUP_ROUNDS if recorded else 2)
+        ]
         found: dict[str, Any] = {
             "loading_s": round(loaded - began, 1),
             "settling_s": round(time.perf_counter() - loaded, 1),
@@ -190,15 +192,22 @@ class Process:
     """A child that has loaded what takes long, and waits for its case."""
 
     def __init__(self, cache: Path, logs: Path, threads: int) -> None:
-        places = {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(cache / "triton"),
-                  "TORCHINDUCTOR_COMPILE_THREADS": str(threads), "PYTHONPATH": path_with(ROOT)}  # fmt: skip
+        places = {
+            "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+            "TRITON_CACHE_DIR": str(cache / "triton"),
+            "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
+            "PYTHONPATH": path_with(ROOT),
+        }
         handle, name = tempfile.mkstemp(suffix=".log", dir=logs)
         os.close(handle)
         self.log = Path(name)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.presets", "--child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self.log.open("wb"), env=os.environ | places,
-        )  # fmt: skip
+            [sys.executable, "-m", "benchmarks.presets", "--child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log.open("wb"),
+            env=os.environ | places,
+        )
 
     def begin(self, case: PresetCase) -> None:
         """Hand over the case."""

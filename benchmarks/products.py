@@ -49,9 +49,13 @@ def int8_kernels(size: Any, device: Any) -> Iterator[tuple[str, Any]]:
     yield "cuBLAS fwd", lambda: torch_private.int_mm(x, weight.t())
     yield "cuBLAS bwd", lambda: torch_private.int_mm(g, weight)
     for tiles in (
-        int8_triton.LARGE, int8_triton.USUAL, int8_triton.SMALL, int8_triton.Tiles(128, 128, 128, 8, 3),
-        int8_triton.Tiles(128, 256, 64, 8, 4), int8_triton.Tiles(128, 128, 128, 4, 4),
-    ):  # fmt: skip
+        int8_triton.LARGE,
+        int8_triton.USUAL,
+        int8_triton.SMALL,
+        int8_triton.Tiles(128, 128, 128, 8, 3),
+        int8_triton.Tiles(128, 256, 64, 8, 4),
+        int8_triton.Tiles(128, 128, 128, 4, 4),
+    ):
         shown = f"{tiles.rows}x{tiles.columns}x{tiles.depth} {tiles.warps}w {tiles.stages}s"
         for way, left, right, scales in (("fwd", x, weight, columns), ("bwd", g, weight.t().contiguous(), None)):
             given = (left, right, rows, scales, torch.bfloat16, tiles)

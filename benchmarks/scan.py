@@ -44,8 +44,14 @@ def main(count: int) -> None:
         for cached in (True, False):
             folder = Path(place) / ("known" if cached else "unknown")
             fill(folder / "1_cat", count, cached)
-            values = {"train_data_dir": str(folder), "resolution": "96", "min_bucket_reso": 64, "enable_bucket": True,
-                      "caption_extension": ".txt", "cache_latents_to_disk": cached}  # fmt: skip
+            values = {
+                "train_data_dir": str(folder),
+                "resolution": "96",
+                "min_bucket_reso": 64,
+                "enable_bucket": True,
+                "caption_extension": ".txt",
+                "cache_latents_to_disk": cached,
+            }
             config = build(families.config_class("sdxl_train_network"), values, notes=[])
             timed(f"scan of {count} images, sizes {folder.name}", lambda config=config: data.scan(config))
             timed(f"check of {count} images, sizes {folder.name}", lambda config=config: data.check(config, 32))

@@ -59,8 +59,15 @@ def working(demo: Any, folder: Path) -> Iterator[None]:
     script, prompts = "flux_train_network", folder / "prompts.txt"
     prompts.write_text("a zorb toy --w 128 --h 128 --d 7 --s 4\na plix house --w 128 --h 128 --d 7 --s 4\n")
     values = read_toml(demo.configs[script]) | {"output_dir": str(folder / "results"), "output_name": "zorb"}
-    real = {"sample_prompts": str(prompts), "sample_every_n_steps": 100, "lr_scheduler": "cosine", "save_state": True,
-            "lr_warmup_steps": 20, "max_train_steps": 4000, "save_every_n_steps": 100}  # fmt: skip
+    real = {
+        "sample_prompts": str(prompts),
+        "sample_every_n_steps": 100,
+        "lr_scheduler": "cosine",
+        "save_state": True,
+        "lr_warmup_steps": 20,
+        "max_train_steps": 4000,
+        "save_every_n_steps": 100,
+    }
     first = start.launch(build(config_class(script), values | real, notes=[]))
     reach(first, 60)
     stop.request(first, "after_step")

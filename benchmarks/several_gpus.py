@@ -32,8 +32,13 @@ SIZES, TINY = ((1024, 1024), (832, 1216), (1216, 832)), ((64, 64), (64, 128))
 WARMUP_ROUNDS = 4  # rounds over the sizes before anything is timed
 SHOWN = 6  # losses of each way
 SDXL = {"train_batch_size": 4, "mixed_precision": "bf16"}
-FLUX = {"train_batch_size": 1, "mixed_precision": "bf16", "timestep_sampling": "flux_shift", "guidance_scale": 1.0,
-        "model_prediction_type": "raw"}  # fmt: skip
+FLUX = {
+    "train_batch_size": 1,
+    "mixed_precision": "bf16",
+    "timestep_sampling": "flux_shift",
+    "guidance_scale": 1.0,
+    "model_prediction_type": "raw",
+}
 # A name, the script, its options, and the steps that are taken alone and together.
 CASES: tuple[tuple[str, str, dict[str, Any], int], ...] = (
     ("sdxl eager", "sdxl_train_network", SDXL, 36),

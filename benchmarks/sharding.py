@@ -20,8 +20,14 @@ from typing import Any
 from benchmarks import versus, versus_files, versus_measure
 from benchmarks.versus_files import HERE
 
-OPTIONS = {"optimizer_type": "AdamW", "optimizer_args": [], "fused_backward_pass": False, "save_precision": "bf16",
-           "gradient_checkpointing": True, "cuda_graphs": "false"}  # fmt: skip
+OPTIONS = {
+    "optimizer_type": "AdamW",
+    "optimizer_args": [],
+    "fused_backward_pass": False,
+    "save_precision": "bf16",
+    "gradient_checkpointing": True,
+    "cuda_graphs": "false",
+}
 WAYS = ("one GPU", "whole on each", "in shards")
 LOSS = re.compile(r"^step \d+/\d+, epoch \d+, loss ([\d.]+)", re.MULTILINE)
 
@@ -43,8 +49,11 @@ def main(arguments: list[str] | None = None) -> int:
 
     gpus = [gpu.index for gpu in read_gpus()]
     number, work = asked.number or max(2, len(gpus)), asked.work.resolve()
-    (case,) = [case for case in versus_files.cases(asked.tiny, asked.steps)
-               if (case.family, case.kind, case.name) == (asked.family, "full", "checkpointing")]  # fmt: skip
+    (case,) = [
+        case
+        for case in versus_files.cases(asked.tiny, asked.steps)
+        if (case.family, case.kind, case.name) == (asked.family, "full", "checkpointing")
+    ]
     case.options.update(OPTIONS | {"compile": asked.compile})
     versus_files.make(work / "inputs", {asked.family}, asked.tiny)
     toml = versus_files.write_toml(case, work, work / "inputs")
@@ -58,8 +67,21 @@ def main(arguments: list[str] | None = None) -> int:
         out = work / "sharding" / title
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
-        command = [sys.executable, "-m", "library.cli.main", "train", str(toml), "--num_processes", str(processes),
-                   "--train_data_dir", str(images), "--output_dir", str(out), "--output_name", title]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "library.cli.main",
+            "train",
+            str(toml),
+            "--num_processes",
+            str(processes),
+            "--train_data_dir",
+            str(images),
+            "--output_dir",
+            str(out),
+            "--output_name",
+            title,
+        ]
         environment = ours.environment(work, title) | {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
         log = work / "sharding" / f"{title}.log"
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[:processes])

@@ -26,8 +26,22 @@ WAYS = {
     "auto": {"compile": True, "compile_warmup": "auto"},
     "beside": {"compile": True, "compile_warmup": "beside"},
 }
-SHOWN = ("way", "steps", "first_step_s", "before_s", "after_s", "takeover", "pause_s", "pauses_s", "longest_s", "gib",
-         "wall_s", "loss", "said", "failed")  # fmt: skip
+SHOWN = (
+    "way",
+    "steps",
+    "first_step_s",
+    "before_s",
+    "after_s",
+    "takeover",
+    "pause_s",
+    "pauses_s",
+    "longest_s",
+    "gib",
+    "wall_s",
+    "loss",
+    "said",
+    "failed",
+)
 
 
 def run(case: VersusCase, work: Path, limit: float) -> dict[str, Any]:
@@ -70,8 +84,11 @@ def main(arguments: list[str] | None = None) -> int:
     versus_files.make(work / "inputs", {asked.family}, asked.tiny)
     given = dict(option.split("=", 1) for option in asked.options)
     for steps in asked.steps:
-        (plain,) = (case for case in versus_files.cases(asked.tiny, steps)
-                    if (case.family, case.kind, case.name) == (asked.family, "lora", "plain"))  # fmt: skip
+        (plain,) = (
+            case
+            for case in versus_files.cases(asked.tiny, steps)
+            if (case.family, case.kind, case.name) == (asked.family, "lora", "plain")
+        )
         for way in asked.ways:
             options = {**plain.options, **WAYS[way], **given}
             case = VersusCase(asked.family, "lora", f"{way} {steps}", options, ())

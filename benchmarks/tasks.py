@@ -95,10 +95,22 @@ class Ground:
     def config(self, name: str) -> Path:
         """A JSON as kohya_ss saves it."""
         path = self.folder / f"{name}.json"
-        told = {"sdxl": True, "LoRA_type": "Standard", MODEL: str(self.model), "train_data_dir": str(self.demo.images),
-                "output_dir": str(self.folder / "out"), "output_name": name, "max_resolution": "256,256",
-                "caption_extension": ".txt", "max_train_steps": 20, "network_dim": 8, "learning_rate": 1e-4,
-                "mixed_precision": "no", "save_precision": "fp16", "optimizer": "AdamW"}  # fmt: skip
+        told = {
+            "sdxl": True,
+            "LoRA_type": "Standard",
+            MODEL: str(self.model),
+            "train_data_dir": str(self.demo.images),
+            "output_dir": str(self.folder / "out"),
+            "output_name": name,
+            "max_resolution": "256,256",
+            "caption_extension": ".txt",
+            "max_train_steps": 20,
+            "network_dim": 8,
+            "learning_rate": 1e-4,
+            "mixed_precision": "no",
+            "save_precision": "fp16",
+            "optimizer": "AdamW",
+        }
         path.write_text(json.dumps(told), encoding="utf-8")
         return path
 
@@ -218,8 +230,14 @@ def record(ground: Ground) -> None:
 
     out = ground.folder / "before"
     with Record.start({}, "sdxl_train_network", out, "before", "SDXL LoRA") as run:
-        config = {MODEL: str(ground.model), "train_data_dir": str(ground.demo.images), "output_dir": str(out),
-                  "output_name": "before", "resolution": "256", "max_train_steps": 40}  # fmt: skip
+        config = {
+            MODEL: str(ground.model),
+            "train_data_dir": str(ground.demo.images),
+            "output_dir": str(out),
+            "output_name": "before",
+            "resolution": "256",
+            "max_train_steps": 40,
+        }
         (run.folder / layout.TOML).write_text(to_toml(build(config_class("sdxl_train_network"), config, notes=[])))
         run.plan(40)
         for step in (10, 20):

@@ -99,9 +99,11 @@ class Program:
     def commit(self) -> str:
         """What git says of the checkout; "" where it is none."""
         done = subprocess.run(
-            ["git", "-C", str(self.folder), "describe", "--always", "--dirty"], capture_output=True, text=True,
+            ["git", "-C", str(self.folder), "describe", "--always", "--dirty"],
+            capture_output=True,
+            text=True,
             check=False,
-        )  # fmt: skip
+        )
         return done.stdout.strip()
 
 
@@ -119,8 +121,15 @@ def run(program: Program, case: VersusCase, work: Path, limit: float) -> Row:
     shutil.rmtree(out, ignore_errors=True)  # of an earlier time: this trainer writes over nothing
     out.mkdir(parents=True)
     name = case.title.replace(" ", "-")
-    command = [program.python, str(program.scripts / f"{case.script}.py"), "--output_dir", str(out), "--output_name",
-               name, "--config_file"]  # fmt: skip
+    command = [
+        program.python,
+        str(program.scripts / f"{case.script}.py"),
+        "--output_dir",
+        str(out),
+        "--output_name",
+        name,
+        "--config_file",
+    ]
     if program.source:
         command.append(str(versus_files.write_musubi(case, work, work / "inputs", images)))
     else:
@@ -192,8 +201,17 @@ def table(rows: list[Row]) -> Iterator[str]:
         file = compare(row["file"], mine) if "file" in row and row["program"] != OURS else ""
         faster = f"{rival / row['s_it']:.2f}" if rival and row.get("s_it") else ""
         mark = "*" if row.get("caches") == "made" else ""
-        cells = [row["case"], row["program"], row.get("s_it"), faster, row.get("gib"), row.get("first_step_s"),
-                 f"{row['wall_s']}{mark}" if "wall_s" in row else None, row.get("loss"), file]  # fmt: skip
+        cells = [
+            row["case"],
+            row["program"],
+            row.get("s_it"),
+            faster,
+            row.get("gib"),
+            row.get("first_step_s"),
+            f"{row['wall_s']}{mark}" if "wall_s" in row else None,
+            row.get("loss"),
+            file,
+        ]
         if "failed" in row:
             cells[-1] = f"failed: {row['failed']}".replace("|", "\\|")
         yield f"| {' | '.join('' if cell is None else str(cell) for cell in cells)} |"
@@ -233,18 +251,29 @@ def main(arguments: list[str] | None = None) -> int:
         programs = [Program(OURS, HERE, HERE / "sd-scripts", sys.executable), *map(Program.parse, asked.rival)]
     except ValueError as error:
         parser.error(str(error))
-    every = [case for case in versus_files.cases(asked.tiny, asked.steps)
-             if case.family in asked.family and case.kind in asked.kind]  # fmt: skip
+    every = [
+        case
+        for case in versus_files.cases(asked.tiny, asked.steps)
+        if case.family in asked.family and case.kind in asked.kind
+    ]
     if unknown := {*(asked.cases or ())} - {case.name for case in every}:
         names = ", ".join(dict.fromkeys(case.name for case in every))
         parser.error(f"--cases: there is no {', '.join(sorted(unknown))} here; choose from {names}")
     every = [case for case in every if not asked.cases or case.name in asked.cases]
     work, out = asked.work.resolve(), asked.out or asked.work / "results"
     versus_files.make(work / "inputs", {case.family for case in every}, asked.tiny)
-    found: dict[str, Any] = {"machine": machine_facts(), "steps": asked.steps, "rows": [], "programs": {
-        one.name: {"commit": one.commit(), "versions": versus_measure.versions(one.python, one.environment(work, ""))}
-        for one in programs
-    }}  # fmt: skip
+    found: dict[str, Any] = {
+        "machine": machine_facts(),
+        "steps": asked.steps,
+        "rows": [],
+        "programs": {
+            one.name: {
+                "commit": one.commit(),
+                "versions": versus_measure.versions(one.python, one.environment(work, "")),
+            }
+            for one in programs
+        },
+    }
     for case in every:
         for program in programs:
             found["rows"].append(run(program, case, work, asked.limit))

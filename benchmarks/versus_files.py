@@ -22,8 +22,14 @@ TINY_DEPTHS = {"sdxl": {"unet": (32, 64, 128), "depth": (0, 2, 10)}}
 # Where sd-scripts looks for tokenizers in tokenizer_cache_dir.
 TOKENIZERS = ("openai_clip-vit-large-patch14", "laion_CLIP-ViT-bigG-14-laion2B-39B-b160k", "google_t5-v1_1-xxl")
 # transformers before 5 cannot read what version 5 writes here.
-T5_CONFIG = {"tokenizer_class": "T5Tokenizer", "model_max_length": 512, "extra_ids": 0, "eos_token": "</s>",
-             "unk_token": "<unk>", "pad_token": "<pad>"}  # fmt: skip
+T5_CONFIG = {
+    "tokenizer_class": "T5Tokenizer",
+    "model_max_length": 512,
+    "extra_ids": 0,
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "pad_token": "<pad>",
+}
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,13 @@ def cases(tiny: bool, steps: int, path: Path = CASES) -> Iterator[VersusCase]:
             continue
         for family in case.get("families", known["family"]):
             for kind in case["kinds"]:
-                layers = [known["all"], known["family"][family], known["kind"][kind],
-                          known["both"].get(f"{family}_{kind}", {}), case["options"]]  # fmt: skip
+                layers = [
+                    known["all"],
+                    known["family"][family],
+                    known["kind"][kind],
+                    known["both"].get(f"{family}_{kind}", {}),
+                    case["options"],
+                ]
                 layers += [known["tiny"]] if tiny else []
                 options = {name: value for layer in layers for name, value in layer.items()}
                 yield VersusCase(family, kind, name, options | {"max_train_steps": steps}, tuple(case["options"]))
@@ -96,12 +107,25 @@ def write_flat(path: Path, options: Mapping[str, Any]) -> Path:
 
 # What musubi-tuner calls some options. Those of images are in its file of data sets; of the rest it has not all.
 MUSUBI = {"pretrained_model_name_or_path": "dit"}
-MUSUBI_DATA = {"caption_extension": "caption_extension", "enable_bucket": "enable_bucket",
-               "train_batch_size": "batch_size"}  # fmt: skip
-NOT_MUSUBI = ("tokenizer_cache_dir", "resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps",
-              "cache_latents", "cache_latents_to_disk", "cache_text_encoder_outputs",
-              "cache_text_encoder_outputs_to_disk", "save_precision", "save_model_as",
-              "network_train_unet_only")  # fmt: skip
+MUSUBI_DATA = {
+    "caption_extension": "caption_extension",
+    "enable_bucket": "enable_bucket",
+    "train_batch_size": "batch_size",
+}
+NOT_MUSUBI = (
+    "tokenizer_cache_dir",
+    "resolution",
+    "min_bucket_reso",
+    "max_bucket_reso",
+    "bucket_reso_steps",
+    "cache_latents",
+    "cache_latents_to_disk",
+    "cache_text_encoder_outputs",
+    "cache_text_encoder_outputs_to_disk",
+    "save_precision",
+    "save_model_as",
+    "network_train_unet_only",
+)
 
 
 def write_musubi(case: VersusCase, folder: Path, inputs: Path, images: Path) -> Path:
@@ -111,9 +135,12 @@ def write_musubi(case: VersusCase, folder: Path, inputs: Path, images: Path) -> 
     width, _, height = str(options["resolution"]).partition(",")
     general = {"resolution": [int(width), int(height)]}
     general |= {theirs: options[ours] for ours, theirs in MUSUBI_DATA.items()}
-    sets = [{"image_directory": place.as_posix(), "num_repeats": int(place.name.partition("_")[0])}
-            | ({"control_directory": place.as_posix()} if case.shown else {})
-            for place in sorted(images.iterdir()) if place.is_dir()]  # fmt: skip
+    sets = [
+        {"image_directory": place.as_posix(), "num_repeats": int(place.name.partition("_")[0])}
+        | ({"control_directory": place.as_posix()} if case.shown else {})
+        for place in sorted(images.iterdir())
+        if place.is_dir()
+    ]
     tables = ["[general]", *(f"{name} = {json.dumps(value)}" for name, value in general.items())]
     for one in sets:
         tables += ["", "[[datasets]]", *(f"{name} = {json.dumps(value)}" for name, value in one.items())]
@@ -269,6 +296,10 @@ def write_caches(pictures: Path, family: str, sizes: Any) -> None:
         cache_files.write(file, {name: rng.standard_normal(shape, np.float32) for name in kept}, facts | size)
         caption = picture.with_suffix(".txt").read_text(encoding="utf-8").strip()
         length = int(rng.integers(*CAPTION_TOKENS))
-        arrays = {text.names.get(key, key): rng.standard_normal((length if text.mask else outputs[key][0],
-            *outputs[key][1:]), np.float32) for key in text.stored}  # fmt: skip
+        arrays = {
+            text.names.get(key, key): rng.standard_normal(
+                (length if text.mask else outputs[key][0], *outputs[key][1:]), np.float32
+            )
+            for key in text.stored
+        }
         cache_files.write(caches.text_file(str(picture), text.suffix), arrays, facts | {"caption1": caption})

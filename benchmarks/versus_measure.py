@@ -86,9 +86,13 @@ def measure(
     progress, expired = PrintedSteps(steps, began), threading.Event()
     with GpuMemory(gpus) as memory, log.open("wb") as kept:
         process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        )
 
         def end() -> None:
             expired.set()

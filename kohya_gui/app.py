@@ -123,10 +123,20 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     page.service.attach(outer)
     # Why: docs/decisions/2026-11-20-own-server-instead-of-launch.md
     inner = gr.mount_gradio_app(
-        outer, page, path="/", theme=THEME, head=HEAD + visibility(FAMILIES),
-        footer_links=[], run_history=False, enable_monitoring=False, ssr_mode=False, pwa=False, show_error=True,
-        max_file_size="1mb", root_path=root_path or None,
-    )  # fmt: skip
+        outer,
+        page,
+        path="/",
+        theme=THEME,
+        head=HEAD + visibility(FAMILIES),
+        footer_links=[],
+        run_history=False,
+        enable_monitoring=False,
+        ssr_mode=False,
+        pwa=False,
+        show_error=True,
+        max_file_size="1mb",
+        root_path=root_path or None,
+    )
     mounted: Any = outer.router.routes[-1]
     page.app = mounted.app  # what its queue hands requests to
     # Gradio looks for events a thousand times a second, which takes a twentieth of a processor, also while all is idle.

@@ -158,8 +158,12 @@ def need_space(path: str | Path, size: int) -> None:
     """Raise ConfigError unless `size` bytes (and a little) fit where `path` will be."""
     free = free_space(path)
     if free < size + 2**20:
-        raise ConfigError("not enough disk space for {path}: {bytes} needed, {free} free", path=path,
-            bytes=size_text(size), free=size_text(free))  # fmt: skip
+        raise ConfigError(
+            "not enough disk space for {path}: {bytes} needed, {free} free",
+            path=path,
+            bytes=size_text(size),
+            free=size_text(free),
+        )
 
 
 @contextlib.contextmanager

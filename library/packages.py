@@ -131,8 +131,9 @@ def _place() -> Path:
 def _known() -> dict[str, dict]:
     with contextlib.suppress(ConfigError, OSError):
         found = load_json(_place())
-        if isinstance(found, dict) and all(isinstance(one, dict) and {"of", "error", "when"} <= one.keys()
-                                           for one in found.values()):  # fmt: skip
+        if isinstance(found, dict) and all(
+            isinstance(one, dict) and {"of", "error", "when"} <= one.keys() for one in found.values()
+        ):
             return found
     return {}
 

@@ -45,8 +45,11 @@ def diffusers_config(tensors):
         names = ("approximator_num_channels", "approximator_hidden_dim", "approximator_layers")
         own = {"_class_name": "ChromaTransformer2DModel", **dict(zip(names, of.approximator, strict=True))}
     else:
-        own = {"_class_name": "FluxTransformer2DModel", "pooled_projection_dim": of.vector_channels,
-               "guidance_embeds": of.guidance}  # fmt: skip
+        own = {
+            "_class_name": "FluxTransformer2DModel",
+            "pooled_projection_dim": of.vector_channels,
+            "guidance_embeds": of.guidance,
+        }
     return own | {
         "in_channels": of.in_channels,
         "num_layers": of.double_blocks,

@@ -62,8 +62,11 @@ def test_functions_are_short():
 
 
 def test_imports_inside_functions_are_few():
-    late = [f"{source.module(p)}:{line}" for p in source.files()
-            for line in sorted({found.line for found in source.imports(p) if found.when == "call"})]  # fmt: skip
+    late = [
+        f"{source.module(p)}:{line}"
+        for p in source.files()
+        for line in sorted({found.line for found in source.imports(p) if found.when == "call"})
+    ]
     assert len(late) <= LATE_IMPORTS, "import with the module, or mend the circle:\n" + "\n".join(late)
 
 

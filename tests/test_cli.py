@@ -58,9 +58,15 @@ def test_an_unknown_command_is_answered_with_a_suggestion(capsys):
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("tools meerge", "merge"), ("demo --famly flux", "--family"), ("sample x --promt=x", "--prompt"),
-     ("caption wd13 --thresold 1", "wd14"), ("demo --family fux", "flux"), ("cache lattents x.toml", "latents")],
-)  # fmt: skip
+    [
+        ("tools meerge", "merge"),
+        ("demo --famly flux", "--family"),
+        ("sample x --promt=x", "--prompt"),
+        ("caption wd13 --thresold 1", "wd14"),
+        ("demo --family fux", "flux"),
+        ("cache lattents x.toml", "latents"),
+    ],
+)
 def test_an_unknown_word_of_a_command_is_answered_with_a_suggestion(typed, meant, capsys):
     with pytest.raises(SystemExit, match="2"):
         main.main(typed.split())
@@ -84,12 +90,32 @@ def test_check_takes_the_flags_of_a_script_and_names_all_that_is_wrong(tmp_path,
     run.write_text('noise_ofset = 1\nresolution = "64"\nlr_scheduler = "cosin"\n')
     wrong = ["--lerning_rate", "1", "--seed", "x", "--network_dim", "-3", "--optimizer_args", "weight_dekay=1"]
     wrong += ["--num_processes", "two", "--main_process_port", "70000", "--full_bf16", "--network_args", "conv=1"]
-    files = {"pretrained_model_name_or_path": "m", "clip_l": "c.safetensors", "t5xxl": "t", "ae": "a", "resume": "r",
-             "train_data_dir": "d", "network_weights": "w", "sample_prompts": "p", "output_dir": "o"}  # fmt: skip
+    files = {
+        "pretrained_model_name_or_path": "m",
+        "clip_l": "c.safetensors",
+        "t5xxl": "t",
+        "ae": "a",
+        "resume": "r",
+        "train_data_dir": "d",
+        "network_weights": "w",
+        "sample_prompts": "p",
+        "output_dir": "o",
+    }
     wrong += [part for name, file in files.items() for part in (f"--{name}", str(tmp_path / file))]
     more = [name for name in files if name != "output_dir"]
-    named = ["noise_ofset", "cosin ", "--lerning_rate", "--seed", "--network_dim", "weight_dekay", "num_processes",
-             "main_process_port", "full_bf16 needs", "conv", *more]  # fmt: skip
+    named = [
+        "noise_ofset",
+        "cosin ",
+        "--lerning_rate",
+        "--seed",
+        "--network_dim",
+        "weight_dekay",
+        "num_processes",
+        "main_process_port",
+        "full_bf16 needs",
+        "conv",
+        *more,
+    ]
     for asked in (["flux_train_network", "--config_file", str(run)], [str(run), "--script", "flux_train_network"]):
         assert main.main(["check", *asked, *wrong]) == 1
         said = [line for line in capsys.readouterr().err.splitlines() if " to fix in " not in line]

@@ -8,10 +8,16 @@ from collections import defaultdict
 from tests.source import ROOT
 
 PAGE = ROOT / "docs" / "dev" / "flags.md"
-TITLES = {"sdxl_train_network": "SDXL LoRA", "sdxl_train": "SDXL", "flux_train_network": "FLUX.1 LoRA",
-          "flux_train": "FLUX.1"}  # fmt: skip
-OTHERS = {"sdxl_train_textual_inversion": "SDXL textual inversion",  # which have nearly all flags of these, and a few
-          "sdxl_train_control_net_lllite": "SDXL LLLite"}  # fmt: skip
+TITLES = {
+    "sdxl_train_network": "SDXL LoRA",
+    "sdxl_train": "SDXL",
+    "flux_train_network": "FLUX.1 LoRA",
+    "flux_train": "FLUX.1",
+}
+OTHERS = {
+    "sdxl_train_textual_inversion": "SDXL textual inversion",  # which have nearly all flags of these, and a few
+    "sdxl_train_control_net_lllite": "SDXL LLLite",
+}
 ROW = re.compile(r"\| `(\w+)` \| (core|often) \| ([^|]+) \| `([^`]+)::(\w+)` \|")
 
 

@@ -140,8 +140,11 @@ def test_proxies_and_certificates_that_cannot_be_used_are_named_without_their_va
     for name in [name for name in os.environ if name.lower() in environment.NETWORK]:
         monkeypatch.delenv(name)
     assert doctor.network().text == ""
-    wrong = {"HTTPS_PROXY": "http://user:hidden-word@proxy:port", "no_proxy": "localhost,::1/128",
-             "SSL_CERT_FILE": "/nowhere/ca.pem"}  # fmt: skip
+    wrong = {
+        "HTTPS_PROXY": "http://user:hidden-word@proxy:port",
+        "no_proxy": "localhost,::1/128",
+        "SSL_CERT_FILE": "/nowhere/ca.pem",
+    }
     for name, value in wrong.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("http_proxy", "http://proxy:3128")

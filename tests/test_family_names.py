@@ -14,8 +14,12 @@ NAMES = re.compile(
     re.I,
 )  # but "animation"
 # Where families may be named: their own folders, other trainers' files and flags, translations of their texts.
-OWN = (*(f"library/families/{name}/" for name in families.FAMILIES), "library/importers/", "kohya_gui/i18n/words/",
-       "library/config/names.py")  # fmt: skip
+OWN = (
+    *(f"library/families/{name}/" for name in families.FAMILIES),
+    "library/importers/",
+    "kohya_gui/i18n/words/",
+    "library/config/names.py",
+)
 REGISTRY = "library/families/__init__.py"
 
 

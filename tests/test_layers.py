@@ -21,12 +21,24 @@ PROTOCOL = (
     "library.families.facts",
 )
 REGISTRY = "library.families"  # itself, and not what is in it
-LIGHT = tuple(f"library.families.{name}" for name in ("recognition", "network_args", "adapter_kinds",
-                                                      "shared.network_args"))  # fmt: skip
+LIGHT = tuple(
+    f"library.families.{name}" for name in ("recognition", "network_args", "adapter_kinds", "shared.network_args")
+)
 FAMILIES = tuple(f"library.families.{p.parent.name}" for p in (source.ROOT / "library/families").glob("*/options.py"))
 LAB = ("library.measuring.candidates", "library.bench.chart", "library.bench.report")  # its light parts
-ENGINE = (*BOTTOM, "library.runs", "library.families", "library.objectives", "library.compiler", "library.memory",
-          "library.methods", "library.data", "library.optim", "library.packages", "library.tools")  # fmt: skip
+ENGINE = (
+    *BOTTOM,
+    "library.runs",
+    "library.families",
+    "library.objectives",
+    "library.compiler",
+    "library.memory",
+    "library.methods",
+    "library.data",
+    "library.optim",
+    "library.packages",
+    "library.tools",
+)
 MAY_IMPORT = {
     "library.config": (),
     "library.files": ("library.config",),
@@ -116,13 +128,30 @@ MAY_IMPORT = {
 
 # Modules that take seconds to load. Never at all in the first group; only inside functions in the second.
 HEAVY = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "peft", "tensorboard", "cv2", "lycoris")
-NEVER_HEAVY = ("library.config", "library.files", "library.imports", "library.packages", "library.optim.names",
-               "library.runs", "library.curation", "library.importers", "library.recipes", "library.check.isolated",
-               "kohya_gui",
-               "library.downloads", "library.sampling.plan", "library.sampling.shell",
-               "library.comparing.plan", "library.comparing.shell", "library.comparing.proposal",
-               "library.outputs.prompts", "library.outputs.prompt_rows",
-               "library.families.network_args", "library.families.adapter_kinds", *LAB)  # fmt: skip
+NEVER_HEAVY = (
+    "library.config",
+    "library.files",
+    "library.imports",
+    "library.packages",
+    "library.optim.names",
+    "library.runs",
+    "library.curation",
+    "library.importers",
+    "library.recipes",
+    "library.check.isolated",
+    "kohya_gui",
+    "library.downloads",
+    "library.sampling.plan",
+    "library.sampling.shell",
+    "library.comparing.plan",
+    "library.comparing.shell",
+    "library.comparing.proposal",
+    "library.outputs.prompts",
+    "library.outputs.prompt_rows",
+    "library.families.network_args",
+    "library.families.adapter_kinds",
+    *LAB,
+)
 TENSORBOARD = "kohya_gui.server.tensorboard"  # started by the page as a process of its own
 LATE_HEAVY = ("library.families.base", "library.families", "library.demo", "library.doctor.report", "library.train")
 ONLY_EXACT = ("library.families", "library.train")  # these two mean the package's own __init__, not what is in it

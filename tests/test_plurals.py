@@ -8,9 +8,38 @@ from pathlib import Path
 from tests import source
 
 ROOTS = ("library", "kohya_gui")
-NOUNS = ("adapters", "batches", "blocks", "captions", "concepts", "datasets", "entries", "epochs", "files", "folders",
-         "graphs", "groups", "images", "keys", "layers", "lines", "masks", "modules", "parts", "processes", "prompts",
-         "rows", "runs", "settings", "steps", "tensors", "tokens", "trainings", "values", "vectors")  # fmt: skip
+NOUNS = (
+    "adapters",
+    "batches",
+    "blocks",
+    "captions",
+    "concepts",
+    "datasets",
+    "entries",
+    "epochs",
+    "files",
+    "folders",
+    "graphs",
+    "groups",
+    "images",
+    "keys",
+    "layers",
+    "lines",
+    "masks",
+    "modules",
+    "parts",
+    "processes",
+    "prompts",
+    "rows",
+    "runs",
+    "settings",
+    "steps",
+    "tensors",
+    "tokens",
+    "trainings",
+    "values",
+    "vectors",
+)
 VERBS = ("is", "has", "was", "needs")
 # Of "3 of {count} images" there are several, and so of what is named here.
 FIXED = re.compile(

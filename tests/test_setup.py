@@ -22,9 +22,16 @@ from tests import source
 pytestmark = pytest.mark.skipif(
     os.name == "nt" or shutil.which("bash") is None, reason="setup.sh is for systems with bash"
 )
-INSTALLER = ("__init__.py", "doctor/__init__.py", "doctor/installation.py", "doctor/installer.py",
-             "doctor/locked_packages.py",
-             "config/__init__.py", "config/json_types.py", "config/problems.py")  # fmt: skip
+INSTALLER = (
+    "__init__.py",
+    "doctor/__init__.py",
+    "doctor/installation.py",
+    "doctor/installer.py",
+    "doctor/locked_packages.py",
+    "config/__init__.py",
+    "config/json_types.py",
+    "config/problems.py",
+)
 
 
 @pytest.fixture

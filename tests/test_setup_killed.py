@@ -119,8 +119,10 @@ def run(project, command="install", **more):
 
 def is_healthy(project):
     """Everything is there, nothing of it is damaged, and the marker says so."""
-    code = ("from library.doctor import installation, installer, locked_packages; import json; installer.need();"
-            "print(json.dumps([list(installation.damaged()), locked_packages.has_torch('cpu')]))")  # fmt: skip
+    code = (
+        "from library.doctor import installation, installer, locked_packages; import json; installer.need();"
+        "print(json.dumps([list(installation.damaged()), locked_packages.has_torch('cpu')]))"
+    )
     done = started(project, project / ".venv/bin/python", "-c", code)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout) == [[], True] and not (project / ".venv/installing.txt").exists()

@@ -48,9 +48,14 @@ def test_private_parts_of_pytorch_are_used_in_one_file():
 
 @pytest.mark.parametrize(
     "code",
-    ["import torch._dynamo", "from torch import _C", "import torch as t\nt._foreach_mul(1)",
-     "from torch import nn\nnn.functional._x", "torch.ops.aten._unsafe_view(x)"],
-)  # fmt: skip
+    [
+        "import torch._dynamo",
+        "from torch import _C",
+        "import torch as t\nt._foreach_mul(1)",
+        "from torch import nn\nnn.functional._x",
+        "torch.ops.aten._unsafe_view(x)",
+    ],
+)
 def test_every_way_to_a_private_part_is_seen(code):
     assert private_uses(code) and not private_uses("import torch\ntorch.__version__, torch.nn.Linear, self._torch")
 
@@ -78,10 +83,18 @@ def test_a_training_leaves_pytorchs_switches_as_it_found_them(demo, squares, tmp
     before, inside = switches(), []
     monkeypatch.setattr("library.train.step_log.StepLog.push", lambda *_: inside.append(switches()))
     config = config_of(
-        demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path, max_train_steps=1, compile=True,
-        compile_backend="fails", compile_fallback=True, attention_kernel="math",
-        cuda_allow_tf32=True, cuda_cudnn_benchmark=True,
-    )  # fmt: skip
+        demo,
+        "flux_train_network",
+        train_data_dir=squares,
+        output_dir=tmp_path,
+        max_train_steps=1,
+        compile=True,
+        compile_backend="fails",
+        compile_fallback=True,
+        attention_kernel="math",
+        cuda_allow_tf32=True,
+        cuda_cudnn_benchmark=True,
+    )
     try:
         train(config)
         changed = {name for name, value in inside[0].items() if value != before[name]}

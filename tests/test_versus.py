@@ -159,8 +159,13 @@ def test_a_model_of_one_block_of_each_kind_becomes_one_of_many(tmp_path):
     from safetensors.numpy import load_file
 
     rng = np.random.default_rng(0)
-    names = ("img_in.weight", "transformer_blocks.0.attn.to_q.weight", "transformer_blocks.0.img_mod.1.bias",
-             "single_blocks.0.linear1.weight", "z")  # fmt: skip
+    names = (
+        "img_in.weight",
+        "transformer_blocks.0.attn.to_q.weight",
+        "transformer_blocks.0.img_mod.1.bias",
+        "single_blocks.0.linear1.weight",
+        "z",
+    )
     small = {name: rng.standard_normal((2, i + 1)).astype(np.float32) for i, name in enumerate(names)}
     save_file(small, tmp_path / "small.safetensors", {"format": "pt"})
     sizes = SimpleNamespace(blocks=3, single_blocks=5)

@@ -122,23 +122,26 @@ def test_no_text_uses_words_that_stop_a_reader():
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("text", [
-    "How the checkpoint is read and asked.",
-    "What is added to an image before the model has to find it again.",
-    "How wrong an answer counts.",
-    "minutes of trying kernels for each size, then steps are played back.",
-    "Checkpoints wait in host memory, for models that hardly fit.",
-    "there is no such setting here",
-    "or name the script",
-    "Find doubles",
-    "Lying on the side",
-    "Steps an epoch",
-    "xformers: is sdpa = true",
-    "0% waiting for data, 0% moving it",
-    "starts the very thing\nthe page starts",
-    "Reads what people have",
-    "tables are for the eye",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "How the checkpoint is read and asked.",
+        "What is added to an image before the model has to find it again.",
+        "How wrong an answer counts.",
+        "minutes of trying kernels for each size, then steps are played back.",
+        "Checkpoints wait in host memory, for models that hardly fit.",
+        "there is no such setting here",
+        "or name the script",
+        "Find doubles",
+        "Lying on the side",
+        "Steps an epoch",
+        "xformers: is sdpa = true",
+        "0% waiting for data, 0% moving it",
+        "starts the very thing\nthe page starts",
+        "Reads what people have",
+        "tables are for the eye",
+    ],
+)
 def test_the_list_knows_what_stopped_readers_before(text):
     assert found(text)
 

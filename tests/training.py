@@ -119,8 +119,14 @@ def references(images: Path, folder: Path) -> str:
 
 def config_of(demo: Any, script: str, **values: Any) -> Any:
     """The demo's config of a script with other values; eager, and as exact as it can be where nothing else is said."""
-    quick = {"compile": False, "compile_blocks": None, "resolution": "64", "max_train_steps": 4,
-             "save_precision": "float", "logging_dir": None}  # fmt: skip
+    quick = {
+        "compile": False,
+        "compile_blocks": None,
+        "resolution": "64",
+        "max_train_steps": 4,
+        "save_precision": "float",
+        "logging_dir": None,
+    }
     # a TOML of a relative is called <relative>_<script>
     kind = families.config_class(
         script if script in families.RUNS else next(run for run in families.RUNS if script.endswith(f"_{run}"))

@@ -16,10 +16,17 @@ from PIL import Image
 
 SIDE = 128
 GROUNDS = {
-    "white": (255, 255, 255), "blue": (120, 170, 255), "green": (150, 220, 150), "pink": (255, 190, 210),
-    "yellow": (255, 240, 150), "gray": (200, 200, 200), "orange": (255, 200, 120), "purple": (200, 170, 240),
-    "black": (30, 30, 30), "brown": (180, 140, 110),
-}  # fmt: skip
+    "white": (255, 255, 255),
+    "blue": (120, 170, 255),
+    "green": (150, 220, 150),
+    "pink": (255, 190, 210),
+    "yellow": (255, 240, 150),
+    "gray": (200, 200, 200),
+    "orange": (255, 200, 120),
+    "purple": (200, 170, 240),
+    "black": (30, 30, 30),
+    "brown": (180, 140, 110),
+}
 WORDINGS = (
     "{name} emoji on a {ground} ground",
     "{name} on a {ground} background",

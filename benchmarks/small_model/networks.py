@@ -21,9 +21,19 @@ from library.files import write_atomic
 # With matrices in fp8 and the autoencoder in bf16 each family takes at most 16 MB.
 VAE_WIDTHS = (32, 64, 64, 64)
 FLUX = flux_random.FluxSizes(
-    hidden=256, head=32, double_blocks=2, single_blocks=4, clip_l=64, clip_layers=2, t5xxl=128, t5_layers=2,
-    t5_heads=4, t5_head=32, t5_mlp=256, vae=VAE_WIDTHS,
-)  # fmt: skip
+    hidden=256,
+    head=32,
+    double_blocks=2,
+    single_blocks=4,
+    clip_l=64,
+    clip_layers=2,
+    t5xxl=128,
+    t5_layers=2,
+    t5_heads=4,
+    t5_head=32,
+    t5_mlp=256,
+    vae=VAE_WIDTHS,
+)
 SDXL = sdxl_random.SdxlSizes(unet=(64, 96, 128), depth=(0, 1, 1), vae=VAE_WIDTHS, clip_l=64, clip_g=128)
 SEED = 1
 CLIP_PIECES = re.compile(r"[^\W\d_]+|\d|[^\s\w]+")  # where CLIP's tokenizer cuts

@@ -10,38 +10,67 @@ from library.config.formats import toml_value
 from library.files import write_atomic
 
 PROMPTS = (
-    "red apple emoji on a white ground", "cat face emoji on a blue ground", "rocket on a green background",
-    "pizza emoji on a white ground", "umbrella on a pink background", "a yellow background, frog",
-    "guitar emoji on a gray ground", "snowman on a blue background", "bicycle emoji on a white ground",
-    "octopus on a pink background", "cactus on a yellow background", "red heart emoji on a white ground",
-    "elephant emoji on a green ground", "airplane on a blue background", "hot beverage on a white background",
+    "red apple emoji on a white ground",
+    "cat face emoji on a blue ground",
+    "rocket on a green background",
+    "pizza emoji on a white ground",
+    "umbrella on a pink background",
+    "a yellow background, frog",
+    "guitar emoji on a gray ground",
+    "snowman on a blue background",
+    "bicycle emoji on a white ground",
+    "octopus on a pink background",
+    "cactus on a yellow background",
+    "red heart emoji on a white ground",
+    "elephant emoji on a green ground",
+    "airplane on a blue background",
+    "hot beverage on a white background",
     "flag of japan",
-)  # fmt: skip
+)
 # FLUX.1 is guided as it was trained, with 1: with 3.5, the published model's default, its pictures fall apart.
 GUIDANCE = {"flux": "--g 1", "sdxl": "--l 4"}
 ALL: dict[str, Any] = {
-    "resolution": "128,128", "caption_extension": ".txt", "cache_latents": True, "vae_batch_size": 128,
+    "resolution": "128,128",
+    "caption_extension": ".txt",
+    "cache_latents": True,
+    "vae_batch_size": 128,
     "cache_text_encoder_outputs": True,
-    "max_data_loader_n_workers": 12, "persistent_data_loader_workers": True, "mixed_precision": "bf16",
-    "optimizer_type": "AdamW", "lr_scheduler": "warmup_stable_decay", "lr_warmup_steps": 300, "seed": 1,
-    "compile": True, "max_grad_norm": 1.0, "save_precision": "float", "save_model_as": "safetensors",
+    "max_data_loader_n_workers": 12,
+    "persistent_data_loader_workers": True,
+    "mixed_precision": "bf16",
+    "optimizer_type": "AdamW",
+    "lr_scheduler": "warmup_stable_decay",
+    "lr_warmup_steps": 300,
+    "seed": 1,
+    "compile": True,
+    "max_grad_norm": 1.0,
+    "save_precision": "float",
+    "save_model_as": "safetensors",
     "sample_sampler": "euler",
-}  # fmt: skip
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "flux": {
-        "pretrained_model_name_or_path": "{folder}/flux1-dev.safetensors", "clip_l": "{folder}/clip_l.safetensors",
-        "t5xxl": "{folder}/t5xxl.safetensors", "ae": "{folder}/ae.safetensors", "guidance_scale": 1.0,
-        "t5xxl_max_token_length": 32, "timestep_sampling": "sigmoid", "model_prediction_type": "raw",
-        "learning_rate": 8e-4, "text_encoder_batch_size": 256,
+        "pretrained_model_name_or_path": "{folder}/flux1-dev.safetensors",
+        "clip_l": "{folder}/clip_l.safetensors",
+        "t5xxl": "{folder}/t5xxl.safetensors",
+        "ae": "{folder}/ae.safetensors",
+        "guidance_scale": 1.0,
+        "t5xxl_max_token_length": 32,
+        "timestep_sampling": "sigmoid",
+        "model_prediction_type": "raw",
+        "learning_rate": 8e-4,
+        "text_encoder_batch_size": 256,
     },
     "sdxl": {"pretrained_model_name_or_path": "{folder}/sdxl.safetensors", "learning_rate": 6e-4},
-}  # fmt: skip
+}
 
 
 def settings(family: str, folder: Path, pictures: Path, asked: argparse.Namespace) -> dict[str, Any]:
     """All options of the pretraining."""
-    own = {name: value.format(folder=folder) if isinstance(value, str) else value
-           for name, value in FAMILIES[family].items()}  # fmt: skip
+    own = {
+        name: value.format(folder=folder) if isinstance(value, str) else value
+        for name, value in FAMILIES[family].items()
+    }
     lines = (f"{prompt} --w 128 --h 128 --d {number} {GUIDANCE[family]}\n" for number, prompt in enumerate(PROMPTS))
     write_atomic(folder / "prompts.txt", "".join(lines))
     of_this_run = {

@@ -47,12 +47,21 @@ class DatasetTab:
     def handlers(self) -> dict[str, Handler]:
         """Handlers of requests from the page's scripts."""
         return {
-            "images_open": self.open, "images_work": self.work, "images_stop": self.stop, "images_page": self.page,
-            "images_caption": self.caption, "images_tags": self.tags, "images_edit": self.edit,
-            "images_remove": self.remove, "images_compare": self.compare, "images_prepare": self.prepare,
-            "images_history": self.history, "images_undo": self.undo, "images_changed": self.changed,
+            "images_open": self.open,
+            "images_work": self.work,
+            "images_stop": self.stop,
+            "images_page": self.page,
+            "images_caption": self.caption,
+            "images_tags": self.tags,
+            "images_edit": self.edit,
+            "images_remove": self.remove,
+            "images_compare": self.compare,
+            "images_prepare": self.prepare,
+            "images_history": self.history,
+            "images_undo": self.undo,
+            "images_changed": self.changed,
             "images_put_back": self.put_back,
-        }  # fmt: skip
+        }
 
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:
@@ -93,10 +102,15 @@ class DatasetTab:
         """Captions before and after a change, some at a time."""
         collection, start = self.collection(sent), sent.number("start")
         pictures = {os.path.realpath(p.caption_file): p for p in reversed(collection.pictures) if p.caption_file}
-        found = [(pictures[str(one.path)], one) for one in trash.texts(collection.root, sent.text("change"))
-                 if str(one.path) in pictures]  # fmt: skip
-        rows = [{"before": one.before, "after": one.after, "now": one.now, **row(collection, picture, None)}
-                for picture, one in found[start : start + SEEN]]  # fmt: skip
+        found = [
+            (pictures[str(one.path)], one)
+            for one in trash.texts(collection.root, sent.text("change"))
+            if str(one.path) in pictures
+        ]
+        rows = [
+            {"before": one.before, "after": one.after, "now": one.now, **row(collection, picture, None)}
+            for picture, one in found[start : start + SEEN]
+        ]
         names = [picture.name for picture, one in found if one.now == one.after]
         return {"rows": rows, "total": len(found), "start": start, "names": names[:MOST_NAMES]}
 
@@ -128,8 +142,14 @@ class DatasetTab:
         """Say what a change of tags would change, or do it."""
         collection = self.collection(sent)
         separator = collection.config.captions.caption_separator
-        change = Edit(sent.text("action"), sent.text("find"), sent.text("put"), sent.flag("at_end"),
-                      sent.flag("match_case"), separator)  # fmt: skip
+        change = Edit(
+            sent.text("action"),
+            sent.text("find"),
+            sent.text("put"),
+            sent.flag("at_end"),
+            sent.flag("match_case"),
+            separator,
+        )
         wanted = self._wanted(collection, sent)
         if not sent.flag("apply"):
             found = changes.preview(wanted, change)
@@ -287,15 +307,20 @@ class DatasetTab:
     def _overview(self, collection: ImageCollection, trigger: str) -> JsonObject:
         counts = selection.counts(collection, trigger)
         return {
-            "folder": str(collection.root), "collection": settings.mark(collection.config, collection.world),
+            "folder": str(collection.root),
+            "collection": settings.mark(collection.config, collection.world),
             "count": collection.count(),
-            "notes": collection.notes, "problems": collection.problems, "fixed": collection.fixed,
-            "past": [] if collection.fixed else past(collection.root), "places": list(settings.places(collection)),
-            "kinds": {kind: n for kind, n in counts.items()}, "compared": collection.compared,
+            "notes": collection.notes,
+            "problems": collection.problems,
+            "fixed": collection.fixed,
+            "past": [] if collection.fixed else past(collection.root),
+            "places": list(settings.places(collection)),
+            "kinds": {kind: n for kind, n in counts.items()},
+            "compared": collection.compared,
             "calm": ["reg", "held", *(["turned"] if collection.config.data.exif_rotation else [])],
             "titles": {**{kind: title for kind, (title, _) in KINDS.items()}, "trigger": "Without the trigger word"},
             "captioned": sum(bool(p.words) and not p.foreign for p in collection.pictures),
-        }  # fmt: skip
+        }
 
 
 def trigger_of(sent: ApiRequest) -> Callable[[str], bool] | None:
@@ -307,15 +332,28 @@ def row(collection: ImageCollection, picture: Picture, has: Callable[[str], bool
     """A picture as the page shows it."""
     fit, group = picture.fit, collection.doubles.get(picture.name)
     return {
-        "name": picture.name, "path": picture.path, "version": picture.modified % 10**12, "size": picture.size,
-        "bucket": fit.bucket if fit else None, "resized": fit.resized if fit else None, "seen": picture.seen,
-        "cut": round(max(picture.cut), 3), "larger": round(picture.larger, 2), "repeats": picture.repeats,
-        "caption": picture.caption, "foreign": picture.foreign, "unused": picture.unused, "broken": picture.broken,
-        "turned": picture.turned, "upright": collection.config.data.exif_rotation,
+        "name": picture.name,
+        "path": picture.path,
+        "version": picture.modified % 10**12,
+        "size": picture.size,
+        "bucket": fit.bucket if fit else None,
+        "resized": fit.resized if fit else None,
+        "seen": picture.seen,
+        "cut": round(max(picture.cut), 3),
+        "larger": round(picture.larger, 2),
+        "repeats": picture.repeats,
+        "caption": picture.caption,
+        "foreign": picture.foreign,
+        "unused": picture.unused,
+        "broken": picture.broken,
+        "turned": picture.turned,
+        "upright": collection.config.data.exif_rotation,
         "trigger": has(picture.words) if has and picture.role != "reg" else None,
-        "role": picture.role, "fixed": picture.fixed or collection.fixed,
-        "double": "" if group is None else collection.double_groups[group]["how"], "group": group,
-    }  # fmt: skip
+        "role": picture.role,
+        "fixed": picture.fixed or collection.fixed,
+        "double": "" if group is None else collection.double_groups[group]["how"],
+        "group": group,
+    }
 
 
 def past(root: Path) -> list[JsonObject]:

@@ -41,18 +41,21 @@ class MaskEditing:
         masks = self._folder(collection)
         past = trash.history(masks) if masks.is_dir() else []
         return {
-            "folder": str(masks), "count": files.count(collection.root, masks), "images": len(collection.pictures),
+            "folder": str(masks),
+            "count": files.count(collection.root, masks),
+            "images": len(collection.pictures),
             "past": past[0].title if past else "",
-        }  # fmt: skip
+        }
 
     def show(self, query: Mapping[str, str]) -> Response:
         """A mask, red where the training does not learn; without one a single clear pixel."""
         collection = self.collection_of(ApiRequest(dict(query)))
         side = query.get("side", "")
         made = files.tinted(
-            self._file(collection, query), int(side) if side in map(str, thumbs.SIDES) else thumbs.SIDES[0],
+            self._file(collection, query),
+            int(side) if side in map(str, thumbs.SIDES) else thumbs.SIDES[0],
             collection.config.data.exif_rotation,
-        )  # fmt: skip
+        )
         headers = {"Cache-Control": "no-store", "Content-Security-Policy": "default-src 'none'"}
         return Response(made, media_type="image/webp", headers=headers)
 

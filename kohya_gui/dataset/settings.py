@@ -25,12 +25,25 @@ SCRIPT = next(iter(RUNS))  # what a folder is counted for until a training tab w
 CONFIG = config_class(SCRIPT)
 # What of a training decides how images are counted and cut, with what a first look begins with.
 SETTINGS: JsonObject = {
-    "resolution": "1024,1024", "train_batch_size": 1, "max_train_epochs": "", "max_train_steps": "",
-    "gradient_accumulation_steps": 1, "caption_extension": ".txt", "caption_separator": ",", "enable_bucket": True,
-    "bucket_no_upscale": False, "exif_rotation": True, "min_bucket_reso": 256, "max_bucket_reso": 1024,
-    "bucket_reso_steps": 64, "reg_data_dir": "", "in_json": "", "dataset_repeats": 1, "dataset_config": "",
+    "resolution": "1024,1024",
+    "train_batch_size": 1,
+    "max_train_epochs": "",
+    "max_train_steps": "",
+    "gradient_accumulation_steps": 1,
+    "caption_extension": ".txt",
+    "caption_separator": ",",
+    "enable_bucket": True,
+    "bucket_no_upscale": False,
+    "exif_rotation": True,
+    "min_bucket_reso": 256,
+    "max_bucket_reso": 1024,
+    "bucket_reso_steps": 64,
+    "reg_data_dir": "",
+    "in_json": "",
+    "dataset_repeats": 1,
+    "dataset_config": "",
     "validation_split": 0,
-}  # fmt: skip
+}
 # And all else of a training tab's form that tells which images there are, and how they are seen.
 SECTIONS, BESIDES = ("data", "captions", "validation"), ("seed", "resume")
 
@@ -78,11 +91,19 @@ def places(collection: ImageCollection) -> Iterator[JsonObject]:
         shown = [p for p in inside[place.folder] if p.role != "held"]
         repeats = [p.repeats for p in shown] or [place.repeats]
         yield {
-            "folder": place.folder, "repeats": place.repeats, "words": place.words, "images": place.images,
-            "unused": place.unused, "path": place.path, "role": place.role, "fixed": place.fixed, "used": len(shown),
-            "held": len(inside[place.folder]) - len(shown), "seen": sum(p.repeats for p in shown),
+            "folder": place.folder,
+            "repeats": place.repeats,
+            "words": place.words,
+            "images": place.images,
+            "unused": place.unused,
+            "path": place.path,
+            "role": place.role,
+            "fixed": place.fixed,
+            "used": len(shown),
+            "held": len(inside[place.folder]) - len(shown),
+            "seen": sum(p.repeats for p in shown),
             "span": sorted({min(repeats), max(repeats)}),
-        }  # fmt: skip
+        }
 
 
 # ---- what is shown before anything is asked

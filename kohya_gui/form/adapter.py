@@ -36,9 +36,14 @@ def state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObject:
     """What the fields show for a config; `counts` are the blocks of its model by group, None for the published one."""
     known = adapter_kinds.kinds(config.family)
     kind = adapter_kinds.kind_of(config, known)
-    shown: JsonObject = {"kinds": [_about(one) for one in known], "kind": kind.id if kind else "",
-                         "about": kind.about if kind else OTHER, "fields": [], "presets": [],
-                         "groups": []}  # fmt: skip
+    shown: JsonObject = {
+        "kinds": [_about(one) for one in known],
+        "kind": kind.id if kind else "",
+        "about": kind.about if kind else OTHER,
+        "fields": [],
+        "presets": [],
+        "groups": [],
+    }
     if kind is None:
         return shown
     given = network_args.texts(config)
@@ -55,19 +60,27 @@ def state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObject:
 def problems(config: AdapterRun) -> list[Problem]:
     """What is wrong with network_module and network_args, each as said below the field of one of these."""
     found = network_args.problems(config)
-    return [one if one.option in ("network_module", "network_args") else
-            Problem("network_args", ": {problem}", problem=one.replaced(place="")) for one in found]  # fmt: skip
+    return [
+        one
+        if one.option in ("network_module", "network_args")
+        else Problem("network_args", ": {problem}", problem=one.replaced(place=""))
+        for one in found
+    ]
 
 
 def _about(kind: AdapterKind) -> JsonObject:
     """What adapter.js has to know of a kind to write it."""
     joint = issubclass(kind.args, LycorisArgs)
     return {
-        "id": kind.id, "title": kind.title, "module": kind.module, "fixed": dict(kind.fixed),
-        "start": dict(kind.start), "names": [*kind.names, *sorted(kind.layer_names)],
+        "id": kind.id,
+        "title": kind.title,
+        "module": kind.module,
+        "fixed": dict(kind.fixed),
+        "start": dict(kind.start),
+        "names": [*kind.names, *sorted(kind.layer_names)],
         "blocks": ["train_block_indices"] if joint else list(kind.args.block_arguments),
         "language": "joint" if joint else kind.args.block_language,
-    }  # fmt: skip
+    }
 
 
 def _field(option: Option, given: Mapping[str, str], wrong: Mapping[str, MessageLike]) -> JsonObject:
@@ -76,11 +89,15 @@ def _field(option: Option, given: Mapping[str, str], wrong: Mapping[str, Message
     if option.type is bool and not wrong.get(option.name):
         value = str(option.read(value) if value else option.default).lower()
     return {
-        "name": option.name, "label": option.label, "help": sentence(option.help),
-        "type": "switch" if option.type is bool else "text", "value": value,
-        "default": str(option.default).lower() if option.type is bool else "", "rare": option.advanced,
+        "name": option.name,
+        "label": option.label,
+        "help": sentence(option.help),
+        "type": "switch" if option.type is bool else "text",
+        "value": value,
+        "default": str(option.default).lower() if option.type is bool else "",
+        "rare": option.advanced,
         "wrong": wrong.get(option.name, ""),
-    }  # fmt: skip
+    }
 
 
 def _block_names(kind: AdapterKind) -> set[str]:
@@ -94,8 +111,13 @@ def _preset(kind: AdapterKind, preset: LayerPreset, given: Mapping[str, str]) ->
     about_blocks = not preset.arguments or bool(blocks & preset.arguments.keys())
     names = named | blocks if about_blocks else named - blocks
     meant = {name: text for name, text in given.items() if name in names and text not in UNSET}
-    return {"title": preset.title, "about": preset.about, "arguments": dict(preset.arguments), "names": sorted(names),
-            "pressed": meant == preset.arguments}  # fmt: skip
+    return {
+        "title": preset.title,
+        "about": preset.about,
+        "arguments": dict(preset.arguments),
+        "names": sorted(names),
+        "pressed": meant == preset.arguments,
+    }
 
 
 def _groups(config: AdapterRun, kind: AdapterKind, args: Any, counts: Sequence[int] | None) -> list[JsonObject]:
@@ -111,5 +133,7 @@ def _groups(config: AdapterRun, kind: AdapterKind, args: Any, counts: Sequence[i
         alone = kind.args(**read_section(kind.args, Layer(texts, "network_args"), [])).chosen_blocks(many)
     except ConfigError:  # what is wrong is said below its field
         factors = alone = [[1.0] * count for count in many]
-    return [{"title": group.title, "factors": shown, "locked": [a > 0 == b for a, b in zip(own, shown, strict=True)]}
-            for group, shown, own in zip(groups, factors, alone, strict=True)]  # fmt: skip
+    return [
+        {"title": group.title, "factors": shown, "locked": [a > 0 == b for a, b in zip(own, shown, strict=True)]}
+        for group, shown, own in zip(groups, factors, alone, strict=True)
+    ]

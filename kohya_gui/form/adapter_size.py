@@ -51,8 +51,13 @@ class SizeProcess:
             if process is None or process.poll() is not None:
                 asked = [sys.executable, "-m", "library.check.adapter_size"]
                 process = self._process = subprocess.Popen(
-                    asked, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                    encoding="utf-8", env=environment({}))  # fmt: skip
+                    asked,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    encoding="utf-8",
+                    env=environment({}),
+                )
             try:
                 if process.stdin and process.stdout:
                     process.stdin.write(request + "\n")
@@ -76,8 +81,9 @@ def _with_words(found: JsonObject) -> JsonObject:
     template = "{layers} layers learn: {parameters} parameters, a file of about {size}."
     if found["layers"] == 1:
         template = "{layers} layer learns: {parameters} parameters, a file of about {size}."
-    said = Message(template, layers=f"{found['layers']:,}", parameters=_many(found["parameters"]),
-                size=size_text(found["bytes"]))  # fmt: skip
+    said = Message(
+        template, layers=f"{found['layers']:,}", parameters=_many(found["parameters"]), size=size_text(found["bytes"])
+    )
     return {"said": said, "blocks": found["blocks"]}
 
 

@@ -47,12 +47,25 @@ class FormApi:
     @property
     def handlers(self) -> dict[str, Handler]:
         """Handlers of requests from the page's scripts."""
-        return {"judge": self.judge, "preset": self.preset, "purpose": self.purpose, "choices": self.choices,
-                "compare": self.compare, "probe": self.probe, "probing": self.probing, "unprobe": self.unprobe,
-                "forget": self.forget, "compile_log": self.compile_log, "prompts": self.prompts,
-                "prompts_save": self.save_prompts, "prompts_captions": self.captions,
-                "datasets": self.datasets, "adapter_size": self.adapter_size,
-                "datasets_count": self.count_images, "datasets_save": self.save_datasets}  # fmt: skip
+        return {
+            "judge": self.judge,
+            "preset": self.preset,
+            "purpose": self.purpose,
+            "choices": self.choices,
+            "compare": self.compare,
+            "probe": self.probe,
+            "probing": self.probing,
+            "unprobe": self.unprobe,
+            "forget": self.forget,
+            "compile_log": self.compile_log,
+            "prompts": self.prompts,
+            "prompts_save": self.save_prompts,
+            "prompts_captions": self.captions,
+            "datasets": self.datasets,
+            "adapter_size": self.adapter_size,
+            "datasets_count": self.count_images,
+            "datasets_save": self.save_datasets,
+        }
 
     def judge(self, sent: ApiRequest) -> JsonObject:
         """What is wrong, what has no effect, what compiling will mean, and what the model's file is."""
@@ -81,10 +94,16 @@ class FormApi:
         said = [*paths_said.values(), *filter(None, [none])]
         allow = {str(one.about.capitalized()): folder for one in said if (folder := allowed_folders.asked(one))}
         return {
-            "wrong": wrong, "ineffective": ineffective, "outlook": compile_summary.outlook(config), "kept": known,
-            "model": model, "profile": presets.chosen_profile(config), "adapter": adapters,
-            "chosen": self._chosen(form, given, config, model), "allow": allow,
-        }  # fmt: skip
+            "wrong": wrong,
+            "ineffective": ineffective,
+            "outlook": compile_summary.outlook(config),
+            "kept": known,
+            "model": model,
+            "profile": presets.chosen_profile(config),
+            "adapter": adapters,
+            "chosen": self._chosen(form, given, config, model),
+            "allow": allow,
+        }
 
     def _chosen(self, form: SettingsForm, given: Submission, config: RunConfig, model: JsonObject) -> str:
         """The base model as it was sent, where the tab trains it and its other files are there; else nothing."""
@@ -198,8 +217,10 @@ class FormApi:
     def compare(self, sent: ApiRequest) -> JsonObject:
         """The options that differ between two settings."""
         form, given = self._heard(sent)
-        chosen = [compare.config_of(sent.text(which), lambda: form.collect(given)[0], self.roots)
-                  for which in ("first", "second")]  # fmt: skip
+        chosen = [
+            compare.config_of(sent.text(which), lambda: form.collect(given)[0], self.roots)
+            for which in ("first", "second")
+        ]
         (one, first), (two, second) = chosen
         return {"first": one, "second": two, "rows": compare.rows(first, second)}
 

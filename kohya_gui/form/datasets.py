@@ -29,24 +29,41 @@ MOST = 500  # folders
 PATHS = ("image_dir", "conditioning_data_dir", "control_directory", "metadata_file")
 SECTIONS = ("data", "captions", "validation", "steps")  # what decides about images and steps
 LABELS = {
-    "resolution": "Resolution", "batch_size": "Batch size", "enable_bucket": "Buckets",
-    "bucket_no_upscale": "Do not upscale", "min_bucket_reso": "Shortest bucket side",
-    "max_bucket_reso": "Longest bucket side", "bucket_reso_steps": "Bucket steps",
-    "validation_split": "Validation share", "image_dir": "Folder", "num_repeats": "Repeats",
-    "is_reg": "Regularisation", "class_tokens": "Default caption",
-    "caption_extension": "Caption extension", "caption_prefix": "Caption prefix", "caption_suffix": "Caption suffix",
-    "shuffle_caption": "Shuffle captions", "keep_tokens": "Keep tokens", "caption_dropout_rate": "Caption dropout",
-    "caption_tag_dropout_rate": "Tag dropout", "flip_aug": "Random flip", "color_aug": "Color augmentation",
-    "random_crop": "Random crop", "alpha_mask": "Alpha mask", "conditioning_data_dir": "Mask folder",
-    "control_directory": "Reference folder", "metadata_file": "Metadata file",
-}  # fmt: skip
+    "resolution": "Resolution",
+    "batch_size": "Batch size",
+    "enable_bucket": "Buckets",
+    "bucket_no_upscale": "Do not upscale",
+    "min_bucket_reso": "Shortest bucket side",
+    "max_bucket_reso": "Longest bucket side",
+    "bucket_reso_steps": "Bucket steps",
+    "validation_split": "Validation share",
+    "image_dir": "Folder",
+    "num_repeats": "Repeats",
+    "is_reg": "Regularisation",
+    "class_tokens": "Default caption",
+    "caption_extension": "Caption extension",
+    "caption_prefix": "Caption prefix",
+    "caption_suffix": "Caption suffix",
+    "shuffle_caption": "Shuffle captions",
+    "keep_tokens": "Keep tokens",
+    "caption_dropout_rate": "Caption dropout",
+    "caption_tag_dropout_rate": "Tag dropout",
+    "flip_aug": "Random flip",
+    "color_aug": "Color augmentation",
+    "random_crop": "Random crop",
+    "alpha_mask": "Alpha mask",
+    "conditioning_data_dir": "Mask folder",
+    "control_directory": "Reference folder",
+    "metadata_file": "Metadata file",
+}
 PLACES = ("image_dir", "conditioning_data_dir", "control_directory")  # into which images can be sent
 
 
 def section(configs: Mapping[str, type]) -> str:
     """What shows the images of a training; datasets.js fills it."""
-    watched = sorted({name for config in configs.values() for name, option in options(config).items()
-                      if option.section in SECTIONS})  # fmt: skip
+    watched = sorted(
+        {name for config in configs.values() for name, option in options(config).items() if option.section in SECTIONS}
+    )
     image_dir, repeats, *others = (_field(name) for name in dataset_file.OF_FOLDER)
     settings = "".join(_field(name) for name in dataset_file.OF_DATASET)
     endings = ",".join(("image/jpeg", "image/png", "image/webp", ".bmp", ".avif", ".txt", ".caption"))
@@ -124,8 +141,15 @@ def _group(table: DatasetTable, dataset: DatasetConfig | None, roots: Sequence[P
         source = one.texts.get("metadata_file") or one.texts.get("image_dir") or ""
         subset = known.get(source)
         shown = dataset_file.inherited(subset, one.texts) if subset else {}
-        rows.append({"at": one.at, "texts": one.texts, "shown": shown, "source": source,
-                     "images": _images(one.texts.get("image_dir", ""), roots)})  # fmt: skip
+        rows.append(
+            {
+                "at": one.at,
+                "texts": one.texts,
+                "shown": shown,
+                "source": source,
+                "images": _images(one.texts.get("image_dir", ""), roots),
+            }
+        )
     shown = dataset_file.inherited(dataset, table.texts) if dataset else {}
     return {"at": table.at, "texts": table.texts, "shown": shown, "rows": rows}
 

@@ -64,9 +64,15 @@ class Submission:
 class SettingsForm:
     """The form of one tab."""
 
-    def __init__(self, tab: str, families: Mapping[str, str], configs: Mapping[str, type],
-                 basics: Mapping[str, int], extra: Mapping[str, str] = {},
-                 below: Mapping[str, str] = {}) -> None:  # fmt: skip
+    def __init__(
+        self,
+        tab: str,
+        families: Mapping[str, str],
+        configs: Mapping[str, type],
+        basics: Mapping[str, int],
+        extra: Mapping[str, str] = {},
+        below: Mapping[str, str] = {},
+    ) -> None:
         """`families` and `configs` give each family its title and config class; `basics` are the options on top, with
         the sixths of a row that each takes; `extra` is HTML that comes first in a section, or below all these options
         ("images"), or last among them ("basics"), and `below` what comes below an option."""
@@ -193,8 +199,11 @@ class SettingsForm:
     def _basics(self) -> str:
         first, *others = [f for name in self.basics for f in self.fields if f.option.name == name]
         together = Counter(family for part in self.parts for family in part.families)
-        spans = [self.basics[first.option.name], *(6 // together[part.families[0]] for part in self.parts),
-                 *(self.basics[f.option.name] for f in others)]  # fmt: skip
+        spans = [
+            self.basics[first.option.name],
+            *(6 // together[part.families[0]] for part in self.parts),
+            *(self.basics[f.option.name] for f in others),
+        ]
         members = zip((first, *self.parts, *others), spans, strict=True)
         return "".join(self._field(field, f"span-{span}") for field, span in members)
 
@@ -316,8 +325,9 @@ def control(option: Option, facts: Mapping[str, str]) -> str:
     if option.choices and not option.many and not option.open:
         unset = [("", NOT_SET)] if option.optional else []
         entries = unset + [(str(choice), str(choice)) for choice in option.choices]
-        chosen = "".join(f"<option{attributes({'value': v})}{' selected' * (v == value)}>{escape(t)}</option>"
-                         for v, t in entries)  # fmt: skip
+        chosen = "".join(
+            f"<option{attributes({'value': v})}{' selected' * (v == value)}>{escape(t)}</option>" for v, t in entries
+        )
         return f"<select{attributes(facts)}>{chosen}</select>"
     plain = {"spellcheck": "false", "autocapitalize": "off", "autocorrect": "off", "autocomplete": "off"}
     if option.kind == "text":

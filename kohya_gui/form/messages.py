@@ -73,8 +73,12 @@ def _lines(found: Sequence[Problem], places: Places, fix: Fix) -> tuple[str, lis
     return listed, marks, shown
 
 
-def report(found: JsonMapping, places: Places, fix: Callable[[JsonMapping], Mapping[str, bool | str]],
-           model_files: Collection[str] = ()) -> str:  # fmt: skip
+def report(
+    found: JsonMapping,
+    places: Places,
+    fix: Callable[[JsonMapping], Mapping[str, bool | str]],
+    model_files: Collection[str] = (),
+) -> str:
     """All findings of a preflight check, topic by topic, each with its mark and its remedy, and what it will need.
     `model_files` are the options whose files the dialog for base models finds and downloads."""
     listed, marks, shown = [], [], []
@@ -120,11 +124,15 @@ def _sentence(note: MessageLike) -> MessageLike:
     return note if isinstance(note, Message) else Message(note)
 
 
-PROBE = ('<p class="offer"><button type="button" class="probe">Probe</button> <span>Runs some real steps at the '
-         "largest image size, and proposes the fastest settings that fit.</span></p>")  # fmt: skip
+PROBE = (
+    '<p class="offer"><button type="button" class="probe">Probe</button> <span>Runs some real steps at the '
+    "largest image size, and proposes the fastest settings that fit.</span></p>"
+)
 
-MODELS = ('<p class="offer"><button type="button" class="find-models"><span>Find or download a model</span></button> '
-          "<span>Lists what is on this computer, and downloads the rest.</span></p>")  # fmt: skip
+MODELS = (
+    '<p class="offer"><button type="button" class="find-models"><span>Find or download a model</span></button> '
+    "<span>Lists what is on this computer, and downloads the rest.</span></p>"
+)
 
 
 def button(values: Mapping[str, bool | str], code: str = "") -> str:

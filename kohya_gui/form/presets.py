@@ -40,8 +40,9 @@ def apply(preset: Preset, config: type, now: JsonMapping, notes: list[MessageLik
     """
     known = options(config)
     if preset.is_profile:
-        kept = {name: now[name] for name in known.keys() & now
-                if name not in UNDONE and not is_of_compiling(known[name])}  # fmt: skip
+        kept = {
+            name: now[name] for name in known.keys() & now if name not in UNDONE and not is_of_compiling(known[name])
+        }
         return _laid_over(kept, read_toml(preset.path), config, notes)
     kept = {name: value for name, value in now.items() if name in known and is_own(known[name])}
     return build(config, {**kept, **_that_works(read_toml(preset.path), notes)}, preset.path.name, notes=[])
@@ -86,8 +87,9 @@ def chosen_profile(config: RunConfig) -> str:
     for preset in profiles():
         given = read_toml(preset.path)
         touched = given.keys() | compiling | UNDONE
-        if given and all(now[name] == (known[name].read(given[name]) if name in given else known[name].default)
-                         for name in touched):  # fmt: skip
+        if given and all(
+            now[name] == (known[name].read(given[name]) if name in given else known[name].default) for name in touched
+        ):
             return preset.id
     return ""
 
@@ -100,8 +102,12 @@ def fitting(path: Path, configs: Mapping[str, type], family: str, roots: Sequenc
     """
     made = imported(path, configs, family, roots)
     if type(made.config) not in configs.values():
-        raise ConfigError("config file: {name} is for {title} ({trainer})", name=path.name, title=made.config.title,
-            trainer=made.trainer)  # fmt: skip
+        raise ConfigError(
+            "config file: {name} is for {title} ({trainer})",
+            name=path.name,
+            title=made.config.title,
+            trainer=made.trainer,
+        )
     return made
 
 

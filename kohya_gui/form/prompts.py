@@ -130,8 +130,12 @@ def captions(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> Js
     """Some captions of the form's images, each with the size at which its image is trained."""
     config = form.lenient_config(given)
     paths.allow(config, roots)
-    return {"captions": [{"prompt": one.caption, "width": str(one.width), "height": str(one.height)}
-                         for one in proposals(config, CAPTIONS)]}  # fmt: skip
+    return {
+        "captions": [
+            {"prompt": one.caption, "width": str(one.width), "height": str(one.height)}
+            for one in proposals(config, CAPTIONS)
+        ]
+    }
 
 
 def _rows(sent: ApiRequest) -> list[dict[str, str]]:
@@ -143,8 +147,11 @@ def _rows(sent: ApiRequest) -> list[dict[str, str]]:
 
 def _is_row(row: object) -> bool:
     known = (*prompt_rows.LETTER, "prompt", prompt_rows.REST)
-    return (isinstance(row, dict) and isinstance(row.get("prompt"), str)
-            and all(name in known and isinstance(value, str) for name, value in row.items()))  # fmt: skip
+    return (
+        isinstance(row, dict)
+        and isinstance(row.get("prompt"), str)
+        and all(name in known and isinstance(value, str) for name, value in row.items())
+    )
 
 
 def _new(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> Path:

@@ -46,8 +46,11 @@ def _elsewhere(model: RunConfig) -> Message | str:
     for one in recipe_files.of_family(model.family)[0]:
         if one.kind == model.kind and one.when and one.purpose not in offered:
             (wanted,) = one.when.values()
-            return Message("{purpose}: choose another model first ({models}).", purpose=Message(PURPOSES[one.purpose]),
-                models=", ".join(wanted))  # fmt: skip
+            return Message(
+                "{purpose}: choose another model first ({models}).",
+                purpose=Message(PURPOSES[one.purpose]),
+                models=", ".join(wanted),
+            )
     return ""
 
 
@@ -66,8 +69,12 @@ def _shown(value: Any) -> str:
 
 def _advice(recipe: Recipe) -> Message:
     least, most = recipe.images
-    return Message("{least} to {most} images are usual, each seen about {times}.",
-        least=least, most=f"{most:,}", times=counted(recipe.steps_per_image, "time"))  # fmt: skip
+    return Message(
+        "{least} to {most} images are usual, each seen about {times}.",
+        least=least,
+        most=f"{most:,}",
+        times=counted(recipe.steps_per_image, "time"),
+    )
 
 
 def of_model(config: type[RunConfig], given: JsonMapping) -> JsonObject:

@@ -58,8 +58,9 @@ class SeveralValues:
                 "no image has a caption: write some in the Data set tab, or press Add to queue once and say that it "
                 "is meant"
             )
-        added = [queue.add(start.job(reading.config, **tab.launch_of(reading.config, given.launch)))
-                 for reading in readings]  # fmt: skip
+        added = [
+            queue.add(start.job(reading.config, **tab.launch_of(reading.config, given.launch))) for reading in readings
+        ]
         names = ", ".join(entry.name for entry in added)
         paused = queue.read().paused or queue.read().halted
         text = "{count} trainings are in the queue: {names}."
@@ -72,9 +73,12 @@ def _refuse(name: str, typed: Sequence[str], found: Sequence[Sequence[Problem]])
     """Raise ConfigError with the problems of each value; those that all of them have are said once."""
     every = {str(problem) for problem in found[0]}.intersection(*({str(one) for one in others} for others in found))
     shared = [problem for problem in found[0] if str(problem) in every]
-    own = [Message("With {name} = {value}: {problem}", name=name, value=value, problem=problem)
-           for value, problems in zip(typed, found, strict=True)
-           for problem in problems if str(problem) not in every]  # fmt: skip
+    own = [
+        Message("With {name} = {value}: {problem}", name=name, value=value, problem=problem)
+        for value, problems in zip(typed, found, strict=True)
+        for problem in problems
+        if str(problem) not in every
+    ]
     if shared or own:
         raise ConfigError(*shared, *own)
 

@@ -79,8 +79,11 @@ def applied(preset: preset_files.Preset, config: type, now: JsonMapping, notes: 
         return made
     notes.append("No GPU found, so compiling, bf16 and fp8 are switched off.")
     known = options(config)
-    kept = {name: value for name, value in flat(changed(made)).items()
-            if not presets.is_of_compiling(known[name]) and name not in PRODUCTS + EMULATED}  # fmt: skip
+    kept = {
+        name: value
+        for name, value in flat(changed(made)).items()
+        if not presets.is_of_compiling(known[name]) and name not in PRODUCTS + EMULATED
+    }
     return build(config, kept, preset.path.name, notes=[])
 
 
@@ -127,8 +130,14 @@ class Situation:
     at_once: int = 1  # images in a step
 
 
-def start(kind: str, preset: preset_files.Preset, config: type, folder: str, why: MessageLike = "",
-          situation: Situation = Situation()) -> JsonObject:  # fmt: skip
+def start(
+    kind: str,
+    preset: preset_files.Preset,
+    config: type,
+    folder: str,
+    why: MessageLike = "",
+    situation: Situation = Situation(),
+) -> JsonObject:
     """A preset as the page's scripts take it: what it is, and what it makes other than the defaults, as fields show
     it; with a name for the result and a `folder` for results, which presets leave open. On top of it comes the recipe
     for a purpose."""

@@ -132,10 +132,14 @@ class LabTab:
         models = {**{name: text for name, (text, _) in MODELS.items()}, **ours}
         size = "full" if gpu_slots.devices() != (gpu_slots.CPU,) else "tiny"
         usual = next(name for name in MODELS if name.endswith(size))
-        return (Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
-                .replace("[models]", _choices(models, usual))
-                .replace("[extents]", _choices({name: text for name, (text, _) in EXTENTS.items()}))
-                .replace("[ways]", _choices({name: text for name, (text, _) in WAYS.items()})))  # fmt: skip
+        return (
+            Path(__file__)
+            .with_suffix(".html")
+            .read_text(encoding="utf-8")
+            .replace("[models]", _choices(models, usual))
+            .replace("[extents]", _choices({name: text for name, (text, _) in EXTENTS.items()}))
+            .replace("[ways]", _choices({name: text for name, (text, _) in WAYS.items()}))
+        )
 
 
 def begun(kind: str, arguments: Sequence[str]) -> str:
@@ -167,12 +171,17 @@ def view(job: jobs.BackgroundJob) -> JsonObject:
     word, mood = STATES.get(job.state, (job.state, "calm"))
     end = job.facts.get("ended") or (time.time() if job.active else 0)
     shown = {
-        "id": job.id, "kind": job.kind, "title": KINDS.get(job.kind, job.kind), "state": word, "mood": mood,
-        "busy": job.active, "error": job.error,
+        "id": job.id,
+        "kind": job.kind,
+        "title": KINDS.get(job.kind, job.kind),
+        "state": word,
+        "mood": mood,
+        "busy": job.active,
+        "error": job.error,
         "doing": {"text": "Starting" if job.active else "", "done": 0, "total": 0, **job.doing},
         "took": compile_summary.duration(max(0.0, end - job.started)),
         "log": job.log if job.state in ("failed", "interrupted") else "",
-    }  # fmt: skip
+    }
     result = job.result
     body = {"bench": bench, "profile": profile, "doctor": doctor, "cache": cache}.get(str(result.get("kind")))
     return {**shown, "body": body(result) if body else None, "folder": str(job.folder)}
@@ -228,9 +237,11 @@ def profile(result: JsonMapping) -> JsonObject:
         "step": step,
         "kinds": [{"name": name, "share": share} for name, share in result["kinds"].items()],
         "verdict": [{"text": v["text"], "options": _flags(v["options"])} for v in result["verdict"]],
-        "operations": [[o["name"], o["kind"], f"{o['calls']:g}", f"{o['ms']:.3g}", f"{o['share']:.1%}"]
-                       for o in result["operations"][:15]],
-    }  # fmt: skip
+        "operations": [
+            [o["name"], o["kind"], f"{o['calls']:g}", f"{o['ms']:.3g}", f"{o['share']:.1%}"]
+            for o in result["operations"][:15]
+        ],
+    }
 
 
 def doctor(result: JsonMapping) -> JsonObject:
@@ -254,9 +265,8 @@ def cache(result: JsonMapping) -> JsonObject:
         sizes["removed"] = f"{result['removed'] / 1e9:.2f}"
     return {
         "verdict": Message(template, **sizes),
-        "rows": [[f["name"], f"{f['bytes'] / 1e9:.2f} GB", dates.date(f["used"])]
-                 for f in result["kept"]],
-    }  # fmt: skip
+        "rows": [[f["name"], f"{f['bytes'] / 1e9:.2f} GB", dates.date(f["used"])] for f in result["kept"]],
+    }
 
 
 def advised(job: jobs.BackgroundJob, number: int) -> JsonObject:

@@ -41,8 +41,13 @@ class ModelsApi:
     @property
     def handlers(self) -> dict[str, Handler]:
         """Handlers of requests from the page's scripts."""
-        return {"models": self.look, "models_hub": self.ask, "models_get": self.get,
-                "models_token": self.token, "models_beside": self.beside}  # fmt: skip
+        return {
+            "models": self.look,
+            "models_hub": self.ask,
+            "models_get": self.get,
+            "models_token": self.token,
+            "models_beside": self.beside,
+        }
 
     def look(self, sent: ApiRequest) -> JsonObject:
         """What of a family is on this computer, and what is offered for download; nobody else is asked."""
@@ -61,11 +66,15 @@ class ModelsApi:
                     parts.setdefault(option, []).append(shown)
         facts, places = families.facts(family), form.places(family)
         return {
-            "title": facts.title, "folder": str(folder), "free": free_space(folder), "bases": bases, "parts": parts,
+            "title": facts.title,
+            "folder": str(folder),
+            "free": free_space(folder),
+            "bases": bases,
+            "parts": parts,
             "offers": [self._offer(model, form, family) for model in facts.hub_models],
             "labels": {option: places[option][0] for option in (finding.BASE, *facts.part_options)},
             "busy": next((job.id for job in jobs.every("models") if job.active), ""),
-        }  # fmt: skip
+        }
 
     def beside(self, sent: ApiRequest) -> JsonObject:
         """The text encoders and VAE that lie beside a base model, for the fields of them that are empty."""
@@ -105,8 +114,11 @@ class ModelsApi:
             wanted = [*hub.repository(_name(name)).files.values()]
             if not wanted:
                 raise ConfigError("{name} has no .safetensors file: choose another repository", name=name)
-            return {"files": [{"what": f"{file.repository}/{file.path}", "name": file.path, "size": file.size}
-                              for file in wanted]}  # fmt: skip
+            return {
+                "files": [
+                    {"what": f"{file.repository}/{file.path}", "name": file.path, "size": file.size} for file in wanted
+                ]
+            }
         names = self._names(sent)
         known = {name: hub.repository(name) for name in dict.fromkeys(_owner(text) for text in names)}
         files = []
@@ -179,8 +191,15 @@ class ModelsApi:
         return found
 
     def _offer(self, model: HubModel, form: SettingsForm, family: str) -> JsonObject:
-        files = [{"option": file.option, "what": f"{file.repository}/{file.path}", "size": file.size,
-                  "name": file.path.rpartition("/")[2]} for file in model.files]  # fmt: skip
+        files = [
+            {
+                "option": file.option,
+                "what": f"{file.repository}/{file.path}",
+                "size": file.size,
+                "name": file.path.rpartition("/")[2],
+            }
+            for file in model.files
+        ]
         return {"title": model.title, "options": form.shown(family, model.options), "files": files}
 
 

@@ -82,10 +82,11 @@ def _question(run: reader.RecordedRun, how: str) -> MessageLike:
     what, seconds = stop.lost_now(run) if how == "now" else ("", 0.0)
     if seconds <= MUCH:
         return ""
-    lost = {"start": "No step is done yet: {time} of loading, caching and compiling are lost. Stop it?",
-            "step": "{time} of work on this step are lost; what was learned before is saved. Stop it?",
-            "look":
-            "{time} of work on samples or validation are lost; what was learned is saved. Stop it?"}  # fmt: skip
+    lost = {
+        "start": "No step is done yet: {time} of loading, caching and compiling are lost. Stop it?",
+        "step": "{time} of work on this step are lost; what was learned before is saved. Stop it?",
+        "look": "{time} of work on samples or validation are lost; what was learned is saved. Stop it?",
+    }
     return Message(lost[what], time=duration(seconds))
 
 
@@ -116,8 +117,12 @@ class RunActions:
     @property
     def handlers(self) -> dict[str, Handler]:
         """What may be asked for, and changes something."""
-        return {"act": self.act, "queue": self.queue, "queue-act": self.queue_act,
-                "gpus": lambda sent: {"gpus": gpus.listing()}}  # fmt: skip
+        return {
+            "act": self.act,
+            "queue": self.queue,
+            "queue-act": self.queue_act,
+            "gpus": lambda sent: {"gpus": gpus.listing()},
+        }
 
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:

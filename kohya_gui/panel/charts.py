@@ -14,8 +14,12 @@ WIDTH, HEIGHT, MOST_POINTS = 600, 150, 300  # units of a chart, and points of a 
 NAMES = 3  # learning rates that are shown
 
 
-def curves(points: Sequence[tuple[int, float, float]], rates: Sequence[tuple[int, dict[str, float]]] = (),
-           resumed: Sequence[int] = (), gpus: Iterable[JsonObject] = ()) -> str:  # fmt: skip
+def curves(
+    points: Sequence[tuple[int, float, float]],
+    rates: Sequence[tuple[int, dict[str, float]]] = (),
+    resumed: Sequence[int] = (),
+    gpus: Iterable[JsonObject] = (),
+) -> str:
     """Loss and learning rates over the steps, with a mark where a run went on with another, and its GPUs over time."""
     return chart(points, resumed) + rate_chart(rates, resumed) + gpu_charts(gpus)
 
@@ -64,8 +68,12 @@ def rate_chart(rates: Sequence[tuple[int, dict[str, float]]], resumed: Sequence[
 
 
 # What is shown of a GPU: its name in an event, what it is called, its unit, and to where it reaches at least.
-MEASURES = (("used", "GPU memory", "GB", 0), ("utilization", "GPU load", "%", 100),
-            ("temperature", "Temperature", "°C", 100), ("power", "GPU power", "W", 0))  # fmt: skip
+MEASURES = (
+    ("used", "GPU memory", "GB", 0),
+    ("utilization", "GPU load", "%", 100),
+    ("temperature", "Temperature", "°C", 100),
+    ("power", "GPU power", "W", 0),
+)
 
 
 def gpu_charts(events: Iterable[JsonObject]) -> str:
@@ -89,11 +97,17 @@ def _gpu_chart(rows: Sequence[tuple[int, JsonObject]], key: str, title: str, uni
     ends = tuple(time.strftime("%H:%M", time.localtime(at)) for at in (rows[0][0], rows[-1][0]))
     highest = max(value for line in lines.values() for _, value in line)
     frame = _Frame(rows[0][0], rows[-1][0], 0.0, max(most, highest), ends)
-    polylines = "".join(f'<polyline class="r{at % NAMES}" points="{frame.line(line)}"/>'
-                    for at, line in enumerate(lines.values()))  # fmt: skip
+    polylines = "".join(
+        f'<polyline class="r{at % NAMES}" points="{frame.line(line)}"/>' for at, line in enumerate(lines.values())
+    )
     now = [f"{line[-1][1]:.4g} {unit}" for line in lines.values()]
-    about = Message("{what} from {first} to {last}, now {value}", what=Message(title), first=ends[0], last=ends[1],
-                 value=", ".join(now))  # fmt: skip
+    about = Message(
+        "{what} from {first} to {last}, now {value}",
+        what=Message(title),
+        first=ends[0],
+        last=ends[1],
+        value=", ".join(now),
+    )
     names = [f'<i class="r{at % NAMES}"></i>{html.escape(name)} ' for at, name in enumerate(lines)]
     return (
         f'<figure class="chart low"><figcaption>{title} <small>{"".join(names if len(names) > 1 else now)}</small>'

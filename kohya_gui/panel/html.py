@@ -24,8 +24,12 @@ STATES = {
     "failed": ("Failed", "bad"),
     "interrupted": ("Interrupted", "bad"),
 }
-ENDING = {"": "", "after_step": "{doing} · stops after this step", "now": "{doing} · saves and stops",
-          "kill": "{doing} · is killed"}  # fmt: skip
+ENDING = {
+    "": "",
+    "after_step": "{doing} · stops after this step",
+    "now": "{doing} · saves and stops",
+    "kill": "{doing} · is killed",
+}
 PAUSED = "The queue is paused: {why} {trainings} left."
 EMPTY = (
     '<div class="empty"><p><b>No training yet.</b></p>'

@@ -39,8 +39,18 @@ class RunPanel:
         self.picked = gr.Textbox(visible=False)  # the chosen run on its way to the server
         news = gr.Button(elem_classes=["news"], visible="hidden")  # pressed by monitor.js, which has no other way
         self.seen = gr.State({})  # what this browser shows at the moment, so that only news is sent
-        self.shown = [self.picker, self.queue, self.head, self.acts, self.chart, self.facts, self.gallery, self.fold,
-                      self.log, self.seen]  # fmt: skip
+        self.shown = [
+            self.picker,
+            self.queue,
+            self.head,
+            self.acts,
+            self.chart,
+            self.facts,
+            self.gallery,
+            self.fold,
+            self.log,
+            self.seen,
+        ]
         read = "(picked, seen) => [window.kohya.beginLook(), seen]"
         # News that come while it still looks are looked at afterwards.
         looked = news.click(

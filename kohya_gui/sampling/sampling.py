@@ -50,8 +50,13 @@ class SamplingTab:
     @property
     def handlers(self) -> dict[str, Handler]:
         """Handlers of requests from the page's scripts."""
-        return {"sampling_choices": self.choices, "sampling_run": self.of_run, "sampling_begin": self.begin,
-                "sampling_sheet": self.sheet, **self.comparison.handlers}  # fmt: skip
+        return {
+            "sampling_choices": self.choices,
+            "sampling_run": self.of_run,
+            "sampling_begin": self.begin,
+            "sampling_sheet": self.sheet,
+            **self.comparison.handlers,
+        }
 
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:
@@ -96,10 +101,16 @@ class SamplingTab:
         place = jobs.new(KIND)
         write_atomic(place / f"{config.script}.toml", to_toml(config))
         write_atomic(place / "prompts.txt", "\n".join(lines) + "\n")
-        words = [KIND, str(place / f"{config.script}.toml"), f"--prompts={place / 'prompts.txt'}", f"--out={folder}",
-                 f"--compare={compare}", f"--strengths={', '.join(f'{one:g}' for one in strengths)}",
-                 *(f"--lora={path}={strength:g}" for path, strength in loras),
-                 *[f"--word={word}"] * bool(word)]  # fmt: skip
+        words = [
+            KIND,
+            str(place / f"{config.script}.toml"),
+            f"--prompts={place / 'prompts.txt'}",
+            f"--out={folder}",
+            f"--compare={compare}",
+            f"--strengths={', '.join(f'{one:g}' for one in strengths)}",
+            *(f"--lora={path}={strength:g}" for path, strength in loras),
+            *[f"--word={word}"] * bool(word),
+        ]
         return {"job": job_status(jobs.start(KIND, words, place))}
 
     def sheet(self, sent: ApiRequest) -> JsonObject:
@@ -110,10 +121,19 @@ class SamplingTab:
         job = jobs.find(name.removeprefix(JOB))
         found = job.result
         rows = enumerate(found.get("files") or [])
-        cells = [[_cell("generated", {"job": job.id, "row": row, "column": column}) if file else None
-                  for column, file in enumerate(files)] for row, files in rows]  # fmt: skip
-        return {"columns": found.get("columns") or [], "rows": found.get("rows") or [], "cells": cells,
-                "folder": found.get("folder") or ""}  # fmt: skip
+        cells = [
+            [
+                _cell("generated", {"job": job.id, "row": row, "column": column}) if file else None
+                for column, file in enumerate(files)
+            ]
+            for row, files in rows
+        ]
+        return {
+            "columns": found.get("columns") or [],
+            "rows": found.get("rows") or [],
+            "cells": cells,
+            "folder": found.get("folder") or "",
+        }
 
     def show(self, query: Mapping[str, str]) -> Response:
         """A picture of a comparison by its place; nothing else can be asked for."""
@@ -144,8 +164,10 @@ class SamplingTab:
             family, values = given.family, given.values
         config = build(config_class(families.lora_script(family)), plan.sampling_values(family, values), notes=[])
         if not config.model.pretrained_model_name_or_path:
-            raise ConfigError("The form of {titles} names no base model: fill that in first.",
-                titles=self.titles.get(name.removeprefix(TAB), name))  # fmt: skip
+            raise ConfigError(
+                "The form of {titles} names no base model: fill that in first.",
+                titles=self.titles.get(name.removeprefix(TAB), name),
+            )
         paths.allow(config, self.roots)
         return config, str(values.get("token_string") or "")
 
@@ -160,13 +182,17 @@ class SamplingTab:
             f' autocomplete="off"><small>{escape(str(about))}</small></div>'
             for name, label, about in NUMBERS
         )
-        return (Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
-                .replace("[numbers]", numbers)
-                .replace("[comparing]", comparing.markup())
-                .replace("[row]", lora_row("sampling-lora", "learned", "File"))
-                .replace("[browse-guide]", picker.button(GUIDE, "Control image", "file"))
-                .replace("[browse]", picker.button("folder", "Folder for images", "folder"))
-                .replace("[folder]", escape(str(self.roots[0].joinpath(*FOLDER)))))  # fmt: skip
+        return (
+            Path(__file__)
+            .with_suffix(".html")
+            .read_text(encoding="utf-8")
+            .replace("[numbers]", numbers)
+            .replace("[comparing]", comparing.markup())
+            .replace("[row]", lora_row("sampling-lora", "learned", "File"))
+            .replace("[browse-guide]", picker.button(GUIDE, "Control image", "file"))
+            .replace("[browse]", picker.button("folder", "Folder for images", "folder"))
+            .replace("[folder]", escape(str(self.roots[0].joinpath(*FOLDER))))
+        )
 
 
 def _run(name: str) -> reader.RecordedRun:
@@ -197,11 +223,17 @@ def _of_samples(run: reader.RecordedRun) -> JsonObject:
     rows = sorted({int(event.get("number") or 0) for _, event in events})
     said = {int(event.get("number") or 0): str(event.get("prompt") or "") for _, event in events}
     at = {(int(event.get("number") or 0), int(event.get("step") or 0)): place for place, event in events}
-    cells = [[_cell("picture", {"run": run.id, "sample": at[row, step]}) if (row, step) in at else None
-              for step in steps] for row in rows]  # fmt: skip
+    cells = [
+        [_cell("picture", {"run": run.id, "sample": at[row, step]}) if (row, step) in at else None for step in steps]
+        for row in rows
+    ]
     titles = [Message("Step {step}", step=step) for step in steps]
-    return {"columns": titles, "rows": [said[row] for row in rows], "cells": cells,
-            "folder": str(run.facts.get("output_dir") or "")}  # fmt: skip
+    return {
+        "columns": titles,
+        "rows": [said[row] for row in rows],
+        "cells": cells,
+        "folder": str(run.facts.get("output_dir") or ""),
+    }
 
 
 def _cell(show: str, query: JsonObject) -> JsonObject:

@@ -26,8 +26,28 @@ ABSENT = "absent"  # the code of the problem of a folder that does not exist
 NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 # Below these lie programs, settings of the computer and devices, on any of the systems.
-SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/private", "/proc", "/run", "/sbin",
-          "/snap", "/sys", "/usr", "/var", "/Applications", "/Library", "/System", "/cores")  # fmt: skip
+SYSTEM = (
+    "/bin",
+    "/boot",
+    "/dev",
+    "/etc",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/private",
+    "/proc",
+    "/run",
+    "/sbin",
+    "/snap",
+    "/sys",
+    "/usr",
+    "/var",
+    "/Applications",
+    "/Library",
+    "/System",
+    "/cores",
+)
 SYSTEM_OF_WINDOWS = ("SystemRoot", "ProgramFiles", "ProgramFiles(x86)", "ProgramW6432", "ProgramData")
 RESERVED_OF_WINDOWS = ("$recycle.bin", "system volume information", "recovery", "$winreagent")
 

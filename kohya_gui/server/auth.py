@@ -30,8 +30,19 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 FORWARDED = b"x-forwarded-host"
 HERE = "kohya.here"  # in the scope: whether the request comes from a browser on this computer
 # What proxies and tunnels add to a request that they pass on.
-PASSED_ON = ("forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "x-original-host", "cf-ray",
-             "x-original-forwarded-for", "true-client-ip", "fastly-client-ip", "cf-connecting-ip")  # fmt: skip
+PASSED_ON = (
+    "forwarded",
+    "via",
+    "x-real-ip",
+    "x-client-ip",
+    "x-cluster-client-ip",
+    "x-original-host",
+    "cf-ray",
+    "x-original-forwarded-for",
+    "true-client-ip",
+    "fastly-client-ip",
+    "cf-connecting-ip",
+)
 FRAMES = ("iframe", "frame", "object", "embed")
 SHORTEST = 8  # characters of a password that guards a page others can reach
 
@@ -66,8 +77,9 @@ def new_token() -> str:
 class AuthGate:
     """Let a request through to the page, or refuse it."""
 
-    def __init__(self, app: App, host: str, token: str = "", also: Iterable[str] = (), login: str = "",
-                 ticket: str = "") -> None:  # fmt: skip
+    def __init__(
+        self, app: App, host: str, token: str = "", also: Iterable[str] = (), login: str = "", ticket: str = ""
+    ) -> None:
         """`host` is the address the page listens at, `token` what visitors must know ("": nothing), `also` further
         names under which it may be asked for, such as that of a proxy; "*.example" stands for all below it. `login` is
         user:password, which let a visitor in as the token does, and `ticket` does so once."""
@@ -142,8 +154,11 @@ class AuthGate:
 
     def known(self, headers: dict[str, str]) -> bool:
         """Whether a request carries the token, in the cookie or as a bearer, or user and password."""
-        shown = [part.strip().partition("=")[2] for part in headers.get("cookie", "").split(";")
-                 if part.strip().startswith(f"{self.cookie}=")]  # fmt: skip
+        shown = [
+            part.strip().partition("=")[2]
+            for part in headers.get("cookie", "").split(";")
+            if part.strip().startswith(f"{self.cookie}=")
+        ]
         kind, _, credentials = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             shown.append(credentials)
@@ -236,8 +251,14 @@ FORM = (
 )
 
 
-async def respond(scope: Scope, send: Send, status: int, text: MessageLike, headers: Iterable[tuple[bytes, bytes]] = (),
-                 form: str | None = None) -> None:  # fmt: skip
+async def respond(
+    scope: Scope,
+    send: Send,
+    status: int,
+    text: MessageLike,
+    headers: Iterable[tuple[bytes, bytes]] = (),
+    form: str | None = None,
+) -> None:
     """Send a short page, or JSON if the client does not accept HTML; close a websocket."""
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})

@@ -28,8 +28,17 @@ MODEL = "pretrained_model_name_or_path"  # which may be an id of the hub
 
 
 # Where people keep models and pictures besides their home: other disks, and what rented machines mount.
-PLACES = ("/workspace", "/data", "/mnt", "/media", "/run/media", "/storage", "/srv", "/Volumes",
-          *(f"{letter}:\\" for letter in "DEFGHIJKLMNOPQRSTUVWXYZ"))  # fmt: skip
+PLACES = (
+    "/workspace",
+    "/data",
+    "/mnt",
+    "/media",
+    "/run/media",
+    "/storage",
+    "/srv",
+    "/Volumes",
+    *(f"{letter}:\\" for letter in "DEFGHIJKLMNOPQRSTUVWXYZ"),
+)
 
 
 def roots(given: Sequence[str | Path] = ()) -> tuple[Path, ...]:

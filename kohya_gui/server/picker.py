@@ -74,9 +74,13 @@ class Picker:
         found = [entry for entry in found if part in entry["name"].lower()]
         up = next((str(where.parent) for root in self.roots if where != root and where.is_relative_to(root)), "")
         return {
-            "folder": str(where), "up": up, "places": places, "separator": os.sep,
-            "entries": [_sized(where, entry) for entry in found[:MOST]], "more": max(0, len(found) - MOST),
-        }  # fmt: skip
+            "folder": str(where),
+            "up": up,
+            "places": places,
+            "separator": os.sep,
+            "entries": [_sized(where, entry) for entry in found[:MOST]],
+            "more": max(0, len(found) - MOST),
+        }
 
     def _nearest(self, text: str) -> Path:
         """The folder to list: the first root for an empty path, else the path or its nearest existing parent."""

@@ -17,12 +17,23 @@ DONE = re.compile(r"(run/\w+|queue/join|cancel|reset|component_server)/?")
 NEVER = re.compile(r"/(monitoring|login|logout|pwa_icon)(/.*)?")
 
 # Nothing from elsewhere is loaded, nothing is sent elsewhere, and no other site may show the page in a frame.
-POLICY = "; ".join((
-    "default-src 'self'", "script-src 'self' 'unsafe-inline' 'unsafe-eval'", "style-src 'self' 'unsafe-inline'",
-    "img-src 'self' data: blob:", "font-src 'self' data:", "media-src 'self' data: blob:",
-    "connect-src 'self' data: blob:", "worker-src 'self' blob:", "frame-src 'self' blob:", "object-src 'none'",
-    "base-uri 'self'", "form-action 'self'", "frame-ancestors 'self'",
-))  # fmt: skip
+POLICY = "; ".join(
+    (
+        "default-src 'self'",
+        "script-src 'self' 'unsafe-inline' 'unsafe-eval'",
+        "style-src 'self' 'unsafe-inline'",
+        "img-src 'self' data: blob:",
+        "font-src 'self' data:",
+        "media-src 'self' data: blob:",
+        "connect-src 'self' data: blob:",
+        "worker-src 'self' blob:",
+        "frame-src 'self' blob:",
+        "object-src 'none'",
+        "base-uri 'self'",
+        "form-action 'self'",
+        "frame-ancestors 'self'",
+    )
+)
 HEADERS = (
     (b"content-security-policy", POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),

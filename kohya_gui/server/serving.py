@@ -46,8 +46,12 @@ class _Refusing(argparse.Action):
 def parser() -> argparse.ArgumentParser:
     """The options of the page's own command."""
     made = Arguments(prog="kohya gui", description="Show the training page in your browser.")
-    made.add_argument("--host", "--listen", default="127.0.0.1",
-                      help="address to listen at; any but this computer's own asks visitors for a token")  # fmt: skip
+    made.add_argument(
+        "--host",
+        "--listen",
+        default="127.0.0.1",
+        help="address to listen at; any but this computer's own asks visitors for a token",
+    )
     made.add_argument(
         "--port",
         "--server_port",
@@ -55,16 +59,34 @@ def parser() -> argparse.ArgumentParser:
         default=0,
         help=f"port; the first free one from {FIRST_PORT} on if not given",
     )
-    made.add_argument("--root", action="append", default=[], metavar="FOLDER",
-                      help="a further folder for files, besides your home and the current folder")  # fmt: skip
-    made.add_argument("--token-file", metavar="FILE",
-                      help="file with the token to ask for, made if absent; else KOHYA_TOKEN or a new one")  # fmt: skip
-    made.add_argument("--user", "--username", metavar="NAME",
-                      help="ask for this name and a password (KOHYA_PASSWORD, or typed) and no token")  # fmt: skip
-    made.add_argument("--allowed-host", action="append", default=[], metavar="NAME",
-                      help="a further name of the page, such as a proxy's; *.example means all below")  # fmt: skip
-    made.add_argument("--root_path", default="", metavar="PATH",
-                      help="path, or whole address, under which a proxy shows the page")  # fmt: skip
+    made.add_argument(
+        "--root",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="a further folder for files, besides your home and the current folder",
+    )
+    made.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="file with the token to ask for, made if absent; else KOHYA_TOKEN or a new one",
+    )
+    made.add_argument(
+        "--user",
+        "--username",
+        metavar="NAME",
+        help="ask for this name and a password (KOHYA_PASSWORD, or typed) and no token",
+    )
+    made.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further name of the page, such as a proxy's; *.example means all below",
+    )
+    made.add_argument(
+        "--root_path", default="", metavar="PATH", help="path, or whole address, under which a proxy shows the page"
+    )
     made.add_argument("--no-browser", "--headless", action="store_true", help="do not open the browser")
     for name in ("--inbrowser", "--do_not_share"):  # what kohya_ss's starters say, and what happens anyway
         made.add_argument(name, action="store_true", help=argparse.SUPPRESS)
@@ -190,8 +212,11 @@ def announce(given: argparse.Namespace, port: int, access: JsonObject) -> None:
         print(f"It asks for the password of {given.user}.", flush=True)
     if "SSH_CONNECTION" in os.environ and is_loopback(given.host):
         machine = os.environ["SSH_CONNECTION"].split()[2:3] or ["this-machine"]
-        print(f"From your own computer: ssh -L {port}:127.0.0.1:{port} {getpass.getuser()}@{machine[0]}, "
-              f"then open http://localhost:{port}/", flush=True)  # fmt: skip
+        print(
+            f"From your own computer: ssh -L {port}:127.0.0.1:{port} {getpass.getuser()}@{machine[0]}, "
+            f"then open http://localhost:{port}/",
+            flush=True,
+        )
     elif not given.no_browser and has_screen():
         # The browser's command line can be read by others, so what stands on it works once.
         threading.Timer(0.5, _open, [url(given.host, port, access.get("ticket", ""))]).start()

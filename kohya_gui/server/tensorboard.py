@@ -28,8 +28,15 @@ def main() -> None:
             super().__init__(guarded(app, asked["secret"]), flags)
 
     board = program.TensorBoard(server_class=GuardedServer)
-    board.configure(host="127.0.0.1", port=0, path_prefix=asked["prefix"], logdir_spec=asked["folders"],
-                    reload_interval=5.0, load_fast="false", window_title="Curves")  # fmt: skip
+    board.configure(
+        host="127.0.0.1",
+        port=0,
+        path_prefix=asked["prefix"],
+        logdir_spec=asked["folders"],
+        reload_interval=5.0,
+        load_fast="false",
+        window_title="Curves",
+    )
     address = board.launch()
     print(json.dumps({"address": address}), flush=True)
     threading.Event().wait()

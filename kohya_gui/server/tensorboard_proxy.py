@@ -116,8 +116,15 @@ class TensorboardServer:
         self.stop()
         code = [sys.executable, "-m", "kohya_gui.server.tensorboard"]
         root = Path(__file__).resolve().parents[2]
-        made = subprocess.Popen(code, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                stderr=subprocess.DEVNULL, text=True, encoding="utf-8")  # fmt: skip
+        made = subprocess.Popen(
+            code,
+            cwd=root,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+        )
         if not made.stdin or not made.stdout:
             raise OSError("it has no pipes")
         late = threading.Timer(PATIENCE, made.kill)

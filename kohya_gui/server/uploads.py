@@ -88,8 +88,11 @@ class ImageUploads:
             need_space(folder, sum(files[at]["size"] for at in wanted))
             parts = {at: self._part(folder, names[at], files[at]) for at in wanted}
             going = {part.name for part, _ in parts.values()}
-            on_way = {one.name.lower() for key, one in self.known.items()
-                      if one.part.parent == folder and one.part.name not in going}  # fmt: skip
+            on_way = {
+                one.name.lower()
+                for key, one in self.known.items()
+                if one.part.parent == folder and one.part.name not in going
+            }
             # Two of one name in one question are two files: the second is numbered like one that is there.
             final = _final([names[at] for at in wanted], {*there, *on_way})
             for at, name in zip(wanted, final, strict=True):
@@ -166,9 +169,13 @@ def _is_file(one: object) -> bool:
     if not isinstance(one, dict) or not {"name", "size", "modified", "sums"} <= one.keys():
         return False
     name, sums = one["name"], one["sums"]
-    return (isinstance(name, str) and len(name) <= paths.LONGEST
-            and all(isinstance(one[key], int) and 0 <= one[key] < 2**53 for key in ("size", "modified"))
-            and isinstance(sums, dict) and all(isinstance(value, int) for value in sums.values()))  # fmt: skip
+    return (
+        isinstance(name, str)
+        and len(name) <= paths.LONGEST
+        and all(isinstance(one[key], int) and 0 <= one[key] < 2**53 for key in ("size", "modified"))
+        and isinstance(sums, dict)
+        and all(isinstance(value, int) for value in sums.values())
+    )
 
 
 def _of_existing(folder: Path, there: Mapping[str, str], name: str, one: JsonMapping) -> JsonObject:

@@ -21,9 +21,12 @@ COMMANDS: dict[str, CommandForms] = {"tools": TOOLS, "caption": CAPTION, "mask":
 AT_ONCE = {"tools": 3, "caption": 1, "mask": 1}  # processes; captions of one folder by two models would mix
 LISTED = 6
 TITLES = {command: forms.titles for command, forms in COMMANDS.items()} | {
-    "models": {"get": "Download"}, "sample": {}, "compare": {}, "caching": {},
+    "models": {"get": "Download"},
+    "sample": {},
+    "compare": {},
+    "caching": {},
     "cache": {"latents": "Cache of images", "text": "Cache of captions"},
-}  # fmt: skip
+}
 ENDING = ".safetensors"
 
 
@@ -36,8 +39,12 @@ class ToolCommands:
     @property
     def handlers(self) -> dict[str, Handler]:
         """Handlers of requests from the page's scripts."""
-        return {"command_begin": self.begin, "command_read": self.read, "command_stop": self.stop,
-                "command_list": self.list}  # fmt: skip
+        return {
+            "command_begin": self.begin,
+            "command_read": self.read,
+            "command_stop": self.stop,
+            "command_list": self.list,
+        }
 
     def begin(self, sent: ApiRequest) -> JsonObject:
         """Start what a form says."""
@@ -93,12 +100,22 @@ def job_status(job: jobs.BackgroundJob) -> JsonObject:
     about = job.facts["arguments"][1] if command == "compare" else about  # the run
     result = job.result if job.kind == "tools" else {}
     return {
-        "id": job.id, "title": titles.get(name, name), "state": job.state, "error": job.error, "log": job.log,
-        "text": "", "done": 0, "total": 0, **job.doing, "out": out,
+        "id": job.id,
+        "title": titles.get(name, name),
+        "state": job.state,
+        "error": job.error,
+        "log": job.log,
+        "text": "",
+        "done": 0,
+        "total": 0,
+        **job.doing,
+        "out": out,
         "bytes": job.kind == "models" or "." in str(job.doing.get("text", "")),  # it names a file that is downloaded
-        "problems": result.get("problems", []), "warnings": result.get("warnings", []),
-        "about": Path(about).name, "when": dates.moment(job.started),
-    }  # fmt: skip
+        "problems": result.get("problems", []),
+        "warnings": result.get("warnings", []),
+        "about": Path(about).name,
+        "when": dates.moment(job.started),
+    }
 
 
 def _forms(sent: ApiRequest) -> CommandForms:

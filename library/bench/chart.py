@@ -10,11 +10,21 @@ from library.config.json_types import JsonMapping
 Row = JsonMapping
 WIDTH, NAME, VALUE, BAR, GAP, TOP = 860, 210, 240, 18, 6, 64
 COLOURS = {
-    "ground": "#ffffff", "text": "#1d1d1b", "quiet": "#5c5c56", "bar": "#a9a4ee", "best": "#4338ca", "edge": "#dededa"
-}  # fmt: skip
+    "ground": "#ffffff",
+    "text": "#1d1d1b",
+    "quiet": "#5c5c56",
+    "bar": "#a9a4ee",
+    "best": "#4338ca",
+    "edge": "#dededa",
+}
 DARK = {
-    "ground": "#1c1c1b", "text": "#eeeeeb", "quiet": "#a8a8a0", "bar": "#55519c", "best": "#a5a0fb", "edge": "#363633"
-}  # fmt: skip
+    "ground": "#1c1c1b",
+    "text": "#eeeeeb",
+    "quiet": "#a8a8a0",
+    "bar": "#55519c",
+    "best": "#a5a0fb",
+    "edge": "#363633",
+}
 
 
 @dataclass(frozen=True)

@@ -59,13 +59,17 @@ class BenchRun:
     def result(self, began: float, finished: bool) -> JsonObject:
         """The result as the file has it; docs/bench.md says what each entry means."""
         found = {
-            "kind": "bench", "schema": SCHEMA, "started": began, "seconds": round(time.time() - began, 1),
+            "kind": "bench",
+            "schema": SCHEMA,
+            "started": began,
+            "seconds": round(time.time() - began, 1),
             "finished": finished,
             "subject": {"title": self.subject.title, "batch": self.subject.batch, **self.subject.about},
-            "machine": machine.facts(self.device), "matmul": self.rate,
+            "machine": machine.facts(self.device),
+            "matmul": self.rate,
             "candidates": {c.name: {"about": c.about, "options": c.chosen()} for c in self.candidates},
             "results": self.rows,
-        }  # fmt: skip
+        }
         return found | {"best": report.best(found)}
 
     # ---- what there is to do

@@ -43,16 +43,41 @@ TRIES = 6
 CAPTION = "a picture of one colour, and as many words about it as fit into a long caption, " * 8
 
 # What a try does without, as it is not about memory or speed.
-PLAIN = {"dataset_config": None, "in_json": None, "reg_data_dir": None, "enable_bucket": False, "resume": None,
-         "validation_split": 0, "validate_every_n_steps": None, "validate_every_n_epochs": None, "logging_dir": None,
-         "log_with": None, "log_tracker_config": None, "huggingface_repo_id": None, "save_state_to_huggingface": False,
-         "save_state": False, "save_state_on_train_end": False, "save_state_every_n_minutes": None,
-         "save_every_n_steps": None, "save_every_n_epochs": None, "save_n_epoch_ratio": None, "max_train_epochs": None,
-         "save_at_steps": (), "save_from_step": None, "early_stop_patience": None,
-         "lr_warmup_steps": 0, "lr_decay_steps": 0,
-         "compile_compare_steps": 0, "compile_autotune": False, "compile_from_step": None, "face_crop_aug_range": None,
-         "sample_at_first": False,
-         "sample_every_n_epochs": None, "console_log_file": None, "caption_extension": ".txt"}  # fmt: skip
+PLAIN = {
+    "dataset_config": None,
+    "in_json": None,
+    "reg_data_dir": None,
+    "enable_bucket": False,
+    "resume": None,
+    "validation_split": 0,
+    "validate_every_n_steps": None,
+    "validate_every_n_epochs": None,
+    "logging_dir": None,
+    "log_with": None,
+    "log_tracker_config": None,
+    "huggingface_repo_id": None,
+    "save_state_to_huggingface": False,
+    "save_state": False,
+    "save_state_on_train_end": False,
+    "save_state_every_n_minutes": None,
+    "save_every_n_steps": None,
+    "save_every_n_epochs": None,
+    "save_n_epoch_ratio": None,
+    "max_train_epochs": None,
+    "save_at_steps": (),
+    "save_from_step": None,
+    "early_stop_patience": None,
+    "lr_warmup_steps": 0,
+    "lr_decay_steps": 0,
+    "compile_compare_steps": 0,
+    "compile_autotune": False,
+    "compile_from_step": None,
+    "face_crop_aug_range": None,
+    "sample_at_first": False,
+    "sample_every_n_epochs": None,
+    "console_log_file": None,
+    "caption_extension": ".txt",
+}
 
 
 Attempt = Callable[[Any], Measured]
@@ -61,8 +86,14 @@ Attempt = Callable[[Any], Measured]
 class Probe:
     """Tries of one config, and the best of them so far. `report` is called whenever there is something new."""
 
-    def __init__(self, config: RunConfig, size: tuple[int, int], memory: float | None, attempt: Attempt,
-                 report: Callable[["Probe"], None] = lambda probe: None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        config: RunConfig,
+        size: tuple[int, int],
+        memory: float | None,
+        attempt: Attempt,
+        report: Callable[["Probe"], None] = lambda probe: None,
+    ) -> None:
         self.config, self.size, self.memory, self._attempt, self._report = config, size, memory, attempt, report
         self.tries: list[Measured] = []
         self.state, self.doing = "running", ""
@@ -171,8 +202,9 @@ def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path
     arguments, variables = starting(folder / "run.toml", config.script, **how)
     environment = {**os.environ, **variables, "KOHYA_HOME": str(folder / "home")}
     with (folder / "log.txt").open("wb") as log:
-        code = subprocess.run(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                              env=environment, check=False).returncode  # fmt: skip
+        code = subprocess.run(
+            arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False
+        ).returncode
     output = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
     found = sorted((folder / "out" / "runs").glob("*")) if (folder / "out").is_dir() else []
     facts = layout.load(found[-1] / layout.RUN) if found else {}
@@ -204,9 +236,13 @@ def prepared(config: RunConfig, size: tuple[int, int], folder: Path) -> Any:
         (place / f"{number}.txt").write_text(CAPTION, encoding="utf-8")
     wanted: JsonObject = {
         **{name: value for name, value in PLAIN.items() if name in options(type(config))},
-        "train_data_dir": str(folder / "images"), "resolution": f"{size[0]},{size[1]}", "max_train_steps": steps,
-        "output_dir": str(folder / "out"), "output_name": "probe", "max_data_loader_n_workers": 0,
-    }  # fmt: skip
+        "train_data_dir": str(folder / "images"),
+        "resolution": f"{size[0]},{size[1]}",
+        "max_train_steps": steps,
+        "output_dir": str(folder / "out"),
+        "output_name": "probe",
+        "max_data_loader_n_workers": 0,
+    }
     if beside:
         wanted[beside] = str(folder / "beside")
     if config.optim.lr_scheduler.split(":")[0] != "adafactor":
@@ -270,8 +306,11 @@ def probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
     if problems := [one for one in preflight.judged(config, images)[0] if one.code != save.THERE]:
         raise ConfigError(*problems)
     if busy := reader.active():
-        raise ConfigError("{run} is still {state}: what is free now is not what there will be; wait for it",
-            run=busy.id, state=busy.state)  # fmt: skip
+        raise ConfigError(
+            "{run} is still {state}: what is free now is not what there will be; wait for it",
+            run=busy.id,
+            state=busy.state,
+        )
     size = largest(images.images, config)
     memory = None if how.get("cpu") else graphics()[1]
     parent = Path(config.save.output_dir or "")

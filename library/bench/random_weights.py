@@ -28,9 +28,14 @@ def check_room(model: nn.Module, device: torch.device, dtype: torch.dtype) -> No
     """Raise ConfigError where the weights do not fit: a machine that runs out of memory may take others down."""
     needed, free = weight_bytes(model, dtype), machine.free_bytes(device)
     if needed > free:
-        raise ConfigError("{network} needs {needed} GB and {free} GB are free on {device}: "
-            "measure --size tiny here, or a TOML with fp8_base or blocks_to_swap", network=type(model).__name__,
-            needed=f"{needed / GIB:.0f}", free=f"{free / GIB:.0f}", device=device.type)  # fmt: skip
+        raise ConfigError(
+            "{network} needs {needed} GB and {free} GB are free on {device}: "
+            "measure --size tiny here, or a TOML with fp8_base or blocks_to_swap",
+            network=type(model).__name__,
+            needed=f"{needed / GIB:.0f}",
+            free=f"{free / GIB:.0f}",
+            device=device.type,
+        )
 
 
 def weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:

@@ -107,11 +107,18 @@ def cells(result: JsonMapping) -> tuple[list[str], list[list[MessageLike]]]:
         if row["status"] != "ok":
             made.append([*start, row["status"], *[""] * 6])
             continue
-        made.append([
-            *start, milliseconds(row["ms"]["p50"]), milliseconds(row["ms"]["p90"]), speed(result, row),
-            f"{row['peak_gb']:.2f} GB", f"{row['tflops']:.4g}" if "tflops" in row else "",
-            f"{row['mfu']:.1%}" if "mfu" in row else "", compiled(row),
-        ])  # fmt: skip
+        made.append(
+            [
+                *start,
+                milliseconds(row["ms"]["p50"]),
+                milliseconds(row["ms"]["p90"]),
+                speed(result, row),
+                f"{row['peak_gb']:.2f} GB",
+                f"{row['tflops']:.4g}" if "tflops" in row else "",
+                f"{row['mfu']:.1%}" if "mfu" in row else "",
+                compiled(row),
+            ]
+        )
     return titles, made
 
 

@@ -71,9 +71,11 @@ def main(argv: Sequence[str], script_of: Callable[[Path], str]) -> int:
 def parser() -> argparse.ArgumentParser:
     """The options."""
     made = Arguments(
-        "kohya bench", description="Measure this machine with a model.", epilog=EXAMPLES,
+        "kohya bench",
+        description="Measure this machine with a model.",
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     made.add_argument(
         "run", nargs="?", type=Path, metavar="RUN.toml", help="measure the training that a TOML describes"
     )
@@ -82,11 +84,21 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--script", help="the kind of training (default: the family's LoRA; for a TOML, guessed from it)")
     made.add_argument("--diffusers", metavar="CLASS", help="measure a transformer of diffusers with random weights")
     made.add_argument("--config", type=Path, metavar="FILE", help="its config.json, which may also name the class")
-    made.add_argument("--input", action="append", default=[], metavar="NAME=SIZES",
-                      help="the shape of an input whose name is unknown; also frames=N, text_length=N")  # fmt: skip
+    made.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=SIZES",
+        help="the shape of an input whose name is unknown; also frames=N, text_length=N",
+    )
     made.add_argument("--part", action="append", default=[], metavar="PART", help=f"any of {', '.join(report.PARTS)}")
-    made.add_argument("--candidate", action="append", default=[], metavar="NAME",
-                      help="ways to run it, the baseline first; --list shows all")  # fmt: skip
+    made.add_argument(
+        "--candidate",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="ways to run it, the baseline first; --list shows all",
+    )
     made.add_argument(
         "--resolution", action="append", default=[], metavar="N", help="sides of the images: 512,1024,2048"
     )

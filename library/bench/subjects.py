@@ -198,13 +198,26 @@ def usual(script: str) -> JsonObject:
     """What most people train with, and words in the place of files."""
     cls = families.config_class(script)
     given = {
-        "pretrained_model_name_or_path": PATH, "train_data_dir": PATH, "output_dir": PATH, "resolution": "1024",
-        "max_train_steps": 100, "cache_latents": True, "cache_text_encoder_outputs": True,
-        "optimizer_type": "AdamW", "learning_rate": 1e-4, "train_batch_size": 1,
+        "pretrained_model_name_or_path": PATH,
+        "train_data_dir": PATH,
+        "output_dir": PATH,
+        "resolution": "1024",
+        "max_train_steps": 100,
+        "cache_latents": True,
+        "cache_text_encoder_outputs": True,
+        "optimizer_type": "AdamW",
+        "learning_rate": 1e-4,
+        "train_batch_size": 1,
         "network_module": next(iter(families.facts(cls.family).adapter_modules)),
-        "network_dim": 16, "network_alpha": 16, "network_train_unet_only": True,
-        "clip_l": PATH, "t5xxl": PATH, "ae": PATH, "token_string": "zorb", "cond_emb_dim": 32,
-    }  # fmt: skip
+        "network_dim": 16,
+        "network_alpha": 16,
+        "network_train_unet_only": True,
+        "clip_l": PATH,
+        "t5xxl": PATH,
+        "ae": PATH,
+        "token_string": "zorb",
+        "cond_emb_dim": 32,
+    }
     known = options(cls)
     if issubclass(cls, EmbeddingRun):
         del given["cache_text_encoder_outputs"]  # captions with the word are read in each step

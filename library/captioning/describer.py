@@ -40,8 +40,11 @@ class Generation:
             if getattr(self, name) < 1:
                 raise ConfigError("{name} is {value}: it must be at least 1", name=name, value=getattr(self, name))
         if not 0 <= self.min_tokens <= self.max_tokens:
-            raise ConfigError("min_tokens is {value}: use 0 to max_tokens, which is {most}", value=self.min_tokens,
-                most=self.max_tokens)  # fmt: skip
+            raise ConfigError(
+                "min_tokens is {value}: use 0 to max_tokens, which is {most}",
+                value=self.min_tokens,
+                most=self.max_tokens,
+            )
         if not 0 <= self.top_p <= 1:
             raise ConfigError("top_p is {value}: it is a sum of probabilities, from 0 to 1", value=f"{self.top_p:g}")
 
@@ -58,8 +61,14 @@ class Describer:
 
     makes_tags = False
 
-    def __init__(self, folder: Path, prompt: str = "", generation: Generation = Generation(), batch_size: int = 1,
-                 device: str = "auto") -> None:  # fmt: skip
+    def __init__(
+        self,
+        folder: Path,
+        prompt: str = "",
+        generation: Generation = Generation(),
+        batch_size: int = 1,
+        device: str = "auto",
+    ) -> None:
         """Weights must be .safetensors. `prompt` is an instruction, the title of one in `PROMPTS`, or for models
         without chat the beginning of the caption (`PROMPTS` are ignored then). Raises ConfigError when the folder is
         not a model, or needs code of its own."""

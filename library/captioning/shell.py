@@ -73,10 +73,20 @@ def _add_blip(ways: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     text = "captions by BLIP, with the flags of sd-scripts' make_captions.py; existing captions are replaced"
     one = ways.add_parser("blip", help=text, description=text)
     one.add_argument("folder", type=Path, metavar="train_data_dir", help="folder of images")
-    one.add_argument("--caption_weights", dest="model", default=BLIP, metavar="MODEL",
-                     help="BLIP in .safetensors: a folder or a Hugging Face id (default: %(default)s)")  # fmt: skip
-    one.add_argument("--caption_extension", "--caption_extention", dest="extension", default=".caption",
-                     help="ending of the caption files (default: %(default)s)")  # fmt: skip
+    one.add_argument(
+        "--caption_weights",
+        dest="model",
+        default=BLIP,
+        metavar="MODEL",
+        help="BLIP in .safetensors: a folder or a Hugging Face id (default: %(default)s)",
+    )
+    one.add_argument(
+        "--caption_extension",
+        "--caption_extention",
+        dest="extension",
+        default=".caption",
+        help="ending of the caption files (default: %(default)s)",
+    )
     one.add_argument("--beam_search", action="store_true", help="beam search; else tokens are drawn (nucleus sampling)")
     one.add_argument("--num_beams", type=int, default=1, help="beam search width (default: %(default)s)")
     one.add_argument("--top_p", type=float, default=0.9, help="of nucleus sampling (default: %(default)s)")
@@ -84,8 +94,14 @@ def _add_blip(ways: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     one.add_argument("--min_length", type=int, default=5, help="fewest tokens of a caption (default: %(default)s)")
     one.add_argument("--seed", type=int, default=42, help="of nucleus sampling (default: %(default)s)")
     one.add_argument("--batch_size", type=int, default=1, help="images at once (default: %(default)s)")
-    one.add_argument("--recursive", dest="depth", action="store_const", const=None, default=0,
-                     help="folders inside the folder as well")  # fmt: skip
+    one.add_argument(
+        "--recursive",
+        dest="depth",
+        action="store_const",
+        const=None,
+        default=0,
+        help="folders inside the folder as well",
+    )
     one.add_argument("--debug", action="store_true", help="print each caption")
     one.add_argument("--max_data_loader_n_workers", type=int, help="accepted; it changes nothing here")
     one.add_argument("--pin_memory", action="store_true", help="accepted; it changes nothing here")
@@ -100,8 +116,12 @@ def _add_first(one: argparse.ArgumentParser, model: str) -> None:
 
 def _add_common(one: argparse.ArgumentParser, batch: int) -> None:
     one.add_argument("--extension", default=".txt", help="ending of the caption files")
-    one.add_argument("--existing", choices=("skip", "add", "replace"), default="skip",
-                     help="what to do with images that have a caption")  # fmt: skip
+    one.add_argument(
+        "--existing",
+        choices=("skip", "add", "replace"),
+        default="skip",
+        help="what to do with images that have a caption",
+    )
     one.add_argument("--prefix", default="", help="tags in front of every caption, such as the trigger word")
     one.add_argument("--suffix", default="", help="tags at the end of every caption")
     one.add_argument("--batch_size", type=int, default=batch, help="images at once")
@@ -123,8 +143,11 @@ def _captioner(asked: argparse.Namespace, report: Report) -> "Captioner":
 
     if asked.way == "blip":
         if asked.model.lower().endswith((".pth", ".pt", ".bin")):
-            raise ConfigError("{model} may hold code and is not opened: leave caption_weights out, or name a folder "
-                "with BLIP in .safetensors", model=asked.model)  # fmt: skip
+            raise ConfigError(
+                "{model} may hold code and is not opened: leave caption_weights out, or name a folder "
+                "with BLIP in .safetensors",
+                model=asked.model,
+            )
         top_p = 0 if asked.beam_search else asked.top_p
         beams = asked.num_beams if asked.beam_search else 1
         generation, prompt = Generation(asked.max_length, asked.min_length, beams, top_p, asked.seed), ""

@@ -67,8 +67,12 @@ class Tagger:
         given = np.ascontiguousarray(stacked.transpose(0, 3, 1, 2)) if self.channels_first else stacked
         answer = self.session.run(None, {self.session.get_inputs()[0].name: given})[0]
         if answer.shape[1:] != (len(self.tags),):
-            raise ConfigError("the model answers with {count} tags, and {tags} has {known}", count=answer.shape[-1],
-                tags=TAGS, known=len(self.tags))  # fmt: skip
+            raise ConfigError(
+                "the model answers with {count} tags, and {tags} has {known}",
+                count=answer.shape[-1],
+                tags=TAGS,
+                known=len(self.tags),
+            )
         return [", ".join(self._chosen(row)) for row in np.asarray(answer, np.float32)[: len(pictures)]]
 
     def _chosen(self, row: np.ndarray) -> Iterator[str]:
@@ -117,8 +121,12 @@ def prepared(picture: Image.Image, side: int) -> np.ndarray:
 
 def _session(path: Path, device: str) -> Any:
     if not path.is_file():
-        raise ConfigError("{path} is missing: choose the folder of a WD14 tagger, with {model} and {tags}", path=path,
-            model=MODEL, tags=TAGS)  # fmt: skip
+        raise ConfigError(
+            "{path} is missing: choose the folder of a WD14 tagger, with {model} and {tags}",
+            path=path,
+            model=MODEL,
+            tags=TAGS,
+        )
     try:
         import onnxruntime
     except ImportError:

@@ -110,8 +110,9 @@ def to_do(folder: Path, choices: CaptioningOptions) -> ToDo:
         if (wanted := os.path.splitext(name)[0] + choices.extension)
     ]
     if not found and choices.depth == 0:
-        raise ConfigError("there are no images in {folder}; --recursive takes those in the folders inside it, too",
-            folder=folder)  # fmt: skip
+        raise ConfigError(
+            "there are no images in {folder}; --recursive takes those in the folders inside it, too", folder=folder
+        )
     if not found:
         raise ConfigError("there are no images in {folder}, nor in the folders inside it", folder=folder)
     if choices.existing == REPLACE:

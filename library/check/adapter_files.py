@@ -61,9 +61,14 @@ def notes(config: RunConfig) -> Iterator[Problem]:
     for option, path in _given(config):
         other = storage.metadata_of(path).get("ss_base_model_version") if path.suffix == ".safetensors" else own
         if other in known and other != own:
-            yield Problem(option,
+            yield Problem(
+                option,
                 ": {path} was trained for {other} (ss_base_model_version), and this is {own}; it is used, as the "
-                "layers of both have the same names", path=path, other=other, own=own)  # fmt: skip
+                "layers of both have the same names",
+                path=path,
+                other=other,
+                own=own,
+            )
 
 
 def _given(config: AdapterRun) -> Iterator[tuple[str, Path]]:
@@ -90,8 +95,11 @@ def _other_ranks(stored: JsonMapping, config: AdapterRun) -> Iterator[Problem]:
             "network_weights",
             ": {layer} has rank {theirs} in the file and {ours} here (network_dim); "
             "set network_dim to the file's rank, or use dim_from_weights",
-            also="network_dim", layer=_layer(odd[0]), theirs=ranks[odd[0]], ours=rank,
-        )  # fmt: skip
+            also="network_dim",
+            layer=_layer(odd[0]),
+            theirs=ranks[odd[0]],
+            ours=rank,
+        )
 
 
 def _layer(key: str) -> str:

@@ -33,8 +33,14 @@ from library.methods.lora import LoraAdapters
 
 IDLE = 300.0  # seconds without a request after which the process ends
 # Options by which all layers are trained from new weights.
-ALL = {"learning_rate": 1e-4, "unet_lr": None, "text_encoder_lr": None, "network_weights": None,
-       "dim_from_weights": False, "base_weights": None}  # fmt: skip
+ALL = {
+    "learning_rate": 1e-4,
+    "unet_lr": None,
+    "text_encoder_lr": None,
+    "network_weights": None,
+    "dim_from_weights": False,
+    "base_weights": None,
+}
 HEADER = 120  # bytes of a file's header per tensor
 
 
@@ -73,8 +79,13 @@ def size(config: AdapterRun) -> JsonObject:
         side = 0 if args.wd_on_output else 1
         magnitudes = sum(layer.weight.shape[side] for layer in layers if layer.weight.dim() > 1)
         numbers, kept = numbers + magnitudes, kept + magnitudes
-    return {"layers": len(names), "parameters": numbers, "blocks": blocks, "counts": counts,
-            "bytes": kept * estimate.saved_bytes(config) + HEADER * len(stored)}  # fmt: skip
+    return {
+        "layers": len(names),
+        "parameters": numbers,
+        "blocks": blocks,
+        "counts": counts,
+        "bytes": kept * estimate.saved_bytes(config) + HEADER * len(stored),
+    }
 
 
 def _without_weights(config: AdapterRun, args: Any) -> AdapterRun:

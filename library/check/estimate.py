@@ -31,11 +31,31 @@ SWAP = 1 / 110e9  # seconds per swapped byte in each step that computing does no
 LINK = 45e9  # bytes per second between host and device while blocks compute
 IN_TRANSIT = 4  # inputs of blocks that are being copied to the host or back at a time
 # States of the optimizer, in bytes per trained parameter.
-STATES = {"adamw8bit": 2, "pagedadamw8bit": 0, "pagedadamw": 0, "pagedadamw32bit": 0, "lion": 4, "lion8bit": 1,
-          "pagedlion8bit": 0, "sgdnesterov": 4, "sgdnesterov8bit": 1, "adafactor": 0.1, "prodigy": 16, "came": 4,
-          "adammini": 4, "muon": 4, "prodigyplusschedulefree": 5, "dadaptation": 12, "dadaptadampreprint": 12,
-          "dadaptadagrad": 12, "dadaptadam": 12, "dadaptadan": 20, "dadaptadanip": 20, "dadaptsgd": 12,
-          "sgdschedulefree": 4}  # fmt: skip
+STATES = {
+    "adamw8bit": 2,
+    "pagedadamw8bit": 0,
+    "pagedadamw": 0,
+    "pagedadamw32bit": 0,
+    "lion": 4,
+    "lion8bit": 1,
+    "pagedlion8bit": 0,
+    "sgdnesterov": 4,
+    "sgdnesterov8bit": 1,
+    "adafactor": 0.1,
+    "prodigy": 16,
+    "came": 4,
+    "adammini": 4,
+    "muon": 4,
+    "prodigyplusschedulefree": 5,
+    "dadaptation": 12,
+    "dadaptadampreprint": 12,
+    "dadaptadagrad": 12,
+    "dadaptadam": 12,
+    "dadaptadan": 20,
+    "dadaptadanip": 20,
+    "dadaptsgd": 12,
+    "sgdschedulefree": 4,
+}
 USUAL_STATES = 8  # two float32 numbers, as of AdamW
 CONTEXT = 0.85 * GIB  # memory of the driver, cuBLAS and cuDNN
 SLACK = 1.08  # for fragmentation
@@ -74,8 +94,11 @@ class MemoryEstimate:
 
     def sentence(self) -> Message:
         """In words."""
-        of_all = Message(" of the {memory} GB of {gpu}", memory=f"{self.memory:.0f}", gpu=self.gpu) \
-            if self.memory and self.gpu else ""  # fmt: skip
+        of_all = (
+            Message(" of the {memory} GB of {gpu}", memory=f"{self.memory:.0f}", gpu=self.gpu)
+            if self.memory and self.gpu
+            else ""
+        )
         pace = Message(", {step} s a step", step=f"{self.step:.2g}") if self.step else ""
         template = "Estimate: about {peak} GB of GPU memory{of_all}{pace} ({basis})"
         return Message(template, peak=f"{self.peak:.1f}", of_all=of_all, pace=pace, basis=self.basis)

@@ -29,7 +29,12 @@ def problems(config: RunConfig, images: ImageSet | None, device: torch.device) -
     needed = graphs_per_block(components.denoiser, family, config, device, sizes)
     if limit < needed:
         other = Message(", or compile_dynamic = auto") if options.dynamic is False else ""
-        yield Problem("compile_cache_size_limit",
+        yield Problem(
+            "compile_cache_size_limit",
             "= {limit}: blocks need {needed} graphs for the sizes of this data set, and run eagerly beyond the limit; "
-            "use {needed} or more, 0 for as many as it takes{other}", limit=limit, needed=needed, other=other,
-            fix={"compile_cache_size_limit": 0})  # fmt: skip
+            "use {needed} or more, 0 for as many as it takes{other}",
+            limit=limit,
+            needed=needed,
+            other=other,
+            fix={"compile_cache_size_limit": 0},
+        )

@@ -31,12 +31,27 @@ def check(reading: Reading[Any], launch: JsonMapping) -> Report:
 
 def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Report]:
     """The reports on several forms, from one process."""
-    given = [{"script": reading.config.script, "values": sent(reading.config), "wrong": sorted(reading.wrong),
-              "problems": [one.as_json() for one in reading.problems]} for reading in readings]  # fmt: skip
+    given = [
+        {
+            "script": reading.config.script,
+            "values": sent(reading.config),
+            "wrong": sorted(reading.wrong),
+            "problems": [one.as_json() for one in reading.problems],
+        }
+        for reading in readings
+    ]
     asked = [sys.executable, "-m", "library.check"]
     try:
-        done = subprocess.run(asked, input=json.dumps(given), capture_output=True, encoding="utf-8", errors="replace",
-                              check=False, timeout=PATIENCE, env=environment(launch))  # fmt: skip
+        done = subprocess.run(
+            asked,
+            input=json.dumps(given),
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+            timeout=PATIENCE,
+            env=environment(launch),
+        )
     except subprocess.TimeoutExpired:
         why = Message("the check took more than {seconds} s and was given up", seconds=f"{PATIENCE:.0f}")
         return [failed(why, reading) for reading in readings]

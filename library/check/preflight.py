@@ -37,8 +37,15 @@ RATES: JsonObject = {"learning_rate": 1e-4, "unet_lr": None, "text_encoder_lr": 
 PATIENCE = 2.0  # seconds after which a look at the images says how far it is
 FITTED = ("model", "network", "other adapters")  # stages to be passed before parts are fitted together
 COUNTED = ("model", "images", "machine")  # the same before graphs are counted
-SHAPING = {"network_dim", "network_args", "network_module", "dim_from_weights", "network_train_unet_only",
-           "network_train_text_encoder_only", "train_text_encoder"}  # fmt: skip
+SHAPING = {
+    "network_dim",
+    "network_args",
+    "network_module",
+    "dim_from_weights",
+    "network_train_unet_only",
+    "network_train_text_encoder_only",
+    "train_text_encoder",
+}
 LEAST_SPACE = 64 * 2**20  # bytes; less than any result needs
 
 # What `accelerate launch` sets where its config asks for a way to cut a model into shards.
@@ -227,9 +234,13 @@ def _sixteen_bits(config: RunConfig) -> Iterator[Problem]:
     device, kind, facts = _device(), config.precision.mixed_precision, families.facts(config.family)
     if kind == "fp16" and facts.exceeds_fp16:
         instead = together(["bf16", *["full_bf16"] * config.precision.full_fp16])
-        yield Problem("mixed_precision",
+        yield Problem(
+            "mixed_precision",
             "= fp16: what {title} computes is too large for it, so the loss is likely to become NaN; use {instead}",
-            title=facts.title, instead=instead, fix=fixes.in_bf16(config))  # fmt: skip
+            title=facts.title,
+            instead=instead,
+            fix=fixes.in_bf16(config),
+        )
     is_old = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
     if kind == "bf16" and is_old and not facts.exceeds_fp16:
         half = {"mixed_precision": "fp16"}
@@ -250,9 +261,11 @@ def _missing_gpu_features(config: RunConfig) -> Iterator[Problem]:
         if not getattr(config.precision, name) or works:
             continue
         if name == "fp8_compute" and int8:
-            yield Problem(name,
+            yield Problem(
+                name,
                 "has no effect here: this GPU multiplies in int8, not in fp8; use auto_compute, which times both ways",
-                fix={"fp8_compute": False, "auto_compute": True})  # fmt: skip
+                fix={"fp8_compute": False, "auto_compute": True},
+            )
         else:
             yield ineffective.remark(name, "this machine cannot multiply in 8 bits, only keep them")
 
@@ -317,16 +330,24 @@ def _machine(config: RunConfig) -> Iterator[Problem]:
         yield Problem("mixed_precision", template, fix=fixes.in_bf16(config))
     asked = [what for switch, what in SHARDING.items() if os.environ.get(switch, "").lower() in SWITCHED_ON]
     for what in [*asked, *["version 1 of FSDP"] * (shards_asked() == 1)]:
-        yield Problem("", topic="training", what=what, template=
-            "accelerate is told to use {what}, which is not used here: choose MULTI_GPU in `accelerate config`, and "
-            "fsdp = true to shard a full fine-tune (FSDP2)")  # fmt: skip
+        yield Problem(
+            "",
+            topic="training",
+            what=what,
+            template="accelerate is told to use {what}, which is not used here: choose MULTI_GPU in "
+            "`accelerate config`, and fsdp = true to shard a full fine-tune (FSDP2)",
+        )
     if shards_asked() == 2 and os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() in SWITCHED_ON:
-        yield Problem("fsdp",
+        yield Problem(
+            "fsdp",
             ": accelerate is told to offload shards to CPU memory (fsdp_offload_params), which is not supported: "
-            "set it to false in `accelerate config`")  # fmt: skip
+            "set it to false in `accelerate config`",
+        )
     if processes() > 1 and config.memory.blocks_to_swap and not config.adapters and not config.optim.stepped_early:
-        yield Problem("blocks_to_swap",
+        yield Problem(
+            "blocks_to_swap",
             ": on several GPUs a whole model can be swapped only with fused_backward_pass and Adafactor; "
-            "add these, or leave blocks_to_swap out")  # fmt: skip
+            "add these, or leave blocks_to_swap out",
+        )
     if config.compile.compile and not config.compile.compile_fallback:
         yield from checks.problems(config.compile, device)

@@ -37,10 +37,24 @@ from library.measuring.model_stats import model_stats
 from library.train.clock import Clock
 
 # Sections of the config -> the topic that a sentence about one of their options belongs to.
-TOPICS = {"model": "model", "data": "images", "captions": "captions", "cache": "caches", "network": "training",
-          "optim": "training", "steps": "training", "noise": "training", "loss": "training", "validation": "training",
-          "precision": "GPU", "memory": "GPU", "distributed": "GPU", "compile": "compiling", "save": "disk",
-          "sample": "samples"}  # fmt: skip
+TOPICS = {
+    "model": "model",
+    "data": "images",
+    "captions": "captions",
+    "cache": "caches",
+    "network": "training",
+    "optim": "training",
+    "steps": "training",
+    "noise": "training",
+    "loss": "training",
+    "validation": "training",
+    "precision": "GPU",
+    "memory": "GPU",
+    "distributed": "GPU",
+    "compile": "compiling",
+    "save": "disk",
+    "sample": "samples",
+}
 ORDER = ("model", "images", "captions", "caches", "training", "GPU", "compiling", "samples", "disk", "other")
 LAUNCH = section_options(Launch)
 NO_GPU = Message("no GPU was found: trainings run on the processor, too slow for full-size models")
@@ -295,11 +309,26 @@ def _disk(config: RunConfig) -> Finding:
     if free < one * 1.2:
         return Finding("disk", "bad", Message("output_dir: {text}; make room, or choose another folder", text=text))
     if free < one + 3 * state:  # another one is saved when the training is stopped
-        return Finding("disk", "hint", Message("output_dir: {text}; without room for three states, "
-            "save_state_every_n_minutes leaves some out: make room, or choose another folder", text=text))  # fmt: skip
+        return Finding(
+            "disk",
+            "hint",
+            Message(
+                "output_dir: {text}; without room for three states, "
+                "save_state_every_n_minutes leaves some out: make room, or choose another folder",
+                text=text,
+            ),
+        )
     if free < more:
-        return Finding("disk", "hint", Message("output_dir: {text}, and all of this training's about {size}; "
-            "keep fewer with save_last_n_steps or save_last_n_epochs", text=text, size=size_text(more)))  # fmt: skip
+        return Finding(
+            "disk",
+            "hint",
+            Message(
+                "output_dir: {text}, and all of this training's about {size}; "
+                "keep fewer with save_last_n_steps or save_last_n_epochs",
+                text=text,
+                size=size_text(more),
+            ),
+        )
     return Finding("disk", "ok", text)
 
 
@@ -324,9 +353,16 @@ def _saves(config: RunConfig) -> float:
 def _about_the_fit(needs: fitting.MemoryEstimate, config: RunConfig) -> Iterator[Finding]:
     most = needs.memory or psutil.virtual_memory().total / GIB
     if needs.peak > ABSURD * most:
-        yield Finding("GPU", "bad", Message(
-            "{sentence}: that is far more than this machine has, and will not fit; lower resolution, train_batch_size "
-            "or network_dim", sentence=needs.sentence()), next(saving_memory(config), {}))  # fmt: skip
+        yield Finding(
+            "GPU",
+            "bad",
+            Message(
+                "{sentence}: that is far more than this machine has, and will not fit; lower resolution, "
+                "train_batch_size or network_dim",
+                sentence=needs.sentence(),
+            ),
+            next(saving_memory(config), {}),
+        )
     elif needs.fits is False:
         yield Finding(
             "GPU",

@@ -19,18 +19,24 @@ def idle_prompts(config: RunConfig, family: Family) -> list[Problem]:
 def _unscheduled(config: RunConfig) -> Iterator[Problem]:
     """Prompts of sample images that nothing says when to generate."""
     if config.sample.wanted and not config.sample.scheduled:
-        yield Problem("sample_prompts" if config.sample.sample_prompts else "sample_from_captions",
+        yield Problem(
+            "sample_prompts" if config.sample.sample_prompts else "sample_from_captions",
             ": samples are generated only when somebody asks for them; set sample_every_n_epochs, "
-            "sample_every_n_steps or sample_at_first")  # fmt: skip
+            "sample_every_n_steps or sample_at_first",
+        )
 
 
 def unusable_prompts(config: RunConfig) -> Iterator[Problem]:
     """Samples without a prompt file, and a file that cannot be read, or names images that cannot."""
     sample = config.sample
     if sample.scheduled and not sample.wanted:
-        yield Problem("sample_prompts",
+        yield Problem(
+            "sample_prompts",
             ": sample images are scheduled, but there is no prompt file; give one, set sample_from_captions, or switch "
-            "sample_images off", also="sample_from_captions", fix={"sample_from_captions": 2})  # fmt: skip
+            "sample_images off",
+            also="sample_from_captions",
+            fix={"sample_from_captions": 2},
+        )
     if sample.sample_prompts and sample.sample_images:
         try:
             yield from prompts.unreadable(sample.sample_prompts, config.control_images, pixels.check_file)

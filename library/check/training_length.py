@@ -35,14 +35,22 @@ def length_problems(config: RunConfig, images: data.Check) -> Iterator[Problem]:
     yield from lr_schedule.too_long(config, whole.total * processes())
     every = config.optim.ema_every_n_steps
     if config.optim.ema_decay and every > whole.total:
-        yield Problem("ema_every_n_steps",
+        yield Problem(
+            "ema_every_n_steps",
             "= {every}: the training ends after {count}, before the first update, so the average would be the "
-            "untrained model; set it to 1", every=every, count=counted(whole.total, "step"), also="ema_decay",
-            fix={"ema_every_n_steps": 1})  # fmt: skip
+            "untrained model; set it to 1",
+            every=every,
+            count=counted(whole.total, "step"),
+            also="ema_decay",
+            fix={"ema_every_n_steps": 1},
+        )
     if config.steps.early_stop_patience and config.data.dataset_config and not images.images.validation:
-        yield Problem("early_stop_patience",
+        yield Problem(
+            "early_stop_patience",
             "needs held-out images, and none are held out: set validation_split in the dataset_config",
-            also="dataset_config validation_split", fix={"early_stop_patience": None})  # fmt: skip
+            also="dataset_config validation_split",
+            fix={"early_stop_patience": None},
+        )
     if config.steps.resume and not config.steps.resume_from_huggingface and config.steps.max_train_epochs:
         yield from resume_state.problems(Path(config.steps.resume), config, whole.total)
 
@@ -63,13 +71,19 @@ def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
         yield from config.compile.never_begun(whole.total)
     first = config.compile.compile_compare_steps
     if config.compile.compile and 0 < whole.total <= first and not config.steps.resume:
-        yield Problem("compile_compare_steps",
-            "= {first}: nothing is compiled, as only {steps} are to be done; use fewer", first=first,
-            steps=whole.total)  # fmt: skip
+        yield Problem(
+            "compile_compare_steps",
+            "= {first}: nothing is compiled, as only {steps} are to be done; use fewer",
+            first=first,
+            steps=whole.total,
+        )
     if config.steps.max_train_epochs and warm > 1 and warm >= whole.total:
-        yield Problem("lr_warmup_steps",
-            "{warm} is not below the {steps} of this training: the learning rate never reaches its value", warm=warm,
-            steps=counted(whole.total, "step"))  # fmt: skip
+        yield Problem(
+            "lr_warmup_steps",
+            "{warm} is not below the {steps} of this training: the learning rate never reaches its value",
+            warm=warm,
+            steps=counted(whole.total, "step"),
+        )
 
 
 def _too_patient(config: RunConfig, whole: Length) -> Iterator[Problem]:
@@ -91,8 +105,12 @@ def _late_saves(config: RunConfig, images: data.Check) -> Iterator[Problem]:
     end, chosen = Clock.of(config, batches).total, config.save.save_at_steps
     count = counted(end, "step")
     if late := [step for step in chosen if step > end]:
-        yield Problem("save_at_steps", ": {steps} will not be saved, as the training ends after {count}; leave them "
-            "out, or train longer", steps=together(map(str, late)), count=count,
-            fix={"save_at_steps": tuple(step for step in chosen if step <= end)})  # fmt: skip
+        yield Problem(
+            "save_at_steps",
+            ": {steps} will not be saved, as the training ends after {count}; leave them out, or train longer",
+            steps=together(map(str, late)),
+            count=count,
+            fix={"save_at_steps": tuple(step for step in chosen if step <= end)},
+        )
     if (config.save.save_from_step or 0) > end:
         yield ineffective.remark("save_from_step", "the training ends after {count}", count=count)

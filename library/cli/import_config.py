@@ -36,8 +36,14 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("file", type=Path, help="the file with the settings, or a LoRA")
     parser.add_argument("-o", "--output", type=Path, help="where to write; an existing file is never overwritten")
-    parser.add_argument("--script", type=musubi.script_of, choices=list(RUNS), metavar="SCRIPT", default="",
-                        help="the training script, ours or musubi-tuner's; else detected from the file")  # fmt: skip
+    parser.add_argument(
+        "--script",
+        type=musubi.script_of,
+        choices=list(RUNS),
+        metavar="SCRIPT",
+        default="",
+        help="the training script, ours or musubi-tuner's; else detected from the file",
+    )
     parser.add_argument("--to", choices=["kohya_ss"], help="the other way round: write the JSON of kohya_ss's page")
     parser.add_argument("--base", type=Path, help="with --to: a JSON of that page, whose other keys stay as they are")
     parser.add_argument("--json", action="store_true", help="print one JSON object with the report, and nothing else")

@@ -24,8 +24,9 @@ COMMANDS = {
     "gui": Command("open the page", "kohya_gui.app:main"),
     "train": Command("train with a config, headless", "library.cli.launch:train"),
     "check": Command("check a config for errors, without training", "library.cli.check:main"),
-    "probe": Command("run two steps of a training, and propose settings that fit into memory",
-                     "library.cli.launch:probe"),
+    "probe": Command(
+        "run two steps of a training, and propose settings that fit into memory", "library.cli.launch:probe"
+    ),
     "demo": Command("make a tiny model and images, and train a LoRA on them", "library.demo:main"),
     "doctor": Command("check this machine: GPU, PyTorch, packages, compiling", "library.doctor.report:main"),
     "caption": Command("caption images with a local tagger or captioning model", "library.captioning.shell:main"),
@@ -35,13 +36,16 @@ COMMANDS = {
     "sample": Command("generate images with LoRAs, embeddings or LLLite, side by side", "library.cli.launch:sample"),
     "compare": Command("compare the files that a run has saved, and propose one", "library.comparing.shell:main"),
     "tools": Command("merge, extract, resize, convert and check LoRA files", "library.tools.shell:main"),
-    "preset": Command("list the presets, or write one as a config, by purpose and number of images",
-                      "library.recipes.shell:main"),
+    "preset": Command(
+        "list the presets, or write one as a config, by purpose and number of images", "library.recipes.shell:main"
+    ),
     "import": Command("convert the settings of another trainer into a config", "library.cli.import_config:main"),
     "diff": Command("list the differences between two config files", "library.cli.import_config:diff"),
-    "bench": Command("benchmark a model on this machine, compiled and not; --profile shows where the time goes",
-                     "library.cli.launch:bench"),
-}  # fmt: skip
+    "bench": Command(
+        "benchmark a model on this machine, compiled and not; --profile shows where the time goes",
+        "library.cli.launch:bench",
+    ),
+}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -71,8 +71,9 @@ def _in_environment() -> str | None:
 def _unusable(given: str | None, folder: Path, why: MessageLike) -> Problem:
     if given and not _in_environment():
         option = "compile_cache_dir"
-        return Problem(option, ": {folder} cannot be used ({why}); choose another",
-            folder=folder, why=why, fix={option: None})  # fmt: skip
+        return Problem(
+            option, ": {folder} cannot be used ({why}); choose another", folder=folder, why=why, fix={option: None}
+        )
     template = "{what}: {folder} cannot be used ({why}); choose another"
     return Problem("", template, what=INDUCTOR, folder=folder, why=why, topic="compiling")
 
@@ -156,8 +157,11 @@ def clean(root: Path | None = None, name: str | None = None) -> int:
     root = root or default_root()
     known = folders(root)
     if name is not None and name not in known:
-        raise ConfigError("there is no compiled code called {name}; there is {known}", name=repr(name),
-            known=', '.join(known) or 'none')  # fmt: skip
+        raise ConfigError(
+            "there is no compiled code called {name}; there is {known}",
+            name=repr(name),
+            known=", ".join(known) or "none",
+        )
     chosen = known if name is None else {name: known[name]}
     for folder in chosen:
         shutil.rmtree(root / folder, ignore_errors=True)  # on Windows a file in use stays

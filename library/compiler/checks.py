@@ -28,16 +28,24 @@ def problems(args: Any, device: torch.device, disable_linear: bool = False) -> I
     """Why blocks cannot be compiled here, one sentence each, found before a model is loaded."""
     if version() < MINIMUM_TORCH:
         need = ".".join(map(str, MINIMUM_TORCH))
-        yield Problem("compile",
+        yield Problem(
+            "compile",
             ": needs PyTorch {need} or newer, this is {version}; update it, or switch compile off",
-            need=need, version=torch.__version__, fix=FALLBACK)  # fmt: skip
+            need=need,
+            version=torch.__version__,
+            fix=FALLBACK,
+        )
         return
     if unknown := [*_unknown_backends(args)]:
         yield from unknown
         return
     if args.compile_backend != "inductor" and args.compile_mode not in (None, "default"):
-        yield Problem("compile_mode", ": {mode} only exists for the inductor backend; use default",
-            mode=args.compile_mode, fix={"compile_mode": "default"})  # fmt: skip
+        yield Problem(
+            "compile_mode",
+            ": {mode} only exists for the inductor backend; use default",
+            mode=args.compile_mode,
+            fix={"compile_mode": "default"},
+        )
     if disable_linear and args.compile_fullgraph:
         yield Problem("compile_fullgraph", ": cannot hold while Linear layers are kept out of the graph; switch it off")
     if args.compile_backend == "inductor" and (why := _no_inductor(device)):
@@ -61,12 +69,22 @@ def _unknown_backends(args: Any) -> Iterator[Problem]:
         fix = {"compile_backend": "inductor"} if option == "compile_backend" else {}
         for name in dict.fromkeys(names):
             if name in missing:
-                yield Problem(option,
+                yield Problem(
+                    option,
                     ": the backend {name} is in the package {package}, which is not installed; choose one of {known}",
-                    name=name, package=PACKAGES[name], known=known, fix=fix)  # fmt: skip
+                    name=name,
+                    package=PACKAGES[name],
+                    known=known,
+                    fix=fix,
+                )
             elif name not in every:
-                yield Problem(option, ": PyTorch has no backend called {name}; choose one of {known}",
-                    name=quoted(name), known=known, fix=fix)  # fmt: skip
+                yield Problem(
+                    option,
+                    ": PyTorch has no backend called {name}; choose one of {known}",
+                    name=quoted(name),
+                    known=known,
+                    fix=fix,
+                )
 
 
 def hooked(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[Problem]:
@@ -79,9 +97,12 @@ def hooked(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[Problem]:
         for inner in block.modules():
             if inner is not block and any(getattr(inner, kind) for kind in HOOKS):
                 name = names.get(id(inner)) or type(inner).__name__
-                yield Problem("compile",
+                yield Problem(
+                    "compile",
                     ": {name} has a hook, which compiled code would not run; remove it, or switch compile off",
-                    name=name, fix=FALLBACK)  # fmt: skip
+                    name=name,
+                    fix=FALLBACK,
+                )
 
 
 def _no_inductor(device: torch.device) -> MessageLike:
@@ -90,9 +111,10 @@ def _no_inductor(device: torch.device) -> MessageLike:
         try:
             torch_private.cpp_compiler()
         except Exception:
-            return Message("no C++ compiler was found, and inductor needs one on the CPU; "
+            return Message(
+                "no C++ compiler was found, and inductor needs one on the CPU; "
                 "install one (Debian: apt install g++, Windows: Visual Studio Build Tools), or switch compile off"
-                )  # fmt: skip
+            )
         if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
             return (
                 "Python's header files were not found (Debian: apt install python3-dev); install them, or switch it off"

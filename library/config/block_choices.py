@@ -33,8 +33,11 @@ def chosen_blocks(text: str, kinds: Mapping[str, str]) -> list[BlockChoice]:
         if kind not in classes:
             raise _no_blocks(
                 ": there are no blocks called {name}{hint}; choose from {names}, such as {first}:0-9",
-                name=quoted(kind or part), hint=did_you_mean(kind or part, kinds),
-                names=", ".join(kinds), first=next(iter(kinds)))  # fmt: skip
+                name=quoted(kind or part),
+                hint=did_you_mean(kind or part, kinds),
+                names=", ".join(kinds),
+                first=next(iter(kinds)),
+            )
         if equals and not backend:
             raise _no_blocks(": {part} names no backend; write {where}=aot_eager, or {where}", part=part, where=where)
         chosen = None if numbers.strip() == "all" else _range(kind, numbers)
@@ -52,20 +55,33 @@ def steps_by_word(text: str, kinds: Mapping[str, str]) -> list[tuple[str, int]]:
     for part in _parts(text):
         name, colon, step = (t.strip() for t in part.rpartition(":"))
         if not re.fullmatch(r"\d{1,9}", step) or (colon and name not in classes):
-            raise ConfigError(Problem("compile_from_step",
-                ": {part} is no step; write 40, or a kind of block and its step, such as {first}:40",
-                part=quoted(part), first=next(iter(kinds), "transformer")))  # fmt: skip
+            raise ConfigError(
+                Problem(
+                    "compile_from_step",
+                    ": {part} is no step; write 40, or a kind of block and its step, such as {first}:40",
+                    part=quoted(part),
+                    first=next(iter(kinds), "transformer"),
+                )
+            )
         meant = {*classes[name]} if colon else {""}
         if known & meant:
-            raise ConfigError(Problem("compile_from_step",
-                ": {part} is a second step for the same blocks; give one for each kind",
-                part=quoted(part)))  # fmt: skip
+            raise ConfigError(
+                Problem(
+                    "compile_from_step",
+                    ": {part} is a second step for the same blocks; give one for each kind",
+                    part=quoted(part),
+                )
+            )
         known |= meant
         found[name] = int(step)
     if text and not found:
-        raise ConfigError(Problem("compile_from_step",
-            ": {given} names no step; write 40, or nothing to compile from the beginning",
-            given=quoted(text)))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "compile_from_step",
+                ": {given} names no step; write 40, or nothing to compile from the beginning",
+                given=quoted(text),
+            )
+        )
     return [*found.items()]
 
 
@@ -75,17 +91,24 @@ def never_begun(text: str, kinds: Mapping[str, str], last: int) -> Iterator[Prob
     late = {word: step for word, step in steps if step > last}
     known = {cls for word, _ in steps if word for cls in classes_by_word(kinds)[word]}
     if late and len(late) == len(steps) and ("" in late or known == {*kinds.values()}):
-        yield Problem("compile_from_step",
+        yield Problem(
+            "compile_from_step",
             ": nothing is compiled, as the training ends with step {last} and compiling begins with step {first}; "
-            "use {last} at most, or leave it empty to compile from the beginning", first=min(late.values()),
-            last=last, fix={"compile_from_step": None})  # fmt: skip
+            "use {last} at most, or leave it empty to compile from the beginning",
+            first=min(late.values()),
+            last=last,
+            fix={"compile_from_step": None},
+        )
         return
     for word, first in late.items():
-        yield Problem("compile_from_step",
+        yield Problem(
+            "compile_from_step",
             ": {what} are not compiled, as the training ends with step {last} and their compiling begins with step "
             "{first}; use {last} at most",
             what=Message("{word} blocks", word=word) if word else Message("other blocks"),
-            first=first, last=last)  # fmt: skip
+            first=first,
+            last=last,
+        )
 
 
 def _parts(text: str) -> Iterator[str]:

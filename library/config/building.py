@@ -185,8 +185,9 @@ def read_section(cls: type | Mapping[str, Option], layer: Layer, problems: list[
     return read
 
 
-def _resolve(config: type[RunConfig], layer: Layer, name: str, value: Any, problems: list[Problem],
-             remarks: list[Problem]) -> str | None:  # fmt: skip
+def _resolve(
+    config: type[RunConfig], layer: Layer, name: str, value: Any, problems: list[Problem], remarks: list[Problem]
+) -> str | None:
     """The option a name stands for, or None when there is nothing to set; says why in `problems` or `remarks`."""
     place, known = layer.place, options(config)
     if name in known:

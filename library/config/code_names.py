@@ -15,9 +15,21 @@ from library.config.schema import options, values
 from library.config.values import did_you_mean
 
 # Modules whose classes are offered; what is in a package counts, too.
-LISTED = ("torch.optim", "transformers.optimization", "diffusers.optimization", "bitsandbytes.optim", "dadaptation",
-          "lion_pytorch", "prodigyopt", "prodigyplus", "pytorch_optimizer", "schedulefree", "lycoris.kohya", "networks",
-          "library.optim.sorted_groups")  # fmt: skip
+LISTED = (
+    "torch.optim",
+    "transformers.optimization",
+    "diffusers.optimization",
+    "bitsandbytes.optim",
+    "dadaptation",
+    "lion_pytorch",
+    "prodigyopt",
+    "prodigyplus",
+    "pytorch_optimizer",
+    "schedulefree",
+    "lycoris.kohya",
+    "networks",
+    "library.optim.sorted_groups",
+)
 MODULES = ("network_module",)  # options that name a module and not a class
 BACKEND = "compile_backend"  # which an installed package may bring
 CREATE = "create_network"  # what a network module has

@@ -105,8 +105,14 @@ def _launch(how: Mapping[str, Any], problems: list[Problem]) -> Launch:
         if (number := getattr(launch, name)) > MANY:
             problems.append(Problem(name, "must be at most {most}, got {number}", most=MANY, number=number))
     if (launch.machine_rank or 0) >= launch.num_machines:
-        problems.append(Problem("machine_rank", "must be below num_machines ({machines}), got {rank}",
-            machines=launch.num_machines, rank=launch.machine_rank))  # fmt: skip
+        problems.append(
+            Problem(
+                "machine_rank",
+                "must be below num_machines ({machines}), got {rank}",
+                machines=launch.num_machines,
+                rank=launch.machine_rank,
+            )
+        )
     problems += _extra(launch)
     return launch
 
@@ -128,9 +134,13 @@ def _extra(launch: Launch) -> Iterator[Problem]:
                 EXTRA, ": accelerate launch has no option {name}{hint}", name=name, hint=did_you_mean(name, known)
             )
         elif (option := name.removeprefix("--")) in own and str(own[option]).lower() != value.lower():
-            yield Problem(EXTRA,
-                ": {name} says something else than {other} ({value}); set {other} instead", name=name,
-                other=option_name(option), value=own[option])  # fmt: skip
+            yield Problem(
+                EXTRA,
+                ": {name} says something else than {other} ({value}); set {other} instead",
+                name=name,
+                other=option_name(option),
+                value=own[option],
+            )
 
 
 @lru_cache(maxsize=1)

@@ -118,9 +118,14 @@ class DatasetConfig:
 
 
 SUBSET_ONLY = {
-    "image_dir", "metadata_file", "conditioning_data_dir", "control_directory", "more_control_directories", "is_reg",
+    "image_dir",
+    "metadata_file",
+    "conditioning_data_dir",
+    "control_directory",
+    "more_control_directories",
+    "is_reg",
     "alpha_mask",
-}  # fmt: skip
+}
 SUBSET_KEYS = section_options(SubsetConfig)
 # What [general] and [[datasets]] may hold: their own values, and those that all their subsets share.
 DATASET_KEYS = {k: o for k, o in SUBSET_KEYS.items() if k not in SUBSET_ONLY} | dict(section_options(DatasetConfig))
@@ -312,9 +317,12 @@ def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[P
         facts = {"title": config.title}
         yield _wrong(source, "control_directory", "is for models with reference images; {title} takes none", **facts)
     if len({bool(subset.metadata_file) for subset in dataset.subsets}) > 1:
-        yield _wrong(source, "",
+        yield _wrong(
+            source,
+            "",
             "either all subsets have a metadata_file or none: make two [[datasets]] of them",
-            also="metadata_file")  # fmt: skip
+            also="metadata_file",
+        )
     use = config.control_images
     masked = config.data.masked_loss or use.inpaints or use.guided
     if use.guided and not all(subset.conditioning_data_dir for subset in dataset.subsets):

@@ -12,9 +12,16 @@ from pathlib import Path
 from library.config.problems import ConfigError
 
 # What libraries say, each in an error of its own, where memory cannot be had.
-NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "os error 12",
-             "Cannot allocate memory", "std::bad_alloc", "failed to map segment", "can't start new thread",
-             "error 1455")  # fmt: skip
+NO_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "os error 12",
+    "Cannot allocate memory",
+    "std::bad_alloc",
+    "failed to map segment",
+    "can't start new thread",
+    "error 1455",
+)
 # Variables of proxies and certificates, in either case.
 NETWORK = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir")
 SWITCHED_ON = ("1", "true", "yes", "on")  # what accelerate reads as such in its variables
@@ -62,8 +69,10 @@ def check() -> None:
     except OSError as error:
         raise ConfigError(
             "{variable}: {wanted} cannot be made ({why}), and PyTorch ends there; choose another folder, or unset it",
-            variable=CACHE, wanted=wanted, why=error.strerror,
-        ) from error  # fmt: skip
+            variable=CACHE,
+            wanted=wanted,
+            why=error.strerror,
+        ) from error
 
 
 # Why: docs/decisions/2026-11-23-memory-without-holes.md

@@ -13,8 +13,13 @@ COMMON_ARGUMENTS = ("weight_decay", "betas", "eps")  # of optimizers, which mean
 
 def exclusive(config: RunConfig, first: str, *others: str) -> Problem:
     """The problem of options that exclude each other; its fix switches the second off."""
-    return Problem(first, "and {others} exclude each other: choose one", others=together(others), also=others,
-                   fix=defaults(config, others[0]))  # fmt: skip
+    return Problem(
+        first,
+        "and {others} exclude each other: choose one",
+        others=together(others),
+        also=others,
+        fix=defaults(config, others[0]),
+    )
 
 
 def in_bf16(run: RunConfig) -> JsonObject:

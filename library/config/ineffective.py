@@ -87,63 +87,99 @@ def _by_epochs(config: RunConfig) -> bool:
 
 
 SHARED: tuple[Rule, ...] = (
-    ("compile_backend compile_mode compile_dynamic compile_fullgraph compile_cache_size_limit compile_fallback "
-     "compile_cache_dir compile_scope compile_blocks compile_activation_budget compile_compare_steps compile_warmup "
-     "compile_from_step",
-     lambda c: c.compile.compile or c.compile.compile_autotune,
-     Message("{option} is off", option=option_name("compile"))),
+    (
+        "compile_backend compile_mode compile_dynamic compile_fullgraph compile_cache_size_limit compile_fallback "
+        "compile_cache_dir compile_scope compile_blocks compile_activation_budget compile_compare_steps compile_warmup "
+        "compile_from_step",
+        lambda c: c.compile.compile or c.compile.compile_autotune,
+        Message("{option} is off", option=option_name("compile")),
+    ),
     ("compile_mode", lambda c: c.compile.compile_backend == "inductor", "only inductor has modes"),
     ("checkpoint_keep_attention", lambda c: c.memory.checkpointing, "gradient_checkpointing is off"),
     ("train_data_dir reg_data_dir in_json", _dataset, "dataset_config describes the images"),
-    ("reg_data_dir caption_extension cache_info", lambda c: not c.data.in_json or c.data.dataset_config,
-     "in_json describes the images"),
-    ("min_bucket_reso max_bucket_reso bucket_reso_steps bucket_no_upscale",
-     lambda c: c.data.enable_bucket or c.data.dataset_config, "enable_bucket is off"),
-    ("min_bucket_reso max_bucket_reso", lambda c: not c.data.bucket_no_upscale,
-     "bucket_no_upscale cuts each image to its own size"),
+    (
+        "reg_data_dir caption_extension cache_info",
+        lambda c: not c.data.in_json or c.data.dataset_config,
+        "in_json describes the images",
+    ),
+    (
+        "min_bucket_reso max_bucket_reso bucket_reso_steps bucket_no_upscale",
+        lambda c: c.data.enable_bucket or c.data.dataset_config,
+        "enable_bucket is off",
+    ),
+    (
+        "min_bucket_reso max_bucket_reso",
+        lambda c: not c.data.bucket_no_upscale,
+        "bucket_no_upscale cuts each image to its own size",
+    ),
     ("keep_tokens", _tags, "shuffle_caption and caption_tag_dropout_rate are off"),
-    ("caption_separator",
-     lambda c: _tags(c) or c.captions.secondary_separator or c.captions.keep_tokens_separator or c.data.in_json,
-     "shuffle_caption and caption_tag_dropout_rate are off"),
+    (
+        "caption_separator",
+        lambda c: _tags(c) or c.captions.secondary_separator or c.captions.keep_tokens_separator or c.data.in_json,
+        "shuffle_caption and caption_tag_dropout_rate are off",
+    ),
     ("token_warmup_min", lambda c: c.captions.token_warmup_step or c.data.dataset_config, "token_warmup_step is 0"),
     ("cached_caption_variants", lambda c: c.cache.text, "cache_text_encoder_outputs is off"),
-    ("cached_caption_variants",
-     lambda c: c.captions.shuffle_caption or c.captions.caption_tag_dropout_rate or c.captions.enable_wildcard
-     or c.data.dataset_config,
-     "shuffle_caption, caption_tag_dropout_rate and enable_wildcard are off"),
+    (
+        "cached_caption_variants",
+        lambda c: (
+            c.captions.shuffle_caption
+            or c.captions.caption_tag_dropout_rate
+            or c.captions.enable_wildcard
+            or c.data.dataset_config
+        ),
+        "shuffle_caption, caption_tag_dropout_rate and enable_wildcard are off",
+    ),
     ("text_encoder_batch_size", lambda c: c.cache.text, "cache_text_encoder_outputs is off"),
     ("persistent_data_loader_workers", lambda c: c.data.max_data_loader_n_workers, "max_data_loader_n_workers is 0"),
     ("no_half_vae", lambda c: c.precision.mixed_precision != "no", "mixed_precision = no computes in float32 anyway"),
     ("vae_batch_size", lambda c: c.cache.latents, "cache_latents is off"),
-    ("skip_cache_check", lambda c: c.cache.cache_latents_to_disk
-     or c.cache.cache_text_encoder_outputs_to_disk, "nothing is cached to disk"),
+    (
+        "skip_cache_check",
+        lambda c: c.cache.cache_latents_to_disk or c.cache.cache_text_encoder_outputs_to_disk,
+        "nothing is cached to disk",
+    ),
     ("noise_offset_random_strength", lambda c: c.noise.noise_offset, "noise_offset is not set"),
     ("multires_noise_discount", lambda c: c.noise.multires_noise_iterations, "multires_noise_iterations is not set"),
     ("ip_noise_gamma_random_strength", lambda c: c.noise.ip_noise_gamma, "ip_noise_gamma is not set"),
-    ("normalize_masked_area_loss", lambda c: c.data.masked_loss or c.data.alpha_mask or c.data.dataset_config,
-     "masked_loss and alpha_mask are off"),
-    ("huber_schedule huber_c huber_scale", lambda c: c.loss.loss_type in ("huber", "smooth_l1"),
-     "loss_type is neither huber nor smooth_l1"),
+    (
+        "normalize_masked_area_loss",
+        lambda c: c.data.masked_loss or c.data.alpha_mask or c.data.dataset_config,
+        "masked_loss and alpha_mask are off",
+    ),
+    (
+        "huber_schedule huber_c huber_scale",
+        lambda c: c.loss.loss_type in ("huber", "smooth_l1"),
+        "loss_type is neither huber nor smooth_l1",
+    ),
     ("huber_scale", lambda c: c.loss.huber_schedule != "snr", "huber_schedule = snr has no factor"),
-    ("lr_scheduler_num_cycles", lambda c: _scheduler(c, *CYCLES),
-     "lr_scheduler has no cycles"),
+    ("lr_scheduler_num_cycles", lambda c: _scheduler(c, *CYCLES), "lr_scheduler has no cycles"),
     ("lr_scheduler_power", lambda c: _scheduler(c, "polynomial"), "lr_scheduler is not polynomial"),
     ("lr_scheduler_timescale", lambda c: _scheduler(c, "inverse_sqrt"), "lr_scheduler is not inverse_sqrt"),
-    ("lr_scheduler_min_lr_ratio", lambda c: _scheduler(c, "cosine_with_min_lr", "warmup_stable_decay"),
-     "lr_scheduler has no lowest rate"),
+    (
+        "lr_scheduler_min_lr_ratio",
+        lambda c: _scheduler(c, "cosine_with_min_lr", "warmup_stable_decay"),
+        "lr_scheduler has no lowest rate",
+    ),
     ("lr_warmup_steps", lambda c: not c.optim.without_schedule, "this optimizer follows no schedule"),
     ("lr_decay_steps", lambda c: _scheduler(c, "warmup_stable_decay"), "lr_scheduler is not warmup_stable_decay"),
     ("lr_scheduler", lambda c: not c.optim.lr_scheduler_type, "lr_scheduler_type names another"),
     ("ema_every_n_steps ema_device", lambda c: c.optim.ema_decay, "ema_decay is 0"),
     ("max_train_steps", lambda c: not c.steps.max_train_epochs, "max_train_epochs decides"),
     ("save_every_n_epochs", lambda c: not c.save.save_n_epoch_ratio, "save_n_epoch_ratio decides"),
-    ("save_from_step", lambda c: c.save.save_every_n_steps or _by_epochs(c),
-     "nothing is saved every N steps or epochs"),
+    (
+        "save_from_step",
+        lambda c: c.save.save_every_n_steps or _by_epochs(c),
+        "nothing is saved every N steps or epochs",
+    ),
     ("save_last_n_epochs save_last_n_epochs_state", _by_epochs, "save_every_n_epochs is not set"),
     ("save_last_n_steps save_last_n_steps_state", lambda c: c.save.save_every_n_steps, "save_every_n_steps is not set"),
     ("save_last_n_epochs_state save_last_n_steps_state", lambda c: c.save.save_state, "save_state is off"),
-    ("sample_prompts sample_from_captions sample_every_n_epochs sample_every_n_steps sample_at_first sample_sampler",
-     lambda c: c.sample.sample_images, "sample_images is off"),
+    (
+        "sample_prompts sample_from_captions sample_every_n_epochs sample_every_n_steps sample_at_first sample_sampler",
+        lambda c: c.sample.sample_images,
+        "sample_images is off",
+    ),
     ("sample_from_captions", lambda c: not c.sample.sample_prompts, "sample_prompts names the prompts"),
     ("sample_sampler", lambda c: c.sample.wanted, "neither sample_prompts nor sample_from_captions is set"),
     ("sample_every_n_steps", lambda c: not c.sample.sample_every_n_epochs, "sample_every_n_epochs decides"),
@@ -152,22 +188,29 @@ SHARED: tuple[Rule, ...] = (
     ("log_prefix", lambda c: c.log.logging_dir, "logging_dir is not set"),
     ("log_tracker_config", lambda c: c.log.log_with in ("wandb", "all"), "log_with is not wandb"),
     ("wandb_run_name wandb_api_key", lambda c: c.log.log_with in ("wandb", "all"), "log_with is not wandb"),
-    ("huggingface_repo_type huggingface_path_in_repo huggingface_token huggingface_repo_visibility "
-     "save_state_to_huggingface async_upload", lambda c: c.hub.huggingface_repo_id, "huggingface_repo_id is not set"),
-)  # fmt: skip
+    (
+        "huggingface_repo_type huggingface_path_in_repo huggingface_token huggingface_repo_visibility "
+        "save_state_to_huggingface async_upload",
+        lambda c: c.hub.huggingface_repo_id,
+        "huggingface_repo_id is not set",
+    ),
+)
 
 BESIDE: tuple[Rule, ...] = (
     ("int8_rotation", lambda c: c.precision.int8_compute or c.precision.auto_compute, "int8_compute is off"),
     ("prior_loss_weight", lambda c: c.data.reg_data_dir or c.data.dataset_config, "reg_data_dir is not set"),
     ("fused_backward_pass", lambda c: False, "adapters have few gradients to save"),
-)  # fmt: skip
+)
 
 WORDS: tuple[Rule, ...] = (
-    ("shuffle_caption caption_tag_dropout_rate caption_prefix caption_suffix enable_wildcard token_warmup_step "
-     "secondary_separator",
-     lambda c: not c.caption_change.sentences, "ready sentences take the place of captions"),
+    (
+        "shuffle_caption caption_tag_dropout_rate caption_prefix caption_suffix enable_wildcard token_warmup_step "
+        "secondary_separator",
+        lambda c: not c.caption_change.sentences,
+        "ready sentences take the place of captions",
+    ),
     ("init_word", lambda c: not c.embedding.weights, "weights says where to begin"),
-)  # fmt: skip
+)
 
 ADAPTERS: tuple[Rule, ...] = (
     ("network_dim", lambda c: not c.network.dim_from_weights, "dim_from_weights takes the ranks from the file"),
@@ -176,15 +219,23 @@ ADAPTERS: tuple[Rule, ...] = (
     ("text_encoder_lr", lambda c: not c.network.network_train_unet_only, "network_train_unet_only is on"),
     ("unet_lr", lambda c: not c.network.network_train_text_encoder_only, "network_train_text_encoder_only is on"),
     ("base_weights_multiplier", lambda c: c.network.base_weights, "base_weights is not set"),
-    ("max_validation_steps validation_seed validate_every_n_steps validate_every_n_epochs",
-     lambda c: c.validation.validation_split or c.data.dataset_config, "validation_split is 0"),
-)  # fmt: skip
+    (
+        "max_validation_steps validation_seed validate_every_n_steps validate_every_n_epochs",
+        lambda c: c.validation.validation_split or c.data.dataset_config,
+        "validation_split is 0",
+    ),
+)
 
 WHOLE: tuple[Rule, ...] = (
-    ("fp8_base int8_base fp8_compute int8_compute int8_rotation auto_compute", lambda c: False,
-     "the whole model is trained, which needs more than 8 bits"),
-    ("use_safetensors", lambda c: c.save.save_model_as is None and not c.save.only_safetensors,
-     "save_model_as, or the base model, decides"),
-    ("learning_rate_te1 learning_rate_te2", lambda c: c.trains_whole_encoders,
-     "train_text_encoder is off"),
-)  # fmt: skip
+    (
+        "fp8_base int8_base fp8_compute int8_compute int8_rotation auto_compute",
+        lambda c: False,
+        "the whole model is trained, which needs more than 8 bits",
+    ),
+    (
+        "use_safetensors",
+        lambda c: c.save.save_model_as is None and not c.save.only_safetensors,
+        "save_model_as, or the base model, decides",
+    ),
+    ("learning_rate_te1 learning_rate_te2", lambda c: c.trains_whole_encoders, "train_text_encoder is off"),
+)

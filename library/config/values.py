@@ -154,8 +154,9 @@ class Option:
         if self.choices:
             value = self._chosen(value)
         if self.kind == "code" and not (CODE.fullmatch(value := value.strip()) and len(value) <= LONGEST_CODE):
-            raise ConfigError("must be a name, or several joined by dots as in module.Class, got {value}",
-                value=quoted(value))  # fmt: skip
+            raise ConfigError(
+                "must be a name, or several joined by dots as in module.Class, got {value}", value=quoted(value)
+            )
         low, high = self.hints.get("min"), self.hints.get("max")
         if (low is not None and value < low) or (high is not None and value > high):
             shape = (
@@ -167,8 +168,16 @@ class Option:
             )
             usual = self.hints.get("usual", self.default)
             fix = {self.name: usual} if low is not None and value < min(low, 0) and usual is not None else {}
-            raise ConfigError(Problem("", "must be {limits}, got {value}", fix=fix, code=LIMITS,
-                limits=Message(shape, low=low, high=high), value=quoted(value)))  # fmt: skip
+            raise ConfigError(
+                Problem(
+                    "",
+                    "must be {limits}, got {value}",
+                    fix=fix,
+                    code=LIMITS,
+                    limits=Message(shape, low=low, high=high),
+                    value=quoted(value),
+                )
+            )
         ceiling = self.hints.get("ceiling", LARGEST if self.type is float else None)
         if ceiling is not None and value > ceiling:
             raise ConfigError("must be at most {ceiling}, got {value}", ceiling=f"{ceiling:,}", value=quoted(value))
@@ -186,8 +195,16 @@ class Option:
     def _refused(self, value: Any, meant: str = "") -> ConfigError:
         """The error about a value that is of another kind than it must be; `meant` is what was probably meant."""
         hint, fix = Message(" (did you mean {name}?)", name=meant) if meant else "", {self.name: meant} if meant else {}
-        return ConfigError(Problem("", "must be {expects}, got {value}{hint}", fix=fix,
-                                   expects=self.expects, value=quoted(value), hint=hint))  # fmt: skip
+        return ConfigError(
+            Problem(
+                "",
+                "must be {expects}, got {value}{hint}",
+                fix=fix,
+                expects=self.expects,
+                value=quoted(value),
+                hint=hint,
+            )
+        )
 
 
 def to_bool(value: Any) -> bool:

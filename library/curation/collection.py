@@ -130,9 +130,13 @@ class ImageCollection:
         long = length(self.config.steps, counts["batches_per_epoch"])
         sizes = sorted({dataset.batch_size for dataset in images.datasets})
         return {
-            **counts, "steps_per_epoch": long.per_epoch, "steps": long.total, "epochs": long.epochs,
-            "batch": " or ".join(map(str, sizes)), "world": self.world,
-        }  # fmt: skip
+            **counts,
+            "steps_per_epoch": long.per_epoch,
+            "steps": long.total,
+            "epochs": long.epochs,
+            "batch": " or ".join(map(str, sizes)),
+            "world": self.world,
+        }
 
     def _images(self) -> ImageSet:
         """The images of a training without the damaged ones."""

@@ -27,14 +27,35 @@ from library.config.reading import sizes
 
 # The options of a data set, and of each of its folders, in a form.
 OF_DATASET = (
-    "resolution", "batch_size", "enable_bucket", "bucket_no_upscale", "min_bucket_reso", "max_bucket_reso",
-    "bucket_reso_steps", "validation_split",
-)  # fmt: skip
+    "resolution",
+    "batch_size",
+    "enable_bucket",
+    "bucket_no_upscale",
+    "min_bucket_reso",
+    "max_bucket_reso",
+    "bucket_reso_steps",
+    "validation_split",
+)
 OF_FOLDER = (
-    "image_dir", "num_repeats", "is_reg", "class_tokens", "caption_extension", "caption_prefix", "caption_suffix",
-    "shuffle_caption", "keep_tokens", "caption_dropout_rate", "caption_tag_dropout_rate", "flip_aug", "color_aug",
-    "random_crop", "alpha_mask", "conditioning_data_dir", "control_directory", "metadata_file",
-)  # fmt: skip
+    "image_dir",
+    "num_repeats",
+    "is_reg",
+    "class_tokens",
+    "caption_extension",
+    "caption_prefix",
+    "caption_suffix",
+    "shuffle_caption",
+    "keep_tokens",
+    "caption_dropout_rate",
+    "caption_tag_dropout_rate",
+    "flip_aug",
+    "color_aug",
+    "random_crop",
+    "alpha_mask",
+    "conditioning_data_dir",
+    "control_directory",
+    "metadata_file",
+)
 KNOWN = {name: DATASET_KEYS[name] for name in OF_DATASET} | {name: SUBSET_KEYS[name] for name in OF_FOLDER}
 HEADER = re.compile(r"^[ \t]*\[{1,2}\s*(?P<name>[\w.\s-]+?)\s*\]{1,2}\s*(#.*)?$", re.M)
 COMMENT = "# The data sets of a training: [[datasets]] with their folders, [[datasets.subsets]].\n"
@@ -109,8 +130,13 @@ def written(path: Path, wanted: Sequence[DatasetTable]) -> str:
     except (TOMLKitError, tomllib.TOMLDecodeError, TypeError, AttributeError, KeyError, IndexError, ValueError):
         good, made = False, ""
     if not good:
-        raise ConfigError(Problem("dataset_config", ": {path} is written in a way that cannot be changed here; "
-            "change it in a text editor", path=path))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "dataset_config",
+                ": {path} is written in a way that cannot be changed here; change it in a text editor",
+                path=path,
+            )
+        )
     return made.replace("\n", "\r\n") if is_windows else made
 
 
@@ -157,8 +183,12 @@ def _rearranged(text: str, wanted: Sequence[DatasetTable]) -> str:
             ends[at] = len(made) - 1
     for one in reversed(wanted):
         last = max(ends.values()) if one.at is None else ends[one.at]
-        added = [line for inner in one.folders if inner.at is None
-                 for line in ("", "[[datasets.subsets]]", *_lines(inner.texts, OF_FOLDER, {}))]  # fmt: skip
+        added = [
+            line
+            for inner in one.folders
+            if inner.at is None
+            for line in ("", "[[datasets.subsets]]", *_lines(inner.texts, OF_FOLDER, {}))
+        ]
         if one.at is None:
             added = ["", "[[datasets]]", *_lines(one.texts, OF_DATASET, {}), *added]
         made[last] = _longer(made[last], added)
@@ -223,8 +253,9 @@ def _text(name: str, value: Any) -> str:
     return KNOWN[name].text(value)
 
 
-def _change(document: MutableMapping[str, Any], wanted: Sequence[DatasetTable], make: Callable[[], Any],
-            problems: list[Problem]) -> None:  # fmt: skip
+def _change(
+    document: MutableMapping[str, Any], wanted: Sequence[DatasetTable], make: Callable[[], Any], problems: list[Problem]
+) -> None:
     """Replace the tables of a document by the wanted ones; `make` returns an empty table of its type."""
     datasets = _sync(document, "datasets", wanted, make)
     for number, (table, one) in enumerate(zip(datasets, wanted, strict=True), start=1):
@@ -235,8 +266,9 @@ def _change(document: MutableMapping[str, Any], wanted: Sequence[DatasetTable], 
             _put(inner, folder.texts, OF_FOLDER, f"{place}{name} ", problems)
 
 
-def _sync(holder: MutableMapping[str, Any], key: str, wanted: Sequence[DatasetTable | FolderTable],
-          make: Callable[[], Any]) -> Any:  # fmt: skip
+def _sync(
+    holder: MutableMapping[str, Any], key: str, wanted: Sequence[DatasetTable | FolderTable], make: Callable[[], Any]
+) -> Any:
     """The list of tables of a key, without the removed ones and with new ones at its end."""
     is_toml = make is tomlkit.table
     if key not in holder:
@@ -253,8 +285,9 @@ def _sync(holder: MutableMapping[str, Any], key: str, wanted: Sequence[DatasetTa
     return tables
 
 
-def _put(table: MutableMapping[str, Any], texts: Mapping[str, str], names: Sequence[str], place: str,
-         problems: list[Problem]) -> None:  # fmt: skip
+def _put(
+    table: MutableMapping[str, Any], texts: Mapping[str, str], names: Sequence[str], place: str, problems: list[Problem]
+) -> None:
     """Write the options that differ, and remove those that are empty."""
     for name in names:
         before, now = _text(name, table[name]) if name in table else "", texts.get(name, "").strip()

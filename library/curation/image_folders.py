@@ -39,7 +39,9 @@ def named(one: FolderTable) -> list[FolderTable]:
     if not concepts and (own := folders.concept(folder)) and 0 < own.repeats < folders.MANY_REPEATS:
         concepts = [own]
     return [
-        FolderTable({**one.texts, "image_dir": str(each.folder), "num_repeats": str(each.repeats)}
-                    | ({"class_tokens": each.words} if each.words else {}))
+        FolderTable(
+            {**one.texts, "image_dir": str(each.folder), "num_repeats": str(each.repeats)}
+            | ({"class_tokens": each.words} if each.words else {})
+        )
         for each in concepts
-    ] or [one]  # fmt: skip
+    ] or [one]

@@ -59,8 +59,12 @@ def check_content(path: Path, name: str) -> None:
     except Exception:  # decoders raise anything
         raise ConfigError("{name} is not an image that can be read", name=name) from None
     if pixels > MOST_PIXELS:
-        raise ConfigError("{name} has {pixels} megapixels: make it smaller, {most} are enough", name=name,
-            pixels=pixels // 1_000_000, most=MOST_PIXELS // 1_000_000)  # fmt: skip
+        raise ConfigError(
+            "{name} has {pixels} megapixels: make it smaller, {most} are enough",
+            name=name,
+            pixels=pixels // 1_000_000,
+            most=MOST_PIXELS // 1_000_000,
+        )
     if why := check_file(str(path)):
         raise ConfigError("{name} is not an image that can be read: {why}", name=name, why=why)
 

@@ -145,7 +145,7 @@ def _take(collection: ImageCollection, listing: Listing, place: ImageFolder) -> 
                 0,
                 listing.path(os.path.splitext(name)[0] + ending),
                 broken="its format is not read here: convert it to PNG or WebP",
-            )  # fmt: skip
+            )
         )
     place.path = listing.folder
     place.images = len(listing.images) + len(listing.undecodable)

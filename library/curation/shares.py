@@ -48,8 +48,14 @@ def counted(config: RunConfig, may: Callable[[str], bool], world: int = 1) -> Js
     warnings = [one for one in found.warnings if not (flat and one.option == "train_data_dir")]
     long = length(config.steps, total["batches_per_epoch"])
     return {
-        "rows": [*rows.values()], "images": total["images"], "learned": total["images"] - total["regularisation"],
-        "seen": seen, "buckets": len(total["buckets"]),
-        "steps_per_epoch": long.per_epoch, "steps": long.total, "epochs": long.epochs,
-        "problems": found.problems, "warnings": [*found.other_captions, *warnings],
-    }  # fmt: skip
+        "rows": [*rows.values()],
+        "images": total["images"],
+        "learned": total["images"] - total["regularisation"],
+        "seen": seen,
+        "buckets": len(total["buckets"]),
+        "steps_per_epoch": long.per_epoch,
+        "steps": long.total,
+        "epochs": long.epochs,
+        "problems": found.problems,
+        "warnings": [*found.other_captions, *warnings],
+    }

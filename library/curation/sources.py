@@ -118,8 +118,15 @@ class _Places:
             name = f"{path} (data set {position + 1})"
         template = TOLD_ELSEWHERE if subset.metadata_file else ELSEWHERE
         words = Message(template, file=Path(path).name, folder=path)
-        place = ImageFolder(name, subset.num_repeats, subset.class_tokens or "", 0, path=subset.image_dir or "",
-                      role="reg" if subset.is_reg else "", fixed=words)  # fmt: skip
+        place = ImageFolder(
+            name,
+            subset.num_repeats,
+            subset.class_tokens or "",
+            0,
+            path=subset.image_dir or "",
+            role="reg" if subset.is_reg else "",
+            fixed=words,
+        )
         if not subset.num_repeats:
             place.unused = Message("it has 0 repeats")
         self.known[position, path] = self.made[id(subset)] = place

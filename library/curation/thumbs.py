@@ -70,8 +70,12 @@ def opened(path: str | Path) -> Image.Image:
         raise ConfigError("{path} cannot be read as an image: {kind}", path=path, kind=type(error).__name__) from error
     if with_limit.width * with_limit.height > PIXELS:
         with_limit.close()
-        raise ConfigError("{path} has {width} x {height} pixels, too many to be shown", path=path,
-            width=with_limit.width, height=with_limit.height)  # fmt: skip
+        raise ConfigError(
+            "{path} has {width} x {height} pixels, too many to be shown",
+            path=path,
+            width=with_limit.width,
+            height=with_limit.height,
+        )
     return with_limit
 
 

@@ -59,16 +59,25 @@ class Buckets:
         if self.no_upscale or self.step < 1:
             return
         if self.smallest < self.step:
-            yield Problem("min_bucket_reso", "must not be below bucket_reso_steps ({steps}): raise the former",
-                steps=self.step)  # fmt: skip
+            yield Problem(
+                "min_bucket_reso", "must not be below bucket_reso_steps ({steps}): raise the former", steps=self.step
+            )
             return
         smallest, largest = _bounds(self.smallest, self.largest, self.step)
         if min(self.resolution) < smallest:
-            yield Problem("min_bucket_reso", ": {smallest} is larger than the resolution {min}",
-                smallest=self.smallest, min=min(self.resolution))  # fmt: skip
+            yield Problem(
+                "min_bucket_reso",
+                ": {smallest} is larger than the resolution {min}",
+                smallest=self.smallest,
+                min=min(self.resolution),
+            )
         if max(self.resolution) > largest:
-            yield Problem("max_bucket_reso", ": {largest} is smaller than the resolution {max}",
-                largest=self.largest, max=max(self.resolution))  # fmt: skip
+            yield Problem(
+                "max_bucket_reso",
+                ": {largest} is smaller than the resolution {max}",
+                largest=self.largest,
+                max=max(self.resolution),
+            )
 
     def fit(self, size: Size) -> BucketFit | None:
         """Choose the bucket of an image, or None when the image is thinner than the thinnest bucket."""

@@ -23,8 +23,18 @@ from safetensors.torch import load
 from library.config.problems import SURROGATES
 from library.files import write_atomic
 
-BROKEN = (OSError, ValueError, KeyError, EOFError, MemoryError, OverflowError, NotImplementedError, zlib.error,
-          zipfile.BadZipFile, SafetensorError)  # fmt: skip
+BROKEN = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    MemoryError,
+    OverflowError,
+    NotImplementedError,
+    zlib.error,
+    zipfile.BadZipFile,
+    SafetensorError,
+)
 LARGEST = 2**30  # bytes of an unpacked cache, 100 times the latents of an image in 100 sizes
 MASK = "alpha_mask"  # what names of masks begin with
 TYPE = re.compile(r"_(bfloat16|float\d+\w*|u?int\d+|bool)$")

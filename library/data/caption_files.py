@@ -55,8 +55,12 @@ def about_odd_files(here: Listing, files: Collection[str], extension: str) -> It
     if files:
         yield about_images(
             "{folder}: not read as captions: {names}; to use them, save each as text with the name of its image and "
-            "the ending {extension}", folder=here.folder, names=some(sorted(files)), extension=extension,
-            topic="captions")  # fmt: skip
+            "the ending {extension}",
+            folder=here.folder,
+            names=some(sorted(files)),
+            extension=extension,
+            topic="captions",
+        )
 
 
 def about_missing(subset: SubsetConfig, here: Listing, images: list[str], files: list[str]) -> Missing:
@@ -78,21 +82,32 @@ def about_missing(subset: SubsetConfig, here: Listing, images: list[str], files:
         )
         count = endings[other]
         files_there = ngettext("{count} {ending} file", "{count} {ending} files", count, ending=other)
-        facts = {"folder": here.folder, "files": files_there, "other": other,
-                 "extension": ending, "fallback": fallback}  # fmt: skip
+        facts = {"folder": here.folder, "files": files_there, "other": other, "extension": ending, "fallback": fallback}
         fix = {"caption_extension": other}
         return Missing(about_images(template, topic="captions", fix=fix, **facts), [])
     said = list(about_odd_files(here, odd_files(here, bare), ending))
     said += [
-        about_images("{folder}: {name} is read only if in_json, or metadata_file in a dataset_config, names it",
-            folder=here.folder, name=name, topic="captions")
-        for name in AUTOMATIC if name in here.names
-    ]  # fmt: skip
+        about_images(
+            "{folder}: {name} is read only if in_json, or metadata_file in a dataset_config, names it",
+            folder=here.folder,
+            name=name,
+            topic="captions",
+        )
+        for name in AUTOMATIC
+        if name in here.names
+    ]
     if len(bare) < len(files) or not subset.class_tokens:
-        said.append(about_images(
-            "{folder}: {count} without a {caption_extension} file, {fallback}: {bare}", folder=here.folder,
-            count=counted(len(bare), "image"), caption_extension=ending, fallback=fallback, bare=some(bare),
-            topic="captions"))  # fmt: skip
+        said.append(
+            about_images(
+                "{folder}: {count} without a {caption_extension} file, {fallback}: {bare}",
+                folder=here.folder,
+                count=counted(len(bare), "image"),
+                caption_extension=ending,
+                fallback=fallback,
+                bare=some(bare),
+                topic="captions",
+            )
+        )
     return Missing(None, said)
 
 

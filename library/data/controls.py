@@ -44,10 +44,17 @@ def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
         result.problems.append(about_images("{path} cannot be read as an image", path=here.path(name)))
     elif size != image.size:
         wanted = f"{image.size[0]}x{image.size[1]}"
-        result.problems.append(about_images(
-            "the control image {path} is {width}x{height}, but its image is {wanted}" if guided else
-            "the mask {path} is {width}x{height}, but its image is {wanted}", path=here.path(name),
-            width=size[0], height=size[1], wanted=wanted))  # fmt: skip
+        result.problems.append(
+            about_images(
+                "the control image {path} is {width}x{height}, but its image is {wanted}"
+                if guided
+                else "the mask {path} is {width}x{height}, but its image is {wanted}",
+                path=here.path(name),
+                width=size[0],
+                height=size[1],
+                wanted=wanted,
+            )
+        )
     return here.path(name)
 
 
@@ -56,29 +63,40 @@ def without_pictures(result: "Survey") -> Iterator[Problem]:
     for place, images in result.unreferenced.items():
         template = (
             ": {path} names no reference image of {count}: {images}; write them there as control_path, name their "
-            "folder in control_directory, or take these images out" if os.path.isfile(place) else
-            ": {path} has no reference image of {count}: {images}; add files of the same names, or take these images "
-            "out"
-        )  # fmt: skip
+            "folder in control_directory, or take these images out"
+            if os.path.isfile(place)
+            else ": {path} has no reference image of {count}: {images}; add files of the same names, or take these "
+            "images out"
+        )
         yield Problem("control_directory", template, path=place, **_few(images))
     if result.unmasked:
         yield about_images(
             "there is no mask of what is to be painted for {count}: {images}; name conditioning_data_dir in the "
-            "dataset_config, set alpha_mask, or let random_masks draw some", **_few(result.unmasked))  # fmt: skip
+            "dataset_config, set alpha_mask, or let random_masks draw some",
+            **_few(result.unmasked),
+        )
     for (named, folder), images in result.unpaired.items():
         facts: dict[str, Any] = {"path": folder, **_few(images)}
         if not os.path.isdir(named):
-            yield Problem("conditioning_data_dir",
-                ": {path} does not exist: name the folder of masks or control images", path=named,
-                topic="images")  # fmt: skip
+            yield Problem(
+                "conditioning_data_dir",
+                ": {path} does not exist: name the folder of masks or control images",
+                path=named,
+                topic="images",
+            )
         elif result.control_use.guided:
-            yield Problem("conditioning_data_dir",
+            yield Problem(
+                "conditioning_data_dir",
                 ": {path} has no control image of {count}: {images}; add files of the same names, or take these images "
-                "out", **facts)  # fmt: skip
+                "out",
+                **facts,
+            )
         else:
-            yield Problem("conditioning_data_dir",
+            yield Problem(
+                "conditioning_data_dir",
                 ": {path} has no mask of {count}: {images}; add files of the same names, or take these images out",
-                **facts)  # fmt: skip
+                **facts,
+            )
 
 
 def without_images(result: "Survey") -> Iterator[Problem]:
@@ -87,8 +105,11 @@ def without_images(result: "Survey") -> Iterator[Problem]:
     for folder, used in sorted(result.beside.items()):
         spare = [name for name in result.files(folder).images if name not in used]
         if spare and place_of(folder) not in own:
-            yield about_images("images in {folder} that belong to no training image, and are not used: {names}",
-                folder=folder, names=some(spare))  # fmt: skip
+            yield about_images(
+                "images in {folder} that belong to no training image, and are not used: {names}",
+                folder=folder,
+                names=some(spare),
+            )
 
 
 def _few(images: list[str]) -> dict[str, Any]:
@@ -114,9 +135,12 @@ def controls_of(
         return (ControlImage(image.path, image.size, image.fit, mask, how=image.how),)
     if not use.most:
         if named:
-            result.problems.append(about_images(
-                "{path} has a control_path in its metadata file, but this model takes no reference images",
-                path=image.path))  # fmt: skip
+            result.problems.append(
+                about_images(
+                    "{path} has a control_path in its metadata file, but this model takes no reference images",
+                    path=image.path,
+                )
+            )
         return ()
     found = named or _beside(result, subset, image)
     least = max(use.least, bool(subset.control_directories))  # with a folder set, every image needs one
@@ -192,11 +216,18 @@ def _wrong_number(subset: SubsetConfig, image: Image, number: int, use: ControlU
         template = "{path} has {number} reference images, and this model takes {most} at most: remove the others"
         return about_images(template, path=image.path, number=number, most=use.most)
     if gone := next((folder for folder in subset.control_directories if not os.path.isdir(folder)), None):
-        return Problem("control_directory", ": {path} does not exist: name the folder of reference images",
-            path=gone, topic="images")  # fmt: skip
-    return Problem("control_directory",
+        return Problem(
+            "control_directory",
+            ": {path} does not exist: name the folder of reference images",
+            path=gone,
+            topic="images",
+        )
+    return Problem(
+        "control_directory",
         "is not set for {folder}: name the folder of reference images, which this model is trained with",
-        folder=subset.image_dir, topic="images")  # fmt: skip
+        folder=subset.image_dir,
+        topic="images",
+    )
 
 
 def size_of(result: "Survey", path: str) -> Size:

@@ -216,10 +216,14 @@ def by_folder(images: "ImageSet") -> Message | None:
     held, every = _folders(images.validation.items), _folders([*images.items, *images.validation.items])
     names = Counter(os.path.basename(os.path.normpath(place)) for place in every)
     rows = [
-        Message("{held} of {count} in {folder}", held=len(paths), count=len(every[place]),
-             folder=name if names[name := os.path.basename(os.path.normpath(place))] == 1 else place)
+        Message(
+            "{held} of {count} in {folder}",
+            held=len(paths),
+            count=len(every[place]),
+            folder=name if names[name := os.path.basename(os.path.normpath(place))] == 1 else place,
+        )
         for place, paths in held.items()
-    ]  # fmt: skip
+    ]
     shown = listed(rows[:MOST_SHOWN])
     if len(rows) > MOST_SHOWN:
         shown = Message("{shown} and {more} more", shown=shown, more=len(rows) - MOST_SHOWN)
@@ -233,13 +237,19 @@ def warnings(split: Split, began: Earlier | None) -> Iterator[Problem]:
         paths = sorted({image.path for image in split.copies})
         yield about_images(
             "{count} not trained on, since the same file or a copy of it is held out for validation: {names}",
-            count=counted(len(paths), "image"), names=some(paths))  # fmt: skip
+            count=counted(len(paths), "image"),
+            names=some(paths),
+        )
     held = {image.path for images in split.held_out for image in images}
     if both := sorted(held & {image.path for images in split.learned for image in images}):
-        yield Problem("validation_split",
+        yield Problem(
+            "validation_split",
             ": the training of this state began with {count} that are trained on and validated, and goes on with them, "
             "as the losses would not be comparable otherwise; a new training holds them out: {names}",
-            count=counted(len(both), "image"), names=some(both), topic="images")  # fmt: skip
+            count=counted(len(both), "image"),
+            names=some(both),
+            topic="images",
+        )
     if held and began is not None and began.marks is not None:
         yield from _of_state(split, began.marks, held)
 
@@ -248,17 +258,28 @@ def _of_state(split: Split, before: frozenset[str], held: set[str]) -> Iterator[
     """What differs from a new training, where one is resumed that held out images with the marks `before`."""
     there = sum(map(len, split.held_out))
     if not before:
-        yield Problem("validation_split",
+        yield Problem(
+            "validation_split",
             ": the training of this state began without validation, so what is held out from now on has been trained "
-            "on", topic="images")  # fmt: skip
+            "on",
+            topic="images",
+        )
     elif not any(mark(path) in before for path in held):
-        yield Problem("validation_split",
+        yield Problem(
+            "validation_split",
             ": the images that the training of this state held out are gone, so those held out from now on have been "
-            "trained on; put the old ones back to go on validating with them", topic="images")  # fmt: skip
+            "trained on; put the old ones back to go on validating with them",
+            topic="images",
+        )
     elif there != split.fresh:
-        yield Problem("validation_split",
+        yield Problem(
+            "validation_split",
             ": a resumed training keeps the images that its state held out, {there} instead of {fresh}, since it has "
-            "been trained on the others", there=there, fresh=split.fresh, topic="images")  # fmt: skip
+            "been trained on the others",
+            there=there,
+            fresh=split.fresh,
+            topic="images",
+        )
 
 
 def _folders(images: "Iterable[Image]") -> Mapping[str, set[str]]:

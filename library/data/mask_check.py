@@ -68,48 +68,69 @@ class Mistake(NamedTuple):
     instead: str = ""  # the warning; "" where one such mask is an error
 
 
-BLACK = Mistake(lambda mask: mask.brightest == 0 and not mask.is_small,
+BLACK = Mistake(
+    lambda mask: mask.brightest == 0 and not mask.is_small,
     "all masks are black, so nothing would be learned: {paths}; paint what should be learned white",
-    "black masks, whose images have no effect: {paths}; paint what should be learned white, or take the "
-    "images out")  # fmt: skip
+    "black masks, whose images have no effect: {paths}; paint what should be learned white, or take the images out",
+)
 OF_WIDE_FILES = (
-    Mistake(lambda mask: mask.is_small and mask.wide == WHOLE and mask.largest_stored > 1,
+    Mistake(
+        lambda mask: mask.is_small and mask.wide == WHOLE and mask.largest_stored > 1,
         "masks of more than 8 bits with values up to 255, which are next to nothing of 65535 and would count as black: "
-        "{paths}; save them with 8 bits, or multiply the values by 257"),
-    Mistake(lambda mask: mask.is_small and mask.wide == WHOLE and mask.largest_stored == 1,
+        "{paths}; save them with 8 bits, or multiply the values by 257",
+    ),
+    Mistake(
+        lambda mask: mask.is_small and mask.wide == WHOLE and mask.largest_stored == 1,
         "masks of more than 8 bits with values of 0 and 1, of which 65535 would be white: {paths}; save them with 8 "
-        "bits and values of 0 and 255"),
-    Mistake(lambda mask: mask.is_small and mask.wide == DECIMAL,
+        "bits and values of 0 and 255",
+    ),
+    Mistake(
+        lambda mask: mask.is_small and mask.wide == DECIMAL,
         "masks of decimal numbers up to 1, of which 255 would be white: {paths}; save them with 8 bits and values from "
-        "0 to 255"),
-    Mistake(lambda mask: mask.is_cut,
+        "0 to 255",
+    ),
+    Mistake(
+        lambda mask: mask.is_cut,
         "masks of 32 bits with different values above 65535, which would all count as white: {paths}; save them with "
-        "8 bits"),
-)  # fmt: skip
+        "8 bits",
+    ),
+)
 OF_FILES = (
     BLACK,
-    Mistake(lambda mask: mask.brightest == 1 and not mask.is_small,
-        "masks with values of 0 and 1, of which 1 is nearly black: {paths}; multiply the values by 255"),
-    Mistake(lambda mask: 1 < mask.brightest < LABELS and not mask.is_small,
+    Mistake(
+        lambda mask: mask.brightest == 1 and not mask.is_small,
+        "masks with values of 0 and 1, of which 1 is nearly black: {paths}; multiply the values by 255",
+    ),
+    Mistake(
+        lambda mask: 1 < mask.brightest < LABELS and not mask.is_small,
         "all masks are nearly black, with values below 16 of 255, so next to nothing would be learned: {paths}; paint "
         "what should be learned white",
         "masks that are nearly black, with values below 16 of 255, so next to nothing of their images is learned: "
-        "{paths}; paint what should be learned white, or take the images out"),
-    Mistake(lambda mask: mask.largest == 0 < mask.brightest,
-        "masks in colors without red, the only channel that is read: {paths}; save them in grey"),
-    Mistake(lambda mask: mask.is_hidden,
+        "{paths}; paint what should be learned white, or take the images out",
+    ),
+    Mistake(
+        lambda mask: mask.largest == 0 < mask.brightest,
+        "masks in colors without red, the only channel that is read: {paths}; save them in grey",
+    ),
+    Mistake(
+        lambda mask: mask.is_hidden,
         "masks of one color whose shape is in their transparency, which is not read: {paths}; save them in grey, "
-        "without transparency"),
-)  # fmt: skip
-OF_TRANSPARENCY = Mistake(lambda mask: mask.largest == 0,
+        "without transparency",
+    ),
+)
+OF_TRANSPARENCY = Mistake(
+    lambda mask: mask.largest == 0,
     "all images are fully transparent, so nothing would be learned with alpha_mask: {paths}; make what should be "
     "learned opaque",
     "fully transparent images, which have no effect with alpha_mask: {paths}; make what should be learned "
-    "opaque, or take the images out")  # fmt: skip
-NOTHING_TO_PAINT = Mistake(lambda mask: mask.painted == 0 and not mask.is_small,
+    "opaque, or take the images out",
+)
+NOTHING_TO_PAINT = Mistake(
+    lambda mask: mask.painted == 0 and not mask.is_small,
     "no mask is bright anywhere, so nothing would be painted: {paths}; paint white what the model should paint",
     "masks that are bright nowhere, so nothing is painted: {paths}; paint white what the model should paint, or take "
-    "the images out")  # fmt: skip
+    "the images out",
+)
 
 
 def judged(config: RunConfig, found: Survey, report: Report | None = None) -> Masks:
@@ -132,8 +153,11 @@ def judged(config: RunConfig, found: Survey, report: Report | None = None) -> Ma
         _sort(NOTHING_TO_PAINT if use.inpaints else OF_TRANSPARENCY, of_alpha, stops, notes)
         coloured = [mask.path for mask, content in of_files if content.is_colored and content.largest]
         if coloured and not stops:
-            notes.append(about_images("masks in color, of which only red counts: {paths}; save them in grey",
-                paths=some(coloured)))  # fmt: skip
+            notes.append(
+                about_images(
+                    "masks in color, of which only red counts: {paths}; save them in grey", paths=some(coloured)
+                )
+            )
         whole = bool(of_files) and all(content.share == 1 for _, content in of_files)
         if whole and not (stops or use.inpaints):
             notes.append(Problem("masked_loss", "changes nothing: all masks are white everywhere"))
@@ -216,9 +240,12 @@ def _sort(mistake: Mistake, known: Sequence[tuple[Mask, Content]], stops: list[P
 def _themselves(known: Sequence[tuple[Mask, Content]], found: Survey) -> Iterator[Problem]:
     """Masks that are the images themselves, or copies of them."""
     if same := [mask.image for mask, _ in known if _same_file(found, mask.image, mask.path)]:
-        yield Problem("conditioning_data_dir",
-            ": masks that are the images themselves: {paths}; name the folder of the masks", paths=some(same),
-            topic="images")  # fmt: skip
+        yield Problem(
+            "conditioning_data_dir",
+            ": masks that are the images themselves: {paths}; name the folder of the masks",
+            paths=some(same),
+            topic="images",
+        )
 
 
 def _same_file(found: Survey, one: str, other: str) -> bool:
@@ -240,9 +267,11 @@ def _summary(number: int, images: int, known: Sequence[tuple[Mask, Content]], in
     """How many images have a mask, and how much of their area counts."""
     shares = [content.painted if inpaints else content.share for _, content in known]
     facts = {
-        "masks": number, "images": counted(images, "image"), "share": f"{100 * sum(shares) / len(shares):.0f}",
+        "masks": number,
+        "images": counted(images, "image"),
+        "share": f"{100 * sum(shares) / len(shares):.0f}",
         "looked": len(known),
-    }  # fmt: skip
+    }
     if inpaints:
         return Message("masks: {masks} of {images}; {share} % of their area is to be painted", **facts)
     if len(known) < number:

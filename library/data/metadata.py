@@ -53,7 +53,10 @@ def read(metadata_file: str | Path, image_dir: str | Path | None, separator: str
     if source.suffix.lower() == ".parquet":
         raise ConfigError(
             "{path} is a Parquet file, which is not read here: save it as metadata.jsonl, with a line like {example} "
-            "for each image", path=source, example='{"file_name": "0001.png", "text": "a cat"}')  # fmt: skip
+            "for each image",
+            path=source,
+            example='{"file_name": "0001.png", "text": "a cat"}',
+        )
     rows = _rows(read_text(source, LIST), source, problems)
     folder = _folder_of(rows, source, image_dir)
     for row in rows:
@@ -140,8 +143,9 @@ def _rows(text: str, source: Path, problems: list[Problem]) -> list[Row]:
         if isinstance(content, dict):
             return [Row(Message(quoted(key)), key, about) for key, about in content.items()]
         if not isinstance(content, list):
-            raise ConfigError("metadata file {source} must hold one object, with the paths of images as its keys",
-                source=source)  # fmt: skip
+            raise ConfigError(
+                "metadata file {source} must hold one object, with the paths of images as its keys", source=source
+            )
         listed = list(enumerate(content, 1))
     rows: list[Row] = []
     for number, about in listed:
@@ -149,14 +153,24 @@ def _rows(text: str, source: Path, problems: list[Problem]) -> list[Row]:
         if isinstance(key, str):
             rows.append(Row(Message("line {number}", number=number), key, about))
         else:
-            problems.append(Problem("",
-                "metadata file {source}, line {number}: it must have image_path, or file_name and text",
-                source=source, number=number))  # fmt: skip
+            problems.append(
+                Problem(
+                    "",
+                    "metadata file {source}, line {number}: it must have image_path, or file_name and text",
+                    source=source,
+                    number=number,
+                )
+            )
     names = sorted({str(name) for row in rows for name in row.about})
     if not {*PATHS}.issuperset(names) and {*WORDS, "tags"}.isdisjoint(names):
-        problems.append(Problem("",
-            "metadata file {source} has no captions: of {names} none is caption, text, prompt or tags",
-            source=source, names=", ".join(names)))  # fmt: skip
+        problems.append(
+            Problem(
+                "",
+                "metadata file {source} has no captions: of {names} none is caption, text, prompt or tags",
+                source=source,
+                names=", ".join(names),
+            )
+        )
     return rows
 
 
@@ -182,16 +196,26 @@ def _of_table(text: str, source: Path, problems: list[Problem]) -> list[tuple[in
     try:
         columns = reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
         if {*PATHS}.isdisjoint(columns):
-            raise ConfigError("metadata file {source}: its first line must name the columns, such as file_name,text",
-                source=source)  # fmt: skip
+            raise ConfigError(
+                "metadata file {source}: its first line must name the columns, such as file_name,text", source=source
+            )
         if twice := sorted({name for name in columns if name and columns.count(name) > 1}):
-            raise ConfigError("metadata file {source}: its first line names {columns} twice; rename one of them",
-                source=source, columns=", ".join(twice))  # fmt: skip
+            raise ConfigError(
+                "metadata file {source}: its first line names {columns} twice; rename one of them",
+                source=source,
+                columns=", ".join(twice),
+            )
         for row in reader:
             if None in row:
-                problems.append(Problem("",
-                    "metadata file {source}, line {number}: more columns than in the first line; put captions with "
-                    "commas in double quotes", source=source, number=reader.line_num))  # fmt: skip
+                problems.append(
+                    Problem(
+                        "",
+                        "metadata file {source}, line {number}: more columns than in the first line; put captions with "
+                        "commas in double quotes",
+                        source=source,
+                        number=reader.line_num,
+                    )
+                )
             else:
                 found.append((reader.line_num, {name: value for name, value in row.items() if value}))
     except csv.Error as e:
@@ -211,8 +235,12 @@ def _folder_of(rows: Sequence[Row], source: Path, image_dir: str | Path | None) 
 def _entry(row: Row, folder: str | Path | None, source: Path, separator: str) -> MetadataEntry:
     about = row.about
     if not isinstance(about, Mapping):
-        raise ConfigError("metadata file {source}: {key} must be an object with caption or tags, got {value}",
-            source=source, key=quoted(row.key), value=quoted(about))  # fmt: skip
+        raise ConfigError(
+            "metadata file {source}: {key} must be an object with caption or tags, got {value}",
+            source=source,
+            key=quoted(row.key),
+            value=quoted(about),
+        )
     numbered = sorted((name for name in about if CONTROL.fullmatch(name)), key=lambda name: int(name.split("_")[2]))
     second = [str(about[name]) for name in ("control_path", *numbered) if about.get(name)]
     paths = [row.key, *second]
@@ -220,16 +248,26 @@ def _entry(row: Row, folder: str | Path | None, source: Path, separator: str) ->
         if not os.path.isabs(path) and not folder:
             raise ConfigError(
                 "metadata file {source}: {key} is a relative path, so image_dir must be given",
-                source=source, key=quoted(path))  # fmt: skip
+                source=source,
+                key=quoted(path),
+            )
     path, *controls = (os.path.join(folder or "", path) for path in paths)
     words = next((about[name] for name in WORDS if about.get(name)), "")
     if not isinstance(words, str | int | float):
-        raise ConfigError("metadata file {source}, {where}: its caption must be text, got {value}",
-            source=source, where=row.where, value=quoted(words))  # fmt: skip
+        raise ConfigError(
+            "metadata file {source}, {where}: its caption must be text, got {value}",
+            source=source,
+            where=row.where,
+            value=quoted(words),
+        )
     tags = about.get("tags") or ""
     if not all(isinstance(tag, str | int | float) for tag in (tags if isinstance(tags, list) else [tags])):
-        raise ConfigError("metadata file {source}, {where}: its tags must be text or a list of texts, got {value}",
-            source=source, where=row.where, value=quoted(tags))  # fmt: skip
+        raise ConfigError(
+            "metadata file {source}, {where}: its tags must be text or a list of texts, got {value}",
+            source=source,
+            where=row.where,
+            value=quoted(tags),
+        )
     listed = joined([str(tag) for tag in tags], separator) if isinstance(tags, list) else str(tags)
     return MetadataEntry(path, str(words), listed, _size(about.get("image_size")), tuple(controls))
 

@@ -12,9 +12,14 @@ TAG = 0x0112
 SIDEWAYS = (5, 6, 7, 8)  # whose width and height change places
 Turn = Image.Transpose
 TURNS = {
-    2: Turn.FLIP_LEFT_RIGHT, 3: Turn.ROTATE_180, 4: Turn.FLIP_TOP_BOTTOM, 5: Turn.TRANSPOSE, 6: Turn.ROTATE_270,
-    7: Turn.TRANSVERSE, 8: Turn.ROTATE_90,
-}  # fmt: skip
+    2: Turn.FLIP_LEFT_RIGHT,
+    3: Turn.ROTATE_180,
+    4: Turn.FLIP_TOP_BOTTOM,
+    5: Turn.TRANSPOSE,
+    6: Turn.ROTATE_270,
+    7: Turn.TRANSVERSE,
+    8: Turn.ROTATE_90,
+}
 BACK = {**TURNS, 6: Turn.ROTATE_90, 8: Turn.ROTATE_270}
 # Texts of a PNG in which other programs keep EXIF and XMP.
 PNG_TEXTS = (b"Raw profile type exif", b"Raw profile type APP1", b"Raw profile type xmp", b"XML:com.adobe.xmp")

@@ -169,9 +169,15 @@ def expect_size(path: str, picture: np.ndarray, size: tuple[int, int]) -> None:
     """Raise ConfigError unless an image has the size that a metadata file or the name of a cache states."""
     height, width = picture.shape[:2]
     if (width, height) != size:
-        raise ConfigError("{path} is {width}x{height}, but was said to be {wide}x{high}: correct its metadata, "
-            "or delete its .npz file if the image was exchanged", path=path, width=width, height=height, wide=size[0],
-            high=size[1])  # fmt: skip
+        raise ConfigError(
+            "{path} is {width}x{height}, but was said to be {wide}x{high}: correct its metadata, "
+            "or delete its .npz file if the image was exchanged",
+            path=path,
+            width=width,
+            height=height,
+            wide=size[0],
+            high=size[1],
+        )
 
 
 def look(picture: np.ndarray, view: View, interpolation: str | None = None) -> np.ndarray:
@@ -194,8 +200,14 @@ def resize(picture: np.ndarray, size: tuple[int, int], interpolation: str | None
         how = Image.Resampling.LANCZOS if method == "lanczos" else Image.Resampling.BOX
         return np.asarray(Image.fromarray(picture).resize(size, how))
     if method not in RESIZE:
-        raise ConfigError(Problem("resize_interpolation", ": {interpolation} is not one of lanczos, box, {resize}",
-            interpolation=repr(interpolation), resize=', '.join(RESIZE)))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "resize_interpolation",
+                ": {interpolation} is not one of lanczos, box, {resize}",
+                interpolation=repr(interpolation),
+                resize=", ".join(RESIZE),
+            )
+        )
     import cv2
 
     return cv2.resize(picture, size, interpolation=RESIZE[method])

@@ -212,12 +212,18 @@ def _entries_by_file(
     for file, image, words in _files(captions, suffix, with_pictures):
         known = found.setdefault(file, Entry(image, words))
         if with_pictures and [one.fit for one in known.image.controls] != [one.fit for one in image.controls]:
-            raise ConfigError("{path} is trained at several sizes, and its reference images with it, but there is one "
+            raise ConfigError(
+                "{path} is trained at several sizes, and its reference images with it, but there is one "
                 "cache file for its caption, which is encoded with them: set control_resolution, or use "
-                "cache_text_encoder_outputs without _to_disk", path=image.path)  # fmt: skip
+                "cache_text_encoder_outputs without _to_disk",
+                path=image.path,
+            )
         if known.words != words:
-            raise ConfigError("{path} is used with two captions, but there is one cache file for it: "
-                "use cache_text_encoder_outputs without _to_disk", path=image.path)  # fmt: skip
+            raise ConfigError(
+                "{path} is used with two captions, but there is one cache file for it: "
+                "use cache_text_encoder_outputs without _to_disk",
+                path=image.path,
+            )
     return found
 
 
@@ -265,8 +271,11 @@ def _encoded_phrases(
     for i, (phrase, names) in enumerate(batch):
         if any(value.dtype.kind == "f" and not np.isfinite(value[i]).all() for value in arrays.values()):
             where = [name if isinstance(name, str) else phrase.words for name in names]
-            raise NotFiniteError("encoding the caption {caption} of {some} gave NaN: use bf16 or fp32",
-                caption=repr(phrase.words), some=some(where))  # fmt: skip
+            raise NotFiniteError(
+                "encoding the caption {caption} of {some} gave NaN: use bf16 or fp32",
+                caption=repr(phrase.words),
+                some=some(where),
+            )
     each = [{key: value[i] for key, value in arrays.items()} for i in range(len(batch))]
     if mask := work.family.text_cache.mask:  # padding is added in each batch
         each = [{key: value[: int(one[mask].sum())] for key, value in one.items()} for one in each]

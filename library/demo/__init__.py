@@ -54,8 +54,11 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--family", choices=names, default=default, help=which)
     parser.add_argument("--out", default="demo", metavar="DIR", help="the folder for all files (default: demo)")
     parser.add_argument("--steps", type=int, metavar="N", help="number of training steps, instead of the TOML's")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction,
-                        help="train once more, with torch.compile (default: on a GPU)")  # fmt: skip
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        help="train once more, with torch.compile (default: on a GPU)",
+    )
     parser.add_argument("--no-train", action="store_true", help="write the files and do not train")
     return parser
 

@@ -14,13 +14,18 @@ Line = tuple[str, Any, str]
 Tables = dict[str, list[Line]]
 
 ENDINGS = {"finetune": "full", "textual-inversion": "word"}  # of the names of results, where that is not the kind
-RATES = {"lora": (5e-3, "real: 1e-4"), "finetune": (1e-3, "real: 1e-5"), "textual-inversion": (5e-3, "real: 5e-4"),
-         "lllite": (2e-3, "real: 2e-4")}  # fmt: skip
+RATES = {
+    "lora": (5e-3, "real: 1e-4"),
+    "finetune": (1e-3, "real: 1e-5"),
+    "textual-inversion": (5e-3, "real: 5e-4"),
+    "lllite": (2e-3, "real: 2e-4"),
+}
 WORD = "zorb"  # which is in all captions of the demo's images
 
 
-def write(folder: Path, models: Mapping[str, Mapping[str, Path]], images: Path, output: Path,
-          compiled: bool) -> dict[str, Path]:  # fmt: skip
+def write(
+    folder: Path, models: Mapping[str, Mapping[str, Path]], images: Path, output: Path, compiled: bool
+) -> dict[str, Path]:
     """Write `<script>.toml` for every family in `models`, `<relative>_<script>.toml` for a relative; the files by those
     names. A file that exists is kept as it is; `compiled` is for new ones."""
     written = {}
@@ -47,8 +52,9 @@ def title(script: str, model: str) -> str:
     return {"lora": f"LoRA for {name}", "finetune": f"Fine-tuning of {name}"}.get(config.kind, config.title)
 
 
-def text(script: str, models: Mapping[str, Path], images: Path, output: Path, model: str,
-         compiled: bool = False) -> str:  # fmt: skip
+def text(
+    script: str, models: Mapping[str, Path], images: Path, output: Path, model: str, compiled: bool = False
+) -> str:
     """The TOML of one script, for a family or a relative of it, which compiles or not."""
     config = families.config_class(script)
     family = families.facts(config.family)
@@ -88,8 +94,10 @@ def text(script: str, models: Mapping[str, Path], images: Path, output: Path, mo
         del tables["cache"][1]  # captions are read anew in each step
     own = importlib.import_module(family.demo).tables(models)
     own = own if compiled else {name: lines for name, lines in own.items() if name != "compile"}
-    own = {name: [(option, str(shown) if value == "{references}" else value, why) for option, value, why in lines]
-           for name, lines in own.items()}  # fmt: skip
+    own = {
+        name: [(option, str(shown) if value == "{references}" else value, why) for option, value, why in lines]
+        for name, lines in own.items()
+    }
     order = [name for name in ("model", "noise", *tables) if name in own or name in tables]
     tables = {name: [*tables.get(name, ()), *own.get(name, ())] for name in dict.fromkeys(order)}
     head = [

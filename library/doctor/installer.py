@@ -58,8 +58,10 @@ def need() -> None:
         if BEGUN.exists() or not MARKER.exists():
             at = BEGUN.read_text(encoding="utf-8").strip() if BEGUN.exists() else "the beginning"
             raise Refusal(f"The installation did not finish; it was at: {at}.\nFinish it with: {SETUP} install")
-        raise Refusal("The installed packages are those of another version of this project.\n"
-                      f"Bring them up to date with: {SETUP} install")  # fmt: skip
+        raise Refusal(
+            "The installed packages are those of another version of this project.\n"
+            f"Bring them up to date with: {SETUP} install"
+        )
     refuse_foreign()
 
 
@@ -110,8 +112,11 @@ def install(kind: str) -> None:
     if build.startswith("cu"):
         say(f"The {build} build of PyTorch is the big one: up to 3 GB, once.")
     else:
-        say(f"The {build} build of PyTorch, as KOHYA_TORCH says." if build else
-            "No NVIDIA GPU found: the PyTorch that the package index gives.")  # fmt: skip
+        say(
+            f"The {build} build of PyTorch, as KOHYA_TORCH says."
+            if build
+            else "No NVIDIA GPU found: the PyTorch that the package index gives."
+        )
     free, room = shutil.disk_usage(ROOT).free // 10**9, 12 if build.startswith("cu") else 8 if not WINDOWS else 5
     if free < room and not has_torch(build):
         say(f"Only {free} GB are free here; the installation may need up to {room} GB.")
@@ -137,13 +142,17 @@ def update() -> None:
     """Bring the project's files up to date by git; whatever is not the project's stays as it is."""
     git = ["git", "-C", str(ROOT)]
     if not (ROOT / ".git").exists() or not shutil.which("git"):
-        raise Refusal("This folder did not come by git: unpack the new version over it (your own files stay), "
-                      f"then run: {SETUP} install")  # fmt: skip
+        raise Refusal(
+            "This folder did not come by git: unpack the new version over it (your own files stay), "
+            f"then run: {SETUP} install"
+        )
     asked = [*git, "status", "--porcelain", "-uno"]
     states = subprocess.run(asked, capture_output=True, text=True, errors="replace", check=False)
     if changed := states.stdout.rstrip():
-        raise Refusal(f"Files of the project were changed here:\n{changed}\nPut the changes aside with: git stash\n"
-                      "Take them up again after the update with: git stash pop")  # fmt: skip
+        raise Refusal(
+            f"Files of the project were changed here:\n{changed}\nPut the changes aside with: git stash\n"
+            "Take them up again after the update with: git stash pop"
+        )
     if subprocess.run([*git, "pull", "--ff-only"], check=False).returncode:
         raise Refusal("git could not update this folder (see above); nothing was changed.")
 
@@ -168,8 +177,10 @@ def check(build: str, uv: str) -> None:
         if loaded.returncode:
             raise Refusal(f"The packages do not load:\n{said}\nDelete {ENVIRONMENT} and run this again.")
     if not has_torch(build):
-        raise Refusal("This machine has an NVIDIA GPU, but another build of PyTorch was installed.\n"
-                      "Look for find-links or index-url in the output of: pip config list")  # fmt: skip
+        raise Refusal(
+            "This machine has an NVIDIA GPU, but another build of PyTorch was installed.\n"
+            "Look for find-links or index-url in the output of: pip config list"
+        )
 
 
 def start(*line: str) -> subprocess.Popen[str]:
@@ -192,8 +203,10 @@ def advise() -> None:
                 "path, or allow long ones: https://learn.microsoft.com/windows/win32/fileio/maximum-file-path-limitation"
             )
     elif missing:
-        say(f"torch.compile will not work: {', and '.join(missing)}. "
-            "Debian, Ubuntu: sudo apt-get install g++ python3-dev")  # fmt: skip
+        say(
+            f"torch.compile will not work: {', and '.join(missing)}. "
+            "Debian, Ubuntu: sudo apt-get install g++ python3-dev"
+        )
     else:
         say("A C++ compiler is there; torch.compile can use it.")
 

@@ -75,8 +75,9 @@ def _looked(path: Path, changed: int, size: int) -> FoundModel | None:
     uses = {about.family: (BASE,)} if about.family else {}
     if path.is_file() and not about.family:
         shapes = weights.header(path)
-        every = {facts.name: tuple(o for o, fits in facts.part_options.items() if fits(shapes))
-                 for facts in families.every()}  # fmt: skip
+        every = {
+            facts.name: tuple(o for o, fits in facts.part_options.items() if fits(shapes)) for facts in families.every()
+        }
         uses = {family: options for family, options in every.items() if options}
     total = size if path.is_file() else sum(one.stat().st_size for one in path.rglob("*.safetensors"))
     return FoundModel(path, total, about.words, uses, recognition.proposed_options(path, about)) if uses else None

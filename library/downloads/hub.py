@@ -106,8 +106,11 @@ def failure(name: str, error: Exception) -> Message:
     if isinstance(error, errors.RepositoryNotFoundError):
         return Message("There is no Hugging Face repository {name}, or it is private: check the spelling", name=name)
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return Message("The Hugging Face Hub cannot be reached for {name} ({reason}): go online, and try again",
-        name=name, reason=reason)  # fmt: skip
+    return Message(
+        "The Hugging Face Hub cannot be reached for {name} ({reason}): go online, and try again",
+        name=name,
+        reason=reason,
+    )
 
 
 def licence(name: str) -> Message:
@@ -121,8 +124,11 @@ def place(folder: Path, file: RemoteFile, endings: Sequence[str] = (ENDING,)) ->
     parts = (file.repository.rpartition("/")[2], file.name)
     for part in parts:
         if not NAME.fullmatch(part) or RESERVED.fullmatch(part):
-            raise ConfigError("{path} of {repository} has a name that cannot be used for a file", path=file.path[:200],
-                repository=file.repository)  # fmt: skip
+            raise ConfigError(
+                "{path} of {repository} has a name that cannot be used for a file",
+                path=file.path[:200],
+                repository=file.repository,
+            )
     if not file.name.endswith(tuple(endings)):
         raise ConfigError(
             "{path} may hold code and is not downloaded: choose a .safetensors file", path=file.path[:200]
@@ -194,8 +200,9 @@ def _fill(part: Path, file: RemoteFile, report: Report) -> None:
         def __enter__(self) -> "ByteCount":
             return self
 
-        def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                     trace: TracebackType | None) -> None:  # fmt: skip
+        def __exit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        ) -> None:
             """Nothing to close."""
 
     bar: Any = ByteCount
@@ -219,8 +226,11 @@ def _check(part: Path, path: Path, file: RemoteFile, report: Report) -> None:
     """Raise ConfigError unless a file has the stated size and hash, and can be read without executing code."""
     size = part.stat().st_size
     if size != file.size or (file.sha256 and _sha256(part, file, report) != file.sha256):
-        raise ConfigError("{name} is not the file that the hub describes, as its {what} differs: it was removed, "
-            "download it again", name=path.name, what="size" if size != file.size else "SHA-256")  # fmt: skip
+        raise ConfigError(
+            "{name} is not the file that the hub describes, as its {what} differs: it was removed, download it again",
+            name=path.name,
+            what="size" if size != file.size else "SHA-256",
+        )
     if file.name.endswith(ENDING):
         weights.entries(part)
 
@@ -260,8 +270,9 @@ def _refuse(request: Any) -> None:
     if (scheme, host, request.url.port) == (own.scheme, own.hostname, own.port):
         return
     if scheme != "https" or not any(host == known or host.endswith(f".{known}") for known in HOSTS):
-        raise ConfigError("The hub has redirected to {host}, which is no address of Hugging Face: it was not followed",
-            host=host)  # fmt: skip
+        raise ConfigError(
+            "The hub has redirected to {host}, which is no address of Hugging Face: it was not followed", host=host
+        )
 
 
 def files_of(names: Iterable[str]) -> list[RemoteFile]:

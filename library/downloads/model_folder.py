@@ -63,8 +63,9 @@ def find(text: str, kind: FolderFiles, into: Path, report: Report) -> Path:
     files = kind.chosen(list(found.files.values()))
     if not files:
         names = either([re.sub(r"\\(.)", r"\1", pattern).replace("d+", "N") for pattern in kind.weights])
-        raise ConfigError("{name} has no {names}: other weights may hold code and are not downloaded", name=text,
-            names=names)  # fmt: skip
+        raise ConfigError(
+            "{name} has no {names}: other weights may hold code and are not downloaded", name=text, names=names
+        )
     places = [hub.place(into, file, kind.endings) for file in files]
     need_space(into, sum(hub.still_needed(path, file) for path, file in zip(places, files, strict=True)))
     for path, file in zip(places, files, strict=True):

@@ -22,8 +22,10 @@ def main(argv: list[str]) -> int:
     asked = parser().parse_args(argv)
     if asked.way == "list":
         folders = asked.folders or finding.usual_folders([default_folder(), Path.home(), Path.cwd(), cache()])
-        print("\n".join(f"{model.size / GB:8.2f} GB  {model.words:<34} {model.path}" for model in finding.find(folders))
-              or "no models found: name folders, or download one with kohya models get")  # fmt: skip
+        print(
+            "\n".join(f"{model.size / GB:8.2f} GB  {model.words:<34} {model.path}" for model in finding.find(folders))
+            or "no models found: name folders, or download one with kohya models get"
+        )
     elif not asked.models:
         print("\n".join(line(known.title, model) for known in families.every() for model in known.hub_models))
     else:
@@ -40,8 +42,12 @@ def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.Argument
     one.add_argument("folders", type=Path, nargs="*", metavar="FOLDER", help="folders to search; else the usual ones")
     text = "download models from Hugging Face; without names, what can be downloaded"
     one = ways.add_parser("get", help=text, description=text)
-    one.add_argument("models", nargs="*", metavar="MODEL",
-                     help="a title from the list, with text encoders and VAE, or owner/name/file")  # fmt: skip
+    one.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="a title from the list, with text encoders and VAE, or owner/name/file",
+    )
     one.add_argument("--into", type=Path, default=default_folder(), metavar="FOLDER", help="where files are kept")
     return made
 
@@ -66,8 +72,9 @@ def meant(name: str) -> list[str]:
                 return [f"{file.repository}/{file.path}" for file in model.files]
     if name.count("/") < 2:
         titles = ", ".join(model.title for known in families.every() for model in known.hub_models)
-        raise ConfigError("{name} is no known model: write owner/name/file.safetensors, or one of {titles}", name=name,
-            titles=titles)  # fmt: skip
+        raise ConfigError(
+            "{name} is no known model: write owner/name/file.safetensors, or one of {titles}", name=name, titles=titles
+        )
     return [name]
 
 

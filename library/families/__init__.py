@@ -51,8 +51,12 @@ def config_class(script: str) -> type[RunConfig]:
     """The config class of a script, by its file name with or without .py. Raises ConfigError for an unknown one."""
     name = script.removesuffix(".py")
     if name not in RUNS:
-        raise ConfigError("{script} is not a kind of training{hint}; there are {runs}", script=script,
-            hint=did_you_mean(name, RUNS), runs=', '.join(RUNS))  # fmt: skip
+        raise ConfigError(
+            "{script} is not a kind of training{hint}; there are {runs}",
+            script=script,
+            hint=did_you_mean(name, RUNS),
+            runs=", ".join(RUNS),
+        )
     return load(RUNS[name])
 
 

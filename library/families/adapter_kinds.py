@@ -16,8 +16,18 @@ from library.families.shared.network_args import LayerPreset, NetworkArgs
 USUAL_CONVOLUTIONS = {"conv_dim": "4", "conv_alpha": "1"}
 ALIASES = {"": "locon", "lora": "locon"}  # of algo
 # Arguments without a field: old names, options of the run, and those set by the choice of blocks and presets.
-HIDDEN = ("algo", "preset", "dropout", "use_cp", "use_conv_cp", "disable_conv_cp", "constrain", "train_blocks",
-          "train_block_indices", "verbose")  # fmt: skip
+HIDDEN = (
+    "algo",
+    "preset",
+    "dropout",
+    "use_cp",
+    "use_conv_cp",
+    "disable_conv_cp",
+    "constrain",
+    "train_blocks",
+    "train_block_indices",
+    "verbose",
+)
 LAYERS = ("train_blocks", "train_block_indices", "preset")  # those that choose layers
 EVERY = ("train_t5xxl", "bypass_mode")
 CONV = ("conv_dim", "conv_alpha")
@@ -73,21 +83,41 @@ def kinds(family: str) -> list[AdapterKind]:
         names = tuple(name for name in section_options(args) if name not in hidden)
         title, text = ("LoRA-FA", FROZEN) if about.frozen_down else ("LoRA", USUAL)
         plain = tuple(name for name in names if "conv" not in name)
-        made = AdapterKind(id=module, title=title, about=text, module=module, args=args, names=plain,
-                           presets=args.presets)  # fmt: skip
+        made = AdapterKind(
+            id=module, title=title, about=text, module=module, args=args, names=plain, presets=args.presets
+        )
         found.append(made)
         if args.convolutions and not about.frozen_down:
             has_convolutions = True
             presets = (*presets, *LycorisArgs.convolution_presets)
-            found.append(AdapterKind(id="c3lier", title="LoRA-C3Lier", about=C3LIER, module=module, args=args,
-                                     names=(*USUAL_CONVOLUTIONS, *(n for n in names if n not in USUAL_CONVOLUTIONS)),
-                                     start=USUAL_CONVOLUTIONS, presets=args.presets))  # fmt: skip
+            found.append(
+                AdapterKind(
+                    id="c3lier",
+                    title="LoRA-C3Lier",
+                    about=C3LIER,
+                    module=module,
+                    args=args,
+                    names=(*USUAL_CONVOLUTIONS, *(n for n in names if n not in USUAL_CONVOLUTIONS)),
+                    start=USUAL_CONVOLUTIONS,
+                    presets=args.presets,
+                )
+            )
     own = section_options(found[0].args)
     absent = {*(() if has_convolutions else OF_CONVOLUTIONS), *(() if "train_t5xxl" in own else ("train_t5xxl",))}
     for algo, (title, text, names) in LYCORIS_KINDS.items():
         fixed = {"algo": "locon", "dora_wd": "True"} if algo == "dora" else {"algo": algo}
-        found.append(AdapterKind(id=algo, title=title, about=text, module=LYCORIS, args=LycorisArgs, fixed=fixed,
-                                 names=tuple(n for n in names if n not in absent), presets=presets))  # fmt: skip
+        found.append(
+            AdapterKind(
+                id=algo,
+                title=title,
+                about=text,
+                module=LYCORIS,
+                args=LycorisArgs,
+                fixed=fixed,
+                names=tuple(n for n in names if n not in absent),
+                presets=presets,
+            )
+        )
     return found
 
 
@@ -104,25 +134,63 @@ C3LIER = "LoRA on the 3x3 convolutions as well: texture and style are learned be
 FROZEN = "LoRA of which only one half learns: less memory, and it learns less."
 # algo -> title, when to choose it, its arguments. DoRA is LoCon with an argument.
 LYCORIS_KINDS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
-    "locon": ("LyCORIS: LoCon", "LoRA of the LyCORIS package, with its choice of layers.",
-              ("use_tucker", "dora_wd", "wd_on_output", *LOW_RANK, *PLUS)),
-    "dora": ("LyCORIS: DoRA", "Learns like a full fine-tune at low rank; each step takes longer and more memory.",
-             ("use_tucker", "wd_on_output", *LOW_RANK, *PLUS)),
-    "loha": ("LyCORIS: LoHa", "Multiplies two LoRAs, so that low ranks reach far: 4 is usual.",
-             ("use_tucker", "dora_wd", "wd_on_output", *LOW_RANK)),
-    "lokr": ("LyCORIS: LoKr", "The smallest files at a high quality; set a factor of 4 to 16 for more.",
-             ("factor", "full_matrix", "decompose_both", "unbalanced_factorization", "use_tucker", "dora_wd",
-              "wd_on_output", *LOW_RANK)),
-    "diag-oft": ("LyCORIS: OFT", "Turns layers instead of adding to them: keeps what the model knows.",
-                 ("constraint", "rescaled", *CONV, *DROPOUTS, "train_norm", *EVERY)),
-    "boft": ("LyCORIS: BOFT", "OFT in several turns: learns more, and takes more time and memory.",
-             ("constraint", "rescaled", *CONV, *DROPOUTS, "train_norm", *EVERY)),
-    "dylora": ("LyCORIS: DyLoRA", "One training for all ranks: the file can be cut to a lower rank afterwards.",
-               ("block_size", *CONV, *DROPOUTS, "train_norm", "train_t5xxl")),
-    "glora": ("LyCORIS: GLoRA", "LoRA on what goes in and what comes out of a layer: twice the size.",
-              ("rs_lora", *CONV, *DROPOUTS, "use_scalar", *EVERY)),
-    "ia3": ("LyCORIS: iA3", "One factor for each channel: tiny files, for style alone; needs a high learning rate.",
-            ("train_on_input", *CONV, "train_norm", *EVERY)),
-    "full": ("LyCORIS: full weights", "Learns whole weights of the chosen layers: a file as large as these.",
-             (*CONV, *DROPOUTS, "train_norm", "train_t5xxl")),
-}  # fmt: skip
+    "locon": (
+        "LyCORIS: LoCon",
+        "LoRA of the LyCORIS package, with its choice of layers.",
+        ("use_tucker", "dora_wd", "wd_on_output", *LOW_RANK, *PLUS),
+    ),
+    "dora": (
+        "LyCORIS: DoRA",
+        "Learns like a full fine-tune at low rank; each step takes longer and more memory.",
+        ("use_tucker", "wd_on_output", *LOW_RANK, *PLUS),
+    ),
+    "loha": (
+        "LyCORIS: LoHa",
+        "Multiplies two LoRAs, so that low ranks reach far: 4 is usual.",
+        ("use_tucker", "dora_wd", "wd_on_output", *LOW_RANK),
+    ),
+    "lokr": (
+        "LyCORIS: LoKr",
+        "The smallest files at a high quality; set a factor of 4 to 16 for more.",
+        (
+            "factor",
+            "full_matrix",
+            "decompose_both",
+            "unbalanced_factorization",
+            "use_tucker",
+            "dora_wd",
+            "wd_on_output",
+            *LOW_RANK,
+        ),
+    ),
+    "diag-oft": (
+        "LyCORIS: OFT",
+        "Turns layers instead of adding to them: keeps what the model knows.",
+        ("constraint", "rescaled", *CONV, *DROPOUTS, "train_norm", *EVERY),
+    ),
+    "boft": (
+        "LyCORIS: BOFT",
+        "OFT in several turns: learns more, and takes more time and memory.",
+        ("constraint", "rescaled", *CONV, *DROPOUTS, "train_norm", *EVERY),
+    ),
+    "dylora": (
+        "LyCORIS: DyLoRA",
+        "One training for all ranks: the file can be cut to a lower rank afterwards.",
+        ("block_size", *CONV, *DROPOUTS, "train_norm", "train_t5xxl"),
+    ),
+    "glora": (
+        "LyCORIS: GLoRA",
+        "LoRA on what goes in and what comes out of a layer: twice the size.",
+        ("rs_lora", *CONV, *DROPOUTS, "use_scalar", *EVERY),
+    ),
+    "ia3": (
+        "LyCORIS: iA3",
+        "One factor for each channel: tiny files, for style alone; needs a high learning rate.",
+        ("train_on_input", *CONV, "train_norm", *EVERY),
+    ),
+    "full": (
+        "LyCORIS: full weights",
+        "Learns whole weights of the chosen layers: a file as large as these.",
+        (*CONV, *DROPOUTS, "train_norm", "train_t5xxl"),
+    ),
+}

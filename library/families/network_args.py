@@ -36,15 +36,22 @@ class LycorisArgs:
 
     presets: ClassVar[tuple[LayerPreset, ...]] = (
         LayerPreset("All layers", "Everything that the type of adapter can be on.", {}),
-        LayerPreset("Attention and MLP", "No convolutions, in both the image model and the text encoders.",
-                    {"preset": "attn-mlp"}),
-        LayerPreset("Attention only", "The smallest file; style and subject without much detail.",
-                    {"preset": "attn-only"}),
-    )  # fmt: skip
+        LayerPreset(
+            "Attention and MLP",
+            "No convolutions, in both the image model and the text encoders.",
+            {"preset": "attn-mlp"},
+        ),
+        LayerPreset(
+            "Attention only", "The smallest file; style and subject without much detail.", {"preset": "attn-only"}
+        ),
+    )
     convolution_presets: ClassVar[tuple[LayerPreset, ...]] = (
-        LayerPreset("Convolution blocks only", "Texture and lines, without attention, which learns the subject.",
-                    {"preset": "unet-convblock-only"}),
-    )  # fmt: skip
+        LayerPreset(
+            "Convolution blocks only",
+            "Texture and lines, without attention, which learns the subject.",
+            {"preset": "unet-convblock-only"},
+        ),
+    )
 
     algo: Literal["lora", "locon", "loha", "lokr", "diag-oft", "boft", "dylora", "glora", "ia3", "full", "tlora"] = opt(
         "lora", "which kind of adapter"
@@ -55,10 +62,12 @@ class LycorisArgs:
     train_block_indices: str = opt(
         "all", 'blocks that carry adapters: "all", "none" or "0-3,5"; of several kinds of blocks "none/7,20"'
     )
-    conv_dim: int | None = opt(None, "rank on convolutions; not set: the rank of all others", label="Convolution rank",
-                               min=0)  # fmt: skip
-    conv_alpha: float | None = opt(None, "alpha on convolutions; not set: the alpha of all others",
-                                   label="Convolution alpha", min=0.0)  # fmt: skip
+    conv_dim: int | None = opt(
+        None, "rank on convolutions; not set: the rank of all others", label="Convolution rank", min=0
+    )
+    conv_alpha: float | None = opt(
+        None, "alpha on convolutions; not set: the alpha of all others", label="Convolution alpha", min=0.0
+    )
     dropout: float | None = opt(None, "dropout; network_dropout says the same", min=0.0, max=0.99)
     rank_dropout: float | None = opt(None, "share of ranks left out", min=0.0, max=0.99, advanced=True)
     module_dropout: float | None = opt(
@@ -102,16 +111,28 @@ class LycorisArgs:
     def check(self, run: AdapterRun) -> Iterator[Problem]:
         """Check the preset, a name of the package or a file, and the numbers of blocks."""
         if self.preset == UNMATCHED:
-            yield wrong_argument("preset",
+            yield wrong_argument(
+                "preset",
                 "{preset} of the package finds no layer of any model: write {other} with {algo}",
-                preset=quoted(self.preset), other="preset=attn-mlp", algo="algo=ia3")  # fmt: skip
+                preset=quoted(self.preset),
+                other="preset=attn-mlp",
+                algo="algo=ia3",
+            )
         elif self.preset == "unet-convblock-only" and not _has_convolutions(run.family):
-            yield wrong_argument("preset",
+            yield wrong_argument(
+                "preset",
                 "{preset} is for models with convolutions, and {title} has none: write {other}",
-                preset=quoted(self.preset), title=run.title, other="preset=full")  # fmt: skip
+                preset=quoted(self.preset),
+                title=run.title,
+                other="preset=full",
+            )
         elif self.preset not in PRESETS and not Path(self.preset).expanduser().is_file():
-            yield wrong_argument("preset", "{preset} is no file, and none of {presets}",
-                preset=quoted(self.preset), presets=", ".join(PRESETS))  # fmt: skip
+            yield wrong_argument(
+                "preset",
+                "{preset} is no file, and none of {presets}",
+                preset=quoted(self.preset),
+                presets=", ".join(PRESETS),
+            )
         elif self.preset not in PRESETS:
             try:
                 load_toml(Path(self.preset).expanduser())
@@ -119,8 +140,12 @@ class LycorisArgs:
                 yield from (wrong_argument("preset", ": {why}", why=why) for why in e.problems)
         rank, together = run.network.network_dim or 4, self.block_size or 4
         if self.algo == "dylora" and rank % together:
-            yield wrong_argument("block_size", "({together}) must divide network_dim ({rank}): set one of them",
-                together=together, rank=rank)  # fmt: skip
+            yield wrong_argument(
+                "block_size",
+                "({together}) must divide network_dim ({rank}): set one of them",
+                together=together,
+                rank=rank,
+            )
         try:
             self.chosen_blocks([group.count for group in families.facts(run.family).blocks])
         except ConfigError as e:
@@ -132,8 +157,11 @@ class LycorisArgs:
         if len(texts) == 1 and texts[0].strip() in ("", "all", "none"):
             texts *= len(counts)
         if len(texts) != len(counts):
-            raise ConfigError("needs a part for each kind of blocks ({count}), with / between, got {text}",
-                              count=len(counts), text=quoted(self.train_block_indices))  # fmt: skip
+            raise ConfigError(
+                "needs a part for each kind of blocks ({count}), with / between, got {text}",
+                count=len(counts),
+                text=quoted(self.train_block_indices),
+            )
         return [index_factors(text, count) for text, count in zip(texts, counts, strict=True)]
 
 
@@ -156,14 +184,26 @@ def problems(config: AdapterRun) -> Iterator[Problem]:
         if others := [known for known in families.every() if module in known.adapter_modules]:
             own = next(iter(families.facts(config.family).adapter_modules))
             others = together([known.title for known in others])
-            yield Problem("network_module", "{module} is for {others}; for {title} write {own} or leave it empty",
-                module=module, others=others, title=config.title, own=own, fix={"network_module": None})  # fmt: skip
+            yield Problem(
+                "network_module",
+                "{module} is for {others}; for {title} write {own} or leave it empty",
+                module=module,
+                others=others,
+                title=config.title,
+                own=own,
+                fix={"network_module": None},
+            )
         elif module.startswith("networks."):
             algorithm = ALGORITHMS.get(module.removeprefix("networks.").split("_")[0])
             offered = ", ".join((*families.facts(config.family).adapter_modules, LYCORIS))
             instead = f"{LYCORIS} with network_args algo={algorithm}" if algorithm else offered
-            yield Problem("network_module", "{module} is not offered; write {other}", module=module, other=instead,
-                fix={"network_module": None})  # fmt: skip
+            yield Problem(
+                "network_module",
+                "{module} is not offered; write {other}",
+                module=module,
+                other=instead,
+                fix={"network_module": None},
+            )
         return
     args, wrong = read_leniently(config, cls)
     yield from wrong
@@ -182,8 +222,9 @@ def _random_in_python(args: LycorisArgs, config: AdapterRun) -> Iterator[Problem
         yield wrong_argument("module_dropout", "of LyCORIS cannot be compiled: leave it out, or switch compile off")
     if args.algo.lower() == "dylora" and (config.compile.compile or config.memory.checkpointing):
         what = "compile" if config.compile.compile else "gradient_checkpointing or blocks_to_swap"
-        yield wrong_argument("", "algo=dylora takes other ranks at every pass, so it cannot be used with {what}",
-            what=what)  # fmt: skip
+        yield wrong_argument(
+            "", "algo=dylora takes other ranks at every pass, so it cannot be used with {what}", what=what
+        )
 
 
 def _beyond_the_package(args: LycorisArgs, config: AdapterRun) -> Iterator[Problem]:
@@ -196,8 +237,10 @@ def _beyond_the_package(args: LycorisArgs, config: AdapterRun) -> Iterator[Probl
     if args.bypass_mode and args.dora_wd and algo in WITH_DORA:
         yield wrong_argument("bypass_mode", "leaves out what dora_wd learns: leave one of them out")
     if algo == "tlora":
-        yield wrong_argument("", "algo=tlora needs the timestep in each layer, which no layer is given here: "
-            "choose another, as algo=lora")  # fmt: skip
+        yield wrong_argument(
+            "",
+            "algo=tlora needs the timestep in each layer, which no layer is given here: choose another, as algo=lora",
+        )
 
 
 def _plain_dropout(args: LycorisArgs, config: AdapterRun) -> float:
@@ -211,9 +254,12 @@ def _unused_dropout(args: LycorisArgs, config: AdapterRun) -> Iterator[Problem]:
     if algo not in DROPPING_OUT:
         yield Problem(option, "has no effect with algo={algo}, which has no dropout: leave it out", algo=algo)
     elif not args.bypass_mode:
-        yield Problem(option,
-            "has no effect with algo={algo} unless network_args has {other}, too", algo=algo,
-            other="bypass_mode=True")  # fmt: skip
+        yield Problem(
+            option,
+            "has no effect with algo={algo} unless network_args has {other}, too",
+            algo=algo,
+            other="bypass_mode=True",
+        )
 
 
 def _unused_rank_dropout(args: LycorisArgs) -> Iterator[Problem]:
@@ -222,11 +268,18 @@ def _unused_rank_dropout(args: LycorisArgs) -> Iterator[Problem]:
         return
     if algo in DROPPING_RANKS[not args.bypass_mode]:
         other = "bypass_mode=False" if args.bypass_mode else "bypass_mode=True"
-        yield Problem("network_args rank_dropout",
-            "has no effect with algo={algo} unless network_args has {other}, too", algo=algo, other=other)  # fmt: skip
+        yield Problem(
+            "network_args rank_dropout",
+            "has no effect with algo={algo} unless network_args has {other}, too",
+            algo=algo,
+            other=other,
+        )
     else:
-        yield Problem("network_args rank_dropout",
-            "has no effect with algo={algo}, which leaves no ranks out: leave it out", algo=algo)  # fmt: skip
+        yield Problem(
+            "network_args rank_dropout",
+            "has no effect with algo={algo}, which leaves no ranks out: leave it out",
+            algo=algo,
+        )
 
 
 def notes(config: AdapterRun) -> Iterator[Problem]:
@@ -238,15 +291,21 @@ def notes(config: AdapterRun) -> Iterator[Problem]:
     elif isinstance(args, NetworkArgs):
         yield from args.notes()
     network = config.network
-    alone = {"loraplus_text_encoder_lr_ratio": "network_train_unet_only",
-             "loraplus_unet_lr_ratio": "network_train_text_encoder_only"}  # fmt: skip
+    alone = {
+        "loraplus_text_encoder_lr_ratio": "network_train_unet_only",
+        "loraplus_unet_lr_ratio": "network_train_text_encoder_only",
+    }
     for name, switch in alone.items():
         if getattr(args, name, None) is not None and getattr(network, switch):
             yield Problem("network_args", "{name} has no effect: {switch} is on", name=name, switch=switch)
     if network.network_alpha > STRONG * (network.network_dim or 4):
-        yield Problem("network_alpha",
+        yield Problem(
+            "network_alpha",
             "{alpha} is far above network_dim ({rank}): the adapter's strength is alpha / rank, and so much may end "
-            "in NaN", alpha=f"{network.network_alpha:g}", rank=network.network_dim or 4)  # fmt: skip
+            "in NaN",
+            alpha=f"{network.network_alpha:g}",
+            rank=network.network_dim or 4,
+        )
     if len(set(config.optim.text_encoder_lr)) > 1 and not (isinstance(args, NetworkArgs) and args.encoder_rates):
         template = ": {module} has one rate for all text encoders, the first one given"
         yield Problem("text_encoder_lr", template, module=config.network.module)
@@ -276,8 +335,10 @@ def texts(config: AdapterRun) -> dict[str, str]:
 def lycoris_settings(config: AdapterRun) -> JsonObject:
     """The arguments for the package: as text, but switches as bool, since to it any other text than false is true."""
     known, given = section_options(LycorisArgs), texts(config)
-    settings = {name: known[name].read(text) if known.get(name, known["algo"]).type is bool else text
-                for name, text in given.items()}  # fmt: skip
+    settings = {
+        name: known[name].read(text) if known.get(name, known["algo"]).type is bool else text
+        for name, text in given.items()
+    }
     settings.pop("train_block_indices", None)  # of ours
     return settings
 

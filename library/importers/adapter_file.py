@@ -70,14 +70,19 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     facts = {key: value for key, value in found[METADATA].items()}
     version = _version(facts)
     family = script.partition("_train")[0] or _family(facts, version)
-    builder = ImportBuilder({key: _value(value) for key, value in facts.items()}, script or f"{family}_train_network",
-                            TRAINER)  # fmt: skip
+    builder = ImportBuilder(
+        {key: _value(value) for key, value in facts.items()}, script or f"{family}_train_network", TRAINER
+    )
     for part in (_model, _network, _optimizer, _length, _images, _modelspec):
         part(builder)
     _kind(builder, version)
     if builder.adapters and not any(name.startswith(ENCODERS) for name in found):
-        set_by(builder, "network_train_unet_only", "the file has no adapters of text encoders: network_train_unet_only",
-               {"network_train_unet_only": True})  # fmt: skip
+        set_by(
+            builder,
+            "network_train_unet_only",
+            "the file has no adapters of text encoders: network_train_unet_only",
+            {"network_train_unet_only": True},
+        )
     for key in builder.left():
         option = key.removeprefix("ss_")
         if key in TABLES["ignored"] or not key.startswith("ss_"):
@@ -111,8 +116,9 @@ def _family(facts: JsonMapping, version: str) -> str:
             raise ConfigError(template, key="ss_base_model_version")
         others = TABLES["other_versions"].items()
         model = next((title for start, title in others if version.startswith(start)), version)
-        raise ConfigError("this LoRA was trained on {model}, which is not trained here; {advice}", model=model,
-            advice=ONLY)  # fmt: skip
+        raise ConfigError(
+            "this LoRA was trained on {model}, which is not trained here; {advice}", model=model, advice=ONLY
+        )
     return family
 
 
@@ -146,8 +152,12 @@ def _model(builder: ImportBuilder) -> None:
         if name.count("/") == 1 and not name.endswith((".safetensors", ".ckpt")):  # an id of the Hugging Face Hub
             builder.rename(key, option)
         elif name:
-            builder.ignore(key, Message("it was {name}, without its folder: choose it in {option}", name=name,
-                           option=option_name(option)))  # fmt: skip
+            builder.ignore(
+                key,
+                Message(
+                    "it was {name}, without its folder: choose it in {option}", name=name, option=option_name(option)
+                ),
+            )
 
 
 def _network(builder: ImportBuilder) -> None:
@@ -161,8 +171,9 @@ def _network(builder: ImportBuilder) -> None:
         builder.empty("ss_network_args")
     if module in OLD_MODULES:
         other = "lycoris.kohya, network_args = algo=..."
-        builder.problems.append(Problem("network_module", "{module} is not offered; write {other}", module=module,
-                                        other=other))  # fmt: skip
+        builder.problems.append(
+            Problem("network_module", "{module} is not offered; write {other}", module=module, other=other)
+        )
     if module:
         builder.rename("ss_network_module", "network_module")
     rates = builder.get("ss_text_encoder_lr")

@@ -90,7 +90,11 @@ def _refuse(process: JsonMapping, job: str) -> None:
         verb = "makes" if job in jobs else "trains"
         raise ConfigError(
             "this file of {trainer} {verb} {what}, which is not done here: use {trainer} for it; {advice}",
-            trainer=TRAINER, verb=verb, what=what, advice=ONLY)  # fmt: skip
+            trainer=TRAINER,
+            verb=verb,
+            what=what,
+            advice=ONLY,
+        )
 
 
 def _script(flat: JsonMapping) -> str:
@@ -109,8 +113,12 @@ def _script(flat: JsonMapping) -> str:
     other = next((model for word, model in TABLES["other_models"].items() if word in name.casefold()), "")
     if not family or (other and family == "flux"):
         model = other or arch or name or "Stable Diffusion 1.5"
-        raise ConfigError("this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
-            trainer=TRAINER, model=model, advice=ONLY)  # fmt: skip
+        raise ConfigError(
+            "this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
+            trainer=TRAINER,
+            model=model,
+            advice=ONLY,
+        )
     return f"{family}_train_network" if any(key.startswith("network.") for key in flat) else f"{family}_train"
 
 
@@ -123,8 +131,9 @@ def _other_ways(builder: ImportBuilder) -> None:
                     builder.ignore(key, Message("{switch} is not offered here", switch=switch))
             template = "{switch} is on in the file and not offered here: without it the training differs"
             advice = "regularisation images (is_reg) keep what the model knows"
-            builder.problems.append(Problem("", "{problem}; {advice}", problem=Message(template, switch=switch),
-                                            advice=advice))  # fmt: skip
+            builder.problems.append(
+                Problem("", "{problem}; {advice}", problem=Message(template, switch=switch), advice=advice)
+            )
 
 
 def _model(builder: ImportBuilder) -> None:

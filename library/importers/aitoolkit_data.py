@@ -49,8 +49,13 @@ def _with_folders(value: JsonValue, notes: list[MessageLike]) -> list[JsonMappin
     listed = tables(value, "datasets", notes)
     for number, one in enumerate(listed, 1):
         if is_empty(one.get("folder_path") or one.get("dataset_path")):
-            notes.append(Message("data set {name} is left out: {reason}", name=number,
-                              reason=Message("it names no folder ({key})", key="folder_path")))  # fmt: skip
+            notes.append(
+                Message(
+                    "data set {name} is left out: {reason}",
+                    name=number,
+                    reason=Message("it names no folder ({key})", key="folder_path"),
+                )
+            )
     return [one for one in listed if not is_empty(one.get("folder_path") or one.get("dataset_path"))]
 
 

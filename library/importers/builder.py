@@ -182,9 +182,15 @@ def _other_module(config: type[RunConfig], read: JsonMapping, configs: Configs) 
     module, own = read.get("network_module"), _modules(config)
     others = [other.title.removesuffix(" LoRA") for other in configs.values() if module in _modules(other)]
     if module and own and module not in own and others:
-        yield Problem("network_module", "{module} is for {others}; for {title} write {own} or leave it empty",
-            module=module, others=together([*dict.fromkeys(others)]), title=config.title, own=own[0],
-            fix={"network_module": None})  # fmt: skip
+        yield Problem(
+            "network_module",
+            "{module} is for {others}; for {title} write {own} or leave it empty",
+            module=module,
+            others=together([*dict.fromkeys(others)]),
+            title=config.title,
+            own=own[0],
+            fix={"network_module": None},
+        )
 
 
 def _modules(config: type[RunConfig]) -> tuple[str, ...]:

@@ -67,8 +67,12 @@ def _script(found: JsonMapping) -> str:
     family = TABLES["families"].get(kind)
     if family is None:
         model = TABLES["other_models"].get(kind, kind)
-        raise ConfigError("this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
-            trainer=TRAINER, model=model, advice=ONLY)  # fmt: skip
+        raise ConfigError(
+            "this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
+            trainer=TRAINER,
+            model=model,
+            advice=ONLY,
+        )
     return f"{family}_train_network" if isinstance(found.get("adapter"), Mapping) else f"{family}_train"
 
 
@@ -156,8 +160,11 @@ def _text_adapter(builder: ImportBuilder) -> None:
 def _memory(builder: ImportBuilder) -> None:
     if (count := builder.number("blocks_to_swap")) and builder.family in BLOCKS:
         most = BLOCKS[builder.family][1]
-        builder.change("blocks_to_swap", said_of({"blocks_to_swap": min(int(count), most)}),
-            {"blocks_to_swap": min(int(count), most)})  # fmt: skip
+        builder.change(
+            "blocks_to_swap",
+            said_of({"blocks_to_swap": min(int(count), most)}),
+            {"blocks_to_swap": min(int(count), most)},
+        )
     key = "activation_checkpointing"
     if str(builder.get(key)) == "unsloth":
         values = {"gradient_checkpointing": True, "cpu_offload_checkpointing": True}
@@ -184,8 +191,12 @@ def _caches(builder: ImportBuilder) -> None:
             set_by(builder, "train_text_encoder", said_of({"train_text_encoder": True}), {"train_text_encoder": True})
         return
     if builder.adapters:
-        set_by(builder, "network_train_unet_only", "no text encoder learns: network_train_unet_only",
-            {"network_train_unet_only": True})  # fmt: skip
+        set_by(
+            builder,
+            "network_train_unet_only",
+            "no text encoder learns: network_train_unet_only",
+            {"network_train_unet_only": True},
+        )
     key = "model.cache_text_embeddings"
     if key not in builder.source or is_on(builder.source[key]):
         cached = {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}

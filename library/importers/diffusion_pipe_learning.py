@@ -54,12 +54,17 @@ def _optimizer(builder: ImportBuilder) -> None:
     if (rate := to_number(given.get("lr"))) is not None:
         builder.rename("optimizer.lr", "learning_rate", rate)
     if is_on(given.get("gradient_release")):
-        builder.ignore("optimizer.gradient_release", "fused_backward_pass is for Adafactor on whole models, without "
-                       "accumulation")  # fmt: skip
+        builder.ignore(
+            "optimizer.gradient_release", "fused_backward_pass is for Adafactor on whole models, without accumulation"
+        )
     if "beta2_half_life" in given:
         builder.ignore("optimizer.beta2_half_life", "set the second of betas in optimizer_args")
-    own = {key: value for key, value in given.items() if key not in ("type", "lr", "gradient_release",
-           "beta2_half_life", "stabilize", "cpu_offload", "quant_min_size")}  # fmt: skip
+    own = {
+        key: value
+        for key, value in given.items()
+        if key
+        not in ("type", "lr", "gradient_release", "beta2_half_life", "stabilize", "cpu_offload", "quant_min_size")
+    }
     if why and wanted.casefold() in ("automagic", "genericoptim"):
         own = {key: value for key, value in own.items() if key in ("weight_decay", "betas", "eps")}
     if arguments := optimizer_args(own):
@@ -96,8 +101,11 @@ def _schedule(builder: ImportBuilder) -> None:
     name, warmup = str(builder.get("lr_scheduler") or "constant"), int(builder.number("warmup_steps") or 0)
     fixed = builder.number("force_constant_lr")
     if fixed is not None:
-        builder.change("force_constant_lr", said_of({"learning_rate": f"{fixed:g}", "lr_scheduler": "constant"}),
-            {"learning_rate": fixed})  # fmt: skip
+        builder.change(
+            "force_constant_lr",
+            said_of({"learning_rate": f"{fixed:g}", "lr_scheduler": "constant"}),
+            {"learning_rate": fixed},
+        )
         name, warmup = "constant", 0
     values: JsonObject = {"lr_scheduler": "constant_with_warmup" if name == "constant" and warmup else name}
     rate = builder.number("optimizer.lr")

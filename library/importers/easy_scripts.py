@@ -31,8 +31,10 @@ REPLACED = "${replace}"  # in names and folders, for easy_name
 
 def fits(found: JsonMapping) -> bool:
     """Whether this is a file of LoRA_Easy_Training_Scripts."""
-    return any(key.endswith("_args") and isinstance(value, Mapping) and not PARTS.isdisjoint(value)
-               for key, value in found.items())  # fmt: skip
+    return any(
+        key.endswith("_args") and isinstance(value, Mapping) and not PARTS.isdisjoint(value)
+        for key, value in found.items()
+    )
 
 
 def read(found: JsonMapping, script: str = "") -> ImportBuilder:
@@ -75,8 +77,12 @@ def _script(found: JsonMapping, flat: JsonMapping, is_word: bool) -> str:
     if isinstance(found.get("flux_args"), Mapping) and found["flux_args"].get("args") and not is_word:
         return "flux_train_network"
     model = "Stable Diffusion 2" if is_on(flat.get("v2")) else "Stable Diffusion 1.5"
-    raise ConfigError("this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
-        trainer=TRAINER, model=model, advice=ONLY)  # fmt: skip
+    raise ConfigError(
+        "this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
+        trainer=TRAINER,
+        model=model,
+        advice=ONLY,
+    )
 
 
 def _replaced(builder: ImportBuilder, value: JsonValue) -> JsonValue:
@@ -97,8 +103,9 @@ def _network(builder: ImportBuilder) -> None:
     if not builder.adapters:
         return
     given = builder.get("network_args")
-    pairs = {TABLES["arguments"].get(key, key): value for key, value in given.items()} if isinstance(given, Mapping) \
-        else {}  # fmt: skip
+    pairs = (
+        {TABLES["arguments"].get(key, key): value for key, value in given.items()} if isinstance(given, Mapping) else {}
+    )
     arguments = optimizer_args({key: value for key, value in pairs.items() if value is not False})
     if not isinstance(given, Mapping):
         arguments = [str(one) for one in given] if isinstance(given, list) else []
@@ -145,8 +152,13 @@ def _images(builder: ImportBuilder, general: JsonMapping, subsets: list[JsonMapp
         return
     sets = []
     for one in listed:
-        sets.append({key: _replaced(builder, value) for key, value in one.items()
-                     if key in SUBSET and not is_empty(value) and value is not False})  # fmt: skip
+        sets.append(
+            {
+                key: _replaced(builder, value)
+                for key, value in one.items()
+                if key in SUBSET and not is_empty(value) and value is not False
+            }
+        )
         for key in sorted(one.keys() - SUBSET - {"name"}):
             if not is_empty(one[key]) and one[key] is not False:
                 place = Message("datasets of {folder}", folder=one["image_dir"])

@@ -30,8 +30,17 @@ from library.importers.named_files import MayRead, everything, with_named_files
 from library.importers.result import Imported
 from library.importers.shared import load_tables, tables
 
-READERS = (adapter_file, simpletuner, diffusion_pipe, lora_scripts, easy_scripts, aitoolkit, onetrainer, musubi,
-           kohya_ss)  # fmt: skip
+READERS = (
+    adapter_file,
+    simpletuner,
+    diffusion_pipe,
+    lora_scripts,
+    easy_scripts,
+    aitoolkit,
+    onetrainer,
+    musubi,
+    kohya_ss,
+)
 # Modules that convert files of data sets, and the importer of the same program.
 DATASETS = {musubi: musubi, aitoolkit_data: aitoolkit, diffusion_pipe_data: diffusion_pipe}
 FLAT = flat.TRAINER
@@ -39,8 +48,9 @@ PROGRAMS = (*(reader.TRAINER for reader in READERS), FLAT)
 SUFFIXES = (".json", ".toml", ".yaml", ".yml", ".safetensors")
 
 
-def load(path: str | Path, configs: Configs, script: str = "", preferred: Sequence[str] = (),
-         may_read: MayRead = everything) -> Imported:  # fmt: skip
+def load(
+    path: str | Path, configs: Configs, script: str = "", preferred: Sequence[str] = (), may_read: MayRead = everything
+) -> Imported:
     """A file of settings of any supported trainer -> a config and the outcomes of its keys.
 
     `configs`: config class by script; `script` overrides the one of the file; `preferred` are scripts to choose where
@@ -92,8 +102,12 @@ def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
 def read(found: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()) -> Imported:
     """`load` from the content of a file."""
     if script and script not in configs:
-        raise ConfigError("{script} is not a kind of training{hint}; there are {configs}", script=script,
-            hint=did_you_mean(script, configs), configs=', '.join(configs))  # fmt: skip
+        raise ConfigError(
+            "{script} is not a kind of training{hint}; there are {configs}",
+            script=script,
+            hint=did_you_mean(script, configs),
+            configs=", ".join(configs),
+        )
     _refuse_programs(found)
     if reader := next((reader for reader in READERS if reader.fits(found)), None):
         builder = reader.read(found, script)

@@ -62,8 +62,12 @@ def _refuse(found: JsonMapping, configs: Configs, script: str) -> None:
     """Raise ConfigError for anything but a training of a supported model."""
     other = next((what for key, what in TABLES["other_keys"].items() if not is_empty(found.get(key))), "")
     if other := other or TABLES["other_modules"].get(module_of(found)) or ("" if script else _other_model(found)):
-        raise ConfigError("this file of {trainer} is for {other}, which is not trained here: use {trainer}; {advice}",
-            trainer=TRAINER, other=other, advice=ONLY)  # fmt: skip
+        raise ConfigError(
+            "this file of {trainer} is for {other}, which is not trained here: use {trainer}; {advice}",
+            trainer=TRAINER,
+            other=other,
+            advice=ONLY,
+        )
     if not script:
         refuse_module(found, configs)
     names = {name for config in configs.values() for name in (*options(config), *config.aliases, *config.foreign)}
@@ -98,14 +102,15 @@ def refuse_module(found: JsonMapping, configs: Configs) -> None:
                 module=module,
                 known=", ".join(known),
                 advice=advice,
-            )  # fmt: skip
+            )
         )
 
 
 def _modules(configs: Configs) -> list[str]:
     """The network modules of all trainings."""
-    known = (options(config)["network_module"].choices for config in configs.values() if "network_module" in
-             options(config))  # fmt: skip
+    known = (
+        options(config)["network_module"].choices for config in configs.values() if "network_module" in options(config)
+    )
     return [*dict.fromkeys(module for choices in known for module in choices)]
 
 

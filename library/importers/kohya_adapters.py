@@ -45,8 +45,13 @@ ALIASES = {"LoCon": "LyCORIS/LoCon"}
 # Every field of the page that is an argument of some adapter.
 ALL_FIELDS = {
     *(FIELDS.get(name, name) for adapter in ADAPTERS.values() for name in adapter.all_fields()),
-    *LORA_PLUS, "constrain", "train_lora_ggpo", "ggpo_sigma", "ggpo_beta", "enable_all_linear",
-}  # fmt: skip
+    *LORA_PLUS,
+    "constrain",
+    "train_lora_ggpo",
+    "ggpo_sigma",
+    "ggpo_beta",
+    "enable_all_linear",
+}
 
 
 def read(builder: ImportBuilder) -> None:

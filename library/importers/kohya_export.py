@@ -24,17 +24,30 @@ TYPED = frozenset(TABLES["flags"])  # flags without a field, for the box of addi
 # Options that share a group of fields: a change of one writes the whole group.
 GROUPS = (
     ("network_module", "network_args"),
-    ("learning_rate", "unet_lr", "text_encoder_lr", "network_train_unet_only", "network_train_text_encoder_only",
-     "learning_rate_te1", "learning_rate_te2", "train_text_encoder"),
+    (
+        "learning_rate",
+        "unet_lr",
+        "text_encoder_lr",
+        "network_train_unet_only",
+        "network_train_text_encoder_only",
+        "learning_rate_te1",
+        "learning_rate_te2",
+        "train_text_encoder",
+    ),
     ("lr_warmup_steps",),
     ("xformers", "sdpa"),
     ("optimizer_type", "use_8bit_adam", "use_lion_optimizer"),
     ("max_train_steps", "max_train_epochs"),
-    ("noise_offset", "multires_noise_iterations", "noise_offset_random_strength", "adaptive_noise_scale",
-     "multires_noise_discount"),
+    (
+        "noise_offset",
+        "multires_noise_iterations",
+        "noise_offset_random_strength",
+        "adaptive_noise_scale",
+        "multires_noise_discount",
+    ),
     ("train_data_dir", "in_json"),
     ("use_object_template", "use_style_template"),
-)  # fmt: skip
+)
 
 KINDS = ("lora", "finetune", "textual-inversion")
 OF_WORDS = ("token_string", "init_word", "num_vectors_per_token", "weights")
@@ -56,8 +69,9 @@ def export(
     if config.family not in TABLES["renamed"]:
         raise ConfigError("kohya_ss does not train {title}: there are no fields for it", title=config.title)
     if config.kind not in KINDS:
-        raise ConfigError("{title} is not written for kohya_ss: save it as TOML, which sd-scripts reads too",
-            title=config.title)  # fmt: skip
+        raise ConfigError(
+            "{title} is not written for kohya_ss: save it as TOML, which sd-scripts reads too", title=config.title
+        )
     tab = _tab(config, base)
     made, lost = _fields(config, tab, prompts)
     given = set(values(config))
@@ -86,8 +100,11 @@ def _tab(config: RunConfig, base: JsonMapping | None) -> str:
     if base is not None:
         tab = kohya_ss.tab_of(base)
         if _tab(config, None) != tab and {tab, config.kind} & {"lora", "textual-inversion"}:
-            raise ConfigError("the base is a file of the tab {titles}, which is not for {title}",
-                titles=kohya_ss.TITLES[tab], title=config.title)  # fmt: skip
+            raise ConfigError(
+                "the base is a file of the tab {titles}, which is not for {title}",
+                titles=kohya_ss.TITLES[tab],
+                title=config.title,
+            )
         return tab
     if config.kind != "finetune":
         return config.kind
@@ -116,11 +133,15 @@ def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields
     }
     groups = [
         _adapter(config, lost) if isinstance(config, AdapterRun) else {},
-        _rates(config, tab), _warmup(config), {"xformers": "sdpa"}, {"optimizer": config.optim.optimizer},
+        _rates(config, tab),
+        _warmup(config),
+        {"xformers": "sdpa"},
+        {"optimizer": config.optim.optimizer},
         {"max_train_steps": config.steps.max_train_steps, "max_train_epochs": config.steps.max_train_epochs or 0},
-        _noise(config, made) if tab == "lora" else {}, _folders(config) if tab == "finetune" else {},
+        _noise(config, made) if tab == "lora" else {},
+        _folders(config) if tab == "finetune" else {},
         _template(config) if isinstance(config, EmbeddingRun) else {},
-    ]  # fmt: skip
+    ]
     for members, fields in zip(GROUPS, groups, strict=True):
         for name in members:
             if fields and name in known:

@@ -13,8 +13,14 @@ from library.importers.shared import NO_MODEL, ONLY, equal, load_tables, said_of
 TRAINER = "lora-scripts"
 APPLIES_EXIF = False  # as sd-scripts
 TABLES = load_tables("lora_scripts")
-FLAGS = {"sample_width": "--w", "sample_height": "--h", "sample_cfg": "--l", "sample_steps": "--s",
-         "sample_seed": "--d", "negative_prompts": "--n"}  # fmt: skip
+FLAGS = {
+    "sample_width": "--w",
+    "sample_height": "--h",
+    "sample_cfg": "--l",
+    "sample_steps": "--s",
+    "sample_seed": "--d",
+    "negative_prompts": "--n",
+}
 DEFAULTS = {"sample_width": 512, "sample_height": 512, "sample_cfg": 7, "sample_steps": 24, "sample_seed": 2333}
 BLOCKS = ("down_lr_weight", "mid_lr_weight", "up_lr_weight", "block_lr_zero_threshold")
 PRODIGY = {"prodigy_d0": "d0", "prodigy_d_coef": "d_coef"}
@@ -62,8 +68,12 @@ def _script(flat: JsonMapping) -> str:
         raise ConfigError(NO_MODEL, trainer=TRAINER, key="model_train_type")
     model = TABLES["other_models"].get(kind, kind)
     model = "Stable Diffusion 2" if kind.startswith("sd-") and is_on(flat.get("v2")) else model
-    raise ConfigError("this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
-        trainer=TRAINER, model=model, advice=ONLY)  # fmt: skip
+    raise ConfigError(
+        "this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
+        trainer=TRAINER,
+        model=model,
+        advice=ONLY,
+    )
 
 
 def _network(builder: ImportBuilder) -> None:
@@ -74,8 +84,9 @@ def _network(builder: ImportBuilder) -> None:
     algorithm = TABLES["algorithms"].get(module) or (builder.get("lycoris_algo") if "lycoris" in module else "")
     if algorithm:
         arguments.append(f"algo={algorithm}")
-        builder.change("network_module", equal(module, f"lycoris.kohya, algo={algorithm}"),
-                       {"network_module": "lycoris.kohya"})  # fmt: skip
+        builder.change(
+            "network_module", equal(module, f"lycoris.kohya, algo={algorithm}"), {"network_module": "lycoris.kohya"}
+        )
     builder.explain("becomes one of network_args", "lycoris_algo")
     builder.explain("it is 0", "dropout") if "dropout" not in builder.outcomes else None
     blocks = is_on(builder.get("enable_block_weights"))
@@ -133,13 +144,17 @@ def _prompts(builder: ImportBuilder) -> None:
     if file:
         builder.rename("prompt_file", "sample_prompts", file)
     elif given:
-        flags = {flag: builder.get(key) if builder.get(key) is not None else DEFAULTS.get(key)
-                 for key, flag in FLAGS.items()}  # fmt: skip
+        flags = {
+            flag: builder.get(key) if builder.get(key) is not None else DEFAULTS.get(key) for key, flag in FLAGS.items()
+        }
         shown = " ".join(f"{flag} {value}" for flag, value in flags.items() if not is_empty(value))
         builder.texts["sample_prompts"] = f"{' '.join(str(given).split())} {shown}\n"
         builder.explain(told_prompts(1), "positive_prompts")
-    builder.explain("prompts of previews have these settings", "enable_preview",
-                    *(key for key in keys if key not in builder.outcomes))  # fmt: skip
+    builder.explain(
+        "prompts of previews have these settings",
+        "enable_preview",
+        *(key for key in keys if key not in builder.outcomes),
+    )
 
 
 def _weights(builder: ImportBuilder) -> None:

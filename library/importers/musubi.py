@@ -24,8 +24,14 @@ from library.importers.shared import (
 TRAINER = "musubi-tuner"
 APPLIES_EXIF = False  # it trains images as they are stored
 TABLES = load_tables("musubi")
-OURS = {"pretrained_model_name_or_path", "train_data_dir", "resolution", "train_batch_size", "cache_latents",
-        "cache_latents_to_disk"}  # options that it does not have  # fmt: skip
+OURS = {
+    "pretrained_model_name_or_path",
+    "train_data_dir",
+    "resolution",
+    "train_batch_size",
+    "cache_latents",
+    "cache_latents_to_disk",
+}  # options that it does not have
 FLUX_1 = "networks.lora_flux"  # the module decides, whatever other keys say
 STEP = 16  # sides of images are multiples of this many pixels
 MODULATION = ".*(img_mod|txt_mod|modulation).*"  # layers of FLUX.1
@@ -58,8 +64,12 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     other = "" if module == FLUX_1 else TABLES["modules"].get(module) or ("" if known else module) or other
     other = "" if script or family != "flux" else other
     if other:
-        raise ConfigError("this file of {trainer} is for {other}, which is not trained here: use {trainer}; {advice}",
-            trainer=TRAINER, other=other, advice=ONLY)  # fmt: skip
+        raise ConfigError(
+            "this file of {trainer} is for {other}, which is not trained here: use {trainer}; {advice}",
+            trainer=TRAINER,
+            other=other,
+            advice=ONLY,
+        )
     lora = bool(module or found.get("network_dim"))
     builder = ImportBuilder(found, script or f"{family}_train{'_network' if lora else ''}", TRAINER)
     kind = "flux" if family == "flux" else "others"
@@ -170,8 +180,11 @@ def family_of(found: JsonMapping, script: str) -> str:
         return "zimage"
     told = bool(module) and module not in TABLES["lycoris"] and not module.startswith("lycoris")
     if not told and not is_empty(found.get(either := "text_encoder")):
-        raise ConfigError("this file of {trainer} is for {other} and does not say for which: say it with --script",
-            trainer=TRAINER, other=TABLES["other_keys"][either])  # fmt: skip
+        raise ConfigError(
+            "this file of {trainer} is for {other} and does not say for which: say it with --script",
+            trainer=TRAINER,
+            other=TABLES["other_keys"][either],
+        )
     return "flux"
 
 

@@ -75,14 +75,22 @@ def _script(source: JsonMapping, script: str) -> str:
     method, model = str(source["training_method"]), str(source["model_type"])
     if method not in ("LORA", "FINE_TUNE"):
         what = TABLES["other_methods"].get(method, method)
-        raise ConfigError("this file of {trainer} trains {what}, which is not trained here: train it there; {advice}",
-            trainer=TRAINER, what=what, advice=ONLY)  # fmt: skip
+        raise ConfigError(
+            "this file of {trainer} trains {what}, which is not trained here: train it there; {advice}",
+            trainer=TRAINER,
+            what=what,
+            advice=ONLY,
+        )
     family = script.partition("_train")[0] or TABLES["models"].get(model)
     if family is None:
         titles = TABLES["other_models"]
         model = f"{titles[model]} ({model})" if model in titles else model
-        raise ConfigError("this file of {trainer} is for {model}, which is not trained here: train it there; {advice}",
-            trainer=TRAINER, model=model, advice=ONLY)  # fmt: skip
+        raise ConfigError(
+            "this file of {trainer} is for {model}, which is not trained here: train it there; {advice}",
+            trainer=TRAINER,
+            model=model,
+            advice=ONLY,
+        )
     return script or (f"{family}_train_network" if method == "LORA" else f"{family}_train")
 
 

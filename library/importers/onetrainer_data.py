@@ -138,8 +138,9 @@ def _dataset(builder: ImportBuilder, concepts: list[JsonMapping], sizes: list[tu
     repeats = {id(c): count for c, count in zip(used, _whole_repeats(builder, used), strict=True)}
     shared = [_subset(builder, c, repeats[id(c)]) for c in used if not own[id(c)]]
     sets += [({"resolution": joined_sizes(sizes)}, shared)] if shared else []
-    sets += [({"resolution": joined_sizes(own[id(c)])}, [_subset(builder, c, repeats[id(c)])])
-             for c in used if own[id(c)]]  # fmt: skip
+    sets += [
+        ({"resolution": joined_sizes(own[id(c)])}, [_subset(builder, c, repeats[id(c)])]) for c in used if own[id(c)]
+    ]
     if sets:
         builder.texts["dataset_config"] = dataset_toml(general, sets)
     builder.change("concepts", Message("{folders}: {place}", folders=counted(len(used), "folder"), place=PREPARED))
@@ -161,8 +162,11 @@ def _whole_repeats(builder: ImportBuilder, concepts: list[JsonMapping]) -> list[
         return [round(count) for count in wanted]
     factor = next((factor for factor in range(1, MOST_FACTOR + 1) if _is_whole(wanted, factor)), 0)
     counts = {name: builder.values[name] for name in OF_EPOCHS if builder.values.get(name)}
-    whole = {name: number for name in counts if (number := to_number(counts[name])) and number % factor == 0} \
-        if factor else {}  # fmt: skip
+    whole = (
+        {name: number for name in counts if (number := to_number(counts[name])) and number % factor == 0}
+        if factor
+        else {}
+    )
     if factor and whole.keys() == counts.keys():
         builder.values |= {name: int(number) // factor for name, number in whole.items()}
         template = "repeats of concepts are multiplied by {factor} to be whole, and epochs divided by it"
@@ -180,8 +184,10 @@ def _whole_repeats(builder: ImportBuilder, concepts: list[JsonMapping]) -> list[
 
 def _is_whole(counts: list[float], factor: int) -> bool:
     """Whether counts times a factor are whole numbers, but for a hundredth of each."""
-    return all(count * factor >= 0.99 and abs(count * factor - round(count * factor)) <= 0.01 * count * factor
-               for count in counts)  # fmt: skip
+    return all(
+        count * factor >= 0.99 and abs(count * factor - round(count * factor)) <= 0.01 * count * factor
+        for count in counts
+    )
 
 
 def _subset(builder: ImportBuilder, concept: JsonMapping, repeats: int) -> JsonObject:
@@ -246,8 +252,14 @@ def _samples(builder: ImportBuilder) -> None:
         builder.change("samples", told_prompts(len(found)))
         builder.empty("sample_definition_file_name")
         _sample_interval(builder)
-    for key in ("sample_skip_first", "sample_image_format", "sample_video_format", "sample_audio_format",
-                "samples_to_tensorboard", "non_ema_sampling"):  # fmt: skip
+    for key in (
+        "sample_skip_first",
+        "sample_image_format",
+        "sample_video_format",
+        "sample_audio_format",
+        "samples_to_tensorboard",
+        "non_ema_sampling",
+    ):
         if key in builder.left():
             builder.ignore(key, "samples are .png files of the model that learns")
 

@@ -52,8 +52,12 @@ def _betas(builder: ImportBuilder, word: str, arguments: list[str]) -> list[str]
     """betas=... from beta1 and the others, where all are set or the missing one has a usual value."""
     count = 3 if word in ("came", "ademamix", "ademamix8bit", "dadaptadan") else 2
     keys = [f"optimizer.beta{i}" for i in (1, 2, 3)[:count]]
-    usual = {"lion": (0.9, 0.99), "came": (0.9, 0.999, 0.9999), "dadaptadan": (0.98, 0.92, 0.99),
-             "prodigyplusschedulefree": (0.9, 0.99)}.get(word, (0.9, 0.999, 0.9999))  # fmt: skip
+    usual = {
+        "lion": (0.9, 0.99),
+        "came": (0.9, 0.999, 0.9999),
+        "dadaptadan": (0.98, 0.92, 0.99),
+        "prodigyplusschedulefree": (0.9, 0.99),
+    }.get(word, (0.9, 0.999, 0.9999))
     given = [builder.number(key) for key in keys]
     if word in NO_BETAS or (not any(value is not None for value in given) and word != "lion8bit"):
         return []
@@ -256,8 +260,12 @@ def _loss(builder: ImportBuilder) -> None:
     builder.empty("loss_weight_fn", "loss_weight_strength", "min_snr_gamma")
     strengths = {key: builder.number(f"{key}_strength") or 0.0 for key in ("mse", "mae", "log_cosh", "huber")}
     used = max(strengths, key=lambda key: strengths[key]) if any(strengths.values()) else "mse"
-    values: JsonObject = {"mse": {}, "mae": {"loss_type": "l1"}, "log_cosh": {"loss_type": "smooth_l1"},
-                              "huber": {"loss_type": "huber"}}[used]  # fmt: skip
+    values: JsonObject = {
+        "mse": {},
+        "mae": {"loss_type": "l1"},
+        "log_cosh": {"loss_type": "smooth_l1"},
+        "huber": {"loss_type": "huber"},
+    }[used]
     if used in ("huber", "log_cosh"):
         values |= {"huber_schedule": "constant", "huber_c": builder.number("huber_delta") if used == "huber" else 1.0}
     count = sum(map(bool, strengths.values()))

@@ -80,8 +80,7 @@ def _other_formats(builder: ImportBuilder) -> None:
         kind = "float32" if full else "bfloat16"
         builder.change(key, said_of({"vae_dtype": kind}), {"vae_dtype": kind})
     elif builder.family == "sdxl" or builder.adapters:
-        builder.change(key, said_of({"no_half_vae": str(full).lower()}),
-                      {"no_half_vae": full})  # fmt: skip
+        builder.change(key, said_of({"no_half_vae": str(full).lower()}), {"no_half_vae": full})
     else:
         builder.ignore(key, "the autoencoder of a FLUX.1 fine-tune is always run in the same way")
     if builder.get("weight_dtype") and "weight_dtype" not in builder.outcomes:
@@ -124,8 +123,12 @@ def _lycoris(builder: ImportBuilder, kind: str) -> tuple[MessageLike, list[str]]
         if size := builder.number("lokr_dim"):
             builder.rename("lokr_dim", "network_dim", int(size))
         found = [f"factor={int(builder.number('lokr_decompose_factor') or -1)}"]
-        flags = {"lokr_decompose_both": "decompose_both", "lokr_use_tucker": "use_tucker",
-                 "lokr_weight_decompose": "dora_wd", "lokr_full_matrix": "full_matrix"}  # fmt: skip
+        flags = {
+            "lokr_decompose_both": "decompose_both",
+            "lokr_use_tucker": "use_tucker",
+            "lokr_weight_decompose": "dora_wd",
+            "lokr_full_matrix": "full_matrix",
+        }
         found += [f"{name}=True" for key, name in flags.items() if is_on(builder.get(key))]
         said, algo = equal("LoKr", "LyCORIS"), ["algo=lokr", *found]
     elif kind == "LOHA":
@@ -162,8 +165,7 @@ def _layers(builder: ImportBuilder, rank: int, alpha: float) -> list[str]:
             _say_layers(builder, "full: convolutions get adapters, too (conv_dim, conv_alpha)")
             return [f"conv_dim={rank}", f"conv_alpha={alpha:g}"]
         same = chosen == "attn-mlp" or chosen == "attentions"
-        _say_layers(builder, "attn-mlp is what LoRA does here" if same
-                    else nearest(chosen, "attn-mlp"))  # fmt: skip
+        _say_layers(builder, "attn-mlp is what LoRA does here" if same else nearest(chosen, "attn-mlp"))
         return []
     if builder.family in ("qwen_image", "zimage") and chosen in ("full", "blocks"):
         _say_layers(builder, Message("{layers}: the modulation gets adapters, too", layers=chosen))
@@ -210,7 +212,9 @@ def _checkpointing(builder: ImportBuilder) -> None:
         builder.explain(Message("is {option} here", option=option_name("blocks_to_swap")), f"{part}.offload_fraction")
     for key in builder.left():
         if key.endswith((".gradient_checkpointing", ".offload_fraction", ".activation_offloading")) or key in (
-            "layer_offload_fraction", "enable_activation_offloading"):  # fmt: skip
+            "layer_offload_fraction",
+            "enable_activation_offloading",
+        ):
             builder.ignore(key, Message("said by {part}; it is not supported for other parts", part=part))
 
 
@@ -225,8 +229,12 @@ def _captions(builder: ImportBuilder) -> None:
             builder.empty(key)
         if is_on(builder.get("text_encoder_2.attention_mask")):
             builder.rename("text_encoder_2.attention_mask", "apply_t5_attn_mask", True)
-    for key in ("text_encoder_layer_skip", "text_encoder_2_layer_skip", "text_encoder_sequence_length",
-                "text_encoder_2_sequence_length"):  # fmt: skip
+    for key in (
+        "text_encoder_layer_skip",
+        "text_encoder_2_layer_skip",
+        "text_encoder_sequence_length",
+        "text_encoder_2_sequence_length",
+    ):
         if key in builder.left():
             builder.ignore(key, "the layer and length that the model was made with are used")
     rates = [builder.number(f"{name}.dropout_probability") or 0.0 for name in ENCODERS]

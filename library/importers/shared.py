@@ -123,8 +123,11 @@ def guidance(builder: ImportBuilder, scale: JsonValue) -> JsonValue:
 def tables(value: JsonValue, key: str = "", notes: list[MessageLike] | None = None) -> list[JsonMapping]:
     """The tables of a list; none for any other value. With `notes`, what is no table is named there, by its `key`."""
     listed = value if isinstance(value, list) else []
-    others = [Message("{number} ({value})", number=number, value=quoted(one))
-              for number, one in enumerate(listed, 1) if not isinstance(one, Mapping)]  # fmt: skip
+    others = [
+        Message("{number} ({value})", number=number, value=quoted(one))
+        for number, one in enumerate(listed, 1)
+        if not isinstance(one, Mapping)
+    ]
     if notes is not None and others:
         template = "{key}: entries are left out that are no tables of names and values: {entries}"
         more = [Message("...")] if len(others) > MAX_NAMED else []
@@ -137,11 +140,19 @@ def tables(value: JsonValue, key: str = "", notes: list[MessageLike] | None = No
 def texts(value: JsonValue, key: str, notes: list[MessageLike]) -> list[str]:
     """The texts and numbers of a list, as texts; `notes` says what else is in it."""
     listed = value if isinstance(value, list) else []
-    others = [Message("{number} ({value})", number=number, value=quoted(one))
-              for number, one in enumerate(listed, 1) if isinstance(one, Mapping | list)]  # fmt: skip
+    others = [
+        Message("{number} ({value})", number=number, value=quoted(one))
+        for number, one in enumerate(listed, 1)
+        if isinstance(one, Mapping | list)
+    ]
     if others:
-        notes.append(Message("{key}: entries are left out that are no texts: {entries}", key=key,
-                          entries=listed_texts(others[:MAX_NAMED])))  # fmt: skip
+        notes.append(
+            Message(
+                "{key}: entries are left out that are no texts: {entries}",
+                key=key,
+                entries=listed_texts(others[:MAX_NAMED]),
+            )
+        )
     return [str(one) for one in listed if not is_empty(one) and not isinstance(one, Mapping | list)]
 
 
@@ -217,8 +228,11 @@ def merged_from_hub(builder: ImportBuilder, key: str, path: str) -> None:
     where it is missing. An id alone stands for the file that diffusers looks for in such a repository."""
     if is_hub_name(path):
         name = f"{path}/{DIFFUSERS_LORA}" if path.count("/") == 1 else path
-        builder.change(key, Message("base_weights = {name}, which is downloaded where it is missing", name=name),
-                       {"base_weights": [name]})  # fmt: skip
+        builder.change(
+            key,
+            Message("base_weights = {name}, which is downloaded where it is missing", name=name),
+            {"base_weights": [name]},
+        )
         return
     said = Message("download {path} and name its file in base_weights, which merges it before the training", path=path)
     builder.ignore(key, said)

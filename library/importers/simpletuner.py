@@ -88,16 +88,26 @@ def _today(found: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
 
 def _refuse(given: JsonMapping) -> None:
     """Raise ConfigError, naming the method, if it trains neither a LoRA nor a whole model."""
-    what = next((what for key, what in OTHER_METHODS.items() if not is_empty(given.get(key)) and
-                 (is_on(given[key]) or key == "distillation_method")), "")  # fmt: skip
+    what = next(
+        (
+            what
+            for key, what in OTHER_METHODS.items()
+            if not is_empty(given.get(key)) and (is_on(given[key]) or key == "distillation_method")
+        ),
+        "",
+    )
     kind = str(given.get("model_type") or "full").casefold()
     if "refiner" in str(given.get("model_flavour")):
         what = what or OTHER_METHODS["refiner_training"]
     if kind not in ("lora", "full"):
         what = what or kind
     if what:
-        raise ConfigError("this file of {trainer} trains {what}, which is not trained here: train it there; {advice}",
-            trainer=TRAINER, what=what, advice=ONLY)  # fmt: skip
+        raise ConfigError(
+            "this file of {trainer} trains {what}, which is not trained here: train it there; {advice}",
+            trainer=TRAINER,
+            what=what,
+            advice=ONLY,
+        )
 
 
 def _script(given: JsonMapping) -> str:
@@ -107,8 +117,12 @@ def _script(given: JsonMapping) -> str:
     family = TABLES["families"].get(kind)
     if family is None:
         model = TABLES["other_models"].get(kind, kind)
-        raise ConfigError("this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
-            trainer=TRAINER, model=model, advice=ONLY)  # fmt: skip
+        raise ConfigError(
+            "this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
+            trainer=TRAINER,
+            model=model,
+            advice=ONLY,
+        )
     return f"{family}_train_network" if str(given.get("model_type")).casefold() == "lora" else f"{family}_train"
 
 
@@ -159,8 +173,14 @@ def _parts(builder: ImportBuilder, base: object) -> None:
         "qwen_text_encoder_model_name_or_path": "text_encoder",
     }
     take(builder, own)
-    key = next((f"pretrained_{part}_model_name_or_path" for part in ("transformer", "unet")
-                if builder.get(f"pretrained_{part}_model_name_or_path")), "")  # fmt: skip
+    key = next(
+        (
+            f"pretrained_{part}_model_name_or_path"
+            for part in ("transformer", "unet")
+            if builder.get(f"pretrained_{part}_model_name_or_path")
+        ),
+        "",
+    )
     if key and base:
         options = [option for option in PART_OPTIONS.get(builder.family, ()) if option not in builder.values]
         beside = dict.fromkeys(options, base) if builder.family != "sdxl" else {}
@@ -244,8 +264,12 @@ def _text(builder: ImportBuilder) -> None:
     if is_on(builder.get("flux_attention_masked_training")) and builder.family == "flux":
         builder.rename("flux_attention_masked_training", "apply_t5_attn_mask", True)
     if builder.adapters:
-        set_by(builder, "network_train_unet_only", "no text encoder learns: network_train_unet_only",
-            {"network_train_unet_only": True})  # fmt: skip
+        set_by(
+            builder,
+            "network_train_unet_only",
+            "no text encoder learns: network_train_unet_only",
+            {"network_train_unet_only": True},
+        )
     elif builder.family == "sdxl":
         set_by(builder, "train_text_encoder", said_of({"train_text_encoder": False}), {"train_text_encoder": False})
     if is_on(builder.get("train_text_encoder")):

@@ -37,8 +37,15 @@ def _datasets(builder: ImportBuilder) -> None:
             builder.ignore(key, said)
         size = _side(builder.source)
         builder.change("resolution", said_of({"resolution": size}), {"resolution": str(size), "enable_bucket": True})
-        builder.explain("is part of resolution", "resolution_type", "aspect_bucket_alignment", "caption_strategy",
-                        "instance_prompt", "prepend_instance_prompt", "only_instance_prompt")  # fmt: skip
+        builder.explain(
+            "is part of resolution",
+            "resolution_type",
+            "aspect_bucket_alignment",
+            "caption_strategy",
+            "instance_prompt",
+            "prepend_instance_prompt",
+            "only_instance_prompt",
+        )
         return
     used = [
         one
@@ -47,11 +54,23 @@ def _datasets(builder: ImportBuilder) -> None:
     ]
     kinds = {str(one.get("dataset_type") or "image") for one in used}
     if "image" not in kinds and (other := next((OTHER_KINDS[kind] for kind in kinds if kind in OTHER_KINDS), "")):
-        raise ConfigError("this file of {trainer} trains on {what}, which is not done here: use {trainer} for it",
-            trainer=TRAINER, what=other)  # fmt: skip
+        raise ConfigError(
+            "this file of {trainer} trains on {what}, which is not done here: use {trainer} for it",
+            trainer=TRAINER,
+            what=other,
+        )
     beside = {str(one["id"]): one for one in used if one.get("dataset_type") == "conditioning"}
-    shared = {name: builder.source.get(name) for name in ("resolution", "resolution_type", "caption_strategy",
-              "instance_prompt", "prepend_instance_prompt", "only_instance_prompt")}  # fmt: skip
+    shared = {
+        name: builder.source.get(name)
+        for name in (
+            "resolution",
+            "resolution_type",
+            "caption_strategy",
+            "instance_prompt",
+            "prepend_instance_prompt",
+            "only_instance_prompt",
+        )
+    }
     sets, masked = [], False
     for one in used:
         table = {**{name: value for name, value in shared.items() if not is_empty(value)}, **one}
@@ -147,8 +166,15 @@ def _note(builder: ImportBuilder, table: JsonMapping) -> None:
             builder.notes.append(Message("{place}: {key} is ignored: {reason}", place=place, key=key, reason=reason))
 
 
-SIZES = ("minimum_image_size", "maximum_image_size", "target_downsample_size", "minimum_aspect_ratio",
-         "maximum_aspect_ratio", "max_upscale_threshold", "crop_aspect_buckets")  # fmt: skip
+SIZES = (
+    "minimum_image_size",
+    "maximum_image_size",
+    "target_downsample_size",
+    "minimum_aspect_ratio",
+    "maximum_aspect_ratio",
+    "max_upscale_threshold",
+    "crop_aspect_buckets",
+)
 
 
 def _samples(builder: ImportBuilder) -> None:
@@ -157,12 +183,24 @@ def _samples(builder: ImportBuilder) -> None:
     prompts = [*([str(one)] if one else []), *prompts]
     if "user_prompt_library" in builder.source and not isinstance(library, Mapping):
         builder.ignore("user_prompt_library", "this file was not found; name the prompts with sample_prompts")
-    keys = ("validation_prompt", "validation_negative_prompt", "validation_guidance", "validation_num_inference_steps",
-            "validation_seed", "validation_resolution")  # fmt: skip
+    keys = (
+        "validation_prompt",
+        "validation_negative_prompt",
+        "validation_guidance",
+        "validation_num_inference_steps",
+        "validation_seed",
+        "validation_resolution",
+    )
     interval, by_epoch = builder.number("validation_step_interval"), builder.number("validation_epoch_interval")
     if not prompts or is_on(builder.get("validation_disable")):
-        builder.explain("there are no prompts to sample", *keys, "validation_step_interval",
-                        "validation_epoch_interval", "validation_disable", "user_prompt_library")  # fmt: skip
+        builder.explain(
+            "there are no prompts to sample",
+            *keys,
+            "validation_step_interval",
+            "validation_epoch_interval",
+            "validation_disable",
+            "user_prompt_library",
+        )
         return
     builder.texts["sample_prompts"] = "\n".join(_line(builder, prompt) for prompt in prompts) + "\n"
     builder.explain(told_prompts(len(prompts)), *keys, "user_prompt_library")

@@ -39,8 +39,11 @@ def _network(builder: ImportBuilder) -> None:
         return
     bypass = ["bypass_mode=True"] if {"fp8_base_unet", "int8_base"} & builder.values.keys() else []
     if kind == "lycoris":
-        builder.change("lora_type", equal(kind, "lycoris.kohya"), {"network_module": "lycoris.kohya",
-                       "network_args": ["algo=lokr", *bypass]})  # fmt: skip
+        builder.change(
+            "lora_type",
+            equal(kind, "lycoris.kohya"),
+            {"network_module": "lycoris.kohya", "network_args": ["algo=lokr", *bypass]},
+        )
         builder.ignore("lycoris_config", "this file was not found; say what it says in network_args")
     elif is_on(builder.get("use_dora")):
         values = {"network_module": "lycoris.kohya", "network_args": ["algo=lora", "dora_wd=True", *bypass]}
@@ -118,10 +121,15 @@ def _schedule(builder: ImportBuilder) -> None:
     ours = "constant_with_warmup" if ours == "constant" and warmup else ours
     free = "schedulefree" in plain(builder.get("optimizer"))
     ours = "constant" if free or (ours == "constant_with_warmup" and not warmup) else ours
-    builder.change("lr_scheduler", said_of({"lr_scheduler": ours}) if name in known else nearest(name, ours),
-        {"lr_scheduler": ours})  # fmt: skip
-    for key, option, schedule in (("lr_power", "lr_scheduler_power", "polynomial"),
-                                  ("lr_num_cycles", "lr_scheduler_num_cycles", "cosine_with_restarts")):  # fmt: skip
+    builder.change(
+        "lr_scheduler",
+        said_of({"lr_scheduler": ours}) if name in known else nearest(name, ours),
+        {"lr_scheduler": ours},
+    )
+    for key, option, schedule in (
+        ("lr_power", "lr_scheduler_power", "polynomial"),
+        ("lr_num_cycles", "lr_scheduler_num_cycles", "cosine_with_restarts"),
+    ):
         if ours == schedule and builder.number(key):
             builder.rename(key, option)
         elif key in builder.source:
@@ -169,8 +177,15 @@ def _loss(builder: ImportBuilder) -> None:
 
 
 def _timesteps(builder: ImportBuilder) -> None:
-    keys = ("flow_schedule_shift", "flow_sigmoid_scale", "flow_schedule_auto_shift", "flow_use_uniform_schedule",
-            "flow_use_beta_schedule", "flow_beta_schedule_alpha", "flow_beta_schedule_beta")  # fmt: skip
+    keys = (
+        "flow_schedule_shift",
+        "flow_sigmoid_scale",
+        "flow_schedule_auto_shift",
+        "flow_use_uniform_schedule",
+        "flow_use_beta_schedule",
+        "flow_beta_schedule_alpha",
+        "flow_beta_schedule_beta",
+    )
     if builder.family == "sdxl":
         for key in keys:
             if builder.given(key):

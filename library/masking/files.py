@@ -49,8 +49,9 @@ class MaskOptions:
 
     def __post_init__(self) -> None:
         if self.existing not in EXISTING:
-            raise ConfigError("existing is {existing}: use {known}", existing=repr(self.existing),
-                known=", ".join(EXISTING))  # fmt: skip
+            raise ConfigError(
+                "existing is {existing}: use {known}", existing=repr(self.existing), known=", ".join(EXISTING)
+            )
         if self.into not in INTO:
             raise ConfigError("into is {into}: use {known}", into=repr(self.into), known=", ".join(INTO))
         if not 0 <= self.outside <= 100:
@@ -204,16 +205,19 @@ def _to_do(images: Path, masks: Path, options: MaskOptions) -> tuple[list[tuple[
         raise ConfigError("there are no images in {folder}, nor in the folders inside it", folder=images)
     if options.into == ALPHA:
         if other := [image for image in found if image.suffix.lower() not in CLEAR]:
-            raise ConfigError("{path} cannot be transparent, only PNG and WebP can: write masks into a folder instead",
-                path=other[0])  # fmt: skip
+            raise ConfigError(
+                "{path} cannot be transparent, only PNG and WebP can: write masks into a folder instead", path=other[0]
+            )
         todo = [(image, image) for image in found if options.existing == REPLACE or not _is_transparent(image)]
         return todo, len(found) - len(todo)
     known: dict[Path, folders.Listing] = {}
     wanted = {image: mask_file(image, images, masks, known) for image in found}
     twice = [file for file, times in Counter(wanted.values()).items() if times > 1]
     if twice:
-        raise ConfigError("two images have the mask {path}, as their names differ only in what follows the dot: "
-            "rename one", path=twice[0])  # fmt: skip
+        raise ConfigError(
+            "two images have the mask {path}, as their names differ only in what follows the dot: rename one",
+            path=twice[0],
+        )
     todo = [(image, file) for image, file in wanted.items() if options.existing == REPLACE or not file.is_file()]
     return todo, len(wanted) - len(todo)
 

@@ -7,7 +7,15 @@ FORMS = CommandForms(
     "mask",
     parser,
     {"model": "Segmentation model", "alpha": "Transparency"},
-    {"folder": "Images", "model": "Model", "words": "What to learn", "threshold": "Threshold",
-     "existing": "Images with a mask", "outside": "Rest of the image", "invert": "Invert", "into": "Write into"},
+    {
+        "folder": "Images",
+        "model": "Model",
+        "words": "What to learn",
+        "threshold": "Threshold",
+        "existing": "Images with a mask",
+        "outside": "Rest of the image",
+        "invert": "Invert",
+        "into": "Write into",
+    },
     frozenset({"masks"}),
-)  # fmt: skip
+)

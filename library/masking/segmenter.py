@@ -65,8 +65,12 @@ class SegmentationModel:
                 names.setdefault(name.casefold(), []).append(int(number))
         missing = [word for word in self.words if word.casefold() not in names]
         if missing:
-            raise ConfigError("{model} knows no class {word}: it knows {names}", model=self.name, word=missing[0],
-                names=_some(list(self.model.config.id2label.values())))  # fmt: skip
+            raise ConfigError(
+                "{model} knows no class {word}: it knows {names}",
+                model=self.name,
+                word=missing[0],
+                names=_some(list(self.model.config.id2label.values())),
+            )
         return sorted({number for word in self.words for number in names[word.casefold()]})
 
 
@@ -92,8 +96,12 @@ def _loaded(folder: Path, kind: str) -> tuple[Any, Any]:
     elif kind in universal:
         made = AutoModelForUniversalSegmentation, AutoImageProcessor
     else:
-        raise ConfigError("{folder} is a {kind} model: choose CLIPSeg, which finds what is described, or a model of "
-            "semantic segmentation such as SegFormer, UPerNet or Mask2Former", folder=folder, kind=kind)  # fmt: skip
+        raise ConfigError(
+            "{folder} is a {kind} model: choose CLIPSeg, which finds what is described, or a model of "
+            "semantic segmentation such as SegFormer, UPerNet or Mask2Former",
+            folder=folder,
+            kind=kind,
+        )
     try:
         model = made[0].from_pretrained(str(folder), use_safetensors=True, **here)
         return model, made[1].from_pretrained(str(folder), **here)

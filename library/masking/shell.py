@@ -60,8 +60,12 @@ def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.Argument
     one.add_argument("--words", required=True, help="what is to be learned, such as: person, dog")
     one.add_argument("--threshold", type=float, default=0.4, help="of CLIPSeg: lower takes more of the image")
     _add_common(one)
-    one.add_argument("--into", choices=files.INTO, default=files.FOLDER,
-                     help="a folder of masks, or the alpha channel of PNG and WebP images (alpha_mask)")  # fmt: skip
+    one.add_argument(
+        "--into",
+        choices=files.INTO,
+        default=files.FOLDER,
+        help="a folder of masks, or the alpha channel of PNG and WebP images (alpha_mask)",
+    )
     one.add_argument("--batch_size", type=int, default=1, help="images at once")
     one.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
     text = "masks of the transparency that images have: what is transparent is not learned"
@@ -74,7 +78,8 @@ def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.Argument
 
 def _add_common(one: argparse.ArgumentParser) -> None:
     one.add_argument("--masks", type=Path, metavar="FOLDER", help="where masks are; else FOLDER-masks beside it")
-    one.add_argument("--existing", choices=files.EXISTING, default=files.SKIP,
-                     help="what to do with images that have a mask")  # fmt: skip
+    one.add_argument(
+        "--existing", choices=files.EXISTING, default=files.SKIP, help="what to do with images that have a mask"
+    )
     one.add_argument("--outside", type=int, default=0, help="how much the rest of the image counts, in percent")
     one.add_argument("--invert", action="store_true", help="learn the rest, and leave out what was found")

@@ -19,11 +19,18 @@ Overrides = dict[str, Any]  # options that differ from those of the training as 
 
 # Every candidate starts from these: nothing is compiled, and nothing is recomputed.
 PLAIN: JsonMapping = {
-    "compile": False, "compile_scope": "blocks", "compile_autotune": False, "compile_mode": "default",
-    "compile_dynamic": "auto", "compile_activation_budget": 1.0, "cuda_graphs": "false",
+    "compile": False,
+    "compile_scope": "blocks",
+    "compile_autotune": False,
+    "compile_mode": "default",
+    "compile_dynamic": "auto",
+    "compile_activation_budget": 1.0,
+    "cuda_graphs": "false",
     "compile_from_step": None,
-    "gradient_checkpointing": False, "checkpoint_keep_attention": False, "cpu_offload_checkpointing": False,
-}  # fmt: skip
+    "gradient_checkpointing": False,
+    "checkpoint_keep_attention": False,
+    "cpu_offload_checkpointing": False,
+}
 COMPILED = {"compile": True}
 CKPT = {"gradient_checkpointing": True}
 
@@ -51,31 +58,62 @@ ALL = (
     Candidate("compiled", "blocks compiled in place", COMPILED),
     Candidate("compiled+checkpointing", "compiled, gradient checkpointing", {**COMPILED, **CKPT}),
     Candidate(
-        "compiled+attention", "compiled, gradient checkpointing that keeps attention outputs",
+        "compiled+attention",
+        "compiled, gradient checkpointing that keeps attention outputs",
         {**COMPILED, **CKPT, "checkpoint_keep_attention": True},
     ),
-    Candidate("compiled+budget", "compiled, half of the activations kept",
-              {**COMPILED, "compile_activation_budget": 0.5}),
-    Candidate("compiled+fp8-base", "compiled, gradient checkpointing, frozen base in fp8",
-              {**COMPILED, **CKPT, "fp8_base": True}, "cuda"),
-    Candidate("compiled+swap", "compiled, gradient checkpointing, 20 blocks swapped to CPU memory",
-              {**COMPILED, **CKPT, "blocks_to_swap": 20}, "cuda", usual=False),
+    Candidate(
+        "compiled+budget", "compiled, half of the activations kept", {**COMPILED, "compile_activation_budget": 0.5}
+    ),
+    Candidate(
+        "compiled+fp8-base",
+        "compiled, gradient checkpointing, frozen base in fp8",
+        {**COMPILED, **CKPT, "fp8_base": True},
+        "cuda",
+    ),
+    Candidate(
+        "compiled+swap",
+        "compiled, gradient checkpointing, 20 blocks swapped to CPU memory",
+        {**COMPILED, **CKPT, "blocks_to_swap": 20},
+        "cuda",
+        usual=False,
+    ),
     Candidate("compiled+dynamic", "compiled once for all sizes", {**COMPILED, "compile_dynamic": "true"}, usual=False),
     Candidate("compiled-model", "the whole model compiled as one", {**COMPILED, "compile_scope": "model"}, usual=False),
-    Candidate("cuda-graphs", "compiled, replayed as CUDA graphs (reduce-overhead)",
-              {**COMPILED, "compile_mode": "reduce-overhead", "cuda_graphs": "auto"}, "cuda", usual=False),
+    Candidate(
+        "cuda-graphs",
+        "compiled, replayed as CUDA graphs (reduce-overhead)",
+        {**COMPILED, "compile_mode": "reduce-overhead", "cuda_graphs": "auto"},
+        "cuda",
+        usual=False,
+    ),
     Candidate("recorded", "eager, replayed as CUDA graphs", {"cuda_graphs": "true"}, "cuda", usual=False),
-    Candidate("recorded+checkpointing", "eager, gradient checkpointing, replayed as CUDA graphs",
-              {**CKPT, "cuda_graphs": "true"}, "cuda", usual=False),
-    Candidate("max-autotune", "compiled, kernels autotuned (max-autotune)",
-              {**COMPILED, "compile_mode": "max-autotune-no-cudagraphs"}, "cuda", usual=False),
-    Candidate("int8", "compiled, frozen base in int8", {**COMPILED, "int8_base": True}, "cuda",
-              usual=False),
-    Candidate("int8-products", "compiled, int8 matrix products",
-              {**COMPILED, "int8_base": True, "int8_compute": True}, "cuda", usual=False),
-    Candidate("fp8", "compiled, fp8 matrix products",
-              {**COMPILED, "fp8_base": True, "fp8_compute": True}, "cuda", usual=False),
-)  # fmt: skip
+    Candidate(
+        "recorded+checkpointing",
+        "eager, gradient checkpointing, replayed as CUDA graphs",
+        {**CKPT, "cuda_graphs": "true"},
+        "cuda",
+        usual=False,
+    ),
+    Candidate(
+        "max-autotune",
+        "compiled, kernels autotuned (max-autotune)",
+        {**COMPILED, "compile_mode": "max-autotune-no-cudagraphs"},
+        "cuda",
+        usual=False,
+    ),
+    Candidate("int8", "compiled, frozen base in int8", {**COMPILED, "int8_base": True}, "cuda", usual=False),
+    Candidate(
+        "int8-products",
+        "compiled, int8 matrix products",
+        {**COMPILED, "int8_base": True, "int8_compute": True},
+        "cuda",
+        usual=False,
+    ),
+    Candidate(
+        "fp8", "compiled, fp8 matrix products", {**COMPILED, "fp8_base": True, "fp8_compute": True}, "cuda", usual=False
+    ),
+)
 NAMED = {candidate.name: candidate for candidate in ALL}
 
 
@@ -96,8 +134,13 @@ def choose(names: Iterable[str], own: bool, device: str, known: Iterable[str]) -
     for name in asked:
         if name not in possible:
             why = " needs a GPU" if name in NAMED and NAMED[name].needs not in ("", device) else " is no candidate"
-            raise ConfigError("--candidate {name}{why}{hint}; choose from {possible}, all", name=name, why=why,
-                hint=did_you_mean(name, possible), possible=', '.join(possible))  # fmt: skip
+            raise ConfigError(
+                "--candidate {name}{why}{hint}; choose from {possible}, all",
+                name=name,
+                why=why,
+                hint=did_you_mean(name, possible),
+                possible=", ".join(possible),
+            )
     return [possible[name] for name in dict.fromkeys(asked)]
 
 

@@ -5,11 +5,37 @@ from library.config.run_config import RunConfig
 from library.measuring.model_stats import BlockStats, ModelStats
 
 # Dense bf16 matrix products in TFLOP/s, by a part of the GPU's name; the first part that is in the name counts.
-DATA_SHEETS = {"B200": 2250, "H200": 989, "H100": 989, "H800": 989, "A100": 312, "A800": 312, "L40S": 362,
-         "RTX 6000 Ada": 364, "RTX PRO 6000": 500, "A6000": 155, "A40": 150, "L4": 121, "A10": 125, "T4": 65,
-         "V100": 112,
-         "5090": 210, "5080": 113, "5070 Ti": 88, "5070": 62, "5060": 48, "4090": 165, "4080": 98, "4070 Ti": 80,
-         "4070": 58, "4060": 30, "3090": 71, "3080": 60, "3070": 41, "3060": 26}  # fmt: skip
+DATA_SHEETS = {
+    "B200": 2250,
+    "H200": 989,
+    "H100": 989,
+    "H800": 989,
+    "A100": 312,
+    "A800": 312,
+    "L40S": 362,
+    "RTX 6000 Ada": 364,
+    "RTX PRO 6000": 500,
+    "A6000": 155,
+    "A40": 150,
+    "L4": 121,
+    "A10": 125,
+    "T4": 65,
+    "V100": 112,
+    "5090": 210,
+    "5080": 113,
+    "5070 Ti": 88,
+    "5070": 62,
+    "5060": 48,
+    "4090": 165,
+    "4080": 98,
+    "4070 Ti": 80,
+    "4070": 58,
+    "4060": 30,
+    "3090": 71,
+    "3080": 60,
+    "3070": 41,
+    "3060": 26,
+}
 
 
 def data_sheet_rate(gpu: str) -> float:

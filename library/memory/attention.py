@@ -40,8 +40,14 @@ def prefer(device: torch.device, kernel: str = "auto") -> str:
     """
     if kernel != "auto" and kernel not in offered(device):
         known = ", ".join(["auto", *offered(device)])
-        raise ConfigError(Problem("attention_kernel", ": there is no {kernel} on this machine; choose one of {known}",
-            kernel=kernel, known=known))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "attention_kernel",
+                ": there is no {kernel} on this machine; choose one of {known}",
+                kernel=kernel,
+                known=known,
+            )
+        )
     _chosen.close()
     _replace_flash(kernel)
     if device.type != "cuda":
@@ -103,8 +109,11 @@ def _replace_flash(kernel: str) -> None:
         else:
             torch.nn.attention.restore_flash_attention_impl()
     except Exception as error:  # a package that was built for another GPU or PyTorch may raise anything
-        raise ConfigError(Problem("attention_kernel", ": {kernel} cannot be used here ({error}); use auto",
-            kernel=kernel, error=error)) from error  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "attention_kernel", ": {kernel} cannot be used here ({error}); use auto", kernel=kernel, error=error
+            )
+        ) from error
 
 
 class AttentionRecorder(TorchFunctionMode):

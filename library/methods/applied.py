@@ -117,8 +117,11 @@ class AppliedLoras:
                     "{path} holds {name}, which is neither LoRA nor a kind of LyCORIS", path=path, name=name
                 )
             if not change.fits(layer):
-                raise ConfigError("{path}: {name} has another size than this model's layer: it is for another model",
-                    path=path, name=name)  # fmt: skip
+                raise ConfigError(
+                    "{path}: {name} has another size than this model's layer: it is for another model",
+                    path=path,
+                    name=name,
+                )
             self.changes_text = self.changes_text or part != "denoiser"
             self._changes[path].append(change)
             if name not in self._hooked:

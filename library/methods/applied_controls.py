@@ -43,11 +43,14 @@ class AppliedControls:
         if not isinstance(self._family, HasControlledLayers):
             raise ConfigError("{path} is a LLLite file, which this model cannot follow: leave it out", path=path)
         family, found = self._family, by_name(tensors_of(path, "a LLLite file"))
-        places = {family.control_name(place): (place, halvings)
-                  for place, halvings in family.controlled_layers(self._denoiser)}  # fmt: skip
+        places = {
+            family.control_name(place): (place, halvings)
+            for place, halvings in family.controlled_layers(self._denoiser)
+        }
         if odd := sorted(found.keys() - places.keys()):
-            raise ConfigError("{path} is a LLLite file for another model: it has no layer {name}", path=path,
-                name=odd[0])  # fmt: skip
+            raise ConfigError(
+                "{path} is a LLLite file for another model: it has no layer {name}", path=path, name=odd[0]
+            )
         if self._picture is None:
             self._picture = show_picture(self._denoiser)
         self._layers[path] = [self._put(path, name, *places[name], tensors) for name, tensors in found.items()]
@@ -71,8 +74,9 @@ class AppliedControls:
             if left := [key for key in missing if not key.startswith("layer.")]:
                 raise KeyError(left[0])
         except (KeyError, RuntimeError, IndexError) as e:
-            raise ConfigError("{path}: {name} has another size than this model's layer: it is for another model",
-                path=path, name=name) from e  # fmt: skip
+            raise ConfigError(
+                "{path}: {name} has another size than this model's layer: it is for another model", path=path, name=name
+            ) from e
         made.layer = layer
         for part in PARTS:
             # Not frozen, so that they are not kept in 8 bits with the layers of the model.

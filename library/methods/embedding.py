@@ -68,8 +68,13 @@ def attach(components: ModelComponents, family: Family, config: EmbeddingRun) ->
         layers[name] = WordVectors(known, first, vectors.to(dtype_of(config)))
         encoder.set_input_embeddings(layers[name])  # type: ignore[operator]
         if len(begins) > 1 and len(begins) != len(vectors):
-            log.warning("init_word has %d tokens in %s for %d vectors: they are %s", len(begins), name, len(vectors),
-                        "repeated" if len(begins) < len(vectors) else "cut")  # fmt: skip
+            log.warning(
+                "init_word has %d tokens in %s for %d vectors: they are %s",
+                len(begins),
+                name,
+                len(vectors),
+                "repeated" if len(begins) < len(vectors) else "cut",
+            )
     return LearnedWords(layers, config)
 
 
@@ -95,18 +100,38 @@ def _taken(name: str, given: Mapping[str, Tensor], here: Tensor, config: Embeddi
     """The vectors of a file for one text encoder. ConfigError where they do not fit."""
     path, found = config.embedding.weights, given.get(name)
     if found is None:
-        raise ConfigError(Problem("weights",
-            ": {path} has no vectors for the text encoder {name}: choose an embedding that was made for this model",
-            path=path, name=name))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "weights",
+                ": {path} has no vectors for the text encoder {name}: choose an embedding that was made for this model",
+                path=path,
+                name=name,
+            )
+        )
     found = found.unsqueeze(0) if found.dim() == 1 else found
     if found.shape[1:] != here.shape[1:]:
-        raise ConfigError(Problem("weights",
-            ": the vectors of {path} have {theirs} numbers for {name}, and this model's have {ours}: choose an "
-            "embedding that was made for this model", path=path, theirs=found.shape[-1], name=name,
-            ours=here.shape[-1]))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "weights",
+                ": the vectors of {path} have {theirs} numbers for {name}, and this model's have {ours}: choose an "
+                "embedding that was made for this model",
+                path=path,
+                theirs=found.shape[-1],
+                name=name,
+                ours=here.shape[-1],
+            )
+        )
     if len(found) != len(here):
-        raise ConfigError(Problem("weights",
-            ": {path} has {vectors}, and num_vectors_per_token is {ours}: set it to {theirs}", path=path,
-            vectors=counted(len(found), "vector"), theirs=len(found), ours=len(here), also="num_vectors_per_token",
-            fix={"num_vectors_per_token": len(found)}))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "weights",
+                ": {path} has {vectors}, and num_vectors_per_token is {ours}: set it to {theirs}",
+                path=path,
+                vectors=counted(len(found), "vector"),
+                theirs=len(found),
+                ours=len(here),
+                also="num_vectors_per_token",
+                fix={"num_vectors_per_token": len(found)},
+            )
+        )
     return found.float()

@@ -68,19 +68,32 @@ class LLLite(FrozenBaseMethod):
 
     def named(self) -> dict[str, nn.Parameter]:
         """Trained parameters by their names in files."""
-        every = ((f"{name}.{part}.{rest}", p) for name, layer in self.layers.items()
-                 for part in PARTS for rest, p in getattr(layer, part).named_parameters())  # fmt: skip
+        every = (
+            (f"{name}.{part}.{rest}", p)
+            for name, layer in self.layers.items()
+            for part in PARTS
+            for rest, p in getattr(layer, part).named_parameters()
+        )
         return dict(every)
 
     def load(self, path: str) -> None:
         """Load a file. ConfigError if its layers or sizes differ."""
         given, here = tensors_of(path, "a LLLite file"), self.named()
-        odd = sorted(name for name in given.keys() | here.keys()
-                     if name not in given or name not in here or given[name].shape != here[name].shape)  # fmt: skip
+        odd = sorted(
+            name
+            for name in given.keys() | here.keys()
+            if name not in given or name not in here or given[name].shape != here[name].shape
+        )
         if odd:
-            raise ConfigError(Problem("network_weights",
-                ": {path} does not fit ({tensor} differs): set cond_emb_dim and network_dim as they were for this "
-                "file, or choose another one", path=path, tensor=odd[0]))  # fmt: skip
+            raise ConfigError(
+                Problem(
+                    "network_weights",
+                    ": {path} does not fit ({tensor} differs): set cond_emb_dim and network_dim as they were for this "
+                    "file, or choose another one",
+                    path=path,
+                    tensor=odd[0],
+                )
+            )
         with torch.no_grad():
             for name, parameter in here.items():
                 parameter.copy_(given[name])

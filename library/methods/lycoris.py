@@ -185,8 +185,15 @@ def load_module(name: str) -> Any:
     try:
         module = importlib.import_module(name)
     except Exception as error:  # a package that does not fit this machine raises what it likes
-        raise ConfigError(Problem("network_module", "{name} cannot be loaded: {kind}: {why}", name=name,
-            kind=type(error).__name__, why=error)) from error  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "network_module",
+                "{name} cannot be loaded: {kind}: {why}",
+                name=name,
+                kind=type(error).__name__,
+                why=error,
+            )
+        ) from error
     if not callable(getattr(module, "create_network", None)):
         raise ConfigError(
             Problem("network_module", "{name} has no create_network: write lycoris.kohya, or leave it empty", name=name)
@@ -340,10 +347,15 @@ def _of_file(path: Any) -> tuple[int, float, dict[str, str]]:
             own.pop("preset", None)
         return int(facts["ss_network_dim"]), float(facts["ss_network_alpha"]), own
     except (KeyError, ValueError, AttributeError) as e:
-        raise ConfigError(Problem("dim_from_weights",
-            ": {path} does not say which network it was made by (ss_network_dim); set "
-            "network_dim, network_alpha and network_args to what they were, and leave "
-            "dim_from_weights out", path=path)) from e  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "dim_from_weights",
+                ": {path} does not say which network it was made by (ss_network_dim); set "
+                "network_dim, network_alpha and network_args to what they were, and leave "
+                "dim_from_weights out",
+                path=path,
+            )
+        ) from e
 
 
 def _encoders(components: ModelComponents, config: AdapterRun, settings: JsonMapping) -> dict[str, nn.Module]:
@@ -375,7 +387,10 @@ def _said_briefly(name: str) -> Iterator[None]:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     except (AssertionError, KeyError, ValueError, TypeError) as e:
-        raise ConfigError(Problem("network_module", "{name} refuses its network_args: {why}", name=name,
-            why=str(e) or type(e).__name__)) from e  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "network_module", "{name} refuses its network_args: {why}", name=name, why=str(e) or type(e).__name__
+            )
+        ) from e
     finally:
         logger.setLevel(level)

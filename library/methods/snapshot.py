@@ -32,13 +32,18 @@ def differing(
     if not what:
         return None
     if changes is None:
-        return Problem("resume",
+        return Problem(
+            "resume",
             ": the state was made with other networks than this config describes ({what}); resume with its own config",
-            what=listed(what, "; "))  # fmt: skip
-    return Problem("resume",
+            what=listed(what, "; "),
+        )
+    return Problem(
+        "resume",
         ": the state was made with other networks than this config describes ({what}), as {changes}; set this back, or "
-        "start another training from the weights that it has saved", what=listed(what, "; "),
-        changes=changes)  # fmt: skip
+        "start another training from the weights that it has saved",
+        what=listed(what, "; "),
+        changes=changes,
+    )
 
 
 def _shown(shape: tuple[int, ...]) -> str:

@@ -87,9 +87,13 @@ def read_arguments(pairs: Iterable[str], option: str) -> JsonObject:
                 raise ValueError(pair)
             found[key.strip()] = ast.literal_eval(text.strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two for thousands of signs
-            wrong.append(Problem(option,
-                ": {pair} must be written key=value with a number, True, False, None or a quoted text",
-                pair=quoted(pair)))  # fmt: skip
+            wrong.append(
+                Problem(
+                    option,
+                    ": {pair} must be written key=value with a number, True, False, None or a quoted text",
+                    pair=quoted(pair),
+                )
+            )
     if wrong:
         raise ConfigError(*wrong)
     return found

@@ -95,8 +95,13 @@ def problems(config: RunConfig) -> Iterator[Problem]:
         return
     name = config.optim.lr_scheduler.split(":")[0]
     if name not in FUNCTIONS:
-        yield Problem("lr_scheduler", "{name} is not known{hint}; known are {functions}", name=name,
-            hint=did_you_mean(name, FUNCTIONS), functions=", ".join(FUNCTIONS))  # fmt: skip
+        yield Problem(
+            "lr_scheduler",
+            "{name} is not known{hint}; known are {functions}",
+            name=name,
+            hint=did_you_mean(name, FUNCTIONS),
+            functions=", ".join(FUNCTIONS),
+        )
         return
     yield from _needs(name, config, own)
     if (own and name != "adafactor") or name == "polynomial":  # loading one loads much else
@@ -115,10 +120,15 @@ def too_long(config: RunConfig, total: int) -> Iterator[Problem]:
         return
     warm, decay = steps_of(optim.lr_warmup_steps, total), steps_of(optim.lr_decay_steps, total)
     if warm < total < warm + decay:  # a longer warm-up alone ends on its way up, which is a remark
-        yield Problem("lr_decay_steps",
+        yield Problem(
+            "lr_decay_steps",
             "come to {decay}, and lr_warmup_steps to {warm}: more than all {total}, so that the learning rate would "
-            "jump; lower one of them", also="lr_warmup_steps", decay=counted(decay, "step"), warm=warm,
-            total=total)  # fmt: skip
+            "jump; lower one of them",
+            also="lr_warmup_steps",
+            decay=counted(decay, "step"),
+            warm=warm,
+            total=total,
+        )
 
 
 def _ends_early(config: RunConfig, total: int) -> Iterator[Problem]:
@@ -133,8 +143,13 @@ def _ends_early(config: RunConfig, total: int) -> Iterator[Problem]:
         option = (
             "lr_scheduler_args" if own else "lr_scheduler_type" if config.optim.lr_scheduler_type else "lr_scheduler"
         )
-        yield Problem(option, ": {title} cannot be followed for the {steps} of this training ({why})",
-            title=chosen, steps=counted(total, "step"), why=why)  # fmt: skip
+        yield Problem(
+            option,
+            ": {title} cannot be followed for the {steps} of this training ({why})",
+            title=chosen,
+            steps=counted(total, "step"),
+            why=why,
+        )
 
 
 def for_groups(config: RunConfig, rates: Sequence[float]) -> Iterator[Problem]:
@@ -162,9 +177,12 @@ def notes(config: RunConfig) -> Iterator[Problem]:
     if without := own_warmup(config):
         yield without
     if _falls_at_the_end(config) and not config.optim.lr_decay_steps:
-        yield Problem("lr_decay_steps",
-            "is 0, so the learning rate of warmup_stable_decay never falls: set it to 10%, say", also="lr_scheduler",
-            fix={"lr_decay_steps": 0.1})  # fmt: skip
+        yield Problem(
+            "lr_decay_steps",
+            "is 0, so the learning rate of warmup_stable_decay never falls: set it to 10%, say",
+            also="lr_scheduler",
+            fix={"lr_decay_steps": 0.1},
+        )
 
 
 def _falls_at_the_end(config: RunConfig) -> bool:
@@ -178,8 +196,11 @@ def _falls_at_the_end(config: RunConfig) -> bool:
 def _needs(name: str, config: RunConfig, own: JsonObject) -> Iterator[Problem]:
     optim = config.optim
     if name == "adafactor" and spec_of(config).name != "Adafactor":
-        yield Problem("lr_scheduler", "adafactor goes with optimizer_type Adafactor only, not {optimizer}",
-            optimizer=optim.optimizer)  # fmt: skip
+        yield Problem(
+            "lr_scheduler",
+            "adafactor goes with optimizer_type Adafactor only, not {optimizer}",
+            optimizer=optim.optimizer,
+        )
     if name == "adafactor" and ":" in optim.lr_scheduler:
         try:
             float(optim.lr_scheduler.split(":")[1])
@@ -187,12 +208,16 @@ def _needs(name: str, config: RunConfig, own: JsonObject) -> Iterator[Problem]:
             yield Problem("lr_scheduler", "must be written adafactor:<rate>, got {given}", given=optim.lr_scheduler)
     has_minimum = optim.lr_scheduler_min_lr_ratio is not None or {"min_lr", "min_lr_rate"} & own.keys()
     if name == "cosine_with_min_lr" and not has_minimum:
-        yield Problem("lr_scheduler",
+        yield Problem(
+            "lr_scheduler",
             "cosine_with_min_lr needs lr_scheduler_min_lr_ratio: 0.1 ends at a tenth of the rate",
-            fix={"lr_scheduler_min_lr_ratio": 0.1})  # fmt: skip
+            fix={"lr_scheduler_min_lr_ratio": 0.1},
+        )
     if name == "piecewise_constant" and not _are_rules(own.get("step_rules")):
-        yield Problem("lr_scheduler",
-            "piecewise_constant needs lr_scheduler_args, like step_rules='1:100,0.1' (0.1 from step 100)")  # fmt: skip
+        yield Problem(
+            "lr_scheduler",
+            "piecewise_constant needs lr_scheduler_args, like step_rules='1:100,0.1' (0.1 from step 100)",
+        )
 
 
 def _are_rules(text: Any) -> bool:
@@ -208,8 +233,7 @@ def _are_rules(text: Any) -> bool:
 def _custom_problems(config: RunConfig, own: JsonObject, is_read: bool) -> Iterator[Problem]:
     cls = _custom(config)
     if absent := missing_package(cls.module):
-        yield Problem("lr_scheduler_type", "{chosen} {absent}", chosen=config.optim.lr_scheduler_type,
-            absent=absent)  # fmt: skip
+        yield Problem("lr_scheduler_type", "{chosen} {absent}", chosen=config.optim.lr_scheduler_type, absent=absent)
         return
     if why := code_names.why_not_class(cls.module, cls.name, "lr_scheduler_type"):
         yield Problem("lr_scheduler_type", NO_SCHEDULER, chosen=config.optim.lr_scheduler_type, why=why)
@@ -239,12 +263,21 @@ def _unusable(made: type, own: JsonObject, title: str) -> Iterator[Problem]:
     beyond = [one.name for one in needed if re.search("Callable|LRScheduler", str(one.annotation))]
     beyond += [one.name for one in _needed(made.step)]
     if beyond:
-        yield Problem("lr_scheduler_type",
+        yield Problem(
+            "lr_scheduler_type",
             ": {title} needs {names}, which cannot be written as a value; choose another schedule, such as "
-            "torch.optim.lr_scheduler.LinearLR", title=title, names=together(beyond))  # fmt: skip
+            "torch.optim.lr_scheduler.LinearLR",
+            title=title,
+            names=together(beyond),
+        )
     elif absent := [one.name for one in needed if one.name not in own]:
-        yield Problem("lr_scheduler_args", ": {title} needs {names}; add {first}=VALUE", title=title,
-            names=together(absent), first=absent[0])  # fmt: skip
+        yield Problem(
+            "lr_scheduler_args",
+            ": {title} needs {names}; add {first}=VALUE",
+            title=title,
+            names=together(absent),
+            first=absent[0],
+        )
 
 
 def _needed(function: Callable[..., object]) -> Iterator[inspect.Parameter]:

@@ -40,8 +40,19 @@ __all__ = ["averaged", "describe", "eval_mode", "notes", "optimizer", "problems"
 log = logging.getLogger(__name__)
 
 HIGH_FOR_ADAPTERS, HIGH_FOR_MODELS, HIGH_FOR_ANY = 2e-2, 2e-3, 100.0  # learning rates above these can only be mistakes
-USUAL_RATES = ("AdamW", "AdamW8bit", "PagedAdamW", "PagedAdamW8bit", "PagedAdamW32bit", "Lion", "Lion8bit",
-               "PagedLion8bit", "CAME", "AdamMini", "Muon")  # fmt: skip
+USUAL_RATES = (
+    "AdamW",
+    "AdamW8bit",
+    "PagedAdamW",
+    "PagedAdamW8bit",
+    "PagedAdamW32bit",
+    "Lion",
+    "Lion8bit",
+    "PagedLion8bit",
+    "CAME",
+    "AdamMini",
+    "Muon",
+)
 
 
 def optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> Any:
@@ -93,9 +104,14 @@ def _construct(config: RunConfig, groups: list[dict[str, Any]]) -> Any:
     try:
         return load_subclass(cls, Optimizer)(groups, lr=rate, **always, **own)
     except (ValueError, TypeError) as error:  # such as torch.optim.Muon, which takes nothing but matrices
-        raise ConfigError(Problem("optimizer_type",
-            "{optimizer} does not take these weights or arguments: {why}",
-            optimizer=config.optim.optimizer, why=error)) from error  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "optimizer_type",
+                "{optimizer} does not take these weights or arguments: {why}",
+                optimizer=config.optim.optimizer,
+                why=error,
+            )
+        ) from error
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
@@ -108,21 +124,38 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     is_refused = cls.name.lower() == "automagic"  # by the rules of the options
     if not is_refused and (unusable := _unusable(cls)):
         advice, fix = names.advice(config)
-        yield Problem("optimizer_type", "{optimizer} {unusable}; or {advice}",
-            optimizer=config.optim.optimizer, unusable=unusable, advice=advice, fix=fix)  # fmt: skip
+        yield Problem(
+            "optimizer_type",
+            "{optimizer} {unusable}; or {advice}",
+            optimizer=config.optim.optimizer,
+            unusable=unusable,
+            advice=advice,
+            fix=fix,
+        )
     elif not is_refused:
         yield from _signature_problems(cls, own, config.optim.optimizer)
     if config.optim.ema_decay and is_schedule_free(config):
-        yield Problem("ema_decay",
-            "cannot be used with {name}, which averages by itself: set ema_decay = 0", name=cls.name,
-            fix={"ema_decay": 0})  # fmt: skip
+        yield Problem(
+            "ema_decay",
+            "cannot be used with {name}, which averages by itself: set ema_decay = 0",
+            name=cls.name,
+            fix={"ema_decay": 0},
+        )
     if (early := config.optim.stepped_early) and is_schedule_free(config):
-        yield Problem(early, "cannot be used with {name}: use AdamW or Adafactor, or leave {early} out",
-            name=cls.name, early=option_name(early))  # fmt: skip
+        yield Problem(
+            early,
+            "cannot be used with {name}: use AdamW or Adafactor, or leave {early} out",
+            name=cls.name,
+            early=option_name(early),
+        )
     if config.distributed.fsdp and not config.adapters and not steps_rows(config):
-        yield Problem("optimizer_type",
+        yield Problem(
+            "optimizer_type",
             ": {name} needs whole weights, and with fsdp each GPU has only rows of them: use AdamW, or leave fsdp out",
-            name=cls.name, also="fsdp", fix=other_optimizer(config, "AdamW"))  # fmt: skip
+            name=cls.name,
+            also="fsdp",
+            fix=other_optimizer(config, "AdamW"),
+        )
     if isinstance(config, AdapterRun):
         rates = {"unet_lr": config.optim.unet_lr, "text_encoder_lr": next(iter(config.optim.text_encoder_lr), None)}
         if wrong := _rates(config, rates):
@@ -140,9 +173,14 @@ def _rates(config: RunConfig, rates: Mapping[str, float | None]) -> Problem | No
         "text_encoder_lr": (),
         "learning_rate": getattr(config.optim, "unet_lr", None) or config.optim.learning_rate,
     }
-    return Problem("optimizer_type", "{optimizer} has one learning rate for all that learns, not {given}: "
+    return Problem(
+        "optimizer_type",
+        "{optimizer} has one learning rate for all that learns, not {given}: "
         "set learning_rate alone, or set optimizer_type = ProdigyPlusScheduleFree",
-        optimizer=config.optim.optimizer, given=given, fix=fix)  # fmt: skip
+        optimizer=config.optim.optimizer,
+        given=given,
+        fix=fix,
+    )
 
 
 def zero_rate_problems(config: RunConfig) -> Iterator[Problem]:
@@ -190,40 +228,60 @@ def notes(config: RunConfig) -> Iterator[Problem]:
     """Options that are probably not intended, or have no effect."""
     name = spec_of(config).name
     if spec_of(config).finds_rate and config.optim.learning_rate <= 0.1:
-        yield Problem("learning_rate", "{rate} is small for {name}, which adapts its own: use about 1.0",
-            rate=config.optim.learning_rate, name=name, fix={"learning_rate": 1.0})  # fmt: skip
+        yield Problem(
+            "learning_rate",
+            "{rate} is small for {name}, which adapts its own: use about 1.0",
+            rate=config.optim.learning_rate,
+            name=name,
+            fix={"learning_rate": 1.0},
+        )
     if name == "ProdigyPlusScheduleFree" and config.optim.max_grad_norm:
-        yield Problem("max_grad_norm",
-            "hinders {name}, which limits its steps by itself: set max_grad_norm = 0", name=name,
-            fix={"max_grad_norm": 0.0})  # fmt: skip
+        yield Problem(
+            "max_grad_norm",
+            "hinders {name}, which limits its steps by itself: set max_grad_norm = 0",
+            name=name,
+            fix={"max_grad_norm": 0.0},
+        )
     most = HIGH_FOR_ADAPTERS if config.adapters else HIGH_FOR_MODELS
     rates = _rates_of_adapters(config) if isinstance(config, AdapterRun) else _rates_of_models(config)
     for option, rate in (rates or {"learning_rate": config.optim.learning_rate}).items():
         if rate > (most if name in USUAL_RATES else HIGH_FOR_ANY):
-            yield Problem(option, "{rate} is very high for {name} and may end in NaN; {usual} is usual",
-                rate=rate, name=name, usual=config.usual_rate)  # fmt: skip
+            yield Problem(
+                option,
+                "{rate} is very high for {name} and may end in NaN; {usual} is usual",
+                rate=rate,
+                name=name,
+                usual=config.usual_rate,
+            )
     if is_schedule_free(config) and config.optim.lr_scheduler != "constant":
         yield Problem("lr_scheduler", "has no effect: {name} needs no schedule", name=name)
     yield from schedule_notes(config)
     steps, warm = config.steps, config.optim.lr_warmup_steps
     if not steps.max_train_epochs and warm >= steps.max_train_steps and not config.optim.without_schedule:
-        yield Problem("lr_warmup_steps",
-            "{warm} is not below max_train_steps: the learning rate never reaches its value", warm=warm)  # fmt: skip
+        yield Problem(
+            "lr_warmup_steps",
+            "{warm} is not below max_train_steps: the learning rate never reaches its value",
+            warm=warm,
+        )
     precision = config.precision
     half = "full_bf16" if precision.full_bf16 else "full_fp16" if precision.full_fp16 else ""
     by_chance = name == "ProdigyPlusScheduleFree" and precision.full_bf16  # it has stochastic rounding itself
     if half and not steps_alone(config) and not by_chance:
-        yield Problem(half,
+        yield Problem(
+            half,
             ": {name} rounds to the nearest number, which loses small updates; AdamW and Adafactor do not",
-            name=name)  # fmt: skip
+            name=name,
+        )
     if not config.optim.ema_decay:
         for option in ("ema_every_n_steps", "ema_device"):
             if getattr(config.optim, option) not in (1, "gpu"):
                 yield Problem(option, "has no effect: ema_decay is 0, so no average is kept")
     if relative_step(config):
-        yield Problem("", topic="training",
-            template="learning rates and lr_scheduler have no effect: Adafactor sets its own (relative_step=True)"
-            )  # fmt: skip
+        yield Problem(
+            "",
+            topic="training",
+            template="learning rates and lr_scheduler have no effect: Adafactor sets its own (relative_step=True)",
+        )
 
 
 def named_code_problems(config: RunConfig) -> Iterator[Problem]:
@@ -293,8 +351,10 @@ def _load_problems(cls: OptimizerSpec, own: dict[str, Any], title: str) -> Itera
         template = "{title}: {why}; AdamW is an optimizer"
         yield Problem("optimizer_type", template, title=title, why=e.said)
         return
-    unknown += [Problem("optimizer_args", ": {title} sets {name} itself; leave it out", title=title, name=name)
-                for name in sorted(cls.always.keys() & own.keys())]  # fmt: skip
+    unknown += [
+        Problem("optimizer_args", ": {title} sets {name} itself; leave it out", title=title, name=name)
+        for name in sorted(cls.always.keys() & own.keys())
+    ]
     yield from unknown
     # Of the table, what no argument changes has been tried with the package.
     if not unknown and (own or cls not in names.SPECS.values()) and (error := trial.arguments(cls, own)):

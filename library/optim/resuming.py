@@ -153,9 +153,16 @@ def _advance(schedule: LRScheduler, steps: int, config: RunConfig) -> None:
             for _ in range(steps):
                 schedule.step()
         except ValueError as error:  # such as OneCycleLR after its end
-            raise ConfigError(Problem("lr_scheduler_type",
-                ": {name} cannot continue after step {step} ({why}); choose another schedule, or raise its "
-                "number of steps", name=config.optim.lr_scheduler_type, step=steps, why=error)) from error  # fmt: skip
+            raise ConfigError(
+                Problem(
+                    "lr_scheduler_type",
+                    ": {name} cannot continue after step {step} ({why}); choose another schedule, or raise its "
+                    "number of steps",
+                    name=config.optim.lr_scheduler_type,
+                    step=steps,
+                    why=error,
+                )
+            ) from error
 
 
 def _changed_names(group: JsonMapping, new: JsonMapping, made: JsonMapping | None, changed: set[str]) -> Iterator[str]:

@@ -43,10 +43,15 @@ class Uploads:
         try:
             self._api.create_repo(options.huggingface_repo_id, repo_type=self._kind, private=private, exist_ok=True)
         except Exception as e:  # of the network, the hub or the token, in the words of three libraries
-            raise ConfigError(Problem("huggingface_repo_id",
-                ": {repo} can be neither found nor made ({reason}); check the name, "
-                "the token's right to write and the network, or leave it out",
-                repo=options.huggingface_repo_id, reason=_reason(e))) from e  # fmt: skip
+            raise ConfigError(
+                Problem(
+                    "huggingface_repo_id",
+                    ": {repo} can be neither found nor made ({reason}); check the name, "
+                    "the token's right to write and the network, or leave it out",
+                    repo=options.huggingface_repo_id,
+                    reason=_reason(e),
+                )
+            ) from e
         address = f"https://huggingface.co/{KINDS.get(self._kind or '', '')}{options.huggingface_repo_id}"
         self._run.say(f"What is saved is uploaded to {address}")
 
@@ -84,8 +89,14 @@ class Uploads:
             else:
                 self._api.upload_file(path_or_fileobj=str(path), **where)
         except Exception as e:
-            self._run.warn(Message("{file} could not be uploaded ({reason}); it is in {folder}", file=path.name,
-                reason=_reason(e), folder=path.parent))  # fmt: skip
+            self._run.warn(
+                Message(
+                    "{file} could not be uploaded ({reason}); it is in {folder}",
+                    file=path.name,
+                    reason=_reason(e),
+                    folder=path.parent,
+                )
+            )
             return
         self._run.event("uploaded", file=str(path), repository=options.huggingface_repo_id, place=name)
 
@@ -99,9 +110,11 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     if not config.hub.huggingface_repo_id or config.hub.huggingface_token:
         return
     if not huggingface_hub.get_token():
-        yield Problem("huggingface_repo_id",
+        yield Problem(
+            "huggingface_repo_id",
             ": uploading needs a token that may write; set HF_TOKEN, log in with `hf auth "
-            "login`, or give huggingface_token")  # fmt: skip
+            "login`, or give huggingface_token",
+        )
 
 
 def fetched(config: RunConfig) -> Any:
@@ -119,13 +132,24 @@ def fetched(config: RunConfig) -> Any:
         ]
         folder = Path(huggingface_hub.snapshot_download(repo, allow_patterns=files, **where)) / place if files else None
     except Exception as e:
-        raise ConfigError(Problem("resume",
-            ": {state} could not be downloaded ({reason}); check the name and the network, and "
-            "set HF_TOKEN when it is private", state=config.steps.resume, reason=_reason(e))) from e  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "resume",
+                ": {state} could not be downloaded ({reason}); check the name and the network, and "
+                "set HF_TOKEN when it is private",
+                state=config.steps.resume,
+                reason=_reason(e),
+            )
+        ) from e
     if folder is None:
-        raise ConfigError(Problem("resume",
-            ": the repository {repo} has no folder {where}; name one that ends in -state", repo=repo,
-            where=place))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "resume",
+                ": the repository {repo} has no folder {where}; name one that ends in -state",
+                repo=repo,
+                where=place,
+            )
+        )
     return replace(config, resume=os.fspath(folder), resume_from_huggingface=False)
 
 

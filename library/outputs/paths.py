@@ -140,10 +140,16 @@ def problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("output_dir", ": {nearest} is a file; choose a folder", nearest=nearest)
     elif not config.steps.resume and (there := here.existing()):
         more = Message(" and {count} more of that name", count=len(there) - 1) if len(there) > 1 else ""
-        yield Problem("output_name",
+        yield Problem(
+            "output_name",
             ": {file}{more} would be overwritten; choose another output_name or output_dir, "
-            "move them away, or go on from a state with {other}", file=there[0], more=more,
-            other=option_name("resume"), fix=free_name(config), code=THERE)  # fmt: skip
+            "move them away, or go on from a state with {other}",
+            file=there[0],
+            more=more,
+            other=option_name("resume"),
+            fix=free_name(config),
+            code=THERE,
+        )
 
 
 def result(
@@ -260,8 +266,12 @@ def _warn_of_nan(path: Path, tensors: Mapping[str, Tensor], refuse: bool = False
     here = {name: tensor for name, tensor in tensors.items() if not collected(tensor)}
     broken = [name for name, tensor in here.items() if not is_finite(tensor)]
     if broken and refuse:
-        raise ConfigError("{name} was not saved: {tensors} with NaN or infinity, first {broken}",
-            name=path.name, tensors=counted(len(broken), "tensor"), broken=broken[0])  # fmt: skip
+        raise ConfigError(
+            "{name} was not saved: {tensors} with NaN or infinity, first {broken}",
+            name=path.name,
+            tensors=counted(len(broken), "tensor"),
+            broken=broken[0],
+        )
     if broken:
         log.warning("%s: %s with NaN or infinity, first %s", path.name, counted(len(broken), "tensor"), broken[0])
 

@@ -57,8 +57,11 @@ def text(rows: Sequence[Row], before: str = "") -> str:
     Rows without a prompt are left out. Raises ConfigError for each row that cannot be written as a line.
     """
     wanted = [(number, row) for number, row in enumerate(rows, start=1) if row.get("prompt", "").strip()]
-    problems = [Problem("sample_prompts", ": row {number}: {why}", number=number, why=why)
-                for number, row in wanted if (why := _why_not(row))]  # fmt: skip
+    problems = [
+        Problem("sample_prompts", ": row {number}: {why}", number=number, why=why)
+        for number, row in wanted
+        if (why := _why_not(row))
+    ]
     if problems:
         raise ConfigError(*problems)
     new, made = [line(row) for _, row in wanted], []

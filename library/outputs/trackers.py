@@ -178,8 +178,12 @@ def problems(config: RunConfig) -> Iterator[Problem]:
             own = load_toml(log.log_tracker_config).get("wandb", {})
             unknown = sorted(own.keys() - WANDB) if isinstance(own, dict) else ["wandb"]
             for key in unknown:  # wandb would open files by some, and others are given already
-                yield Problem("log_tracker_config", ": {key} is not passed on to W&B; known are {names}", key=key,
-                    names=", ".join(sorted(WANDB)))  # fmt: skip
+                yield Problem(
+                    "log_tracker_config",
+                    ": {key} is not passed on to W&B; known are {names}",
+                    key=key,
+                    names=", ".join(sorted(WANDB)),
+                )
         except ConfigError as e:
             yield from (Problem("log_tracker_config", ": {why}", why=why) for why in e.problems)
 

@@ -88,8 +88,12 @@ def of_model(preset: Preset, name: str | None) -> JsonObject:
         models = [str(choice) for option in AS_MODEL if option in known for choice in known[option].choices]
         if not models:
             raise ConfigError("--model: {preset} has one model only, so leave it out", preset=preset.id)
-        raise ConfigError("--model: {preset} knows no {name}; write one of {models}", preset=preset.id, name=name,
-            models=either(models))  # fmt: skip
+        raise ConfigError(
+            "--model: {preset} knows no {name}; write one of {models}",
+            preset=preset.id,
+            name=name,
+            models=either(models),
+        )
     return {fitting[0]: name}
 
 

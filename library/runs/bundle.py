@@ -22,12 +22,42 @@ doctor.json      what `kohya doctor` says of this machine
 Left out on purpose: captions, prompts, images and their names, model and folder names, tokens, keys, your name, and the
 name of this computer. <...> stands where something was taken out.
 """
-FACTS = ("script", "title", "state", "step", "total_steps", "epochs", "seed", "versions", "hardware", "compile",
-         "devices", "from", "started", "ended", "heartbeat", "phase", "peak_memory_gb", "peak_ram_gb",
-         "data")  # fmt: skip
+FACTS = (
+    "script",
+    "title",
+    "state",
+    "step",
+    "total_steps",
+    "epochs",
+    "seed",
+    "versions",
+    "hardware",
+    "compile",
+    "devices",
+    "from",
+    "started",
+    "ended",
+    "heartbeat",
+    "phase",
+    "peak_memory_gb",
+    "peak_ram_gb",
+    "data",
+)
 EVENTS = {
-    "step": ("step", "epoch", "loss", "avr_loss", "lr", "grad_norm", "s_it", "eta", "data_s", "transfer_s", "compute_s",
-             "memory_gb"),
+    "step": (
+        "step",
+        "epoch",
+        "loss",
+        "avr_loss",
+        "lr",
+        "grad_norm",
+        "s_it",
+        "eta",
+        "data_s",
+        "transfer_s",
+        "compute_s",
+        "memory_gb",
+    ),
     "phase": ("name", "done", "total"),
     "compile": ("step", "block", "graph", "forward", "seconds", "reason", "cache_hits", "failed", "total"),
     "takeover": ("step", "seconds", "pauses"),
@@ -37,7 +67,7 @@ EVENTS = {
     "early_stop": ("step", "best_step", "best_loss"),
     "warning": ("text",),
     "error": ("text",),
-}  # fmt: skip
+}
 NEWEST = 3000  # events
 LINES, BYTES = 2000, 400_000  # of the log
 

@@ -118,8 +118,11 @@ def new(kind: str) -> Path:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise ConfigError("{folder} cannot be written ({why}): set KOHYA_HOME to a folder of yours", folder=folder,
-            why=error.strerror or error) from error  # fmt: skip
+        raise ConfigError(
+            "{folder} cannot be written ({why}): set KOHYA_HOME to a folder of yours",
+            folder=folder,
+            why=error.strerror or error,
+        ) from error
     return folder
 
 

@@ -159,8 +159,12 @@ def _weighted(line: str, field: CommandField, guard: Guard) -> str:
     try:
         number = float(weight)
     except ValueError:
-        raise ConfigError("{label}: the weight of {path} is {weight}, which is no number", label=field.label, path=path,
-            weight=repr(weight)) from None  # fmt: skip
+        raise ConfigError(
+            "{label}: the weight of {path} is {weight}, which is no number",
+            label=field.label,
+            path=path,
+            weight=repr(weight),
+        ) from None
     if not math.isfinite(number):
         raise ConfigError("{label}: the weight of {path} must be a finite number", label=field.label, path=path)
     return f"{guard(path, 'file', field.label)}={number:g}"

@@ -14,11 +14,24 @@ from library.config.command import Launch, command, launch_options
 # What a file of `accelerate config` may say while a single process is still started as if there were none: the value
 # that changes nothing, and None where our own options come first.
 WITHOUT_EFFECT = {
-    "compute_environment": "LOCAL_MACHINE", "distributed_type": "NO", "debug": False, "use_cpu": False,
-    "enable_cpu_affinity": False, "downcast_bf16": False, "gpu_ids": "all", "machine_rank": 0, "tpu_use_cluster": False,
-    "tpu_use_sudo": False, "tpu_env": [], "mixed_precision": None, "num_processes": None, "num_machines": None,
-    "main_training_function": None, "rdzv_backend": None, "same_network": None,
-}  # fmt: skip
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "NO",
+    "debug": False,
+    "use_cpu": False,
+    "enable_cpu_affinity": False,
+    "downcast_bf16": False,
+    "gpu_ids": "all",
+    "machine_rank": 0,
+    "tpu_use_cluster": False,
+    "tpu_use_sudo": False,
+    "tpu_env": [],
+    "mixed_precision": None,
+    "num_processes": None,
+    "num_machines": None,
+    "main_training_function": None,
+    "rdzv_backend": None,
+    "same_network": None,
+}
 # What MPI says of its processes, by which accelerate shares the threads of a processor.
 MPI = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
 

@@ -128,9 +128,16 @@ def changing() -> Iterator[Queue]:
 def add(job: start.TrainingJob, first: bool = False) -> QueueEntry:
     """Put a job at the end of the queue (or in front), and start the worker unless the queue was halted."""
     entry = QueueEntry(
-        f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}", job.script, job.title, job.name, job.output,
-        dict(job.how), job.folder, job.resumes, time.time(),
-    )  # fmt: skip
+        f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
+        job.script,
+        job.title,
+        job.name,
+        job.output,
+        dict(job.how),
+        job.folder,
+        job.resumes,
+        time.time(),
+    )
     with changing() as queue:
         if len(queue.waiting) >= MOST:
             raise ConfigError("{most} trainings wait already: let some of them run first.", most=MOST)
@@ -158,7 +165,7 @@ def job_of(entry: QueueEntry) -> start.TrainingJob:
         ) from None
     return start.TrainingJob(
         entry.script, entry.title, entry.name, entry.output, toml, entry.how, {}, entry.folder, entry.resumes, entry.id
-    )  # fmt: skip
+    )
 
 
 def remove(entry_id: str) -> None:

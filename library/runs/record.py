@@ -65,8 +65,9 @@ class Record:
         threading.Thread(target=GpuLog(self.event, self.say, self._ended).follow, name="gpu log", daemon=True).start()
 
     @classmethod
-    def start(cls, config: JsonMapping, script: str, output_dir: str | Path, output_name: str | None,
-              title: str = "") -> "Record":  # fmt: skip
+    def start(
+        cls, config: JsonMapping, script: str, output_dir: str | Path, output_name: str | None, title: str = ""
+    ) -> "Record":
         """Begin a run's folder, or take over the one that the page prepared (KOHYA_RUN_DIR).
 
         `config` is what differs from the defaults, flat or by section; tokens and keys in it are not written.

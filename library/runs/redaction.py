@@ -26,14 +26,43 @@ SECOND_PICTURES = ("conditioning_data_dir", "control_directory", "more_control_d
 SETTINGS = re.compile(r"[\w.,:=+ -]{0,60}")  # values that are a word from a list, and no path or sentence
 
 # Options whose values are names of this program; of every other text option only whether it is set is kept.
-WORDS = frozenset((
-    "network_module", "network_args", "optimizer_type", "optimizer_args", "lr_scheduler", "lr_scheduler_type",
-    "lr_scheduler_args", "mixed_precision", "save_precision", "save_model_as", "compile_backend", "compile_mode",
-    "compile_dynamic", "compile_profile", "dynamo_backend", "attn_mode", "split_mode", "loss_type", "huber_schedule",
-    "timestep_sampling", "model_prediction_type", "model_type", "weighting_scheme", "resolution",
-    "resize_interpolation", "sample_sampler", "caption_extension", "log_with", "console_log_level", "full_precision",
-    "fp8_format", "text_encoder_lr", "block_lr",
-))  # fmt: skip
+WORDS = frozenset(
+    (
+        "network_module",
+        "network_args",
+        "optimizer_type",
+        "optimizer_args",
+        "lr_scheduler",
+        "lr_scheduler_type",
+        "lr_scheduler_args",
+        "mixed_precision",
+        "save_precision",
+        "save_model_as",
+        "compile_backend",
+        "compile_mode",
+        "compile_dynamic",
+        "compile_profile",
+        "dynamo_backend",
+        "attn_mode",
+        "split_mode",
+        "loss_type",
+        "huber_schedule",
+        "timestep_sampling",
+        "model_prediction_type",
+        "model_type",
+        "weighting_scheme",
+        "resolution",
+        "resize_interpolation",
+        "sample_sampler",
+        "caption_extension",
+        "log_with",
+        "console_log_level",
+        "full_precision",
+        "fp8_format",
+        "text_encoder_lr",
+        "block_lr",
+    )
+)
 TOKENS = re.compile(r"hf_\w{8,}|\b[0-9a-f]{40}\b|sk-[\w-]{16,}|gh[pousr]_\w{16,}|(?<=\btoken=)[\w-]+")
 # An absolute path: POSIX, Windows, a network share, or one in the home folder.
 PATH = re.compile(

@@ -13,8 +13,22 @@ from library.config.problems import Message
 from library.runs import layout, process
 
 # Facts of run.json that a pointer repeats: of the run, of its process and of its devices.
-COPIED_FACTS = ("id", "script", "title", "started", "from", "output_dir", "output_name", "devices", "launch", "pid",
-        "process_start", "boot", "since_boot", "host")  # fmt: skip
+COPIED_FACTS = (
+    "id",
+    "script",
+    "title",
+    "started",
+    "from",
+    "output_dir",
+    "output_name",
+    "devices",
+    "launch",
+    "pid",
+    "process_start",
+    "boot",
+    "since_boot",
+    "host",
+)
 
 UNLISTED = (
     "the page cannot list runs, as {folder} cannot be written to ({why}); trainings run all the same. Set the "

@@ -73,9 +73,14 @@ def begin(asked: TrainingJob) -> str:
                 )
             raise ConfigError(template, runs=names, state=active[0].state)
         if twin := next((run for run in active if writes_into(run.facts) == (asked.output, asked.name)), None):
-            raise ConfigError(Problem("output_name",
-                ": {run} is writing {name} into this folder; choose another name.", run=twin.id,
-                name=asked.name))  # fmt: skip
+            raise ConfigError(
+                Problem(
+                    "output_name",
+                    ": {run} is writing {name} into this folder; choose another name.",
+                    run=twin.id,
+                    name=asked.name,
+                )
+            )
         folder = _prepare(asked, own)
     arguments, variables = starting(folder / layout.TOML, asked.script, **gpu_slots.launch_options(asked.how, own))
     given = {
@@ -114,10 +119,22 @@ def _prepare(asked: TrainingJob, own: Sequence[str]) -> Path:
     try:
         folder.mkdir(parents=True)
         write_atomic(folder / layout.TOML, asked.toml)
-        facts = {"id": folder.name, "script": asked.script, "title": asked.title, "state": "starting",
-                 "started": time.time(), "from": "page", "output_dir": asked.output, "output_name": asked.name,
-                 "devices": list(own), "launch": dict(asked.how), "folder": asked.folder, "resumes": asked.resumes,
-                 "queued": asked.queued, "error": None}  # fmt: skip
+        facts = {
+            "id": folder.name,
+            "script": asked.script,
+            "title": asked.title,
+            "state": "starting",
+            "started": time.time(),
+            "from": "page",
+            "output_dir": asked.output,
+            "output_name": asked.name,
+            "devices": list(own),
+            "launch": dict(asked.how),
+            "folder": asked.folder,
+            "resumes": asked.resumes,
+            "queued": asked.queued,
+            "error": None,
+        }
         layout.store(folder / layout.RUN, facts)
         registry.add(folder)
     except (OSError, ConfigError) as error:
@@ -125,8 +142,11 @@ def _prepare(asked: TrainingJob, own: Sequence[str]) -> Path:
             shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, ConfigError):  # a full disk, which says what to do
             raise
-        raise ConfigError(Problem("output_dir", ": {output} cannot be written ({why}).", output=asked.output,
-            why=error.strerror or error)) from error  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "output_dir", ": {output} cannot be written ({why}).", output=asked.output, why=error.strerror or error
+            )
+        ) from error
     return folder
 
 

@@ -49,8 +49,13 @@ class Sheet:
 
     def as_json(self) -> JsonObject:
         """As JSON for the page."""
-        return {"columns": self.columns, "rows": self.rows, "folder": str(self.folder), "files": self.files,
-                "grid": self.grid}  # fmt: skip
+        return {
+            "columns": self.columns,
+            "rows": self.rows,
+            "folder": str(self.folder),
+            "files": self.files,
+            "grid": self.grid,
+        }
 
 
 @dataclass(frozen=True)
@@ -193,8 +198,12 @@ def _requested(prompt: Prompt, applied: AppliedFiles) -> SampleRequest:
     """The sampler's request: words of embeddings are replaced by their tokens, and the control image is read."""
     made, guide = request_of(prompt, AS_SEEN), prompt.controlnet_image
     with_tokens = applied.words.with_tokens
-    return replace(made, prompt=with_tokens(made.prompt), negative=with_tokens(made.negative),
-                   guide=Image.fromarray(pixels.read(guide, AS_SEEN)) if guide else None)  # fmt: skip
+    return replace(
+        made,
+        prompt=with_tokens(made.prompt),
+        negative=with_tokens(made.negative),
+        guide=Image.fromarray(pixels.read(guide, AS_SEEN)) if guide else None,
+    )
 
 
 def _seen(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:
@@ -209,8 +218,9 @@ def _unreadable(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Proble
     """Images of prompts that the model would be shown and that are not there or damaged."""
     for path, why in prompt_files.broken_images(prompts, config.control_images, pixels.check_file):
         if why:
-            yield Problem("", "{path} cannot be read as an image ({reason}): replace or remove it", path=path,
-                reason=why)  # fmt: skip
+            yield Problem(
+                "", "{path} cannot be read as an image ({reason}): replace or remove it", path=path, reason=why
+            )
         else:
             yield Problem("", "{path} does not exist", path=path)
 
@@ -222,8 +232,9 @@ def _check_guides(prompts: Sequence[Prompt], follows: bool) -> None:
         if follows and not guide:
             raise ConfigError("a LLLite file follows a control image: choose one, in a prompt file with --cn edges.png")
         if guide and not follows:
-            raise ConfigError("{image} is a control image, which only LLLite follows: add its file, or leave --cn out",
-                image=guide)  # fmt: skip
+            raise ConfigError(
+                "{image} is a control image, which only LLLite follows: add its file, or leave --cn out", image=guide
+            )
         if guide and not Path(guide).is_file():
             raise ConfigError("{path} does not exist", path=guide)
 

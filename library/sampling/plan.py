@@ -17,8 +17,17 @@ COMPARE = ("together", "strengths", "files")
 STRENGTHS = (0.0, 0.5, 1.0)
 MOST = 200  # images
 # Options besides those of the model: number formats, memory, sampler.
-OPTIONS = ("mixed_precision", "fp8_base", "fp8_base_unet", "int8_base", "blocks_to_swap", "attention_kernel", "sdpa",
-        "xformers", "sample_sampler")  # fmt: skip
+OPTIONS = (
+    "mixed_precision",
+    "fp8_base",
+    "fp8_base_unet",
+    "int8_base",
+    "blocks_to_swap",
+    "attention_kernel",
+    "sdpa",
+    "xformers",
+    "sample_sampler",
+)
 
 Weighted = Sequence[tuple[Path, float]]  # LoRA files and their strengths
 
@@ -67,8 +76,11 @@ def check_size(number_of_columns: int, prompts: Sequence[Prompt]) -> None:
     if not prompts:
         raise ConfigError("There is nothing to generate: write a prompt")
     if number_of_columns * len(prompts) > MOST:
-        raise ConfigError("{count} images are too many at once, at most {most}: compare fewer",
-            count=number_of_columns * len(prompts), most=MOST)  # fmt: skip
+        raise ConfigError(
+            "{count} images are too many at once, at most {most}: compare fewer",
+            count=number_of_columns * len(prompts),
+            most=MOST,
+        )
 
 
 def metadata(prompt: Prompt, column: Column, model: str, tagged: Collection[Path]) -> dict[str, str]:
@@ -79,8 +91,14 @@ def metadata(prompt: Prompt, column: Column, model: str, tagged: Collection[Path
     text = [prompt.prompt + tags]
     if prompt.negative_prompt:
         text.append(f"Negative prompt: {prompt.negative_prompt}")
-    facts = {"Steps": prompt.sample_steps, "CFG scale": prompt.scale, "Distilled CFG Scale": prompt.guidance_scale,
-             "Seed": prompt.seed, "Size": f"{prompt.width}x{prompt.height}", "Model": Path(model).stem}  # fmt: skip
+    facts = {
+        "Steps": prompt.sample_steps,
+        "CFG scale": prompt.scale,
+        "Distilled CFG Scale": prompt.guidance_scale,
+        "Seed": prompt.seed,
+        "Size": f"{prompt.width}x{prompt.height}",
+        "Model": Path(model).stem,
+    }
     text.append(", ".join(f"{name}: {value}" for name, value in facts.items() if value is not None))
     loras = [{"file": path.name, "strength": strength} for path, strength in column.loras]
     whole = json.dumps({"model": Path(model).name, "loras": loras, **given}, ensure_ascii=False)

@@ -64,16 +64,34 @@ def parser() -> argparse.ArgumentParser:
         "a training uses the GPU.",
     )
     made.add_argument("config", type=Path, help="the TOML of a training, or a base model (.safetensors or diffusers)")
-    made.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE",
-                      help="an option of the model, such as t5xxl=FILE; may be given several times")  # fmt: skip
-    made.add_argument("--lora", action="append", default=[], metavar="FILE[=STRENGTH]",
-                      help="a LoRA, LyCORIS, embedding or LLLite file; may be given several times")  # fmt: skip
-    made.add_argument("--word", default="",
-                      help="the word of embeddings, if neither they nor the TOML say it; else their name")  # fmt: skip
-    made.add_argument("--compare", choices=plan.COMPARE, default="together",
-                      help="together, at several strengths, or each file by itself as for epochs")  # fmt: skip
-    made.add_argument("--strengths", default=", ".join(f"{one:g}" for one in plan.STRENGTHS),
-                      help="factors of the files' strengths for --compare strengths")  # fmt: skip
+    made.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="OPTION=VALUE",
+        help="an option of the model, such as t5xxl=FILE; may be given several times",
+    )
+    made.add_argument(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="FILE[=STRENGTH]",
+        help="a LoRA, LyCORIS, embedding or LLLite file; may be given several times",
+    )
+    made.add_argument(
+        "--word", default="", help="the word of embeddings, if neither they nor the TOML say it; else their name"
+    )
+    made.add_argument(
+        "--compare",
+        choices=plan.COMPARE,
+        default="together",
+        help="together, at several strengths, or each file by itself as for epochs",
+    )
+    made.add_argument(
+        "--strengths",
+        default=", ".join(f"{one:g}" for one in plan.STRENGTHS),
+        help="factors of the files' strengths for --compare strengths",
+    )
     made.add_argument("--prompt", action="append", default=[], help="what to generate, as a line of a prompt file")
     made.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt file")
     made.add_argument("--seed", type=int, help="for prompts that have none; else a random one, the same for all")

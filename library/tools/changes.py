@@ -215,8 +215,12 @@ class LayerChange:
 
     def ready(self, device: torch.device | str | None = None) -> "LayerChange":
         """The same with all its tensors in float32 (on a device), as `delta` needs them; numbers stay as they are."""
-        return LayerChange({name: one if name in NUMBERS else one.to(device or one.device, torch.float32)
-                            for name, one in self.parts.items()})  # fmt: skip
+        return LayerChange(
+            {
+                name: one if name in NUMBERS else one.to(device or one.device, torch.float32)
+                for name, one in self.parts.items()
+            }
+        )
 
     def to(self, dtype: torch.dtype | None) -> "LayerChange":
         """The same in another type, alpha as well where it can hold that; None changes nothing."""
@@ -305,8 +309,11 @@ class LayerChange:
         if "oft_blocks" in parts:
             blocks = parts["oft_blocks"]
             return torch.equal(blocks, blocks.transpose(-1, -2)) and bool((parts.get("rescale", ONE) == 1).all())
-        groups = (("a1.weight", "a2.weight"), ("b1.weight", "b2.weight")) if "a1.weight" in parts else (
-            [name for name in parts if name not in NUMBERS],)  # fmt: skip
+        groups = (
+            (("a1.weight", "a2.weight"), ("b1.weight", "b2.weight"))
+            if "a1.weight" in parts
+            else ([name for name in parts if name not in NUMBERS],)
+        )
         return all(any(not bool(parts[name].any()) for name in group) for group in groups)
 
     def norm(self) -> float | None:

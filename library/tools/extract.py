@@ -97,13 +97,21 @@ def difference(new: ModelFile, old: ModelFile, module: Module) -> Tensor:
     for model in (new, old):
         place = model.place(module)
         if place is None or model.size(module) != new.size(module):
-            raise ConfigError("{module} has another size in {second} than in {first}: are they one family?",
-                module=module.kohya, second=old.path, first=new.path)  # fmt: skip
+            raise ConfigError(
+                "{module} has another size in {second} than in {first}: are they one family?",
+                module=module.kohya,
+                second=old.path,
+                first=new.path,
+            )
         sides.append(place.of(model.tensor(place.key)))
     change = _without_rounding(*sides)
     if not storage.is_finite(change):
-        raise ConfigError("{module} holds NaN or infinity in {first} or {second}: one of them is damaged",
-            module=module.kohya, first=new.path, second=old.path)  # fmt: skip
+        raise ConfigError(
+            "{module} holds NaN or infinity in {first} or {second}: one of them is damaged",
+            module=module.kohya,
+            first=new.path,
+            second=old.path,
+        )
     return change
 
 

@@ -98,8 +98,11 @@ def taken_apart(adapter: AdapterFactors, count: int) -> list[AdapterFactors | No
     width = adapter.down.shape[1]
     sizes = [width, width, width, adapter.up.shape[0] - 3 * width][:count]
     if sum(sizes) != adapter.up.shape[0] or min(sizes) <= 0:
-        raise ConfigError("a fused layer of {rows} rows and {width} columns is none that is known",
-            rows=adapter.up.shape[0], width=width)  # fmt: skip
+        raise ConfigError(
+            "a fused layer of {rows} rows and {width} columns is none that is known",
+            rows=adapter.up.shape[0],
+            width=width,
+        )
     blocks = adapter.up.split(sizes)
     ranks = _ranks([block.ne(0).any(0) for block in blocks])
     if ranks is None:

@@ -32,7 +32,7 @@ FOREIGN = (
     ForeignModel("Kandinsky 5", r"kandinsky", r"^(visual|text)_transformer_blocks\."),
     ForeignModel("Krea 2", r"krea_?2"),
     ForeignModel("Ideogram 4", r"ideogram"),
-)  # fmt: skip
+)
 
 
 def foreign_model(base: str, paths: Iterable[str], sizes: Mapping[str, tuple[int, int]]) -> str:

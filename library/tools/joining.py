@@ -52,8 +52,9 @@ def joined(
     """The sum of what several files change in one layer. ConfigError where they are for layers of other sizes."""
     shapes = [_shape(module, family, part, model) for part, _ in parts]
     shape = max(shapes, key=len)
-    if any(one != shape and (one[0], torch.Size(one).numel()) != (shape[0], torch.Size(shape).numel())
-           for one in shapes):  # fmt: skip
+    if any(
+        one != shape and (one[0], torch.Size(one).numel()) != (shape[0], torch.Size(shape).numel()) for one in shapes
+    ):
         raise ConfigError(
             "the LoRAs have {module} in different sizes: they are for different models", module=module.kohya
         )
@@ -65,8 +66,11 @@ def joined(
         if limit is not None:
             u, s, v = writing.cut(module.kohya, up, down)
             up, down = u[:, :limit] * s[:limit], v[:limit]
-        if limit is not None or down.shape[0] * (shape[0] + down.shape[1]) < torch.Size(shape).numel() or all(
-                isinstance(part, AdapterFactors) for part, _ in parts):  # fmt: skip
+        if (
+            limit is not None
+            or down.shape[0] * (shape[0] + down.shape[1]) < torch.Size(shape).numel()
+            or all(isinstance(part, AdapterFactors) for part, _ in parts)
+        ):
             return adapter_of(up, down, shape)
     return _dense(module, parts, shape, limit, model)
 
@@ -99,13 +103,19 @@ def shape_of(module: Module, family: str, part: Part) -> tuple[int, ...] | None:
 def _shape(module: Module, family: str, part: Part, model: ModelFile | None) -> tuple[int, ...]:
     known = model.size(module) if model is not None else None
     if isinstance(part, LayerChange) and known is not None and not part.fits(known):
-        raise ConfigError("{module} does not fit {model}: is it for another model?", module=module.kohya,
-            model=model.path if model else "")  # fmt: skip
+        raise ConfigError(
+            "{module} does not fit {model}: is it for another model?",
+            module=module.kohya,
+            model=model.path if model else "",
+        )
     bias = part.bias() if isinstance(part, LayerChange) else None
     found = known or shape_of(module, family, part) or (tuple(bias.shape) if bias is not None else None)
     if found is None:
-        raise ConfigError("{module} is not in {model}: is it for another model?", module=module.kohya,
-            model=model.path if model else "")  # fmt: skip
+        raise ConfigError(
+            "{module} is not in {model}: is it for another model?",
+            module=module.kohya,
+            model=model.path if model else "",
+        )
     return found
 
 

@@ -50,8 +50,12 @@ def merge(
     merged = 0
     for (path, _), (lora, weight) in zip(loras, given, strict=True):
         if lora.family != model.family:
-            raise ConfigError("{path} is a LoRA of {family}, and {base} is of another family", path=path,
-                family=_name(lora), base=base)  # fmt: skip
+            raise ConfigError(
+                "{path} is a LoRA of {family}, and {base} is of another family",
+                path=path,
+                family=_name(lora),
+                base=base,
+            )
         for module, part in parts_of(lora).items():
             if not (additions := _additions(model, module, part, weight, path)):
                 left_out.append(module.kohya)
@@ -93,8 +97,12 @@ def join(
     family = given[0][0].family
     for (path, _), (lora, _) in zip(loras, given, strict=True):
         if lora.family != family:
-            raise ConfigError("{path} is a LoRA of {family}, and {other} is of another family", path=path,
-                family=_name(lora), other=loras[0][0])  # fmt: skip
+            raise ConfigError(
+                "{path} is a LoRA of {family}, and {other} is of another family",
+                path=path,
+                family=_name(lora),
+                other=loras[0][0],
+            )
     model = ModelFile(trained_on) if trained_on is not None else None
     _check_base(loras, given, model)
     kind = storage.dtype_of(dtype) or max((lora.dtype for lora, _ in given), key=lambda one: (one.itemsize, str(one)))
@@ -125,8 +133,12 @@ def parts_of(lora: Lora) -> Mapping[Module, Part]:
 def _check_base(loras: Weighted, given: Sequence[tuple[Lora, float]], model: ModelFile | None) -> None:
     for (path, _), (lora, _) in zip(loras, given, strict=True):
         if model is not None and lora.family != model.family:
-            raise ConfigError("{path} is a LoRA of {family}, and {base} is of another family", path=path,
-                family=_name(lora), base=model.path)  # fmt: skip
+            raise ConfigError(
+                "{path} is a LoRA of {family}, and {base} is of another family",
+                path=path,
+                family=_name(lora),
+                base=model.path,
+            )
         bound = next((change for change in lora.others.values() if change.uses_weight), None)
         if bound is not None and model is None:
             template = "{path} is {kind}, whose change depends on the model that it was trained on: give that as {name}"
@@ -162,8 +174,12 @@ def _additions(
     if (bias := part.bias(weight)) is not None:
         where = model.bias_place(module)
         if where is None or model.shapes[where.key][0] // where.parts != bias.numel():
-            raise ConfigError("{path} changes the bias of {module}, which {model} has not: is it for another model?",
-                path=path, module=module.kohya, model=model.path)  # fmt: skip
+            raise ConfigError(
+                "{path} changes the bias of {module}, which {model} has not: is it for another model?",
+                path=path,
+                module=module.kohya,
+                model=model.path,
+            )
         additions.append((where, lambda rows: bias.reshape(rows.shape)))
     return additions
 
@@ -175,15 +191,25 @@ def _fitting(model: ModelFile, module: Module, sizes: tuple[int, int] | None, pa
     if shape is None:
         if module.part != "denoiser" and not any(model.size(m) for m in model.modules(False) if m.part == module.part):
             return None
-        raise ConfigError("{path} has the module {module}, which {model} has not: is it for another model?", path=path,
-            module=module.kohya, model=model.path)  # fmt: skip
+        raise ConfigError(
+            "{path} has the module {module}, which {model} has not: is it for another model?",
+            path=path,
+            module=module.kohya,
+            model=model.path,
+        )
     if sizes is None:
         template = "{path}: {module} does not fit its layer, which is {shape} in {model}: is it for another model?"
-        raise ConfigError(template, path=path, module=module.kohya, shape=list(shape), model=model.path)  # fmt: skip
+        raise ConfigError(template, path=path, module=module.kohya, shape=list(shape), model=model.path)
     if sizes != (shape[0], torch.Size(shape[1:]).numel()):
-        raise ConfigError("{path}: {module} is for a layer of {rows} x {columns}, and that of {model} is {shape}",
-            path=path, module=module.kohya, rows=sizes[0], columns=sizes[1], model=model.path,
-            shape=list(shape))  # fmt: skip
+        raise ConfigError(
+            "{path}: {module} is for a layer of {rows} x {columns}, and that of {model} is {shape}",
+            path=path,
+            module=module.kohya,
+            rows=sizes[0],
+            columns=sizes[1],
+            model=model.path,
+            shape=list(shape),
+        )
     return model.place(module)
 
 

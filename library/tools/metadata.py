@@ -45,8 +45,11 @@ def edit(
         changed = {name: value for name, value in changed.items() if name not in gone}
     for key, value in (values or {}).items():
         if not key.startswith(PREFIXES) or key in PREFIXES:
-            raise ConfigError("{key} is not a key of metadata here: those begin with {prefixes}", key=key,
-                prefixes=', '.join(PREFIXES))  # fmt: skip
+            raise ConfigError(
+                "{key} is not a key of metadata here: those begin with {prefixes}",
+                key=key,
+                prefixes=", ".join(PREFIXES),
+            )
         changed[key] = str(value)
     table = {name: about for name, about in weights.raw_header(path).items() if name != "__metadata__"}
     need_space(target, path.stat().st_size)

@@ -32,15 +32,42 @@ ENDINGS = {
 }
 # Endings of tensors that a plain LoRA has not -> what they are called in a module.
 OTHER_ENDINGS = {
-    **{f".{part}": part for part in (
-        "lora_mid.weight", "dora_scale", "hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2",
-        "lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2", "oft_blocks", "rescale",
-        "a1.weight", "a2.weight", "b1.weight", "b2.weight", "bm.weight", "diff", "diff_b", "w_norm", "b_norm",
-        "on_input")},
+    **{
+        f".{part}": part
+        for part in (
+            "lora_mid.weight",
+            "dora_scale",
+            "hada_w1_a",
+            "hada_w1_b",
+            "hada_w2_a",
+            "hada_w2_b",
+            "hada_t1",
+            "hada_t2",
+            "lokr_w1",
+            "lokr_w1_a",
+            "lokr_w1_b",
+            "lokr_w2",
+            "lokr_w2_a",
+            "lokr_w2_b",
+            "lokr_t2",
+            "oft_blocks",
+            "rescale",
+            "a1.weight",
+            "a2.weight",
+            "b1.weight",
+            "b2.weight",
+            "bm.weight",
+            "diff",
+            "diff_b",
+            "w_norm",
+            "b_norm",
+            "on_input",
+        )
+    },
     ".lora_magnitude_vector": "dora_scale",
     ".lora_magnitude_vector.weight": "dora_scale",
     ".lora_magnitude_vector.default.weight": "dora_scale",
-}  # fmt: skip
+}
 PARTS = {
     "lora_down.weight": DOWN,
     "lora_up.weight": UP,
@@ -152,9 +179,12 @@ def family_of(
     if len(found) > 1 and not any(names_of(family).version_word in _base(metadata) for family in found):
         if len({*readings.values()}) > 1:
             titles = either([families.facts(family).title for family in readings])
-            raise ConfigError("its layers may be those of {titles}, and its metadata does not say: add it with "
+            raise ConfigError(
+                "its layers may be those of {titles}, and its metadata does not say: add it with "
                 "kohya tools metadata FILE --set ss_base_model_version={example} --out NEW",
-                titles=titles, example=names_of(found[-1]).version_word)  # fmt: skip
+                titles=titles,
+                example=names_of(found[-1]).version_word,
+            )
         return next(iter(readings), found[0])
     return found[0]
 

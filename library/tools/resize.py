@@ -63,14 +63,22 @@ class ResizeOptions:
         if method == "fixed":
             return
         if parameter is None:
-            raise ConfigError("{method} needs its parameter: {example}, for example", method=method,
-                example='10' if method == 'sv_ratio' else '0.9')  # fmt: skip
+            raise ConfigError(
+                "{method} needs its parameter: {example}, for example",
+                method=method,
+                example="10" if method == "sv_ratio" else "0.9",
+            )
         if method == "sv_ratio" and not parameter > 1:
-            raise ConfigError("parameter is {parameter}: sv_ratio keeps what is up to so many times smaller, above 1",
-                parameter=f"{parameter:g}")  # fmt: skip
+            raise ConfigError(
+                "parameter is {parameter}: sv_ratio keeps what is up to so many times smaller, above 1",
+                parameter=f"{parameter:g}",
+            )
         if method != "sv_ratio" and not 0 < parameter <= 1:
-            raise ConfigError("parameter is {parameter}: {method} takes the share to keep, above 0 and at most 1",
-                parameter=f"{parameter:g}", method=method)  # fmt: skip
+            raise ConfigError(
+                "parameter is {parameter}: {method} takes the share to keep, above 0 and at most 1",
+                parameter=f"{parameter:g}",
+                method=method,
+            )
 
     def limit(self, adapter: AdapterFactors) -> int:
         """The rank that a module may have."""
@@ -141,8 +149,12 @@ def _cut_other(
     """A module that is no plain LoRA with fewer ranks, the share of its norm that is kept, and its rank before."""
     shape, magnitudes = shape_of(module, family, change), change.parts.get(MAGNITUDE)
     if shape is None or (magnitudes is not None and change.kind.title != "LoRA"):
-        raise ConfigError("{path} is {kind}, whose change depends on the model, so it has no rank to cut: merge it "
-            "into its model, then extract a LoRA of the rank", path=path, kind=change.title)  # fmt: skip
+        raise ConfigError(
+            "{path} is {kind}, whose change depends on the model, so it has no rank to cut: merge it "
+            "into its model, then extract a LoRA of the rank",
+            path=path,
+            kind=change.title,
+        )
     plain = LayerChange({name: one for name, one in change.parts.items() if name != MAGNITUDE}).ready()
     before = rank_of(change.parts) or min(shape[0], torch.Size(shape[1:]).numel())
     if (exact := plain.exact_factors()) is not None:

@@ -236,8 +236,12 @@ def _resize(one: argparse.ArgumentParser) -> None:
     one.add_argument("lora", type=Path, help="the file to make smaller")
     one.add_argument("--rank", type=int, required=True, help="the largest rank")
     one.add_argument("--conv_rank", type=int, help="the same for convolutions (--rank when not given)")
-    one.add_argument("--method", default="fixed", choices=("fixed", "sv_ratio", "sv_fro", "sv_cumulative"),
-                     help="how the rank of each module is found (%(default)s)")  # fmt: skip
+    one.add_argument(
+        "--method",
+        default="fixed",
+        choices=("fixed", "sv_ratio", "sv_fro", "sv_cumulative"),
+        help="how the rank of each module is found (%(default)s)",
+    )
     text = "of the dynamic methods: sv_ratio above 1, the others a share to keep"
     one.add_argument("--parameter", type=float, help=text)
     one.add_argument("--verbose", action="store_true", help="a line for every module")
@@ -262,11 +266,16 @@ def _weighted(text: str) -> tuple[str, float]:
     try:
         number = float(weight)
     except ValueError:
-        raise ConfigError("the weight of {path} is {weight}, which is no number: write {example}", path=name,
-            weight=repr(weight), example=f"{name}=0.5") from None  # fmt: skip
+        raise ConfigError(
+            "the weight of {path} is {weight}, which is no number: write {example}",
+            path=name,
+            weight=repr(weight),
+            example=f"{name}=0.5",
+        ) from None
     if not math.isfinite(number):
-        raise ConfigError("the weight of {path} must be a finite number: write {example}", path=name,
-            example=f"{name}=0.5")  # fmt: skip
+        raise ConfigError(
+            "the weight of {path} must be a finite number: write {example}", path=name, example=f"{name}=0.5"
+        )
     return name, number
 
 

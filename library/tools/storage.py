@@ -33,8 +33,11 @@ def dtype_of(name: str | None) -> torch.dtype | None:
     """A precision's name -> its type; None stays None, which means: as stored. ConfigError for others."""
     if name is None or name in DTYPES:
         return DTYPES[name] if name else None
-    raise ConfigError("dtype is {name}: use one of {dtypes}, or leave it out to keep what is stored", name=repr(name),
-        dtypes=', '.join(DTYPES))  # fmt: skip
+    raise ConfigError(
+        "dtype is {name}: use one of {dtypes}, or leave it out to keep what is stored",
+        name=repr(name),
+        dtypes=", ".join(DTYPES),
+    )
 
 
 def checked(path: str | Path) -> Path:
@@ -133,8 +136,11 @@ def holds(dtype: torch.dtype, tensor: Tensor) -> bool:
 def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A tensor in the type it is stored in. ConfigError when that type cannot hold its numbers."""
     if not holds(dtype, tensor):
-        raise ConfigError("{dtype} cannot hold the numbers of {name}: use bf16 or float",
-            dtype=str(dtype).removeprefix('torch.'), name=name)  # fmt: skip
+        raise ConfigError(
+            "{dtype} cannot hold the numbers of {name}: use bf16 or float",
+            dtype=str(dtype).removeprefix("torch."),
+            name=name,
+        )
     return tensor.detach().to("cpu", dtype).contiguous()
 
 

@@ -31,8 +31,12 @@ def save(lora: Lora, out: Path, *, style: str | None = None, dtype: str | None =
     cast = Lora(lora.family, plain, lora.metadata, lora.style, others)
     tensors, extra = adapters.tensors_of(cast, style or lora.style)
     if broken := [name for name, tensor in tensors.items() if not storage.is_finite(tensor)]:
-        raise ConfigError("{out} is not written: {tensors} with NaN or infinity, first {tensor}", out=out,
-            tensor=broken[0], tensors=counted(len(broken), "tensor"))  # fmt: skip
+        raise ConfigError(
+            "{out} is not written: {tensors} with NaN or infinity, first {tensor}",
+            out=out,
+            tensor=broken[0],
+            tensors=counted(len(broken), "tensor"),
+        )
     metadata = {key: value for key, value in lora.metadata.items() if not key.startswith("sshs_")} | extra
     metadata.setdefault("modelspec.title", Path(out).stem)
     plan = storage.FilePlan.kept(tensors)

@@ -280,6 +280,9 @@ def summary(chosen: Measured, results: list[Measured], passes: int, known: bool)
 
 def short(changes: Overrides) -> str:
     """A candidate in words."""
-    words = [name.removeprefix("compile_") if value is True else f"{name.removeprefix('compile_')} {value}"
-             for name, value in changes.items() if name != "compile"]  # fmt: skip
+    words = [
+        name.removeprefix("compile_") if value is True else f"{name.removeprefix('compile_')} {value}"
+        for name, value in changes.items()
+        if name != "compile"
+    ]
     return ", ".join(["compiled" if changes.get("compile") else "eager", *words])

@@ -31,13 +31,32 @@ CODE = (
 )
 PACKAGES = ("diffusers", "transformers", "lycoris-lora")  # their code runs in a pass, too
 SECTIONS = ("compile", "memory", "precision", "network")
-MATTER = ("t5xxl_max_token_length", "t5xxl_train_length", "apply_t5_attn_mask", "max_token_length",
-          "cache_latents", "cache_latents_to_disk", "cache_text_encoder_outputs", "cache_text_encoder_outputs_to_disk",
-          "fused_backward_pass")  # fmt: skip
+MATTER = (
+    "t5xxl_max_token_length",
+    "t5xxl_train_length",
+    "apply_t5_attn_mask",
+    "max_token_length",
+    "cache_latents",
+    "cache_latents_to_disk",
+    "cache_text_encoder_outputs",
+    "cache_text_encoder_outputs_to_disk",
+    "fused_backward_pass",
+)
 # Left out: what changes only values of tensors (shapes are in the fingerprint), or happens between passes.
-NO_MATTER = ("compile_cache_dir", "compile_compare_steps", "compile_fallback", "compile_warmup", "network_alpha",
-             "network_weights", "dim_from_weights", "base_weights", "base_weights_multiplier", "scale_weight_norms",
-             "training_comment", "no_metadata")  # fmt: skip
+NO_MATTER = (
+    "compile_cache_dir",
+    "compile_compare_steps",
+    "compile_fallback",
+    "compile_warmup",
+    "network_alpha",
+    "network_weights",
+    "dim_from_weights",
+    "base_weights",
+    "base_weights_multiplier",
+    "scale_weight_norms",
+    "training_comment",
+    "no_metadata",
+)
 SHARES = 20  # frequencies of image sizes are compared in twentieths of all batches
 VERSION = 4
 

@@ -25,8 +25,9 @@ def without_remote_files(config: RunConfig) -> RunConfig:
     """The config without files that still have to be downloaded, for checks that open all of them."""
     if not isinstance(config, AdapterRun) or not any(map(is_file_id, config.network.base_weights)):
         return config
-    pairs = [pair for pair in zip(config.network.base_weights, _strengths(config), strict=True)
-             if not is_file_id(pair[0])]  # fmt: skip
+    pairs = [
+        pair for pair in zip(config.network.base_weights, _strengths(config), strict=True) if not is_file_id(pair[0])
+    ]
     names, strengths = tuple(name for name, _ in pairs), tuple(strength for _, strength in pairs)
     return replace(config, network=replace(config.network, base_weights=names, base_weights_multiplier=strengths))
 

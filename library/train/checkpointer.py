@@ -238,5 +238,9 @@ class Backups:
         if free >= state.size and free - state.size + held >= later:
             return ""
         needed = max(state.size, state.size + later - held)
-        return Message("{needed} GB needed in {folder}, also for what is saved later, {free} GB free",
-            needed=f"{needed / 1e9:.1f}", folder=folder.parent, free=f"{free / 1e9:.1f}")  # fmt: skip
+        return Message(
+            "{needed} GB needed in {folder}, also for what is saved later, {free} GB free",
+            needed=f"{needed / 1e9:.1f}",
+            folder=folder.parent,
+            free=f"{free / 1e9:.1f}",
+        )

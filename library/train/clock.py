@@ -43,10 +43,16 @@ class Clock:
         first = epoch * self.per_epoch if steps.initial_step is None else steps.initial_step
         if first >= self.total:
             name = "initial_epoch" if steps.initial_step is None else "initial_step"
-            raise ConfigError(Problem(name,
-                ": this training has {steps} in {epochs}, so nothing is left to do; "
-                "lower {name}, or raise max_train_steps or max_train_epochs", steps=counted(self.total, "step"),
-                epochs=counted(self.epochs, "epoch"), name=name))  # fmt: skip
+            raise ConfigError(
+                Problem(
+                    name,
+                    ": this training has {steps} in {epochs}, so nothing is left to do; "
+                    "lower {name}, or raise max_train_steps or max_train_epochs",
+                    steps=counted(self.total, "step"),
+                    epochs=counted(self.epochs, "epoch"),
+                    name=name,
+                )
+            )
         done, self.in_epoch = divmod(first, self.per_epoch)
         self.epoch = done + 1
         if steps.skip_until_initial_step:

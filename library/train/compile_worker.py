@@ -32,8 +32,16 @@ from library.memory.quantization import fp8_storage
 NICER = 10  # niceness: the training has priority
 
 # Options that have no influence on graphs: what a training does besides computing, and files that no shape depends on.
-PLAIN = {"compile_autotune": False, "compile_from_step": None, "compile_compare_steps": 0, "compile_blocks": None,
-         "compile_fallback": False, "base_weights": None, "base_weights_multiplier": None, "resume": None}  # fmt: skip
+PLAIN = {
+    "compile_autotune": False,
+    "compile_from_step": None,
+    "compile_compare_steps": 0,
+    "compile_blocks": None,
+    "compile_fallback": False,
+    "base_weights": None,
+    "base_weights_multiplier": None,
+    "resume": None,
+}
 
 
 def main() -> int:

@@ -73,7 +73,12 @@ class EarlyStop:
         facts = {"step": clock.step, **self._best}
         planned = {"patience": self.patience, "planned_steps": clock.total}
         journal.note(total_steps=clock.step, early_stop={**facts, **planned})
-        said = Message(ENDED, step=clock.step, validations=counted(self._waited, "validation"),
-            loss=f"{self._best_loss:.4f}", best=self._best_step)  # fmt: skip
+        said = Message(
+            ENDED,
+            step=clock.step,
+            validations=counted(self._waited, "validation"),
+            loss=f"{self._best_loss:.4f}",
+            best=self._best_step,
+        )
         journal.event("early_stop", **facts, text=said)
         journal.say(str(said))

@@ -19,14 +19,23 @@ from library.measuring.candidates import advised, saving_memory
 # What only steps need less memory with, and samples do not.
 OF_STEPS = {"gradient_checkpointing", "train_batch_size", "cpu_offload_checkpointing"}
 MOST_SKIPPED = 100  # steps that a gradient scaler may leave out in a row; it halves the scale each time
-NOT_FINITE = {"loss NaN": "the loss of step {step} is NaN", "loss infinite": "the loss of step {step} is infinite",
-              "gradient NaN": "the gradient of step {step} is NaN",
-              "gradient infinite": "the gradient of step {step} is infinite"}  # fmt: skip
+NOT_FINITE = {
+    "loss NaN": "the loss of step {step} is NaN",
+    "loss infinite": "the loss of step {step} is infinite",
+    "gradient NaN": "the gradient of step {step} is NaN",
+    "gradient infinite": "the gradient of step {step} is infinite",
+}
 Newest = Mapping[str, Path]  # "file" and "state" -> what was saved last
 
 # Parts of messages of torch.distributed's backends when a process no longer answers.
-GONE = ("Connection reset by peer", "Connection closed by peer", "Broken pipe", "remote process exited", "was aborted",
-        "Connection was likely closed")  # fmt: skip
+GONE = (
+    "Connection reset by peer",
+    "Connection closed by peer",
+    "Broken pipe",
+    "remote process exited",
+    "was aborted",
+    "Connection was likely closed",
+)
 SILENT = ("Timed out waiting", "collective operation timeout", "wait timeout after")
 
 
@@ -73,8 +82,10 @@ def process_silent(doing: Message, newest: Newest) -> ProcessSilent:
     """The error for a timeout while waiting for another process."""
     return ProcessSilent(
         "another process of this training has not answered in time ({doing}): it hangs, or its machine or the network "
-        "is gone; ddp_timeout is the limit in minutes{then}", doing=doing, then=_go_on(newest),
-    )  # fmt: skip
+        "is gone; ddp_timeout is the limit in minutes{then}",
+        doing=doing,
+        then=_go_on(newest),
+    )
 
 
 def process_gone(doing: Message, newest: Newest, said: str = "") -> ProcessGone:
@@ -83,8 +94,10 @@ def process_gone(doing: Message, newest: Newest, said: str = "") -> ProcessGone:
         return ProcessGone("{said}{then}", said=said, then=_go_on(newest))
     return ProcessGone(
         "another process of this training has ended, and none goes on without it ({doing}); its own last lines, or "
-        "the system's log, say why{then}", doing=doing, then=_go_on(newest),
-    )  # fmt: skip
+        "the system's log, say why{then}",
+        doing=doing,
+        then=_go_on(newest),
+    )
 
 
 class NonFiniteWatch:

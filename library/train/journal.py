@@ -181,8 +181,10 @@ class Journal:
         step = line["step"]
         if step in (1, total) or step % max(total // 100, 1) == 0:
             pace = f", {line['s_it']:.2f} s/it, {duration(line['eta'])} left" if "s_it" in line else ""
-            self.say(f"step {step}/{total}, epoch {line['epoch']}, loss {line['loss']:.4f} "
-                     f"(average {line['avr_loss']:.4f}){pace}")  # fmt: skip
+            self.say(
+                f"step {step}/{total}, epoch {line['epoch']}, loss {line['loss']:.4f} "
+                f"(average {line['avr_loss']:.4f}){pace}"
+            )
 
     def sampled(self, step: int, number: int, path: Path, image: Any, prompt: Prompt) -> None:
         """Report that a sample image was saved."""
@@ -214,8 +216,10 @@ class Journal:
         divergence, number = loss - average, getattr(clock, when)
         facts = {"when": when, "loss": loss, "divergence": divergence, "by_timestep": losses}
         self.event("validation", step=clock.step, epoch=clock.epoch, **facts)
-        self.say(f"validation after {when} {number}: loss {loss:.4f}, "
-                 f"{abs(divergence):.4f} {'above' if divergence > 0 else 'below'} training's average")  # fmt: skip
+        self.say(
+            f"validation after {when} {number}: loss {loss:.4f}, "
+            f"{abs(divergence):.4f} {'above' if divergence > 0 else 'below'} training's average"
+        )
         if self.trackers:
             self.trackers.validated(when, number, loss, divergence)
 

@@ -108,7 +108,7 @@ def _decide(batches: Batches, compute_loss: LossFunction, device: torch.device, 
             why = "without compile, rounding to 8 bits takes longer than 8 bits save"
         journal.say(f"Matrix products are computed in {WIDE}: {why}.")
         return WIDE
-    (kind, _), = batches.kinds().most_common(1)  # fmt: skip
+    ((kind, _),) = batches.kinds().most_common(1)
     sizes = matrix_sizes(config, compute_loss.family, compute_loss.components.denoiser, kind)
     passes = 2 if config.memory.checkpointing else 1  # forward, for each backward
     dtype, kept, rotate = fp8_storage.compute_type(config), stored(config), config.precision.int8_rotation
@@ -214,9 +214,10 @@ def calls(
         def turn(rows: torch.Tensor) -> torch.Tensor:
             return rows if rotation is None or size.inputs % int8_matmul.BLOCK else int8_matmul.rotated(rows, rotation)
 
-        return (lambda: int8_matmul.int8_product(rounded(turn(x)), few, by_row, columns, dtype),
-                lambda: turn(int8_matmul.int8_product(
-                    rounded(g), few.t().contiguous(), by_row, None, dtype)))  # fmt: skip
+        return (
+            lambda: int8_matmul.int8_product(rounded(turn(x)), few, by_row, columns, dtype),
+            lambda: turn(int8_matmul.int8_product(rounded(g), few.t().contiguous(), by_row, None, dtype)),
+        )
     few = weight.to(fp8_matmul.FP8)
     turned = few.t().contiguous().t()
 

@@ -237,18 +237,28 @@ class Precompiler:
         if missing := log.unproven():
             names = ", ".join(missing)
             if not self._options.compile_fallback:
-                raise ConfigError(Problem("compile",
-                    ": no graph was made for {names}, though it ran; switch compile off", names=names))  # fmt: skip
+                raise ConfigError(
+                    Problem(
+                        "compile", ": no graph was made for {names}, though it ran; switch compile off", names=names
+                    )
+                )
             log.fallback = Message("no graph was made for {names}", names=names)
             self._journal.warn(Message("compile: {why}; these blocks run without it.", why=log.fallback))
             return
         if broken := log.graph_breaks():
-            self._journal.warn(Message("compile: a block does not fit into one graph ({why}), so it runs eagerly in "
-                "parts; compile_fullgraph stops there and shows the place", why=broken[0]))  # fmt: skip
+            self._journal.warn(
+                Message(
+                    "compile: a block does not fit into one graph ({why}), so it runs eagerly in "
+                    "parts; compile_fullgraph stops there and shows the place",
+                    why=broken[0],
+                )
+            )
         total = log.summary()
         shown = ", ".join(f"{n} for {total['blocks'].get(k, 0)} {k}" for k, n in total["graphs"].items())
-        self._journal.say(f"Compiled: {counted(total['num_graphs'], 'graph')} ({shown}) in {total['seconds']:.1f} s, "
-                          f"{total['recompiles']} recompiled")  # fmt: skip
+        self._journal.say(
+            f"Compiled: {counted(total['num_graphs'], 'graph')} ({shown}) in {total['seconds']:.1f} s, "
+            f"{total['recompiles']} recompiled"
+        )
 
     def recover(self, error: Exception, denoiser: nn.Module) -> bool:
         """Whether the step can be taken once more: without compiling where that failed, which `compile_fallback` has to
@@ -268,9 +278,14 @@ class Precompiler:
         """Go on without compiling, or without compile_fallback raise a ConfigError with the reason."""
         reason = blocks.why(error)
         if not self._options.compile_fallback:
-            raise ConfigError(Problem("compile", ": PyTorch could not compile a block ({reason}); "
-                "add --compile_fallback to go on without, or switch compile off",
-                reason=reason)) from error  # fmt: skip
+            raise ConfigError(
+                Problem(
+                    "compile",
+                    ": PyTorch could not compile a block ({reason}); "
+                    "add --compile_fallback to go on without, or switch compile off",
+                    reason=reason,
+                )
+            ) from error
         self.log.fallback = reason
         torch.compiler.set_stance("force_eager")
         self._journal.warn(Message("Compiling failed ({reason}); the run goes on without it.", reason=reason))

@@ -34,8 +34,10 @@ AVERAGE, SCALER = "ema.safetensors", "scaler.pt"
 SUMS = "SHA256SUMS"
 CHECKED = "checksums"  # the fact that the state has them
 STEP = "saved_after_step"  # in every file but those of JSON and text
-READ = re.compile(r"model\.safetensors|optimizer\.bin|scheduler\.bin|ema\.safetensors|scaler\.pt|"
-                  r"train_state\.json|random_states_\d+\.bin")  # what a resume reads where it is there  # fmt: skip
+READ = re.compile(
+    r"model\.safetensors|optimizer\.bin|scheduler\.bin|ema\.safetensors|scaler\.pt|"
+    r"train_state\.json|random_states_\d+\.bin"
+)  # what a resume reads where it is there
 LINE = re.compile(r"([0-9a-f]{64})  ([\w.-]+)\n")
 READERS = 4  # files that are read at once
 
@@ -127,9 +129,12 @@ def damage(folder: Path) -> list[Problem]:
 
 
 def _refused(folder: Path, said: list[Message]) -> Problem:
-    return Problem("resume",
-        ": {folder} cannot be resumed, as {files}; choose another -state folder", folder=folder,
-        files=listed(said))  # fmt: skip
+    return Problem(
+        "resume",
+        ": {folder} cannot be resumed, as {files}; choose another -state folder",
+        folder=folder,
+        files=listed(said),
+    )
 
 
 def _difference(path: Path, step: int) -> Message:
@@ -226,9 +231,14 @@ def _readable(path: Path) -> Iterator[None]:
     except Exception as e:
         if lacks_memory(e):
             raise
-        raise ConfigError(Problem("resume",
-            ": {path} cannot be read ({kind}); choose another -state folder", path=path,
-            kind=type(e).__name__)) from e  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "resume",
+                ": {path} cannot be read ({kind}); choose another -state folder",
+                path=path,
+                kind=type(e).__name__,
+            )
+        ) from e
 
 
 def _size(value: Any) -> int:

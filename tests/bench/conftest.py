@@ -13,10 +13,16 @@ def home(tmp_path, monkeypatch):
 
 def row(candidate, p50, resolution=1024, peak=10.0, part="step", **more):
     return {
-        "part": part, "resolution": resolution, "candidate": candidate, "status": "ok",
-        "ms": {"p50": p50, "p90": p50 * 1.1, "min": p50}, "repetitions": 20, "warmup_seconds": 1.0, "peak_gb": peak,
+        "part": part,
+        "resolution": resolution,
+        "candidate": candidate,
+        "status": "ok",
+        "ms": {"p50": p50, "p90": p50 * 1.1, "min": p50},
+        "repetitions": 20,
+        "warmup_seconds": 1.0,
+        "peak_gb": peak,
         **more,
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture
@@ -38,10 +44,13 @@ def result():
         row("compiled", 12.0, 512, 3.0, part="block DoubleStreamBlock"),
     ]
     made = {
-        "kind": "bench", "schema": 1, "finished": True, "results": rows,
+        "kind": "bench",
+        "schema": 1,
+        "finished": True,
+        "results": rows,
         "subject": {"title": "FLUX.1, full size", "batch": 1, "family": "flux"},
         "machine": {"name": "GPU <1>", "device": "cuda", "torch": "2.13.0"},
         "matmul": {"dtype": "bfloat16", "tflops": 700.0, "size": 8192},
         "candidates": {c.name: {"about": c.about, "options": c.chosen()} for c in candidates.ALL[:4]},
-    }  # fmt: skip
+    }
     return made | {"best": report.best(made)}

@@ -18,22 +18,49 @@ from library.runs import job as jobs
     ("found", "wanted", "ready"),
     [
         (MachineFacts(), {"mixed_precision": "no", "compile": False}, {}),
-        (MachineFacts(6.0, (7, 5), False, compiles=True),
-         {"mixed_precision": "fp16", "gradient_checkpointing": True},
-         {"sdxl": "sdxl/lora-6gb", "flux": "flux/lora-6gb", "flux_2": "flux_2/lora-6gb", "anima": "anima/lora-6gb"}),
-        (MachineFacts(11.6, (8, 6), True, compiles=True), {"mixed_precision": "bf16", "cuda_allow_tf32": True,
-                                                    "checkpoint_keep_attention": False},
-         {"flux": "flux/lora-12gb", "sdxl": "sdxl/lora-12gb", "qwen_image": "qwen_image/lora-12gb",
-          "zimage": "zimage/lora-12gb", "flux_2": "flux_2/lora-12gb",
-          "anima": "anima/lora-12gb"}),
-        (MachineFacts(23.6, (8, 9), True, True, True), {"compile": True},
-         {"flux": "flux/lora-24gb", "qwen_image": "qwen_image/lora-24gb", "zimage": "zimage/lora-24gb",
-          "flux_2": "flux_2/lora-24gb", "sdxl": "sdxl/lora-24gb", "anima": "anima/lora-24gb"}),
-        (MachineFacts(139.8, (9, 0), True, True, True), {"compile": True},
-         {"flux": "flux/lora-80gb", "qwen_image": "qwen_image/lora-80gb", "zimage": "zimage/lora-32gb",
-          "flux_2": "flux_2/lora-24gb", "sdxl": "sdxl/lora-24gb", "anima": "anima/lora-24gb"}),
+        (
+            MachineFacts(6.0, (7, 5), False, compiles=True),
+            {"mixed_precision": "fp16", "gradient_checkpointing": True},
+            {"sdxl": "sdxl/lora-6gb", "flux": "flux/lora-6gb", "flux_2": "flux_2/lora-6gb", "anima": "anima/lora-6gb"},
+        ),
+        (
+            MachineFacts(11.6, (8, 6), True, compiles=True),
+            {"mixed_precision": "bf16", "cuda_allow_tf32": True, "checkpoint_keep_attention": False},
+            {
+                "flux": "flux/lora-12gb",
+                "sdxl": "sdxl/lora-12gb",
+                "qwen_image": "qwen_image/lora-12gb",
+                "zimage": "zimage/lora-12gb",
+                "flux_2": "flux_2/lora-12gb",
+                "anima": "anima/lora-12gb",
+            },
+        ),
+        (
+            MachineFacts(23.6, (8, 9), True, True, True),
+            {"compile": True},
+            {
+                "flux": "flux/lora-24gb",
+                "qwen_image": "qwen_image/lora-24gb",
+                "zimage": "zimage/lora-24gb",
+                "flux_2": "flux_2/lora-24gb",
+                "sdxl": "sdxl/lora-24gb",
+                "anima": "anima/lora-24gb",
+            },
+        ),
+        (
+            MachineFacts(139.8, (9, 0), True, True, True),
+            {"compile": True},
+            {
+                "flux": "flux/lora-80gb",
+                "qwen_image": "qwen_image/lora-80gb",
+                "zimage": "zimage/lora-32gb",
+                "flux_2": "flux_2/lora-24gb",
+                "sdxl": "sdxl/lora-24gb",
+                "anima": "anima/lora-24gb",
+            },
+        ),
     ],
-)  # fmt: skip
+)
 def test_advice_for_machines(found, wanted, ready):
     assert wanted.items() <= advice.options(found).items()
     assert advice.presets(found) == ready

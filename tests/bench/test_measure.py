@@ -21,10 +21,28 @@ from tests.training import FEWER
 pytestmark = pytest.mark.slow  # models are run, and some compiled
 CPU = torch.device("cpu")
 QUICK = timing.TimingPlan(steps=1, warmup=1, seconds=5.0)
-QWEN = {"patch_size": 2, "in_channels": 16, "out_channels": 4, "num_layers": 2, "attention_head_dim": 16,
-        "num_attention_heads": 2, "joint_attention_dim": 16, "axes_dims_rope": [8, 4, 4]}  # fmt: skip
-VACE = {"num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4, "out_channels": 4, "text_dim": 16,
-        "freq_dim": 32, "ffn_dim": 32, "num_layers": 2, "vace_layers": [0, 1], "vace_in_channels": 8}  # fmt: skip
+QWEN = {
+    "patch_size": 2,
+    "in_channels": 16,
+    "out_channels": 4,
+    "num_layers": 2,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 16,
+    "axes_dims_rope": [8, 4, 4],
+}
+VACE = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 12,
+    "in_channels": 4,
+    "out_channels": 4,
+    "text_dim": 16,
+    "freq_dim": 32,
+    "ffn_dim": 32,
+    "num_layers": 2,
+    "vace_layers": [0, 1],
+    "vace_in_channels": 8,
+}
 DYNAMO = {"compile_backend": "eager"}  # captures, and generates no code
 
 
@@ -50,10 +68,15 @@ def test_every_part_of_a_model_is_measured(flux, home):
         found = bench(flux, ["eager,compiled"], report.PARTS).run(work)
     rows = {(r["part"], r["candidate"]): r for r in found["results"]}
     assert set(rows) >= {
-        ("text encoder clip_l", "eager"), ("text encoder t5xxl", "eager"), ("vae-encode", "eager"),
-        ("vae-decode", "eager"), ("block DoubleStreamBlock", "eager"), ("block SingleStreamBlock", "compiled"),
-        ("step", "eager"), ("step", "compiled"),
-    }  # fmt: skip
+        ("text encoder clip_l", "eager"),
+        ("text encoder t5xxl", "eager"),
+        ("vae-encode", "eager"),
+        ("vae-decode", "eager"),
+        ("block DoubleStreamBlock", "eager"),
+        ("block SingleStreamBlock", "compiled"),
+        ("step", "eager"),
+        ("step", "compiled"),
+    }
     assert all(r["status"] == "ok" and r["flops"] and r["ms"]["p50"] > 0 for r in rows.values())
     assert rows["step", "compiled"]["compile"]["num_graphs"] == 2 and "compile" not in rows["step", "eager"]
     assert found["best"]["candidate"] in ("eager", "compiled") and found["finished"]
@@ -148,9 +171,26 @@ def test_a_profile_of_the_processor(flux):
 
 def test_the_command_reads_a_config_and_prints_json(tmp_path, capsys, uncounted):
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": "QwenImageTransformer2DModel", **QWEN}))
-    given = ["bench", "--config", str(tmp_path / "config.json"), "--part", "step", "--candidate", "eager", "--json",
-             "--resolution", "64", "--steps", "1", "--warmup", "1", "--out", str(tmp_path / "out"), "--device",
-             "cpu"]  # fmt: skip
+    given = [
+        "bench",
+        "--config",
+        str(tmp_path / "config.json"),
+        "--part",
+        "step",
+        "--candidate",
+        "eager",
+        "--json",
+        "--resolution",
+        "64",
+        "--steps",
+        "1",
+        "--warmup",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+        "--device",
+        "cpu",
+    ]
     assert main.main(given) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["subject"]["class"] == "QwenImageTransformer2DModel" and shown["results"][0]["status"] == "ok"

@@ -27,8 +27,12 @@ def test_every_preset_is_measured_beside_ways_that_a_config_accepts(family):
 
 def test_every_preset_of_every_family_is_a_case():
     files = {path.relative_to(presets.ROOT / "presets") for path in (presets.ROOT / "presets").glob("*/*-*gb.toml")}
-    measured = {(presets.folder_of(case.family), case.name) for family in presets.LEAST
-                for case in presets.cases(family, None, "full") if case.cap}  # fmt: skip
+    measured = {
+        (presets.folder_of(case.family), case.name)
+        for family in presets.LEAST
+        for case in presets.cases(family, None, "full")
+        if case.cap
+    }
     assert measured == {(file.parent.name, file.stem) for file in files if file.stem.startswith(presets.KINDS)}
     assert {presets.folder_of(family) for family in presets.LEAST} == set(families.FAMILIES)
 

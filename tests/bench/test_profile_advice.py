@@ -22,31 +22,51 @@ def rules(given):
 
 def kernels(**milliseconds):
     """Rows of kernels that take so many milliseconds in each of two steps."""
-    names = {"gemm": GEMM, "plain": PLAIN, "flash": "flash_fwd_kernel", "adam": "multi_tensor_apply_kernel",
-             "conv": "cudnn::implicit_gemm_conv", "h2d": "Memcpy HtoD (Pinned -> Device)", "d2h": "Memcpy DtoH",
-             "fused": "triton_poi_fused_add_mul_0", "copy": "direct_copy_kernel_cuda",
-             "cast": "vectorized_elementwise_kernel<4, at::native::bfloat16_copy_kernel_cuda>"}  # fmt: skip
+    names = {
+        "gemm": GEMM,
+        "plain": PLAIN,
+        "flash": "flash_fwd_kernel",
+        "adam": "multi_tensor_apply_kernel",
+        "conv": "cudnn::implicit_gemm_conv",
+        "h2d": "Memcpy HtoD (Pinned -> Device)",
+        "d2h": "Memcpy DtoH",
+        "fused": "triton_poi_fused_add_mul_0",
+        "copy": "direct_copy_kernel_cuda",
+        "cast": "vectorized_elementwise_kernel<4, at::native::bfloat16_copy_kernel_cuda>",
+    }
     return [Row(names[name], 200, 2000.0 * ms, True) for name, ms in milliseconds.items()]
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        (GEMM, "matrix products"), ("nvjet_hsh_128x256", "matrix products"), ("aten::addmm", "matrix products"),
-        ("aten::bmm", "matrix products"), ("triton_tem_fused_mm_1", "matrix products"),
-        ("triton_red_fused_native_layer_norm_3", "compiled kernels"), ("## Call CompiledFxGraph", "compiled kernels"),
-        ("pytorch_flash::flash_bwd_kernel", "attention"), ("cudnn_generated_fort_native_sdpa_sm90_flash", "attention"),
-        ("Memcpy DtoD (Device -> Device)", "copies"), ("aten::_to_copy", "copies"), (PLAIN, "elementwise"),
-        ("aten::native_group_norm_backward", "norms and reductions"), ("Optimizer.step#AdamW.step", "optimizer"),
-        ("aten::convolution_backward", "convolution"), ("autograd::engine::evaluate_function: MulBackward0",
-                                                        "bookkeeping"),
-        ("aten::view", "bookkeeping"), ("who_knows", "other"), ("aten::new_empty", "bookkeeping"),
+        (GEMM, "matrix products"),
+        ("nvjet_hsh_128x256", "matrix products"),
+        ("aten::addmm", "matrix products"),
+        ("aten::bmm", "matrix products"),
+        ("triton_tem_fused_mm_1", "matrix products"),
+        ("triton_red_fused_native_layer_norm_3", "compiled kernels"),
+        ("## Call CompiledFxGraph", "compiled kernels"),
+        ("pytorch_flash::flash_bwd_kernel", "attention"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash", "attention"),
+        ("Memcpy DtoD (Device -> Device)", "copies"),
+        ("aten::_to_copy", "copies"),
+        (PLAIN, "elementwise"),
+        ("aten::native_group_norm_backward", "norms and reductions"),
+        ("Optimizer.step#AdamW.step", "optimizer"),
+        ("aten::convolution_backward", "convolution"),
+        ("autograd::engine::evaluate_function: MulBackward0", "bookkeeping"),
+        ("aten::view", "bookkeeping"),
+        ("who_knows", "other"),
+        ("aten::new_empty", "bookkeeping"),
         ("at::native::(anonymous namespace)::RowwiseMomentsCUDAKernel", "norms and reductions"),
         ("cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816fprop_optimized_bf16_128x128>", "convolution"),
-        ("void cudnn::ops::nchwToNhwcKernel<float>", "copies"), ("mkldnn::_linear_pointwise", "matrix products"),
-        ("at::native::bfloat16tofloat32_copy_kernel_cuda", "copies"), ("aten::tanh", "elementwise"),
+        ("void cudnn::ops::nchwToNhwcKernel<float>", "copies"),
+        ("mkldnn::_linear_pointwise", "matrix products"),
+        ("at::native::bfloat16tofloat32_copy_kernel_cuda", "copies"),
+        ("aten::tanh", "elementwise"),
     ],
-)  # fmt: skip
+)
 def test_operations_are_sorted_into_kinds(name, kind):
     assert profile_advice.kind(name) == kind
 
@@ -54,11 +74,14 @@ def test_operations_are_sorted_into_kinds(name, kind):
 def test_a_table_is_added_up_per_step():
     rows = [
         *kernels(gemm=6.0, plain=2.0),
-        Row("cudaLaunchKernel", 400, 900.0), Row("cuLaunchKernelEx", 100, 90.0),
+        Row("cudaLaunchKernel", 400, 900.0),
+        Row("cuLaunchKernelEx", 100, 90.0),
         Row("aten::_local_scalar_dense", 4, 9.0),
-        Row("cudaStreamSynchronize", 6, 5.0), Row("cudaDeviceSynchronize", 1, 5.0), Row("aten::_to_copy", 60, 10.0),
+        Row("cudaStreamSynchronize", 6, 5.0),
+        Row("cudaDeviceSynchronize", 1, 5.0),
+        Row("aten::_to_copy", 60, 10.0),
         Row("ProfilerStep#1", 2, 99999.0, True),
-    ]  # fmt: skip
+    ]
     found = profile_advice.summary(rows, 2, 10.0, "cuda")
     assert found["busy_ms"] == pytest.approx(8.0) and found["idle"] == pytest.approx(0.2)
     assert found["kinds"] == {"matrix products": 0.75, "elementwise": 0.25}
@@ -81,29 +104,52 @@ def test_a_gpu_that_waits_is_told_to_compile_then_to_record_then_to_take_more():
     ("times", "now", "rule", "options"),
     [
         ({"gemm": 6.0, "plain": 3.5}, {}, "fusing", {"compile": True}),
-        ({"gemm": 5.0, "flash": 4.5}, {"gradient_checkpointing": True}, "attention",
-         {"checkpoint_keep_attention": True}),
+        (
+            {"gemm": 5.0, "flash": 4.5},
+            {"gradient_checkpointing": True},
+            "attention",
+            {"checkpoint_keep_attention": True},
+        ),
         ({"gemm": 5.0, "flash": 4.5}, {"compile": True}, "attention", {}),
         ({"gemm": 8.0, "adam": 1.5}, {}, "optimizer", {}),
         ({"gemm": 6.0, "conv": 3.5}, {}, "convolution", {"cuda_cudnn_benchmark": True}),
         ({"gemm": 9.5}, {}, "products", {}),
         ({"gemm": 9.5}, {"mixed_precision": "no"}, "precision", {"mixed_precision": "bf16"}),
-        ({"gemm": 9.5}, {"compile": True, "network_module": "networks.lora", "capability": "9.0"}, "products",
-         {"fp8_base": True, "fp8_compute": True}),
+        (
+            {"gemm": 9.5},
+            {"compile": True, "network_module": "networks.lora", "capability": "9.0"},
+            "products",
+            {"fp8_base": True, "fp8_compute": True},
+        ),
         ({"gemm": 9.5}, {"compile": True, "network_module": "networks.lora", "capability": "8.0"}, "products", {}),
-        ({"gemm": 5.0, "plain": 4.5}, {"compile": True, "compile_scope": "inner"}, "fusing",
-         {"compile_scope": "blocks"}),
-        ({"gemm": 3.0, "cast": 6.5}, {"compile": True, "compile_scope": "blocks"}, "fusing",
-         {"compile_scope": "model"}),
-        ({"gemm": 3.0, "fused": 6.5}, {"compile": True, "gradient_checkpointing": True, "peak_gb": 60.0,
-                                       "memory_gb": 80.0}, "streaming", {"gradient_checkpointing": False}),
-        ({"gemm": 3.0, "fused": 6.5}, {"compile": True}, "streaming",
-         {"compile_mode": "max-autotune-no-cudagraphs"}),
+        (
+            {"gemm": 5.0, "plain": 4.5},
+            {"compile": True, "compile_scope": "inner"},
+            "fusing",
+            {"compile_scope": "blocks"},
+        ),
+        (
+            {"gemm": 3.0, "cast": 6.5},
+            {"compile": True, "compile_scope": "blocks"},
+            "fusing",
+            {"compile_scope": "model"},
+        ),
+        (
+            {"gemm": 3.0, "fused": 6.5},
+            {"compile": True, "gradient_checkpointing": True, "peak_gb": 60.0, "memory_gb": 80.0},
+            "streaming",
+            {"gradient_checkpointing": False},
+        ),
+        ({"gemm": 3.0, "fused": 6.5}, {"compile": True}, "streaming", {"compile_mode": "max-autotune-no-cudagraphs"}),
         ({"gemm": 7.0, "h2d": 1.5, "d2h": 1.0}, {"blocks_to_swap": 20}, "swapping", {}),
-        ({"gemm": 9.5}, {"gradient_checkpointing": True, "peak_gb": 20.0, "memory_gb": 80.0}, "recompute",
-         {"gradient_checkpointing": False}),
+        (
+            {"gemm": 9.5},
+            {"gradient_checkpointing": True, "peak_gb": 20.0, "memory_gb": 80.0},
+            "recompute",
+            {"gradient_checkpointing": False},
+        ),
     ],
-)  # fmt: skip
+)
 def test_each_rule_sees_its_case_and_says_what_to_change(times, now, rule, options):
     found = {finding.rule: finding for finding in profile_advice.judge(facts(kernels(**times), **now))}
     assert rule in found
@@ -126,8 +172,12 @@ def test_reading_numbers_from_the_gpu_is_told():
 
 
 def test_a_host_that_waits_too_often_is_named_before_anything_else():
-    rows = [*kernels(gemm=3.0), Row("aten::_local_scalar_dense", 800, 1.0), Row("cudaStreamSynchronize", 801, 9e3),
-            Row("cudaLaunchKernel", 4000, 1.0)]  # fmt: skip
+    rows = [
+        *kernels(gemm=3.0),
+        Row("aten::_local_scalar_dense", 800, 1.0),
+        Row("cudaStreamSynchronize", 801, 9e3),
+        Row("cudaLaunchKernel", 4000, 1.0),
+    ]
     first, second = profile_advice.judge(facts(rows, optimizer_type="Adafactor", compile=True))[:2]
     assert "Waiting dominates" in str(first.text) and "as the host waits for it 400 times" in str(first.text)
     assert second.rule == "syncs" and "Adafactor may be what reads them: try AdamW" in str(second.text)
@@ -150,8 +200,10 @@ def test_casts_outside_of_compiled_blocks_are_told():
 def test_the_text_has_the_verdict_and_the_changes():
     given = facts([*kernels(gemm=3.0, plain=2.0), Row("cudaLaunchKernel", 5000, 1.0)])
     given |= {"way": {"name": "eager", "options": {}}, "resolution": 1024, "matmul": None}
-    given |= {"subject": {"title": "SDXL, full size", "batch": 4}, "machine": {"name": "GPU", "device": "cuda",
-                                                                               "torch": "2.13"}}  # fmt: skip
+    given |= {
+        "subject": {"title": "SDXL, full size", "batch": 4},
+        "machine": {"name": "GPU", "device": "cuda", "torch": "2.13"},
+    }
     given |= {"verdict": [vars(finding) for finding in profile_advice.judge(given)]}
     text = profile_advice.text(given)
     assert "SDXL, full size, batch 4, eager at 1024" in text and "2,500 kernel launches" in text

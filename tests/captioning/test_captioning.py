@@ -82,11 +82,13 @@ def test_tags_are_the_models(tmp_path, batch, first):
 def test_limits_and_wishes(tagger):
     red = [plain("red", (8, 8))]
     for limits, wanted in (
-        (Limits(character=0.95), "red dress"), (Limits(undesired="Red dress"), "some body"),
+        (Limits(character=0.95), "red dress"),
+        (Limits(undesired="Red dress"), "some body"),
         (Limits(undesired="red_Dress"), "some body"),
         (Limits(undesired="red dress", underscores=True), "some_body"),
-        (Limits(rating=True), "general, some body, red dress"), (Limits(underscores=True), "some_body, red_dress"),
-    ):  # fmt: skip
+        (Limits(rating=True), "general, some body, red dress"),
+        (Limits(underscores=True), "some_body, red_dress"),
+    ):
         assert Tagger(tagger, limits, device="cpu")(red) == [wanted]
     assert Tagger(tagger, Limits(), device="cpu")([plain("#00ff00", (8, 8))]) == [">_<"]
 
@@ -141,14 +143,17 @@ def test_captions_that_are_no_text_are_left_and_named(tagger, images, capsys, ex
     assert tree(images) == before
 
 
-@pytest.mark.parametrize(("old", "made", "is_tags", "expected"), [
-    ("a cat\nmore\n", "cat, dog", True, "a cat, cat, dog\nmore\n"),
-    ("\n a cat,\r\nmore", "cat", True, "\n a cat, cat\r\nmore"),
-    ("a Cat, red_hat", "red hat, cat", True, "a Cat, red_hat, cat"),
-    ("on a mat", "a cat, on a mat", False, "on a mat, a cat, on a mat"),
-    ("A cat.", "It sits, on a mat.", False, "A cat. It sits, on a mat."),
-    ("x, it sits, on a mat", "It sits, on a mat", False, "x, it sits, on a mat"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "made", "is_tags", "expected"),
+    [
+        ("a cat\nmore\n", "cat, dog", True, "a cat, cat, dog\nmore\n"),
+        ("\n a cat,\r\nmore", "cat", True, "\n a cat, cat\r\nmore"),
+        ("a Cat, red_hat", "red hat, cat", True, "a Cat, red_hat, cat"),
+        ("on a mat", "a cat, on a mat", False, "on a mat, a cat, on a mat"),
+        ("A cat.", "It sits, on a mat.", False, "A cat. It sits, on a mat."),
+        ("x, it sits, on a mat", "It sits, on a mat", False, "x, it sits, on a mat"),
+    ],
+)
 def test_what_is_added_goes_to_the_line_that_is_trained(old, made, is_tags, expected):
     assert writing.CaptioningOptions(existing="add").words(made, old, is_tags) == expected
 
@@ -179,9 +184,14 @@ def words(folder):
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
-        bos_token="[CLS]", eos_token="[SEP]",
-    )  # fmt: skip
+        tokenizer_object=made,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        bos_token="[CLS]",
+        eos_token="[SEP]",
+    )
 
 
 def pictures_of(folder, side=16):
@@ -274,8 +284,9 @@ def test_a_local_captioner_says_its_own_words(make, tmp_path, images):
     red, blue = plain("red"), plain("blue")
     said = made([red, blue])
     with torch.no_grad():
-        direct = made.model.generate(**made.processor(images=[red, blue], return_tensors="pt"), max_new_tokens=6,
-                                     num_beams=1, do_sample=False)  # fmt: skip
+        direct = made.model.generate(
+            **made.processor(images=[red, blue], return_tensors="pt"), max_new_tokens=6, num_beams=1, do_sample=False
+        )
     assert said == [" ".join(s.split()) for s in made.tokenizer.batch_decode(direct, skip_special_tokens=True)]
     assert any(said) and made([red]) == said[:1]
     assert shell.main(["hf", str(images), "--model", str(folder), "--max_tokens", "6", "--prefix", "zorb"]) == 0

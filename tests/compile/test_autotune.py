@@ -17,8 +17,14 @@ from library.train.autotune import Tuner, fastest
 from library.train.choices import TUNABLE, Choices
 from tests.training import ONE_ADAPTER, config_of, train
 
-ASKED = {"gradient_checkpointing": True, "blocks_to_swap": 2, "compile_backend": "eager", "network_dropout": 0.1,
-         "compile_blocks": "single:all", "network_args": ONE_ADAPTER}  # fmt: skip
+ASKED = {
+    "gradient_checkpointing": True,
+    "blocks_to_swap": 2,
+    "compile_backend": "eager",
+    "network_dropout": 0.1,
+    "compile_blocks": "single:all",
+    "network_args": ONE_ADAPTER,
+}
 SPEEDS = {
     "compile": 0.5,
     "attention_kernel": 0.8,
@@ -150,27 +156,46 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
 
     def name(kinds=None, ranks=1, model=denoiser, **values):
         known = SimpleNamespace(
-            family=SimpleNamespace(name="flux"), components=SimpleNamespace(denoiser=model, encoders={}),
+            family=SimpleNamespace(name="flux"),
+            components=SimpleNamespace(denoiser=model, encoders={}),
             method=SimpleNamespace(trained_parts={}),
-        )  # fmt: skip
-        return autotune_cache.fingerprint(SimpleNamespace(
-            config=replace(config, **values), compute_loss=known,
-            world=SimpleNamespace(device=torch.device("cpu"), ranks=ranks),
-            batches=SimpleNamespace(kinds=lambda: Counter(kinds or {(1, 8, 8): 100, (1, 8, 12): 50})),
-        ))  # fmt: skip
+        )
+        return autotune_cache.fingerprint(
+            SimpleNamespace(
+                config=replace(config, **values),
+                compute_loss=known,
+                world=SimpleNamespace(device=torch.device("cpu"), ranks=ranks),
+                batches=SimpleNamespace(kinds=lambda: Counter(kinds or {(1, 8, 8): 100, (1, 8, 12): 50})),
+            )
+        )
 
     usual = name()
     other = [
-        {"t5xxl_max_token_length": 64}, {"apply_t5_attn_mask": True}, {"blocks_to_swap": 1}, {"network_dim": 2},
-        {"attention_kernel": "math"}, {"mixed_precision": "bf16"}, {"compile_scope": "inner"}, {"ranks": 2},
-        {"kinds": {(2, 8, 8): 100, (1, 8, 12): 50}}, {"kinds": {(1, 8, 8): 50, (1, 8, 12): 50}},
-        {"model": torch.nn.Linear(4, 8)}, {"network_dropout": 0.2},
-    ]  # fmt: skip
+        {"t5xxl_max_token_length": 64},
+        {"apply_t5_attn_mask": True},
+        {"blocks_to_swap": 1},
+        {"network_dim": 2},
+        {"attention_kernel": "math"},
+        {"mixed_precision": "bf16"},
+        {"compile_scope": "inner"},
+        {"ranks": 2},
+        {"kinds": {(2, 8, 8): 100, (1, 8, 12): 50}},
+        {"kinds": {(1, 8, 8): 50, (1, 8, 12): 50}},
+        {"model": torch.nn.Linear(4, 8)},
+        {"network_dropout": 0.2},
+    ]
     same = [
-        {"seed": 5}, {"output_name": "x"}, {"learning_rate": 1e-3}, {"max_train_steps": 9}, {"training_comment": "x"},
-        {"network_alpha": 3}, {"compile_fallback": True}, {"kinds": {(1, 8, 8): 101, (1, 8, 12): 50}},
-        {"compile_cache_dir": "x"}, {"gradient_accumulation_steps": 2},
-    ]  # fmt: skip
+        {"seed": 5},
+        {"output_name": "x"},
+        {"learning_rate": 1e-3},
+        {"max_train_steps": 9},
+        {"training_comment": "x"},
+        {"network_alpha": 3},
+        {"compile_fallback": True},
+        {"kinds": {(1, 8, 8): 101, (1, 8, 12): 50}},
+        {"compile_cache_dir": "x"},
+        {"gradient_accumulation_steps": 2},
+    ]
     assert usual not in [name(**given) for given in other] and {name(**given) for given in same} == {usual}
     monkeypatch.setattr(autotune_cache, "_version", lambda package: "9")
     assert name() != usual

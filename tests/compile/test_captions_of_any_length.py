@@ -38,9 +38,13 @@ def losses_and_graphs(demo, script, folder, given, backend):
 
 @pytest.mark.parametrize(
     ("script", "cached", "graphs"),
-    [("qwen_image_train_network", False, 1), ("zimage_train_network", False, 3), ("flux_2_train_network", True, 2),
-     ("anima_train_network", False, 2)],
-)  # fmt: skip
+    [
+        ("qwen_image_train_network", False, 1),
+        ("zimage_train_network", False, 3),
+        ("flux_2_train_network", True, 2),
+        ("anima_train_network", False, 2),
+    ],
+)
 def test_sizes_and_lengths_are_one_graph_for_each_kind_of_block(demo, tmp_path, script, cached, graphs):
     """The backward pass is traced of the last kind, of which the model has the most blocks."""
     written(tmp_path / "set" / "1_zorb toy", SIDES)

@@ -16,18 +16,24 @@ CASES = {
     "one size": (SDXL, ONE, {}, {"ResnetBlock2D": 9, "BasicTransformerBlock": 2}),
     "many sizes": (SDXL, MANY, {"compile_blocks": "transformer:all"}, {"BasicTransformerBlock": 1}),
     "each size": (
-        SDXL, MANY, {"compile_dynamic": "false", "compile_blocks": "transformer:all"}, {"BasicTransformerBlock": 4}
+        SDXL,
+        MANY,
+        {"compile_dynamic": "false", "compile_blocks": "transformer:all"},
+        {"BasicTransformerBlock": 4},
     ),
     # Blocks in front of what learns, those behind it, and what learns.
     "one learns": (
-        SDXL, MANY,
-        {"network_args": [f"block_dims={','.join(['0'] * 9 + ['4'] * 3 + ['0'] * 11)}"],
-         "compile_blocks": "transformer:all"},
+        SDXL,
+        MANY,
+        {
+            "network_args": [f"block_dims={','.join(['0'] * 9 + ['4'] * 3 + ['0'] * 11)}"],
+            "compile_blocks": "transformer:all",
+        },
         {"BasicTransformerBlock": 3},
     ),
     "batches": (FLUX, BATCHES, QUICK, {"SingleStreamBlock": 2}),
     "any batch": (FLUX, BATCHES, {"compile_dynamic": "true", **QUICK}, {"SingleStreamBlock": 2}),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -18,9 +18,11 @@ from tests.training import ONE_ADAPTER, config_of, train
 CASES = {
     "3": ("shapes", (2, 4), {"compile_backend": "eager", "compile_blocks": "single:all", "resolution": "96"}),
     "single:2, double:4": (
-        "squares", (3,), {"compile_backend": "aot_eager", "compile_blocks": "double:0=eager,single:all"}
+        "squares",
+        (3,),
+        {"compile_backend": "aot_eager", "compile_blocks": "double:0=eager,single:all"},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("begins", CASES)
@@ -29,9 +31,17 @@ def test_repeated_and_resumed_runs_are_equal_bit_for_bit(begins, shallow, reques
     data = request.getfixturevalue(images)
 
     def run(name, **values):
-        given = {"train_data_dir": data, "max_train_steps": 5, "network_dropout": 0.2, "compile": True, "seed": 1,
-                 "network_args": ONE_ADAPTER, "compile_from_step": begins, "output_dir": tmp_path / name,
-                 **quick}  # fmt: skip
+        given = {
+            "train_data_dir": data,
+            "max_train_steps": 5,
+            "network_dropout": 0.2,
+            "compile": True,
+            "seed": 1,
+            "network_args": ONE_ADAPTER,
+            "compile_from_step": begins,
+            "output_dir": tmp_path / name,
+            **quick,
+        }
         return train(config_of(shallow, "flux_train_network", **given | values))
 
     first = run("first", save_state=True, save_every_n_steps=1)
@@ -86,12 +96,19 @@ def test_two_steps_for_the_same_blocks_are_refused(given):
 
 @pytest.mark.parametrize(
     ("begins", "told"),
-    [("101", "nothing is compiled, as the training ends with step 100 and compiling begins with step 101; use 100 at"),
-     ("transformer:200, resnet:300", "nothing is compiled, .* begins with step 200"),
-     ("transformer:100, resnet:101", "resnet blocks are not compiled, .* their compiling begins with step 101"),
-     ("transformer:20, 101", "other blocks are not compiled"), ("transformer:101", "transformer blocks are not"),
-     ("100", ""), ("transformer:100", "")],
-)  # fmt: skip
+    [
+        (
+            "101",
+            "nothing is compiled, as the training ends with step 100 and compiling begins with step 101; use 100 at",
+        ),
+        ("transformer:200, resnet:300", "nothing is compiled, .* begins with step 200"),
+        ("transformer:100, resnet:101", "resnet blocks are not compiled, .* their compiling begins with step 101"),
+        ("transformer:20, 101", "other blocks are not compiled"),
+        ("transformer:101", "transformer blocks are not"),
+        ("100", ""),
+        ("transformer:100", ""),
+    ],
+)
 def test_a_step_after_the_end_of_the_training_is_told(begins, told):
     values = {"compile": True, "max_train_steps": 100, "compile_from_step": begins}
     config = build(families.config_class("sdxl_train_network"), values, notes=[])

@@ -40,8 +40,10 @@ FROZEN = {  # for adapters only: the weights that learn have 16 bits or more
     "int8 weights, compiled, swapped": BF16 | COMPILED | SWAPPED | {"int8_base": True},
 }
 WHOLE = {"optimizer_type": "AdamW", "fused_backward_pass": False, "learning_rate": 1e-5}
-CASES = [*product(SCRIPTS, WAYS), *((script, way) for script, way in product(SCRIPTS, FROZEN)
-         if families.config_class(script).adapters)]  # fmt: skip
+CASES = [
+    *product(SCRIPTS, WAYS),
+    *((script, way) for script, way in product(SCRIPTS, FROZEN) if families.config_class(script).adapters),
+]
 
 
 def tolerance(way: str, machine: str, kept_on: str) -> float:

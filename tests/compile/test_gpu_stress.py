@@ -14,8 +14,17 @@ STEPS = 1000
 SCRIPTS = ("sdxl_train_network", "flux_train_network")
 SIZES = [(width, height) for width, height in product((64, 128, 192, 256), repeat=2) if width * height <= 192 * 192]
 # At such a rate two trainings stay together for a thousand steps, so that one wrong weight in one step shows.
-SAME = {"resolution": "192", "enable_bucket": True, "bucket_no_upscale": True, "seed": 3, "max_train_steps": STEPS,
-        "learning_rate": 1e-6, "lr_scheduler": "constant", "lr_warmup_steps": 0, "mixed_precision": "no"}  # fmt: skip
+SAME = {
+    "resolution": "192",
+    "enable_bucket": True,
+    "bucket_no_upscale": True,
+    "seed": 3,
+    "max_train_steps": STEPS,
+    "learning_rate": 1e-6,
+    "lr_scheduler": "constant",
+    "lr_warmup_steps": 0,
+    "mixed_precision": "no",
+}
 EAGER = {"cuda_graphs": "false"}
 WAITING = EAGER | {"cpu_offload_checkpointing": True, "blocks_to_swap": 4}
 WAYS = {

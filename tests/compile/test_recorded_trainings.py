@@ -19,8 +19,11 @@ EXACT = {
     "seed": 3,
     "learning_rate": 1e-3,
 }
-TEXT = {"network_train_unet_only": False, "cache_text_encoder_outputs": False,
-        "cache_text_encoder_outputs_to_disk": False}  # fmt: skip
+TEXT = {
+    "network_train_unet_only": False,
+    "cache_text_encoder_outputs": False,
+    "cache_text_encoder_outputs_to_disk": False,
+}
 DROPOUT = {"network_dropout": 0.3, "network_args": ["rank_dropout=0.2", "module_dropout=0.1"]}
 WHOLE = {"optimizer_type": "AdamW", "fused_backward_pass": False, "learning_rate": 1e-5}
 WAYS = {
@@ -34,16 +37,33 @@ WAYS = {
     "accumulation and average": (FLUX, {**CKPT, "gradient_accumulation_steps": 2, "ema_decay": 0.9}),
     "text encoders learn": (SDXL, {**CKPT, **TEXT}),
     "fp16": (SDXL, {**CKPT, "mixed_precision": "fp16"}),
-    "validation and previews": (SDXL, {**CKPT, **DROPOUT, "validation_split": 0.2, "validate_every_n_steps": 3,
-                                       "sample_every_n_steps": 4, "sample_prompts": "prompts.txt"}),
+    "validation and previews": (
+        SDXL,
+        {
+            **CKPT,
+            **DROPOUT,
+            "validation_split": 0.2,
+            "validate_every_n_steps": 3,
+            "sample_every_n_steps": 4,
+            "sample_prompts": "prompts.txt",
+        },
+    ),
     "whole model": ("sdxl_train", WHOLE | CKPT),
-    "whole model, fused": ("flux_train", {**CKPT, "optimizer_type": "Adafactor", "fused_backward_pass": True,
-        "max_grad_norm": 0.0, "learning_rate": 1e-5,
-        "optimizer_args": ["relative_step=False", "scale_parameter=False", "warmup_init=False"]}),
+    "whole model, fused": (
+        "flux_train",
+        {
+            **CKPT,
+            "optimizer_type": "Adafactor",
+            "fused_backward_pass": True,
+            "max_grad_norm": 0.0,
+            "learning_rate": 1e-5,
+            "optimizer_args": ["relative_step=False", "scale_parameter=False", "warmup_init=False"],
+        },
+    ),
     "compiled": (SDXL, {"compile": True, **CKPT, **DROPOUT}),
     "checkpoints outside": (FLUX, {"compile": True, "compile_scope": "inner", **CKPT, "network_dropout": 0.3}),
     "some blocks compiled": (FLUX, {"compile": True, "compile_blocks": "double:all", **CKPT, "network_dropout": 0.3}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.gpu
@@ -57,8 +77,9 @@ def test_losses_are_those_of_the_same_training_without(way, demo, shapes, tmp_pa
     with caplog.at_level(logging.INFO):
         for graphs in ("false", "true"):
             caplog.clear()
-            config = config_of(demo, script, train_data_dir=shapes, output_dir=tmp_path / graphs, cuda_graphs=graphs,
-                               **EXACT | values)  # fmt: skip
+            config = config_of(
+                demo, script, train_data_dir=shapes, output_dir=tmp_path / graphs, cuda_graphs=graphs, **EXACT | values
+            )
             outcome = train(config)
             found[graphs], ends[graphs], recorded[graphs] = outcome.losses, outcome.tensors(), caplog.text
     # Compiled blocks of FLUX.1 see a number of tokens, which is the same for an image and for the same one turned.

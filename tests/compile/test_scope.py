@@ -25,13 +25,17 @@ INNER = {"compile_scope": "inner", "gradient_checkpointing": True}
         ("shallow", {**WHOLE, "network_args": LAST_LEARNS, "compile_dynamic": "false"}, SIZES[:2], {"Flux": 2}),
         # Of the quicker kind: what is compiled of a block, and how it is swapped, is the same for both.
         ("deep", {**INNER, "blocks_to_swap": 3, "compile_blocks": "single:all"}, SIZES, {"SingleStreamBlock": 1}),
-        ("deep", {"compile_blocks": "double:all=eager,single:all,single:1=eager"}, ONE,
-         {**EACH, "SingleStreamBlock": 2}),
+        (
+            "deep",
+            {"compile_blocks": "double:all=eager,single:all,single:1=eager"},
+            ONE,
+            {**EACH, "SingleStreamBlock": 2},
+        ),
         ("deep", {**ONE_LEARNS, "gradient_checkpointing": True}, ONE, {**EACH, "SingleStreamBlock": 3}),
     ],
     indirect=["demo"],
     ids=("model", "model by size", "inner", "backends", "one learns"),
-)  # fmt: skip
+)
 def test_numbers_are_those_of_eager_and_graphs_as_many_as_predicted(made, values, sizes, graphs):
     chosen = {name: value for name, value in values.items() if name == "network_args"}
     losses, expected = made(FLUX, sizes, **chosen).gradients(sizes)

@@ -104,9 +104,12 @@ def test_more_steps_to_compare_with_than_there_are_is_told_before_the_first():
 
 @pytest.mark.parametrize(
     ("script", "blocks", "needed"),  # for three sizes of image, of which two have as many tokens
-    [("flux_train_network", "single:all", 2), ("sdxl_train_network", "transformer:all", 2),
-     ("sdxl_train_network", "transformer:all,resnet:0", 3)],
-)  # fmt: skip
+    [
+        ("flux_train_network", "single:all", 2),
+        ("sdxl_train_network", "transformer:all", 2),
+        ("sdxl_train_network", "transformer:all,resnet:0", 3),
+    ],
+)
 def test_a_limit_below_the_graphs_of_a_block_is_told_in_the_check(demo, shapes, tmp_path, script, blocks, needed):
     def told(limit, whole, dynamic="false"):
         values = {"compile_cache_size_limit": limit, "compile_fullgraph": whole, "compile_dynamic": dynamic}

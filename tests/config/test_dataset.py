@@ -148,25 +148,42 @@ SUBSET = "[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = 'a'\n
         ("[[datasets]]\nresolution = 64\n", {}, "it has no [[datasets.subsets]] table with images"),
         ("datasets = 3\n", {}, "datasets must be written as tables, [[datasets]]"),
         (SUBSET.replace("resolution = 64\n", ""), {}, "resolution is not set; 1024 is usual"),
-        (SUBSET + "[[datasets.subsets]]\nmetadata_file = 'm.json'\n", {},
-         "either all subsets have a metadata_file or none: make two [[datasets]] of them"),
-        (SUBSET + "conditioning_data_dir = 'm'\n", {},
-         "conditioning_data_dir needs masked_loss in the run's options"),
-        (SUBSET + "shuffle_caption = true\n", {"cache_text_encoder_outputs": True},
-         "subset a: shuffle_caption cannot be used with cache_text_encoder_outputs while each caption has one variant: "
-         "set cached_caption_variants above 1, or switch one of them off"),
-        (SUBSET + "color_aug = true\n", {"cache_latents": True},
-         "subset a: color_aug cannot be used with cache_latents: switch one of them off"),
-        (SUBSET.replace("64\n", "512\nenable_bucket = true\nbucket_reso_steps = 24\n"), {},
-         "bucket_reso_steps must be a multiple of 16 for FLUX.1 LoRA"),
-        (SUBSET.replace("64\n", "512\nenable_bucket = true\nmax_bucket_reso = 256\n"), {},
-         "resolution must not be above max_bucket_reso (256): raise the latter"),
+        (
+            SUBSET + "[[datasets.subsets]]\nmetadata_file = 'm.json'\n",
+            {},
+            "either all subsets have a metadata_file or none: make two [[datasets]] of them",
+        ),
+        (SUBSET + "conditioning_data_dir = 'm'\n", {}, "conditioning_data_dir needs masked_loss in the run's options"),
+        (
+            SUBSET + "shuffle_caption = true\n",
+            {"cache_text_encoder_outputs": True},
+            "subset a: shuffle_caption cannot be used with cache_text_encoder_outputs while each caption has one "
+            "variant: set cached_caption_variants above 1, or switch one of them off",
+        ),
+        (
+            SUBSET + "color_aug = true\n",
+            {"cache_latents": True},
+            "subset a: color_aug cannot be used with cache_latents: switch one of them off",
+        ),
+        (
+            SUBSET.replace("64\n", "512\nenable_bucket = true\nbucket_reso_steps = 24\n"),
+            {},
+            "bucket_reso_steps must be a multiple of 16 for FLUX.1 LoRA",
+        ),
+        (
+            SUBSET.replace("64\n", "512\nenable_bucket = true\nmax_bucket_reso = 256\n"),
+            {},
+            "resolution must not be above max_bucket_reso (256): raise the latter",
+        ),
         (SUBSET + "prior_loss_weight = 0.5\n", {}, "prior_loss_weight is not a known key"),
         (SUBSET.replace("subsets", "subset"), {}, "dataset 1: subset is not a known key (did you mean subsets?)"),
-        (SUBSET.replace("image_dir", "num_repeats").replace("'a'", "2"), {},
-         "subset 1: image_dir is not set; name the folder of its images"),
+        (
+            SUBSET.replace("image_dir", "num_repeats").replace("'a'", "2"),
+            {},
+            "subset 1: image_dir is not set; name the folder of its images",
+        ),
     ],
-)  # fmt: skip
+)
 def test_mistake_is_one_sentence(tmp_path, text, given, sentence):
     (found,) = problems(tmp_path, text, **given)
     assert found.startswith("in data.toml")

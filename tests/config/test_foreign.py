@@ -153,11 +153,17 @@ def test_models_that_are_not_trained_here_are_refused_by_name(keys, words):
         {"flux1_checkbox": True, "LoRA_type": "Flux1", "model_type": "chroma", "clip_l": "c", "guidance_scale": 3.5},
         of_aitoolkit({"network.type": "lora", "model.arch": "chroma", "model.name_or_path": "lodestones/Chroma1-HD"}),
         of_aitoolkit({"network.type": "lora", "model.is_flux": True, "model.name_or_path": "chroma1.safetensors"}),
-        {"model_type": "CHROMA_1", "training_method": "LORA", "layer_filter_preset": "attn-mlp",
-         "base_model_name": "lodestones/Chroma1-Base", "text_encoder_sequence_length": 256,
-         "text_encoder": {"train": False}, "text_encoder_2": {"train": False}},
+        {
+            "model_type": "CHROMA_1",
+            "training_method": "LORA",
+            "layer_filter_preset": "attn-mlp",
+            "base_model_name": "lodestones/Chroma1-Base",
+            "text_encoder_sequence_length": 256,
+            "text_encoder": {"train": False},
+            "text_encoder_2": {"train": False},
+        },
     ],
-)  # fmt: skip
+)
 def test_chroma_arrives_with_all_that_it_needs(found):
     made = importers.read(found, CONFIGS)
     model = made.config.model
@@ -258,16 +264,28 @@ def test_rates_of_text_encoders_switch_their_training():
         ("Standard", {"conv_dim": 4}, "networks.lora", ()),
         ("Kohya LoCon", {"conv_dim": 4, "conv_alpha": 1}, "networks.lora", ("conv_dim=4", "conv_alpha=1")),
         ("LoCon", {"conv_dim": 4}, "lycoris.kohya", ("algo=locon", "conv_dim=4")),
-        ("LyCORIS/LoKr", {"factor": 8, "decompose_both": True}, "lycoris.kohya",
-         ("algo=lokr", "factor=8", "decompose_both=True")),
-        ("LyCORIS/Diag-OFT", {"constrain": 0.1, "LyCORIS_preset": "attn-mlp"}, "lycoris.kohya",
-         ("algo=diag-oft", "preset=attn-mlp", "constraint=0.1")),
+        (
+            "LyCORIS/LoKr",
+            {"factor": 8, "decompose_both": True},
+            "lycoris.kohya",
+            ("algo=lokr", "factor=8", "decompose_both=True"),
+        ),
+        (
+            "LyCORIS/Diag-OFT",
+            {"constrain": 0.1, "LyCORIS_preset": "attn-mlp"},
+            "lycoris.kohya",
+            ("algo=diag-oft", "preset=attn-mlp", "constraint=0.1"),
+        ),
         ("LyCORIS/DyLoRA", {"unit": 4}, "lycoris.kohya", ("algo=dylora", "block_size=4")),
         ("LyCORIS/iA3", {"train_on_input": False}, "lycoris.kohya", ("algo=ia3", "train_on_input=False")),
-        ("Standard", {"loraplus_lr_ratio": 16.0, "rank_dropout": "0.1"}, "networks.lora",
-         ("rank_dropout=0.1", "loraplus_lr_ratio=16.0")),
+        (
+            "Standard",
+            {"loraplus_lr_ratio": 16.0, "rank_dropout": "0.1"},
+            "networks.lora",
+            ("rank_dropout=0.1", "loraplus_lr_ratio=16.0"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_type_of_adapter_and_its_fields(kind, keys, module, args):
     config = imported("lora", "sdxl", LoRA_type=kind, **keys).config
     assert (config.network.module, config.network.network_args) == (module, args)
@@ -438,7 +456,9 @@ def test_an_imported_config_is_the_same_when_it_is_read_again(tmp_path):
 
 # What kohya_ss' tab for textual inversion writes besides what its other tabs have, all of them.
 WORD = {"sdxl": True, "token_string": "zorb", "init_word": "*", "num_vectors_per_token": 8, "weights": "w.safetensors"}
-OF_WORDS = re.findall(r"\w+", """
+OF_WORDS = re.findall(
+    r"\w+",
+    """
     adaptive_noise_scale additional_parameters async_upload bucket_no_upscale bucket_reso_steps cache_latents
     cache_latents_to_disk caption_dropout_every_n_epochs caption_dropout_rate caption_extension clip_skip color_aug
     dataset_config disable_mmap_load_safetensors dynamo_backend dynamo_mode dynamo_use_dynamic dynamo_use_fullgraph
@@ -459,7 +479,8 @@ OF_WORDS = re.findall(r"\w+", """
     save_state save_state_on_train_end save_state_to_huggingface scale_v_pred_loss_like_noise_pred sdxl_no_half_vae
     seed shuffle_caption skip_cache_check stop_text_encoder_training template train_batch_size train_data_dir
     v2 v_parameterization v_pred_like_loss vae vae_batch_size wandb_api_key wandb_run_name xformers
-""")  # fmt: skip
+""",
+)
 
 
 def test_a_file_for_a_word_arrives_whole():

@@ -9,57 +9,115 @@ from tests.config.arriving import CONFIGS, FLUX_AI, differing, of_aitoolkit, set
 SDXL_AI = {"network.type": "lora", "model.name_or_path": "xl.safetensors", "model.arch": "sdxl"}
 FULL_AI = {"model.name_or_path": "xl.safetensors", "model.is_xl": True}
 AITOOLKIT_DEFAULTS = {
-    "network_dim": 4, "network_alpha": 1.0, "learning_rate": 1e-6, "max_train_steps": 1000, "train_batch_size": 1,
-    "optimizer_type": "AdamW", "gradient_checkpointing": True, "mixed_precision": "no", "save_precision": "fp16",
-    "save_every_n_steps": 1000, "save_last_n_steps": 5000, "lr_scheduler": "constant", "max_grad_norm": 1.0,
-    "network_train_unet_only": True, "timestep_sampling": "sigmoid", "model_prediction_type": "raw",
-    "guidance_scale": 1.0, "ema_decay": 0.0,
-}  # fmt: skip
+    "network_dim": 4,
+    "network_alpha": 1.0,
+    "learning_rate": 1e-6,
+    "max_train_steps": 1000,
+    "train_batch_size": 1,
+    "optimizer_type": "AdamW",
+    "gradient_checkpointing": True,
+    "mixed_precision": "no",
+    "save_precision": "fp16",
+    "save_every_n_steps": 1000,
+    "save_last_n_steps": 5000,
+    "lr_scheduler": "constant",
+    "max_grad_norm": 1.0,
+    "network_train_unet_only": True,
+    "timestep_sampling": "sigmoid",
+    "model_prediction_type": "raw",
+    "guidance_scale": 1.0,
+    "ema_decay": 0.0,
+}
 AITOOLKIT = [
     (FLUX_AI, {"network.linear": 32, "network.linear_alpha": 16}, {"network_dim": 32, "network_alpha": 16.0}),
     (FLUX_AI, {"network.rank": 8, "network.linear": 32, "network.alpha": 4}, {"network_dim": 8, "network_alpha": 4.0}),
     (FLUX_AI, {"network.dropout": 0.1}, {"network_dropout": 0.1}),
     (SDXL_AI, {"network.conv": 8}, {"network_args": ("conv_dim=8", "conv_alpha=8")}),
-    (FLUX_AI, {"network.type": "lokr", "network.lokr_factor": 8},
-     {"network_module": "lycoris.kohya", "network_args": ("algo=lokr", "factor=8", "full_matrix=True")}),
+    (
+        FLUX_AI,
+        {"network.type": "lokr", "network.lokr_factor": 8},
+        {"network_module": "lycoris.kohya", "network_args": ("algo=lokr", "factor=8", "full_matrix=True")},
+    ),
     (FLUX_AI, {"model.quantize": True}, {"fp8_base": True}),
     (FLUX_AI, {"model.quantize": True, "model.qtype": "uint4"}, {"fp8_base": True}),
     (FLUX_AI, {"model.quantize": True, "model.qtype": "int8", "model.quantize_te": False}, {"int8_base": True}),
     (FLUX_AI, {"model.quantize": True, "model.quantize_te": False}, {"fp8_base_unet": True, "fp8_base": False}),
-    (FLUX_AI, {"model.layer_offloading": True, "model.layer_offloading_transformer_percent": 0.5},
-     {"blocks_to_swap": 19}),
+    (
+        FLUX_AI,
+        {"model.layer_offloading": True, "model.layer_offloading_transformer_percent": 0.5},
+        {"blocks_to_swap": 19},
+    ),
     (FLUX_AI, {"model.assistant_lora_path": "a.safetensors"}, {"base_weights": ("a.safetensors",)}),
-    (SDXL_AI, {"model.is_v_pred": True, "model.vae_path": "v.safetensors"},
-     {"v_parameterization": True, "vae": "v.safetensors"}),
-    (FLUX_AI, {"save.dtype": "bf16", "save.save_every": 100, "save.max_step_saves_to_keep": 3},
-     {"save_precision": "bf16", "save_every_n_steps": 100, "save_last_n_steps": 300}),
-    (FLUX_AI, {"save.push_to_hub": True, "save.hf_repo_id": "a/b", "save.hf_private": True},
-     {"huggingface_repo_id": "a/b", "huggingface_repo_visibility": "private"}),
+    (
+        SDXL_AI,
+        {"model.is_v_pred": True, "model.vae_path": "v.safetensors"},
+        {"v_parameterization": True, "vae": "v.safetensors"},
+    ),
+    (
+        FLUX_AI,
+        {"save.dtype": "bf16", "save.save_every": 100, "save.max_step_saves_to_keep": 3},
+        {"save_precision": "bf16", "save_every_n_steps": 100, "save_last_n_steps": 300},
+    ),
+    (
+        FLUX_AI,
+        {"save.push_to_hub": True, "save.hf_repo_id": "a/b", "save.hf_private": True},
+        {"huggingface_repo_id": "a/b", "huggingface_repo_visibility": "private"},
+    ),
     (FLUX_AI, {"logging.use_wandb": True, "logging.project_name": "p"}, {"log_with": "wandb", "log_tracker_name": "p"}),
     (FLUX_AI, {"train.steps": "700", "train.batch_size": 2}, {"max_train_steps": 700, "train_batch_size": 2}),
-    (FLUX_AI, {"train.steps": 700, "train.gradient_accumulation": 2},
-     {"max_train_steps": 700, "gradient_accumulation_steps": 2}),
-    (FLUX_AI, {"train.steps": 700, "train.gradient_accumulation_steps": 2},
-     {"max_train_steps": 350, "gradient_accumulation_steps": 2}),
-    (FLUX_AI, {"train.lr": "2e-4", "train.optimizer": "adamw8bit", "train.optimizer_params.betas": [0.9, 0.99]},
-     {"learning_rate": 2e-4, "optimizer_type": "AdamW8bit", "optimizer_args": ("eps=1e-06", "betas=0.9,0.99")}),
+    (
+        FLUX_AI,
+        {"train.steps": 700, "train.gradient_accumulation": 2},
+        {"max_train_steps": 700, "gradient_accumulation_steps": 2},
+    ),
+    (
+        FLUX_AI,
+        {"train.steps": 700, "train.gradient_accumulation_steps": 2},
+        {"max_train_steps": 350, "gradient_accumulation_steps": 2},
+    ),
+    (
+        FLUX_AI,
+        {"train.lr": "2e-4", "train.optimizer": "adamw8bit", "train.optimizer_params.betas": [0.9, 0.99]},
+        {"learning_rate": 2e-4, "optimizer_type": "AdamW8bit", "optimizer_args": ("eps=1e-06", "betas=0.9,0.99")},
+    ),
     (FLUX_AI, {"train.lr": 1e-4, "train.optimizer": "prodigy"}, {"learning_rate": 1.0, "optimizer_type": "Prodigy"}),
     (FLUX_AI, {"train.optimizer": "automagic"}, {"optimizer_type": "AdamW8bit"}),
-    (FLUX_AI, {"train.optimizer": "adafactor"},
-     {"optimizer_args": ("relative_step=False", "scale_parameter=False", "warmup_init=False")}),
-    (FLUX_AI, {"train.lr_scheduler": "constant_with_warmup", "train.lr_scheduler_params.num_warmup_steps": 50},
-     {"lr_scheduler": "constant_with_warmup", "lr_warmup_steps": 50}),
+    (
+        FLUX_AI,
+        {"train.optimizer": "adafactor"},
+        {"optimizer_args": ("relative_step=False", "scale_parameter=False", "warmup_init=False")},
+    ),
+    (
+        FLUX_AI,
+        {"train.lr_scheduler": "constant_with_warmup", "train.lr_scheduler_params.num_warmup_steps": 50},
+        {"lr_scheduler": "constant_with_warmup", "lr_warmup_steps": 50},
+    ),
     (FLUX_AI, {"train.lr_scheduler": "constant_with_warmup"}, {"lr_warmup_steps": 1000}),
-    (FLUX_AI, {"train.dtype": "bf16", "train.gradient_checkpointing": False},
-     {"mixed_precision": "bf16", "gradient_checkpointing": False}),
-    (FULL_AI, {"train.dtype": "bf16", "train.train_text_encoder": True, "train.text_encoder_lr": 1e-6},
-     {"full_bf16": True, "train_text_encoder": True, "learning_rate_te1": 1e-6, "learning_rate_te2": 1e-6}),
-    (SDXL_AI, {"train.train_text_encoder": True, "train.text_encoder_lr": 5e-5, "train.unet_lr": 1e-4},
-     {"text_encoder_lr": (5e-5,), "unet_lr": 1e-4, "network_train_unet_only": False}),
-    (SDXL_AI, {"train.noise_offset": 0.05, "train.min_snr_gamma": 5, "train.loss_type": "mae"},
-     {"noise_offset": 0.05, "min_snr_gamma": 5.0, "loss_type": "l1"}),
-    (SDXL_AI, {"train.min_denoising_steps": 100, "train.max_denoising_steps": 899},
-     {"min_timestep": 100, "max_timestep": 900}),
+    (
+        FLUX_AI,
+        {"train.dtype": "bf16", "train.gradient_checkpointing": False},
+        {"mixed_precision": "bf16", "gradient_checkpointing": False},
+    ),
+    (
+        FULL_AI,
+        {"train.dtype": "bf16", "train.train_text_encoder": True, "train.text_encoder_lr": 1e-6},
+        {"full_bf16": True, "train_text_encoder": True, "learning_rate_te1": 1e-6, "learning_rate_te2": 1e-6},
+    ),
+    (
+        SDXL_AI,
+        {"train.train_text_encoder": True, "train.text_encoder_lr": 5e-5, "train.unet_lr": 1e-4},
+        {"text_encoder_lr": (5e-5,), "unet_lr": 1e-4, "network_train_unet_only": False},
+    ),
+    (
+        SDXL_AI,
+        {"train.noise_offset": 0.05, "train.min_snr_gamma": 5, "train.loss_type": "mae"},
+        {"noise_offset": 0.05, "min_snr_gamma": 5.0, "loss_type": "l1"},
+    ),
+    (
+        SDXL_AI,
+        {"train.min_denoising_steps": 100, "train.max_denoising_steps": 899},
+        {"min_timestep": 100, "max_timestep": 900},
+    ),
     (FLUX_AI, {"train.timestep_type": "linear"}, {"timestep_sampling": "uniform"}),
     (FLUX_AI, {"train.timestep_type": "flux_shift"}, {"timestep_sampling": "flux_shift"}),
     (FLUX_AI, {"train.ema_config.use_ema": True, "train.ema_config.ema_decay": 0.95}, {"ema_decay": 0.95}),
@@ -67,9 +125,12 @@ AITOOLKIT = [
     (FLUX_AI, {"train.bypass_guidance_embedding": True}, {"bypass_guidance_embedding": True}),
     (FLUX_AI, {"train.max_grad_norm": 0.5, "train.seed": 9}, {"max_grad_norm": 0.5, "seed": 9}),
     (FLUX_AI, {"train.cache_text_embeddings": True}, {"cache_text_encoder_outputs": True}),
-    (FLUX_AI, {"sample.prompts": ["a"], "sample.sample_every": 50, "train.skip_first_sample": True},
-     {"sample_every_n_steps": 50, "sample_at_first": False}),
-]  # fmt: skip
+    (
+        FLUX_AI,
+        {"sample.prompts": ["a"], "sample.sample_every": 50, "train.skip_first_sample": True},
+        {"sample_every_n_steps": 50, "sample_at_first": False},
+    ),
+]
 
 
 def test_ai_toolkits_defaults_hold_where_a_file_says_nothing():
@@ -93,10 +154,22 @@ def test_videos_of_ai_toolkit_are_not_trained_in_silence():
 
 
 def test_data_sets_of_ai_toolkit_key_by_key(tmp_path):
-    table = {"folder_path": "/i", "mask_path": "/m", "caption_ext": "txt", "default_caption": "a cat", "num_repeats": 3,
-             "caption_dropout_rate": 0.1, "token_dropout_rate": 0.2, "shuffle_tokens": True, "keep_tokens": 2,
-             "flip_x": True, "is_reg": True, "resolution": [512, 768], "cache_latents": True,
-             "bucket_tolerance": 32}  # fmt: skip
+    table = {
+        "folder_path": "/i",
+        "mask_path": "/m",
+        "caption_ext": "txt",
+        "default_caption": "a cat",
+        "num_repeats": 3,
+        "caption_dropout_rate": 0.1,
+        "token_dropout_rate": 0.2,
+        "shuffle_tokens": True,
+        "keep_tokens": 2,
+        "flip_x": True,
+        "is_reg": True,
+        "resolution": [512, 768],
+        "cache_latents": True,
+        "bucket_tolerance": 32,
+    }
     found = of_aitoolkit(FLUX_AI)
     found["config"]["process"][0]["datasets"] = [table]
     made = importers.read(found, CONFIGS)

@@ -25,34 +25,82 @@ FLAGS = {
 
 BASES = {
     "sdxl lora": {
-        "sdxl": True, "LoRA_type": "LyCORIS/LoKr", "factor": 8, "conv_dim": "4", "LyCORIS_preset": "full",
-        "optimizer": "Prodigy", "optimizer_args": "a=1 b=2", "max_train_steps": 0, "epoch": 3, "lr_warmup": "10",
-        "lr_scheduler": "cosine", "learning_rate": "1.0", "unet_lr": 1, "text_encoder_lr": 0, "xformers": True,
-        "max_resolution": "1024,1024", "seed": "", "future_key": {"a": [1]}, "lora_network_weights": "",
-        "additional_parameters": "--zero_terminal_snr --log_prefix 'a b'", "sample_prompts": "a cat\na dog",
+        "sdxl": True,
+        "LoRA_type": "LyCORIS/LoKr",
+        "factor": 8,
+        "conv_dim": "4",
+        "LyCORIS_preset": "full",
+        "optimizer": "Prodigy",
+        "optimizer_args": "a=1 b=2",
+        "max_train_steps": 0,
+        "epoch": 3,
+        "lr_warmup": "10",
+        "lr_scheduler": "cosine",
+        "learning_rate": "1.0",
+        "unet_lr": 1,
+        "text_encoder_lr": 0,
+        "xformers": True,
+        "max_resolution": "1024,1024",
+        "seed": "",
+        "future_key": {"a": [1]},
+        "lora_network_weights": "",
+        "additional_parameters": "--zero_terminal_snr --log_prefix 'a b'",
+        "sample_prompts": "a cat\na dog",
         "wandb_api_key": "mine",
     },
     "flux lora": {
-        "flux1_checkbox": True, "LoRA_type": "Flux1", "ae": "a", "clip_l": "c", "t5xxl": "t", "split_mode": True,
-        "text_encoder_lr": 1e-5, "t5xxl_lr": 2e-5, "unet_lr": 1e-4, "guidance_scale": 0, "clip_skip": 2,
-        "flux1_cache_text_encoder_outputs": True, "compile": True, "compile_dynamic": "true",
+        "flux1_checkbox": True,
+        "LoRA_type": "Flux1",
+        "ae": "a",
+        "clip_l": "c",
+        "t5xxl": "t",
+        "split_mode": True,
+        "text_encoder_lr": 1e-5,
+        "t5xxl_lr": 2e-5,
+        "unet_lr": 1e-4,
+        "guidance_scale": 0,
+        "clip_skip": 2,
+        "flux1_cache_text_encoder_outputs": True,
+        "compile": True,
+        "compile_dynamic": "true",
     },
     "sdxl dreambooth": {
-        "sdxl": True, "learning_rate": 1e-5, "learning_rate_te1": 0, "learning_rate_te2": 1e-6, "max_train_steps": "9",
-        "save_model_as": "same as source model", "clip_l": "sd3", "xformers": "none",
+        "sdxl": True,
+        "learning_rate": 1e-5,
+        "learning_rate_te1": 0,
+        "learning_rate_te2": 1e-6,
+        "max_train_steps": "9",
+        "save_model_as": "same as source model",
+        "clip_l": "sd3",
+        "xformers": "none",
         "persistent_data_loader_workers": 1,
     },
     "flux finetune": {
-        "flux1_checkbox": True, "image_folder": "C:\\i", "train_dir": "C:\\d", "use_latent_files": "No",
-        "caption_metadata_filename": "m.json", "flux1_clip_l": "c", "dataset_repeats": "40",
-        "flux_fused_backward_pass": True, "optimizer": "Adafactor",
+        "flux1_checkbox": True,
+        "image_folder": "C:\\i",
+        "train_dir": "C:\\d",
+        "use_latent_files": "No",
+        "caption_metadata_filename": "m.json",
+        "flux1_clip_l": "c",
+        "dataset_repeats": "40",
+        "flux_fused_backward_pass": True,
+        "optimizer": "Adafactor",
     },
     "sdxl word": {
-        "sdxl": True, "token_string": "zorb", "init_word": "cat", "num_vectors_per_token": 8, "weights": "w.pt",
-        "template": "style template", "save_model_as": "ckpt", "max_train_steps": 100, "caption_dropout_rate": 0.05,
-        "additional_parameters": "--max_grad_norm 0.5", "noise_offset_type": "Original", "huggingface_repo_id": "False",
+        "sdxl": True,
+        "token_string": "zorb",
+        "init_word": "cat",
+        "num_vectors_per_token": 8,
+        "weights": "w.pt",
+        "template": "style template",
+        "save_model_as": "ckpt",
+        "max_train_steps": 100,
+        "caption_dropout_rate": 0.05,
+        "additional_parameters": "--max_grad_norm 0.5",
+        "noise_offset_type": "Original",
+        "huggingface_repo_id": "False",
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("base", BASES.values(), ids=BASES)
@@ -135,8 +183,15 @@ def test_the_command_writes_json_and_never_over_a_file(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["sdxl"] is True
 
 
-LAUNCH = {"multi_gpu": True, "num_processes": "2", "gpu_ids": "0, 1", "num_machines": 1, "main_process_port": 0,
-          "num_cpu_threads_per_process": 2, "extra_accelerate_launch_args": ""}  # fmt: skip
+LAUNCH = {
+    "multi_gpu": True,
+    "num_processes": "2",
+    "gpu_ids": "0, 1",
+    "num_machines": 1,
+    "main_process_port": 0,
+    "num_cpu_threads_per_process": 2,
+    "extra_accelerate_launch_args": "",
+}
 
 
 def test_how_a_training_is_started_is_read_and_written_back():
@@ -157,8 +212,15 @@ def test_how_a_training_is_started_is_read_and_written_back():
     )
 
 
-@pytest.mark.parametrize("key, value", [("num_processes", 10**9), ("main_process_port", 99999), ("num_machines", "two"),
-                                        ("extra_accelerate_launch_args", "--module x")])  # fmt: skip
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("num_processes", 10**9),
+        ("main_process_port", 99999),
+        ("num_machines", "two"),
+        ("extra_accelerate_launch_args", "--module x"),
+    ],
+)
 def test_what_the_launcher_would_refuse_is_not_taken_over(key, value):
     found = BASES["sdxl lora"] | {key: value}
     assert importers.launch(found)[key] in (1, None, ())

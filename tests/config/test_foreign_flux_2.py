@@ -34,24 +34,60 @@ output_name = "lora"
 """
 AITOOLKIT = {
     "job": "extension",
-    "config": {"name": "k", "process": [{
-        "type": "sd_trainer", "training_folder": "out", "network": {"type": "lora", "linear": 32, "linear_alpha": 32},
-        "datasets": [{"folder_path": "images", "caption_ext": "txt", "resolution": [1024], "control_path": "before"}],
-        "train": {"batch_size": 1, "steps": 3000, "lr": 1e-4, "optimizer": "adamw8bit", "dtype": "bf16",
-                  "timestep_type": "shift", "gradient_checkpointing": True, "noise_scheduler": "flowmatch"},
-        "model": {"name_or_path": "black-forest-labs/FLUX.2-klein-base-4B", "arch": "flux2_klein_4b", "quantize": True,
-                  "layer_offloading": True},
-        "sample": {"sampler": "flowmatch", "width": 1024, "height": 1024, "guidance_scale": 4, "sample_steps": 25,
-                   "samples": [{"prompt": "a cat", "ctrl_img": "cat.png"}]},
-    }]},
-}  # fmt: skip
+    "config": {
+        "name": "k",
+        "process": [
+            {
+                "type": "sd_trainer",
+                "training_folder": "out",
+                "network": {"type": "lora", "linear": 32, "linear_alpha": 32},
+                "datasets": [
+                    {"folder_path": "images", "caption_ext": "txt", "resolution": [1024], "control_path": "before"}
+                ],
+                "train": {
+                    "batch_size": 1,
+                    "steps": 3000,
+                    "lr": 1e-4,
+                    "optimizer": "adamw8bit",
+                    "dtype": "bf16",
+                    "timestep_type": "shift",
+                    "gradient_checkpointing": True,
+                    "noise_scheduler": "flowmatch",
+                },
+                "model": {
+                    "name_or_path": "black-forest-labs/FLUX.2-klein-base-4B",
+                    "arch": "flux2_klein_4b",
+                    "quantize": True,
+                    "layer_offloading": True,
+                },
+                "sample": {
+                    "sampler": "flowmatch",
+                    "width": 1024,
+                    "height": 1024,
+                    "guidance_scale": 4,
+                    "sample_steps": 25,
+                    "samples": [{"prompt": "a cat", "ctrl_img": "cat.png"}],
+                },
+            }
+        ],
+    },
+}
 ONETRAINER = {
-    "training_method": "LORA", "model_type": "FLUX_2", "base_model_name": "black-forest-labs/FLUX.2-klein-base-9B",
-    "resolution": "1024", "transformer": {"train": True, "weight_dtype": "INT_8"}, "text_encoder": {"train": False},
-    "vae": {"weight_dtype": "FLOAT_32"}, "batch_size": 2, "learning_rate": 3e-5, "layer_filter_preset": "blocks",
-    "timestep_distribution": "LOGIT_NORMAL", "dynamic_timestep_shifting": True, "layer_offload_fraction": 0.5,
+    "training_method": "LORA",
+    "model_type": "FLUX_2",
+    "base_model_name": "black-forest-labs/FLUX.2-klein-base-9B",
+    "resolution": "1024",
+    "transformer": {"train": True, "weight_dtype": "INT_8"},
+    "text_encoder": {"train": False},
+    "vae": {"weight_dtype": "FLOAT_32"},
+    "batch_size": 2,
+    "learning_rate": 3e-5,
+    "layer_filter_preset": "blocks",
+    "timestep_distribution": "LOGIT_NORMAL",
+    "dynamic_timestep_shifting": True,
+    "layer_offload_fraction": 0.5,
     "gradient_checkpointing": "CPU_OFFLOADED",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ["musubi", "aitoolkit", "onetrainer"])
@@ -89,9 +125,13 @@ def test_the_kind_of_model_is_said_by_the_module_or_by_keys_of_its_own():
 
 @pytest.mark.parametrize(
     ("model", "version"),
-    [("FLUX.2-dev", "dev"), ("FLUX.2-klein-4B", "klein-4b"), ("FLUX.2-klein-base-4B", "klein-base-4b"),
-     ("FLUX.2-klein-9B", "klein-9b")],
-)  # fmt: skip
+    [
+        ("FLUX.2-dev", "dev"),
+        ("FLUX.2-klein-4B", "klein-4b"),
+        ("FLUX.2-klein-base-4B", "klein-base-4b"),
+        ("FLUX.2-klein-9B", "klein-9b"),
+    ],
+)
 def test_which_model_is_meant_is_known_by_its_name(model, version):
     made = importers.read({**ONETRAINER, "base_model_name": f"black-forest-labs/{model}"}, CONFIGS)
     assert made.config.model.model_version == version

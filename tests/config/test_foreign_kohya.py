@@ -8,19 +8,33 @@ from tests.config.arriving import CONFIGS, arrived, differing
 
 KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
 KOHYA_STARTS = {
-    "learning_rate": 1e-4, "unet_lr": 1e-4, "text_encoder_lr": (1e-4,), "network_dim": 8, "network_alpha": 1.0,
-    "lr_scheduler": "cosine", "lr_warmup_steps": 0.1, "resolution": "512,512", "mixed_precision": "fp16",
-    "save_precision": "fp16", "caption_extension": ".txt", "enable_bucket": True, "bucket_no_upscale": True,
-    "max_bucket_reso": 2048, "cache_latents": True, "save_every_n_epochs": 1, "max_train_steps": 1600,
+    "learning_rate": 1e-4,
+    "unet_lr": 1e-4,
+    "text_encoder_lr": (1e-4,),
+    "network_dim": 8,
+    "network_alpha": 1.0,
+    "lr_scheduler": "cosine",
+    "lr_warmup_steps": 0.1,
+    "resolution": "512,512",
+    "mixed_precision": "fp16",
+    "save_precision": "fp16",
+    "caption_extension": ".txt",
+    "enable_bucket": True,
+    "bucket_no_upscale": True,
+    "max_bucket_reso": 2048,
+    "cache_latents": True,
+    "save_every_n_epochs": 1,
+    "max_train_steps": 1600,
     "optimizer_type": "AdamW",
-}  # fmt: skip
+}
 
 
 def test_the_page_of_kohya_ss_starts_where_a_file_says_nothing():
     made = importers.read(KOHYA_LORA, CONFIGS)
     assert not differing(values(made.config), KOHYA_STARTS)
-    assert not differing(arrived({**KOHYA_LORA, "network_dim": None, "learning_rate": 5e-5}),
-                         {"network_dim": 8, "learning_rate": 5e-5})  # fmt: skip
+    assert not differing(
+        arrived({**KOHYA_LORA, "network_dim": None, "learning_rate": 5e-5}), {"network_dim": 8, "learning_rate": 5e-5}
+    )
     assert "defaults of kohya_ss" in made.report()
 
 
@@ -44,21 +58,45 @@ def test_epochs_stay_epochs(keys, steps, epochs):
         assert "max_train_steps is set" not in made.report()
 
 
-FINETUNE = {"sdxl_checkbox": True, "max_resolution": "1024,1024", "optimizer": "PagedAdamW8bit",
-            "learning_rate": 2e-5, "max_train_epochs": "30", "train_text_encoder": False, "noise_offset": 0.03,
-            "noise_offset_type": "Original", "multires_noise_iterations": 4, "full_bf16": True,
-            "mixed_precision": "bf16", "dataset_repeats": "2", "use_latent_files": "No",
-            "create_caption": True}  # fmt: skip
+FINETUNE = {
+    "sdxl_checkbox": True,
+    "max_resolution": "1024,1024",
+    "optimizer": "PagedAdamW8bit",
+    "learning_rate": 2e-5,
+    "max_train_epochs": "30",
+    "train_text_encoder": False,
+    "noise_offset": 0.03,
+    "noise_offset_type": "Original",
+    "multires_noise_iterations": 4,
+    "full_bf16": True,
+    "mixed_precision": "bf16",
+    "dataset_repeats": "2",
+    "use_latent_files": "No",
+    "create_caption": True,
+}
 
 
 @pytest.mark.parametrize("kept", [set(FINETUNE), {"sdxl_checkbox", "dataset_repeats"}, {"sdxl_checkbox", "block_lr"}])
 def test_a_finetune_without_its_folders_is_a_finetune(kept):
-    made = importers.read({**{k: FINETUNE[k] for k in kept & FINETUNE.keys()}, "sdxl_checkbox": True,
-                         **({"block_lr": ""} if "block_lr" in kept else {})}, CONFIGS)  # fmt: skip
+    made = importers.read(
+        {
+            **{k: FINETUNE[k] for k in kept & FINETUNE.keys()},
+            "sdxl_checkbox": True,
+            **({"block_lr": ""} if "block_lr" in kept else {}),
+        },
+        CONFIGS,
+    )
     assert made.trainer == "kohya_ss (Finetune)" and made.config.data.enable_bucket
     if kept == set(FINETUNE):
-        expected = {"max_train_epochs": 30, "noise_offset": 0.03, "multires_noise_iterations": 4, "full_bf16": True,
-                    "dataset_repeats": 2, "train_text_encoder": False, "lr_scheduler": "constant"}  # fmt: skip
+        expected = {
+            "max_train_epochs": 30,
+            "noise_offset": 0.03,
+            "multires_noise_iterations": 4,
+            "full_bf16": True,
+            "dataset_repeats": 2,
+            "train_text_encoder": False,
+            "lr_scheduler": "constant",
+        }
         assert not differing(values(made.config), expected)
 
 

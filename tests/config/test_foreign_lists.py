@@ -8,10 +8,15 @@ from library.importers import files
 from tests.config.arriving import CONFIGS, FLUX_AI, SDXL_LORA, of_aitoolkit
 
 SIMPLE = {"model_family": "flux", "model_type": "lora", "data_backend_config": "x"}
-PIPE = {"model": {"type": "flux", "diffusers_path": "x", "dtype": "bfloat16"}, "adapter": {"type": "lora"},
-        "pipeline_stages": 1}  # fmt: skip
-EASY = {"general_args": {"args": {"pretrained_model_name_or_path": "x", "sdxl": True}},
-        "network_args": {"args": {"network_dim": 4}}}  # fmt: skip
+PIPE = {
+    "model": {"type": "flux", "diffusers_path": "x", "dtype": "bfloat16"},
+    "adapter": {"type": "lora"},
+    "pipeline_stages": 1,
+}
+EASY = {
+    "general_args": {"args": {"pretrained_model_name_or_path": "x", "sdxl": True}},
+    "network_args": {"args": {"network_dim": 4}},
+}
 MUSUBI = {"dit": "flux.safetensors", "network_module": "networks.lora_flux", "network_dim": 4}
 IMAGES = {"id": "a", "type": "local", "instance_data_dir": "/a"}
 LISTS = {  # a file of each program -> the words that say what is left out

@@ -14,24 +14,56 @@ from library.config.schema import values
 from tests.config.arriving import CONFIGS, differing
 
 SDXL = {
-    "ss_sd_model_name": "sd_xl_base_1.0.safetensors", "ss_sd_model_hash": "abc", "ss_resolution": "(1024, 768)",
-    "ss_clip_skip": "None", "ss_max_train_steps": "900", "ss_num_epochs": "10", "ss_steps": "900", "ss_v2": "False",
-    "ss_learning_rate": "0.0001", "ss_text_encoder_lr": "[5e-05, 4e-05]", "ss_unet_lr": "0.0002", "ss_seed": "42",
-    "ss_network_dim": "32", "ss_network_alpha": "16.0", "ss_network_module": "networks.lora",
-    "ss_network_args": '{"conv_dim": "4", "conv_alpha": "1", "dropout": null}', "ss_lr_scheduler": "cosine",
+    "ss_sd_model_name": "sd_xl_base_1.0.safetensors",
+    "ss_sd_model_hash": "abc",
+    "ss_resolution": "(1024, 768)",
+    "ss_clip_skip": "None",
+    "ss_max_train_steps": "900",
+    "ss_num_epochs": "10",
+    "ss_steps": "900",
+    "ss_v2": "False",
+    "ss_learning_rate": "0.0001",
+    "ss_text_encoder_lr": "[5e-05, 4e-05]",
+    "ss_unet_lr": "0.0002",
+    "ss_seed": "42",
+    "ss_network_dim": "32",
+    "ss_network_alpha": "16.0",
+    "ss_network_module": "networks.lora",
+    "ss_network_args": '{"conv_dim": "4", "conv_alpha": "1", "dropout": null}',
+    "ss_lr_scheduler": "cosine",
     "ss_optimizer": "bitsandbytes.optim.adamw.AdamW8bit(weight_decay=0.1,betas=(0.9, 0.99))",
-    "ss_base_model_version": "sdxl_base_v1-0", "ss_batch_size_per_device": "2", "ss_enable_bucket": "True",
-    "ss_dataset_dirs": '{"4_cat": {"n_repeats": 4, "img_count": 20}}', "ss_tag_frequency": "{}",
-    "ss_min_snr_gamma": "5.0", "ss_debiased_estimation": "False", "ss_output_name": "cat", "ss_new_thing": "1",
-    "modelspec.architecture": "stable-diffusion-xl-v1-base/lora", "modelspec.prediction_type": "v",
-    "modelspec.title": "cat", "modelspec.timestep_range": "100,900", "sshs_model_hash": "1",
-}  # fmt: skip
+    "ss_base_model_version": "sdxl_base_v1-0",
+    "ss_batch_size_per_device": "2",
+    "ss_enable_bucket": "True",
+    "ss_dataset_dirs": '{"4_cat": {"n_repeats": 4, "img_count": 20}}',
+    "ss_tag_frequency": "{}",
+    "ss_min_snr_gamma": "5.0",
+    "ss_debiased_estimation": "False",
+    "ss_output_name": "cat",
+    "ss_new_thing": "1",
+    "modelspec.architecture": "stable-diffusion-xl-v1-base/lora",
+    "modelspec.prediction_type": "v",
+    "modelspec.title": "cat",
+    "modelspec.timestep_range": "100,900",
+    "sshs_model_hash": "1",
+}
 ZIMAGE = {
-    "ss_network_module": "networks.lora_zimage", "ss_base_model_version": "z_image", "ss_network_dim": "8",
+    "ss_network_module": "networks.lora_zimage",
+    "ss_base_model_version": "z_image",
+    "ss_network_dim": "8",
     "ss_sd_model_name": "Tongyi-MAI/Z-Image",
-    "ss_datasets": json.dumps([{"resolution": [768, 768], "batch_size_per_device": 3, "enable_bucket": True,
-                                "subsets": [{"image_dir": "cats", "num_repeats": 2, "keep_tokens": 1}]}, {}]),
-}  # fmt: skip
+    "ss_datasets": json.dumps(
+        [
+            {
+                "resolution": [768, 768],
+                "batch_size_per_device": 3,
+                "enable_bucket": True,
+                "subsets": [{"image_dir": "cats", "num_repeats": 2, "keep_tokens": 1}],
+            },
+            {},
+        ]
+    ),
+}
 
 
 def saved(path, metadata, names=("lora_unet_a.lora_down.weight",)):
@@ -46,13 +78,27 @@ def test_every_key_is_accounted_for_and_arrives(tmp_path):
     made = importers.load(saved(tmp_path / "cat.safetensors", SDXL, ("lora_te1_a.alpha",)), CONFIGS)
     assert made.config.script == "sdxl_train_network" and {one.key for one in made.outcomes} >= SDXL.keys()
     expected = {
-        "resolution": (1024, 768), "max_train_steps": 900, "seed": 42, "unet_lr": 2e-4, "lr_scheduler": "cosine",
-        "text_encoder_lr": (5e-5, 4e-5), "network_dim": 32, "network_alpha": 16,
+        "resolution": (1024, 768),
+        "max_train_steps": 900,
+        "seed": 42,
+        "unet_lr": 2e-4,
+        "lr_scheduler": "cosine",
+        "text_encoder_lr": (5e-5, 4e-5),
+        "network_dim": 32,
+        "network_alpha": 16,
         "network_args": ("conv_dim=4", "conv_alpha=1"),
-        "optimizer_type": "AdamW8bit", "optimizer_args": ("weight_decay=0.1", "betas=0.9,0.99"), "train_batch_size": 2,
-        "enable_bucket": True, "min_snr_gamma": 5.0, "v_parameterization": True, "output_name": "cat",
-        "min_timestep": 100, "max_timestep": 900, "network_train_unet_only": False, "metadata_title": "cat",
-    }  # fmt: skip
+        "optimizer_type": "AdamW8bit",
+        "optimizer_args": ("weight_decay=0.1", "betas=0.9,0.99"),
+        "train_batch_size": 2,
+        "enable_bucket": True,
+        "min_snr_gamma": 5.0,
+        "v_parameterization": True,
+        "output_name": "cat",
+        "min_timestep": 100,
+        "max_timestep": 900,
+        "network_train_unet_only": False,
+        "metadata_title": "cat",
+    }
     found = values(made.config) | {"resolution": tuple(map(int, re.findall(r"\d+", made.config.data.resolution)))}
     assert differing(found, expected) == {} and not made.problems
     said = {one.key: str(one.text) for one in made.outcomes}
@@ -61,8 +107,13 @@ def test_every_key_is_accounted_for_and_arrives(tmp_path):
 
 def test_adapters_of_the_image_model_alone_and_several_data_sets(tmp_path):
     made = importers.load(saved(tmp_path / "a.safetensors", ZIMAGE), CONFIGS)
-    expected = {"pretrained_model_name_or_path": "Tongyi-MAI/Z-Image", "network_train_unet_only": True,
-                "train_batch_size": 3, "enable_bucket": True, "network_dim": 8}  # fmt: skip
+    expected = {
+        "pretrained_model_name_or_path": "Tongyi-MAI/Z-Image",
+        "network_train_unet_only": True,
+        "train_batch_size": 3,
+        "enable_bucket": True,
+        "network_dim": 8,
+    }
     assert made.config.script == "zimage_train_network" and differing(values(made.config), expected) == {}
     assert any("first of 2 data sets" in str(note) for note in made.notes)
     (first, _) = json.loads(ZIMAGE["ss_datasets"])
@@ -109,8 +160,17 @@ def test_other_models_and_files_without_a_recipe_are_refused(tmp_path, metadata,
         importers.load(saved(tmp_path / "a.safetensors", metadata), CONFIGS)
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00" * 7, b"\xff" * 64, (2**40).to_bytes(8, "little") + b"{}",
-                                  (4).to_bytes(8, "little") + b"nope", (2).to_bytes(8, "little") + b"[]"])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00" * 7,
+        b"\xff" * 64,
+        (2**40).to_bytes(8, "little") + b"{}",
+        (4).to_bytes(8, "little") + b"nope",
+        (2).to_bytes(8, "little") + b"[]",
+    ],
+)
 def test_a_damaged_file_is_a_sentence(tmp_path, data):
     (tmp_path / "a.safetensors").write_bytes(data)
     with pytest.raises(ConfigError, match=r"a\.safetensors (is not a safetensors file|does not say|is not valid JSON)"):

@@ -38,24 +38,62 @@ output_name = "lora"
 """
 AITOOLKIT = {
     "job": "extension",
-    "config": {"name": "q", "process": [{
-        "type": "sd_trainer", "training_folder": "out", "network": {"type": "lora", "linear": 16, "linear_alpha": 16},
-        "save": {"dtype": "float16", "save_every": 250, "max_step_saves_to_keep": 4},
-        "datasets": [{"folder_path": "images", "caption_ext": "txt", "resolution": [512, 1024]}],
-        "train": {"batch_size": 1, "steps": 3000, "lr": 1e-4, "optimizer": "adamw8bit", "dtype": "bf16",
-                  "timestep_type": "weighted", "gradient_checkpointing": True, "noise_scheduler": "flowmatch"},
-        "model": {"name_or_path": "Qwen/Qwen-Image", "arch": "qwen_image:2512", "quantize": True, "qtype": "qfloat8",
-                  "quantize_te": True, "qtype_te": "qfloat8", "layer_offloading": True},
-        "sample": {"sampler": "flowmatch", "sample_every": 250, "width": 1024, "height": 1024, "guidance_scale": 4,
-                   "sample_steps": 25, "prompts": ["a cat"]},
-    }]},
-}  # fmt: skip
+    "config": {
+        "name": "q",
+        "process": [
+            {
+                "type": "sd_trainer",
+                "training_folder": "out",
+                "network": {"type": "lora", "linear": 16, "linear_alpha": 16},
+                "save": {"dtype": "float16", "save_every": 250, "max_step_saves_to_keep": 4},
+                "datasets": [{"folder_path": "images", "caption_ext": "txt", "resolution": [512, 1024]}],
+                "train": {
+                    "batch_size": 1,
+                    "steps": 3000,
+                    "lr": 1e-4,
+                    "optimizer": "adamw8bit",
+                    "dtype": "bf16",
+                    "timestep_type": "weighted",
+                    "gradient_checkpointing": True,
+                    "noise_scheduler": "flowmatch",
+                },
+                "model": {
+                    "name_or_path": "Qwen/Qwen-Image",
+                    "arch": "qwen_image:2512",
+                    "quantize": True,
+                    "qtype": "qfloat8",
+                    "quantize_te": True,
+                    "qtype_te": "qfloat8",
+                    "layer_offloading": True,
+                },
+                "sample": {
+                    "sampler": "flowmatch",
+                    "sample_every": 250,
+                    "width": 1024,
+                    "height": 1024,
+                    "guidance_scale": 4,
+                    "sample_steps": 25,
+                    "prompts": ["a cat"],
+                },
+            }
+        ],
+    },
+}
 ONETRAINER = {
-    "training_method": "LORA", "model_type": "QWEN", "base_model_name": "Qwen/Qwen-Image", "resolution": "512",
-    "transformer": {"train": True, "weight_dtype": "FLOAT_8"}, "text_encoder": {"train": False}, "batch_size": 2,
-    "learning_rate": 3e-4, "layer_filter_preset": "attn-mlp", "timestep_distribution": "LOGIT_NORMAL",
-    "dynamic_timestep_shifting": True, "gradient_checkpointing": "CPU_OFFLOADED", "layer_offload_fraction": 0.5,
-}  # fmt: skip
+    "training_method": "LORA",
+    "model_type": "QWEN",
+    "base_model_name": "Qwen/Qwen-Image",
+    "resolution": "512",
+    "transformer": {"train": True, "weight_dtype": "FLOAT_8"},
+    "text_encoder": {"train": False},
+    "batch_size": 2,
+    "learning_rate": 3e-4,
+    "layer_filter_preset": "attn-mlp",
+    "timestep_distribution": "LOGIT_NORMAL",
+    "dynamic_timestep_shifting": True,
+    "gradient_checkpointing": "CPU_OFFLOADED",
+    "layer_offload_fraction": 0.5,
+}
 
 
 def read(found):
@@ -96,8 +134,12 @@ def test_the_defaults_of_musubi_tuner_are_set_where_its_file_is_silent():
 
 
 def test_timesteps_and_weights_of_musubi_mean_what_they_mean_there():
-    base = tomllib.loads(MUSUBI) | {"weighting_scheme": "cosmap", "min_timestep": 100, "max_timestep": 700,
-                                    "preserve_distribution_shape": True}  # fmt: skip
+    base = tomllib.loads(MUSUBI) | {
+        "weighting_scheme": "cosmap",
+        "min_timestep": 100,
+        "max_timestep": 700,
+        "preserve_distribution_shape": True,
+    }
     made = importers.read(base, CONFIGS)
     kept = {outcome.key for outcome in made.of("kept")}
     assert {"weighting_scheme", "min_timestep", "max_timestep", "preserve_distribution_shape"} <= kept
@@ -111,8 +153,14 @@ def test_timesteps_and_weights_of_musubi_mean_what_they_mean_there():
 
 
 def test_weights_that_flux_1_does_not_apply_are_said_to_be_left_out():
-    found = {"dit": "k.safetensors", "text_encoder1": "t5.safetensors", "network_module": "networks.lora_flux",
-             "network_dim": 4, "timestep_sampling": "shift", "weighting_scheme": "cosmap"}  # fmt: skip
+    found = {
+        "dit": "k.safetensors",
+        "text_encoder1": "t5.safetensors",
+        "network_module": "networks.lora_flux",
+        "network_dim": 4,
+        "timestep_sampling": "shift",
+        "weighting_scheme": "cosmap",
+    }
     made = importers.read(found, CONFIGS)
     (said,) = [str(outcome.text) for outcome in made.of("ignored") if outcome.key == "weighting_scheme"]
     assert "sigma_scaled" in said and made.config.noise.weighting_scheme != "cosmap"
@@ -120,8 +168,16 @@ def test_weights_that_flux_1_does_not_apply_are_said_to_be_left_out():
 
 def test_the_range_of_ai_toolkit_is_counted_from_the_noisiest_timestep():
     def imported(kind):
-        found = {"job": "extension", "config": {"name": "q", "process": [AITOOLKIT["config"]["process"][0] | {"train": {
-            "timestep_type": kind, "min_denoising_steps": 200, "max_denoising_steps": 900}}]}}  # fmt: skip
+        found = {
+            "job": "extension",
+            "config": {
+                "name": "q",
+                "process": [
+                    AITOOLKIT["config"]["process"][0]
+                    | {"train": {"timestep_type": kind, "min_denoising_steps": 200, "max_denoising_steps": 900}}
+                ],
+            },
+        }
         return importers.read(found, CONFIGS)
 
     made = imported("linear")

@@ -9,9 +9,17 @@ from library.importers.musubi import dataset
 
 
 def test_musubi_tuner_trains_kontext_with_its_data_sets():
-    found = {"dit": "k.safetensors", "vae": "ae.safetensors", "text_encoder1": "t5", "text_encoder2": "clip",
-             "network_module": "networks.lora_flux", "network_dim": 32, "fp8_scaled": True, "learning_rate": 1e-4,
-             "timestep_sampling": "flux_shift"}  # fmt: skip
+    found = {
+        "dit": "k.safetensors",
+        "vae": "ae.safetensors",
+        "text_encoder1": "t5",
+        "text_encoder2": "clip",
+        "network_module": "networks.lora_flux",
+        "network_dim": 32,
+        "fp8_scaled": True,
+        "learning_rate": 1e-4,
+        "timestep_sampling": "flux_shift",
+    }
     builder = musubi.read(found)
     assert builder.script == "flux_train_network" and builder.values["model_type"] == "kontext"
     assert builder.values["guidance_scale"] == 1.0 and not builder.left()
@@ -55,15 +63,26 @@ def test_ai_toolkit_trains_kontext_with_its_control_folders(model):
 
 @pytest.mark.parametrize(
     ("arch", "own", "sizes"),
-    [("qwen_image_edit_plus:2511", {"model_version": "edit-2511"}, {"control_resolution": [1024, 1024]}),
-     ("qwen_image_edit", {"model_version": "edit"}, {}),
-     ("flux2_klein_9b", {"model_version": "klein-base-9b"},
-      {"control_resolution": [1024, 1024], "no_resize_control": True})],
-)  # fmt: skip
+    [
+        ("qwen_image_edit_plus:2511", {"model_version": "edit-2511"}, {"control_resolution": [1024, 1024]}),
+        ("qwen_image_edit", {"model_version": "edit"}, {}),
+        (
+            "flux2_klein_9b",
+            {"model_version": "klein-base-9b"},
+            {"control_resolution": [1024, 1024], "no_resize_control": True},
+        ),
+    ],
+)
 def test_what_the_page_of_ai_toolkit_writes_for_models_with_references_can_be_trained(arch, own, sizes):
     folders = {"control_path_1": "/c", "control_path_2": "/d", "control_path_3": None}
-    data = {"folder_path": "/i", "caption_dropout_rate": 0.05, "mask_path": None, "mask_min_value": 0.1, "resolution":
-            [512, 768], **folders}  # fmt: skip
+    data = {
+        "folder_path": "/i",
+        "caption_dropout_rate": 0.05,
+        "mask_path": None,
+        "mask_min_value": 0.1,
+        "resolution": [512, 768],
+        **folders,
+    }
     name = "/models/edited/klein-4b/black-forest-labs/FLUX.2-klein-base-9B" if "flux" in arch else "/home/turbo/edith/Q"
     model = {"arch": arch, "name_or_path": name, "model_kwargs": {"match_target_res": False}}
     builder = aitoolkit.read(of_aitoolkit(model, datasets=[data]))
@@ -71,23 +90,42 @@ def test_what_the_page_of_ai_toolkit_writes_for_models_with_references_can_be_tr
     (made,) = tomllib.loads(builder.texts["dataset_config"])["datasets"]
     assert made["resolution"] == "512;768" and made["bucket_reso_steps"] == (16 if "flux" in arch else 32)
     (subset,) = made["subsets"]
-    assert subset == {"image_dir": "/i", "control_directory": "/c", "more_control_directories": ["/d"], **sizes,
-                      "caption_extension": ".txt", "caption_dropout_rate": 0.05}  # fmt: skip
+    assert subset == {
+        "image_dir": "/i",
+        "control_directory": "/c",
+        "more_control_directories": ["/d"],
+        **sizes,
+        "caption_extension": ".txt",
+        "caption_dropout_rate": 0.05,
+    }
     matched = aitoolkit.read(of_aitoolkit(model | {"model_kwargs": {"match_target_res": True}}, datasets=[data]))
     assert "control_resolution" not in matched.texts["dataset_config"] and not matched.left()
 
 
 def test_data_sets_of_musubi_tuner_keep_its_sizes_of_images():
-    text, _ = dataset({"general": {"resolution": [1328, 1328]}, "datasets": [{"image_directory": "/i"},
-                      {"image_directory": "/j", "resolution": [96, 64], "batch_size": 2}]})  # fmt: skip
+    text, _ = dataset(
+        {
+            "general": {"resolution": [1328, 1328]},
+            "datasets": [{"image_directory": "/i"}, {"image_directory": "/j", "resolution": [96, 64], "batch_size": 2}],
+        }
+    )
     first, second = tomllib.loads(text)["datasets"]
     assert {k: v for k, v in first.items() if "bucket" in k} == {
-        "bucket_reso_steps": 16, "min_bucket_reso": 656, "max_bucket_reso": 2688}  # fmt: skip
+        "bucket_reso_steps": 16,
+        "min_bucket_reso": 656,
+        "max_bucket_reso": 2688,
+    }
     assert second["min_bucket_reso"] == 32 and second["resolution"] == [96, 64]
 
 
 def test_onetrainer_trains_fill():
-    builder = onetrainer.read({"model_type": "FLUX_FILL_DEV_1", "training_method": "LORA", "masked_training": True,
-                              "base_model_name": "black-forest-labs/FLUX.1-Fill-dev"})  # fmt: skip
+    builder = onetrainer.read(
+        {
+            "model_type": "FLUX_FILL_DEV_1",
+            "training_method": "LORA",
+            "masked_training": True,
+            "base_model_name": "black-forest-labs/FLUX.1-Fill-dev",
+        }
+    )
     assert builder.script == "flux_train_network" and builder.values["model_type"] == "fill"
     assert "masklabel" in str(builder.outcomes["masked_training"].text) and "masked_loss" not in builder.values

@@ -39,7 +39,7 @@ KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
         ({"learning_rate": 1, "network_module": "networks.lora_sd3"}, "SD3"),
         ({"network_module": "networks.lora_wan", "learning_rate": 1}, "Wan"),
     ],
-)  # fmt: skip
+)
 def test_trainers_that_are_not_here_are_named_and_refused(found, words):
     with pytest.raises(ConfigError, match=words) as refused:
         importers.read(found, CONFIGS)

@@ -26,9 +26,15 @@ def of_musubi(qwen=False):
         found = {
             name: value for name, value in found.items() if name not in ("text_encoder1", "text_encoder2", "fp8_t5")
         }
-        found |= {"network_module": "networks.lora_qwen_image", "text_encoder": "te.safetensors", "fp8_vl": True,
-                  "num_layers": 60, "model_version": "original", "timestep_sampling": "qinglong_qwen",
-                  "vae_enable_tiling": True}  # fmt: skip
+        found |= {
+            "network_module": "networks.lora_qwen_image",
+            "text_encoder": "te.safetensors",
+            "fp8_vl": True,
+            "num_layers": 60,
+            "model_version": "original",
+            "timestep_sampling": "qinglong_qwen",
+            "vae_enable_tiling": True,
+        }
     return found
 
 
@@ -52,13 +58,17 @@ FILES = {
     "ai-toolkit Qwen-Image": (of_aitoolkit("qwen_image:2512", QWEN), {"network_dim": 32, "fp8_base": True}),
     "OneTrainer Chroma": (of_onetrainer("CHROMA_1"), CHROMA | {"t5xxl_max_token_length": 512}),
     "OneTrainer Fill": (of_onetrainer("FLUX_FILL_DEV_1"), {"model_type": "fill"}),
-    "musubi-tuner Qwen-Image-Edit": (of_musubi(True) | {"model_version": None, "edit_plus": True},
-                                     {"model_version": "edit-2509"}),
-    "ai-toolkit Qwen-Image-Edit": (of_aitoolkit("qwen_image_edit_plus:2511", f"{QWEN}-Edit-2511"),
-                                   {"model_version": "edit-2511", "cache_text_encoder_outputs": True}),
+    "musubi-tuner Qwen-Image-Edit": (
+        of_musubi(True) | {"model_version": None, "edit_plus": True},
+        {"model_version": "edit-2509"},
+    ),
+    "ai-toolkit Qwen-Image-Edit": (
+        of_aitoolkit("qwen_image_edit_plus:2511", f"{QWEN}-Edit-2511"),
+        {"model_version": "edit-2511", "cache_text_encoder_outputs": True},
+    ),
     "OneTrainer Qwen-Image-Edit": (of_onetrainer("QWEN", base_model_name=f"{QWEN}-Edit"), {"model_version": "edit"}),
     "OneTrainer Qwen-Image": (of_onetrainer("QWEN"), {"network_dim": 16, "fp8_base_unet": True}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -145,16 +155,23 @@ def test_advice_for_files_of_ai_toolkit_names_what_the_model_has():
             texts = {outcome.key: outcome.text for outcome in made.outcomes}
             told[kind] = texts["network.network_kwargs.only_if_contains"]
             assert "timestep_sampling" in str(texts["train.content_or_style"])
-            assert str(texts["model.extras_name_or_path"]).rpartition(": ")[2] == {
-                "chroma": "t5xxl, ae", "qwen_image": "text_encoder, vae"}[arch]  # fmt: skip
+            assert (
+                str(texts["model.extras_name_or_path"]).rpartition(": ")[2]
+                == {"chroma": "t5xxl, ae", "qwen_image": "text_encoder, vae"}[arch]
+            )
             assert not getattr(made.config.model, "clip_l", None)
         assert "exclude_patterns, include_patterns" in str(told["lora"]) and "(preset)" in str(told["lokr"])
 
 
 def test_presets_of_onetrainer_name_an_optimizer_and_mean_what_it_keeps_for_it():
     kept = {"ADAFACTOR": {"fused_back_pass": True, "clip_threshold": 0.5}, "ADAMW": {"beta1": 0.1}}
-    preset = {"model_type": "CHROMA_1", "base_model_name": "chroma", "train_dtype": "BFLOAT_16", "text_encoder": {
-        "train": False}, "samples": [{"prompt": "a cat", "cfg_scale": 4.0, "random_seed": True}]}  # fmt: skip
+    preset = {
+        "model_type": "CHROMA_1",
+        "base_model_name": "chroma",
+        "train_dtype": "BFLOAT_16",
+        "text_encoder": {"train": False},
+        "samples": [{"prompt": "a cat", "cfg_scale": 4.0, "random_seed": True}],
+    }
     tuned = preset | {"training_method": "FINE_TUNE", "optimizer_defaults": kept}
     for own, threshold in (({}, 0.5), ({"clip_threshold": 2.0}, 2.0)):
         made = importers.read(tuned | {"optimizer": {"optimizer": "ADAFACTOR", **own}}, CONFIGS)

@@ -8,35 +8,77 @@ from library.config.schema import values
 from tests.config.arriving import CONFIGS, differing, sets_of
 
 LORA_SCRIPTS = {
-    "model_train_type": "sdxl-lora", "pretrained_model_name_or_path": "./x.safetensors", "train_data_dir": "./t",
-    "network_module": "lycoris.kohya", "lycoris_algo": "lokr", "lokr_factor": 8, "conv_dim": 4, "conv_alpha": 1,
-    "dropout": 0.1, "network_dim": 32, "network_alpha": 16, "optimizer_type": "Prodigy", "prodigy_d_coef": "2.0",
-    "optimizer_args_custom": ["weight_decay=0.01"], "lr_restart_cycles": 3, "lr_scheduler": "cosine_with_restarts",
-    "enable_preview": True, "positive_prompts": "1girl", "negative_prompts": "bad", "sample_width": 768,
-    "sample_every_n_epochs": 2, "gpu_ids": ["0"], "unet_lr": "1e-4", "reg_data_dir": "", "bogus_key": 3,
-    "enable_base_weight": True, "base_weights": "/a.safetensors\n/b.safetensors", "base_weights_multiplier": "0.5\n1",
-    "enable_block_weights": False, "down_lr_weight": "1,1", "ui_custom_params": "seed = 7\n[x]\nclip_skip = 2",
-}  # fmt: skip
+    "model_train_type": "sdxl-lora",
+    "pretrained_model_name_or_path": "./x.safetensors",
+    "train_data_dir": "./t",
+    "network_module": "lycoris.kohya",
+    "lycoris_algo": "lokr",
+    "lokr_factor": 8,
+    "conv_dim": 4,
+    "conv_alpha": 1,
+    "dropout": 0.1,
+    "network_dim": 32,
+    "network_alpha": 16,
+    "optimizer_type": "Prodigy",
+    "prodigy_d_coef": "2.0",
+    "optimizer_args_custom": ["weight_decay=0.01"],
+    "lr_restart_cycles": 3,
+    "lr_scheduler": "cosine_with_restarts",
+    "enable_preview": True,
+    "positive_prompts": "1girl",
+    "negative_prompts": "bad",
+    "sample_width": 768,
+    "sample_every_n_epochs": 2,
+    "gpu_ids": ["0"],
+    "unet_lr": "1e-4",
+    "reg_data_dir": "",
+    "bogus_key": 3,
+    "enable_base_weight": True,
+    "base_weights": "/a.safetensors\n/b.safetensors",
+    "base_weights_multiplier": "0.5\n1",
+    "enable_block_weights": False,
+    "down_lr_weight": "1,1",
+    "ui_custom_params": "seed = 7\n[x]\nclip_skip = 2",
+}
 EASY = {
-    "subsets": [{"num_repeats": 4, "image_dir": "/cats", "keep_tokens": 1, "shuffle_caption": True, "name": "x",
-                 "newer": 3}],
+    "subsets": [
+        {"num_repeats": 4, "image_dir": "/cats", "keep_tokens": 1, "shuffle_caption": True, "name": "x", "newer": 3}
+    ],
     "train_mode": {"train_mode": "lora"},
     "general_args": {
-        "args": {"pretrained_model_name_or_path": "m", "mixed_precision": "bf16", "sdxl": True, "seed": 23,
-                 "max_train_epochs": 10, "keep_tokens_separator": "|||"},
+        "args": {
+            "pretrained_model_name_or_path": "m",
+            "mixed_precision": "bf16",
+            "sdxl": True,
+            "seed": 23,
+            "max_train_epochs": 10,
+            "keep_tokens_separator": "|||",
+        },
         "dataset_args": {"resolution": 896, "batch_size": 2},
     },
-    "network_args": {"args": {"network_dim": 32, "network_alpha": 16.0,
-                              "network_args": {"conv_dim": 8, "algo": "lokr", "dora_wd": False}}},
-    "optimizer_args": {"args": {
-        "optimizer_type": "LoraEasyCustomOptimizer.came.CAME", "lr_scheduler": "cosine", "learning_rate": 1e-4,
-        "lr_scheduler_type": "LoraEasyCustomOptimizer.CustomOptimizers.CosineAnnealingWarmupRestarts",
-        "lr_scheduler_args": {"min_lr": 1e-6}, "lr_scheduler_num_cycles": 4, "warmup_ratio": 0.1,
-        "optimizer_args": {"weight_decay": "0.1", "betas": "0.9,0.99"}}},
+    "network_args": {
+        "args": {
+            "network_dim": 32,
+            "network_alpha": 16.0,
+            "network_args": {"conv_dim": 8, "algo": "lokr", "dora_wd": False},
+        }
+    },
+    "optimizer_args": {
+        "args": {
+            "optimizer_type": "LoraEasyCustomOptimizer.came.CAME",
+            "lr_scheduler": "cosine",
+            "learning_rate": 1e-4,
+            "lr_scheduler_type": "LoraEasyCustomOptimizer.CustomOptimizers.CosineAnnealingWarmupRestarts",
+            "lr_scheduler_args": {"min_lr": 1e-6},
+            "lr_scheduler_num_cycles": 4,
+            "warmup_ratio": 0.1,
+            "optimizer_args": {"weight_decay": "0.1", "betas": "0.9,0.99"},
+        }
+    },
     "saving_args": {"args": {"output_dir": "/o/${replace}", "easy_name": "cat", "save_toml": True}},
     "bucket_args": {"dataset_args": {"enable_bucket": True, "min_bucket_reso": 256}},
     "extra_args": {"args": {"v_parameterization": {"value": True, "is_dataset": False}}},
-}  # fmt: skip
+}
 
 
 def keys_of(found):
@@ -49,11 +91,19 @@ def test_every_key_of_lora_scripts_is_accounted_for_and_arrives():
     made = importers.read(LORA_SCRIPTS, CONFIGS)
     assert made.trainer == "lora-scripts" and {one.key for one in made.outcomes} >= LORA_SCRIPTS.keys()
     expected = {
-        "network_module": "lycoris.kohya", "network_args": ("algo=lokr", "conv_dim=4", "conv_alpha=1", "factor=8"),
-        "network_dropout": 0.1, "optimizer_type": "Prodigy", "lr_scheduler_num_cycles": 3, "unet_lr": 1e-4,
-        "optimizer_args": ("weight_decay=0.01", "d_coef=2.0"), "sample_every_n_epochs": 2, "seed": 7, "clip_skip": 2,
-        "base_weights": ("/a.safetensors", "/b.safetensors"), "base_weights_multiplier": (0.5, 1.0),
-    }  # fmt: skip
+        "network_module": "lycoris.kohya",
+        "network_args": ("algo=lokr", "conv_dim=4", "conv_alpha=1", "factor=8"),
+        "network_dropout": 0.1,
+        "optimizer_type": "Prodigy",
+        "lr_scheduler_num_cycles": 3,
+        "unet_lr": 1e-4,
+        "optimizer_args": ("weight_decay=0.01", "d_coef=2.0"),
+        "sample_every_n_epochs": 2,
+        "seed": 7,
+        "clip_skip": 2,
+        "base_weights": ("/a.safetensors", "/b.safetensors"),
+        "base_weights_multiplier": (0.5, 1.0),
+    }
     assert differing(values(made.config), expected) == {}
     assert made.texts["sample_prompts"] == "1girl --w 768 --h 512 --l 7 --s 24 --d 2333 --n bad\n"
     assert [one.option for one in made.unknown()] == ["bogus_key"] and not made.problems and not made.guess
@@ -95,11 +145,20 @@ def test_every_key_of_easy_scripts_is_accounted_for_and_arrives(tmp_path):
     made = importers.read(EASY, CONFIGS)
     assert made.config.script == "sdxl_train_network" and {one.key for one in made.outcomes} >= keys_of(EASY)
     expected = {
-        "network_module": "lycoris.kohya", "network_args": ("conv_dim=8", "algo=lokr"), "network_dim": 32,
-        "optimizer_type": "CAME", "optimizer_args": ("weight_decay=0.1", "betas=0.9,0.99"), "lr_warmup_steps": 0.1,
-        "lr_scheduler": "cosine_with_restarts", "lr_scheduler_type": "", "lr_scheduler_args": (),
-        "lr_scheduler_num_cycles": 4, "output_dir": "/o/cat", "seed": 23, "v_parameterization": True,
-    }  # fmt: skip
+        "network_module": "lycoris.kohya",
+        "network_args": ("conv_dim=8", "algo=lokr"),
+        "network_dim": 32,
+        "optimizer_type": "CAME",
+        "optimizer_args": ("weight_decay=0.1", "betas=0.9,0.99"),
+        "lr_warmup_steps": 0.1,
+        "lr_scheduler": "cosine_with_restarts",
+        "lr_scheduler_type": "",
+        "lr_scheduler_args": (),
+        "lr_scheduler_num_cycles": 4,
+        "output_dir": "/o/cat",
+        "seed": 23,
+        "v_parameterization": True,
+    }
     assert differing(values(made.config), expected) == {} and not made.of("unknown") and not made.problems
     (tmp_path / "data.toml").write_text(made.texts["dataset_config"], encoding="utf-8")
     (cats,) = sets_of(tmp_path / "data.toml")
@@ -114,7 +173,10 @@ def test_models_of_easy_scripts():
     for v2, words in ((False, r"Stable Diffusion 1\.5"), (True, "Stable Diffusion 2")):
         with pytest.raises(ConfigError, match=words):
             importers.read({"general_args": {"args": {"v2": v2, "seed": 1}}}, CONFIGS)
-    word = {"train_mode": {"train_mode": "ti"}, "general_args": {"args": {"sdxl": True}},
-            "textual_inversion_args": {"args": {"token_string": "zorb", "init_word": "cat"}}}  # fmt: skip
+    word = {
+        "train_mode": {"train_mode": "ti"},
+        "general_args": {"args": {"sdxl": True}},
+        "textual_inversion_args": {"args": {"token_string": "zorb", "init_word": "cat"}},
+    }
     made = importers.read(word, CONFIGS)
     assert made.config.script == "sdxl_train_textual_inversion" and made.config.embedding.token_string == "zorb"

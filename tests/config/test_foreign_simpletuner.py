@@ -14,18 +14,40 @@ SOURCE = Path(__file__).parent / "foreign/simpletuner.json"
 WHOLE = json.loads(SOURCE.read_text(encoding="utf-8"))
 LORA = {"model_family": "flux", "model_type": "lora", "data_backend_config": "x.json", "max_train_steps": 10}
 DATA = [
-    {"id": "cats", "type": "local", "instance_data_dir": "/cats", "caption_strategy": "textfile", "repeats": 3,
-     "resolution": 512, "resolution_type": "pixel_area", "crop": False, "minimum_image_size": 256,
-     "conditioning_data": ["cat-masks", "cat-refs"]},
-    {"id": "dogs", "type": "local", "instance_data_dir": "/dogs", "caption_strategy": "instanceprompt", "crop": True,
-     "instance_prompt": "a dog", "resolution": 1.0, "resolution_type": "area", "train_batch_size": 4},
+    {
+        "id": "cats",
+        "type": "local",
+        "instance_data_dir": "/cats",
+        "caption_strategy": "textfile",
+        "repeats": 3,
+        "resolution": 512,
+        "resolution_type": "pixel_area",
+        "crop": False,
+        "minimum_image_size": 256,
+        "conditioning_data": ["cat-masks", "cat-refs"],
+    },
+    {
+        "id": "dogs",
+        "type": "local",
+        "instance_data_dir": "/dogs",
+        "caption_strategy": "instanceprompt",
+        "crop": True,
+        "instance_prompt": "a dog",
+        "resolution": 1.0,
+        "resolution_type": "area",
+        "train_batch_size": 4,
+    },
     {"id": "far", "type": "aws", "aws_bucket_name": "x"},
     {"id": "cat-masks", "dataset_type": "conditioning", "conditioning_type": "mask", "instance_data_dir": "/masks"},
-    {"id": "cat-refs", "dataset_type": "conditioning", "conditioning_type": "reference_strict",
-     "instance_data_dir": "/refs"},
+    {
+        "id": "cat-refs",
+        "dataset_type": "conditioning",
+        "conditioning_type": "reference_strict",
+        "instance_data_dir": "/refs",
+    },
     {"id": "words", "dataset_type": "text_embeds", "default": True, "type": "local", "cache_dir": "cache"},
     {"id": "off", "disabled": True, "instance_data_dir": "/off", "type": "local"},
-]  # fmt: skip
+]
 
 
 def outcome(made, key):
@@ -42,16 +64,40 @@ def test_every_key_is_accounted_for_under_its_name_in_the_file():
 def test_the_settings_arrive():
     made = importers.load(SOURCE, CONFIGS)
     expected = {
-        "pretrained_model_name_or_path": "black-forest-labs/FLUX.2-klein-base-9B", "model_version": "klein-base-9b",
-        "vae": "/models/vae.safetensors", "network_dim": 32, "network_alpha": 16, "network_train_unet_only": True,
-        "learning_rate": 1e-4, "optimizer_type": "AdamW8bit", "lr_scheduler": "polynomial", "lr_scheduler_power": 2.0,
-        "optimizer_args": ("betas=0.95,0.999", "weight_decay=0.02"), "lr_warmup_steps": 20, "max_grad_norm": 0.5,
-        "max_train_steps": 1500, "save_every_n_steps": 250, "save_last_n_steps": 1000, "save_state": True,
-        "int8_base": True, "blocks_to_swap": 19, "timestep_sampling": "shift", "discrete_flow_shift": 3.0,
-        "ema_decay": 0.999, "sample_every_n_steps": 100, "train_batch_size": 2, "seed": 42, "mixed_precision": "bf16",
-        "cache_latents_to_disk": True, "cache_text_encoder_outputs": True, "caption_dropout_rate": 0.1,
-        "huggingface_repo_id": None, "log_with": "tensorboard", "logging_dir": "logs", "noise_offset": None,
-    }  # fmt: skip
+        "pretrained_model_name_or_path": "black-forest-labs/FLUX.2-klein-base-9B",
+        "model_version": "klein-base-9b",
+        "vae": "/models/vae.safetensors",
+        "network_dim": 32,
+        "network_alpha": 16,
+        "network_train_unet_only": True,
+        "learning_rate": 1e-4,
+        "optimizer_type": "AdamW8bit",
+        "lr_scheduler": "polynomial",
+        "lr_scheduler_power": 2.0,
+        "optimizer_args": ("betas=0.95,0.999", "weight_decay=0.02"),
+        "lr_warmup_steps": 20,
+        "max_grad_norm": 0.5,
+        "max_train_steps": 1500,
+        "save_every_n_steps": 250,
+        "save_last_n_steps": 1000,
+        "save_state": True,
+        "int8_base": True,
+        "blocks_to_swap": 19,
+        "timestep_sampling": "shift",
+        "discrete_flow_shift": 3.0,
+        "ema_decay": 0.999,
+        "sample_every_n_steps": 100,
+        "train_batch_size": 2,
+        "seed": 42,
+        "mixed_precision": "bf16",
+        "cache_latents_to_disk": True,
+        "cache_text_encoder_outputs": True,
+        "caption_dropout_rate": 0.1,
+        "huggingface_repo_id": None,
+        "log_with": "tensorboard",
+        "logging_dir": "logs",
+        "noise_offset": None,
+    }
     assert differing(values(made.config), expected) == {}
     assert made.texts["sample_prompts"] == "a cat --w 1024 --h 768 --s 20 --l 4.0 --d 7 --n blurry\n"
     for key in ("noise_offset", "snr_gamma", "offset_noise"):
@@ -62,8 +108,15 @@ def test_the_settings_arrive():
 def test_what_the_file_leaves_out_is_the_default_of_simpletuner():
     made = importers.read(LORA, CONFIGS)
     found = values(made.config)
-    expected = {"network_dim": 16, "learning_rate": 4e-7, "train_batch_size": 4, "save_every_n_steps": 500,
-                "gradient_checkpointing": True, "guidance_scale": 1.0, "model_prediction_type": "raw"}  # fmt: skip
+    expected = {
+        "network_dim": 16,
+        "learning_rate": 4e-7,
+        "train_batch_size": 4,
+        "save_every_n_steps": 500,
+        "gradient_checkpointing": True,
+        "guidance_scale": 1.0,
+        "model_prediction_type": "raw",
+    }
     assert differing(found, expected) == {} and {one.key for one in made.of("default")} >= {"learning_rate"}
 
 
@@ -135,17 +188,29 @@ def test_other_models_methods_and_videos_are_refused_by_name(keys, words):
         ({"model_flavour": "kontext"}, "flux_train_network", {"model_type": "kontext"}),
         ({"model_family": "z_image"}, "zimage_train_network", {"model_version": "turbo"}),
         ({"model_family": "z_image", "model_flavour": "base"}, "zimage_train_network", {"model_version": "base"}),
-        ({"model_family": "qwen_image", "model_flavour": "edit-v2"}, "qwen_image_train_network",
-         {"model_version": "edit-2509"}),
-        ({"model_family": "sdxl", "model_type": "full", "snr_gamma": 5}, "sdxl_train",
-         {"full_bf16": True, "train_text_encoder": False, "min_snr_gamma": 5}),
-        ({"model_family": "anima", "caption_dropout_probability": 0.2}, "anima_train_network",
-         {"caption_dropout_rate": 0.2}),
+        (
+            {"model_family": "qwen_image", "model_flavour": "edit-v2"},
+            "qwen_image_train_network",
+            {"model_version": "edit-2509"},
+        ),
+        (
+            {"model_family": "sdxl", "model_type": "full", "snr_gamma": 5},
+            "sdxl_train",
+            {"full_bf16": True, "train_text_encoder": False, "min_snr_gamma": 5},
+        ),
+        (
+            {"model_family": "anima", "caption_dropout_probability": 0.2},
+            "anima_train_network",
+            {"caption_dropout_rate": 0.2},
+        ),
         ({"flow_schedule_auto_shift": True}, "flux_train_network", {"timestep_sampling": "flux_shift"}),
-        ({"flow_use_uniform_schedule": True, "flow_schedule_shift": 1}, "flux_train_network",
-         {"timestep_sampling": "uniform"}),
+        (
+            {"flow_use_uniform_schedule": True, "flow_schedule_shift": 1},
+            "flux_train_network",
+            {"timestep_sampling": "uniform"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_models_and_timesteps(keys, script, expected):
     made = importers.read({**LORA, **keys}, CONFIGS)
     assert made.config.script == script and differing(values(made.config), expected) == {}

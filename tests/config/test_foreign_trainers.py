@@ -94,18 +94,37 @@ config:
 meta: {name: "[name]", version: '1.0'}
 """
 ONETRAINER = {
-    "training_method": "LORA", "model_type": "STABLE_DIFFUSION_XL_10_BASE", "base_model_name": "sdxl.safetensors",
-    "output_model_destination": "models/cat.safetensors", "output_dtype": "FLOAT_16", "train_dtype": "BFLOAT_16",
-    "learning_rate": 3e-4, "learning_rate_scheduler": "CONSTANT", "learning_rate_warmup_steps": 200, "epochs": 20,
-    "batch_size": 4, "ema": "GPU", "ema_decay": 0.995, "gradient_checkpointing": "CPU_OFFLOADED",
+    "training_method": "LORA",
+    "model_type": "STABLE_DIFFUSION_XL_10_BASE",
+    "base_model_name": "sdxl.safetensors",
+    "output_model_destination": "models/cat.safetensors",
+    "output_dtype": "FLOAT_16",
+    "train_dtype": "BFLOAT_16",
+    "learning_rate": 3e-4,
+    "learning_rate_scheduler": "CONSTANT",
+    "learning_rate_warmup_steps": 200,
+    "epochs": 20,
+    "batch_size": 4,
+    "ema": "GPU",
+    "ema_decay": 0.995,
+    "gradient_checkpointing": "CPU_OFFLOADED",
     "resolution": "768,1024",
     "optimizer": {"optimizer": "ADAMW_8BIT", "weight_decay": 0.01, "beta1": 0.9, "beta2": 0.99, "d0": None},
-    "lora_rank": 16, "lora_alpha": 1.0, "offset_noise_weight": 0.05, "min_noising_strength": 0.0,
-    "loss_weight_fn": "MIN_SNR_GAMMA", "loss_weight_strength": 5.0, "concept_file_name": "concepts.json",
-    "text_encoder": {"train": False}, "text_encoder_2": {"train": False},
+    "lora_rank": 16,
+    "lora_alpha": 1.0,
+    "offset_noise_weight": 0.05,
+    "min_noising_strength": 0.0,
+    "loss_weight_fn": "MIN_SNR_GAMMA",
+    "loss_weight_strength": 5.0,
+    "concept_file_name": "concepts.json",
+    "text_encoder": {"train": False},
+    "text_encoder_2": {"train": False},
     "unet": {"train": True, "learning_rate": 1e-4},
-    "save_every": 2, "save_every_unit": "EPOCH", "workspace_dir": "w", "aspect_ratio_bucketing": True,
-}  # fmt: skip
+    "save_every": 2,
+    "save_every_unit": "EPOCH",
+    "workspace_dir": "w",
+    "aspect_ratio_bucketing": True,
+}
 
 
 def fates(made):

@@ -36,23 +36,57 @@ output_name = "lora"
 """
 AITOOLKIT = {
     "job": "extension",
-    "config": {"name": "z", "process": [{
-        "type": "sd_trainer", "training_folder": "out", "network": {"type": "lora", "linear": 32, "linear_alpha": 32},
-        "datasets": [{"folder_path": "images", "caption_ext": "txt", "resolution": [512, 1024]}],
-        "train": {"batch_size": 1, "steps": 3000, "lr": 1e-4, "optimizer": "adamw8bit", "dtype": "bf16",
-                  "timestep_type": "shift", "gradient_checkpointing": True, "noise_scheduler": "flowmatch"},
-        "model": {"name_or_path": "Tongyi-MAI/Z-Image-Turbo", "arch": "zimage:turbo", "quantize": True,
-                  "assistant_lora_path": "zimage_turbo_training_adapter_v2.safetensors", "layer_offloading": True},
-        "sample": {"sampler": "flowmatch", "width": 1024, "height": 1024, "guidance_scale": 1, "sample_steps": 8,
-                   "prompts": ["a cat"]},
-    }]},
-}  # fmt: skip
+    "config": {
+        "name": "z",
+        "process": [
+            {
+                "type": "sd_trainer",
+                "training_folder": "out",
+                "network": {"type": "lora", "linear": 32, "linear_alpha": 32},
+                "datasets": [{"folder_path": "images", "caption_ext": "txt", "resolution": [512, 1024]}],
+                "train": {
+                    "batch_size": 1,
+                    "steps": 3000,
+                    "lr": 1e-4,
+                    "optimizer": "adamw8bit",
+                    "dtype": "bf16",
+                    "timestep_type": "shift",
+                    "gradient_checkpointing": True,
+                    "noise_scheduler": "flowmatch",
+                },
+                "model": {
+                    "name_or_path": "Tongyi-MAI/Z-Image-Turbo",
+                    "arch": "zimage:turbo",
+                    "quantize": True,
+                    "assistant_lora_path": "zimage_turbo_training_adapter_v2.safetensors",
+                    "layer_offloading": True,
+                },
+                "sample": {
+                    "sampler": "flowmatch",
+                    "width": 1024,
+                    "height": 1024,
+                    "guidance_scale": 1,
+                    "sample_steps": 8,
+                    "prompts": ["a cat"],
+                },
+            }
+        ],
+    },
+}
 ONETRAINER = {
-    "training_method": "LORA", "model_type": "Z_IMAGE", "base_model_name": "Tongyi-MAI/Z-Image", "resolution": "512",
-    "transformer": {"train": True, "weight_dtype": "INT_8"}, "text_encoder": {"train": False}, "batch_size": 2,
-    "learning_rate": 3e-4, "layer_filter_preset": "attn-mlp", "timestep_distribution": "LOGIT_NORMAL",
-    "gradient_checkpointing": "CPU_OFFLOADED", "layer_offload_fraction": 0.5,
-}  # fmt: skip
+    "training_method": "LORA",
+    "model_type": "Z_IMAGE",
+    "base_model_name": "Tongyi-MAI/Z-Image",
+    "resolution": "512",
+    "transformer": {"train": True, "weight_dtype": "INT_8"},
+    "text_encoder": {"train": False},
+    "batch_size": 2,
+    "learning_rate": 3e-4,
+    "layer_filter_preset": "attn-mlp",
+    "timestep_distribution": "LOGIT_NORMAL",
+    "gradient_checkpointing": "CPU_OFFLOADED",
+    "layer_offload_fraction": 0.5,
+}
 
 
 @pytest.mark.parametrize("name", ["musubi", "aitoolkit", "onetrainer"])
@@ -129,9 +163,16 @@ def test_a_transformer_beside_the_base_model_is_the_one_that_is_trained():
     """As OneTrainer's preset for De-Turbo has it; offload_fraction is accounted for, too."""
     file = "https://huggingface.co/ostris/Z-Image-De-Turbo/blob/main/z_image_de_turbo_v1_bf16.safetensors"
     part = {"train": True, "weight_dtype": "INT_8", "model_name": file, "offload_fraction": 0.6}
-    made = importers.read(ONETRAINER | {"base_model_name": "Tongyi-MAI/Z-Image-Turbo", "transformer": part,
-                                        "gradient_checkpointing": None,
-                                        "layer_offload_fraction": 0}, CONFIGS)  # fmt: skip
+    made = importers.read(
+        ONETRAINER
+        | {
+            "base_model_name": "Tongyi-MAI/Z-Image-Turbo",
+            "transformer": part,
+            "gradient_checkpointing": None,
+            "layer_offload_fraction": 0,
+        },
+        CONFIGS,
+    )
     model = made.config.model
     assert model.pretrained_model_name_or_path == "ostris/Z-Image-De-Turbo" and model.model_version == "base"
     assert model.text_encoder == model.vae == "Tongyi-MAI/Z-Image-Turbo"
@@ -139,8 +180,13 @@ def test_a_transformer_beside_the_base_model_is_the_one_that_is_trained():
         not [outcome for outcome in made.outcomes if "support" in str(outcome.text)]
         and made.config.memory.blocks_to_swap == 18
     )
-    flux = {"training_method": "LORA", "model_type": "FLUX_DEV_1", "base_model_name": "black-forest-labs/FLUX.1-dev",
-            "transformer": {"model_name": "krea.safetensors"}, "vae": {"model_name": "ae.safetensors"}}  # fmt: skip
+    flux = {
+        "training_method": "LORA",
+        "model_type": "FLUX_DEV_1",
+        "base_model_name": "black-forest-labs/FLUX.1-dev",
+        "transformer": {"model_name": "krea.safetensors"},
+        "vae": {"model_name": "ae.safetensors"},
+    }
     model = importers.read(flux, CONFIGS).config.model
     assert model.pretrained_model_name_or_path == "krea.safetensors" and model.ae == "ae.safetensors"
     assert model.clip_l == model.t5xxl == "black-forest-labs/FLUX.1-dev"
@@ -148,11 +194,26 @@ def test_a_transformer_beside_the_base_model_is_the_one_that_is_trained():
 
 def test_a_preset_of_onetrainer_has_the_arguments_that_it_keeps_for_the_optimizer():
     """Its presets name the optimizer alone; its page takes the arguments from those that are kept for each."""
-    kept = {"fused_back_pass": True, "beta1": None, "eps": 1e-30, "eps2": 0.001, "relative_step": False,
-            "scale_parameter": False, "warmup_init": False, "stochastic_rounding": True}  # fmt: skip
-    found = {"training_method": "FINE_TUNE", "model_type": "Z_IMAGE", "optimizer": {"optimizer": "ADAFACTOR"},
-             "optimizer_defaults": {"ADAFACTOR": kept, "ADAMW": {"beta1": 0.5}}, "resolution": "128",
-             "text_encoder": {"train": False}, "train_dtype": "BFLOAT_16", "weight_dtype": "BFLOAT_16"}  # fmt: skip
+    kept = {
+        "fused_back_pass": True,
+        "beta1": None,
+        "eps": 1e-30,
+        "eps2": 0.001,
+        "relative_step": False,
+        "scale_parameter": False,
+        "warmup_init": False,
+        "stochastic_rounding": True,
+    }
+    found = {
+        "training_method": "FINE_TUNE",
+        "model_type": "Z_IMAGE",
+        "optimizer": {"optimizer": "ADAFACTOR"},
+        "optimizer_defaults": {"ADAFACTOR": kept, "ADAMW": {"beta1": 0.5}},
+        "resolution": "128",
+        "text_encoder": {"train": False},
+        "train_dtype": "BFLOAT_16",
+        "weight_dtype": "BFLOAT_16",
+    }
     made = importers.read(found, CONFIGS)
     assert made.config.optim.fused_backward_pass and not made.notes and not made.problems
     arguments = ("eps=1e-30,0.001", "scale_parameter=False", "relative_step=False", "warmup_init=False")
@@ -162,15 +223,21 @@ def test_a_preset_of_onetrainer_has_the_arguments_that_it_keeps_for_the_optimize
 
 
 def test_networks_and_adapters_beside_the_model_of_ai_toolkit():
-    model = {"arch": "zimage:deturbo", "name_or_path": "ostris/Z-Image-De-Turbo",
-             "extras_name_or_path": "Tongyi-MAI/Z-Image-Turbo"}  # fmt: skip
+    model = {
+        "arch": "zimage:deturbo",
+        "name_or_path": "ostris/Z-Image-De-Turbo",
+        "extras_name_or_path": "Tongyi-MAI/Z-Image-Turbo",
+    }
     process = {"type": "diffusion_trainer", "network": {"type": "lora"}, "model": model}
     found = {"job": "extension", "config": {"name": "z", "process": [process]}}
     chosen = importers.read(found, CONFIGS).config.model
     assert chosen.text_encoder == chosen.vae == "Tongyi-MAI/Z-Image-Turbo" and chosen.model_version == "base"
     adapter = "ostris/zimage_turbo_training_adapter/zimage_turbo_training_adapter_v2.safetensors"
-    process["model"] = {"arch": "zimage:turbo", "name_or_path": "Tongyi-MAI/Z-Image-Turbo",
-                        "assistant_lora_path": adapter}  # fmt: skip
+    process["model"] = {
+        "arch": "zimage:turbo",
+        "name_or_path": "Tongyi-MAI/Z-Image-Turbo",
+        "assistant_lora_path": adapter,
+    }
     made = importers.read(found, CONFIGS)
     assert made.config.model.model_version == "turbo" and made.config.network.base_weights == (adapter,)
     (said,) = [outcome.text for outcome in made.outcomes if outcome.key == "model.assistant_lora_path"]

@@ -185,7 +185,7 @@ SETTINGS = {
         (SDXL, "v2 = true", "v2"),
         (SDXL, "deepspeed = true", "deepspeed"),
     ],
-}  # fmt: skip
+}
 DATASETS = {
     "empty": ("", "there is no [[datasets]] table"),
     "no subsets": ("[[datasets]]\nresolution = 512\n", "it has no [[datasets.subsets]] table"),
@@ -196,16 +196,18 @@ DATASETS = {
     "repeats below nought": (FOLDER + "num_repeats = -1\n", "num_repeats must be at least 0"),
     "a key of the wrong level": (FOLDER + "batch_size = 2\n", "batch_size belongs into [[datasets]] or [general]"),
     "a folder in general": ("[general]\nimage_dir = 'x'\n" + FOLDER, "image_dir belongs into [[datasets.subsets]]"),
-    "one table and no list": ("[datasets]\nresolution = 512\n",
-                              "datasets must be written as tables, [[datasets]]"),
+    "one table and no list": ("[datasets]\nresolution = 512\n", "datasets must be written as tables, [[datasets]]"),
     "subsets as a text": ("[[datasets]]\nresolution = 1\nsubsets = 'x'\n", "subsets must be written as tables"),
     "general as a text": ("general = 'x'\n" + FOLDER, "must be a table"),
     "a size that is none": (FOLDER.replace("512", "'wide'"), "resolution must be one size"),
-    "a wrong step": (FOLDER.replace("= 512\n", "= 512\nenable_bucket = true\nbucket_reso_steps = 7\n"),
-                     "bucket_reso_steps must be a multiple of"),
-    "buckets upside down": (FOLDER.replace("= 512\n",
-                            "= 512\nenable_bucket = true\nmin_bucket_reso = 1024\nmax_bucket_reso = 512\n"),
-                            "min_bucket_reso must not be above max_bucket_reso"),
+    "a wrong step": (
+        FOLDER.replace("= 512\n", "= 512\nenable_bucket = true\nbucket_reso_steps = 7\n"),
+        "bucket_reso_steps must be a multiple of",
+    ),
+    "buckets upside down": (
+        FOLDER.replace("= 512\n", "= 512\nenable_bucket = true\nmin_bucket_reso = 1024\nmax_bucket_reso = 512\n"),
+        "min_bucket_reso must not be above max_bucket_reso",
+    ),
     "a share above one": (FOLDER + "caption_dropout_rate = 7\n", "must be at least 0.0 and at most 1.0"),
     "masks without the option": (FOLDER + "conditioning_data_dir = 'x'\n", "conditioning_data_dir needs masked_loss"),
     "references that the model does not take": (FOLDER + "control_directory = 'x'\n", "SDXL LoRA takes none"),
@@ -215,7 +217,7 @@ DATASETS = {
     "a path of Windows": ('[[datasets]]\n[[datasets.subsets]]\nimage_dir = "C:\\Users\\me"\n', "use single quotes"),
     "further references alone": (FOLDER + "more_control_directories = ['x']\n", "needs control_directory"),
     "a face range that is none": (FOLDER + "face_crop_aug_range = 'x'\n", "face_crop_aug_range must be two numbers"),
-}  # fmt: skip
+}
 PROMPTS = {
     "nothing": ("a.txt", "", "a.txt holds no prompt"),
     "comments alone": ("a.txt", "# a cat\n", "holds no prompt"),
@@ -229,7 +231,7 @@ PROMPTS = {
     "subsets that are no tables": ("a.toml", "[prompt]\nsubset = ['x']\n", "are tables, [[prompt.subset]]"),
     "twice": ("a.toml", "[prompt]\nwidth = 512\n[[prompt.subset]]\nprompt = 'x'\nwidth = 5\n", "stands in [prompt]"),
     "deep": ("a.json", "[" * 9999, "levels deep"),
-}  # fmt: skip
+}
 ROWS = [(kind, *row) for kind, rows in SETTINGS.items() for row in rows]
 
 
@@ -285,8 +287,12 @@ def test_a_file_that_is_no_config_is_named(content, tmp_path):
 
 
 def test_all_mistakes_of_a_file_are_named_at_once(tmp_path):
-    rows = [(text, word) for kind in ("typo", "choice", "range") for script, text, word in SETTINGS[kind]
-            if script == SDXL and "\n" not in text and "[" not in text and "a number of" not in word]  # fmt: skip
+    rows = [
+        (text, word)
+        for kind in ("typo", "choice", "range")
+        for script, text, word in SETTINGS[kind]
+        if script == SDXL and "\n" not in text and "[" not in text and "a number of" not in word
+    ]
     chosen = dict(reversed([(text.partition(" ")[0], (text, word)) for text, word in rows]))
     said = problems(SDXL, "\n".join(text for text, _ in chosen.values()), tmp_path)
     for text, word in chosen.values():

@@ -18,8 +18,15 @@ SDXL = config_class("sdxl_train_network")
 
 def test_a_problem_is_its_sentence_and_all_that_it_was_made_of():
     limits = Message("at least {low}", low=1)
-    made = Problem("seed", "must be {limits}, got {value}", limits=limits, value="'{'", place="in {x}.toml: ",
-                   also="resume", fix={"seed": 1})  # fmt: skip
+    made = Problem(
+        "seed",
+        "must be {limits}, got {value}",
+        limits=limits,
+        value="'{'",
+        place="in {x}.toml: ",
+        also="resume",
+        fix={"seed": 1},
+    )
     assert str(made) == "in {x}.toml: seed must be at least 1, got '{'"
     assert str(made.about) == "must be at least 1, got '{'"
     for copy in (read(made.as_json()), pickle.loads(pickle.dumps(made))):

@@ -138,11 +138,17 @@ def noted(script, **given):
         (SDXL, {"enable_bucket": True, "bucket_reso_steps": 48}, "multiple of 32"),
         (SDXL, {"enable_bucket": True, "resolution": 1536}, "max_bucket_reso (1024)"),
         (SDXL, {"enable_bucket": True, "resolution": "128,128"}, "min_bucket_reso (256)"),
-        (SDXL, {"enable_bucket": True, "resolution": 256, "min_bucket_reso": 64, "bucket_reso_steps": 128},
-         "min_bucket_reso must not be below bucket_reso_steps (128)"),
+        (
+            SDXL,
+            {"enable_bucket": True, "resolution": 256, "min_bucket_reso": 64, "bucket_reso_steps": 128},
+            "min_bucket_reso must not be below bucket_reso_steps (128)",
+        ),
         ("sdxl_train", {"fused_backward_pass": True}, "works with Adafactor only"),
-        ("sdxl_train", {"fused_backward_pass": True, "optimizer_type": "adafactor", "gradient_accumulation_steps": 2},
-         "cannot accumulate"),
+        (
+            "sdxl_train",
+            {"fused_backward_pass": True, "optimizer_type": "adafactor", "gradient_accumulation_steps": 2},
+            "cannot accumulate",
+        ),
         (SDXL, {"lr_warmup_steps": 100}, "lr_warmup_steps does not go with lr_scheduler = constant"),
         (SDXL, {"lr_warmup_steps": 10, "lr_scheduler": "adafactor:1e-4"}, "lr_warmup_steps does not go with"),
         (SDXL, {"optimizer_type": "Lion", "use_8bit_adam": True}, "use_8bit_adam and optimizer_type both choose"),
@@ -161,7 +167,7 @@ def noted(script, **given):
         (SDXL, {"resolution": "big"}, "resolution must be one size in pixels or width,height"),
         (SDXL, {"max_token_length": 100}, "max_token_length must be one of 150, 225"),
     ],
-)  # fmt: skip
+)
 def test_rule(script, given, words):
     found = problems(script, **given)
     assert words in found

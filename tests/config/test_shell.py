@@ -112,7 +112,7 @@ def test_only_the_first_of_several_processes_talks(called, monkeypatch):
         (["--num_machine", "2"], "--num_machine is not an option (did you mean num_machines?)"),
         (["--machine_rnk", "2"], "--machine_rnk is not an option (did you mean machine_rank?)"),
     ],
-)  # fmt: skip
+)
 def test_mistaken_flag_is_one_sentence(argv, sentence):
     assert [*map(str, problems(*argv))] == [sentence]
 

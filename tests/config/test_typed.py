@@ -51,9 +51,15 @@ def test_several_sizes_are_told_from_a_width_and_a_height():
     for size in ("512,1024", [512, 1024], ["512", "1024"]):  # as in sd-scripts
         assert read("resolution", size) == "512,1024"
     assert draft(LORA, {"resolution": "512;1024,768;640"}).data.size == (1024, 768)
-    wrong = {"512;512": "the size 512 more than once", "512;": None, "512;0": "or several sizes with ;",
-             "512;;768": "several sizes", "512,768,x": "got '512,768,x'", "512;70000": "at most 65536",
-             ",".join(map(str, range(1, 40))): "at most 16 sizes, got 39"}  # fmt: skip
+    wrong = {
+        "512;512": "the size 512 more than once",
+        "512;": None,
+        "512;0": "or several sizes with ;",
+        "512;;768": "several sizes",
+        "512,768,x": "got '512,768,x'",
+        "512;70000": "at most 65536",
+        ",".join(map(str, range(1, 40))): "at most 16 sizes, got 39",
+    }
     for size, said in wrong.items():
         if said is None:
             assert read("resolution", size) == "512"
@@ -70,8 +76,12 @@ def test_sizes_and_choices_in_many_spellings():
 
 
 def test_a_comma_in_a_number_is_never_guessed_but_explained():
-    for name, typed, meant in (("learning_rate", "0,0001", "0.0001"), ("text_encoder_lr", "0,00005", "0.00005"),
-                               ("max_train_steps", "1,600", "1600"), ("noise_offset", "0,05", "0.05")):  # fmt: skip
+    for name, typed, meant in (
+        ("learning_rate", "0,0001", "0.0001"),
+        ("text_encoder_lr", "0,00005", "0.00005"),
+        ("max_train_steps", "1,600", "1600"),
+        ("noise_offset", "0,05", "0.05"),
+    ):
         with pytest.raises(ConfigError, match=rf"\(did you mean {meant}\?\)") as refused:
             build(LORA, {name: typed})
         fix = working_fix(refused.value.problems[0], draft(LORA, {}))

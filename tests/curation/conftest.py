@@ -16,9 +16,15 @@ def picture(seed, width=72, height=64):
 
 def config(folder="", **more):
     values = {
-        "train_data_dir": str(folder), "resolution": "64", "caption_extension": ".txt", "learning_rate": 1e-4,
-        "enable_bucket": True, "min_bucket_reso": 32, "max_bucket_reso": 128, "bucket_reso_steps": 32,
-    }  # fmt: skip
+        "train_data_dir": str(folder),
+        "resolution": "64",
+        "caption_extension": ".txt",
+        "learning_rate": 1e-4,
+        "enable_bucket": True,
+        "min_bucket_reso": 32,
+        "max_bucket_reso": 128,
+        "bucket_reso_steps": 32,
+    }
     return build(SdxlLora, {**values, **more}, notes=[])
 
 

@@ -105,8 +105,16 @@ def test_images_go_with_what_belongs_to_them(found, data):
 
 
 # As the families name them, whose names and sizes vary; tests/train/test_training.py makes those of all.
-CACHES = ("_0096x0064_flux.npz", "_upright_0064x0096_f2k4b.safetensors", "_0064x1024_fk.safetensors", "_flux_te.npz",
-          "_f2k4b_te.safetensors", "_qi_te.safetensors", "_zi_te.safetensors", "_anima_te.npz")  # fmt: skip
+CACHES = (
+    "_0096x0064_flux.npz",
+    "_upright_0064x0096_f2k4b.safetensors",
+    "_0064x1024_fk.safetensors",
+    "_flux_te.npz",
+    "_f2k4b_te.safetensors",
+    "_qi_te.safetensors",
+    "_zi_te.safetensors",
+    "_anima_te.npz",
+)
 
 
 def test_caches_in_either_format_go_with_their_image_alone(found, data):
@@ -143,12 +151,16 @@ def test_a_folder_is_prepared_for_a_training_and_back(data):
 def test_folders_that_cannot_be_made_are_refused(found, data):
     start = tree(data)
     for attempt in (
-        lambda: changes.rename(found, "10_cat", 0, "cat"), lambda: changes.rename(found, "10_cat", 3, "a/b"),
-        lambda: changes.rename(found, "10_cat", 3, ".."), lambda: changes.rename(found, "..", 3, "x"),
-        lambda: changes.rename(found, "", 3, "x"), lambda: changes.rename(found, "10_cat", 2, "dog"),
-        lambda: changes.gather(found, 3, " "), lambda: changes.bring(found, data / "10_cat", 10, "cat"),
+        lambda: changes.rename(found, "10_cat", 0, "cat"),
+        lambda: changes.rename(found, "10_cat", 3, "a/b"),
+        lambda: changes.rename(found, "10_cat", 3, ".."),
+        lambda: changes.rename(found, "..", 3, "x"),
+        lambda: changes.rename(found, "", 3, "x"),
+        lambda: changes.rename(found, "10_cat", 2, "dog"),
+        lambda: changes.gather(found, 3, " "),
+        lambda: changes.bring(found, data / "10_cat", 10, "cat"),
         lambda: changes.bring(found, data / "later", 2, "dog") and changes.bring(found, data / "later", 2, "dog"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ConfigError):
             attempt()
     undo(data)  # the one that could be copied

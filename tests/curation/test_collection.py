@@ -40,10 +40,14 @@ def test_each_mistake_is_found(found):
         "later/c.png",
     ]
     for kind, wanted in (
-        ("empty", ["2_dog/b.png"]), ("foreign", ["2_dog/broken.png"]), ("lines", ["2_dog/a.png"]),
-        ("broken", ["2_dog/broken.png"]), ("unused", ["d.png", "later/c.png"]), ("cut", ["2_dog/panorama.png"]),
+        ("empty", ["2_dog/b.png"]),
+        ("foreign", ["2_dog/broken.png"]),
+        ("lines", ["2_dog/a.png"]),
+        ("broken", ["2_dog/broken.png"]),
+        ("unused", ["d.png", "later/c.png"]),
+        ("cut", ["2_dog/panorama.png"]),
         ("enlarged", ["2_dog/a small.png"]),
-    ):  # fmt: skip
+    ):
         assert names(selection.choose(found, kind)) == wanted, kind
     counts = selection.counts(found, "zorb")
     assert counts["all"] == 11 and counts["missing"] == 4 and counts["trigger"] == 7
@@ -124,9 +128,14 @@ def test_bombs_and_rubbish_are_one_sentence(tmp_path):
     header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
     chunk = b"IHDR" + header
     bomb.write_bytes(
-        b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
-        + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
-    )  # fmt: skip
+        b"\x89PNG\r\n\x1a\n"
+        + struct.pack(">I", 13)
+        + chunk
+        + struct.pack(">I", zlib.crc32(chunk))
+        + struct.pack(">I", 0)
+        + b"IDAT"
+        + struct.pack(">I", zlib.crc32(b"IDAT"))
+    )
     rubbish = tmp_path / "rubbish.jpg"
     rubbish.write_bytes(b"\xff\xd8\xff" + bytes(range(256)) * 4)
     text = tmp_path / "text.webp"

@@ -127,12 +127,17 @@ def test_a_new_file_is_begun(tmp_path):
     assert dataset_file.read(path)[0].folders[0].texts == {"image_dir": "C:\\cats", "num_repeats": "2"}
 
 
-@pytest.mark.parametrize("text", [
-    'datasets = [{resolution = 512, subsets = [{image_dir = "/a", num_repeats = 2}]}] # in a line\n',
-    '[[ datasets ]]\n[[datasets . subsets]] # odd\nimage_dir = "/a"\nnum_repeats = 2\n',
-    '[[datasets]]\nresolution = [\n  512,\n  512,\n]\nsubsets = [\n  # 1\n  {image_dir = "/a", num_repeats = 2},\n]\n',
-    '[[datasets]]\n[[datasets.subsets]]\nimage_dir = """\n/a"""\nnum_repeats = 2\n[general]\nkeep_tokens = 1 # last\n',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        'datasets = [{resolution = 512, subsets = [{image_dir = "/a", num_repeats = 2}]}] # in a line\n',
+        '[[ datasets ]]\n[[datasets . subsets]] # odd\nimage_dir = "/a"\nnum_repeats = 2\n',
+        "[[datasets]]\nresolution = [\n  512,\n  512,\n]\nsubsets = [\n  # 1\n  "
+        '{image_dir = "/a", num_repeats = 2},\n]\n',
+        '[[datasets]]\n[[datasets.subsets]]\nimage_dir = """\n/a"""\nnum_repeats = 2\n'
+        "[general]\nkeep_tokens = 1 # last\n",
+    ],
+)
 def test_whatever_toml_allows_is_changed_rightly(tmp_path, text):
     path = tmp_path / "odd.toml"
     path.write_text(text)
@@ -158,8 +163,10 @@ def test_line_ends_and_json_stay_what_they_are(tmp_path):
     tables[0].folders[0].texts["num_repeats"] = "5"
     made = json.loads(dataset_file.written(plain, tables))
     assert made["datasets"][0]["subsets"][0] == {
-        "image_dir": "C:\\cats", "num_repeats": 5, "custom_attributes": {"diff_output_preservation": True}
-    }  # fmt: skip
+        "image_dir": "C:\\cats",
+        "num_repeats": 5,
+        "custom_attributes": {"diff_output_preservation": True},
+    }
 
 
 def test_every_value_that_is_wrong_is_named_and_nothing_is_made(file):
@@ -171,10 +178,18 @@ def test_every_value_that_is_wrong_is_named_and_nothing_is_made(file):
     assert all(name in str(refused.value) for name in ("resolution", "num_repeats", "flip_aug", "data set 2"))
 
 
-@pytest.mark.parametrize(("name", "text"), [
-    ("a.toml", "datasets = 3"), ("a.toml", "[[datasets]]\nsubsets = ['a']"), ("a.toml", "]["), ("a.json", "[1]"),
-    ("a.json", '{"datasets": [3]}'), ("a.json", "{"), ("a.toml", "\udc80"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.toml", "datasets = 3"),
+        ("a.toml", "[[datasets]]\nsubsets = ['a']"),
+        ("a.toml", "]["),
+        ("a.json", "[1]"),
+        ("a.json", '{"datasets": [3]}'),
+        ("a.json", "{"),
+        ("a.toml", "\udc80"),
+    ],
+)
 def test_what_is_no_dataset_file_is_refused(tmp_path, name, text):
     path = tmp_path / name
     path.write_bytes(text.encode(errors="surrogateescape"))

@@ -12,15 +12,33 @@ from library.config.problems import ConfigError
 from library.curation import incoming_files
 
 HOSTILE = {
-    "../../etc/cat.png": "cat.png", "..\\..\\cat.PNG": "cat.png", "C:\\x\\cat.png": "cat.png",
+    "../../etc/cat.png": "cat.png",
+    "..\\..\\cat.PNG": "cat.png",
+    "C:\\x\\cat.png": "cat.png",
     "C:cat.png": "C_cat.png",
-    "/abs/cat.png": "cat.png", ".hidden.png": "hidden.png", "..": "image", ".png": "png", "": "image",
+    "/abs/cat.png": "cat.png",
+    ".hidden.png": "hidden.png",
+    "..": "image",
+    ".png": "png",
+    "": "image",
     "con.png": "_con.png",
-    "NUL.tar.png": "_NUL.tar.png", "com¹.jpg": "_com¹.jpg", "a\0b.png": "ab.png", "a\nb.png": "ab.png",
-    "gnp.\u202etac.png": "gnp.tac.png", "\u200bcat.png": "cat.png", "cat .png": "cat.png", "cat...png": "cat.png",
-    "e\u0301.png": "\u00e9.png", "a<b>|?*\".png": "a_b_____.png", "a.png:stream": "a.png_stream", "\ud800.png": "png",
-    "cat.png/": "image", "image.jpg": "image.jpg", "猫 1.JPG": "猫 1.jpg", "x" * 300 + ".png": "x" * 120 + ".png",
-}  # fmt: skip
+    "NUL.tar.png": "_NUL.tar.png",
+    "com¹.jpg": "_com¹.jpg",
+    "a\0b.png": "ab.png",
+    "a\nb.png": "ab.png",
+    "gnp.\u202etac.png": "gnp.tac.png",
+    "\u200bcat.png": "cat.png",
+    "cat .png": "cat.png",
+    "cat...png": "cat.png",
+    "e\u0301.png": "\u00e9.png",
+    'a<b>|?*".png': "a_b_____.png",
+    "a.png:stream": "a.png_stream",
+    "\ud800.png": "png",
+    "cat.png/": "image",
+    "image.jpg": "image.jpg",
+    "猫 1.JPG": "猫 1.jpg",
+    "x" * 300 + ".png": "x" * 120 + ".png",
+}
 
 
 @pytest.mark.parametrize(("sent", "safe"), HOSTILE.items(), ids=ascii)
@@ -46,10 +64,17 @@ def jpeg():
     return made.getvalue()
 
 
-@pytest.mark.parametrize(("name", "content"), [
-    ("a.png", png()), ("a.jpg", png()), ("a.png", jpeg()), ("a.txt", "猫, cat\r\nb".encode()),
-    ("a.txt", b"\xef\xbb\xbfcat"), ("a.caption", b"x"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.png", png()),
+        ("a.jpg", png()),
+        ("a.png", jpeg()),
+        ("a.txt", "猫, cat\r\nb".encode()),
+        ("a.txt", b"\xef\xbb\xbfcat"),
+        ("a.caption", b"x"),
+    ],
+)
 def test_what_can_be_trained_on_is_taken(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     incoming_files.check_content(tmp_path / name, name)
@@ -66,14 +91,24 @@ GIF = b"GIF89a\x01\x00\x01\x00\x00\x00\x00;"
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\nshowpage\n"
 
 
-@pytest.mark.parametrize(("name", "content", "words"), [
-    ("a.png", b"no image", "not an image"), ("a.jpg", b"<svg onload=alert(1)>", "not an image"),
-    ("a.png", GIF, "not an image"), ("a.png", POSTSCRIPT, "not an image"), ("a.png", b"", "not an image"),
-    ("a.png", png()[:45], "not an image"), ("a.jpg", jpeg()[:300], "not an image"),
-    ("a.png", png(60_000, 60_000), "not an image|megapixels"), ("a.png", png(12_000, 11_000), "132 megapixels"),
-    ("a.txt", b"\xff\xfe\x00", "UTF-8"), ("a.txt", b"a\0b", "UTF-8"), ("a.txt", b"a\1b", "control"),
-    ("a.txt", png(), "UTF-8|control"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.png", b"no image", "not an image"),
+        ("a.jpg", b"<svg onload=alert(1)>", "not an image"),
+        ("a.png", GIF, "not an image"),
+        ("a.png", POSTSCRIPT, "not an image"),
+        ("a.png", b"", "not an image"),
+        ("a.png", png()[:45], "not an image"),
+        ("a.jpg", jpeg()[:300], "not an image"),
+        ("a.png", png(60_000, 60_000), "not an image|megapixels"),
+        ("a.png", png(12_000, 11_000), "132 megapixels"),
+        ("a.txt", b"\xff\xfe\x00", "UTF-8"),
+        ("a.txt", b"a\0b", "UTF-8"),
+        ("a.txt", b"a\1b", "control"),
+        ("a.txt", png(), "UTF-8|control"),
+    ],
+)
 def test_what_only_has_the_name_is_refused(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=words):
@@ -86,11 +121,20 @@ def test_a_bomb_is_not_unpacked(tmp_path):
         incoming_files.check_content(tmp_path / "a.png", "a.png")
 
 
-@pytest.mark.parametrize(("name", "size", "words"), [
-    ("a.gif", 9, "neither"), ("a.py", 9, "neither"), ("a", 9, "neither"), ("a.png.exe", 9, "neither"),
-    ("a.npz", 9, "neither"), ("a.json", 9, "neither"), ("a.png", 0, "empty"), ("a.png", 300_000_000, "more than 256"),
-    ("a.txt", 1_000_001, "more than 1 MB"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "size", "words"),
+    [
+        ("a.gif", 9, "neither"),
+        ("a.py", 9, "neither"),
+        ("a", 9, "neither"),
+        ("a.png.exe", 9, "neither"),
+        ("a.npz", 9, "neither"),
+        ("a.json", 9, "neither"),
+        ("a.png", 0, "empty"),
+        ("a.png", 300_000_000, "more than 256"),
+        ("a.txt", 1_000_001, "more than 1 MB"),
+    ],
+)
 def test_kinds_and_sizes_are_told_before_anything_is_sent(name, size, words):
     assert words in (str(incoming_files.refusal(name, size) or ""))
 

@@ -21,9 +21,12 @@ def places(tmp_path_factory):
     """Folders, a metadata file and a dataset file; nothing in them is broken."""
     root = tmp_path_factory.mktemp("sets")
     sizes = {
-        "train/3_cat": [(72, 64)] * 5 + [(40, 96)] * 2, "train/1_dog": [(64, 64)] * 3, "reg/2_animal": [(64, 64)] * 4,
-        "reg/1_thing": [(90, 60)] * 20, "few/1_animal": [(64, 64)] * 2,
-    }  # fmt: skip
+        "train/3_cat": [(72, 64)] * 5 + [(40, 96)] * 2,
+        "train/1_dog": [(64, 64)] * 3,
+        "reg/2_animal": [(64, 64)] * 4,
+        "reg/1_thing": [(90, 60)] * 20,
+        "few/1_animal": [(64, 64)] * 2,
+    }
     for at, (folder, shapes) in enumerate(sizes.items()):
         (root / folder).mkdir(parents=True)
         for i, shape in enumerate(shapes):

@@ -164,8 +164,11 @@ def test_a_journal_from_elsewhere_leads_nowhere(root, kind, name):
     folder = root / ".trash" / "2026-01-01" / "000000-1-aa"
     folder.mkdir(parents=True)
     (folder / "operation.json").write_text(json.dumps({"title": "t", "when": 1.0, "state": "done", "count": 1}))
-    line = {"write": {"write": name, "before": "theirs", "after": "mine"}, "move": {"move": "x.txt", "to": name},
-            "copy": {"copy": name}}[kind]  # fmt: skip
+    line = {
+        "write": {"write": name, "before": "theirs", "after": "mine"},
+        "move": {"move": "x.txt", "to": name},
+        "copy": {"copy": name},
+    }[kind]
     (folder / "journal.jsonl").write_text(json.dumps(line) + "\n")
     start = tree(root)
     undo(root)

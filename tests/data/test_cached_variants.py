@@ -77,8 +77,10 @@ def test_the_empty_caption_is_drawn_by_its_rate(folder, cache, variants):
     images, _ = encoded(every)
     batches = Batches(images, every, 0)
     assert [{*batches.make(draw).captions} == {""} for epoch in (1, 2, 3) for draw in batches.draws(epoch)][::3] == [
-        False, True, False
-    ]  # fmt: skip
+        False,
+        True,
+        False,
+    ]
 
 
 def test_files_of_variants_are_found_again_and_old_ones_stay(folder):

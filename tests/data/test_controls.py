@@ -110,7 +110,10 @@ def test_further_references_are_in_folders_of_their_own(pairs, use):
     more = f"more_control_directories = ['{pairs / 'third'}']"
     first, second, third = data.scan(toml(pairs, more)).items
     assert [names(one) for one in (first, second, third)] == [
-        ["00.webp", "00.png"], ["01_0000.png"], ["02_2.png", "02_10.png", "02.png"]]  # fmt: skip
+        ["00.webp", "00.png"],
+        ["01_0000.png"],
+        ["02_2.png", "02_10.png", "02.png"],
+    ]
     gone = toml(pairs, more.replace("third", "forth"))
     assert (
         sentences(gone) == f"control_directory: {pairs / 'forth'} does not exist: name the folder of reference images"
@@ -120,9 +123,15 @@ def test_further_references_are_in_folders_of_their_own(pairs, use):
 
 
 def test_metadata_files_name_references_as_musubi_tuner_does(pairs):
-    rows = [{"image_path": "00.png", "caption": "a", "control_path": str(pairs / "second" / "00.webp")},
-            {"image_path": "01.png", "caption": "b", "control_path_1": str(pairs / "second" / "02_10.png"),
-             "control_path_0": str(pairs / "second" / "02_2.png")}]  # fmt: skip
+    rows = [
+        {"image_path": "00.png", "caption": "a", "control_path": str(pairs / "second" / "00.webp")},
+        {
+            "image_path": "01.png",
+            "caption": "b",
+            "control_path_1": str(pairs / "second" / "02_10.png"),
+            "control_path_0": str(pairs / "second" / "02_2.png"),
+        },
+    ]
     (pairs / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
     first, second = data.scan(toml(pairs, f"metadata_file = '{pairs / 'm.jsonl'}'", controls=False)).items
     assert names(first) == ["00.webp"] and names(second) == ["02_2.png", "02_10.png"]
@@ -209,7 +218,9 @@ def test_caches_have_musubi_tuners_names_and_keys_and_go_stale_with_the_referenc
     file = pairs / "images" / "00_0064x0064_fk.safetensors"
     found = load_file(file)
     assert {name: tuple(array.shape) for name, array in found.items()} == {
-        "latents_1x8x8_float32": (4, 8, 8), "latents_control_1x8x16_float32": (4, 8, 16)}  # fmt: skip
+        "latents_1x8x8_float32": (4, 8, 8),
+        "latents_control_1x8x16_float32": (4, 8, 16),
+    }
     with safe_open(file, "pt") as archive:
         about = archive.metadata()
     assert (about["architecture"], about["width"], about["height"]) == ("flux_kontext", "64", "64")

@@ -32,8 +32,10 @@ def test_a_missing_folder_and_a_file_instead_of_one(tmp_path):
 def test_impossible_buckets_of_a_dataset_file_are_told_once(tmp_path, rules):
     make.folder(tmp_path / "images", "cat")
     file = tmp_path / "data.toml"
-    file.write_text(f"[[datasets]]\nresolution = 64\nenable_bucket = true\n{rules}\n"
-        f"[[datasets.subsets]]\nimage_dir = '{(tmp_path / 'images/cat').as_posix()}'\n")  # fmt: skip
+    file.write_text(
+        f"[[datasets]]\nresolution = 64\nenable_bucket = true\n{rules}\n"
+        f"[[datasets.subsets]]\nimage_dir = '{(tmp_path / 'images/cat').as_posix()}'\n"
+    )
     (problem,) = problems(make.config(None, dataset_config=str(file)))
     assert "in data.toml dataset 1" in str(problem) and "bucket_reso_steps" in str(problem)
 
@@ -352,8 +354,11 @@ def test_lines_of_captions_that_nothing_reads_are_counted_and_may_be_used(tmp_pa
 def test_keeping_the_base_models_answer_is_for_adapters(tmp_path, script):
     folder = make.folder(tmp_path, "10_cat")
     file = tmp_path / "images.toml"
-    file.write_text(f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{folder.as_posix()}'\n"
-                    "custom_attributes.diff_output_preservation = true\n", encoding="utf-8")  # fmt: skip
+    file.write_text(
+        f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{folder.as_posix()}'\n"
+        "custom_attributes.diff_output_preservation = true\n",
+        encoding="utf-8",
+    )
     told = list(data.warnings(make.config(None, script, dataset_config=str(file)), 32))
     assert [("diff_output_preservation has no effect" in str(text)) for text in told] == [True] * (
         script != "sdxl_train_network"

@@ -272,15 +272,21 @@ def test_lists_of_the_hub_are_captions(tmp_path, name, by_file):
     assert [one.caption for one in data.scan(config).items] == ["a cat, red", "a\u2028dog"]
 
 
-@pytest.mark.parametrize(("name", "text", "said"), [
-    ("m.parquet", "PAR1", ["m.parquet", "Parquet", "metadata.jsonl", '{"file_name": "0001.png", "text": "a cat"}']),
-    ("m.csv", "file_name,text\n00.png,a cat, red\n", ["line 2", "double quotes"]),
-    ("m.csv", "00.png,a cat\n", ["first line", "file_name,text"]),
-    ("m.csv", "", ["first line"]),
-    ("m.jsonl", '{"file_name": "00.png", "label": 3}\n', ["no captions", "file_name, label"]),
-    ("m.jsonl", '{"text": "a"}\n{"file_name": "00.png", "text": ["a"]}\n3\n',
-     ["line 1", "file_name", "line 2", "must be text", "line 3"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("m.parquet", "PAR1", ["m.parquet", "Parquet", "metadata.jsonl", '{"file_name": "0001.png", "text": "a cat"}']),
+        ("m.csv", "file_name,text\n00.png,a cat, red\n", ["line 2", "double quotes"]),
+        ("m.csv", "00.png,a cat\n", ["first line", "file_name,text"]),
+        ("m.csv", "", ["first line"]),
+        ("m.jsonl", '{"file_name": "00.png", "label": 3}\n', ["no captions", "file_name, label"]),
+        (
+            "m.jsonl",
+            '{"text": "a"}\n{"file_name": "00.png", "text": ["a"]}\n3\n',
+            ["line 1", "file_name", "line 2", "must be text", "line 3"],
+        ),
+    ],
+)
 def test_lists_that_cannot_be_read_say_what_to_write(tmp_path, name, text, said):
     make.picture(tmp_path / "00.png")
     (tmp_path / name).write_text(text)

@@ -47,6 +47,15 @@ def test_a_small_change_is_seen_in_one_precision_and_a_larger_one_in_two(dtype):
 def test_caches_of_earlier_versions_and_odd_ones():
     now = identity.fingerprint(network())
     assert identity.same(now["exact"], now) and identity.same(None, None) and identity.same("x", None)
-    odd = [None, "", 3, {}, {"type": "bfloat16"}, {"type": "bfloat16", "marks": []}, {"type": [], "marks": [1]},
-           {"type": "bfloat16", "marks": ["1"] * 32}, {"type": "int8", "marks": now["marks"]}]  # fmt: skip
+    odd = [
+        None,
+        "",
+        3,
+        {},
+        {"type": "bfloat16"},
+        {"type": "bfloat16", "marks": []},
+        {"type": [], "marks": [1]},
+        {"type": "bfloat16", "marks": ["1"] * 32},
+        {"type": "int8", "marks": now["marks"]},
+    ]
     assert not any(identity.same(made, now) for made in odd)

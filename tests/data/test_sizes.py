@@ -81,8 +81,9 @@ def test_a_dataset_file_says_it_for_each_table(of_file, folder):
     config = of_file()
     images = data.scan(config)
     assert [(one.table, one.resolution, one.sizes) for one in images.datasets] == [
-        *((0, (side, side), ((64, 64), (96, 96), (128, 128))) for side in (128, 96, 64)), (1, (64, 64), ((64, 64),))
-    ]  # fmt: skip
+        *((0, (side, side), ((64, 64), (96, 96), (128, 128))) for side in (128, 96, 64)),
+        (1, (64, 64), ((64, 64),)),
+    ]
     counted = shares.counted(config, lambda path: True)
     assert [(row["dataset"], row["images"], row["seen"]) for row in counted["rows"]] == [(0, 5, 30), (1, 1, 1)]
     shown = sources.opened(config)

@@ -101,9 +101,19 @@ def test_only_safetensors_are_offered(hub, path):
 
 
 @pytest.mark.parametrize(
-    "path", ["../../x.safetensors", "a/..safetensors", ".safetensors", "a/b\\..\\c.safetensors", "con.safetensors",
-             "a\nb.safetensors", "x/~.safetensors", "a:b.safetensors", "a /.safetensors"],
-)  # fmt: skip
+    "path",
+    [
+        "../../x.safetensors",
+        "a/..safetensors",
+        ".safetensors",
+        "a/b\\..\\c.safetensors",
+        "con.safetensors",
+        "a\nb.safetensors",
+        "x/~.safetensors",
+        "a:b.safetensors",
+        "a /.safetensors",
+    ],
+)
 def test_no_name_leads_out_of_the_folder(hub, tmp_path, path):
     file = offered(hub, path=path)
     try:

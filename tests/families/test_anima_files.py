@@ -115,8 +115,10 @@ def test_what_does_not_fit_is_said_in_one_sentence_before_loading(files, tmp_pat
     adapter = saved({"lora_unet_blocks_0_mlp_layer1.lora_down.weight": torch.zeros(2, 2)}, tmp_path / "l.safetensors")
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(files["anima"].read_bytes()[:-100])
-    words = {name: t[:, :32].contiguous() if t.ndim == 2 and t.shape[1] == 48 else t
-             for name, t in load_file(files["text_encoder"]).items()}  # fmt: skip
+    words = {
+        name: t[:, :32].contiguous() if t.ndim == 2 and t.shape[1] == 48 else t
+        for name, t in load_file(files["text_encoder"]).items()
+    }
     cases = [
         ({"anima": others["flux"]}, {}, "is a FLUX.1 transformer; train it with flux_train_network"),
         ({"anima": adapter}, {}, "is a LoRA file, not a model: give it as --network_weights"),
@@ -138,8 +140,13 @@ def learnt(demo, tmp_path_factory):
     """A training with caches on disk, and what goes on with its files."""
     folder = tmp_path_factory.mktemp("learnt")
     data = pictures(folder / "data", ((64, 64), (64, 128)), repeats=1)
-    to_disk = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True, "max_train_steps": 2,
-               "resolution": "96", "network_train_unet_only": True}  # fmt: skip
+    to_disk = {
+        "cache_latents_to_disk": True,
+        "cache_text_encoder_outputs_to_disk": True,
+        "max_train_steps": 2,
+        "resolution": "96",
+        "network_train_unet_only": True,
+    }
 
     def made(name, **values):
         return train(config_of(demo, SCRIPT, train_data_dir=data, output_dir=folder / name, **to_disk | values))
@@ -157,9 +164,12 @@ def test_caches_are_those_of_sd_scripts_and_captions_are_dropped_with_them(learn
         about = {name: (file[name].shape, file[name].dtype.name) for name in file.files if name != "made_from"}
         assert float(file["caption_dropout_rate"]) == 0.25
     assert about == {
-        "prompt_embeds": ((64, 48), "float32"), "attn_mask": ((64,), "int64"), "t5_input_ids": ((64,), "int32"),
-        "t5_attn_mask": ((64,), "int32"), "caption_dropout_rate": ((), "float32"),
-    }  # fmt: skip
+        "prompt_embeds": ((64, 48), "float32"),
+        "attn_mask": ((64,), "int64"),
+        "t5_input_ids": ((64,), "int32"),
+        "t5_attn_mask": ((64,), "int32"),
+        "caption_dropout_rate": ((), "float32"),
+    }
     for name in found:  # as sd-scripts leaves them: without ours, and once with a frame
         with np.load(folder / name) as file:
             arrays = {key: file[key] for key in file.files if not key.startswith("made_from")}
@@ -191,8 +201,11 @@ def test_a_lora_file_has_the_names_of_sd_scripts_and_its_conversion_loads_in_dif
     assert len(layers) == 30 + 2 * 10 + 3 and "lora_unet_llm_adapter_blocks_0_cross_attn_o_proj" in layers
     done = load_file(convert.convert(more.file, tmp_path / "peft.safetensors", to="diffusers"))
     assert "diffusion_model.blocks.0.self_attn.q_proj.lora_A.weight" in done
-    known = {f"{part}.{name}" for part, tensors in in_diffusers(random.random().denoiser().state_dict()).items()
-             for name in tensors}  # fmt: skip
+    known = {
+        f"{part}.{name}"
+        for part, tensors in in_diffusers(random.random().denoiser().state_dict()).items()
+        for name in tensors
+    }
     read = {name.rpartition(".lora_")[0] for name in AnimaLoraLoaderMixin.lora_state_dict(dict(done))}
     assert len(read) == 53 and {f"{name}.weight" for name in read} <= known
     back = load_file(convert.convert(tmp_path / "peft.safetensors", tmp_path / "kohya.safetensors", to="kohya"))

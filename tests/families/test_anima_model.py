@@ -97,14 +97,26 @@ def theirs(own):
     transformer_cosmos.transforms = SimpleNamespace(functional=resize, InterpolationMode=modes)
     sizes = own[1].denoiser.sizes
     transformer = CosmosTransformer3DModel(
-        in_channels=16, out_channels=16, num_attention_heads=2, attention_head_dim=32, num_layers=3,
-        text_embed_dim=32, adaln_lora_dim=16, max_size=(128, 240, 240), rope_scale=(1.0, 4.0, 4.0),
+        in_channels=16,
+        out_channels=16,
+        num_attention_heads=2,
+        attention_head_dim=32,
+        num_layers=3,
+        text_embed_dim=32,
+        adaln_lora_dim=16,
+        max_size=(128, 240, 240),
+        rope_scale=(1.0, 4.0, 4.0),
         extra_pos_embed_type=None,
-    )  # fmt: skip
+    )
     conditioner = AnimaTextConditioner(
-        source_dim=48, target_dim=32, model_dim=32, num_layers=2, num_attention_heads=2,
-        target_vocab_size=sizes.adapter.words, min_sequence_length=64,
-    )  # fmt: skip
+        source_dim=48,
+        target_dim=32,
+        model_dim=32,
+        num_layers=2,
+        num_attention_heads=2,
+        target_vocab_size=sizes.adapter.words,
+        min_sequence_length=64,
+    )
     tensors = in_diffusers(own[1].denoiser.state_dict())
     transformer.load_state_dict(tensors["transformer"], strict=True)
     conditioner.load_state_dict(tensors["text_conditioner"], strict=True)
@@ -163,25 +175,39 @@ def pipeline(own, theirs, files):
 
     tensors = load_file(files["text_encoder"])
     config = Qwen3Config(
-        vocab_size=tensors["model.embed_tokens.weight"].shape[0], hidden_size=48, intermediate_size=128,
-        num_hidden_layers=2, num_attention_heads=1, num_key_value_heads=1, head_dim=128, rms_norm_eps=1e-6,
+        vocab_size=tensors["model.embed_tokens.weight"].shape[0],
+        hidden_size=48,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=128,
+        rms_norm_eps=1e-6,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-    )  # fmt: skip
+    )
     encoder = Qwen3Model(config).eval()
     encoder.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, strict=True)
     vae = AutoencoderKLQwenImage(
-        base_dim=8, dim_mult=[1, 2, 2, 2], num_res_blocks=1, latents_mean=list(qwen_vae.MEAN),
+        base_dim=8,
+        dim_mult=[1, 2, 2, 2],
+        num_res_blocks=1,
+        latents_mean=list(qwen_vae.MEAN),
         latents_std=list(qwen_vae.STD),
-    )  # fmt: skip
+    )
     stored = load_file(files["vae"])
     vae.load_state_dict({new: stored[old] for new, old in qwen_vae_names.plain(stored).items()}, strict=True)
     pipe = AnimaAutoBlocks().init_pipeline()
     words = own[1].tokenizers
     words["t5"].pad_token, words["text_encoder"].pad_token = "<pad>", "<|endoftext|>"
     pipe.update_components(
-        text_encoder=encoder, tokenizer=words["text_encoder"], t5_tokenizer=words["t5"], vae=vae.eval(),
-        transformer=theirs[0], text_conditioner=theirs[1], scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-    )  # fmt: skip
+        text_encoder=encoder,
+        tokenizer=words["text_encoder"],
+        t5_tokenizer=words["t5"],
+        vae=vae.eval(),
+        transformer=theirs[0],
+        text_conditioner=theirs[1],
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+    )
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -194,8 +220,9 @@ def test_captions_are_encoded_as_the_pipeline_does(own, pipeline, theirs, captio
         got = own[0].text(own[1], [caption])
         context = own[1].denoiser.llm_adapter(*got.values())
         made = AnimaTextEncoderStep.encode_prompt(pipeline, caption, prepare_unconditional_embeds=False)
-        expected = theirs[1](made["qwen_prompt_embeds"], made["t5_input_ids"], made["t5_attention_mask"],
-                             made["qwen_attention_mask"])  # fmt: skip
+        expected = theirs[1](
+            made["qwen_prompt_embeds"], made["t5_input_ids"], made["t5_attention_mask"], made["qwen_attention_mask"]
+        )
     assert got["attn_mask"].sum() == made["qwen_attention_mask"].sum()
     torch.testing.assert_close(context, expected, rtol=1e-4, atol=1e-5)
 
@@ -211,9 +238,15 @@ def test_a_preview_equals_the_pipelines_picture(own, pipeline, scale, steps, shi
         sampler = own[0].sampler(own[1])
         ours = sampler.decoded(sampler.latents(request))
         theirs = pipeline(
-            prompt=CAPTIONS[1], negative_prompt="blurry", height=64, width=96, num_inference_steps=steps,
-            generator=torch.Generator().manual_seed(5), output_type="pt", output="images",
-        )[0]  # fmt: skip
+            prompt=CAPTIONS[1],
+            negative_prompt="blurry",
+            height=64,
+            width=96,
+            num_inference_steps=steps,
+            generator=torch.Generator().manual_seed(5),
+            output_type="pt",
+            output="images",
+        )[0]
     assert ours.std() > 0.01
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 

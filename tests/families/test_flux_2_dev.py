@@ -24,9 +24,12 @@ CONVERSATION = "<s>[SYSTEM_PROMPT]{system}[/SYSTEM_PROMPT][INST]{user}[/INST]"
 
 def family(files, **values):
     given = {
-        "pretrained_model_name_or_path": files["flux_2"], "text_encoder": files["text_encoder"], "vae": files["vae"],
-        "model_version": "dev", **values,
-    }  # fmt: skip
+        "pretrained_model_name_or_path": files["flux_2"],
+        "text_encoder": files["text_encoder"],
+        "vae": files["vae"],
+        "model_version": "dev",
+        **values,
+    }
     given = {name: str(value) for name, value in given.items() if value is not None}
     return families.family_for(build(families.config_class(SCRIPT), given))
 
@@ -61,16 +64,29 @@ def pipeline(files, own):
     tensors = load_file(files["text_encoder"])
     config = Mistral3Config(
         text_config={
-            "model_type": "mistral", "vocab_size": len(tensors["model.embed_tokens.weight"]), "hidden_size": 48,
-            "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 1, "num_key_value_heads": 1,
-            "head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": None,
+            "model_type": "mistral",
+            "vocab_size": len(tensors["model.embed_tokens.weight"]),
+            "hidden_size": 48,
+            "intermediate_size": 128,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 1,
+            "num_key_value_heads": 1,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e9},
         },
         vision_config={
-            "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
-            "num_attention_heads": 1, "head_dim": 32, "image_size": 28, "patch_size": 14,
+            "model_type": "pixtral",
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+            "head_dim": 32,
+            "image_size": 28,
+            "patch_size": 14,
         },
-    )  # fmt: skip
+    )
     encoder = Mistral3ForConditionalGeneration(config).eval()
     words = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     encoder.model.language_model.load_state_dict(words, strict=True)
@@ -110,9 +126,14 @@ def test_a_preview_equals_the_pipelines_picture(own, pipeline):
     with torch.no_grad():
         got = own[0].sampler(own[1])(request)
         (expected,) = pipeline(
-            prompt=CAPTIONS[1], height=64, width=96, num_inference_steps=2, guidance_scale=3.0, latents=noise,
+            prompt=CAPTIONS[1],
+            height=64,
+            width=96,
+            num_inference_steps=2,
+            guidance_scale=3.0,
+            latents=noise,
             text_encoder_out_layers=(1, 2, 3),
-        ).images  # fmt: skip
+        ).images
     assert np.abs(np.asarray(got, np.int16) - np.asarray(expected, np.int16)).max() <= 1
 
 
@@ -152,10 +173,15 @@ def test_it_trains_from_nothing_and_again_from_its_caches_alone(files, demo, tmp
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a red circle --w 64 --h 64 --s 1", encoding="utf-8")
     given = {
-        "pretrained_model_name_or_path": str(files["flux_2"]), "text_encoder": str(files["text_encoder"]),
-        "vae": str(files["vae"]), "model_version": "dev", "train_data_dir": data, "max_train_steps": 2,
-        "resolution": "64", "cache_text_encoder_outputs_to_disk": True,
-    }  # fmt: skip
+        "pretrained_model_name_or_path": str(files["flux_2"]),
+        "text_encoder": str(files["text_encoder"]),
+        "vae": str(files["vae"]),
+        "model_version": "dev",
+        "train_data_dir": data,
+        "max_train_steps": 2,
+        "resolution": "64",
+        "cache_text_encoder_outputs_to_disk": True,
+    }
     seen = {"sample_prompts": str(prompts), "sample_every_n_steps": 2}
     first = train(config_of(demo, SCRIPT, **given, **seen, output_dir=tmp_path / "first"))
     assert len(first.events("sample")) == 1

@@ -132,8 +132,10 @@ def test_what_does_not_fit_is_said_in_one_sentence_before_loading(files, stored,
     apart = keys.to_diffusers(stored)
     del apart["transformer_blocks.1.attn.to_k.weight"]
     lacking = {name: tensor for name, tensor in stored.items() if not name.startswith("txt_in")}
-    words = {name: t[:, :32] if t.ndim == 2 and t.shape[1] == 48 else t
-             for name, t in load_file(files["text_encoder"]).items()}  # fmt: skip
+    words = {
+        name: t[:, :32] if t.ndim == 2 and t.shape[1] == 48 else t
+        for name, t in load_file(files["text_encoder"]).items()
+    }
     cases = [
         ({"flux_2": others["flux"]}, "is a FLUX.1 transformer; train it with flux_train_network"),
         ({"flux_2": adapter}, "is a LoRA file, not a model: give it as --network_weights"),
@@ -156,8 +158,13 @@ def learnt(demo, tmp_path_factory):
     folder = tmp_path_factory.mktemp("learnt")
     data = pictures(folder / "data", ((64, 64), (64, 128)), repeats=1)
     shown = pictures(folder / "shown", ((96, 64), (64, 64)), repeats=1) / "1_zorb toy"
-    to_disk = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True, "max_train_steps": 2,
-               "resolution": "96", "control_directory": shown}  # fmt: skip
+    to_disk = {
+        "cache_latents_to_disk": True,
+        "cache_text_encoder_outputs_to_disk": True,
+        "max_train_steps": 2,
+        "resolution": "96",
+        "control_directory": shown,
+    }
 
     def made(name, **values):
         return train(config_of(demo, SCRIPT, train_data_dir=data, output_dir=folder / name, **to_disk | values))
@@ -168,8 +175,12 @@ def learnt(demo, tmp_path_factory):
 def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
     folder, done, made = learnt
     found = sorted(path.name for path in folder.glob("*.safetensors"))
-    assert found == ["0_0064x0064_f2k4b.safetensors", "0_f2k4b_te.safetensors", "1_0064x0128_f2k4b.safetensors",
-                     "1_f2k4b_te.safetensors"]  # fmt: skip
+    assert found == [
+        "0_0064x0064_f2k4b.safetensors",
+        "0_f2k4b_te.safetensors",
+        "1_0064x0128_f2k4b.safetensors",
+        "1_f2k4b_te.safetensors",
+    ]
     with safe_open(folder / found[2], "pt") as file:
         shapes = {name: tuple(file.get_tensor(name).shape) for name in list(file.keys())}
         assert shapes == {"latents_8x4_float32": (128, 8, 4), "latents_control_0_8x4_float32": (128, 8, 4)}

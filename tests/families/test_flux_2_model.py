@@ -166,10 +166,16 @@ def pipeline(files, own, theirs):
 
     tensors = load_file(files["text_encoder"])
     config = Qwen3Config(
-        vocab_size=tensors["model.embed_tokens.weight"].shape[0], hidden_size=48, intermediate_size=128,
-        num_hidden_layers=4, num_attention_heads=1, num_key_value_heads=1, head_dim=128, rms_norm_eps=1e-6,
+        vocab_size=tensors["model.embed_tokens.weight"].shape[0],
+        hidden_size=48,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=128,
+        rms_norm_eps=1e-6,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-    )  # fmt: skip
+    )
     encoder = Qwen3Model(config).eval()
     encoder.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, strict=True)
     other = AutoencoderKLFlux2(block_out_channels=random.TINY.vae_widths)
@@ -232,9 +238,14 @@ def test_a_preview_equals_the_pipelines_picture(own, pipeline, scale, steps, siz
         got = own[0].sampler(own[1])(request)
         prompts = {"prompt_embeds": CAPTIONS[1:], "negative_prompt_embeds": [" "]}
         (expected,) = pipeline(
-            shown or None, **{name: encoded(pipeline, text) for name, text in prompts.items()}, height=64,
-            width=96, num_inference_steps=steps, guidance_scale=scale, latents=noise,
-        ).images  # fmt: skip
+            shown or None,
+            **{name: encoded(pipeline, text) for name, text in prompts.items()},
+            height=64,
+            width=96,
+            num_inference_steps=steps,
+            guidance_scale=scale,
+            latents=noise,
+        ).images
     assert np.abs(np.asarray(got, np.int16) - np.asarray(expected, np.int16)).max() <= 1
 
 

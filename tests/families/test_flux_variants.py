@@ -16,8 +16,11 @@ def test_krea_is_dev_by_another_name(files, tmp_path):
     named = shutil.copy(files["flux"], tmp_path / "flux1-krea-dev.safetensors")
     titled = tmp_path / "mine.safetensors"
     flux_files.save(flux_files.load(files["flux"]), titled, {"modelspec.title": "FLUX.1 Krea [dev]"})
-    for given in ({"pretrained_model_name_or_path": named}, {"pretrained_model_name_or_path": titled},
-                  {"model_type": "krea"}):  # fmt: skip
+    for given in (
+        {"pretrained_model_name_or_path": named},
+        {"pretrained_model_name_or_path": titled},
+        {"model_type": "krea"},
+    ):
         krea = family(files, **given)
         assert not list(krea.problems())
         assert (krea.sample_defaults["guidance_scale"], krea.sample_defaults["sample_steps"]) == (4.5, 28)
@@ -59,8 +62,15 @@ def test_the_guidance_embedding_can_be_left_out_as_flex_1_is_trained(files, dev,
         stored = keys.to_diffusers(parts.denoiser.state_dict())
         theirs.load_state_dict({name: stored[name] for name in theirs.state_dict()})
         ids = model.conditions(text, (4, 6), torch.device("cpu"))
-        answer = theirs(packing.pack(noised.latents), text["t5_out"], text["l_pooled"], noised.timesteps,
-                        ids["img_ids"], ids["txt_ids"], return_dict=False)[0]  # fmt: skip
+        answer = theirs(
+            packing.pack(noised.latents),
+            text["t5_out"],
+            text["l_pooled"],
+            noised.timesteps,
+            ids["img_ids"],
+            ids["txt_ids"],
+            return_dict=False,
+        )[0]
     torch.testing.assert_close(ours, packing.unpack(answer, 4, 6), rtol=1e-4, atol=1e-4)
     request = SampleRequest("a red circle", "", 96, 64, 2, 1.0, 3.5, 7)
     assert model.sampler(parts)(request).tobytes() == dev.sampler(parts)(request).tobytes()

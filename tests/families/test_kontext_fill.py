@@ -61,9 +61,14 @@ def pipeline(cls, of, parts):
     transformer = diffusers.FluxTransformer2DModel(**config)
     transformer.load_state_dict(keys.to_diffusers(parts.denoiser.state_dict()))
     made = getattr(diffusers, cls)(
-        scheduler=scheduler, vae=parts.vae, text_encoder=None, tokenizer=None, text_encoder_2=None, tokenizer_2=None,
+        scheduler=scheduler,
+        vae=parts.vae,
+        text_encoder=None,
+        tokenizer=None,
+        text_encoder_2=None,
+        tokenizer_2=None,
         transformer=transformer,
-    )  # fmt: skip
+    )
     made.set_progress_bar_config(disable=True)
     made.calls = []
     transformer.register_forward_pre_hook(lambda _, __, given: made.calls.append(given), with_kwargs=True)
@@ -83,10 +88,16 @@ def both(of, parts, cls, request, **given):
         controls = sampler.controls(request, torch.device("cpu"))
         ours = sampler.denoised(request, text, (request.height // 16, request.width // 16), controls)
         answer = theirs(
-            prompt_embeds=text["t5_out"], pooled_prompt_embeds=text["l_pooled"],
-            latents=noise(request.width, request.height), height=request.height, width=request.width,
-            num_inference_steps=request.steps, guidance_scale=request.guidance, output_type="latent", **given,
-        ).images  # fmt: skip
+            prompt_embeds=text["t5_out"],
+            pooled_prompt_embeds=text["l_pooled"],
+            latents=noise(request.width, request.height),
+            height=request.height,
+            width=request.width,
+            num_inference_steps=request.steps,
+            guidance_scale=request.guidance,
+            output_type="latent",
+            **given,
+        ).images
     torch.testing.assert_close(ours, answer, rtol=1e-3, atol=1e-3)
     return theirs, controls, text
 
@@ -116,17 +127,18 @@ def same_step(of, parts, theirs, controls, text, size):
     torch.testing.assert_close(given["img"][..., 64:], first["hidden_states"][..., 64:], atol=2e-3, rtol=2e-3)
 
     model = theirs.transformer
-    answer = model(
-        **{**first, "hidden_states": given["img"], "timestep": noised.timesteps, "return_dict": False}
-    )[0][:, :tokens]  # fmt: skip
+    answer = model(**{**first, "hidden_states": given["img"], "timestep": noised.timesteps, "return_dict": False})[0][
+        :, :tokens
+    ]
     height, width = size[1] // 16, size[0] // 16
     expected = packing.unpack(answer, height, width)
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
     ours.square().mean().backward()
     expected.square().mean().backward()
     gradients = {name: p.grad for name, p in parts.denoiser.named_parameters() if p.grad is not None}
-    theirs_by_name = keys.to_bfl({name: p.grad if p.grad is not None else torch.zeros_like(p)
-                                  for name, p in model.named_parameters()})  # fmt: skip
+    theirs_by_name = keys.to_bfl(
+        {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in model.named_parameters()}
+    )
     parts.denoiser.zero_grad()
     assert len(gradients) == len(theirs_by_name)
     for name, gradient in gradients.items():

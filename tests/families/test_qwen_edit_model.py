@@ -47,10 +47,15 @@ def diffusers_model(parts, still):
 
     sizes = parts.denoiser.sizes
     model = QwenImageTransformer2DModel(
-        in_channels=64, out_channels=16, num_layers=sizes.blocks, attention_head_dim=sizes.head,
-        num_attention_heads=sizes.hidden // sizes.head, joint_attention_dim=sizes.text_channels,
-        axes_dims_rope=sizes.axes, zero_cond_t=still,
-    )  # fmt: skip
+        in_channels=64,
+        out_channels=16,
+        num_layers=sizes.blocks,
+        attention_head_dim=sizes.head,
+        num_attention_heads=sizes.hidden // sizes.head,
+        joint_attention_dim=sizes.text_channels,
+        axes_dims_rope=sizes.axes,
+        zero_cond_t=still,
+    )
     model.load_state_dict(parts.denoiser.state_dict(), strict=True)
     return model.eval()
 
@@ -80,9 +85,13 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, still, number):
     ours.zero_grad(set_to_none=True)
     ours.requires_grad_(False)
     expected = theirs(
-        hidden_states=tokens, encoder_hidden_states=text * mask[..., None], encoder_hidden_states_mask=mask,
-        timestep=times, img_shapes=[[(1, *size) for size in sizes]] * 2, return_dict=False,
-    )[0][:, :24]  # fmt: skip
+        hidden_states=tokens,
+        encoder_hidden_states=text * mask[..., None],
+        encoder_hidden_states_mask=mask,
+        timestep=times,
+        img_shapes=[[(1, *size) for size in sizes]] * 2,
+        return_dict=False,
+    )[0][:, :24]
     expected.square().mean().backward()
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-6)
     by_them = {name: p.grad for name, p in theirs.named_parameters()}
@@ -105,10 +114,18 @@ def encoder(files, own):
 
     tensors = load_file(files["text_encoder"])
     words = tensors["model.embed_tokens.weight"].shape[0]
-    text = {"vocab_size": words, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2,
-            "num_attention_heads": 1, "num_key_value_heads": 1, "rms_norm_eps": 1e-6, "bos_token_id": None,
-            "eos_token_id": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6,
-                                                      "mrope_section": [16, 24, 24]}}  # fmt: skip
+    text = {
+        "vocab_size": words,
+        "hidden_size": 128,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-6,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+    }
     vision = {"depth": 2, "hidden_size": 80, "num_heads": 1, "intermediate_size": 96, "out_hidden_size": 128}
     tokenizer = own[1].tokenizers["text_encoder"]
     picture = tokenizer.convert_tokens_to_ids(text_encoder.PICTURE)
@@ -139,9 +156,14 @@ def pipelines(files, own, encoder):
     stored = load_file(files["vae"])
     vae.load_state_dict({new: stored[old] for new, old in qwen_vae_names.plain(stored).items()})
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(
-        base_image_seq_len=256, max_image_seq_len=8192, base_shift=0.5, max_shift=0.9, use_dynamic_shifting=True,
-        shift_terminal=0.02, time_shift_type="exponential",
-    )  # fmt: skip
+        base_image_seq_len=256,
+        max_image_seq_len=8192,
+        base_shift=0.5,
+        max_shift=0.9,
+        use_dynamic_shifting=True,
+        shift_terminal=0.02,
+        time_shift_type="exponential",
+    )
     tokenizer = own[1].tokenizers["text_encoder"]
     eyes = Qwen2VLImageProcessorPil(min_pixels=pictures.FEWEST, max_pixels=pictures.MOST)
     processor = Qwen2VLProcessor.__new__(Qwen2VLProcessor)
@@ -160,8 +182,11 @@ def pipelines(files, own, encoder):
     return make
 
 
-KINDS = {"edit": "QwenImageEditPipeline", "edit-2509": "QwenImageEditPlusPipeline",
-         "edit-2511": "QwenImageEditPlusPipeline"}  # fmt: skip
+KINDS = {
+    "edit": "QwenImageEditPipeline",
+    "edit-2509": "QwenImageEditPlusPipeline",
+    "edit-2511": "QwenImageEditPlusPipeline",
+}
 
 
 def test_pictures_are_cut_and_counted_as_the_processor_does(own, pipelines):
@@ -222,9 +247,16 @@ def test_a_preview_equals_the_pipelines_picture(own, pipelines, monkeypatch, ver
         sampler = of.sampler(parts)
         ours = sampler.decoded(sampler.latents(request))
         theirs = pipelines(KINDS[version], version == "edit-2511")(
-            image=shown if number > 1 else shown[0], prompt=CAPTION, negative_prompt=" ", true_cfg_scale=4.0,
-            height=64, width=96, num_inference_steps=2, generator=torch.Generator().manual_seed(5), output_type="pt",
-        ).images[0]  # fmt: skip
+            image=shown if number > 1 else shown[0],
+            prompt=CAPTION,
+            negative_prompt=" ",
+            true_cfg_scale=4.0,
+            height=64,
+            width=96,
+            num_inference_steps=2,
+            generator=torch.Generator().manual_seed(5),
+            output_type="pt",
+        ).images[0]
     assert ours.std() > 0.01
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-4)
 

@@ -276,8 +276,10 @@ def test_the_tools_know_it(demo, learnt, tmp_path):
     assert any("to_q" in name for name in load_file(back.path))
     small = resize.resize(plain.file, tmp_path / "small.safetensors", choices=resize.ResizeOptions(rank=2))
     assert {t.shape[0] for name, t in load_file(small.path).items() if name.endswith("down.weight")} <= {1, 2}
-    for style, name in (("diffusers", "transformer.transformer_blocks.0.attn.to_q.lora_A.weight"),
-                        ("comfy", "diffusion_model.transformer_blocks.0.attn.to_q.lora_A.weight")):  # fmt: skip
+    for style, name in (
+        ("diffusers", "transformer.transformer_blocks.0.attn.to_q.lora_A.weight"),
+        ("comfy", "diffusion_model.transformer_blocks.0.attn.to_q.lora_A.weight"),
+    ):
         there = convert.convert(plain.file, tmp_path / f"{style}.safetensors", to=style)
         assert name in load_file(there)
         assert load_file(convert.convert(there, tmp_path / f"kohya_{style}.safetensors", to="kohya")).keys() >= {

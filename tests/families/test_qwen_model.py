@@ -43,10 +43,14 @@ def theirs(own):
 
     sizes = own[1].denoiser.sizes
     model = QwenImageTransformer2DModel(
-        in_channels=64, out_channels=16, num_layers=sizes.blocks, attention_head_dim=sizes.head,
-        num_attention_heads=sizes.hidden // sizes.head, joint_attention_dim=sizes.text_channels,
+        in_channels=64,
+        out_channels=16,
+        num_layers=sizes.blocks,
+        attention_head_dim=sizes.head,
+        num_attention_heads=sizes.hidden // sizes.head,
+        joint_attention_dim=sizes.text_channels,
         axes_dims_rope=sizes.axes,
-    )  # fmt: skip
+    )
     model.load_state_dict(own[1].denoiser.state_dict(), strict=True)
     return model.eval()
 
@@ -67,9 +71,13 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, size):
     ours.requires_grad_(False)
     tokens.grad = None
     expected = theirs(
-        hidden_states=tokens, encoder_hidden_states=text * mask[..., None], encoder_hidden_states_mask=mask,
-        timestep=times, img_shapes=[[(1, height, width)]] * 2, return_dict=False,
-    )[0]  # fmt: skip
+        hidden_states=tokens,
+        encoder_hidden_states=text * mask[..., None],
+        encoder_hidden_states_mask=mask,
+        timestep=times,
+        img_shapes=[[(1, height, width)]] * 2,
+        return_dict=False,
+    )[0]
     expected.square().mean().backward()
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-6)
     by_them = {name: p.grad for name, p in theirs.named_parameters()} | {"tokens": tokens.grad}
@@ -158,9 +166,16 @@ def pipeline(files, own, theirs):
 
     tensors = load_file(files["text_encoder"])
     words = tensors["model.embed_tokens.weight"].shape[0]
-    text = {"vocab_size": words, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2,
-            "num_attention_heads": 1, "num_key_value_heads": 1, "rms_norm_eps": 1e-6,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}}  # fmt: skip
+    text = {
+        "vocab_size": words,
+        "hidden_size": 128,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+    }
     vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 128}
     config = Qwen2_5_VLConfig(text_config=text, vision_config=vision)
     encoder = Qwen2_5_VLForConditionalGeneration(config).eval()
@@ -171,9 +186,14 @@ def pipeline(files, own, theirs):
     stored = load_file(files["vae"])
     vae.load_state_dict({new: stored[old] for new, old in qwen_vae_names.plain(stored).items()})
     scheduler = FlowMatchEulerDiscreteScheduler(
-        base_image_seq_len=256, max_image_seq_len=8192, base_shift=0.5, max_shift=0.9, use_dynamic_shifting=True,
-        shift_terminal=0.02, time_shift_type="exponential",
-    )  # fmt: skip
+        base_image_seq_len=256,
+        max_image_seq_len=8192,
+        base_shift=0.5,
+        max_shift=0.9,
+        use_dynamic_shifting=True,
+        shift_terminal=0.02,
+        time_shift_type="exponential",
+    )
     tokenizer = own[1].tokenizers["text_encoder"]
     pipe = QwenImagePipeline(scheduler, vae, encoder, tokenizer, theirs)
     pipe.prompt_template_encode_start_idx = len(tokenizer(text_encoder.BEFORE).input_ids)
@@ -199,9 +219,15 @@ def test_a_preview_equals_the_pipelines_picture(own, pipeline, scale, steps):
         sampler = own[0].sampler(own[1])
         ours = sampler.decoded(sampler.latents(request))
         theirs = pipeline(
-            prompt=CAPTIONS[0], negative_prompt=" ", true_cfg_scale=scale, height=64, width=96,
-            num_inference_steps=steps, generator=torch.Generator().manual_seed(5), output_type="pt",
-        ).images[0]  # fmt: skip
+            prompt=CAPTIONS[0],
+            negative_prompt=" ",
+            true_cfg_scale=scale,
+            height=64,
+            width=96,
+            num_inference_steps=steps,
+            generator=torch.Generator().manual_seed(5),
+            output_type="pt",
+        ).images[0]
     assert ours.std() > 0.01
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-4)
 

@@ -27,29 +27,46 @@ from tests.training import LORAS, config_of
 
 BASE = "pretrained_model_name_or_path"
 ENCODERS = ("clip_l", "t5xxl", "qwen3", "text_encoder")  # options that name one
-RELATIVES = [f"{name}_{families.lora_script(families.owner(name))}" for known in families.every()
-             for name in known.demo_variants]  # fmt: skip
+RELATIVES = [
+    f"{name}_{families.lora_script(families.owner(name))}" for known in families.every() for name in known.demo_variants
+]
 # Names and shapes that others' models have, as far as they tell them apart.
 UNTRAINED = {
     "a FLUX.3 transformer": {"early_stream_modulations.image.lin.weight": (1, 1)},
-    "a transformer like FLUX.1's": {"double_blocks.0.img_attn.qkv.weight": (3, 1),
-                                    "double_blocks.0.img_attn.norm.key_norm.weight": (1,)},
-    "a Z-Image-Omni transformer": {"cap_embedder.1.weight": (3840, 1), "cap_pad_token": (1, 1),
-                                   "layers.0.attention_norm1.weight": (1,), "siglip_embedder.1.weight": (1, 1)},
+    "a transformer like FLUX.1's": {
+        "double_blocks.0.img_attn.qkv.weight": (3, 1),
+        "double_blocks.0.img_attn.norm.key_norm.weight": (1,),
+    },
+    "a Z-Image-Omni transformer": {
+        "cap_embedder.1.weight": (3840, 1),
+        "cap_pad_token": (1, 1),
+        "layers.0.attention_norm1.weight": (1,),
+        "siglip_embedder.1.weight": (1, 1),
+    },
     "a Lumina 2 transformer": {"cap_embedder.1.weight": (2304, 1)},
     "a text adapter of Anima": {"llm_adapter.blocks.0.cross_attn.o_proj.weight": (1, 1)},
     "a Cosmos-Predict2 transformer": {"blocks.0.adaln_modulation_self_attn.1.weight": (1, 1)},
     "a Krea 2 transformer": {"txtfusion.projector.weight": (1, 1)},
-    "a Nunchaku file of 4 bits": {"transformer_blocks.0.qkv_proj.qweight": (1, 1),
-                                  "single_transformer_blocks.0.mlp_fc1.qweight": (1, 1)},
-    "an nf4 file of 4 bits": {"double_blocks.0.img_attn.qkv.weight": (3, 1),
-                              "double_blocks.0.img_attn.qkv.weight.quant_state.bitsandbytes__nf4": (1,)},
+    "a Nunchaku file of 4 bits": {
+        "transformer_blocks.0.qkv_proj.qweight": (1, 1),
+        "single_transformer_blocks.0.mlp_fc1.qweight": (1, 1),
+    },
+    "an nf4 file of 4 bits": {
+        "double_blocks.0.img_attn.qkv.weight": (3, 1),
+        "double_blocks.0.img_attn.qkv.weight.quant_state.bitsandbytes__nf4": (1,),
+    },
     "Qwen-Image-2.1": {"txt_in.text_norm.weight": (1,)},
-    "Qwen-Image-Layered": {"txt_norm.weight": (1,), "transformer_blocks.0.img_mod.1.weight": (1, 1),
-                           "time_text_embed.addition_t_embedding.weight": (2, 1)},
-    "a Chroma Radiance transformer": {"distilled_guidance_layer.in_proj.weight": (1, 1), "nerf_blocks.0.x": (1,),
-                                      "double_blocks.0.img_attn.qkv.weight": (3, 1)},
-}  # fmt: skip
+    "Qwen-Image-Layered": {
+        "txt_norm.weight": (1,),
+        "transformer_blocks.0.img_mod.1.weight": (1, 1),
+        "time_text_embed.addition_t_embedding.weight": (2, 1),
+    },
+    "a Chroma Radiance transformer": {
+        "distilled_guidance_layer.in_proj.weight": (1, 1),
+        "nerf_blocks.0.x": (1,),
+        "double_blocks.0.img_attn.qkv.weight": (3, 1),
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -205,13 +222,19 @@ def test_a_file_of_all_networks_is_read_under_a_prefix_of_its_own(demo, tmp_path
     state, wanted = read.denoiser.state_dict(), whole.denoiser.state_dict()
     assert all(torch.equal(state[name], wanted[name]) for name in wanted)
     assert "conditioner.embedders.1.model.logit_scale" in read.source["rest"]
-    alone = {name.removeprefix("model.diffusion_model."): tensor for name, tensor in tensors.items()
-             if name.startswith("model.diffusion_model.")}  # fmt: skip
+    alone = {
+        name.removeprefix("model.diffusion_model."): tensor
+        for name, tensor in tensors.items()
+        if name.startswith("model.diffusion_model.")
+    }
     save_file(alone, path)
     (problem,) = said(demo, "sdxl_train_network", **{BASE: path})
     assert "has no text encoders" in str(problem)
-    vae = {f"any.{name.removeprefix('first_stage_model.')}": tensor for name, tensor in tensors.items()
-           if name.startswith("first_stage_model.")}  # fmt: skip
+    vae = {
+        f"any.{name.removeprefix('first_stage_model.')}": tensor
+        for name, tensor in tensors.items()
+        if name.startswith("first_stage_model.")
+    }
     save_file(vae, tmp_path / "vae.safetensors")
     assert said(demo, "sdxl_train_network", vae=tmp_path / "vae.safetensors") == []
     path.unlink()
@@ -250,8 +273,9 @@ def test_a_model_that_is_not_trained_is_named_in_a_sentence(demo, script, tmp_pa
 def every_file(demo, tmp_path_factory):
     """The files of all models, and what is in them: path -> names and shapes, and what it is in words."""
     folder = tmp_path_factory.mktemp("others")
-    others = {str(path): weights.header(path) for one in [*LORAS, *RELATIVES]
-              for path in slots(config_of(demo, one)).values()}  # fmt: skip
+    others = {
+        str(path): weights.header(path) for one in [*LORAS, *RELATIVES] for path in slots(config_of(demo, one)).values()
+    }
     for path in list(others):  # the VAE of video models, in the layout of diffusers
         if recognition.describe(others[path]) == "a Qwen-Image VAE":
             from library.families.shared import qwen_vae_names
@@ -264,8 +288,11 @@ def every_file(demo, tmp_path_factory):
     named = {name.removeprefix("text_model."): tensor for name, tensor in load_file(clip).items()}
     save_file(named, folder / "clip.safetensors")  # as transformers 5 writes it
     others[str(folder / "clip.safetensors")] = {name: tuple(t.shape) for name, t in named.items()}
-    qwen3 = {"model.embed_tokens.weight": (2, 2), "model.layers.0.self_attn.q_norm.weight": (2,),
-             "model.layers.0.self_attn.q_proj.weight": (2, 2)}  # fmt: skip
+    qwen3 = {
+        "model.embed_tokens.weight": (2, 2),
+        "model.layers.0.self_attn.q_norm.weight": (2,),
+        "model.layers.0.self_attn.q_proj.weight": (2, 2),
+    }
     others[str(made(qwen3, folder / "qwen3.safetensors"))] = qwen3
     return {path: (shapes, recognition.describe(shapes)) for path, shapes in others.items()}
 
@@ -345,8 +372,11 @@ def test_names_of_onetrainer_are_those_of_the_same_layers_and_dora_is_named(demo
     if "lora_transformer_" not in families.load(families.facts(family).lora_names).other_prefixes:
         pytest.skip("OneTrainer's names of it are kohya's")
     sides = {"lora_down": 1, "lora_up": 0}
-    own = {f"{layer}.{side}.weight": (shape[0], 4) if row == 0 else (4, shape[1])
-           for layer, shape in layers_of(demo, family).items() for side, row in sides.items()}  # fmt: skip
+    own = {
+        f"{layer}.{side}.weight": (shape[0], 4) if row == 0 else (4, shape[1])
+        for layer, shape in layers_of(demo, family).items()
+        for side, row in sides.items()
+    }
     theirs = {name.replace("lora_unet_", "lora_transformer_"): shape for name, shape in own.items()}
     assert own.keys() <= lora.file_of(made(theirs, tmp_path / "theirs.safetensors"), family).keys()
     dora = own | {f"{next(iter(own)).partition('.')[0]}.dora_scale": (4, 1)}
@@ -357,9 +387,11 @@ def test_names_of_onetrainer_are_those_of_the_same_layers_and_dora_is_named(demo
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_names_of_lycoris_are_those_of_the_same_layers(demo, family, tmp_path):
     layers = layers_of(demo, family)
-    theirs = {f"{name.replace('lora_unet_', 'lycoris_')}.{side}.weight": shape
-              for name, (rows, columns) in ((name, shape[:2]) for name, shape in layers.items())
-              for side, shape in (("lora_down", (4, columns)), ("lora_up", (rows, 4)))}  # fmt: skip
+    theirs = {
+        f"{name.replace('lora_unet_', 'lycoris_')}.{side}.weight": shape
+        for name, (rows, columns) in ((name, shape[:2]) for name, shape in layers.items())
+        for side, shape in (("lora_down", (4, columns)), ("lora_up", (rows, 4)))
+    }
     path = made(theirs, tmp_path / "theirs.safetensors")
     assert layers.keys() == {key.partition(".")[0] for key in lora.file_of(path, family)}
     assert {module.kohya for module in adapters.read(path, family).adapters} == layers.keys()
@@ -380,8 +412,10 @@ def test_a_lora_whose_names_two_families_share_is_of_the_one_that_is_trained_and
     assert {name.partition(".")[0] for name in stored["qwen_image"]} == {"lora_unet_transformer_blocks_0_attn_to_q"}
     with pytest.raises(ConfigError, match=r"may be those of FLUX\.1.*Qwen-Image.*--set ss_base_model_version="):
         adapters.read(path)
-    musubi = {f"lora_unet_transformer_blocks_0_attn_to_q.lora_{side}.weight": shape
-              for side, shape in zip(("down", "up"), sides.values(), strict=True)}  # fmt: skip
+    musubi = {
+        f"lora_unet_transformer_blocks_0_attn_to_q.lora_{side}.weight": shape
+        for side, shape in zip(("down", "up"), sides.values(), strict=True)
+    }
     assert adapters.read(made(musubi, tmp_path / "musubi.safetensors")).family == "qwen_image"
     single = {name.replace("transformer_blocks", "single_transformer_blocks"): shape for name, shape in both.items()}
     assert adapters.read(made(both | single, tmp_path / "flux.safetensors")).family == "flux"

@@ -420,12 +420,16 @@ def test_a_model_or_vae_that_is_not_whole_says_what_is_missing_before_it_is_load
     tiny_sdxl, tiny_sdxl_folder, tmp_path
 ):
     whole = load_file(tiny_sdxl)
-    places = {"model.diffusion_model.output_blocks.5.0.out_layers.0.weight": "unet.up_blocks.1.resnets.2.norm2.weight",
-              "first_stage_model.decoder.mid.attn_1.q.weight": "vae.decoder.mid_block.attentions.0.to_q.weight",
-              "conditioner.embedders.0.transformer.text_model.encoder.layers.1.mlp.fc1.bias":
-                  "text_encoder.text_model.encoder.layers.1.mlp.fc1.bias",
-              "conditioner.embedders.1.model.transformer.resblocks.1.ln_2.bias":
-                  "text_encoder_2.text_model.encoder.layers.1.layer_norm2.bias"}  # fmt: skip
+    places = {
+        "model.diffusion_model.output_blocks.5.0.out_layers.0.weight": "unet.up_blocks.1.resnets.2.norm2.weight",
+        "first_stage_model.decoder.mid.attn_1.q.weight": "vae.decoder.mid_block.attentions.0.to_q.weight",
+        "conditioner.embedders.0.transformer.text_model.encoder.layers.1.mlp.fc1.bias": (
+            "text_encoder.text_model.encoder.layers.1.mlp.fc1.bias"
+        ),
+        "conditioner.embedders.1.model.transformer.resblocks.1.ln_2.bias": (
+            "text_encoder_2.text_model.encoder.layers.1.layer_norm2.bias"
+        ),
+    }
     tokens = str(_tokenizers(tiny_sdxl, tmp_path))
     path = tmp_path / "cut.safetensors"
     for name, called in places.items():

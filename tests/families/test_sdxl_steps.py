@@ -343,6 +343,8 @@ def test_the_previews_of_a_training_use_its_own_schedule(parts, tiny_sdxl, monke
         return real(*given)
 
     monkeypatch.setattr(preview, "scheduler", noted)
-    images = [np.asarray(family(tiny_sdxl, v_parameterization=True, zero_terminal_snr=on).sampler(parts)(request))
-              for on in (False, True)]  # fmt: skip
+    images = [
+        np.asarray(family(tiny_sdxl, v_parameterization=True, zero_terminal_snr=on).sampler(parts)(request))
+        for on in (False, True)
+    ]
     assert [given[2] for given in made] == [False, True] and not np.array_equal(*images)

@@ -16,8 +16,15 @@ from tests.families.test_zimage_model import family
 from tests.training import config_of, pictures, train
 
 SCRIPT = "zimage_train_network"
-INSIDE = ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0", "feed_forward.w1",
-          "feed_forward.w2", "feed_forward.w3")  # fmt: skip
+INSIDE = (
+    "attention.to_q",
+    "attention.to_k",
+    "attention.to_v",
+    "attention.to_out.0",
+    "feed_forward.w1",
+    "feed_forward.w2",
+    "feed_forward.w3",
+)
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +138,10 @@ def test_what_does_not_fit_is_said_in_one_sentence_before_loading(files, stored,
     omni = saved(stored | {"siglip_embedder.1.weight": torch.zeros(2, 2)}, tmp_path / "o.safetensors")
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(files["zimage"].read_bytes()[:-100])
-    words = {name: t[:, :32].contiguous() if t.ndim == 2 and t.shape[1] == 64 else t
-             for name, t in load_file(files["text_encoder"]).items()}  # fmt: skip
+    words = {
+        name: t[:, :32].contiguous() if t.ndim == 2 and t.shape[1] == 64 else t
+        for name, t in load_file(files["text_encoder"]).items()
+    }
     cases = [
         ({"zimage": others["flux"]}, "is a FLUX.1 transformer; train it with flux_train_network"),
         ({"zimage": adapter}, "is a LoRA file, not a model: give it as --network_weights"),
@@ -155,8 +164,12 @@ def learnt(demo, tmp_path_factory):
     folder = tmp_path_factory.mktemp("learnt")
     data = pictures(folder / "data", ((64, 64), (64, 128)), repeats=1)
     (data / "1_zorb toy" / "0.txt").write_text("a red circle on the sea, " * 12, encoding="utf-8")
-    to_disk = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True, "max_train_steps": 2,
-               "resolution": "96"}  # fmt: skip
+    to_disk = {
+        "cache_latents_to_disk": True,
+        "cache_text_encoder_outputs_to_disk": True,
+        "max_train_steps": 2,
+        "resolution": "96",
+    }
 
     def made(name, **values):
         return train(config_of(demo, SCRIPT, train_data_dir=data, output_dir=folder / name, **to_disk, **values))
@@ -167,8 +180,12 @@ def learnt(demo, tmp_path_factory):
 def test_caches_have_the_names_and_keys_of_musubi_tuner(demo, learnt):
     folder, done, made = learnt
     found = sorted(path.name for path in folder.glob("*.safetensors"))
-    assert found == ["0_0064x0064_zi.safetensors", "0_zi_te.safetensors", "1_0064x0128_zi.safetensors",
-                     "1_zi_te.safetensors"]  # fmt: skip
+    assert found == [
+        "0_0064x0064_zi.safetensors",
+        "0_zi_te.safetensors",
+        "1_0064x0128_zi.safetensors",
+        "1_zi_te.safetensors",
+    ]
     with safe_open(folder / found[2], "pt") as file:
         (name,), facts = file.keys(), file.metadata()
         assert name == "latents_1x16x8_float32" and file.get_tensor(name).shape == (16, 16, 8)

@@ -48,9 +48,15 @@ def theirs(own):
     sizes = own[1].denoiser.sizes
     heads = sizes.hidden // sizes.head
     model = ZImageTransformer2DModel(
-        dim=sizes.hidden, n_layers=sizes.layers, n_refiner_layers=sizes.noise_refiners, n_heads=heads,
-        n_kv_heads=heads, cap_feat_dim=sizes.text_channels, axes_dims=list(sizes.axes), axes_lens=[600, 64, 64],
-    )  # fmt: skip
+        dim=sizes.hidden,
+        n_layers=sizes.layers,
+        n_refiner_layers=sizes.noise_refiners,
+        n_heads=heads,
+        n_kv_heads=heads,
+        cap_feat_dim=sizes.text_channels,
+        axes_dims=list(sizes.axes),
+        axes_lens=[600, 64, 64],
+    )
     model.load_state_dict(own[1].denoiser.state_dict(), strict=True)
     return model.eval()
 
@@ -144,18 +150,30 @@ def pipeline(files, own, theirs):
 
     tensors = load_file(files["text_encoder"])
     config = Qwen3Config(
-        vocab_size=tensors["model.embed_tokens.weight"].shape[0], hidden_size=64, intermediate_size=128,
-        num_hidden_layers=3, num_attention_heads=1, num_key_value_heads=1, head_dim=128, rms_norm_eps=1e-6,
+        vocab_size=tensors["model.embed_tokens.weight"].shape[0],
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=128,
+        rms_norm_eps=1e-6,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-    )  # fmt: skip
+    )
     encoder = Qwen3Model(config).eval()
     encoder.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, strict=True)
     scale, shift = autoencoder.FLUX
     vae = AutoencoderKL(
-        down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4,
-        block_out_channels=random.TINY.vae_widths, layers_per_block=2, latent_channels=16, scaling_factor=scale,
-        shift_factor=shift, use_quant_conv=False, use_post_quant_conv=False,
-    )  # fmt: skip
+        down_block_types=["DownEncoderBlock2D"] * 4,
+        up_block_types=["UpDecoderBlock2D"] * 4,
+        block_out_channels=random.TINY.vae_widths,
+        layers_per_block=2,
+        latent_channels=16,
+        scaling_factor=scale,
+        shift_factor=shift,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
     vae.load_state_dict(autoencoder.to_diffusers(load_file(files["vae"])), strict=True)
     tokenizer = own[1].tokenizers["text_encoder"]
     tokenizer.chat_template = TEMPLATE
@@ -208,9 +226,15 @@ def test_a_preview_equals_the_pipelines_picture(own, pipeline, scale, steps):
         sampler = own[0].sampler(own[1])
         ours = sampler.decoded(sampler.latents(request))
         theirs = pipeline(
-            prompt=CAPTIONS[1], negative_prompt="blurry", guidance_scale=scale, height=64, width=96,
-            num_inference_steps=steps, generator=torch.Generator().manual_seed(5), output_type="pt",
-        ).images[0]  # fmt: skip
+            prompt=CAPTIONS[1],
+            negative_prompt="blurry",
+            guidance_scale=scale,
+            height=64,
+            width=96,
+            num_inference_steps=steps,
+            generator=torch.Generator().manual_seed(5),
+            output_type="pt",
+        ).images[0]
     assert ours.std() > 0.01
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 

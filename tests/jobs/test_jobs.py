@@ -80,8 +80,11 @@ def test_a_form_becomes_a_process_whose_result_is_exact(tmp_path):
 
 def test_a_stop_reaches_the_next_step(tmp_path):
     """The stop is there before the first step, so that nothing depends on how fast a machine is."""
-    words = FORMS.words("resize", {"lora": str(lora(tmp_path / "a.safetensors")), "rank": "1",
-                                   "out": str(tmp_path / "o.safetensors")}, guard)  # fmt: skip
+    words = FORMS.words(
+        "resize",
+        {"lora": str(lora(tmp_path / "a.safetensors")), "rank": "1", "out": str(tmp_path / "o.safetensors")},
+        guard,
+    )
     folder = jobs.new("tools")
     (folder / jobs.STOP).touch()
     job = ended(jobs.start("tools", words, folder))

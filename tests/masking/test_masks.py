@@ -43,8 +43,16 @@ def segformer(folder, **labels):
     from transformers import SegformerConfig, SegformerForSemanticSegmentation, SegformerImageProcessorPil
 
     torch.manual_seed(0)
-    one = {"num_encoder_blocks": 1, "depths": [1], "sr_ratios": [1], "hidden_sizes": [8], "patch_sizes": [3],
-           "strides": [2], "num_attention_heads": [1], "mlp_ratios": [1]}  # fmt: skip
+    one = {
+        "num_encoder_blocks": 1,
+        "depths": [1],
+        "sr_ratios": [1],
+        "hidden_sizes": [8],
+        "patch_sizes": [3],
+        "strides": [2],
+        "num_attention_heads": [1],
+        "mlp_ratios": [1],
+    }
     names = {0: "wall", 1: "cat", 2: "hat, cap"}
     config = SegformerConfig(**one, decoder_hidden_size=8, id2label=names, label2id={v: k for k, v in names.items()})
     SegformerForSemanticSegmentation(config).save_pretrained(folder)
@@ -180,10 +188,12 @@ def test_a_painted_mask_takes_the_size_of_its_image_and_anything_else_is_refused
     files.replace(masks, masks / "10_x" / "a.webp", painted((4, 2)), (40, 20))
     assert pixels.read_mask(masks / "10_x" / "a.png").shape == (20, 40) and not (masks / "10_x" / "a.webp").exists()
     for content, says in (
-        (painted((4, 4)), "not the shape"), (painted((4, 2), kind="JPEG"), "no mask that the page"),
-        (b"", "no mask that the page"), (painted((4, 2))[:40], "no mask that the page"),
+        (painted((4, 4)), "not the shape"),
+        (painted((4, 2), kind="JPEG"), "no mask that the page"),
+        (b"", "no mask that the page"),
+        (painted((4, 2))[:40], "no mask that the page"),
         (painted((5000, 2)), "too many pixels"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ConfigError, match=says):
             files.replace(masks, masks / "10_x" / "a.png", content, (40, 20))
     with pytest.raises(ConfigError, match="too many pixels"):
@@ -229,11 +239,12 @@ def test_models_find_what_is_asked_for(tmp_path, images):
 def test_what_cannot_be_done_is_one_sentence(images, tmp_path):
     (tmp_path / "empty").mkdir()
     for argv, says in (
-        (["alpha", str(tmp_path / "none")], "is no folder"), (["alpha", str(tmp_path / "empty")], "no images"),
+        (["alpha", str(tmp_path / "none")], "is no folder"),
+        (["alpha", str(tmp_path / "empty")], "no images"),
         (["alpha", str(images), "--outside", "101"], "from 0 to 100"),
         (["model", str(images), "--model", str(tmp_path / "empty"), "--words", "x"], "no readable config.json"),
         (["model", str(images), "--model", "x", "--words", "x", "--batch_size", "0"], "at least 1"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ConfigError, match=says):
             shell.main(argv)
     shutil.copyfile(images / "10_x" / "0.png", images / "10_x" / "0.webp")

@@ -11,8 +11,14 @@ from library.memory.prepare import describe_blocks, prepare_denoiser, restored_a
 from library.memory.quantization import fp8_storage
 from tests import training
 
-FEATURES = {"compile": True, "compile_backend": "eager", "compile_blocks": "single:0-1", "gradient_checkpointing": True,
-            "blocks_to_swap": 2, "mixed_precision": "bf16"}  # fmt: skip
+FEATURES = {
+    "compile": True,
+    "compile_backend": "eager",
+    "compile_blocks": "single:0-1",
+    "gradient_checkpointing": True,
+    "blocks_to_swap": 2,
+    "mixed_precision": "bf16",
+}
 
 
 @pytest.mark.parametrize("base", ["int8_base", "fp8_base"])

@@ -227,5 +227,10 @@ def test_what_it_needs(demo):
         config_of(demo, LORAS[0], mixed_precision="bf16", int8_compute=True)
     for name in ("fp8", "int8"):
         with pytest.raises(ConfigError, match=f"auto_compute and {name}_compute exclude each other: choose one"):
-            config_of(demo, LORAS[0], mixed_precision="bf16", auto_compute=True,
-                      **{f"{name}_base": True, f"{name}_compute": True})  # fmt: skip
+            config_of(
+                demo,
+                LORAS[0],
+                mixed_precision="bf16",
+                auto_compute=True,
+                **{f"{name}_base": True, f"{name}_compute": True},
+            )

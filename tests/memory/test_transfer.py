@@ -64,8 +64,13 @@ def loaded(config, device=None, read=None):
     return parts.denoiser
 
 
-WAYS = {"plain": {}, "swapped": {"blocks_to_swap": 2}, "fp8": {"fp8_base": True}, "int8": {"int8_base": True},
-        "fp8 and swapped": {"fp8_base": True, "blocks_to_swap": 2}}  # fmt: skip
+WAYS = {
+    "plain": {},
+    "swapped": {"blocks_to_swap": 2},
+    "fp8": {"fp8_base": True},
+    "int8": {"int8_base": True},
+    "fp8 and swapped": {"fp8_base": True, "blocks_to_swap": 2},
+}
 
 
 @pytest.mark.parametrize("script", training.LORAS)
@@ -134,8 +139,14 @@ def test_a_file_is_read_ahead_where_the_denoiser_is(stored, monkeypatch):
 def test_all_numbers_are_cast_alike_on_a_gpu():
     every = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.float16)
     wide, also = every.to(torch.bfloat16), torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
-    for tensor, kind in ((every, torch.bfloat16), (also, torch.float16), (wide, torch.float8_e4m3fn),
-                         (also, torch.float8_e4m3fn), (every, torch.float32), (also, torch.float32)):  # fmt: skip
+    for tensor, kind in (
+        (every, torch.bfloat16),
+        (also, torch.float16),
+        (wide, torch.float8_e4m3fn),
+        (also, torch.float8_e4m3fn),
+        (every, torch.float32),
+        (also, torch.float32),
+    ):
         sound = tensor[~tensor.float().isnan()]
         assert same_bits(sound.cuda().to(kind), sound.to(kind)), kind
 

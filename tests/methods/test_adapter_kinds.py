@@ -50,9 +50,14 @@ def test_no_argument_is_forgotten():
 
 @pytest.mark.parametrize(
     ("args", "meant"),
-    [(["algo=LoRA"], "locon"), (["algo=lora", "dora_wd=true"], "dora"), (["algo=LoKr", "dora_wd=True"], "lokr"),
-     ([], "locon"), (["algo=tlora"], None)],
-)  # fmt: skip
+    [
+        (["algo=LoRA"], "locon"),
+        (["algo=lora", "dora_wd=true"], "dora"),
+        (["algo=LoKr", "dora_wd=True"], "lokr"),
+        ([], "locon"),
+        (["algo=tlora"], None),
+    ],
+)
 def test_what_is_typed_is_the_same_kind(flux_config, args, meant):
     found = adapter_kinds.kind_of(flux_config(network_module="lycoris.kohya", network_args=args), [*KINDS.values()])
     assert (found and found.id) == meant
@@ -85,8 +90,9 @@ def test_each_kind_trains_the_blocks_that_are_chosen_and_its_size_is_known(flux_
     blocks = (
         ["train_block_indices=none/1"] if joint else ["train_double_block_indices=none", "train_single_block_indices=1"]
     )
-    config = flux_config(network_module=kind.module, network_args=pairs(kind, *blocks), network_dim=16,
-                         network_train_unet_only=True)  # fmt: skip
+    config = flux_config(
+        network_module=kind.module, network_args=pairs(kind, *blocks), network_dim=16, network_train_unet_only=True
+    )
     family, parts = flux_like
     monkeypatch.setattr(adapter_size, "_components", lambda *given: (family, copy.deepcopy(parts)))
     told = adapter_size.size(config)

@@ -80,8 +80,10 @@ KINDS += [[f"algo={algo}", *VARIANTS.get(algo, [[]])[0], "bypass_mode=True"] for
 @pytest.mark.parametrize("args", KINDS, ids=" ".join)
 def test_a_model_whose_adapters_are_switched_off_is_the_base_model(flux_like, flux_config, tmp_path, args):
     """In training, with dropout, and whatever they have learned."""
-    (tmp_path / "boft.toml").write_text("unet_target_name = ['double_blocks.*.img_attn.proj']\nuse_fnmatch = true\n"
-                                        "unet_target_module = []\ntext_encoder_target_module = []")  # fmt: skip
+    (tmp_path / "boft.toml").write_text(
+        "unet_target_name = ['double_blocks.*.img_attn.proj']\nuse_fnmatch = true\n"
+        "unet_target_module = []\ntext_encoder_target_module = []"
+    )
     args = [arg.replace("TOML", str(tmp_path / "boft.toml")) for arg in args]
     before = flux_like[1].denoiser(*inputs())
     parts, method = lycoris(flux_like, flux_config, *args)
@@ -173,8 +175,9 @@ def test_wrong_arguments_are_found_before_anything_starts(flux_config):
 
 @pytest.mark.parametrize("algo", ["lora", "loha", "lokr"])
 def test_dora_in_bypass_mode_is_refused_as_the_package_leaves_it_out(flux_config, algo):
-    config = flux_config(network_module="lycoris.kohya",
-                         network_args=[f"algo={algo}", "dora_wd=True", "bypass_mode=True"])  # fmt: skip
+    config = flux_config(
+        network_module="lycoris.kohya", network_args=[f"algo={algo}", "dora_wd=True", "bypass_mode=True"]
+    )
     assert any("leaves out what dora_wd learns" in str(problem) for problem in methods.problems(config))
     with pytest.raises(ConfigError, match="fp8_base cannot be used with dora_wd"):  # and so no advice to bypass
         flux_config(network_module="lycoris.kohya", fp8_base=True, network_args=[f"algo={algo}", "dora_wd=True"])
@@ -252,9 +255,15 @@ def test_whole_matrices_of_lokr_come_back_from_a_file_of_any_alpha(flux_like, fl
 
 
 @pytest.mark.parametrize("stored", [None, torch.bfloat16])
-@pytest.mark.parametrize("args", [["algo=dylora", "block_size=2"], ["algo=glora", "rs_lora=True"],
-                                  ["algo=lokr", "factor=2", "full_matrix=True", "rs_lora=True"],
-                                  ["algo=loha", "rs_lora=True"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["algo=dylora", "block_size=2"],
+        ["algo=glora", "rs_lora=True"],
+        ["algo=lokr", "factor=2", "full_matrix=True", "rs_lora=True"],
+        ["algo=loha", "rs_lora=True"],
+    ],
+)
 def test_a_file_has_the_strength_that_was_trained(flux_like, flux_config, args, stored):
     untouched = copy.deepcopy(flux_like)
     _, method = lycoris(flux_like, flux_config, *args, network_alpha=3)
@@ -270,16 +279,22 @@ def test_a_file_has_the_strength_that_was_trained(flux_like, flux_config, args, 
         x = torch.randn(2, layer.in_features)
         with torch.no_grad():
             change = LayerChange(parts).ready().delta(layer.weight)
-            torch.testing.assert_close(layer(x), nn.functional.linear(x, layer.weight + change, layer.bias),
-                                       rtol=2e-2 if stored else 1e-4, atol=2e-2 if stored else 1e-5)  # fmt: skip
+            torch.testing.assert_close(
+                layer(x),
+                nn.functional.linear(x, layer.weight + change, layer.bias),
+                rtol=2e-2 if stored else 1e-4,
+                atol=2e-2 if stored else 1e-5,
+            )
     again = lycoris(untouched, flux_config, *args, network_alpha=3)[1]
     assert not again.load_state_dict(state)
     assert all(torch.equal(one, state[key]) for key, one in again.state_dict(stored).items())
 
 
 def test_presets_find_layers_or_are_refused(flux_config, sdxl_config):
-    for preset, said in (("ia3", "finds no layer of any model: write preset=attn-mlp with algo=ia3"),
-                         ("unet-convblock-only", "FLUX.1.* has none: write preset=full")):  # fmt: skip
+    for preset, said in (
+        ("ia3", "finds no layer of any model: write preset=attn-mlp with algo=ia3"),
+        ("unet-convblock-only", "FLUX.1.* has none: write preset=full"),
+    ):
         config = flux_config(network_module="lycoris.kohya", network_args=[f"preset={preset}"])
         (problem,) = methods.problems(config)
         assert re.search(said, str(problem))
@@ -326,12 +341,15 @@ def test_a_preset_in_a_file_is_read_by_nobody_but_us(flux_like, flux_config, tmp
     assert set(kohya.PRESET) == known
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("a = " + "[" * 60 + "]" * 60, "more than 50 levels deep"),
-    ("x = 1\n" * 2, "is not valid TOML"),
-    ("# " + "x" * 1_000_001, "at most 1,000,000 are read"),
-    ("unet_target = ['x']", "is no preset of LyCORIS"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a = " + "[" * 60 + "]" * 60, "more than 50 levels deep"),
+        ("x = 1\n" * 2, "is not valid TOML"),
+        ("# " + "x" * 1_000_001, "at most 1,000,000 are read"),
+        ("unet_target = ['x']", "is no preset of LyCORIS"),
+    ],
+)
 def test_what_is_wrong_with_a_file_of_a_preset_is_said(flux_like, flux_config, tmp_path, text, said):
     (tmp_path / "mine.toml").write_text(text)
     with pytest.raises(ConfigError, match=said) as caught:

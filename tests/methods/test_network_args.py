@@ -106,8 +106,11 @@ def test_rank_dropout_is_noted_where_the_package_leaves_no_ranks_out(flux_config
     for algo in ("locon", "loha", "lokr", "diag-oft", "boft", "glora", "full", "dylora", "ia3"):
         for bypass in (False, True):
             args = (f"algo={algo}", "rank_dropout=0.5", f"bypass_mode={bypass}")
-            said = [str(note) for note in methods.notes(lycoris(flux_config, *args))] if not (
-                wrong(lycoris(flux_config, *args))) else None  # fmt: skip
+            said = (
+                [str(note) for note in methods.notes(lycoris(flux_config, *args))]
+                if not (wrong(lycoris(flux_config, *args)))
+                else None
+            )
             if said is None:
                 continue
             torch.manual_seed(0)
@@ -184,8 +187,12 @@ def test_block_numbers_of_sdxl(name, block):
 def test_patterns_choose_layers_by_their_paths_as_in_musubi_tuner(flux_config):
     text = "exclude_patterns=['.*mlp.*', '.*_mod.*']"
     args = network_args.read(flux_config(network_args=[text, "include_patterns=['double_blocks.1.*mlp.*']"]))
-    paths = {"double_blocks.0.img_attn.qkv": True, "double_blocks.0.img_mlp.0": False,
-             "double_blocks.1.img_mlp.0": True, "double_blocks.0.txt_mod.lin": False}  # fmt: skip
+    paths = {
+        "double_blocks.0.img_attn.qkv": True,
+        "double_blocks.0.img_mlp.0": False,
+        "double_blocks.1.img_mlp.0": True,
+        "double_blocks.0.txt_mod.lin": False,
+    }
     for path, learns in paths.items():
         layer = SimpleNamespace(part="denoiser", path=path, name="lora_unet_" + path.replace(".", "_"), inside="x")
         assert (args.rank_of(layer, 4, 1.0) == (4, 1.0)) is learns, path

@@ -34,8 +34,9 @@ def latents_of(family, step):
     return latents / scale + shift if family == "zimage" else latents
 
 
-@pytest.mark.parametrize("case", GOLDEN["trainings"],
-                         ids=lambda case: "-".join(map(str, (case["family"], *case["options"].values()))))  # fmt: skip
+@pytest.mark.parametrize(
+    "case", GOLDEN["trainings"], ids=lambda case: "-".join(map(str, (case["family"], *case["options"].values())))
+)
 def test_a_tiny_training_equals_musubi_tuners(case, monkeypatch):
     config = build(families.config_class(f"{case['family']}_train_network"), case["options"], notes=[])
     assert not ineffective_options(config).keys() & case["options"].keys() - {"weighting_scheme", "max_timestep"}
@@ -46,9 +47,15 @@ def test_a_tiny_training_equals_musubi_tuners(case, monkeypatch):
 
     monkeypatch.setattr(family, "velocity", velocity)
     components = SimpleNamespace(denoiser=None, encoders={})
-    compute_loss = LossFunction(family, components, SimpleNamespace(trained_parts={}), config,
-                                SimpleNamespace(rank=0, ranks=1, autocast=lambda: torch.autocast("cpu", enabled=False)),
-                                SimpleNamespace(noise=torch.Generator()), CompileLog())  # fmt: skip
+    compute_loss = LossFunction(
+        family,
+        components,
+        SimpleNamespace(trained_parts={}),
+        config,
+        SimpleNamespace(rank=0, ranks=1, autocast=lambda: torch.autocast("cpu", enabled=False)),
+        SimpleNamespace(noise=torch.Generator()),
+        CompileLog(),
+    )
     optimizer, losses = torch.optim.SGD([weights], lr=0.05), []
     for step in range(1, len(case["losses"]) + 1):
         compute_loss.generators.noise.manual_seed(step)
@@ -88,8 +95,9 @@ def test_drawing_again_keeps_the_shape_of_the_distribution_and_scaling_does_not(
     whole = flow.sampled(latents, build(cls, {"timestep_sampling": "sigmoid"}, notes=[]).noise, seeded(0))
     q = torch.tensor([0.25, 0.5, 0.75])
     torch.testing.assert_close(flow.sampled(latents, noise, seeded(0)), whole * 0.5 + 0.5)
-    kept = flow.sampled(latents[:2000], build(cls, given | {"preserve_distribution_shape": True}, notes=[]).noise,
-                        seeded(1))  # fmt: skip
+    kept = flow.sampled(
+        latents[:2000], build(cls, given | {"preserve_distribution_shape": True}, notes=[]).noise, seeded(1)
+    )
     torch.testing.assert_close(kept.quantile(q), whole[whole >= 0.5].quantile(q), atol=0.02, rtol=0)
 
 
@@ -118,9 +126,15 @@ def test_the_range_of_a_shifted_table_is_that_of_the_timesteps_that_are_trained(
 
 def test_a_range_and_its_way_without_effect_are_named():
     cls = families.config_class("qwen_image_train_network")
-    reasons = {name: ineffective_options(build(cls, {"preserve_distribution_shape": True} | given, notes=[]))
-               .get("preserve_distribution_shape") for name, given in
-               {"none": {}, "one": {"max_timestep": 800}, "table": {"max_timestep": 8, "timestep_sampling": "sigma"}}
-               .items()}  # fmt: skip
+    reasons = {
+        name: ineffective_options(build(cls, {"preserve_distribution_shape": True} | given, notes=[])).get(
+            "preserve_distribution_shape"
+        )
+        for name, given in {
+            "none": {},
+            "one": {"max_timestep": 800},
+            "table": {"max_timestep": 8, "timestep_sampling": "sigma"},
+        }.items()
+    }
     assert "neither min_timestep nor max_timestep" in str(reasons["none"]) and "sigma" in str(reasons["table"])
     assert reasons["one"] is None

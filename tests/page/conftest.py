@@ -17,15 +17,35 @@ from tests.training import demo  # noqa: F401
 # The last list of features counts, so those of Playwright's that matter stand here, too. The suggestions of the address
 # line are a page of their own, drawn by a process of its own for every window though nobody sees it.
 FEATURES = (
-    "WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "WebUIOmniboxFullPopup", "AimEnabled", "DestroyProfileOnBrowserClose",
-    "HttpsUpgrades", "HttpsFirstBalancedModeAutoEnable", "LensOverlay", "MediaRouter", "OptimizationHints",
-    "PaintHolding", "PreconnectToSearch", "ThirdPartyStoragePartitioning", "Translate",
+    "WebUIOmniboxPopup",
+    "WebUIOmniboxAimPopup",
+    "WebUIOmniboxFullPopup",
+    "AimEnabled",
+    "DestroyProfileOnBrowserClose",
+    "HttpsUpgrades",
+    "HttpsFirstBalancedModeAutoEnable",
+    "LensOverlay",
+    "MediaRouter",
+    "OptimizationHints",
+    "PaintHolding",
+    "PreconnectToSearch",
+    "ThirdPartyStoragePartitioning",
+    "Translate",
     # Each address in the process of the one before: to start a new one is a third of what a visit takes.
-    "ProactivelySwapBrowsingInstance", "RenderDocument",
-)  # fmt: skip
-ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-             "--disable-component-update", "--disable-sync", f"--disable-features={','.join(FEATURES)}",
-             "--js-flags=--no-opt"]  # fmt: skip  # no script runs long enough to make up for being optimized
+    "ProactivelySwapBrowsingInstance",
+    "RenderDocument",
+)
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    f"--disable-features={','.join(FEATURES)}",
+    "--js-flags=--no-opt",
+]  # no script runs long enough to make up for being optimized
 # The browser has no time to spare unless a test says so: forms that nobody opens would be made in each visit.
 NEVER_IDLE = "window.idle = []; window.requestIdleCallback = (act) => idle.push(act);"
 STAND_IN = Path(__file__).with_name("stand_in.py")

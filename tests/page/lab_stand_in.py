@@ -19,35 +19,61 @@ COMPILED = {"num_graphs": 2, "recompiles": 0, "seconds": 3.0, "cache_hits": 0}
 
 
 def row(candidate, p50, **more):
-    return {"part": "step", "resolution": 512, "candidate": candidate, "status": "ok", "peak_gb": 1.5,
-            "ms": {"p50": p50, "p90": p50 * 1.2, "min": p50}, **more}  # fmt: skip
+    return {
+        "part": "step",
+        "resolution": 512,
+        "candidate": candidate,
+        "status": "ok",
+        "peak_gb": 1.5,
+        "ms": {"p50": p50, "p90": p50 * 1.2, "min": p50},
+        **more,
+    }
 
 
 def bench(finished):
     rows = [row("eager", 400.0, mfu=0.3), row("checkpointing", 520.0), row("compiled", 200.0, compile=COMPILED)]
     found = {
-        "kind": "bench", "finished": finished, "results": rows if finished else rows[:1], "machine": ON,
-        "subject": {"title": "FLUX.1, tiny size", "batch": 1}, "matmul": {"dtype": "float32", "tflops": 0.5},
+        "kind": "bench",
+        "finished": finished,
+        "results": rows if finished else rows[:1],
+        "machine": ON,
+        "subject": {"title": "FLUX.1, tiny size", "batch": 1},
+        "matmul": {"dtype": "float32", "tflops": 0.5},
         "candidates": {c.name: {"about": c.about, "options": c.chosen()} for c in candidates.ALL[:3]},
-    }  # fmt: skip
+    }
     return found | {"best": report.best(found)}
 
 
 def profile():
     return {
-        "kind": "profile", "finished": True, "machine": ON, "subject": {"title": "SDXL, tiny size", "batch": 1},
-        "way": {"name": "eager", "options": {}}, "resolution": 512, "step_ms": 120.0, "idle": None, "launches": 0,
-        "syncs": 0, "reads": 0, "casts": 12, "kinds": {"matrix products": 0.6, "elementwise": 0.4},
+        "kind": "profile",
+        "finished": True,
+        "machine": ON,
+        "subject": {"title": "SDXL, tiny size", "batch": 1},
+        "way": {"name": "eager", "options": {}},
+        "resolution": 512,
+        "step_ms": 120.0,
+        "idle": None,
+        "launches": 0,
+        "syncs": 0,
+        "reads": 0,
+        "casts": 12,
+        "kinds": {"matrix products": 0.6, "elementwise": 0.4},
         "operations": [{"name": "aten::<b>mm</b>", "kind": "matrix products", "calls": 3, "ms": 70.0, "share": 0.6}],
-        "verdict": [{"rule": "dominant", "share": 0.6, "text": "Of the time 60% goes into matrix products.",
-                     "options": {}},
-                    {"rule": "fusing", "share": 0.4, "text": "Compiling fuses most.", "options": {"compile": True}}],
-    }  # fmt: skip
+        "verdict": [
+            {"rule": "dominant", "share": 0.6, "text": "Of the time 60% goes into matrix products.", "options": {}},
+            {"rule": "fusing", "share": 0.4, "text": "Compiling fuses most.", "options": {"compile": True}},
+        ],
+    }
 
 
 def doctor():
-    settings = {"topic": "settings", "verdict": "ok", "text": "mixed_precision = bf16",
-                "data": {"options": {"mixed_precision": "bf16", "compile": True}, "presets": {}}}  # fmt: skip
+    settings = {
+        "topic": "settings",
+        "verdict": "ok",
+        "text": "mixed_precision = bf16",
+        "data": {"options": {"mixed_precision": "bf16", "compile": True}, "presets": {}},
+    }
     found = {"topic": "torch", "verdict": "ok", "text": "2.13 <script>", "data": {}}
     return {"kind": "doctor", "finished": True, "healthy": True, "findings": [found, settings]}
 
@@ -59,9 +85,18 @@ def main(command, *rest):
         if kind == "bench":
             work.store(bench(finished=False))
             time.sleep(60 if "128" in rest else 0)
-        made = {"bench": lambda: bench(True), "profile": profile, "doctor": doctor,
-                "cache": lambda: {"kind": "cache", "folder": "/compiled", "finished": True, "removed": 5 * 10**8,
-                                  "kept": []}}  # fmt: skip
+        made = {
+            "bench": lambda: bench(True),
+            "profile": profile,
+            "doctor": doctor,
+            "cache": lambda: {
+                "kind": "cache",
+                "folder": "/compiled",
+                "finished": True,
+                "removed": 5 * 10**8,
+                "kept": [],
+            },
+        }
         work.store(made[kind]())
 
 

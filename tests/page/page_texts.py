@@ -21,9 +21,22 @@ NAMES = re.compile(rf"\s*|{NAME}(?:,?\s+{NAME})*")
 PLACE = re.compile(r"\{\w+\}")
 
 # Callables that make a text -> which argument is its template.
-MAKERS = {"Message": 0, "ngettext": 0, "Problem": 1, "ConfigError": 0, "about_images": 0, "_wrong": -1,
-          "wrong_argument": -1, "_about": 1, "_flag": 1, "_wide": 0,
-          "_budget": 0, "_no_blocks": 0, "remark": 1, "say": 0}  # fmt: skip
+MAKERS = {
+    "Message": 0,
+    "ngettext": 0,
+    "Problem": 1,
+    "ConfigError": 0,
+    "about_images": 0,
+    "_wrong": -1,
+    "wrong_argument": -1,
+    "_about": 1,
+    "_flag": 1,
+    "_wide": 0,
+    "_budget": 0,
+    "_no_blocks": 0,
+    "remark": 1,
+    "say": 0,
+}
 # The same of importers, whose plain texts are shown inside of others.
 IMPORTERS = {"change": 1, "ignore": 1, "explain": 0, "set_by": 2, "_say_layers": 1, "nearest": 1}
 SAID_IN_JS = re.compile(r"\bsay\(([^{]*?(?:\"[^\"]*\"[^{\"]*?)+),\s*\{")

@@ -29,8 +29,16 @@ def main(config_file: str) -> None:
         record.plan(total)
         for image in range(1, 13):
             record.phase(Message("caching latents"), image, 12)
-        record.event("compile", block="DoubleStreamBlock", forward=True, seconds=1.5, reason="", failed="", total=1.5,
-                     cache_hits=3)  # fmt: skip
+        record.event(
+            "compile",
+            block="DoubleStreamBlock",
+            forward=True,
+            seconds=1.5,
+            reason="",
+            failed="",
+            total=1.5,
+            cache_hits=3,
+        )
         record.event("warning", text="2 images have no caption")
         print("12 images, 1 bucket", flush=True)
         for step in range(first, total + 1):
@@ -40,9 +48,21 @@ def main(config_file: str) -> None:
                 break
             time.sleep(PACE)
             loss = 0.3 * math.exp(-step / 200) + 0.05 * (step % 3)
-            record.step({"step": step, "epoch": 1, "loss": loss, "lr": {"unet": 1e-4}, "s_it": PACE, "grad_norm": 0.5,
-                         "eta": (total - step) * PACE, "data_s": 0.002, "transfer_s": 0.001, "compute_s": 0.047,
-                         "compile/saved_seconds": 0.4 * step})  # fmt: skip
+            record.step(
+                {
+                    "step": step,
+                    "epoch": 1,
+                    "loss": loss,
+                    "lr": {"unet": 1e-4},
+                    "s_it": PACE,
+                    "grad_norm": 0.5,
+                    "eta": (total - step) * PACE,
+                    "data_s": 0.002,
+                    "transfer_s": 0.001,
+                    "compute_s": 0.047,
+                    "compile/saved_seconds": 0.4 * step,
+                }
+            )
             print(f"step {step}/{total}, loss {loss:.4f}", flush=True)
             grant(record, config, step)
         while (Path(config["output_dir"]) / "held").exists():

@@ -26,8 +26,13 @@ from kohya_gui.server.routes import Protected, Routes, is_open
 def ask(gate, method="GET", path="/", query="", kind="http", **headers):
     """Status, headers and body of the answer; 200 from the page behind the gate."""
     heads = {"host": "127.0.0.1:7860", **{name.replace("_", "-"): value for name, value in headers.items()}}
-    scope = {"type": kind, "method": method, "path": path, "query_string": query.encode(),
-             "headers": [(k.encode(), v.encode()) for k, v in heads.items()]}  # fmt: skip
+    scope = {
+        "type": kind,
+        "method": method,
+        "path": path,
+        "query_string": query.encode(),
+        "headers": [(k.encode(), v.encode()) for k, v in heads.items()],
+    }
     sent = []
 
     async def send(message):
@@ -371,17 +376,29 @@ def test_an_address_that_cannot_be_had_says_which_half_of_it_is_wrong(capsys, ar
 @pytest.mark.parametrize(
     ("method", "path", "open_"),
     [
-        ("GET", "/", True), ("GET", "/config", True), ("GET", "/gradio_api/info", True),
-        ("POST", "/gradio_api/run/predict", True), ("POST", "/gradio_api/queue/join", True),
-        ("GET", "/gradio_api/file=/tmp/x.png", True), ("GET", "/gradio_api/file=C:/x.png", True),
-        ("GET", "/gradio_api/file=http://10.0.0.1/", False), ("GET", "/gradio_api/file=https://evil.test/x", False),
-        ("GET", "/gradio_api/file=file://etc/passwd", False), ("GET", "/gradio_api/proxy=http://x.hf.space/", False),
-        ("GET", "/gradio_api/deep_link", False), ("GET", "/gradio_api/run/predict", False),
-        ("GET", "/monitoring", False), ("GET", "/monitoring/summary", False), ("GET", "/logout", False),
-        ("POST", "/gradio_api/vibe-edit/", False), ("POST", "/gradio_api/run-history/connect", False),
-        ("PUT", "/", False), ("DELETE", "/own/x", False), ("OPTIONS", "/gradio_api/run/predict", False),
+        ("GET", "/", True),
+        ("GET", "/config", True),
+        ("GET", "/gradio_api/info", True),
+        ("POST", "/gradio_api/run/predict", True),
+        ("POST", "/gradio_api/queue/join", True),
+        ("GET", "/gradio_api/file=/tmp/x.png", True),
+        ("GET", "/gradio_api/file=C:/x.png", True),
+        ("GET", "/gradio_api/file=http://10.0.0.1/", False),
+        ("GET", "/gradio_api/file=https://evil.test/x", False),
+        ("GET", "/gradio_api/file=file://etc/passwd", False),
+        ("GET", "/gradio_api/proxy=http://x.hf.space/", False),
+        ("GET", "/gradio_api/deep_link", False),
+        ("GET", "/gradio_api/run/predict", False),
+        ("GET", "/monitoring", False),
+        ("GET", "/monitoring/summary", False),
+        ("GET", "/logout", False),
+        ("POST", "/gradio_api/vibe-edit/", False),
+        ("POST", "/gradio_api/run-history/connect", False),
+        ("PUT", "/", False),
+        ("DELETE", "/own/x", False),
+        ("OPTIONS", "/gradio_api/run/predict", False),
     ],
-)  # fmt: skip
+)
 def test_only_the_routes_that_the_page_needs_are_open(method, path, open_):
     assert is_open(method, path) is open_
     assert ask(Routes(page), method, path)[0] == (200 if open_ else 404)

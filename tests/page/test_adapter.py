@@ -79,8 +79,16 @@ def test_what_is_wrong_is_said_at_its_field_and_below_the_text():
 @pytest.mark.parametrize("kind", kohya_adapters.ADAPTERS)
 def test_every_type_of_kohya_ss_has_fields(kind):
     family = "flux" if kind.startswith("Flux1") else "sdxl"
-    keys = {"LyCORIS_preset": "attn-mlp", "conv_dim": 4, "conv_alpha": 1, "factor": 8, "unit": 2, "constrain": 0.1,
-            "down_lr_weight": "zeros", "train_double_block_indices": "0-3"}  # fmt: skip
+    keys = {
+        "LyCORIS_preset": "attn-mlp",
+        "conv_dim": 4,
+        "conv_alpha": 1,
+        "factor": 8,
+        "unit": 2,
+        "constrain": 0.1,
+        "down_lr_weight": "zeros",
+        "train_double_block_indices": "0-3",
+    }
     config = imported("lora", family, LoRA_type=kind, **keys).config
     known = adapter_kinds.kind_of(config, adapter_kinds.kinds(family))
     written = {pair.partition("=")[0] for pair in config.network.network_args} - {"algo", "constrain"}

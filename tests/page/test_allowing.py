@@ -63,8 +63,14 @@ def test_the_file_is_for_its_owner_only(place):
 def test_of_a_file_its_folder_is_asked_for(place):
     (place / "other" / "v1.5").mkdir()
     (place / "other" / "model").write_text("x")
-    for text, folder in (("a.safetensors", "other"), ("v1.5", "other/v1.5"), ("model", "other"), ("new", "other/new"),
-                         ("v2.5", "other/v2.5"), ("run.toml", "other")):  # fmt: skip
+    for text, folder in (
+        ("a.safetensors", "other"),
+        ("v1.5", "other/v1.5"),
+        ("model", "other"),
+        ("new", "other/new"),
+        ("v2.5", "other/v2.5"),
+        ("run.toml", "other"),
+    ):
         assert allowed_folders.meant(place / "other" / text) == place / folder, text
 
 
@@ -94,9 +100,18 @@ def test_of_a_folder_that_a_training_makes_the_one_that_it_will_be_in_is_asked_f
 
 def bad_places(place):
     anchor = Path(place.anchor)
-    found = [anchor, Path.home(), Path.home().parent, Path.home() / ".ssh", place / "other" / ".hidden",
-             place / ".new" / "sub", registry.data_folder(), registry.data_folder().parent,
-             registry.data_folder() / "runs", Path(sys.prefix)]  # fmt: skip
+    found = [
+        anchor,
+        Path.home(),
+        Path.home().parent,
+        Path.home() / ".ssh",
+        place / "other" / ".hidden",
+        place / ".new" / "sub",
+        registry.data_folder(),
+        registry.data_folder().parent,
+        registry.data_folder() / "runs",
+        Path(sys.prefix),
+    ]
     if os.name != "nt":
         names = "/etc /etc/x /usr /usr/share /bin /proc/self /dev /sys /var /var/lib /boot /ETC /run/x /lib/x"
         found += [Path(one) for one in names.split()]
@@ -145,8 +160,17 @@ def test_a_folder_that_cannot_be_made_is_refused(place):
     assert allowed_folders.refusal(place / "other") == ""
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"folders": 7}', '{"folders": [7, null, ["/x"], "relative", "/"]}',
-                                     '{"folders": ["/etc", "/home/../etc", "//x", "~"]}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{",
+        '{"folders": 7}',
+        '{"folders": [7, null, ["/x"], "relative", "/"]}',
+        '{"folders": ["/etc", "/home/../etc", "//x", "~"]}',
+    ],
+)
 def test_whatever_stands_in_the_file_widens_nothing(place, content):
     allowed_folders.place().parent.mkdir(parents=True, exist_ok=True)
     allowed_folders.place().write_text(content)
@@ -164,11 +188,21 @@ def test_a_page_for_others_neither_asks_nor_counts_what_was_allowed(place):
             allow(roots, place / "file")
 
 
-@pytest.mark.parametrize(("words", "private"), [
-    ("", True), ("--host localhost", True), ("--host ::1", True), ("--root /x", True), ("--host 0.0.0.0", False),
-    ("--host 192.168.0.7", False), ("--allowed-host train.example", False), ("--root_path /trainer", False),
-    ("--root_path https://train.example/x", False), ("--user anna", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "private"),
+    [
+        ("", True),
+        ("--host localhost", True),
+        ("--host ::1", True),
+        ("--root /x", True),
+        ("--host 0.0.0.0", False),
+        ("--host 192.168.0.7", False),
+        ("--allowed-host train.example", False),
+        ("--root_path /trainer", False),
+        ("--root_path https://train.example/x", False),
+        ("--user anna", False),
+    ],
+)
 def test_only_a_page_that_is_open_to_nobody_else_asks(words, private, monkeypatch):
     monkeypatch.setenv("KOHYA_PASSWORD", "a long password")
     monkeypatch.delenv("KOHYA_TOKEN", raising=False)
@@ -187,14 +221,25 @@ def application(tmp_path_factory):
 
 
 HOSTILE = [
-    {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "https://127.0.0.1:7860"}, {"origin": ""},
-    {"host": "train.example", "origin": "http://train.example"}, {"x-forwarded-for": "203.0.113.5"},
-    {"x-forwarded-for": "127.0.0.1"}, {"forwarded": "for=203.0.113.5"}, {"x-real-ip": "203.0.113.5"},
+    {"origin": "http://evil.example"},
+    {"origin": "null"},
+    {"origin": "https://127.0.0.1:7860"},
+    {"origin": ""},
+    {"host": "train.example", "origin": "http://train.example"},
+    {"x-forwarded-for": "203.0.113.5"},
+    {"x-forwarded-for": "127.0.0.1"},
+    {"forwarded": "for=203.0.113.5"},
+    {"x-real-ip": "203.0.113.5"},
     {"via": "1.1 proxy"},
-    {"x-forwarded-host": "train.example"}, {"x-forwarded-proto": "https"}, {"cf-connecting-ip": "203.0.113.5"},
-    {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"origin": "http://localhost:7860"},
-    {"origin": "http://127.0.0.1:9999"}, {"content-type": "text/plain"},
-]  # fmt: skip
+    {"x-forwarded-host": "train.example"},
+    {"x-forwarded-proto": "https"},
+    {"cf-connecting-ip": "203.0.113.5"},
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
+    {"origin": "http://localhost:7860"},
+    {"origin": "http://127.0.0.1:9999"},
+    {"content-type": "text/plain"},
+]
 
 
 @pytest.mark.parametrize("headers", HOSTILE)
@@ -264,8 +309,14 @@ OUTSIDE = paths._outside
 def test_train_asks_for_each_folder_and_then_starts(visitor, place):
     model, results = place / "other" / "base.safetensors", place / "out" / "new"
     (place / "out").mkdir()
-    visitor.fill(pretrained_model_name_or_path=model, train_data_dir=place / "file", resolution="1024",
-                 output_name="cat", max_train_steps="20", output_dir=results)  # fmt: skip
+    visitor.fill(
+        pretrained_model_name_or_path=model,
+        train_data_dir=place / "file",
+        resolution="1024",
+        output_name="cat",
+        max_train_steps="20",
+        output_dir=results,
+    )
     visitor.click("Train")
     visitor.until("3 problems to fix")
     buttons = visitor.page.locator(".message:visible .allow")
@@ -292,8 +343,14 @@ def test_a_folder_that_is_allowed_while_an_answer_is_on_its_way_is_not_asked_for
 
     (place / "out").mkdir()
     visitor.page.route("**/own/press", hold)
-    visitor.fill(pretrained_model_name_or_path=place / "other" / "base.safetensors", train_data_dir=place / "file",
-                 resolution="1024", output_name="cat", max_train_steps="20", output_dir=place / "out")  # fmt: skip
+    visitor.fill(
+        pretrained_model_name_or_path=place / "other" / "base.safetensors",
+        train_data_dir=place / "file",
+        resolution="1024",
+        output_name="cat",
+        max_train_steps="20",
+        output_dir=place / "out",
+    )
     visitor.click("Train")
     visitor.until("3 problems to fix")
     for left in (2, 1, 0):
@@ -378,8 +435,12 @@ def test_save_and_probe_ask_and_then_go_on_by_themselves(visitor, place, monkeyp
     page.locator(".message:visible .allow").click()
     visitor.until("Saved")
     assert (place / "other" / "new.toml").exists()
-    visitor.fill(pretrained_model_name_or_path=place / "other" / "m.safetensors", train_data_dir=place / "other",
-                 resolution="1024", output_dir=place / "other")  # fmt: skip
+    visitor.fill(
+        pretrained_model_name_or_path=place / "other" / "m.safetensors",
+        train_data_dir=place / "other",
+        resolution="1024",
+        output_dir=place / "other",
+    )
     visitor.click("Check")
     visitor.until("No problems found")
     (place / "out").mkdir()

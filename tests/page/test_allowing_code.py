@@ -27,8 +27,11 @@ class Other:
     pass
 """
 NETWORK = "from pathlib import Path\nPath({mark!r}).write_text('it ran')\ndef create_network(*args): pass\n"
-NAMES = {"optimizer_type": "page_code.classes.Own", "lr_scheduler_type": "page_code.classes.Schedule",
-         "network_module": "page_code.network"}  # fmt: skip
+NAMES = {
+    "optimizer_type": "page_code.classes.Own",
+    "lr_scheduler_type": "page_code.classes.Schedule",
+    "network_module": "page_code.network",
+}
 WRONG = {
     "optimizer_type": {
         "page_code.classes.Other": "page_code.classes.Other is no subclass of Optimizer",
@@ -60,8 +63,14 @@ def ready(visitor, place):  # noqa: F811
     for name in ("base", "images", "out"):
         (place / name).mkdir()
     allowed_folders._store([place / "base", place / "images", place / "out"], [])
-    visitor.fill(pretrained_model_name_or_path=place / "base" / "m.safetensors", train_data_dir=place / "images",
-                 output_dir=place / "out", output_name="cat", max_train_steps="20", resolution="512")  # fmt: skip
+    visitor.fill(
+        pretrained_model_name_or_path=place / "base" / "m.safetensors",
+        train_data_dir=place / "images",
+        output_dir=place / "out",
+        output_name="cat",
+        max_train_steps="20",
+        resolution="512",
+    )
     return visitor
 
 

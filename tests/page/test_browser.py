@@ -16,8 +16,14 @@ from library.runs import reader
 
 pytestmark = pytest.mark.browser
 
-READY = {"pretrained_model_name_or_path": "/models/base.safetensors", "train_data_dir": "/images", "resolution": "1024",
-         "output_name": "cat", "max_train_steps": "40", "learning_rate": "1e-4"}  # fmt: skip
+READY = {
+    "pretrained_model_name_or_path": "/models/base.safetensors",
+    "train_data_dir": "/images",
+    "resolution": "1024",
+    "output_name": "cat",
+    "max_train_steps": "40",
+    "learning_rate": "1e-4",
+}
 
 
 def filled(visitor, folder, **more):
@@ -113,8 +119,9 @@ def test_what_the_form_knows_is_said_before_the_whole_check_is_done(visit, monke
 
 
 def test_wrong_numbers_are_told_at_once_and_a_click_leads_to_them(visit, tmp_path):
-    visitor = filled(visit(), tmp_path / "out", max_train_steps="-5", learning_rate="abc", resolution="foo",
-                     train_batch_size="")  # fmt: skip
+    visitor = filled(
+        visit(), tmp_path / "out", max_train_steps="-5", learning_rate="abc", resolution="foo", train_batch_size=""
+    )
     visitor.click("Loss")
     visitor.fill(huber_c="much")
     visitor.click("Loss")
@@ -148,8 +155,15 @@ def test_torch_compile_settings_in_every_tab(visit):
         visitor.click("Torch Compile Settings")
         for family in ("FLUX.1", "SDXL"):
             visitor.family(family)
-            for name in ("compile", "compile_backend", "compile_mode", "compile_dynamic", "compile_fullgraph",
-                         "compile_cache_size_limit", "compile_fallback"):  # fmt: skip
+            for name in (
+                "compile",
+                "compile_backend",
+                "compile_mode",
+                "compile_dynamic",
+                "compile_fullgraph",
+                "compile_cache_size_limit",
+                "compile_fallback",
+            ):
                 assert visitor.page.locator(f"#{tab.lower()}-{name}").is_visible(), name
 
 
@@ -166,16 +180,27 @@ def test_print_shows_the_command_and_the_toml_and_writes_nothing(visit, tmp_path
 
 
 def test_sizes_and_steps_of_a_list_are_typed_into_one_field(visit, tmp_path):
-    values = {"resolution": "512, 768, 1024", "save_at_steps": "20, 30", "save_every_n_steps": "5",
-              "save_from_step": "10", "validation_split": "0.1", "early_stop_patience": "3",
-              "cached_caption_variants": "4"}  # fmt: skip
+    values = {
+        "resolution": "512, 768, 1024",
+        "save_at_steps": "20, 30",
+        "save_every_n_steps": "5",
+        "save_from_step": "10",
+        "validation_split": "0.1",
+        "early_stop_patience": "3",
+        "cached_caption_variants": "4",
+    }
     visitor = filled(visit(), tmp_path / "out")
     visitor.put(**values)
     visitor.click("Print command")
     visitor.until("Train runs this command")
     toml = visitor.page.locator(".message pre").all_inner_texts()[1]
-    for line in ('resolution = "512;768;1024"', "save_at_steps = [20, 30]", "save_from_step = 10",
-                 "early_stop_patience = 3", "cached_caption_variants = 4"):  # fmt: skip
+    for line in (
+        'resolution = "512;768;1024"',
+        "save_at_steps = [20, 30]",
+        "save_from_step = 10",
+        "early_stop_patience = 3",
+        "cached_caption_variants = 4",
+    ):
         assert line in toml
     visitor.put(resolution="512;512", save_at_steps="20,20", early_stop_patience="2", validation_split="0")
     visitor.click("Train")

@@ -54,10 +54,14 @@ def test_a_cache_is_made_from_the_form_with_progress_and_stop(visit, stub, tmp_p
 
 @pytest.mark.parametrize(
     "fields, why",
-    [({"kind": "latents"}, "train_data_dir"), ({"kind": "latents", "data": "/etc"}, "outside of"),
-     ({"kind": "compiled"}, "no such tab"), ({"kind": "text", "tab": "../x"}, "no such tab"),
-     ({"kind": "text", "sent": "[]"}, "not what the form sends")],
-)  # fmt: skip
+    [
+        ({"kind": "latents"}, "train_data_dir"),
+        ({"kind": "latents", "data": "/etc"}, "outside of"),
+        ({"kind": "compiled"}, "no such tab"),
+        ({"kind": "text", "tab": "../x"}, "no such tab"),
+        ({"kind": "text", "sent": "[]"}, "not what the form sends"),
+    ],
+)
 def test_nothing_is_started_where_it_cannot_be_made(stub, monkeypatch, tmp_path, fields, why):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     api = CacheApi({"lora": SettingsForm("lora", FAMILIES, TABS[0].configs, TABS[0].basics)}, [tmp_path])

@@ -68,11 +68,14 @@ def test_nothing_leads_out_or_over_a_file(page, tmp_path, values, says):
 @pytest.mark.parametrize(
     "fields",
     [
-        {}, {"command": "train"}, {"command": "tools", "name": "rm"}, {"command": "tools", "name": 3},
+        {},
+        {"command": "train"},
+        {"command": "tools", "name": "rm"},
+        {"command": "tools", "name": 3},
         {"command": "caption", "name": "hf", "values": {"folder": "/etc", "model": "/etc"}},
         {"command": "tools", "name": "merge", "values": []},
     ],
-)  # fmt: skip
+)
 def test_other_questions_are_sentences(page, fields):
     with pytest.raises(ConfigError):
         page.begin(ApiRequest(fields))

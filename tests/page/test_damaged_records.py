@@ -11,15 +11,41 @@ from library.runs import layout, process, queue, reader, registry, resume, stop
 
 WRONG = (None, True, -1, 10**30, 0.5, "x", "", [], [1, {}], {}, {"a": 1}, {"a": {"b": []}})
 FACTS = {
-    "id": "cat-1", "script": "flux_train_network", "title": "FLUX.1 LoRA", "state": "running", "from": "page",
-    **process.identity(), "started": time.time(), "heartbeat": time.time(),
-    "ended": 1e9, "restored": 1e9, "folder": "/", "output_dir": "/", "output_name": "cat", "step": 3, "total_steps": 9,
-    "error": "it broke", "resumes": "cat-0", "devices": ["0"], "launch": {"gpus": "0"}, "seed": 1, "phase": None,
-    "versions": {"python": "3"}, "hardware": {"processes": 1, "gpu": "H100"}, "data": {"images": 4},
-    "config": {"compile": {"compile": True}, "steps": {"resume": "x", "gradient_accumulation_steps": 2},
-               "sample": {"sample_prompts": "x"}, "log": {"logging_dir": "x"}},
-    "compile": {"graphs": 2, "seconds": 3.0, "disabled": ""}, "lost": False, "utilization": 0.3, "products": {},
-}  # fmt: skip
+    "id": "cat-1",
+    "script": "flux_train_network",
+    "title": "FLUX.1 LoRA",
+    "state": "running",
+    "from": "page",
+    **process.identity(),
+    "started": time.time(),
+    "heartbeat": time.time(),
+    "ended": 1e9,
+    "restored": 1e9,
+    "folder": "/",
+    "output_dir": "/",
+    "output_name": "cat",
+    "step": 3,
+    "total_steps": 9,
+    "error": "it broke",
+    "resumes": "cat-0",
+    "devices": ["0"],
+    "launch": {"gpus": "0"},
+    "seed": 1,
+    "phase": None,
+    "versions": {"python": "3"},
+    "hardware": {"processes": 1, "gpu": "H100"},
+    "data": {"images": 4},
+    "config": {
+        "compile": {"compile": True},
+        "steps": {"resume": "x", "gradient_accumulation_steps": 2},
+        "sample": {"sample_prompts": "x"},
+        "log": {"logging_dir": "x"},
+    },
+    "compile": {"graphs": 2, "seconds": 3.0, "disabled": ""},
+    "lost": False,
+    "utilization": 0.3,
+    "products": {},
+}
 INSIDE = ("config", "hardware", "compile", "launch", "data", "versions")
 
 

@@ -135,8 +135,10 @@ def test_a_folder_that_is_added_brings_what_its_name_says(page, root):
         return rows(page.look(dataset_config=page.save([group])["file"]))
 
     cat = {"image_dir": str(root / "named/10_zorb cat"), "num_repeats": "10", "class_tokens": "zorb cat"}
-    assert added(root / "named") == [cat, {**cat, "image_dir": str(root / "named/3_dog"), "num_repeats": "3",
-                                           "class_tokens": "dog"}]  # fmt: skip
+    assert added(root / "named") == [
+        cat,
+        {**cat, "image_dir": str(root / "named/3_dog"), "num_repeats": "3", "class_tokens": "dog"},
+    ]
     assert added(root / "named/10_zorb cat") == [cat]
     assert added(root / "named/10_zorb cat", num_repeats="2") == [{"image_dir": cat["image_dir"], "num_repeats": "2"}]
     assert added(root / "flat") == [{"image_dir": str(root / "flat")}]
@@ -188,12 +190,22 @@ def test_nothing_outside_of_the_roots_is_looked_at_written_or_named(page, root, 
     assert not list(outside.glob("*.toml"))
 
 
-@pytest.mark.parametrize("groups", [
-    None, "a", [3], [{"rows": 3}], [{"texts": {}, "rows": [{"texts": {"evil": "x"}}]}],
-    [{"texts": {"resolution": 3}, "rows": []}],
-    [{"texts": {}, "rows": [{"texts": {"image_dir": "a\nb"}}]}], [{"texts": {}, "rows": [{"texts": {}, "at": -1}]}],
-    [{"texts": {}, "rows": [{"texts": {}, "at": True}]}], [{"texts": {}, "rows": [{"texts": {}}] * 600}], [[]] * 600,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "groups",
+    [
+        None,
+        "a",
+        [3],
+        [{"rows": 3}],
+        [{"texts": {}, "rows": [{"texts": {"evil": "x"}}]}],
+        [{"texts": {"resolution": 3}, "rows": []}],
+        [{"texts": {}, "rows": [{"texts": {"image_dir": "a\nb"}}]}],
+        [{"texts": {}, "rows": [{"texts": {}, "at": -1}]}],
+        [{"texts": {}, "rows": [{"texts": {}, "at": True}]}],
+        [{"texts": {}, "rows": [{"texts": {}}] * 600}],
+        [[]] * 600,
+    ],
+)
 def test_what_the_page_does_not_send_is_refused(page, root, groups):
     with pytest.raises(ConfigError, match="load it again"):
         page.save(groups)

@@ -16,8 +16,14 @@ pytestmark = [
 
 def test_the_panel_says_so_and_the_training_goes_on(visit, tmp_path):
     visitor = visit()
-    visitor.fill(pretrained_model_name_or_path="/models/base.safetensors", train_data_dir="/images", resolution="1024",
-                 output_name="cat", max_train_steps="4000", output_dir=tmp_path / "out")  # fmt: skip
+    visitor.fill(
+        pretrained_model_name_or_path="/models/base.safetensors",
+        train_data_dir="/images",
+        resolution="1024",
+        output_name="cat",
+        max_train_steps="4000",
+        output_dir=tmp_path / "out",
+    )
     visitor.click("Train")
     run = visitor.state("running")
     visitor.until("Step", ".line")

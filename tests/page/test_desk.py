@@ -102,10 +102,19 @@ def test_what_is_told_while_one_types(visit, demo, served):
 
 
 # What people type who come from elsewhere, or in a hurry -> the setting that is shown first.
-SOUGHT = {"--network_dim": "network_dim", "Network Rank (Dimension)": "network_dim", "rnak": "network_dim",
-          "learnig rate": "learning_rate", "LR warmup (% of total steps)": "lr_warmup_steps", "LoCon": "network_module",
-          "gradint checkpoiting": "gradient_checkpointing", "CrossAttention": "sdpa", "prodigy": "optimizer_type",
-          "flip augmentation": "flip_aug", "max-train-steps": "max_train_steps"}  # fmt: skip
+SOUGHT = {
+    "--network_dim": "network_dim",
+    "Network Rank (Dimension)": "network_dim",
+    "rnak": "network_dim",
+    "learnig rate": "learning_rate",
+    "LR warmup (% of total steps)": "lr_warmup_steps",
+    "LoCon": "network_module",
+    "gradint checkpoiting": "gradient_checkpointing",
+    "CrossAttention": "sdpa",
+    "prodigy": "optimizer_type",
+    "flip augmentation": "flip_aug",
+    "max-train-steps": "max_train_steps",
+}
 
 
 def test_a_setting_is_found_by_its_flag_its_name_in_kohya_ss_and_with_typing_errors(visit):
@@ -199,8 +208,14 @@ def test_messages_take_a_line_of_the_desk_and_the_run_one_of_a_phone(visit, serv
 
 def test_settings_of_kohya_ss_come_back_whole_and_are_compared(visit, served, tmp_path):
     path = served[1] / "theirs.json"
-    found = {"sdxl": True, "LoRA_type": "Standard", "network_dim": "24", "output_dir": "/results", "own_key": "kept",
-             "wandb_api_key": "canary"}  # fmt: skip
+    found = {
+        "sdxl": True,
+        "LoRA_type": "Standard",
+        "network_dim": "24",
+        "output_dir": "/results",
+        "own_key": "kept",
+        "wandb_api_key": "canary",
+    }
     path.write_text(json.dumps(found), encoding="utf-8")
     visitor = visit()
     visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
@@ -229,7 +244,9 @@ def test_settings_of_kohya_ss_come_back_whole_and_are_compared(visit, served, tm
     rows = visitor.page.locator(".differences tbody tr")
     rows.first.wait_for()
     assert sorted(re.sub(r"\s+", " ", text) for text in rows.all_inner_texts()) == [
-        "Output name output_name cat not set", "Rank network_dim 48 24"]  # fmt: skip
+        "Output name output_name cat not set",
+        "Rank network_dim 48 24",
+    ]
 
 
 def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
@@ -243,9 +260,15 @@ def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     visitor, out = visit(), tmp_path / "out"
     visitor.page.set_default_timeout(60_000)  # the check loads torch
     leaf = next(demo.images.iterdir())
-    visitor.fill(pretrained_model_name_or_path=demo.folder / "models" / "sdxl" / "tiny_sdxl.safetensors",
-                 train_data_dir=leaf, output_dir=out, output_name="first", resolution="256", max_train_steps="2",
-                 learning_rate="1e-3")  # fmt: skip
+    visitor.fill(
+        pretrained_model_name_or_path=demo.folder / "models" / "sdxl" / "tiny_sdxl.safetensors",
+        train_data_dir=leaf,
+        output_dir=out,
+        output_name="first",
+        resolution="256",
+        max_train_steps="2",
+        learning_rate="1e-3",
+    )
     visitor.click("Torch Compile Settings")
     visitor.page.locator("#lora-compile").uncheck()  # on a CPU it takes longer than all the rest of this
     visitor.click("Captions")

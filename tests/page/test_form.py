@@ -54,11 +54,13 @@ class Page(HTMLParser):
     def send(self, family):
         """What page.js would send of it."""
         mine = [f for f in self.fields.values() if family in f["data-families"].split()]
-        return json.dumps({
-            "family": family,
-            "values": {f["data-option"]: f["value"] for f in mine if "data-option" in f},
-            "launch": {f["data-launch"]: f["value"] for f in mine if "data-launch" in f},
-        })  # fmt: skip
+        return json.dumps(
+            {
+                "family": family,
+                "values": {f["data-option"]: f["value"] for f in mine if "data-option" in f},
+                "launch": {f["data-launch"]: f["value"] for f in mine if "data-launch" in f},
+            }
+        )
 
 
 PAGES = {tab: Page(form.markup()) for tab, form in FORMS.items()}
@@ -126,8 +128,15 @@ def test_every_place_that_a_message_names_exists(tab, family):
         assert name in (field.get("data-option"), field.get("data-launch")) and label
 
 
-COMPILE = ("compile", "compile_backend", "compile_mode", "compile_dynamic", "compile_fullgraph",
-           "compile_cache_size_limit", "compile_fallback")  # fmt: skip
+COMPILE = (
+    "compile",
+    "compile_backend",
+    "compile_mode",
+    "compile_dynamic",
+    "compile_fullgraph",
+    "compile_cache_size_limit",
+    "compile_fallback",
+)
 
 
 @pytest.mark.parametrize("tab", FORMS)
@@ -197,10 +206,21 @@ def test_launch_options_are_checked_with_the_rest():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "null", "[]", "{}", '{"family": "sdxl"}', "x" * 10, None, 3, "[" * 100_000,
-     '{"family":"sdxl","values":3,"launch":{}}',
-     '{"family":"../x","values":{},"launch":{}}', '{"family":["sdxl"],"values":{},"launch":{}}'],
-)  # fmt: skip
+    [
+        "",
+        "null",
+        "[]",
+        "{}",
+        '{"family": "sdxl"}',
+        "x" * 10,
+        None,
+        3,
+        "[" * 100_000,
+        '{"family":"sdxl","values":3,"launch":{}}',
+        '{"family":"../x","values":{},"launch":{}}',
+        '{"family":["sdxl"],"values":{},"launch":{}}',
+    ],
+)
 def test_whatever_is_not_a_form_is_refused_in_words(text):
     with pytest.raises(ConfigError):
         FORMS["lora"].parse_submission(text)

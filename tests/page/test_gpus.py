@@ -12,8 +12,10 @@ from tests.page.test_runs import queue_tab, shows
 from tests.training import wait_for
 
 pytestmark = pytest.mark.browser
-GPUS = [machine.GpuStatus("0", "NVIDIA RTX 4090", 18.2, 24.0, 97, 71, 320.5),
-        machine.GpuStatus("1", "NVIDIA RTX 3060", 0.5, 12.0, 0, 40, 20.0)]  # fmt: skip
+GPUS = [
+    machine.GpuStatus("0", "NVIDIA RTX 4090", 18.2, 24.0, 97, 71, 320.5),
+    machine.GpuStatus("1", "NVIDIA RTX 3060", 0.5, 12.0, 0, 40, 20.0),
+]
 
 
 @pytest.fixture
@@ -44,16 +46,31 @@ def test_gpus_are_chosen_by_name_and_runs_on_them_go_side_by_side(visit, served,
     number.evaluate("e => { e.value = '1'; e.dispatchEvent(new Event('input', { bubbles: true })); }")
     assert pressed(visitor) == ["1"]  # what is typed and what is pressed are one
     theirs = served[1] / f"{tmp_path.name}.json"
-    theirs.write_text(json.dumps({"sdxl": True, "LoRA_type": "Standard", "multi_gpu": True, "num_processes": 2,
-                                  "gpu_ids": "0, 1", "num_cpu_threads_per_process": 2}))  # fmt: skip
+    theirs.write_text(
+        json.dumps(
+            {
+                "sdxl": True,
+                "LoRA_type": "Standard",
+                "multi_gpu": True,
+                "num_processes": 2,
+                "gpu_ids": "0, 1",
+                "num_cpu_threads_per_process": 2,
+            }
+        )
+    )
     visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(theirs))
     visitor.click("Load config")
     visitor.until(f"Loaded {theirs.name}")
     wait_for(lambda: pressed(visitor) == ["0", "1"], 10)
     assert (number.input_value(), visitor.page.locator("#lora-num_processes").input_value()) == ("0,1", "2")
     chooser.get_by_text("Any free GPU").click()
-    ready = {"pretrained_model_name_or_path": "/m/base.safetensors", "train_data_dir": "/images", "resolution": "1024",
-             "output_dir": held.parent, "max_train_steps": 3}  # fmt: skip
+    ready = {
+        "pretrained_model_name_or_path": "/m/base.safetensors",
+        "train_data_dir": "/images",
+        "resolution": "1024",
+        "output_dir": held.parent,
+        "max_train_steps": 3,
+    }
     for name, choice in (("one", "1"), ("two", "0"), ("both", "01")):
         for at in "01":
             if (at in pressed(visitor)) != (at in choice):
@@ -64,8 +81,13 @@ def test_gpus_are_chosen_by_name_and_runs_on_them_go_side_by_side(visit, served,
     queue_tab(visitor)
     shows(visitor, ("one", "running"), ("two", "running"), ("both", "waiting"))
     devices = visitor.page.locator(".devices li")
-    wait_for(lambda: [text.split("\n")[:2] for text in devices.all_inner_texts()] == [
-        ["GPU 0 · NVIDIA RTX 4090", "two"], ["GPU 1 · NVIDIA RTX 3060", "one"]], 20)  # fmt: skip
+    wait_for(
+        lambda: (
+            [text.split("\n")[:2] for text in devices.all_inner_texts()]
+            == [["GPU 0 · NVIDIA RTX 4090", "two"], ["GPU 1 · NVIDIA RTX 3060", "one"]]
+        ),
+        20,
+    )
     assert "GPU 0,1" in visitor.page.locator(".entry", has_text="both").inner_text()
     visitor.has_none(FAINT)
     visitor.page.get_by_role("tab", name="LoRA", exact=True).click()
@@ -80,9 +102,25 @@ def test_what_gpus_do_is_shown_while_a_run_works(visit, two, tmp_path):
     with Record.start({}, "sdxl_train", tmp_path / "out", "fox", "SDXL fine-tune") as run:
         run.note(devices=["0"])
         run.step({"step": 1, "loss": 0.5, "lr": 1e-4})
-        lines = [{"t": run.facts["started"] + 60 * at, "kind": "gpu", "spilled": 1.5, "gpus": [
-            {"index": "0", "name": "x", "used": 4.0 * at, "total": 24.0, "utilization": 97, "temperature": 71,
-             "power": 320.5}]} for at in range(5)]  # fmt: skip
+        lines = [
+            {
+                "t": run.facts["started"] + 60 * at,
+                "kind": "gpu",
+                "spilled": 1.5,
+                "gpus": [
+                    {
+                        "index": "0",
+                        "name": "x",
+                        "used": 4.0 * at,
+                        "total": 24.0,
+                        "utilization": 97,
+                        "temperature": 71,
+                        "power": 320.5,
+                    }
+                ],
+            }
+            for at in range(5)
+        ]
         with (run.folder / "progress.jsonl").open("a", encoding="utf-8") as progress:
             progress.writelines(json.dumps(line) + "\n" for line in lines)
         visitor = visit()

@@ -39,8 +39,12 @@ print(os.environ["no_proxy"], len(pd.DataFrame({"a": [1, 2]})))
 
 def test_the_page_is_put_together_without_pandas_and_its_queue_has_the_server_that_is_mounted():
     # And with variables at which the clients that Gradio makes when it is imported would fail.
-    wrong = {"ALL_PROXY": "socks5://127.0.0.1:9", "https_proxy": "nonsense://x", "no_proxy": "localhost,::1/128",
-             "SSL_CERT_FILE": "/nowhere/ca.pem"}  # fmt: skip
+    wrong = {
+        "ALL_PROXY": "socks5://127.0.0.1:9",
+        "https_proxy": "nonsense://x",
+        "no_proxy": "localhost,::1/128",
+        "SSL_CERT_FILE": "/nowhere/ca.pem",
+    }
     how = {"capture_output": True, "text": True, "check": True, "env": {**os.environ, **wrong}}
     said = subprocess.run([sys.executable, "-c", SERVED], **how).stdout
     assert said.split() == ["False", "App", "True", "localhost,::1/128", "2"]

@@ -20,8 +20,12 @@ __all__ = ["waited"]  # a fixture
 
 def test_each_wrong_guess_makes_the_next_one_slower_whatever_it_is(waited):
     guarded = AuthGate(page, "0.0.0.0", "the-token")
-    for given in ({"query": "token=x"}, {"authorization": "Bearer x"}, {"cookie": f"{guarded.cookie}=x"},
-                  {"query": "token=y"}):  # fmt: skip
+    for given in (
+        {"query": "token=x"},
+        {"authorization": "Bearer x"},
+        {"cookie": f"{guarded.cookie}=x"},
+        {"query": "token=y"},
+    ):
         assert ask(guarded, **given)[0] == 401
     assert waited == [0.5, 1.0, 2.0, 4.0]
     assert ask(guarded)[0] == 401 and len(waited) == 4  # who shows nothing guesses nothing
@@ -40,10 +44,17 @@ def test_too_many_guesses_at_once_are_refused():
     assert ask(guarded, authorization="Basic eA==")[0] == 429
 
 
-@pytest.mark.parametrize(("token", "enough"), [
-    ("abcdefgh", False), ("a" * 100, False), ("0123456789" * 3, False), ("correct-horse-battery", False),
-    ("f3b1c2d4e5a697887766554433221100", True), ("kXb3-9Qz_7LmP0sVtR2wYa", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("token", "enough"),
+    [
+        ("abcdefgh", False),
+        ("a" * 100, False),
+        ("0123456789" * 3, False),
+        ("correct-horse-battery", False),
+        ("f3b1c2d4e5a697887766554433221100", True),
+        ("kXb3-9Qz_7LmP0sVtR2wYa", True),
+    ],
+)
 def test_a_token_has_128_bits(token, enough):
     assert (guessing.bits(token) >= guessing.BITS) is enough
     assert guessing.bits(new_token()) >= guessing.BITS

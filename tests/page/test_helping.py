@@ -80,8 +80,11 @@ def test_every_path_is_judged_while_one_types(helper, tmp_path, tab):
     for family, config in form.configs.items():
         names = [name for name, option in options(config).items() if option.kind in ("file", "folder")]
         made = [name for name in names if name in named_paths.MADE]
-        cases = (("/nowhere/x", names, "outside of"), (tmp_path / "none" / "x", {*names} - {*made}, "does not exist"),
-                 (tmp_path / "file" / "x", made, "is a file; choose a folder"))  # fmt: skip
+        cases = (
+            ("/nowhere/x", names, "outside of"),
+            (tmp_path / "none" / "x", {*names} - {*made}, "does not exist"),
+            (tmp_path / "file" / "x", made, "is a file; choose a folder"),
+        )
         for path, expected, words in cases:
             found = helper.judge(question(tab, family, **dict.fromkeys(names, str(path))))["wrong"]
             places = form.places(family)
@@ -188,10 +191,13 @@ def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
 
 @pytest.mark.parametrize(
     ("values", "begins"),
-    [({}, "14 graphs, about 75 s"), ({"compile_blocks": "transformer:all"}, "2 graphs, about 11 s"),
-     ({"compile_blocks": "transformer:0,resnet:0-2,resnet:4"}, "5 graphs, about 27 s"),
-     ({"compile_scope": "model"}, "One graph of the whole model")],
-)  # fmt: skip
+    [
+        ({}, "14 graphs, about 75 s"),
+        ({"compile_blocks": "transformer:all"}, "2 graphs, about 11 s"),
+        ({"compile_blocks": "transformer:0,resnet:0-2,resnet:4"}, "5 graphs, about 27 s"),
+        ({"compile_scope": "model"}, "One graph of the whole model"),
+    ],
+)
 def test_the_outlook_is_for_the_blocks_that_are_chosen(values, begins):
     config = build(config_class("sdxl_train_network"), {"compile": True, **values}, notes=[])
     assert str(compile_summary.outlook(config)).startswith(begins)
@@ -204,8 +210,12 @@ def test_every_family_says_how_many_graphs_its_blocks_need():
 
 
 def test_a_probe_reads_and_writes_where_the_page_may_only(helper, tmp_path):
-    ready = {"pretrained_model_name_or_path": "/etc/x.safetensors", "train_data_dir": str(tmp_path),
-             "output_dir": str(tmp_path / "out"), "resolution": "64"}  # fmt: skip
+    ready = {
+        "pretrained_model_name_or_path": "/etc/x.safetensors",
+        "train_data_dir": str(tmp_path),
+        "output_dir": str(tmp_path / "out"),
+        "resolution": "64",
+    }
     with pytest.raises(ConfigError, match="outside of"):
         helper.probe(question(**ready))
     assert not list(tmp_path.glob("**/probe*"))
@@ -214,11 +224,23 @@ def test_a_probe_reads_and_writes_where_the_page_may_only(helper, tmp_path):
 @pytest.mark.parametrize("name", ["judge", "preset", "choices", "compare", "probe", "probing", "unprobe"])
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"tab": "../x"}, {"tab": "lora"}, {"tab": "lora", "sent": "[" * 9999}, {"tab": "lora", "sent": "{}"},
-     {"tab": 3}, {"tab": "lora", "sent": '{"family":"sdxl","values":{},"launch":{}}', "id": "../../etc"},
-     {"tab": "lora", "sent": '{"family":"sdxl","values":{"pretrained_model_name_or_path":"/etc/passwd"},"launch":{}}',
-      "first": "run:../..", "second": "/etc/passwd", "id": "\x00"}],
-)  # fmt: skip
+    [
+        {},
+        {"tab": "../x"},
+        {"tab": "lora"},
+        {"tab": "lora", "sent": "[" * 9999},
+        {"tab": "lora", "sent": "{}"},
+        {"tab": 3},
+        {"tab": "lora", "sent": '{"family":"sdxl","values":{},"launch":{}}', "id": "../../etc"},
+        {
+            "tab": "lora",
+            "sent": '{"family":"sdxl","values":{"pretrained_model_name_or_path":"/etc/passwd"},"launch":{}}',
+            "first": "run:../..",
+            "second": "/etc/passwd",
+            "id": "\x00",
+        },
+    ],
+)
 def test_whatever_is_sent_is_answered_or_refused_in_words(helper, name, fields):
     try:
         answer = helper.handlers[name](ApiRequest(fields))
@@ -260,10 +282,18 @@ def test_a_probe_whose_process_is_gone_has_failed_with_its_last_words(helper):
 
 
 def test_what_a_report_says_is_text_and_its_remedies_are_values_of_fields():
-    report = {"findings": [
-        {**Problem("train_data_dir", ": <b>x</b> is empty").as_json(), "topic": "images", "verdict": "bad",
-         "fix": {"caption_extension": ".txt"}},
-        {**Problem("", "9 GB free").as_json(), "topic": "disk", "verdict": "ok"}], "fit": None}  # fmt: skip
+    report = {
+        "findings": [
+            {
+                **Problem("train_data_dir", ": <b>x</b> is empty").as_json(),
+                "topic": "images",
+                "verdict": "bad",
+                "fix": {"caption_extension": ".txt"},
+            },
+            {**Problem("", "9 GB free").as_json(), "topic": "disk", "verdict": "ok"},
+        ],
+        "fit": None,
+    }
     form = FORMS["lora"]
     shown = messages.report(report, form.places("sdxl"), lambda one: form.shown("sdxl", one["fix"]))
     assert "&lt;b&gt;" in shown and "<b>x" not in shown and "1 problem to fix" in shown

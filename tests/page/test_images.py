@@ -136,13 +136,51 @@ def test_nothing_that_is_sent_breaks_or_leads_out(images, data, tmp_path):  # no
     picture(1).save(secret / "a.png")
     before, chance = tree(tmp_path), random.Random(2)
     values = [
-        "", "..", "../secret", str(secret), str(data), "10_cat/0.png", "../../secret/a.png", "/etc/passwd", "\0", "all",
-        "trigger", 3, -1, 2**80, None, True, [], ["a"], ["../secret/a.png"], {}, {"resolution": "9" * 400}, "x" * 5000,
-    ]  # fmt: skip
+        "",
+        "..",
+        "../secret",
+        str(secret),
+        str(data),
+        "10_cat/0.png",
+        "../../secret/a.png",
+        "/etc/passwd",
+        "\0",
+        "all",
+        "trigger",
+        3,
+        -1,
+        2**80,
+        None,
+        True,
+        [],
+        ["a"],
+        ["../secret/a.png"],
+        {},
+        {"resolution": "9" * 400},
+        "x" * 5000,
+    ]
     names = [
-        "folder", "settings", "trigger", "show", "place", "words", "start", "count", "name", "text", "expected", "put",
-        "action", "find", "names", "how", "repeats", "source", "work", "prefix",
-    ]  # fmt: skip
+        "folder",
+        "settings",
+        "trigger",
+        "show",
+        "place",
+        "words",
+        "start",
+        "count",
+        "name",
+        "text",
+        "expected",
+        "put",
+        "action",
+        "find",
+        "names",
+        "how",
+        "repeats",
+        "source",
+        "work",
+        "prefix",
+    ]
     changing = ("images_caption", "images_prepare", "images_edit", "images_remove")
     safe = set(images.handlers) - {"images_compare"}
     for _ in range(1500):

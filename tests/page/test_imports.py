@@ -19,8 +19,10 @@ def aitoolkit(folder, images):
     found = yaml.safe_load(AITOOLKIT.replace("lr: 1e-4", "lr: 0.0001"))
     process = found["config"]["process"][0]
     process["training_folder"] = str(folder / "out")
-    process["datasets"] = [{"folder_path": str(images / name), "num_repeats": count, "resolution": [512]}
-                           for name, count in REPEATS.items()]  # fmt: skip
+    process["datasets"] = [
+        {"folder_path": str(images / name), "num_repeats": count, "resolution": [512]}
+        for name, count in REPEATS.items()
+    ]
     process["sample"]["prompts"] = PROMPTS
     return write(folder / "a.yaml", yaml.safe_dump(found))
 
@@ -30,34 +32,54 @@ def onetrainer(folder, images):
     write(folder / "concepts.json", json.dumps(concepts))
     samples = [{"prompt": prompt, "width": 512, "height": 512} for prompt in PROMPTS]
     write(folder / "samples.json", json.dumps(samples))
-    found = {**ONETRAINER, "output_model_destination": str(folder / "out" / "cat.safetensors"), "resolution": "512",
-             "concept_file_name": str(folder / "concepts.json"),
-             "sample_definition_file_name": str(folder / "samples.json")}  # fmt: skip
+    found = {
+        **ONETRAINER,
+        "output_model_destination": str(folder / "out" / "cat.safetensors"),
+        "resolution": "512",
+        "concept_file_name": str(folder / "concepts.json"),
+        "sample_definition_file_name": str(folder / "samples.json"),
+    }
     return write(folder / "o.json", json.dumps(found))
 
 
 def simpletuner(folder, images):
-    sets = [{"id": name, "type": "local", "instance_data_dir": str(images / name), "repeats": count - 1,
-             "caption_strategy": "textfile"} for name, count in REPEATS.items()]  # fmt: skip
+    sets = [
+        {
+            "id": name,
+            "type": "local",
+            "instance_data_dir": str(images / name),
+            "repeats": count - 1,
+            "caption_strategy": "textfile",
+        }
+        for name, count in REPEATS.items()
+    ]
     write(folder / "data.json", json.dumps(sets))
     write(folder / "prompts.json", json.dumps(dict(zip("ab", PROMPTS, strict=True))))
-    found = {"model_family": "sdxl", "model_type": "lora", "max_train_steps": 9, "resolution": 512,
-             "output_dir": str(folder / "out"), "data_backend_config": "data.json",
-             "user_prompt_library": "prompts.json"}  # fmt: skip
+    found = {
+        "model_family": "sdxl",
+        "model_type": "lora",
+        "max_train_steps": 9,
+        "resolution": 512,
+        "output_dir": str(folder / "out"),
+        "data_backend_config": "data.json",
+        "user_prompt_library": "prompts.json",
+    }
     return write(folder / "s.json", json.dumps(found))
 
 
 def diffusion_pipe(folder, images):
-    sets = "".join(f"[[directory]]\npath = '{images / name}'\nnum_repeats = {count}\n"
-                   for name, count in REPEATS.items())  # fmt: skip
+    sets = "".join(
+        f"[[directory]]\npath = '{images / name}'\nnum_repeats = {count}\n" for name, count in REPEATS.items()
+    )
     write(folder / "data.toml", f"resolutions = [512]\n{sets}")
     text = f"output_dir = '{folder / 'out'}'\ndataset = 'data.toml'\npipeline_stages = 1\nepochs = 2\n"
     return write(folder / "d.toml", text + '[model]\ntype = "sdxl"\n[adapter]\ntype = "lora"\nrank = 8\n')
 
 
 def musubi(folder, images):
-    sets = "".join(f"[[datasets]]\nimage_directory = '{images / name}'\nnum_repeats = {count}\n"
-                   for name, count in REPEATS.items())  # fmt: skip
+    sets = "".join(
+        f"[[datasets]]\nimage_directory = '{images / name}'\nnum_repeats = {count}\n" for name, count in REPEATS.items()
+    )
     write(folder / "data.toml", f"[general]\nresolution = [512, 512]\n{sets}")
     write(folder / "p.txt", "\n".join(PROMPTS) + "\n")
     text = f"output_dir = '{folder / 'out'}'\nsample_prompts = '{folder / 'p.txt'}'\n"
@@ -76,8 +98,13 @@ def lora_scripts(folder, images):
 
 
 def of_kohya_ss(folder, images):
-    found = {"LoRA_type": "Standard", "sdxl": True, "output_dir": str(folder / "out"), "train_data_dir": str(images),
-             "sample_prompts": "\n".join(PROMPTS)}  # fmt: skip
+    found = {
+        "LoRA_type": "Standard",
+        "sdxl": True,
+        "output_dir": str(folder / "out"),
+        "train_data_dir": str(images),
+        "sample_prompts": "\n".join(PROMPTS),
+    }
     return write(folder / "k.json", json.dumps(found))
 
 
@@ -129,8 +156,10 @@ def rows(visitor):
     """The folders and repeats that the data set editor shows."""
     visitor.page.locator(".datasets:visible .groups li").first.wait_for()
     found = visitor.page.locator(".datasets:visible .groups li")
-    return {(one.locator("[data-set=image_dir]").input_value(), one.locator("[data-set=num_repeats]").input_value())
-            for one in found.all()}  # fmt: skip
+    return {
+        (one.locator("[data-set=image_dir]").input_value(), one.locator("[data-set=num_repeats]").input_value())
+        for one in found.all()
+    }
 
 
 def test_each_importer_is_tried_here():
@@ -154,8 +183,10 @@ def test_the_data_sets_and_prompts_of_a_config_arrive_on_the_page(visit, served,
         assert visitor.held(tab)["values"][option] == str(file)
         found = tomllib.loads(file.read_text(encoding="utf-8"))
         subsets = [one for each in found["datasets"] for one in each["subsets"]]
-        named = {(one["image_dir"], one.get("num_repeats", found.get("general", {}).get("num_repeats", 1)))
-                 for one in subsets}  # fmt: skip
+        named = {
+            (one["image_dir"], one.get("num_repeats", found.get("general", {}).get("num_repeats", 1)))
+            for one in subsets
+        }
         assert named == {(str(images / name), count) for name, count in REPEATS.items()}
         assert rows(visitor) == {(str(images / name), str(count)) for name, count in REPEATS.items()}
         before = file.read_bytes()

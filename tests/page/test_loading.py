@@ -88,8 +88,14 @@ def test_a_config_with_mistakes_is_loaded_and_its_fixes_mend_what_was_loaded(vis
 
 def test_prompts_of_a_kohya_ss_json_come_into_the_prompt_form(visit, served):
     out = served[1] / "foxes"
-    found = {"LoRA_type": "Standard", "sdxl": True, "network_dim": 24, "output_dir": str(out),
-             "output_name": "fox", "sample_prompts": "a red fox --w 640 --h 512\nthe sea --d 3"}  # fmt: skip
+    found = {
+        "LoRA_type": "Standard",
+        "sdxl": True,
+        "network_dim": 24,
+        "output_dir": str(out),
+        "output_name": "fox",
+        "sample_prompts": "a red fox --w 640 --h 512\nthe sea --d 3",
+    }
     (served[1] / "fox.json").write_text(json.dumps(found), encoding="utf-8")
     visitor = visit()
     visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(served[1] / "fox.json"))
@@ -142,14 +148,22 @@ def test_wrong_paths_and_names_are_told_while_one_types_and_old_counts_go(visit,
     page, invalid = visitor.page, "[data-option][aria-invalid]:visible"
     visitor.fill(train_data_dir=images.parent)
     page.locator(".datasets:visible .sum:not(:empty)").wait_for()
-    wrong = {"pretrained_model_name_or_path": "/nowhere/base.safetensors", "train_data_dir": "/nowhere",
-             "output_dir": "/nowhere/out", "output_name": "../../x"}  # fmt: skip
+    wrong = {
+        "pretrained_model_name_or_path": "/nowhere/base.safetensors",
+        "train_data_dir": "/nowhere",
+        "output_dir": "/nowhere/out",
+        "output_name": "../../x",
+    }
     visitor.fill(**wrong)
     for name in wrong:
         page.locator(f"#lora-{name}[aria-invalid]").wait_for()
     assert "outside of" in page.locator("#lora-output_dir-help").inner_text()
     page.locator(".datasets:visible .sum:empty").wait_for(state="attached")
-    right = {"output_name": "cat", "output_dir": served[1] / "new" / "out", "train_data_dir": images.parent,
-             "pretrained_model_name_or_path": "org/model"}  # fmt: skip
+    right = {
+        "output_name": "cat",
+        "output_dir": served[1] / "new" / "out",
+        "train_data_dir": images.parent,
+        "pretrained_model_name_or_path": "org/model",
+    }
     visitor.fill(**right)
     page.wait_for_function("selector => !document.querySelector(selector)", arg=invalid.replace(":visible", ""))

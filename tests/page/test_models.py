@@ -46,8 +46,9 @@ def test_what_is_there_and_what_is_offered(api, tmp_path):
     base = sparse(tmp_path / "root" / "models" / "any.safetensors", SHAPES["flux"][finding.BASE])
     (base.parent / "out.safetensors").symlink_to(sparse(tmp_path / "secret.safetensors", SHAPES["flux"]["ae"]))
     found = look(api)
-    assert found["parts"] == {"ae": [{"path": str(own), "name": "x.safetensors", "size": own.stat().st_size,
-                                      "words": "a VAE"}]}  # fmt: skip
+    assert found["parts"] == {
+        "ae": [{"path": str(own), "name": "x.safetensors", "size": own.stat().st_size, "words": "a VAE"}]
+    }
     assert [one["path"] for one in found["bases"]] == [str(base)] and found["title"] == FAMILY.title
     assert [file["what"] for file in found["offers"][0]["files"]] == FILES
     assert [file["size"] for file in found["offers"][0]["files"]] == [23802932552, 246144152, 9787841024, 335304388]
@@ -67,8 +68,10 @@ def test_the_files_that_lie_beside_a_model_are_proposed_for_empty_fields(api, tm
     for layout in ("one", "sorted"):
         place = tmp_path / "root" / family / layout
         where = lambda option: place / (option if layout == "sorted" else "")  # noqa: E731, B023
-        files = {option: sparse(where(option) / f"{number}.safetensors", shapes)
-                 for number, (option, shapes) in enumerate(SHAPES[family].items())}  # fmt: skip
+        files = {
+            option: sparse(where(option) / f"{number}.safetensors", shapes)
+            for number, (option, shapes) in enumerate(SHAPES[family].items())
+        }
         known = files.pop(finding.BASE)
         lacking = required(family)
 
@@ -129,8 +132,9 @@ def test_what_leads_out_is_refused(api, tmp_path, sent, says):
     (root / "file").write_text("x")
     (root / "kohya" / "models").mkdir(parents=True)
     (root / "kohya" / "models" / "link").symlink_to(tmp_path)
-    given = {"files": FILES} | {name: value.replace("{root}", str(root)) if name == "folder" else value
-                                for name, value in sent.items()}  # fmt: skip
+    given = {"files": FILES} | {
+        name: value.replace("{root}", str(root)) if name == "folder" else value for name, value in sent.items()
+    }
     with pytest.raises(ConfigError, match=says):
         api.get(ApiRequest(given))
     assert api.started == []
@@ -193,7 +197,10 @@ def test_a_model_is_downloaded_with_its_parts_and_filled_in(visit, served, hub):
     assert value(finding.BASE) == str(place / "FLUX.1-dev" / "flux1-dev.safetensors")
     assert value("ae") == str(own) and value("clip_l") == str(place / "flux_text_encoders" / "clip_l.safetensors")
     assert sorted(path.name for path in {*place.rglob("*")} - before if path.is_file()) == [
-        "clip_l.safetensors", "flux1-dev.safetensors", "t5xxl_fp16.safetensors"]  # fmt: skip
+        "clip_l.safetensors",
+        "flux1-dev.safetensors",
+        "t5xxl_fp16.safetensors",
+    ]
     page.locator(".find-models:visible").click()  # now all is there
     dialog.locator(".room", has_text="All files are on this computer.").wait_for()
     dialog.get_by_label("Model", exact=True).select_option("other")

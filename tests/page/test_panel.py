@@ -65,12 +65,15 @@ def test_the_long_first_step_is_not_a_mystery(tmp_path):
     assert "Preparing" in shown(tmp_path)
 
 
-@pytest.mark.parametrize(("paused", "worker", "words"), [
-    ("by you", {}, "The queue is paused. 2 trainings left."),
-    ("fox has failed.", {}, "The queue is paused: fox has failed. 2 trainings left."),
-    ("", {}, "The queue is halted, as the computer or its process ended. 2 trainings left."),
-    ("", process.identity(), "Next in the queue: a&lt;b, and 1 more"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("paused", "worker", "words"),
+    [
+        ("by you", {}, "The queue is paused. 2 trainings left."),
+        ("fox has failed.", {}, "The queue is paused: fox has failed. 2 trainings left."),
+        ("", {}, "The queue is halted, as the computer or its process ended. 2 trainings left."),
+        ("", process.identity(), "Next in the queue: a&lt;b, and 1 more"),
+    ],
+)
 def test_a_line_says_how_the_queue_stands(paused, worker, words):
     entries = [QueueEntry(name, "flux_train", "", name, "/out") for name in ("a<b", "c")]
     page = html.waiting(Queue(entries, paused=paused, worker=worker))
@@ -109,8 +112,10 @@ def test_where_a_steps_time_goes_and_how_busy_the_machine_is(tmp_path, monkeypat
 
 
 def gpu(at, *used, **more):
-    gpus = [{"index": str(i), "used": gib, "total": 24.0, "utilization": 97, "temperature": 71} for i, gib in
-            enumerate(used)]  # fmt: skip
+    gpus = [
+        {"index": str(i), "used": gib, "total": 24.0, "utilization": 97, "temperature": 71}
+        for i, gib in enumerate(used)
+    ]
     return {"kind": "gpu", "t": 1.7e9 + at, "gpus": gpus, **more}
 
 
@@ -162,8 +167,10 @@ def test_several_lines_of_an_error_stay_several(tmp_path):
 
 def test_nothing_of_a_run_is_taken_for_html(tmp_path):
     evil = "<img src=x onerror=alert(1)>"
-    events = [{"kind": kind, "text": evil, "block": evil, "file": evil, "name": evil, "reason": evil}
-              for kind in ("phase", "compile", "warning", "saved", "sample")]  # fmt: skip
+    events = [
+        {"kind": kind, "text": evil, "block": evil, "file": evil, "name": evil, "reason": evil}
+        for kind in ("phase", "compile", "warning", "saved", "sample")
+    ]
     page = shown(
         tmp_path, [step(1, lr={evil: 1.0, "b": 2.0}), step(2), *events], output_name=evil, title=evil, error=evil
     )
@@ -175,12 +182,20 @@ def test_nothing_of_a_run_is_taken_for_html(tmp_path):
     assert "<img" not in page
 
 
-@pytest.mark.parametrize("events", [
-    [{"kind": "step"}], [{"kind": "step", "step": None, "loss": None, "lr": None}], [{"kind": "phase"}],
-    [{"kind": "compile"}],
-    [{"kind": "step", "step": 1, "loss": "x", "lr": "x", "eta": "x"}], [{"kind": "saved"}], [{}],
-    [{"kind": "step", "step": 3, "loss": 0.0}] * 3, [{"kind": "gpu"}, {"kind": "gpu", "spilled": "x"}],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "events",
+    [
+        [{"kind": "step"}],
+        [{"kind": "step", "step": None, "loss": None, "lr": None}],
+        [{"kind": "phase"}],
+        [{"kind": "compile"}],
+        [{"kind": "step", "step": 1, "loss": "x", "lr": "x", "eta": "x"}],
+        [{"kind": "saved"}],
+        [{}],
+        [{"kind": "step", "step": 3, "loss": 0.0}] * 3,
+        [{"kind": "gpu"}, {"kind": "gpu", "spilled": "x"}],
+    ],
+)
 def test_odd_events_do_not_break_the_panel(tmp_path, events):
     assert "cat" in shown(tmp_path, events)
 

@@ -81,9 +81,22 @@ def test_what_is_no_path_is_refused(root, text):
 
 @pytest.mark.parametrize(
     "text",
-    ["cat.json", "cat.toml/../../secret/key.toml", "../secret/key.toml", ".ssh/a.toml", "configs/.a.toml", "NUL.toml",
-     "con.x.toml", "a.toml:b.toml", "cat", "configs", "/etc/passwd", "/etc/a.toml", "~nobody-here/a.toml"],
-)  # fmt: skip
+    [
+        "cat.json",
+        "cat.toml/../../secret/key.toml",
+        "../secret/key.toml",
+        ".ssh/a.toml",
+        "configs/.a.toml",
+        "NUL.toml",
+        "con.x.toml",
+        "a.toml:b.toml",
+        "cat",
+        "configs",
+        "/etc/passwd",
+        "/etc/a.toml",
+        "~nobody-here/a.toml",
+    ],
+)
 def test_what_leads_elsewhere_is_refused(root, text):
     with pytest.raises(ConfigError):
         paths.config_file(str(root / text) if not text.startswith(("/", "~")) else text, [root])

@@ -57,8 +57,29 @@ def test_links_that_lead_out_are_not_even_shown(root):
 
 def test_three_thousand_hostile_folders_stay_inside(root):
     chance = random.Random(1)
-    parts = ["..", ".", "", "~", "/", "\\", "//", "C:", "CON", ".ssh", "models", "%2e%2e", "\u202e", "\x00", "secret",
-             "10_cat", str(root), str(root.parent), "file:", "*", "\n"]  # fmt: skip
+    parts = [
+        "..",
+        ".",
+        "",
+        "~",
+        "/",
+        "\\",
+        "//",
+        "C:",
+        "CON",
+        ".ssh",
+        "models",
+        "%2e%2e",
+        "\u202e",
+        "\x00",
+        "secret",
+        "10_cat",
+        str(root),
+        str(root.parent),
+        "file:",
+        "*",
+        "\n",
+    ]
     for _ in range(3000):
         text = chance.choice(["/", "", "\\"]).join(chance.choices(parts, k=chance.randint(1, 7)))
         try:
@@ -87,8 +108,21 @@ def test_questions_are_json_by_post_and_mistakes_are_sentences(client, root):
     assert client.post("/own/list", json={"folder": "x" * 5_000_000}).status_code == 413
 
 
-@pytest.mark.parametrize("body", ["", "[]", "null", "{", "[" * 100_000, '{"folder": 7}', '{"folder": ["a"]}',
-                                  '{"folder": "\\ud800"}', '{"folder": null}', '{"endings": {}}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "[]",
+        "null",
+        "{",
+        "[" * 100_000,
+        '{"folder": 7}',
+        '{"folder": ["a"]}',
+        '{"folder": "\\ud800"}',
+        '{"folder": null}',
+        '{"endings": {}}',
+    ],
+)
 def test_no_question_breaks_the_server(client, body):
     answer = client.post("/own/list", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 200 and "load" in answer.json()["error"]

@@ -106,8 +106,12 @@ def loaded(path, tab=TABS[0]):
 def test_files_whose_tables_share_keys_are_loaded(tmp_path):
     """In the header of a LoRA each tensor has a shape and a type; other programs have a type for each part."""
     tensor = {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}
-    facts = {"ss_base_model_version": "sdxl_base_v1-0", "ss_network_module": "networks.lora", "ss_network_dim": "24",
-             "ss_network_args": "{}"}  # fmt: skip
+    facts = {
+        "ss_base_model_version": "sdxl_base_v1-0",
+        "ss_network_module": "networks.lora",
+        "ss_network_dim": "24",
+        "ss_network_args": "{}",
+    }
     header = {"__metadata__": facts, "lora_unet_a.alpha": tensor, "lora_unet_b.alpha": tensor}
     (tmp_path / "cat.safetensors").write_bytes(adapter_file.with_header(json.dumps(header)))
     text = 'pipeline_stages = 1\n[model]\ntype = "sdxl"\ndtype = "bfloat16"\n[adapter]\ntype = "lora"\nrank = 24\n'

@@ -24,8 +24,13 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the printed lin
 
 @pytest.fixture
 def config(tmp_path):
-    given = {"pretrained_model_name_or_path": str(tmp_path / "a.safetensors"), "output_dir": str(tmp_path / "my out"),
-             "train_data_dir": str(tmp_path / "it's \"here\""), "resolution": "1024", "output_name": "cat"}  # fmt: skip
+    given = {
+        "pretrained_model_name_or_path": str(tmp_path / "a.safetensors"),
+        "output_dir": str(tmp_path / "my out"),
+        "train_data_dir": str(tmp_path / 'it\'s "here"'),
+        "resolution": "1024",
+        "output_name": "cat",
+    }
     return build(config_class("sdxl_train_network"), given, notes=[])
 
 
@@ -94,11 +99,19 @@ def test_a_file_that_is_something_else_is_never_named(config, root, content):
 
 
 def test_a_file_of_the_other_family_is_not_taken_for_this_one(root):
-    given = {"pretrained_model_name_or_path": "/m.safetensors", "output_dir": str(root), "resolution": "1024",
-             "train_data_dir": "/images", "output_name": "x"}  # fmt: skip
+    given = {
+        "pretrained_model_name_or_path": "/m.safetensors",
+        "output_dir": str(root),
+        "resolution": "1024",
+        "train_data_dir": "/images",
+        "output_name": "x",
+    }
     for script in RUNS:
-        one = build(config_class(script), {**given, "ae": "/ae", "clip_l": "/c", "t5xxl": "/t"}
-                    if script.startswith("flux_train") else given, notes=[])  # fmt: skip
+        one = build(
+            config_class(script),
+            {**given, "ae": "/ae", "clip_l": "/c", "t5xxl": "/t"} if script.startswith("flux_train") else given,
+            notes=[],
+        )
         presets.save(root / f"{script}.toml", one, "")
     sdxl = build(config_class("sdxl_train_network"), given, notes=[])
     assert trained(sdxl, root / "sdxl_train_network.toml", root) == root / "sdxl_train_network.toml"
@@ -117,8 +130,16 @@ def test_what_a_shell_lacks_is_said_and_tokens_are_not_printed(config, monkeypat
 def test_the_button_writes_configs_only_and_only_new_files_below_the_roots(config, root, tmp_path):
     (root / "mine.toml").write_text("mine")
     good = {"path": str(root / "new.toml"), "script": config.script, "toml": to_toml(config)}
-    for wrong in ({"path": str(root / "mine.toml")}, {"path": "/etc/new.toml"}, {"path": str(root / "new.py")},
-                  {"toml": "[["}, {"toml": "evil = 1"}, {"script": "os"}, {"path": 7}, {"toml": None}):  # fmt: skip
+    for wrong in (
+        {"path": str(root / "mine.toml")},
+        {"path": "/etc/new.toml"},
+        {"path": str(root / "new.py")},
+        {"toml": "[["},
+        {"toml": "evil = 1"},
+        {"script": "os"},
+        {"path": 7},
+        {"toml": None},
+    ):
         with pytest.raises(ConfigError):
             CommandPrinter([root]).keep(ApiRequest({**good, **wrong}))
     assert (root / "mine.toml").read_text() == "mine" and not (root / "new.toml").exists()
@@ -154,8 +175,14 @@ def printed_for(visitor):
 @pytest.mark.browser
 def test_what_is_loaded_imported_uploaded_or_edited_is_what_the_command_trains(visit, served, tmp_path):
     visitor, root = visit(), served[1]
-    visitor.fill(pretrained_model_name_or_path="/models/base.safetensors", train_data_dir="/images", resolution="1024",
-                 output_name="dog", max_train_steps="40", output_dir=root / "results")  # fmt: skip
+    visitor.fill(
+        pretrained_model_name_or_path="/models/base.safetensors",
+        train_data_dir="/images",
+        resolution="1024",
+        output_name="dog",
+        max_train_steps="40",
+        output_dir=root / "results",
+    )
     place = visitor.page.get_by_placeholder("Config file").locator("visible=true")
 
     def check(name):
@@ -176,9 +203,16 @@ def test_what_is_loaded_imported_uploaded_or_edited_is_what_the_command_trains(v
     visitor.until("Loaded dog.toml")
     visitor.fill(max_train_steps="42")
     check("dog-3.toml")
-    foreign = {"sdxl": True, "LoRA_type": "Standard", "network_dim": "24", "output_dir": str(root / "theirs"),
-               "output_name": "fox", "pretrained_model_name_or_path": "/m.safetensors", "train_data_dir": "/images",
-               "max_resolution": "1024,1024"}  # fmt: skip
+    foreign = {
+        "sdxl": True,
+        "LoRA_type": "Standard",
+        "network_dim": "24",
+        "output_dir": str(root / "theirs"),
+        "output_name": "fox",
+        "pretrained_model_name_or_path": "/m.safetensors",
+        "train_data_dir": "/images",
+        "max_resolution": "1024,1024",
+    }
     (root / "fox.json").write_text(json.dumps(foreign), encoding="utf-8")
     place.fill(str(root / "fox.json"))
     visitor.click("Load config")

@@ -103,8 +103,8 @@ def test_a_file_that_was_changed_elsewhere_is_not_written_over(asked, tmp_path):
 OTHER = {
     "mine.json": '["a cat --w 640", {"prompt": "the sea", "seed": 3}]',
     "mine.toml": '[prompt]\nwidth=640\n[[prompt.subset]]\nprompt="a cat"\n'
-                 '[[prompt.subset]]\nprompt="the sea"\nseed=3\n',
-}  # fmt: skip
+    '[[prompt.subset]]\nprompt="the sea"\nseed=3\n',
+}
 
 
 @pytest.mark.parametrize(("name", "text"), OTHER.items())
@@ -119,18 +119,21 @@ def test_files_of_other_formats_are_read_and_kept(asked, tmp_path, name, text):
     assert [one.prompt for one in prompt_files.read(saved["file"])] == ["a cat", "the sea"]
 
 
-@pytest.mark.parametrize(("row", "words"), [
-    ({"prompt": "a cat --w 3"}, "row 2: "),
-    ({"prompt": "a -- b", "negative_prompt": "x --d 4"}, "row 2: "),
-    ({"prompt": "# a"}, "cannot begin with #"),
-    ({"prompt": "w 640 wide"}, "begins as an option"),
-    ({"prompt": "a", "width": "wide"}, "width cannot be 'wide'"),
-    ({"prompt": "a", "width": "99999"}, "width 99999 is more than"),
-    ({"prompt": "a", "seed": "-1"}, "seed cannot be '-1'"),
-    ({"prompt": "a", "sample_steps": "5000"}, "sample_steps cannot be '5000'"),
-    ({"prompt": "a", "scale": "1.2.3"}, "scale cannot be '1.2.3'"),
-    ({"prompt": "a\nb"}, "prompt has to be one line"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": "a cat --w 3"}, "row 2: "),
+        ({"prompt": "a -- b", "negative_prompt": "x --d 4"}, "row 2: "),
+        ({"prompt": "# a"}, "cannot begin with #"),
+        ({"prompt": "w 640 wide"}, "begins as an option"),
+        ({"prompt": "a", "width": "wide"}, "width cannot be 'wide'"),
+        ({"prompt": "a", "width": "99999"}, "width 99999 is more than"),
+        ({"prompt": "a", "seed": "-1"}, "seed cannot be '-1'"),
+        ({"prompt": "a", "sample_steps": "5000"}, "sample_steps cannot be '5000'"),
+        ({"prompt": "a", "scale": "1.2.3"}, "scale cannot be '1.2.3'"),
+        ({"prompt": "a\nb"}, "prompt has to be one line"),
+    ],
+)
 def test_what_a_line_cannot_say_is_refused_and_nothing_is_written(asked, tmp_path, row, words):
     with pytest.raises(ConfigError) as refused:
         asked([CAT, row, {"prompt": "b", "height": "tall"}])
@@ -218,13 +221,20 @@ def test_only_what_the_chosen_relative_takes_is_shown(visit, served):
     seen.put(sample_prompts=str(served[1] / "shown.txt"))
     row = form.locator(".prompts ol > li")
     row.wait_for()
-    places = {"folder": form.locator("#lora-flux-control_directory"), "clip": form.locator("[data-option=clip_l]"),
-              "image": row.locator("[data-prompt=control_image_path]"),
-              "mask": row.locator("[data-prompt=control_image_mask_path]")}  # fmt: skip
+    places = {
+        "folder": form.locator("#lora-flux-control_directory"),
+        "clip": form.locator("[data-option=clip_l]"),
+        "image": row.locator("[data-prompt=control_image_path]"),
+        "mask": row.locator("[data-prompt=control_image_mask_path]"),
+    }
     shown = lambda: {name for name, place in places.items() if place.is_visible()}  # noqa: E731
     kind = form.locator("[data-option=model_type]")
-    expected = {"flux": {"clip"}, "kontext": {"folder", "clip", "image"}, "fill": {"clip", "image", "mask"},
-                "chroma": set()}  # fmt: skip
+    expected = {
+        "flux": {"clip"},
+        "kontext": {"folder", "clip", "image"},
+        "fill": {"clip", "image", "mask"},
+        "chroma": set(),
+    }
     for name, fields in expected.items():
         seen.put(model_type=name)
         assert kind.input_value() == name and shown() == fields

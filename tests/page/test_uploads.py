@@ -141,9 +141,15 @@ def test_two_browsers_with_one_name(browser, tmp_path):
     assert {(tmp_path / "root/cats" / name).read_bytes() for name in names(tmp_path)} == {one, other}
 
 
-@pytest.mark.parametrize(("name", "content"), [
-    ("a.png", b"no image at all"), ("a.txt", b"\xff"), ("a.txt", b"a\0"), ("a.jpg", b"GIF89a\x01\x00\x01\x00;"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.png", b"no image at all"),
+        ("a.txt", b"\xff"),
+        ("a.txt", b"a\0"),
+        ("a.jpg", b"GIF89a\x01\x00\x01\x00;"),
+    ],
+)
 def test_what_is_not_what_it_says_is_deleted(browser, tmp_path, name, content):
     (verdict,) = browser.ask((name, content))
     with pytest.raises(ConfigError, match=name):
@@ -182,8 +188,18 @@ def test_folders_outside_are_not_looked_at(uploads, tmp_path):
     outside.mkdir()
     (tmp_path / "root" / "link").symlink_to(outside)
     (tmp_path / "root" / "file").write_text("x")
-    for folder in (outside, "/etc", tmp_path / "root/../outside", tmp_path / "root/link/x", tmp_path / "root/.ssh/x",
-                   tmp_path / "root" / "file", tmp_path / "root" / "con", "", "\0", "C:\\x"):  # fmt: skip
+    for folder in (
+        outside,
+        "/etc",
+        tmp_path / "root/../outside",
+        tmp_path / "root/link/x",
+        tmp_path / "root/.ssh/x",
+        tmp_path / "root" / "file",
+        tmp_path / "root" / "con",
+        "",
+        "\0",
+        "C:\\x",
+    ):
         with pytest.raises(ConfigError):
             Browser(uploads, folder).ask(("a.png", picture()))
     assert [*outside.iterdir()] == []
@@ -227,10 +243,22 @@ def full_disk(real):
 FACT = {"name": "a.png", "size": 1, "modified": 1, "sums": {}}
 
 
-@pytest.mark.parametrize("files", [
-    None, "a", [3], [{}], [{**FACT, "name": 3}], [FACT] * 3000, [{**FACT, "size": -1}], [{**FACT, "size": 1.5}],
-    [{**FACT, "sums": {"1": "x"}}], [{**FACT, "sums": 3}], [{**FACT, "name": "a" * 9999}],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "files",
+    [
+        None,
+        "a",
+        [3],
+        [{}],
+        [{**FACT, "name": 3}],
+        [FACT] * 3000,
+        [{**FACT, "size": -1}],
+        [{**FACT, "size": 1.5}],
+        [{**FACT, "sums": {"1": "x"}}],
+        [{**FACT, "sums": 3}],
+        [{**FACT, "name": "a" * 9999}],
+    ],
+)
 def test_what_the_page_does_not_send_is_refused(uploads, tmp_path, files):
     with pytest.raises(ConfigError, match="load it again"):
         uploads.begin(ApiRequest({"folder": str(tmp_path / "root" / "x"), "files": files}))

@@ -15,8 +15,14 @@ def test_rare_settings_names_tabs_and_the_data_set_tab(visit, served):
     page = visitor.page
 
     # A rare setting that was changed is there, and the others stay folded away.
-    visitor.put(adaptive_noise_scale="0.1", train_data_dir=str(images.parent), resolution="512",
-                train_batch_size="4", output_dir=str(served[1] / "out"), output_name="cat")  # fmt: skip
+    visitor.put(
+        adaptive_noise_scale="0.1",
+        train_data_dir=str(images.parent),
+        resolution="512",
+        train_batch_size="4",
+        output_dir=str(served[1] / "out"),
+        output_name="cat",
+    )
     assert not page.locator("#lora-form [name=advanced]").is_checked()
     visitor.click("Noise")
     assert page.locator("#lora-adaptive_noise_scale").is_visible()

@@ -68,8 +68,16 @@ def test_what_there_is_not_is_refused_in_one_sentence(arguments, words):
         shell.main(arguments)
 
 
-@pytest.mark.parametrize("arguments", [["--images", "0"], ["--images", "-3"], ["--images", "many"],
-                                       ["--data", ".", "--images", "3"], ["--purpose", "fun"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--images", "0"],
+        ["--images", "-3"],
+        ["--images", "many"],
+        ["--data", ".", "--images", "3"],
+        ["--purpose", "fun"],
+    ],
+)
 def test_what_cannot_be_meant_is_refused_with_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as left:
         shell.main(["flux/lora-24gb", *arguments])

@@ -50,8 +50,9 @@ def test_a_family_has_recipes_that_change_nothing_that_was_measured(family):
     assert {recipe.purpose for recipe in recipes if recipe.kind == "lora"} >= {"character", "style"}
     config = config_class(families.lora_script(family))
     for one in (*recipes, *models):
-        known = options(config_class(next(s for s in RUNS if (config_class(s).family, config_class(s).kind)
-                                          == (family, one.kind))))  # fmt: skip
+        known = options(
+            config_class(next(s for s in RUNS if (config_class(s).family, config_class(s).kind) == (family, one.kind)))
+        )
         assert one.options.keys() <= known.keys() and one.options.keys().isdisjoint(MEASURED)
         for name, wanted in one.when.items():
             assert set(wanted) <= {str(choice) for choice in options(config)[name].choices}

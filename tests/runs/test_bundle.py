@@ -14,11 +14,15 @@ from library.runs import bundle, explain, reader, redaction
 from library.runs.record import Record
 
 CANARIES = {
-    "output_name": "canary_princess", "training_comment": "canary comment", "caption_prefix": "canaryprefix, ",
-    "metadata_title": "Canary title", "wandb_api_key": "canarykey1234567890",
+    "output_name": "canary_princess",
+    "training_comment": "canary comment",
+    "caption_prefix": "canaryprefix, ",
+    "metadata_title": "Canary title",
+    "wandb_api_key": "canarykey1234567890",
     "huggingface_token": "hf_canarytoken12345",
-    "pretrained_model_name_or_path": "/srv/canary models/base canary.safetensors", "log_prefix": "canarylog",
-}  # fmt: skip
+    "pretrained_model_name_or_path": "/srv/canary models/base canary.safetensors",
+    "log_prefix": "canarylog",
+}
 
 
 @pytest.fixture
@@ -32,9 +36,12 @@ def opened(tmp_path, monkeypatch):
     (concept / "canaryimage.txt").write_text("a canary caption, red hair\nsecond canary line", encoding="utf-8")
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a canary prompt --w 64 --n ugly canary\n", encoding="utf-8")
-    config = {"data": {"train_data_dir": str(concept.parent), "train_batch_size": 4, "resolution": "1024,1024"},
-              "optim": {"optimizer_type": "AdamW8bit", "optimizer_args": ["weight_decay=0.1"]},
-              "sample": {"sample_prompts": str(prompts)}, "other": CANARIES}  # fmt: skip
+    config = {
+        "data": {"train_data_dir": str(concept.parent), "train_batch_size": 4, "resolution": "1024,1024"},
+        "optim": {"optimizer_type": "AdamW8bit", "optimizer_args": ["weight_decay=0.1"]},
+        "sample": {"sample_prompts": str(prompts)},
+        "other": CANARIES,
+    }
     with (
         pytest.raises(RuntimeError),
         Record.start(config, "sdxl_train", tmp_path / "out", "canary_princess", "x") as run,
@@ -258,4 +265,5 @@ def test_the_last_exception_counts_and_warnings_before_it_do_not():
     log = "WARNING: No module named 'triton'\nConnectionError: retry\nTraceback\nRuntimeError: CUDA out of memory.\n"
     assert (str(explain.cause(log) or "")).startswith("The GPU ran out of memory. Lower the batch size")
     assert explain.cause("WARNING size mismatch for nothing\nTraceback\nZeroDivisionError: by zero") == (
-        "ZeroDivisionError: by zero")  # fmt: skip
+        "ZeroDivisionError: by zero"
+    )

@@ -9,8 +9,16 @@ from library.config.command import command
 from library.config.environment import DIRECT
 from library.runs.launcher import starting
 
-PLAIN = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO", "mixed_precision": "bf16", "debug": False,
-         "machine_rank": 0, "num_machines": 1, "num_processes": 1, "use_cpu": False}  # fmt: skip
+PLAIN = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "NO",
+    "mixed_precision": "bf16",
+    "debug": False,
+    "machine_rank": 0,
+    "num_machines": 1,
+    "num_processes": 1,
+    "use_cpu": False,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -53,18 +61,30 @@ def test_the_script_gets_what_accelerate_sets(config, monkeypatch, how, threads,
 
 @pytest.mark.parametrize(
     "how",
-    [{"num_processes": 2}, {"num_machines": 2}, {"num_processes": 2, "extra_accelerate_launch_args": "--debug"},
-     {"extra_accelerate_launch_args": "--debug"}],
-)  # fmt: skip
+    [
+        {"num_processes": 2},
+        {"num_machines": 2},
+        {"num_processes": 2, "extra_accelerate_launch_args": "--debug"},
+        {"extra_accelerate_launch_args": "--debug"},
+    ],
+)
 def test_more_than_a_process_is_for_accelerate(how):
     assert starting("run.toml", "flux_train", **how) == (command("run.toml", "flux_train", **how), {})
 
 
 @pytest.mark.parametrize(
     "values",
-    [{"distributed_type": "MULTI_GPU"}, {"distributed_type": "FSDP"}, {"debug": True}, {"gpu_ids": "1"},
-     {"enable_cpu_affinity": True}, {"use_cpu": True}, {"unreadable": 1}, {"compute_environment": "AMAZON_SAGEMAKER"}],
-)  # fmt: skip
+    [
+        {"distributed_type": "MULTI_GPU"},
+        {"distributed_type": "FSDP"},
+        {"debug": True},
+        {"gpu_ids": "1"},
+        {"enable_cpu_affinity": True},
+        {"use_cpu": True},
+        {"unreadable": 1},
+        {"compute_environment": "AMAZON_SAGEMAKER"},
+    ],
+)
 def test_so_is_what_its_config_asks_for(config, values):
     written(config, **PLAIN | values)
     assert starting("run.toml", "flux_train") == (command("run.toml", "flux_train"), {})

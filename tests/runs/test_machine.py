@@ -10,12 +10,21 @@ import pytest
 from library.runs import gpu_log, gpu_slots, machine
 
 GIB = 2**30
-MODERN = {"nvmlDeviceGetName": "NVIDIA RTX 4090", "nvmlDeviceGetPowerUsage": 320500, "nvmlDeviceGetTemperature": 71,
-          "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97, memory=40),
-          "nvmlDeviceGetCudaComputeCapability": (8, 9),
-          "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=int(18.2 * GIB), total=24 * GIB)}  # fmt: skip
-FEW = {**MODERN, "nvmlDeviceGetPowerUsage": None, "nvmlDeviceGetTemperature": None,
-       "nvmlDeviceGetUtilizationRates": None, "nvmlDeviceGetCudaComputeCapability": None}  # fmt: skip
+MODERN = {
+    "nvmlDeviceGetName": "NVIDIA RTX 4090",
+    "nvmlDeviceGetPowerUsage": 320500,
+    "nvmlDeviceGetTemperature": 71,
+    "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97, memory=40),
+    "nvmlDeviceGetCudaComputeCapability": (8, 9),
+    "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=int(18.2 * GIB), total=24 * GIB),
+}
+FEW = {
+    **MODERN,
+    "nvmlDeviceGetPowerUsage": None,
+    "nvmlDeviceGetTemperature": None,
+    "nvmlDeviceGetUtilizationRates": None,
+    "nvmlDeviceGetCudaComputeCapability": None,
+}
 SHARED = {**MODERN, "nvmlDeviceGetMemoryInfo": None}  # memory shared with the processor: there is nothing to tell
 
 

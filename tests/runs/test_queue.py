@@ -207,7 +207,9 @@ def test_order_names_and_entries_that_are_gone(tmp_path, monkeypatch):
     queue.move(two.id, 1)
     assert [entry.name for entry in queue.read().entries] == ["one", "three", "two"]
     assert [entry.name for entry in [queue.add(job(tmp_path, "zero"), first=True), queue.read().entries[0]]] == [
-        "zero", "zero"]  # fmt: skip
+        "zero",
+        "zero",
+    ]
     with pytest.raises(ConfigError, match="choose another name"):
         queue.add(job(tmp_path, "two"))
     queue.remove(two.id)

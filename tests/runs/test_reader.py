@@ -169,7 +169,7 @@ def test_the_tail_reads_only_the_end_and_the_last_state_of_a_bar(tmp_path):
         ("library.config.problems.ConfigError: output_dir: gone\nae: gone\n\nother", "output_dir: gone\nae: gone"),
         ("RuntimeError: odd\nsubprocess.CalledProcessError: Command died", "RuntimeError: odd"),
     ],
-)  # fmt: skip
+)
 def test_causes(log, words):
     assert words in str(explain.cause(log))
 

@@ -125,11 +125,20 @@ def test_a_users_words_that_read_like_a_message_stay_the_users(tmp_path):
 
 @pytest.mark.parametrize(
     ("template", "arguments"),
-    [("{a:>1000000000}", {"a": "b"}), ("{", {"a": "b"}), ("{b}", {"a": "b"}), ("{0}", {"0": "b"}),
-     ("{a!x}", {"a": "b"}), ("{a.__class__}", {"a": "b"}), ("{a}" * 2000, {"a": "b" * 2000}), ("{a}", {"a": 1}),
-     ("{a}", [1]), (3, {}),
-     ("{a}", {"a": {"text": "b", "template": "{c:>1000000000}", "arguments": {"c": "b"}}})],
-)  # fmt: skip
+    [
+        ("{a:>1000000000}", {"a": "b"}),
+        ("{", {"a": "b"}),
+        ("{b}", {"a": "b"}),
+        ("{0}", {"0": "b"}),
+        ("{a!x}", {"a": "b"}),
+        ("{a.__class__}", {"a": "b"}),
+        ("{a}" * 2000, {"a": "b" * 2000}),
+        ("{a}", {"a": 1}),
+        ("{a}", [1]),
+        (3, {}),
+        ("{a}", {"a": {"text": "b", "template": "{c:>1000000000}", "arguments": {"c": "b"}}}),
+    ],
+)
 def test_a_stored_text_that_its_template_does_not_give_is_never_formatted(template, arguments):
     made = {"text": "saving", "template": template, "arguments": arguments, "at": ["name"]}
     read = layout.parsed(json.dumps({"kind": "phase", "name": "saving", "texts": [made]}))

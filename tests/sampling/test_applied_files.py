@@ -55,8 +55,10 @@ def sampled(config, folder, columns, prompt=ZORB, word=""):
 
 
 def test_a_word_is_sampled_where_its_file_is_used(config, files, tmp_path):
-    columns = [plan.Column("", ((files / name, strength),)) for name, strength in
-               (("e.safetensors", 0.0), ("e.safetensors", 1.0), ("zorb.pt", 1.0))]  # fmt: skip
+    columns = [
+        plan.Column("", ((files / name, strength),))
+        for name, strength in (("e.safetensors", 0.0), ("e.safetensors", 1.0), ("zorb.pt", 1.0))
+    ]
     columns = [plan.Column("", ()), *columns]
     bare, off, by_metadata, by_name = sampled(config, tmp_path / "o", columns)
     assert bare.tobytes() == off.tobytes() != by_metadata.tobytes() == by_name.tobytes()
@@ -116,13 +118,20 @@ def test_files_and_images_that_do_not_fit_are_sentences(config, files, tmp_path)
     save_file({"lllite_unet_nowhere.down.0.weight": torch.zeros(2, 3)}, tmp_path / "lll.safetensors")
     family = families.family_for(config)
     parts = family.load(torch.float32)
-    for name, said in (("odd.safetensors", "embedding for another model"), ("sd1.pt", "embedding for another model"),
-                       ("lll.safetensors", "another model: it has no layer"), ("gone.pt", "not exist")):  # fmt: skip
+    for name, said in (
+        ("odd.safetensors", "embedding for another model"),
+        ("sd1.pt", "embedding for another model"),
+        ("lll.safetensors", "another model: it has no layer"),
+        ("gone.pt", "not exist"),
+    ):
         with pytest.raises(ConfigError, match=said):
             AppliedFiles(parts, family).add(tmp_path / name)
     control, guided = plan.Column("", ((files / "c.safetensors", 1.0),)), replace(ZORB, controlnet_image="gone.png")
-    for column, prompt, said in ((control, ZORB, "choose one, in a prompt file"), (control, guided, "does not exist"),
-                                 (plan.Column("", ()), guided, "only LLLite follows")):  # fmt: skip
+    for column, prompt, said in (
+        (control, ZORB, "choose one, in a prompt file"),
+        (control, guided, "does not exist"),
+        (plan.Column("", ()), guided, "only LLLite follows"),
+    ):
         with pytest.raises(ConfigError, match=said):
             sampled(config, tmp_path / "o", [column], prompt)
 

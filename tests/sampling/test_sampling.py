@@ -100,17 +100,23 @@ def test_what_is_added_is_what_a_merge_adds(given, tmp_path):
     before = layer(x)
     rows, columns = layer.weight.shape
     one, two = lora_file(tmp_path / "a.safetensors", layers), lora_file(tmp_path / "b.safetensors", layers, 3, 1)
-    w = {key: torch.randn(rows if key.endswith("_a") else 2, 2 if key.endswith("_a") else columns)
-         for key in ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")}  # fmt: skip
-    save_file({f"{name}.{key}": value for key, value in w.items()} | {f"{name}.alpha": torch.tensor(1.0)},
-              tmp_path / "loha.safetensors")  # fmt: skip
+    w = {
+        key: torch.randn(rows if key.endswith("_a") else 2, 2 if key.endswith("_a") else columns)
+        for key in ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
+    }
+    save_file(
+        {f"{name}.{key}": value for key, value in w.items()} | {f"{name}.alpha": torch.tensor(1.0)},
+        tmp_path / "loha.safetensors",
+    )
     k = {
         "lokr_w1": torch.randn(2, 2),
         "lokr_w2_a": torch.randn(rows // 2, 3),
         "lokr_w2_b": torch.randn(3, columns // 2),
     }
-    save_file({f"{name}.{key}": value for key, value in k.items()} | {f"{name}.alpha": torch.tensor(6.0)},
-              tmp_path / "lokr.safetensors")  # fmt: skip
+    save_file(
+        {f"{name}.{key}": value for key, value in k.items()} | {f"{name}.alpha": torch.tensor(6.0)},
+        tmp_path / "lokr.safetensors",
+    )
     applied = AppliedLoras(parts, family)
     files = [one, two, tmp_path / "loha.safetensors", tmp_path / "lokr.safetensors"]
     for path in files:

@@ -22,10 +22,22 @@ from library.optim import lr_schedule, names, optimizers
 SCRIPTS = [script for known in families.every() for script in known.scripts]
 SDXL = config_class("sdxl_train_network")
 OFFERED = [f"{one.module}.{one.name}" for one in names.SPECS.values() if packages.installed(one.package)]
-NO_CLASSES = ("pydoc.pipepager", "threading.Thread", "subprocess.Popen", "os.getpid", "builtins.eval", "torch.hub.load",
-              "torch.nn.Linear", "transformers.optimization.get_scheduler", "torch.optim",
-              "torch.optim.swa_utils.AveragedModel", "runpy.run_path", "library.__main__.x",
-              "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler")  # fmt: skip
+NO_CLASSES = (
+    "pydoc.pipepager",
+    "threading.Thread",
+    "subprocess.Popen",
+    "os.getpid",
+    "builtins.eval",
+    "torch.hub.load",
+    "torch.nn.Linear",
+    "transformers.optimization.get_scheduler",
+    "torch.optim",
+    "torch.optim.swa_utils.AveragedModel",
+    "runpy.run_path",
+    "library.__main__.x",
+    "torch.optim.Optimizer",
+    "torch.optim.lr_scheduler.LRScheduler",
+)
 SOURCE = """
 from pathlib import Path
 Path({mark!r}).write_text("it ran")
@@ -100,8 +112,9 @@ def test_a_check_imports_nothing_that_is_not_listed_and_a_training_only_what_fit
     assert any("did you mean Own" in one for one in optimizer_problems("optimizer_type", "own_package.classes.Owm"))
     assert [*lycoris.problems(config(network_module="own_package.nothing"))]
     assert not package.exists() and "own_package" not in sys.modules
-    preflight.load_named_code(config(optimizer_type="own_package.classes.Own",
-                                     lr_scheduler_type="own_package.classes.Schedule"))  # fmt: skip
+    preflight.load_named_code(
+        config(optimizer_type="own_package.classes.Own", lr_scheduler_type="own_package.classes.Schedule")
+    )
     assert package.exists()
     with pytest.raises(ConfigError, match="Made is no subclass of Optimizer"):
         preflight.load_named_code(config(optimizer_type="own_package.classes.Made"))
@@ -142,9 +155,26 @@ class Loop(Loop): pass
 Alias = Part
 """
 MORE = "from torch.optim import *\nclass Far(SGD): pass\ndef hidden(one): return one\n"
-DERIVES = {"Plain": False, "Threads": None, "Mapped": False, "Whole": True, "Part": True, "Rate": False, "Third": True,
-           "Inner": True, "Typed": False, "Moved": True, "Aside": True, "Guarded": True, "Starred": False,
-           "Decorated": None, "Loop": None, "Alias": True, "hidden": False, "Nothing": None}  # fmt: skip
+DERIVES = {
+    "Plain": False,
+    "Threads": None,
+    "Mapped": False,
+    "Whole": True,
+    "Part": True,
+    "Rate": False,
+    "Third": True,
+    "Inner": True,
+    "Typed": False,
+    "Moved": True,
+    "Aside": True,
+    "Guarded": True,
+    "Starred": False,
+    "Decorated": None,
+    "Loop": None,
+    "Alias": True,
+    "hidden": False,
+    "Nothing": None,
+}
 
 
 @pytest.mark.parametrize("name", DERIVES)
@@ -222,6 +252,9 @@ def test_what_is_allowed_keeps_folders_and_is_a_name_only(tmp_path, monkeypatch)
 def test_every_kind_of_code_is_known_by_its_kind():
     for script in SCRIPTS:
         known = options(config_class(script))
-        named = {name for name in ("optimizer_type", "lr_scheduler_type", "network_module", "compile_backend")
-                 if name in known}  # fmt: skip
+        named = {
+            name
+            for name in ("optimizer_type", "lr_scheduler_type", "network_module", "compile_backend")
+            if name in known
+        }
         assert set(code_names.code_options(config_class(script))) == named

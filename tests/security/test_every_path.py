@@ -22,19 +22,51 @@ SCRIPTS = [script for known in families.every() for script in known.scripts]
 KINDS = ("file", "files", "folder", "code", "secret")
 # Options that hold text which is neither a path nor a name of code. A new one is judged here, by whoever adds it.
 PLAIN = {
-    "resolution", "face_crop_aug_range", "caption_extension", "caption_prefix", "caption_suffix", "caption_separator",
-    "keep_tokens_separator", "secondary_separator", "training_comment", "lr_scheduler", "output_name", "compile_blocks",
-    "compile_from_step", "metadata_title", "metadata_author", "metadata_license", "metadata_tags",
-    "metadata_trigger_phrase", "metadata_usage_hint", "metadata_merged_from", "metadata_preprocessor",
-    "metadata_is_negative_embedding", "metadata_description", "huggingface_repo_id", "huggingface_repo_type",
-    "huggingface_path_in_repo", "huggingface_repo_visibility", "log_prefix", "log_tracker_name", "wandb_run_name",
-    "block_lr", "token_string", "init_word",
-}  # fmt: skip
+    "resolution",
+    "face_crop_aug_range",
+    "caption_extension",
+    "caption_prefix",
+    "caption_suffix",
+    "caption_separator",
+    "keep_tokens_separator",
+    "secondary_separator",
+    "training_comment",
+    "lr_scheduler",
+    "output_name",
+    "compile_blocks",
+    "compile_from_step",
+    "metadata_title",
+    "metadata_author",
+    "metadata_license",
+    "metadata_tags",
+    "metadata_trigger_phrase",
+    "metadata_usage_hint",
+    "metadata_merged_from",
+    "metadata_preprocessor",
+    "metadata_is_negative_embedding",
+    "metadata_description",
+    "huggingface_repo_id",
+    "huggingface_repo_type",
+    "huggingface_path_in_repo",
+    "huggingface_repo_visibility",
+    "log_prefix",
+    "log_tracker_name",
+    "wandb_run_name",
+    "block_lr",
+    "token_string",
+    "init_word",
+}
 PLAIN_IN_DATASETS = {
-    "class_tokens", "caption_extension", "caption_separator", "keep_tokens_separator", "secondary_separator",
-    "caption_prefix", "caption_suffix",
-    "image_suffix", "control_suffix",  # compared with the names in a folder, and no part of a path
-}  # fmt: skip
+    "class_tokens",
+    "caption_extension",
+    "caption_separator",
+    "keep_tokens_separator",
+    "secondary_separator",
+    "caption_prefix",
+    "caption_suffix",
+    "image_suffix",
+    "control_suffix",  # compared with the names in a folder, and no part of a path
+}
 
 
 @pytest.fixture
@@ -224,8 +256,10 @@ def test_a_preset_of_lycoris_that_is_a_file_is_judged(place):
         made = draft(kind, {"network_module": "lycoris.kohya", "network_args": (f"preset={text}",)})
         with pytest.raises(ConfigError, match="network_args"):
             paths.allow(made, [place / "root"])
-    assert all(draft(kind, {"network_module": "lycoris.kohya", "network_args": (f"preset={one}",)})
-               for one in network_args.PRESETS)  # fmt: skip
+    assert all(
+        draft(kind, {"network_module": "lycoris.kohya", "network_args": (f"preset={one}",)})
+        for one in network_args.PRESETS
+    )
 
 
 def test_what_is_allowed_is_left_alone(place):

@@ -94,8 +94,9 @@ def test_every_route_asks_for_name_origin_and_token(client, page):
 
     known = routes()
     assert len(known) > 60
-    with TestClient(application(page, {"host": "0.0.0.0", "token": "the-token"}), "http://10.0.0.1",
-                    headers={"host": "10.0.0.1"}) as guarded:  # fmt: skip
+    with TestClient(
+        application(page, {"host": "0.0.0.0", "token": "the-token"}), "http://10.0.0.1", headers={"host": "10.0.0.1"}
+    ) as guarded:
         for path, method in itertools.product(known, ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")):
             assert client.request(method, path, headers={"host": "evil.test"}).status_code == 403, (method, path)
             assert client.request(method, path, headers={"origin": "https://evil.test"}).status_code == 403
@@ -123,11 +124,45 @@ def test_reading_changes_nothing(client, page, place):
 
 
 HOSTILE = [
-    "", None, True, -1, 10**30, 1.5, [], {}, ["x"], {"a": {"b": [None]}}, "x" * 5000, "\0", "a\nb", "\ud800", "\u202e",
-    "/etc/passwd", "/", "~", "~root", "..", "../outside", "../outside/secret.toml", "link", "link/secret.toml",
-    "link.toml", ".ssh/key.toml", "sets/../../outside/1_dog", "\\\\host\\share", "C:\\x", "file:///etc/passwd", "NUL",
-    "http://127.0.0.1:1/", "--help", "-rf", "$(touch x)", "; touch x", "a.toml\0.png", "%2e%2e/outside",
-]  # fmt: skip
+    "",
+    None,
+    True,
+    -1,
+    10**30,
+    1.5,
+    [],
+    {},
+    ["x"],
+    {"a": {"b": [None]}},
+    "x" * 5000,
+    "\0",
+    "a\nb",
+    "\ud800",
+    "\u202e",
+    "/etc/passwd",
+    "/",
+    "~",
+    "~root",
+    "..",
+    "../outside",
+    "../outside/secret.toml",
+    "link",
+    "link/secret.toml",
+    "link.toml",
+    ".ssh/key.toml",
+    "sets/../../outside/1_dog",
+    "\\\\host\\share",
+    "C:\\x",
+    "file:///etc/passwd",
+    "NUL",
+    "http://127.0.0.1:1/",
+    "--help",
+    "-rf",
+    "$(touch x)",
+    "; touch x",
+    "a.toml\0.png",
+    "%2e%2e/outside",
+]
 
 
 def values(place):
@@ -215,12 +250,58 @@ def test_ten_thousand_hostile_paths_through_every_guard(place):
     """Each function of the one guard gives a place inside, or refuses."""
     chance, allowed = random.Random(1), [place / "root"]
     parts = [
-        "..", ".", "", "~", "/", "\\", "\\\\host\\share", "//host/share", "C:", "c:\\", "CON", "nul.toml", "com1", "a",
-        ".ssh", "key.toml", "%2e%2e", "..%2f", "%00", "\0", "\n", "\u202e", "\ud800", "\u2025", "\uff0e\uff0e",
-        "outside", "secret.toml", "secret.safetensors", "link", "link.toml", "own.toml", "sets", "1_cat", "file:",
-        "$HOME", "*", "?", "|", "<", '"', "a.toml:stream", "::$DATA", "...", " ", "\t", str(place), str(place / "root"),
-        "\\\\?\\C:\\", "/proc/self/environ", "/dev/stdin", "x" * 300,
-    ]  # fmt: skip
+        "..",
+        ".",
+        "",
+        "~",
+        "/",
+        "\\",
+        "\\\\host\\share",
+        "//host/share",
+        "C:",
+        "c:\\",
+        "CON",
+        "nul.toml",
+        "com1",
+        "a",
+        ".ssh",
+        "key.toml",
+        "%2e%2e",
+        "..%2f",
+        "%00",
+        "\0",
+        "\n",
+        "\u202e",
+        "\ud800",
+        "\u2025",
+        "\uff0e\uff0e",
+        "outside",
+        "secret.toml",
+        "secret.safetensors",
+        "link",
+        "link.toml",
+        "own.toml",
+        "sets",
+        "1_cat",
+        "file:",
+        "$HOME",
+        "*",
+        "?",
+        "|",
+        "<",
+        '"',
+        "a.toml:stream",
+        "::$DATA",
+        "...",
+        " ",
+        "\t",
+        str(place),
+        str(place / "root"),
+        "\\\\?\\C:\\",
+        "/proc/self/environ",
+        "/dev/stdin",
+        "x" * 300,
+    ]
     endings, passed = (".toml", ".safetensors"), 0
     for _ in range(10_000):
         text = chance.choice(["/", "", "\\", "//"]).join(chance.choices(parts, k=chance.randint(1, 7)))

@@ -81,8 +81,15 @@ def test_no_slot_of_a_training_unpickles(demo, squares, tmp_path, canary, script
         file = armed(place / f"bomb of {slot} {how}{suffix}", canary, how)
         given = [str(file)] if slot == "base_weights" else str(file)
         network = {"network_dim": 4} if slot == "network_weights" else {}
-        config = config_of(demo, script, train_data_dir=squares, output_dir=tmp_path / "out", max_train_steps=1,
-                           **{slot: given}, **network)  # fmt: skip
+        config = config_of(
+            demo,
+            script,
+            train_data_dir=squares,
+            output_dir=tmp_path / "out",
+            max_train_steps=1,
+            **{slot: given},
+            **network,
+        )
         with pytest.raises(ConfigError) as said:
             train(config)
         file.unlink()
@@ -110,9 +117,12 @@ def test_no_tool_unpickles(tmp_path, canary):
     for how in ("pickle", "torch"):
         for suffix in (".safetensors", ".pt", ".ckpt"):
             file = str(armed(tmp_path / f"{how}{suffix}", canary, how))
-            for line in (["verify", file], ["convert", file, "--to", "peft", "-o", f"{tmp_path}/x.safetensors"],
-                         ["resize", file, "--rank", "2", "-o", f"{tmp_path}/x.safetensors"],
-                         ["metadata", file]):  # fmt: skip
+            for line in (
+                ["verify", file],
+                ["convert", file, "--to", "peft", "-o", f"{tmp_path}/x.safetensors"],
+                ["resize", file, "--rank", "2", "-o", f"{tmp_path}/x.safetensors"],
+                ["metadata", file],
+            ):
                 try:
                     code = tools(line)
                 except (ConfigError, SystemExit) as refused:
@@ -305,8 +315,20 @@ def test_nothing_in_the_project_unpickles():
     """The words by which it would be done stand nowhere in the sources."""
     from tests import source
 
-    never = ("import pickle", "pickle.load", "allow_pickle=True", "weights_only=False", "trust_remote_code=True",
-             "shell=True", "os.system(", "joblib", "dill", "marshal.load", "yaml.load(", "eval(input")  # fmt: skip
+    never = (
+        "import pickle",
+        "pickle.load",
+        "allow_pickle=True",
+        "weights_only=False",
+        "trust_remote_code=True",
+        "shell=True",
+        "os.system(",
+        "joblib",
+        "dill",
+        "marshal.load",
+        "yaml.load(",
+        "eval(input",
+    )
     wrong = [f"{path}: {word}" for path in source.files() for word in never if word in path.read_text("utf-8")]
     assert not wrong
     loads = [path for path in source.files() if "torch.load(" in path.read_text("utf-8")]

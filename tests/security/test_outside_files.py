@@ -71,8 +71,12 @@ def test_a_pipe_a_device_and_a_folder_are_no_files(tmp_path):
     os.mkfifo(tmp_path / "pipe.toml")
     (tmp_path / "zero.toml").symlink_to("/dev/zero")
     (tmp_path / "folder.toml").mkdir()
-    for name, said in (("pipe", "pipe or a device"), ("zero", "pipe or a device"), ("folder", "is a folder"),
-                       ("none", "does not exist")):  # fmt: skip
+    for name, said in (
+        ("pipe", "pipe or a device"),
+        ("zero", "pipe or a device"),
+        ("folder", "is a folder"),
+        ("none", "does not exist"),
+    ):
         for read in (read_text, load_toml, importers.parse, prompts.read):
             with pytest.raises(ConfigError, match=said):
                 read(tmp_path / f"{name}.toml")

@@ -52,9 +52,13 @@ def tab(tmp_path, monkeypatch):
 def sent(tmp_path):
     """What the browser sends for a form with tokens in it."""
     values = {
-        "pretrained_model_name_or_path": f"{tmp_path}/base.safetensors", "train_data_dir": f"{tmp_path}/images",
-        "output_dir": f"{tmp_path}/out", "output_name": "cat", "resolution": "1024", **PLANTED,
-    }  # fmt: skip
+        "pretrained_model_name_or_path": f"{tmp_path}/base.safetensors",
+        "train_data_dir": f"{tmp_path}/images",
+        "output_dir": f"{tmp_path}/out",
+        "output_name": "cat",
+        "resolution": "1024",
+        **PLANTED,
+    }
     return json.dumps({"family": "sdxl", "values": values, "launch": {}})
 
 
@@ -70,8 +74,13 @@ def places(folder, but):
 
 
 def test_no_secret_leaves_its_place(tab, sent, tmp_path, monkeypatch):
-    said = [tab.on_print(sent, ""), tab.on_save(sent, f"{tmp_path}/cat.toml", ""), tab.on_download(sent),
-            tab.on_export(sent, "{}"), tab.on_check(sent)]  # fmt: skip
+    said = [
+        tab.on_print(sent, ""),
+        tab.on_save(sent, f"{tmp_path}/cat.toml", ""),
+        tab.on_download(sent),
+        tab.on_export(sent, "{}"),
+        tab.on_check(sent),
+    ]
     assert (tmp_path / "cat.toml").is_file()
     monkeypatch.setattr(queue, "RUNNER", [sys.executable, "-c", "pass"])
     said += [tab.on_queue(sent), tab.on_train(sent)]

@@ -12,17 +12,31 @@ from library.tools.names import PARTS
 kohya = pytest.importorskip("lycoris.kohya")
 LAYERS = {"linear": lambda: nn.Linear(16, 32), "conv": lambda: nn.Conv2d(8, 16, 3, padding=1, stride=2)}
 EVERY = {
-    "locon": {}, "locon tucker": {"use_tucker": True}, "locon scalar": {"use_scalar": True},
-    "locon dora": {"dora_wd": True}, "locon dora inputs": {"dora_wd": True, "wd_on_output": False},
+    "locon": {},
+    "locon tucker": {"use_tucker": True},
+    "locon scalar": {"use_scalar": True},
+    "locon dora": {"dora_wd": True},
+    "locon dora inputs": {"dora_wd": True, "wd_on_output": False},
     "locon dora tucker": {"dora_wd": True, "use_tucker": True},
-    "loha": {}, "loha tucker": {"use_tucker": True}, "loha dora": {"dora_wd": True},
-    "lokr": {"factor": 4}, "lokr tucker": {"factor": 4, "use_tucker": True},
+    "loha": {},
+    "loha tucker": {"use_tucker": True},
+    "loha dora": {"dora_wd": True},
+    "lokr": {"factor": 4},
+    "lokr tucker": {"factor": 4, "use_tucker": True},
     "lokr both": {"decompose_both": True, "factor": 8},
-    "lokr whole": {"full_matrix": True, "factor": 4}, "lokr dora": {"factor": 2, "dora_wd": True},
-    "diag-oft": {}, "diag-oft constraint": {"constraint": 1e-3}, "diag-oft rescaled": {"rescaled": True},
-    "boft": {}, "boft constraint": {"constraint": 1e-3}, "boft rescaled": {"rescaled": True},
-    "glora": {}, "ia3": {}, "ia3 inputs": {"train_on_input": True}, "full": {},
-}  # fmt: skip
+    "lokr whole": {"full_matrix": True, "factor": 4},
+    "lokr dora": {"factor": 2, "dora_wd": True},
+    "diag-oft": {},
+    "diag-oft constraint": {"constraint": 1e-3},
+    "diag-oft rescaled": {"rescaled": True},
+    "boft": {},
+    "boft constraint": {"constraint": 1e-3},
+    "boft rescaled": {"rescaled": True},
+    "glora": {},
+    "ia3": {},
+    "ia3 inputs": {"train_on_input": True},
+    "full": {},
+}
 TURNING = ("dora", "rescaled")  # where the package does not leave the layer as it is at strength 0
 
 
@@ -49,9 +63,11 @@ def test_a_change_is_that_of_the_forward_pass(name, layer):
         for parameter in adapter.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
     x = torch.randn(2, 3, 16) if layer == "linear" else torch.randn(2, 8, 6, 6)
-    change = LayerChange({PARTS[key]: one for key, one in adapter.custom_state_dict().items()}
-                         if adapter.custom_state_dict() else
-                         {PARTS[key]: one for key, one in adapter.state_dict().items()}).ready()  # fmt: skip
+    change = LayerChange(
+        {PARTS[key]: one for key, one in adapter.custom_state_dict().items()}
+        if adapter.custom_state_dict()
+        else {PARTS[key]: one for key, one in adapter.state_dict().items()}
+    ).ready()
     assert change.fits(tuple(weight.shape)) and not change.fits(tuple(size + 1 for size in weight.shape))
     assert not change.is_dead and not change.missing
     for strength in (1.0,) if any(word in name for word in TURNING) else (1.0, 0.4):
@@ -61,8 +77,11 @@ def test_a_change_is_that_of_the_forward_pass(name, layer):
             changed = weight + change.delta(weight, strength)
             added = change.bias(strength)
             new_bias = bias if added is None else bias + added
-            got = (nn.functional.linear(x, changed, new_bias) if layer == "linear"
-                   else nn.functional.conv2d(x, changed, new_bias, 2, 1))  # fmt: skip
+            got = (
+                nn.functional.linear(x, changed, new_bias)
+                if layer == "linear"
+                else nn.functional.conv2d(x, changed, new_bias, 2, 1)
+            )
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
     assert torch.equal(weight + change.delta(weight, 0.0), weight)
 

@@ -160,13 +160,16 @@ BOTH_READ = {
 }
 LAYERS = {  # for each family one of every kind of layer that it adapts: kohya's name, outputs and inputs
     "sdxl": {"input_blocks_4_1_proj_in": (8, 8), "input_blocks_4_1_transformer_blocks_0_attn1_to_q": (8, 8)},
-    "flux": {"double_blocks_0_img_attn_qkv": (24, 8), "single_blocks_0_linear1": (56, 8),
-             "double_blocks_0_img_mlp_0": (32, 8)},
+    "flux": {
+        "double_blocks_0_img_attn_qkv": (24, 8),
+        "single_blocks_0_linear1": (56, 8),
+        "double_blocks_0_img_mlp_0": (32, 8),
+    },
     "flux_2": {"double_blocks_0_img_attn_qkv": (24, 8), "single_blocks_0_linear1": (72, 8)},
     "qwen_image": {"transformer_blocks_0_attn_to_q": (8, 8), "transformer_blocks_30_img_mlp_net_0_proj": (32, 8)},
     "zimage": {"layers_0_attention_to_q": (8, 8), "layers_0_feed_forward_w1": (32, 8)},
     "anima": {"blocks_0_self_attn_q_proj": (8, 8), "blocks_0_mlp_layer1": (32, 8)},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
@@ -214,8 +217,9 @@ def test_diffusers_reads_the_names_of_comfy(name, tmp_path):
     norm = sum(
         float((found[key.replace("lora_A", "lora_B")] @ found[key]).square().sum()) for key in found if "lora_A" in key
     )
-    wanted = sum(float((stored[key.replace("down", "up")] @ stored[key] / 2).square().sum())
-                 for key in stored if "down" in key)  # fmt: skip
+    wanted = sum(
+        float((stored[key.replace("down", "up")] @ stored[key] / 2).square().sum()) for key in stored if "down" in key
+    )
     assert norm == pytest.approx(wanted, rel=1e-4)
 
 

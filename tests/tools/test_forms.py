@@ -41,15 +41,24 @@ def test_every_tool_is_there_with_its_options():
 @pytest.mark.parametrize(
     ("tool", "values", "expected"),
     [
-        ("merge", {"loras": "a.safetensors=0.5\n b.safetensors ", "out": "o.safetensors"},
-         {"loras": ["/root/a.safetensors=0.5", "/root/b.safetensors=1"], "out": Path("/root/o.safetensors")}),
-        ("extract", {"tuned": "t", "base": "b", "out": "o", "rank": "8", "clamp": "1"},
-         {"tuned": Path("/root/t"), "base": Path("/root/b"), "rank": 8, "clamp": 1.0, "dtype": "fp16"}),
-        ("metadata", {"file": "a", "set": "modelspec.title=--Zorb\nss_a=b", "remove": "ss_*", "out": "b"},
-         {"set": ["modelspec.title=--Zorb", "ss_a=b"], "remove": ["ss_*"], "in_place": False}),
+        (
+            "merge",
+            {"loras": "a.safetensors=0.5\n b.safetensors ", "out": "o.safetensors"},
+            {"loras": ["/root/a.safetensors=0.5", "/root/b.safetensors=1"], "out": Path("/root/o.safetensors")},
+        ),
+        (
+            "extract",
+            {"tuned": "t", "base": "b", "out": "o", "rank": "8", "clamp": "1"},
+            {"tuned": Path("/root/t"), "base": Path("/root/b"), "rank": 8, "clamp": 1.0, "dtype": "fp16"},
+        ),
+        (
+            "metadata",
+            {"file": "a", "set": "modelspec.title=--Zorb\nss_a=b", "remove": "ss_*", "out": "b"},
+            {"set": ["modelspec.title=--Zorb", "ss_a=b"], "remove": ["ss_*"], "in_place": False},
+        ),
         ("verify", {"lora": "-a", "verbose": True}, {"lora": Path("/root/-a"), "verbose": True, "json": False}),
     ],
-)  # fmt: skip
+)
 def test_a_filled_form_is_a_command(tool, values, expected):
     words = FORMS.words(tool, values, guard)
     asked = vars(parser().parse_args(words[1:]))

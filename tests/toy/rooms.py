@@ -67,9 +67,17 @@ def test_it_is_compiled_swapped_and_previewed(demo, squares, tmp_path, script): 
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a red circle --w 64 --h 64 --s 2 --d 1\n")
     done = trained(
-        demo, squares, script, tmp_path / "out", compile=True, compile_backend="eager", blocks_to_swap=1,
-        gradient_checkpointing=True, sample_prompts=prompts, sample_every_n_steps=4,
-    )  # fmt: skip
+        demo,
+        squares,
+        script,
+        tmp_path / "out",
+        compile=True,
+        compile_backend="eager",
+        blocks_to_swap=1,
+        gradient_checkpointing=True,
+        sample_prompts=prompts,
+        sample_every_n_steps=4,
+    )
     eager = trained(demo, squares, script, tmp_path / "eager")
     assert done.facts["compile"]["num_graphs"] >= 1 and done.facts["compile"]["fallback"] in (None, "", False)
     assert done.losses == pytest.approx(eager.losses, rel=1e-4)

@@ -122,18 +122,33 @@ APART = [
     {"a pair that is none", "adapters of no layer here"},
     {"ranks of no file", "a state of another rank"},
     # which ranks there are is said by arguments of the adapter
-    *({rank, why} for rank in ("a state of another rank", "ranks of another file")
-      for why in ("an adapter of no kind", "an unknown argument of it", "layers by no name")),
+    *(
+        {rank, why}
+        for rank in ("a state of another rank", "ranks of another file")
+        for why in ("an adapter of no kind", "an unknown argument of it", "layers by no name")
+    ),
     # where a dataset file says which images there are, reg_data_dir is not read
-    *({"no regularisation", why} for why in ("a misspelt key of a data set", "a value of a data set",
-                                             "no folder of a data set")),
-]  # fmt: skip
+    *(
+        {"no regularisation", why}
+        for why in ("a misspelt key of a data set", "a value of a data set", "no folder of a data set")
+    ),
+]
 
 
 # Which layers there are is not known while files of the model, or arguments about its layers, are wrong.
 NEEDS_MODEL = {"adapters of no layer here"}
-LAYERS = {"pretrained_model_name_or_path", "clip_l", "t5xxl", "ae", "model_type", "network_args", "network_module",
-          "network_weights", "network_dim", "dim_from_weights"}  # fmt: skip
+LAYERS = {
+    "pretrained_model_name_or_path",
+    "clip_l",
+    "t5xxl",
+    "ae",
+    "model_type",
+    "network_args",
+    "network_module",
+    "network_weights",
+    "network_dim",
+    "dim_from_weights",
+}
 
 
 def states(folder):
@@ -144,8 +159,11 @@ def states(folder):
     save_file({n.replace("blocks_0", "blocks_70"): t for n, t in small.items()}, folder / "layer.safetensors")
     save_file({"lora_unet_input_blocks_4_1_proj_in.lora_down.weight": torch.ones(2, 8)}, folder / "sdxl.safetensors")
     whole = {"denoiser.double_blocks.0.img_attn.proj.weight": torch.ones(2, 2)}
-    saved = {"rank": (small, {"network_dim": 2}), "optimizer": (small, {"optimizer_type": "Lion", "network_dim": 8}),
-             "whole": (whole, {})}  # fmt: skip
+    saved = {
+        "rank": (small, {"network_dim": 2}),
+        "optimizer": (small, {"optimizer_type": "Lion", "network_dim": 8}),
+        "whole": (whole, {}),
+    }
     for kind, (tensors, said) in saved.items():
         (place := folder / f"{kind}-state").mkdir()
         save_file(tensors, place / "model.safetensors")
@@ -183,8 +201,15 @@ def world(demo, tmp_path_factory):
         (folder / f"{name}.toml").write_text(text)
     base = folder / f"{NAME}.toml"
     shutil.copy(demo.configs[NAME], base)
-    right = {"resolution": "64", "train_data_dir": str(good), "compile": "false", "logging_dir": "",
-             "output_dir": str(folder / "out"), "compile_blocks": "", "caption_extension": ".txt"}  # fmt: skip
+    right = {
+        "resolution": "64",
+        "train_data_dir": str(good),
+        "compile": "false",
+        "logging_dir": "",
+        "output_dir": str(folder / "out"),
+        "compile_blocks": "",
+        "caption_extension": ".txt",
+    }
     return folder, base, right
 
 
@@ -246,8 +271,17 @@ def test_every_one_of_several_is_named(world, kinds):
     assert len(said) <= len(kinds), (kinds, said)  # and nothing that only follows from one of them
 
 
-FEW = ["a misspelt option", "text for a whole number", "below its least", "opposite wishes", "no text encoder",
-       "no such package", "no state", "a picture cut off", "a name with folders"]  # fmt: skip
+FEW = [
+    "a misspelt option",
+    "text for a whole number",
+    "below its least",
+    "opposite wishes",
+    "no text encoder",
+    "no such package",
+    "no state",
+    "a picture cut off",
+    "a name with folders",
+]
 
 
 def test_the_script_itself_names_them_all(world):

@@ -119,8 +119,9 @@ def test_files_beside_the_files(demo, squares, tmp_path, script):
 
 def test_no_average_is_saved_before_its_first_update(demo, squares, tmp_path):
     given = {"train_data_dir": squares, "max_train_steps": 3, "save_every_n_steps": 1, "output_name": "m"}
-    config = training.config_of(demo, "flux_train_network", **given, ema_decay=0.8, ema_every_n_steps=2,
-                                output_dir=tmp_path / "out")  # fmt: skip
+    config = training.config_of(
+        demo, "flux_train_network", **given, ema_decay=0.8, ema_every_n_steps=2, output_dir=tmp_path / "out"
+    )
     done = training.train(config)
     averages = sorted(path.name for path in (tmp_path / "out").glob("*-ema.safetensors"))
     assert averages == ["m-ema.safetensors", "m-step00000002-ema.safetensors", "m-step00000003-ema.safetensors"]
@@ -129,9 +130,12 @@ def test_no_average_is_saved_before_its_first_update(demo, squares, tmp_path):
 
 
 FUSED = {
-    "full_bf16": True, "mixed_precision": "bf16", "optimizer_type": "Adafactor",
-    "optimizer_args": ["relative_step=False", "scale_parameter=False"], "fused_backward_pass": True,
-}  # fmt: skip
+    "full_bf16": True,
+    "mixed_precision": "bf16",
+    "optimizer_type": "Adafactor",
+    "optimizer_args": ["relative_step=False", "scale_parameter=False"],
+    "fused_backward_pass": True,
+}
 
 
 @pytest.mark.parametrize(

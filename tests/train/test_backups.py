@@ -86,9 +86,16 @@ def test_a_training_that_is_cut_off_goes_on_exactly_from_its_newest(
 
 def test_another_state_replaces_it_and_starts_its_clock_anew(demo, squares, tmp_path):
     config = config_of(
-        demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path, output_name="m", max_train_steps=6,
-        save_state=True, save_every_n_steps=3, **OFTEN,
-    )  # fmt: skip
+        demo,
+        "flux_train_network",
+        train_data_dir=squares,
+        output_dir=tmp_path,
+        output_name="m",
+        max_train_steps=6,
+        save_state=True,
+        save_every_n_steps=3,
+        **OFTEN,
+    )
     saved = [Path(event["file"]).name for event in train(config).events("saved") if event["file"].endswith("state")]
     assert saved == [
         *("m-backup-step00000002-state", "m-step00000003-state", "m-backup-step00000004-state"),
@@ -122,9 +129,14 @@ sys.exit(main(config_class("flux_train_network"), ["--config_file", sys.argv[1]]
 def test_where_one_of_two_processes_is_killed_the_other_says_so_and_both_go_on(demo, squares, tmp_path):
     """The first is the one that says everything otherwise. The other ends although it hangs."""
     config = config_of(
-        demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path / "out", output_name="m",
-        max_train_steps=100000, **OFTEN,
-    )  # fmt: skip
+        demo,
+        "flux_train_network",
+        train_data_dir=squares,
+        output_dir=tmp_path / "out",
+        output_name="m",
+        max_train_steps=100000,
+        **OFTEN,
+    )
     (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
     both = ranks(["-c", HANGS, tmp_path / "run.toml"])
     try:
@@ -172,8 +184,15 @@ def test_the_only_one_is_not_deleted_to_make_room(demo, squares, tmp_path, monke
         return free[0] if len(asked) == 1 else free[1]
 
     monkeypatch.setattr(checkpointer, "free_space", room)
-    config = config_of(demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path, output_name="m",
-                       max_train_steps=5, **OFTEN)  # fmt: skip
+    config = config_of(
+        demo,
+        "flux_train_network",
+        train_data_dir=squares,
+        output_dir=tmp_path,
+        output_name="m",
+        max_train_steps=5,
+        **OFTEN,
+    )
     (told,) = [event["text"] for event in train(config).events("warning") if "minutes" in str(event["text"])]
     assert "the newest is m-backup-step00000002-state" in told
     assert [len(there) for there in asked] == [0, 1, 1, 1][: len(asked)] and len(asked) >= 3
@@ -205,8 +224,15 @@ def test_a_disk_error_ends_no_training(demo, squares, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(state_files.State, "write", broken)
-        config = config_of(demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path, output_name="m",
-                           max_train_steps=4, **OFTEN)  # fmt: skip
+        config = config_of(
+            demo,
+            "flux_train_network",
+            train_data_dir=squares,
+            output_dir=tmp_path,
+            output_name="m",
+            max_train_steps=4,
+            **OFTEN,
+        )
         made = train(config)
     assert made.facts["state"] == "finished" and made.file.is_file()
     assert sum("was not saved" in str(event["text"]) for event in made.events("warning")) == 1
@@ -230,8 +256,15 @@ def test_check_counts_the_room(demo, squares, tmp_path, monkeypatch):
 
 def test_the_estimate_is_near_to_what_is_written(demo, squares, tmp_path):
     for script in ("flux_train_network", "sdxl_train"):
-        config = config_of(demo, script, train_data_dir=squares, output_dir=tmp_path / script, output_name="m",
-                           max_train_steps=1, save_state_on_train_end=True)  # fmt: skip
+        config = config_of(
+            demo,
+            script,
+            train_data_dir=squares,
+            output_dir=tmp_path / script,
+            output_name="m",
+            max_train_steps=1,
+            save_state_on_train_end=True,
+        )
         train(config)
         written = sum(path.stat().st_size for path in (tmp_path / script / "m-state").iterdir())
         assert estimate.state_size(config, model_stats(config)) == pytest.approx(written, rel=0.35)

@@ -16,14 +16,21 @@ LOKR = {"network_module": "lycoris.kohya", "network_args": ["algo=lokr"]}
 def made(demo, tmp_path_factory):
     """Two short trainings, their files and their states."""
     folder = tmp_path_factory.mktemp("made")
-    base = {"train_data_dir": pictures(folder / "images"), "resolution": 64, "min_bucket_reso": 64,
-            "output_dir": folder / "out", "max_train_steps": 1, "save_state_on_train_end": True}  # fmt: skip
+    base = {
+        "train_data_dir": pictures(folder / "images"),
+        "resolution": 64,
+        "min_bucket_reso": 64,
+        "output_dir": folder / "out",
+        "max_train_steps": 1,
+        "save_state_on_train_end": True,
+    }
     for name, how in (("plain", {}), ("lokr", LOKR)):
         train(config_of(demo, FLUX, **base, output_name=name, **how))
     plain = load_file(folder / "out" / "plain.safetensors")
     save_file({name.replace("_blocks_", "_blocks_7"): t for name, t in plain.items()}, folder / "else.safetensors")
-    save_file({name: t for name, t in plain.items() if "up" not in name or "linear1" not in name},
-              folder / "half.safetensors")  # fmt: skip
+    save_file(
+        {name: t for name, t in plain.items() if "up" not in name or "linear1" not in name}, folder / "half.safetensors"
+    )
     save_file({name: t * torch.nan for name, t in plain.items()}, folder / "nan.safetensors")
     save_file(plain, folder / "chroma.safetensors", {"ss_base_model_version": "chroma"})
     wide = (torch.cat([t, t], 1) if name.endswith("down.weight") else t for name, t in plain.items())
@@ -113,8 +120,14 @@ def test_a_whole_model_that_learns_nothing_is_told(made, how):
 
 
 def test_several_misfits_are_told_together(made):
-    found, _ = made(FLUX, unet_lr=0, network_dim=2, network_weights="HERE/out/plain.safetensors",
-                    resume="HERE/out/plain-state", base_weights="HERE/gone.safetensors")  # fmt: skip
+    found, _ = made(
+        FLUX,
+        unet_lr=0,
+        network_dim=2,
+        network_weights="HERE/out/plain.safetensors",
+        resume="HERE/out/plain-state",
+        base_weights="HERE/gone.safetensors",
+    )
     assert len(found) == 4 and len({str(line).split(":")[0].split(" ")[0] for line in found}) == 4
 
 

@@ -16,8 +16,13 @@ from library.train.world import World
 from tests.source import ROOT
 from tests.training import LORAS, config_of, fresh, pictures, ranks, train, untouched
 
-NEITHER = {"cache_latents": False, "cache_latents_to_disk": False, "cache_text_encoder_outputs": False,
-           "cache_text_encoder_outputs_to_disk": False, "max_train_steps": 1}  # fmt: skip
+NEITHER = {
+    "cache_latents": False,
+    "cache_latents_to_disk": False,
+    "cache_text_encoder_outputs": False,
+    "cache_text_encoder_outputs_to_disk": False,
+    "max_train_steps": 1,
+}
 DISK = {**dict.fromkeys(NEITHER, True), "max_train_steps": 1}
 
 

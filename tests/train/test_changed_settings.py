@@ -18,9 +18,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:Paged optimizers are not support
 STOP, TOTAL = 6, 12
 FIXED = {"Adafactor": ["relative_step=False", "scale_parameter=False"]}
 # Schedules that need an argument of their own.
-NEEDS = {"cosine_with_min_lr": {"lr_scheduler_min_lr_ratio": 0.1}, "adafactor": {"optimizer_type": "Adafactor"},
-         "piecewise_constant": {"lr_scheduler_args": ["step_rules='1:3,0.5:8,0.1'"]},
-         "warmup_stable_decay": {"lr_decay_steps": 4}}  # fmt: skip
+NEEDS = {
+    "cosine_with_min_lr": {"lr_scheduler_min_lr_ratio": 0.1},
+    "adafactor": {"optimizer_type": "Adafactor"},
+    "piecewise_constant": {"lr_scheduler_args": ["step_rules='1:3,0.5:8,0.1'"]},
+    "warmup_stable_decay": {"lr_decay_steps": 4},
+}
 
 
 def config_of(name="AdamW", cls=FluxLora, **given):
@@ -191,8 +194,11 @@ def test_a_constant_rate_after_a_finished_cosine_trains_at_once():
 
 @pytest.mark.parametrize("kind", ["StepLR", "CosineAnnealingLR", "OneCycleLR"])
 def test_schedules_by_class_are_followed_to_their_place(kind):
-    args = {"StepLR": ["step_size=2"], "CosineAnnealingLR": ["T_max=12"],
-            "OneCycleLR": ["max_lr=0.01", "total_steps=14"]}[kind]  # fmt: skip
+    args = {
+        "StepLR": ["step_size=2"],
+        "CosineAnnealingLR": ["T_max=12"],
+        "OneCycleLR": ["max_lr=0.01", "total_steps=14"],
+    }[kind]
     began = Run(config_of())
     began.steps(STOP)
     now = config_of(lr_scheduler_type=kind, lr_scheduler_args=args)

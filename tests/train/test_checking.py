@@ -28,8 +28,13 @@ from library.runs import layout
 from tests.training import command, config_of
 
 LORA, FLUX, WHOLE_SDXL = (config_class(s) for s in ("sdxl_train_network", "flux_train_network", "sdxl_train"))
-READY = {"mixed_precision": "bf16", "cache_latents": True, "cache_text_encoder_outputs": True, "network_dim": 16,
-         "network_train_unet_only": True}  # fmt: skip
+READY = {
+    "mixed_precision": "bf16",
+    "cache_latents": True,
+    "cache_text_encoder_outputs": True,
+    "network_dim": 16,
+    "network_train_unet_only": True,
+}
 
 
 @pytest.fixture
@@ -223,8 +228,12 @@ def test_a_broken_rule_has_a_remedy(cls, given):
 def test_what_only_a_person_can_know_has_no_remedy():
     empty = build(LORA, {}, notes=[])
     by_name = {line.option: working_fix(line, empty) for line in missing(empty)}
-    assert by_name == {"pretrained_model_name_or_path": {}, "train_data_dir": {}, "output_dir": {},
-                       "resolution": {"resolution": "1024"}}  # fmt: skip
+    assert by_name == {
+        "pretrained_model_name_or_path": {},
+        "train_data_dir": {},
+        "output_dir": {},
+        "resolution": {"resolution": "1024"},
+    }
 
 
 # ---- options without effect
@@ -314,8 +323,12 @@ def test_the_estimate_is_near_to_what_was_measured(cls, batch, given, peak, step
     assert tensors == pytest.approx(peak, rel=0.08) and found.step == pytest.approx(step, rel=0.12)
 
 
-ROWS = {row["preset"]: row for path in sorted((presets.ROOT / "docs/measured").glob("*.json"))
-        for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if row["preset"]}  # fmt: skip
+ROWS = {
+    row["preset"]: row
+    for path in sorted((presets.ROOT / "docs/measured").glob("*.json"))
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]
+    if row["preset"]
+}
 
 
 @pytest.mark.parametrize("family", presets.known_models())
@@ -435,8 +448,10 @@ def test_the_check_counts_what_sample_images_take(config, demo, tmp_path):
     assert tight[0] == "hint" and "in tiles" in str(tight[1]) and "--w" in str(tight[1])
     (wide,) = preview_memory.sentences(MemoryEstimate(6, parts, memory=24.0), asked)
     assert wide[0] == "ok" and not [*preview_memory.sentences(MemoryEstimate(6, parts), config)]
-    peaks = {script: preview_memory.peak_of(MemoryEstimate(6, parts), config_of(demo, script), (1024, 1024))
-             for script in ("flux_train_network", "qwen_image_train_network")}  # fmt: skip
+    peaks = {
+        script: preview_memory.peak_of(MemoryEstimate(6, parts), config_of(demo, script), (1024, 1024))
+        for script in ("flux_train_network", "qwen_image_train_network")
+    }
     assert peaks["qwen_image_train_network"] - peaks["flux_train_network"] > 2 * 1.9
 
 

@@ -22,9 +22,17 @@ def learnt(demo, squares, tmp_path_factory):
     folder = tmp_path_factory.mktemp("learnt")
     (folder / "prompts.txt").write_text("a red circle --n blurred --w 64 --h 64 --s 2 --d 1\n")
     return train(
-        config_of(demo, LORA, train_data_dir=squares, output_dir=folder, learning_rate=1e-2, seed=7,
-                  sample_prompts=folder / "prompts.txt", sample_every_n_steps=4)
-    )  # fmt: skip
+        config_of(
+            demo,
+            LORA,
+            train_data_dir=squares,
+            output_dir=folder,
+            learning_rate=1e-2,
+            seed=7,
+            sample_prompts=folder / "prompts.txt",
+            sample_every_n_steps=4,
+        )
+    )
 
 
 def test_its_lora_has_the_names_that_others_load(demo, learnt):
@@ -52,9 +60,10 @@ def test_training_goes_on_from_a_file_of_sd_scripts_names_and_compiled_losses_ar
     }
     eager = train(config_of(demo, LORA, output_dir=tmp_path / "eager", **more))
     fast = train(
-        config_of(demo, LORA, output_dir=tmp_path / "fast", compile=True, compile_backend="eager",
-                  blocks_to_swap=2, **more)
-    )  # fmt: skip
+        config_of(
+            demo, LORA, output_dir=tmp_path / "fast", compile=True, compile_backend="eager", blocks_to_swap=2, **more
+        )
+    )
     assert fast.losses == pytest.approx(eager.losses, rel=1e-4)
     found = fast.facts["compile"]
     assert (found["num_graphs"], found["recompiles"]) == (2, 0) and found["fallback"] in (None, "", False)
@@ -63,9 +72,16 @@ def test_training_goes_on_from_a_file_of_sd_scripts_names_and_compiled_losses_ar
 def test_the_whole_model_learns_but_for_its_approximator(demo, squares, tmp_path):
     base = load_file(demo.models["chroma"]["flux"])
     done = train(
-        config_of(demo, FULL, train_data_dir=squares, output_dir=tmp_path, learning_rate=1e-3, max_train_steps=2,
-                  save_precision="bf16")
-    )  # fmt: skip
+        config_of(
+            demo,
+            FULL,
+            train_data_dir=squares,
+            output_dir=tmp_path,
+            learning_rate=1e-3,
+            max_train_steps=2,
+            save_precision="bf16",
+        )
+    )
     made = done.tensors()
     assert made.keys() == base.keys()
     same = {name for name in base if torch.equal(made[name], base[name])}
@@ -76,9 +92,16 @@ def test_the_whole_model_learns_but_for_its_approximator(demo, squares, tmp_path
 
 def test_lycoris_learns(demo, squares, tmp_path):
     done = train(
-        config_of(demo, LORA, train_data_dir=squares, output_dir=tmp_path, network_module="lycoris.kohya",
-                  network_args=["algo=lokr"], max_train_steps=2)
-    )  # fmt: skip
+        config_of(
+            demo,
+            LORA,
+            train_data_dir=squares,
+            output_dir=tmp_path,
+            network_module="lycoris.kohya",
+            network_args=["algo=lokr"],
+            max_train_steps=2,
+        )
+    )
     assert any("single_blocks_0_linear1" in name for name in done.tensors())
     assert not any("distilled_guidance" in name for name in done.tensors())
 
@@ -86,9 +109,16 @@ def test_lycoris_learns(demo, squares, tmp_path):
 def test_8_bit_bases(demo, squares, tmp_path):
     for number, given in enumerate(({"fp8_base": True}, {"int8_base": True})):
         done = train(
-            config_of(demo, LORA, train_data_dir=squares, output_dir=tmp_path / str(number), mixed_precision="bf16",
-                      max_train_steps=2, **given)
-        )  # fmt: skip
+            config_of(
+                demo,
+                LORA,
+                train_data_dir=squares,
+                output_dir=tmp_path / str(number),
+                mixed_precision="bf16",
+                max_train_steps=2,
+                **given,
+            )
+        )
         assert len(done.losses) == 2 and all(0 < loss < 100 for loss in done.losses)
 
 

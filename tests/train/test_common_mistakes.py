@@ -44,8 +44,10 @@ def wrong(demo, tmp_path_factory):
     save_file(
         {flux + "lora_down.weight": torch.ones(4, 8), flux + "alpha": torch.tensor(4.0)}, folder / "lora.safetensors"
     )
-    sd15 = {"model.diffusion_model.input_blocks.0.0.weight": torch.ones(4, 4, 3, 3),
-            "cond_stage_model.transformer.text_model.embeddings.position_ids": torch.ones(1, 77)}  # fmt: skip
+    sd15 = {
+        "model.diffusion_model.input_blocks.0.0.weight": torch.ones(4, 4, 3, 3),
+        "cond_stage_model.transformer.text_model.embeddings.position_ids": torch.ones(1, 77),
+    }
     save_file(sd15, folder / "sd15.safetensors")
     (folder / "musubi.toml").write_text('[[datasets]]\nimage_directory = "x"\nresolution = 64\n')
     (folder / "set.toml").write_text(

@@ -39,13 +39,21 @@ COMPILED = {"compile": True, "compile_backend": "aot_eager"}
     ("script", "extra"),
     [
         ("sdxl_train_network", {"wide": True, "compile_backend": "eager", "compile_blocks": "resnet:all"}),
-        ("sdxl_train",
-         {"gradient_checkpointing": True, "compile_backend": "eager", "compile_blocks": FEW["sdxl_train"]}),
-        ("flux_train_network",
-         {"gradient_checkpointing": True, "network_dropout": 0.0, "mixed_precision": "bf16",
-          "compile_backend": "eager"}),
+        (
+            "sdxl_train",
+            {"gradient_checkpointing": True, "compile_backend": "eager", "compile_blocks": FEW["sdxl_train"]},
+        ),
+        (
+            "flux_train_network",
+            {
+                "gradient_checkpointing": True,
+                "network_dropout": 0.0,
+                "mixed_precision": "bf16",
+                "compile_backend": "eager",
+            },
+        ),
     ],
-)  # fmt: skip
+)
 def test_three_sizes_need_the_predicted_graphs_and_give_the_same_losses(run, shapes, request, script, extra):
     extra = {"train_data_dir": shapes, "resolution": "96", **extra}  # an epoch of four batches, one of them short
     if wide := extra.pop("wide", False):

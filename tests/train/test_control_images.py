@@ -19,8 +19,13 @@ from tests import fork_server
 from tests.training import config_of, pictures, train
 
 LORA, FULL = "flux_train_network", "flux_train"
-DISK = {"cache_latents": True, "cache_latents_to_disk": True, "cache_text_encoder_outputs": True,
-        "cache_text_encoder_outputs_to_disk": True, "network_train_unet_only": True}  # fmt: skip
+DISK = {
+    "cache_latents": True,
+    "cache_latents_to_disk": True,
+    "cache_text_encoder_outputs": True,
+    "cache_text_encoder_outputs_to_disk": True,
+    "network_train_unet_only": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +121,9 @@ def test_a_lora_learns_samples_and_loads_in_diffusers(run, pairs, demo, fill_mod
         assert {"0_0064x0064_fk.safetensors", "0_fk_te.safetensors"} <= caches
         text = load_file(pairs / "1_zorb toy" / "0_fk_te.safetensors")
         assert {name: tuple(array.shape) for name, array in text.items()} == {
-            "t5_vec_float32": (32, 64), "clip_l_pooler_float32": (64,)}  # fmt: skip
+            "t5_vec_float32": (32, 64),
+            "clip_l_pooler_float32": (64,),
+        }
     else:
         assert {"0_0064x0064_flux.npz", "0_flux_te.npz"} <= caches
 
@@ -147,8 +154,14 @@ def test_sizes_of_images_and_references_need_the_predicted_graphs(run):
 
 
 # The first one encodes the images: in float32, as convolutions in bf16 take nine seconds on a CPU.
-@pytest.mark.parametrize("values", [{"int8_base": True}, {"fp8_base": True, "mixed_precision": "bf16"},
-                                    {"network_module": "lycoris.kohya", "network_args": ["algo=lokr"]}])  # fmt: skip
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"int8_base": True},
+        {"fp8_base": True, "mixed_precision": "bf16"},
+        {"network_module": "lycoris.kohya", "network_args": ["algo=lokr"]},
+    ],
+)
 def test_eight_bits_and_lycoris(run, values):
     made = run("kontext", max_train_steps=2, **DISK, **values)
     assert all(map(math.isfinite, made.losses)) and len(made.losses) == 2
@@ -196,8 +209,9 @@ def test_mistakes_are_one_sentence_before_anything_is_loaded(demo, pairs, fill_m
     (tmp_path / "masks" / "1.png").write_text("no image")
     said_of = sentences(demo, pairs, **fill, dataset_config=tmp_path / "fill.toml")
     assert said_of.count(" / ") == 0 and "1.png cannot be read as an image" in said_of
-    bare = sentences(demo, pairs, model_type="fill", dataset_config=pairs / "bare.toml",
-                     pretrained_model_name_or_path=fill_model)  # fmt: skip
+    bare = sentences(
+        demo, pairs, model_type="fill", dataset_config=pairs / "bare.toml", pretrained_model_name_or_path=fill_model
+    )
     assert "there is no mask of what is to be painted for 5 images: " in bare and "random_masks" in bare
     assert said.count("sample_prompts") == 2 and "names an image that does not exist: nowhere.png" in said
     assert f"names an image that cannot be read: {tmp_path / 'p.txt'} (" in said

@@ -35,7 +35,7 @@ def test_the_file_and_its_tensor_are_named(demo, squares, tmp_path, script, opti
         train(config)
     assert str(refused.value) == (
         f"{copy} is damaged: 1 tensor with NaN or infinity, first {name}; choose another file"
-    )  # fmt: skip
+    )
 
 
 def test_so_it_is_when_only_caches_are_made(demo, squares, tmp_path):

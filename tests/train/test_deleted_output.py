@@ -29,7 +29,7 @@ def test_the_result_and_the_record_are_there_at_the_end(demo, tmp_path, monkeypa
             save_every_n_steps=2,
             save_state=True,
             save_last_n_steps=2,
-        )  # fmt: skip
+        )
     )
     assert made.file.is_file() and len(made.losses) == 5
     assert made.facts["state"] == "finished" and made.facts["restored"]

@@ -119,8 +119,9 @@ def test_it_needs_held_out_images(eight, tmp_path):
     file.write_text(f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = '{eight / '1_zorb toy'}'\n")
     config = draft(config_class("sdxl_train"), {"early_stop_patience": 2, "dataset_config": file, "max_train_steps": 3})
     found = [str(problem) for problem in preflight.problems(config) if problem.option == "early_stop_patience"]
-    assert found == ["early_stop_patience needs held-out images, and none are held out: set validation_split in the "
-                     "dataset_config"]  # fmt: skip
+    assert found == [
+        "early_stop_patience needs held-out images, and none are held out: set validation_split in the dataset_config"
+    ]
 
 
 def test_states_of_trainings_without_it_say_nothing_of_it(demo, eight, tmp_path):

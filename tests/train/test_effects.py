@@ -169,8 +169,14 @@ def test_states_and_files_of_epochs_leave_when_they_are_old(run, tmp_path):
     assert kept == {"few-000002.safetensors", "few.safetensors"}
 
 
-WORDS = ("metadata_title", "metadata_author", "metadata_description", "metadata_license", "metadata_tags",
-         "metadata_trigger_phrase")  # fmt: skip
+WORDS = (
+    "metadata_title",
+    "metadata_author",
+    "metadata_description",
+    "metadata_license",
+    "metadata_tags",
+    "metadata_trigger_phrase",
+)
 
 
 def test_the_file_says_what_its_maker_wants_it_to(run):
@@ -228,8 +234,14 @@ def wandb(monkeypatch):
 
 
 def test_weights_and_biases_get_the_same_numbers(run, wandb, tmp_path, monkeypatch):
-    outcome = run(log_with="wandb", wandb_run_name="cats", log_tracker_name="all cats", log_config=True,
-                  wandb_api_key="canary", max_train_steps=2)  # fmt: skip
+    outcome = run(
+        log_with="wandb",
+        wandb_run_name="cats",
+        log_tracker_name="all cats",
+        log_config=True,
+        wandb_api_key="canary",
+        max_train_steps=2,
+    )
     assert os.environ["WANDB_API_KEY"] == "canary"
     assert (wandb.how["project"], wandb.how["name"], wandb.ended) == ("all cats", "cats", True)
     assert {
@@ -255,8 +267,14 @@ def test_trackers_that_cannot_be_used_are_known_before(demo, squares, tmp_path, 
 
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: None if name == "wandb" else find(name, *a))
-    config = config_of(demo, "sdxl_train", train_data_dir=squares, output_dir=tmp_path, log_with="wandb",
-                       log_tracker_config=tmp_path / "none.toml")  # fmt: skip
+    config = config_of(
+        demo,
+        "sdxl_train",
+        train_data_dir=squares,
+        output_dir=tmp_path,
+        log_with="wandb",
+        log_tracker_config=tmp_path / "none.toml",
+    )
     told = list(preflight.problems(config))
     assert len(told) == 2 and "pip install wandb" in str(told[0]) and "none.toml does not exist" in str(told[1])
 
@@ -267,10 +285,21 @@ def test_trackers_that_cannot_be_used_are_known_before(demo, squares, tmp_path, 
 def test_what_has_no_effect_is_in_the_record_once(demo, squares, tmp_path, capsys):
     """Whether the config itself says so, or its other options, or the data; and keys of other programs."""
     config = config_of(
-        demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path / "out", max_train_steps=1,
-        noise_offset=0.1, huber_c=0.5, highvram=True, masked_loss=True, ddp_timeout=3, logit_std=0.5,
-        enable_wildcard=True, max_train_epochs=1, xformers=True,
-    )  # fmt: skip
+        demo,
+        "flux_train_network",
+        train_data_dir=squares,
+        output_dir=tmp_path / "out",
+        max_train_steps=1,
+        noise_offset=0.1,
+        huber_c=0.5,
+        highvram=True,
+        masked_loss=True,
+        ddp_timeout=3,
+        logit_std=0.5,
+        enable_wildcard=True,
+        max_train_epochs=1,
+        xformers=True,
+    )
     text = "mem_eff_attn = true\n" + to_toml(replace(config, max_train_epochs=None, max_train_steps=1))
     (tmp_path / "run.toml").write_text(text, encoding="utf-8")
     fresh()
@@ -279,8 +308,17 @@ def test_what_has_no_effect_is_in_the_record_once(demo, squares, tmp_path, capsy
     (folder,) = runs_in(tmp_path / "out")
     lines = (folder / "progress.jsonl").read_text(encoding="utf-8").splitlines()
     told = [event["text"] for event in map(json.loads, lines) if event["kind"] == "warning"]
-    for name in ("noise_offset", "huber_c", "highvram", "masked_loss", "ddp_timeout", "logit_std",
-                 "enable_wildcard", "xformers", "mem_eff_attn"):  # fmt: skip
+    for name in (
+        "noise_offset",
+        "huber_c",
+        "highvram",
+        "masked_loss",
+        "ddp_timeout",
+        "logit_std",
+        "enable_wildcard",
+        "xformers",
+        "mem_eff_attn",
+    ):
         assert sum(name in text.split() or f"{name}:" in text for text in told) == 1, (name, told)
         assert sum(f"{name} " in line for line in (said.out + said.err).splitlines()) == 1, name
     assert "max_train_steps" in ineffective_options(config)
@@ -297,11 +335,17 @@ def test_guidance_of_a_model_without_it_is_said(demo, squares, tmp_path, monkeyp
 def test_every_linear_layer_of_t5_learns(tmp_path, demo, squares):
     out = train(
         config_of(
-            demo, "flux_train_network", train_data_dir=squares, max_train_steps=1, output_dir=tmp_path / "out",
-            network_train_unet_only=False, cache_text_encoder_outputs=False, cache_text_encoder_outputs_to_disk=False,
+            demo,
+            "flux_train_network",
+            train_data_dir=squares,
+            max_train_steps=1,
+            output_dir=tmp_path / "out",
+            network_train_unet_only=False,
+            cache_text_encoder_outputs=False,
+            cache_text_encoder_outputs_to_disk=False,
             network_args=["train_t5xxl=True"],
         )
-    ).tensors()  # fmt: skip
+    ).tensors()
     attention, dense = "layer_0_SelfAttention_", "layer_1_DenseReluDense_"
     layers = [attention + n for n in ("q", "k", "v", "o")] + [dense + n for n in ("wi_0", "wi_1", "wo")]
     expected = {f"lora_te3_encoder_block_{block}_{layer}" for block in (0, 1) for layer in layers}
@@ -314,13 +358,22 @@ def test_every_linear_layer_of_t5_learns(tmp_path, demo, squares):
 @pytest.mark.parametrize("script", ["sdxl_train_network", "flux_train_network"])
 def test_whole_matrices_of_lokr_are_saved_in_float16_and_gone_on_with(tmp_path, demo, squares, script):
     given = {
-        "train_data_dir": squares, "network_module": "lycoris.kohya", "network_dim": 100_000, "network_alpha": 1,
-        "network_args": ["algo=lokr", "factor=8"], "save_precision": "fp16", "save_state": True, "output_name": "m",
-    }  # fmt: skip
+        "train_data_dir": squares,
+        "network_module": "lycoris.kohya",
+        "network_dim": 100_000,
+        "network_alpha": 1,
+        "network_args": ["algo=lokr", "factor=8"],
+        "save_precision": "fp16",
+        "save_state": True,
+        "output_name": "m",
+    }
     first = train(config_of(demo, script, **given, output_dir=tmp_path / "a", max_train_steps=2, save_every_n_steps=2))
     assert {path.name for path in (tmp_path / "a").iterdir()} >= {
-        "m.safetensors", "m-step00000002.safetensors", "m-step00000002-state", "m-state"
-    }  # fmt: skip
+        "m.safetensors",
+        "m-step00000002.safetensors",
+        "m-step00000002-state",
+        "m-state",
+    }
     assert not first.events("warning")
     alphas = [tensor for name, tensor in first.tensors().items() if name.endswith(".alpha")]
     assert alphas and all(alpha.dtype == torch.float16 and alpha == float("inf") for alpha in alphas)

@@ -75,8 +75,11 @@ def test_sdxl_through_load_lora_weights(trained, caplog):
         scheduler=EulerDiscreteScheduler(),
     )
     pipe.load_lora_weights(str(file.parent), weight_name=file.name)
-    loaded = sum(name.endswith("lora_A.default_0.weight") for net in (pipe.unet, pipe.text_encoder, pipe.text_encoder_2)
-                 for name, _ in net.named_parameters())  # fmt: skip
+    loaded = sum(
+        name.endswith("lora_A.default_0.weight")
+        for net in (pipe.unet, pipe.text_encoder, pipe.text_encoder_2)
+        for name, _ in net.named_parameters()
+    )
     assert loaded == sum(name.endswith(".lora_down.weight") for name in load_file(file))
     assert not [r for r in caplog.records if r.levelname in ("WARNING", "ERROR") and "key" in r.message]
     text, answer = answers(family, parts)
@@ -107,9 +110,15 @@ def test_flux_through_the_converter(trained):
 
     def diffusers_way(img, timesteps, guidance, **rest):
         return other(
-            hidden_states=img, timestep=timesteps, guidance=guidance, encoder_hidden_states=rest["txt"],
-            pooled_projections=rest["y"], txt_ids=rest["txt_ids"], img_ids=rest["img_ids"], return_dict=False,
-        )[0]  # fmt: skip
+            hidden_states=img,
+            timestep=timesteps,
+            guidance=guidance,
+            encoder_hidden_states=rest["txt"],
+            pooled_projections=rest["y"],
+            txt_ids=rest["txt_ids"],
+            img_ids=rest["img_ids"],
+            return_dict=False,
+        )[0]
 
     with torch.no_grad():
         answer = family.predict(diffusers_way, noised(family, parts), expected[0], SIZE)

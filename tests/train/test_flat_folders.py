@@ -21,8 +21,11 @@ def flat(tmp_path_factory):
 @pytest.mark.parametrize("script", ["flux_train_network", "sdxl_train"])
 def test_it_trains_the_same_and_its_metadata_names_the_folder(demo, flat, tmp_path, script):
     named = train(config_of(demo, script, train_data_dir=flat / "named", output_dir=tmp_path / "a", max_train_steps=2))
-    plain = train(config_of(demo, script, train_data_dir=flat / "zorb", dataset_repeats=2, max_train_steps=2,
-                            output_dir=tmp_path / "b"))  # fmt: skip
+    plain = train(
+        config_of(
+            demo, script, train_data_dir=flat / "zorb", dataset_repeats=2, max_train_steps=2, output_dir=tmp_path / "b"
+        )
+    )
     assert plain.losses == named.losses and len(plain.losses) == 2
     if script in LORAS:
         with safe_open(plain.file, "pt") as file:
@@ -32,6 +35,14 @@ def test_it_trains_the_same_and_its_metadata_names_the_folder(demo, flat, tmp_pa
 
 
 def test_repeats_make_the_epoch_longer(demo, flat, tmp_path):
-    once = train(config_of(demo, "flux_train_network", train_data_dir=flat / "zorb", output_dir=tmp_path,
-                           max_train_epochs=1, train_batch_size=2))  # fmt: skip
+    once = train(
+        config_of(
+            demo,
+            "flux_train_network",
+            train_data_dir=flat / "zorb",
+            output_dir=tmp_path,
+            max_train_epochs=1,
+            train_batch_size=2,
+        )
+    )
     assert len(once.losses) == 2

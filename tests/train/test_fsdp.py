@@ -235,9 +235,19 @@ def test_what_shards_cannot_do_is_refused_by_name(values, words):
 
 @pytest.mark.parametrize(
     ("name", "works"),
-    [("AdamW", True), ("Lion", True), ("AdamWScheduleFree", True), ("torch.optim.RAdam", True), ("Adafactor", False),
-     ("AdamW8bit", False), ("Prodigy", False), ("CAME", False), ("Muon", False), ("torch.optim.LBFGS", False)],
-)  # fmt: skip
+    [
+        ("AdamW", True),
+        ("Lion", True),
+        ("AdamWScheduleFree", True),
+        ("torch.optim.RAdam", True),
+        ("Adafactor", False),
+        ("AdamW8bit", False),
+        ("Prodigy", False),
+        ("CAME", False),
+        ("Muon", False),
+        ("torch.optim.LBFGS", False),
+    ],
+)
 def test_optimizers_that_need_whole_weights_are_refused(demo, name, works):
     config = config_of(demo, "flux_train", fsdp=True, optimizer_type=name)
     said = [problem for problem in optimizers.problems(config) if "fsdp" in str(problem)]

@@ -48,8 +48,17 @@ def test_only_a_plain_name_of_a_safetensors_file_is_of_the_hub(name, is_id, tmp_
 
 def test_a_training_downloads_them_and_is_the_same_as_with_the_file(hub, downloads, shallow, squares, tmp_path):  # noqa: F811
     def config(folder, **values):
-        return config_of(shallow, SCRIPT, train_data_dir=squares, output_dir=tmp_path / folder, output_name="m",
-                         network_dim=2, seed=1, max_train_steps=2, **values)  # fmt: skip
+        return config_of(
+            shallow,
+            SCRIPT,
+            train_data_dir=squares,
+            output_dir=tmp_path / folder,
+            output_name="m",
+            network_dim=2,
+            seed=1,
+            max_train_steps=2,
+            **values,
+        )
 
     file = train(config("first")).file
     hub.repositories["someone/adapters"] = {"split/a.safetensors": file.read_bytes()}

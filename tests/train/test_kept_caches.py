@@ -5,8 +5,13 @@ import pytest
 
 from tests.training import LORA_OF_EACH_KIND, config_of, pictures, train, untouched
 
-DISK = {"cache_latents": True, "cache_latents_to_disk": True, "cache_text_encoder_outputs": True,
-        "cache_text_encoder_outputs_to_disk": True, "max_train_steps": 1}  # fmt: skip
+DISK = {
+    "cache_latents": True,
+    "cache_latents_to_disk": True,
+    "cache_text_encoder_outputs": True,
+    "cache_text_encoder_outputs_to_disk": True,
+    "max_train_steps": 1,
+}
 LENGTH = {"flux_train_network": "t5xxl_max_token_length", "sdxl_train_network": "max_token_length"}
 
 

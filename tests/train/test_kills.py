@@ -26,11 +26,21 @@ def test_a_training_survives_30_deaths(demo, tmp_path, kills, how, seen):
     made = random.write(tmp_path / "models", sizes=small)
     models = {name: made[name] for name in ("clip_l", "t5xxl", "ae")} | {"pretrained_model_name_or_path": made["flux"]}
     config = config_of(
-        demo, "flux_train_network", train_data_dir=pictures(tmp_path / "images", ((64, 64),) * 6, repeats=1),
-        output_dir=tmp_path / "out", output_name="m", max_train_steps=6, cache_latents_to_disk=True,
-        cache_text_encoder_outputs_to_disk=True, text_encoder_batch_size=1, network_dim=4, network_alpha=4,
-        max_data_loader_n_workers=0, **models, **how,
-    )  # fmt: skip
+        demo,
+        "flux_train_network",
+        train_data_dir=pictures(tmp_path / "images", ((64, 64),) * 6, repeats=1),
+        output_dir=tmp_path / "out",
+        output_name="m",
+        max_train_steps=6,
+        cache_latents_to_disk=True,
+        cache_text_encoder_outputs_to_disk=True,
+        text_encoder_batch_size=1,
+        network_dim=4,
+        network_alpha=4,
+        max_data_loader_n_workers=0,
+        **models,
+        **how,
+    )
     (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
     arguments = ["-m", "tests.killed_training", str(tmp_path / "run.toml"), str(tmp_path / "lives"), str(kills), "1"]
     program = fork_server.start(arguments)

@@ -26,9 +26,11 @@ SCRIPT = "sdxl_train_control_net_lllite"
 # SHA-256 of the names and shapes that upstream writes for the published SDXL, network_dim 64 and cond_emb_dim 32.
 UPSTREAM = "af395642a3bd12d074e0d19ec24754a0d6e52aa0829ff42725877b90e0728b42"
 # Sum and last row of what upstream's layer answers to the numbers of `filled`, by depth.
-ANSWERS = {1: (84.905563, [-0.860762, 0.050788, 1.115839, -0.468110, 0.073540]),
-           2: (21.653759, [0.088708, 0.589178, -0.361533, 0.442095, 0.658436]),
-           3: (-0.800786, [-0.320760, 0.954660, -0.116049, -0.822214, 0.451531])}  # fmt: skip
+ANSWERS = {
+    1: (84.905563, [-0.860762, 0.050788, 1.115839, -0.468110, 0.073540]),
+    2: (21.653759, [0.088708, 0.589178, -0.361533, 0.442095, 0.658436]),
+    3: (-0.800786, [-0.320760, 0.954660, -0.116049, -0.822214, 0.451531]),
+}
 SIZE = torch.tensor([[64.0, 64.0, 0.0, 0.0, 64.0, 64.0]])
 
 
@@ -157,8 +159,11 @@ def test_a_batch_has_the_control_images_cut_and_mirrored_like_its_images(config,
     draw = replace(draw, images=tuple(n for n, one in enumerate(batches.images.items) if one.size == (64, 64)))
     parts = list(batches.choices(draw))
     if cached:  # latents are not made here
-        batches.images.latents = type("Cache", (), {"load": lambda *_: {
-            name: torch.zeros(4, 8, 8).numpy() for name in ("latents", "latents_flipped")}})()  # fmt: skip
+        batches.images.latents = type(
+            "Cache",
+            (),
+            {"load": lambda *_: {name: torch.zeros(4, 8, 8).numpy() for name in ("latents", "latents_flipped")}},
+        )()
     (seen,) = batches.make(draw).controls
     assert seen.shape == (2, 3, 64, 64)
     for part, pixels in zip(parts, seen, strict=True):

@@ -33,8 +33,16 @@ def extras(demo, squares, tmp_path_factory):
             if file.is_file():
                 shutil.copy(file, folder / family / file.name)
     save_file({"lora_unet_nowhere.lora_down.weight": torch.ones(4, 8)}, folder / "stranger.safetensors")
-    state = config_of(demo, FLUX, train_data_dir=squares, output_dir=folder / "state", output_name="s",
-                      max_train_steps=1, save_state=True, network_dim=4)  # fmt: skip
+    state = config_of(
+        demo,
+        FLUX,
+        train_data_dir=squares,
+        output_dir=folder / "state",
+        output_name="s",
+        max_train_steps=1,
+        save_state=True,
+        network_dim=4,
+    )
     train(state)
     (folder / "half-state").mkdir()
     shutil.copy(folder / "state" / "s-state" / "model.safetensors", folder / "half-state")
@@ -145,18 +153,36 @@ def test_one_mistake_is_one_sentence(refused, case):
 def test_all_mistakes_of_the_command_line_at_once(refused):
     said = refused(FLUX, "--lerning_rate", "1", "--seed", "x", "--network_dim", "-3", toml=refused.wrong / "typo.toml")
     assert all("is not set" in line for line in said[5:]), said  # which the file should have set
-    for words in (["--lerning_rate"], ["typo.toml", "lerning_rate"], ["typo.toml", "learning_rate", "'fast'"],
-                  ["--seed"], ["--network_dim"]):  # fmt: skip
+    for words in (
+        ["--lerning_rate"],
+        ["typo.toml", "lerning_rate"],
+        ["typo.toml", "learning_rate", "'fast'"],
+        ["--seed"],
+        ["--network_dim"],
+    ):
         assert sum(all(word in line for word in words) for line in said[:5]) == 1, (words, said)
 
 
 def test_all_mistakes_of_the_files_at_once(refused):
     wrong = refused.wrong
     said = refused(
-        FLUX, MODEL, given("SDXL", refused), "--clip_l", wrong / "none", "--train_data_dir", wrong / "torn", "--resume",
-        wrong / "empty", "--optimizer_type", "nowhere.Best", "--mixed_precision", "fp16",
-        "--network_weights", wrong / "gone", "--sample_at_first",
-    )  # fmt: skip
+        FLUX,
+        MODEL,
+        given("SDXL", refused),
+        "--clip_l",
+        wrong / "none",
+        "--train_data_dir",
+        wrong / "torn",
+        "--resume",
+        wrong / "empty",
+        "--optimizer_type",
+        "nowhere.Best",
+        "--mixed_precision",
+        "fp16",
+        "--network_weights",
+        wrong / "gone",
+        "--sample_at_first",
+    )
     for word in ("pretrained_model", "clip_l", "decoded", "resume", "installed", "fp16", "gone", "sample_prompts"):
         assert sum(word in line for line in said) == 1, (word, said)
     assert len(said) == 8, said

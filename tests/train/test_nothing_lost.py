@@ -50,9 +50,17 @@ def run(demo, eight, tmp_path, monkeypatch):
     prompts.write_text("zorb --w 64 --h 64 --s 1 --d 1\nred zorb --w 64 --h 64 --s 1 --d 2\n", encoding="utf-8")
 
     def start(name, script="flux_train_network", **values):
-        beside = {"sample_prompts": prompts, "sample_every_n_steps": 1, "sample_at_first": True,
-                  "validation_split": 0.25, "validate_every_n_steps": 1, "save_every_n_steps": 1,
-                  "huggingface_repo_id": "me/cats", "huggingface_token": "hf_x", "max_train_steps": STEPS}  # fmt: skip
+        beside = {
+            "sample_prompts": prompts,
+            "sample_every_n_steps": 1,
+            "sample_at_first": True,
+            "validation_split": 0.25,
+            "validate_every_n_steps": 1,
+            "save_every_n_steps": 1,
+            "huggingface_repo_id": "me/cats",
+            "huggingface_token": "hf_x",
+            "max_train_steps": STEPS,
+        }
         where = {"output_dir": tmp_path / name, "output_name": "m", "train_data_dir": eight}
         return train(config_of(demo, script, **where, **beside | values))
 
@@ -308,8 +316,15 @@ def test_a_tracker_that_fails_ends_with_one_warning(at, tmp_path, monkeypatch):
 
     client = SimpleNamespace(init=lambda **_: SimpleNamespace(log=log, finish=finish), Image=lambda picture: picture)
     monkeypatch.setitem(sys.modules, "wandb", client)
-    log_options = SimpleNamespace(log_with="wandb", logging_dir=None, wandb_api_key=None, wandb_run_name=None,
-                                  log_tracker_config=None, log_tracker_name=None, log_config=False)  # fmt: skip
+    log_options = SimpleNamespace(
+        log_with="wandb",
+        logging_dir=None,
+        wandb_api_key=None,
+        wandb_run_name=None,
+        log_tracker_config=None,
+        log_tracker_name=None,
+        log_config=False,
+    )
     trackers = Trackers(SimpleNamespace(log=log_options, adapters=True), tmp_path, said.append)
     for step in (1, 2, 3):
         trackers.log({"step": step, "epoch": 1, "loss": 1.0, "avr_loss": 1.0, "lr": {}})

@@ -195,8 +195,11 @@ def test_the_warmup_of_an_optimizer_without_a_schedule_becomes_an_argument_of_it
 
 
 def test_other_optimizers_keep_their_warmup():
-    for optimizer, given in (("AdamW", []), ("Adafactor", ["relative_step=False"]),
-                             ("ProdigyPlusScheduleFree", ["use_schedulefree=False"])):  # fmt: skip
+    for optimizer, given in (
+        ("AdamW", []),
+        ("Adafactor", ["relative_step=False"]),
+        ("ProdigyPlusScheduleFree", ["use_schedulefree=False"]),
+    ):
         chosen = config(optimizer_type=optimizer, optimizer_args=given, lr_scheduler="cosine", lr_warmup_steps=4)
         assert not chosen.optim.without_schedule and not [*lr_schedule.notes(chosen)]
     share = {"optimizer_type": "AdamWScheduleFree", "lr_scheduler": "cosine", "lr_warmup_steps": 0.05}
@@ -251,11 +254,20 @@ def test_schedule_free_weights_are_averaged_only_inside():
 
 
 BAD = ("-1", "0", "'x'", "None", "[]", "(1,)", "1e999", "{}")
-NEEDED = {"StepLR": ["step_size=5"], "MultiStepLR": ["milestones=[3]"], "ExponentialLR": ["gamma=0.9"],
-          "CosineAnnealingLR": ["T_max=10"], "CyclicLR": ["base_lr=0.1", "max_lr=0.2"],
-          "CosineAnnealingWarmRestarts": ["T_0=5"], "OneCycleLR": ["max_lr=0.1", "total_steps=20"]}  # fmt: skip
-CLASSES = [name for name, cls in vars(torch.optim.lr_scheduler).items()
-           if isinstance(cls, type) and issubclass(cls, torch.optim.lr_scheduler.LRScheduler)]  # fmt: skip
+NEEDED = {
+    "StepLR": ["step_size=5"],
+    "MultiStepLR": ["milestones=[3]"],
+    "ExponentialLR": ["gamma=0.9"],
+    "CosineAnnealingLR": ["T_max=10"],
+    "CyclicLR": ["base_lr=0.1", "max_lr=0.2"],
+    "CosineAnnealingWarmRestarts": ["T_0=5"],
+    "OneCycleLR": ["max_lr=0.1", "total_steps=20"],
+}
+CLASSES = [
+    name
+    for name, cls in vars(torch.optim.lr_scheduler).items()
+    if isinstance(cls, type) and issubclass(cls, torch.optim.lr_scheduler.LRScheduler)
+]
 
 
 def checked(total=20, **values):

@@ -141,8 +141,12 @@ def test_muon_turns_matrices_and_leaves_the_rest_to_adamw():
     toy = Toy()
     made = toy.made(config("muon"))
     sorted_by = {(group["name"], group["use_muon"]): [p.dim() for p in group["params"]] for group in made.param_groups}
-    assert sorted_by == {("unet", True): [2], ("unet", False): [1],
-                         ("text_encoder", True): [3, 2], ("text_encoder", False): [1, 1, 1, 1]}  # fmt: skip
+    assert sorted_by == {
+        ("unet", True): [2],
+        ("unet", False): [1],
+        ("text_encoder", True): [3, 2],
+        ("text_encoder", False): [1, 1, 1, 1],
+    }
     assert {(g["name"], g["lr"]) for g in made.param_groups} == {("unet", 1e-3), ("text_encoder", 5e-4)}
     assert all(group["use_adjusted_lr"] for group in made.param_groups if group["use_muon"])
 
@@ -157,8 +161,13 @@ def test_the_memory_of_an_estimate_is_what_it_takes(name):
     weight.grad = torch.randn_like(weight)
     made.step()
     taken = sum(v.numel() * v.element_size() for v in made.state[weight].values() if isinstance(v, torch.Tensor))
-    taken += sum(v.numel() * v.element_size() for held in made.state[weight].values() if isinstance(held, dict)
-                 for v in held.values() if isinstance(v, torch.Tensor))  # fmt: skip
+    taken += sum(
+        v.numel() * v.element_size()
+        for held in made.state[weight].values()
+        if isinstance(held, dict)
+        for v in held.values()
+        if isinstance(v, torch.Tensor)
+    )
     assert estimate.STATES.get(name.lower(), estimate.USUAL_STATES) == pytest.approx(
         taken / weight.numel(), rel=0.15, abs=0.1
     )
@@ -181,8 +190,16 @@ def test_a_name_is_read_as_people_write_it(written, name):
     assert spec_of(build(FluxLora, {"optimizer_type": written}, notes=[]).optim.optimizer) is SPECS[name.lower()]
 
 
-@pytest.mark.parametrize("written", ["radam", "torch.optim.NADAM", "bitsandbytes.optim.AdEMAMix8bit",
-                                     "torch.optim.Adafactor", "pytorch_optimizer.ScheduleFreeAdamW"])  # fmt: skip
+@pytest.mark.parametrize(
+    "written",
+    [
+        "radam",
+        "torch.optim.NADAM",
+        "bitsandbytes.optim.AdEMAMix8bit",
+        "torch.optim.Adafactor",
+        "pytorch_optimizer.ScheduleFreeAdamW",
+    ],
+)
 def test_others_are_found_in_their_packages(written):
     chosen = build(FluxLora, {"optimizer_type": written, "learning_rate": 1e-3}, notes=[])
     assert list(optimizers.problems(chosen)) == []
@@ -257,8 +274,11 @@ def test_automagic_is_refused_by_name_and_mended(written):
     mends = working_fix(
         refused.value.problems[0], draft(FluxLora, {**given, "optimizer_args": tuple(given["optimizer_args"])})
     )
-    assert mends == {"optimizer_type": "ProdigyPlusScheduleFree", "learning_rate": 1.0,
-                     "optimizer_args": ("weight_decay=0.1",)}  # fmt: skip
+    assert mends == {
+        "optimizer_type": "ProdigyPlusScheduleFree",
+        "learning_rate": 1.0,
+        "optimizer_args": ("weight_decay=0.1",),
+    }
     assert list(optimizers.problems(build(FluxLora, {**given, **mends}, notes=[]))) == []
     rough = draft(FluxLora, {"optimizer_type": written, "learning_rate": 1e-6})
     assert not [problem for problem in optimizers.problems(rough) if "Automagic" in str(problem)]  # it is said once
@@ -311,16 +331,30 @@ def test_a_rate_of_one_does_not_stay_with_adamw(monkeypatch):
     hide(monkeypatch, "prodigyopt", "prodigyplus", "dadaptation")
     chosen = config("Prodigy", unet_lr=1.0, text_encoder_lr=[1.0])
     (said,) = optimizers.problems(chosen)
-    assert working_fix(said, chosen) == {"optimizer_type": "AdamW", "optimizer_args": (), "learning_rate": 1e-4,
-                                    "unet_lr": None, "text_encoder_lr": ()}  # fmt: skip
+    assert working_fix(said, chosen) == {
+        "optimizer_type": "AdamW",
+        "optimizer_args": (),
+        "learning_rate": 1e-4,
+        "unet_lr": None,
+        "text_encoder_lr": (),
+    }
 
 
 @pytest.mark.parametrize("name", ["AdamW8bit", "ProdigyPlusScheduleFree", "Muon"])
 def test_a_whole_training_resumes_exactly(name, demo, squares, tmp_path):
     def run(folder, **values):
-        given = {"train_data_dir": squares, "output_dir": tmp_path / folder, "output_name": "m", "max_train_steps": 4,
-                 "optimizer_type": name, "learning_rate": 1.0 if spec_of(name).finds_rate else 1e-3,
-                 "max_grad_norm": 0.0, "seed": 3, "save_every_n_steps": 2, "save_state": True}  # fmt: skip
+        given = {
+            "train_data_dir": squares,
+            "output_dir": tmp_path / folder,
+            "output_name": "m",
+            "max_train_steps": 4,
+            "optimizer_type": name,
+            "learning_rate": 1.0 if spec_of(name).finds_rate else 1e-3,
+            "max_grad_norm": 0.0,
+            "seed": 3,
+            "save_every_n_steps": 2,
+            "save_state": True,
+        }
         return train(config_of(demo, "flux_train_network", **given | values))
 
     whole = run("whole")

@@ -81,8 +81,15 @@ def test_a_preset_takes_what_is_nearest_and_says_so(family, tmp_path, monkeypatc
     assert list(optim.problems(made)) == []
 
 
-@pytest.mark.parametrize("error", ["RuntimeError('CUDA Setup failed')", "OSError('libcudart.so.13: not found')",
-                                   "ImportError('DLL load failed')", "AttributeError('no such thing')"])  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError('CUDA Setup failed')",
+        "OSError('libcudart.so.13: not found')",
+        "ImportError('DLL load failed')",
+        "AttributeError('no such thing')",
+    ],
+)
 def test_a_package_that_does_not_load_counts_as_none(error, home, tmp_path, monkeypatch):
     spoil(monkeypatch, home, "bitsandbytes", error)
     (said,) = optim.problems(lora(optimizer_type="AdamW8bit"))
@@ -129,11 +136,23 @@ def test_a_user_s_own_config_is_refused_and_not_changed(demo, squares, home, mon
     """In a process of its own, as a user runs it."""
     spoil(monkeypatch, home, "bitsandbytes", "OSError('no library')")
     own = home / "own.toml"
-    own.write_text('optimizer_type = "AdamW8bit"\n' + demo.configs["sdxl_train_network"].read_text(encoding="utf-8")
-                   .replace("optimizer_type", "# optimizer_type"), encoding="utf-8")  # fmt: skip
+    own.write_text(
+        'optimizer_type = "AdamW8bit"\n'
+        + demo.configs["sdxl_train_network"].read_text(encoding="utf-8").replace("optimizer_type", "# optimizer_type"),
+        encoding="utf-8",
+    )
     paths = os.pathsep.join([str(home / "spoilt"), str(source.ROOT)])
-    done = script("sdxl_train_network", "--config_file", own, "--train_data_dir", squares, "--output_dir", home / "out",
-                  "--no-compile", env={**os.environ, "PYTHONPATH": paths})  # fmt: skip
+    done = script(
+        "sdxl_train_network",
+        "--config_file",
+        own,
+        "--train_data_dir",
+        squares,
+        "--output_dir",
+        home / "out",
+        "--no-compile",
+        env={**os.environ, "PYTHONPATH": paths},
+    )
     said = [line for line in done.stderr.splitlines() if "optimizer_type" in line]
     assert done.returncode and len(said) == 1 and "Traceback" not in done.stderr, done.stderr
     assert "which does not load here (OSError: no library)" in said[0] and "set optimizer_type = AdamW" in said[0]

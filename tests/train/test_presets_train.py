@@ -23,8 +23,15 @@ from tests.training import references, short_captions, train  # noqa: F401
 
 EVERY = {preset.id: preset for preset in preset_files.every()}
 RELATIVES = {"edit-2511": "qwen_image_edit"}  # what a preset says of its model -> the demo's name of that, if another
-SMALL = {"resolution": "64", "min_bucket_reso": 64, "max_bucket_reso": 256, "t5xxl_max_token_length": 32,
-         "max_train_steps": 1, "max_train_epochs": None, "sample_images": False}  # fmt: skip
+SMALL = {
+    "resolution": "64",
+    "min_bucket_reso": 64,
+    "max_bucket_reso": 256,
+    "t5xxl_max_token_length": 32,
+    "max_train_steps": 1,
+    "max_train_epochs": None,
+    "sample_images": False,
+}
 TRACED = {"compile_backend": "aot_eager", "compile_mode": "default", "compile_blocks": "single:all"}
 # What a preset asks of a GPU, and what a training on a CPU says of it.
 NEEDS_GPU = {"fp8_compute": "this machine cannot multiply in 8 bits"}

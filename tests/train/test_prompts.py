@@ -89,12 +89,29 @@ def test_options_without_effect_are_named(tmp_path):
     [
         ("p.txt", "a\nb --w many --ci a.png --ci b.png --ss best --rcfg 1 --fs 3"),
         ("p.json", json.dumps(["a", "b --w many --ci a.png --ci b.png --ss best --rcfg 1 --fs 3"])),
-        ("p.json", json.dumps(["a", {"prompt": "b", "control_image_path": ["a.png", "b.png"], "sample_sampler": "best",
-                                     "renorm_cfg": 1, "flow_shift": 3, "width": 64}])),
-        ("p.toml", '[prompt]\nrenorm_cfg = 1\n[[prompt.subset]]\nprompt = "a"\n[[prompt.subset]]\nprompt = "b"\n'
-                   'control_image_path = ["a.png", "b.png"]\nsample_sampler = "best"\nflow_shift = 3\n'),
+        (
+            "p.json",
+            json.dumps(
+                [
+                    "a",
+                    {
+                        "prompt": "b",
+                        "control_image_path": ["a.png", "b.png"],
+                        "sample_sampler": "best",
+                        "renorm_cfg": 1,
+                        "flow_shift": 3,
+                        "width": 64,
+                    },
+                ]
+            ),
+        ),
+        (
+            "p.toml",
+            '[prompt]\nrenorm_cfg = 1\n[[prompt.subset]]\nprompt = "a"\n[[prompt.subset]]\nprompt = "b"\n'
+            'control_image_path = ["a.png", "b.png"]\nsample_sampler = "best"\nflow_shift = 3\n',
+        ),
     ],
-)  # fmt: skip
+)
 def test_options_without_effect_are_named_in_every_format(tmp_path, name, text):
     written = prompts.notes(write(tmp_path, name, text), ControlUse(least=1, most=1))
     second = [
@@ -204,8 +221,9 @@ def test_images_that_a_model_is_shown_are_named_once_or_several_times(tmp_path):
     line = "a cat --ci a b.png --w 64 --ci c.png --cim m.png --zz 1"
     read = prompts.parse_line(line)
     assert (read.control_image_path, read.control_image_mask_path) == (("a b.png", "c.png"), "m.png")
-    (tmp_path / "p.json").write_text('[{"prompt": "a", "control_image_path": ["a.png", "b.png"]}, {"prompt": "b", '
-                                     '"control_image_path": "c.png"}]')  # fmt: skip
+    (tmp_path / "p.json").write_text(
+        '[{"prompt": "a", "control_image_path": ["a.png", "b.png"]}, {"prompt": "b", "control_image_path": "c.png"}]'
+    )
     assert [one.control_image_path for one in prompts.read(tmp_path / "p.json")] == [("a.png", "b.png"), ("c.png",)]
     (tmp_path / "p.txt").write_text(line)
     (row,) = prompt_rows.rows(tmp_path / "p.txt")  # which has no fields for them, and keeps them
@@ -215,8 +233,12 @@ def test_images_that_a_model_is_shown_are_named_once_or_several_times(tmp_path):
     assert "--ci c.png has no effect; this model is shown 1 of them at most" in str(
         prompts.notes(tmp_path / "p.txt", use)[0]
     )
-    for shown, missing in ((ControlUse(), ()), (use, ("a b.png",)), (ControlUse(most=3), ("a b.png", "c.png")),
-                         (ControlUse(inpaints=True), ("a b.png", "m.png"))):  # fmt: skip
+    for shown, missing in (
+        (ControlUse(), ()),
+        (use, ("a b.png",)),
+        (ControlUse(most=3), ("a b.png", "c.png")),
+        (ControlUse(inpaints=True), ("a b.png", "m.png")),
+    ):
         said = prompts.unreadable(tmp_path / "p.txt", shown, lambda path: "")
         assert [str(one).rpartition(": ")[2] for one in said] == list(missing)  # those alone that it is shown
     (tmp_path / "d.txt").write_text(f"a --ci {tmp_path / 'p.txt'}")

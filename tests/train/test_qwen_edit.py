@@ -79,9 +79,12 @@ def test_a_lora_learns_from_one_to_three_references(run, data, edit):
     with safe_open(images / "2_0128x0064_qie.safetensors", "pt") as file:
         assert file.metadata()["architecture"] == "qwen_image"
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    assert shapes == {"latents_1x8x16_float32": (16, 1, 8, 16), "latents_control_0_1x8x8_float32": (16, 1, 8, 8),
-                      "latents_control_1_1x8x12_float32": (16, 1, 8, 12),
-                      "latents_control_2_1x8x8_float32": (16, 1, 8, 8)}  # fmt: skip
+    assert shapes == {
+        "latents_1x8x16_float32": (16, 1, 8, 16),
+        "latents_control_0_1x8x8_float32": (16, 1, 8, 8),
+        "latents_control_1_1x8x12_float32": (16, 1, 8, 12),
+        "latents_control_2_1x8x8_float32": (16, 1, 8, 8),
+    }
     texts = {number: load_file(images / f"{number}_qie_te.safetensors") for number in range(3)}
     lengths = [tuple(text["varlen_vl_embed_float32"].shape)[0] for text in texts.values()]
     assert lengths[0] < lengths[1] < lengths[2], "each picture has its tokens in the prompt"
@@ -151,8 +154,9 @@ def test_mistakes_are_one_sentence_before_anything_is_loaded(edit, data, tmp_pat
     older = {"pretrained_model_name_or_path": tmp_path / "plain.safetensors"}
     said = sentences(edit, data, model_version="edit", **older)
     assert said.count(" / ") == 1 and "has 2 reference images, and this model takes 1 at most" in said
-    blind = {name: t for name, t in load_file(edit.models["qwen_image_edit"]["text_encoder"]).items()
-             if "visual" not in name}  # fmt: skip
+    blind = {
+        name: t for name, t in load_file(edit.models["qwen_image_edit"]["text_encoder"]).items() if "visual" not in name
+    }
     save_file(blind, tmp_path / "blind.safetensors")
     said = sentences(edit, data, text_encoder=tmp_path / "blind.safetensors")
     assert said.count(" / ") == 0 and "expected the Qwen2.5-VL text encoder with its vision part" in said

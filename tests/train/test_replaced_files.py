@@ -45,14 +45,17 @@ def own_copy(demo, script, option, tmp_path, **given):
     return config_of(demo, script, output_dir=tmp_path / "out", output_name="m", **{option: copy}, **given), copy
 
 
-CASES = [(script, option, how) for script, option, how in (
-    ("sdxl_train_network", "pretrained_model_name_or_path", by_another),
-    ("sdxl_train_network", "pretrained_model_name_or_path", in_place),
-    ("flux_train_network", "pretrained_model_name_or_path", by_one_of_the_same_time),
-    ("flux_train_network", "ae", by_another),
-    ("flux_train_network", "t5xxl", by_another),
-    ("qwen_image_train_network", "vae", in_place),
-)]  # fmt: skip
+CASES = [
+    (script, option, how)
+    for script, option, how in (
+        ("sdxl_train_network", "pretrained_model_name_or_path", by_another),
+        ("sdxl_train_network", "pretrained_model_name_or_path", in_place),
+        ("flux_train_network", "pretrained_model_name_or_path", by_one_of_the_same_time),
+        ("flux_train_network", "ae", by_another),
+        ("flux_train_network", "t5xxl", by_another),
+        ("qwen_image_train_network", "vae", in_place),
+    )
+]
 
 
 @pytest.mark.parametrize(("script", "option", "replace"), CASES)
@@ -87,6 +90,8 @@ def test_an_inode_alone_is_no_other_file(tmp_path, monkeypatch):
     path = tmp_path / "a"
     path.write_bytes(b"1")
     about = path.stat()
-    moved = os.stat_result([*about[:1], about.st_ino + 1, *about[2:]], {"st_mtime_ns": about.st_mtime_ns,
-                           "st_ctime_ns": about.st_ctime_ns, "st_atime_ns": about.st_atime_ns})  # fmt: skip
+    moved = os.stat_result(
+        [*about[:1], about.st_ino + 1, *about[2:]],
+        {"st_mtime_ns": about.st_mtime_ns, "st_ctime_ns": about.st_ctime_ns, "st_atime_ns": about.st_atime_ns},
+    )
     assert not file_identity._differs(about, moved) and not file_identity._differs(about, path.stat())

@@ -17,28 +17,59 @@ from tests.training import cached, config_of, listing, pictures, short_captions,
 # Everything that draws random numbers, forgets or remembers. That each family goes on exactly: contract/test_family.py.
 LIVELY = {
     "sdxl_train_network": {
-        "network_dropout": 0.2, "network_train_unet_only": False, "cache_text_encoder_outputs": False,
-        "text_encoder_lr": [1e-3], "lr_scheduler": "cosine", "lr_warmup_steps": 3, "noise_offset": 0.1,
-        "multires_noise_iterations": 3, "min_snr_gamma": 5, "gradient_accumulation_steps": 2,
+        "network_dropout": 0.2,
+        "network_train_unet_only": False,
+        "cache_text_encoder_outputs": False,
+        "text_encoder_lr": [1e-3],
+        "lr_scheduler": "cosine",
+        "lr_warmup_steps": 3,
+        "noise_offset": 0.1,
+        "multires_noise_iterations": 3,
+        "min_snr_gamma": 5,
+        "gradient_accumulation_steps": 2,
     },
     "flux_train_network": {
-        "network_args": ["loraplus_lr_ratio=4"], "ema_decay": 0.9, "scale_weight_norms": 0.5, "ip_noise_gamma": 0.1,
-        "ip_noise_gamma_random_strength": True, "timestep_sampling": "flux_shift", "gradient_checkpointing": True,
+        "network_args": ["loraplus_lr_ratio=4"],
+        "ema_decay": 0.9,
+        "scale_weight_norms": 0.5,
+        "ip_noise_gamma": 0.1,
+        "ip_noise_gamma_random_strength": True,
+        "timestep_sampling": "flux_shift",
+        "gradient_checkpointing": True,
     },
     "sdxl_train": {
-        "optimizer_type": "Adafactor", "optimizer_args": ["relative_step=False", "scale_parameter=False"],
-        "ema_decay": 0.9, "train_text_encoder": True, "cache_text_encoder_outputs": False, "cache_latents": False,
-        "flip_aug": True, "random_crop": True, "color_aug": True, "lr_scheduler": "linear",
+        "optimizer_type": "Adafactor",
+        "optimizer_args": ["relative_step=False", "scale_parameter=False"],
+        "ema_decay": 0.9,
+        "train_text_encoder": True,
+        "cache_text_encoder_outputs": False,
+        "cache_latents": False,
+        "flip_aug": True,
+        "random_crop": True,
+        "color_aug": True,
+        "lr_scheduler": "linear",
     },
-    "flux_train": {"full_bf16": True, "mixed_precision": "bf16", "fused_backward_pass": True,
-                   "optimizer_type": "Adafactor", "optimizer_args": ["relative_step=False"], "max_grad_norm": 1.0},
+    "flux_train": {
+        "full_bf16": True,
+        "mixed_precision": "bf16",
+        "fused_backward_pass": True,
+        "optimizer_type": "Adafactor",
+        "optimizer_args": ["relative_step=False"],
+        "max_grad_norm": 1.0,
+    },
     "qwen_image_train": {"blocks_to_swap": 1, "max_grad_norm": 1.0},
     "anima_train": {"blocks_to_swap": 1, "max_grad_norm": 1.0, "llm_adapter_lr": 0.0, "mlp_lr": 1e-3},
-}  # fmt: skip
+}
 CAPTIONS = {"shuffle_caption": True, "caption_dropout_rate": 0.2, "keep_tokens": 1, "token_warmup_step": 8}
 # Two stops and the end, over more than one epoch of four batches.
-STEPS = {"sdxl_train_network": (1, 3, 4), "sdxl_train": (3, 5, 6), "flux_train_network": (3, 5, 6),
-         "flux_train": (3, 5, 6), "qwen_image_train": (2, 5, 6), "anima_train": (2, 5, 6)}  # fmt: skip
+STEPS = {
+    "sdxl_train_network": (1, 3, 4),
+    "sdxl_train": (3, 5, 6),
+    "flux_train_network": (3, 5, 6),
+    "flux_train": (3, 5, 6),
+    "qwen_image_train": (2, 5, 6),
+    "anima_train": (2, 5, 6),
+}
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +164,16 @@ def test_numbers_of_files_go_on_and_old_ones_leave(run, stop_after, tmp_path):
     names = {name for name in listing(tmp_path / "out") if "/" not in name} - {"runs"}
     # Six steps an epoch: epochs 1 and 2 end at 6 and 12; the third is the last.
     assert names == {
-        "m.safetensors", "m-state", "m-000002.safetensors", "m-000002-state", "m-step00000008.safetensors",
-        "m-step00000012.safetensors", "m-step00000004-state", "m-step00000008-state", "m-step00000012-state",
-    }  # fmt: skip
+        "m.safetensors",
+        "m-state",
+        "m-000002.safetensors",
+        "m-000002-state",
+        "m-step00000008.safetensors",
+        "m-step00000012.safetensors",
+        "m-step00000004-state",
+        "m-step00000008-state",
+        "m-step00000012-state",
+    }
     assert [event["step"] for event in second.events("step")] == list(range(8, 15))
     assert resume_state.read_progress(tmp_path / "out" / "m-000002-state")["current_step"] == 12
 
@@ -145,8 +183,14 @@ def test_train_state_has_the_fields_of_sd_scripts(run, tmp_path):
     found = json.loads((tmp_path / "out" / "m-state" / "train_state.json").read_text())
     assert (found["current_epoch"], found["current_step"]) == (2, 8)
     kept = {path.name for path in (tmp_path / "out" / "m-state").iterdir()}
-    assert kept == {"model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.bin", "train_state.json",
-                    "SHA256SUMS"}  # fmt: skip
+    assert kept == {
+        "model.safetensors",
+        "optimizer.bin",
+        "scheduler.bin",
+        "random_states_0.bin",
+        "train_state.json",
+        "SHA256SUMS",
+    }
 
 
 def test_a_finished_training_says_so(run, tmp_path):
@@ -231,9 +275,15 @@ def test_what_makes_no_difference_is_not_told(run, demo, ten, tmp_path):
         (moved / path.parent.name).mkdir(exist_ok=True)
         (moved / path.parent.name / path.name).write_bytes(path.read_bytes())
     part = run(
-        resume=tmp_path / "out" / "m-state", max_train_steps=3, train_data_dir=moved, output_name="other",
-        gradient_checkpointing=True, save_precision="bf16", max_data_loader_n_workers=0, logging_dir=tmp_path / "logs",
-    )  # fmt: skip
+        resume=tmp_path / "out" / "m-state",
+        max_train_steps=3,
+        train_data_dir=moved,
+        output_name="other",
+        gradient_checkpointing=True,
+        save_precision="bf16",
+        max_data_loader_n_workers=0,
+        logging_dir=tmp_path / "logs",
+    )
     assert not [event for event in part.events("warning") if "resume" in event["text"]]
 
 
@@ -260,8 +310,14 @@ def test_unfinished_things_of_ours_are_removed_and_no_others(run, tmp_path):
     out.mkdir()
     dead = f"999999999-{paths.clean_up.__globals__['HERE']}00000000"
     ours = [f".m-step00000004.{dead}.tmp.safetensors", f".m-state.{dead}.tmp", f".m.{dead}.tmp.safetensors"]
-    others = [f".n-state.{dead}.tmp", f".mm.{dead}.tmp.safetensors", ".m.tmp.safetensors", "notes.txt", ".m-state.tmp",
-              ".m-state.1-0000ffffffffff.tmp"]  # fmt: skip
+    others = [
+        f".n-state.{dead}.tmp",
+        f".mm.{dead}.tmp.safetensors",
+        ".m.tmp.safetensors",
+        "notes.txt",
+        ".m-state.tmp",
+        ".m-state.1-0000ffffffffff.tmp",
+    ]
     for name in [*ours, *others]:
         if "safetensors" in name or "txt" in name:
             (out / name).write_text("x")

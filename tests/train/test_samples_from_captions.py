@@ -19,13 +19,21 @@ FLUX, PLAIN = "flux_train_network", ControlUse()
 
 
 def image(caption, bucket=(1024, 1024), is_reg=False, controls=(), mask_file=""):
-    return SimpleNamespace(encoded_caption=caption, fit=SimpleNamespace(bucket=bucket), is_reg=is_reg,
-                           controls=controls, mask_file=mask_file)  # fmt: skip
+    return SimpleNamespace(
+        encoded_caption=caption,
+        fit=SimpleNamespace(bucket=bucket),
+        is_reg=is_reg,
+        controls=controls,
+        mask_file=mask_file,
+    )
 
 
 def prompts_of(items, number=2, use=PLAIN, sentences=()):
-    config = SimpleNamespace(control_images=use, sample=SimpleNamespace(sample_from_captions=number),
-                             caption_change=SimpleNamespace(sentences=sentences))  # fmt: skip
+    config = SimpleNamespace(
+        control_images=use,
+        sample=SimpleNamespace(sample_from_captions=number),
+        caption_change=SimpleNamespace(sentences=sentences),
+    )
     return caption_prompts.prompts_from(SimpleNamespace(items=list(items)), config)
 
 
@@ -33,7 +41,10 @@ def test_captions_from_all_over_the_data_and_one_that_is_new():
     items = [image(f"zorb toy, number {n}\n") for n in range(10)] + [image("a toy", is_reg=True), image(" ")]
     found = prompts_of(items)
     assert [prompt.prompt for prompt in found] == [
-        "zorb toy, number 0", "zorb toy, number 5", "zorb toy, number, on a beach at sunset"]  # fmt: skip
+        "zorb toy, number 0",
+        "zorb toy, number 5",
+        "zorb toy, number, on a beach at sunset",
+    ]
     assert [prompt.seed for prompt in found] == [1, 2, 3] and found == prompts_of(items)
 
 
@@ -130,8 +141,10 @@ def test_a_check_names_what_is_missing_and_what_would_help(demo, squares):
     found = [problem for problem in preflight.problems(asked) if problem.option == "sample_prompts"]
     assert found and found[0].fix == {"sample_from_captions": 2}
     never = build(type(asked), flat(changed(asked)) | {"sample_from_captions": 2, "sample_at_first": False}, notes=[])
-    assert any(said.option == "sample_from_captions" and "only when somebody" in str(said)
-               for said in problems_of(preflight.check(never)))  # fmt: skip
+    assert any(
+        said.option == "sample_from_captions" and "only when somebody" in str(said)
+        for said in problems_of(preflight.check(never))
+    )
     assert config_class(FLUX)().sample.sample_images
 
 

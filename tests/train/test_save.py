@@ -70,9 +70,15 @@ def test_chosen_steps_are_written_in_several_ways_and_their_files_stay(tmp_path)
     assert config(tmp_path, save_at_steps="").save.save_at_steps == ()
     assert paths.outdated_step(kept, 50).name == "m-step00000010.safetensors"
     assert paths.outdated_step(kept, 60) is None and paths.outdated_step(kept, 60, state=True) is None
-    wrong = {"0": "must be at least 1, got 0", "-5": "must be at least 1", "5,5,7": "names 5 more than once",
-             "1,000": "did you mean 1000", "5.5": "whole number", "a": "whole number",
-             "9" * 20: "must be at most"}  # fmt: skip
+    wrong = {
+        "0": "must be at least 1, got 0",
+        "-5": "must be at least 1",
+        "5,5,7": "names 5 more than once",
+        "1,000": "did you mean 1000",
+        "5.5": "whole number",
+        "a": "whole number",
+        "9" * 20: "must be at most",
+    }
     for steps, says in wrong.items():
         with pytest.raises(ConfigError, match=says) as refused:
             config(tmp_path, save_at_steps=steps)
@@ -189,10 +195,14 @@ def test_the_kind_of_file(tmp_path, cls, values, expected):
 
 def test_numbers_that_are_too_large_for_float16_are_not_lost(tmp_path, caplog):
     given = {
-        "x.lora_up.weight": torch.tensor([1e6, -1.0]), "x.lora_down.weight": torch.tensor([65519.0, 1.0]),
-        "x.alpha": torch.tensor(100_000), "y.alpha": torch.tensor(1e5), "y.lokr_w1": torch.ones(2, 2),
-        "y.lokr_w2_a": torch.ones(2, 2), "y.lokr_w2_b": torch.ones(2, 2),
-    }  # fmt: skip
+        "x.lora_up.weight": torch.tensor([1e6, -1.0]),
+        "x.lora_down.weight": torch.tensor([65519.0, 1.0]),
+        "x.alpha": torch.tensor(100_000),
+        "y.alpha": torch.tensor(1e5),
+        "y.lokr_w1": torch.ones(2, 2),
+        "y.lokr_w2_a": torch.ones(2, 2),
+        "y.lokr_w2_b": torch.ones(2, 2),
+    }
     path = paths.model(tmp_path / "m.safetensors", given, config(tmp_path, save_precision="fp16"), {})
     stored = load_file(path)
     wide = {name for name, tensor in stored.items() if tensor.dtype == torch.float32}

@@ -43,8 +43,9 @@ def test_buckets_captions_and_sizes_are_told_and_nothing_is_written(shown):
     assert not shown.out.exists()
     assert "4 images (0 of them regularisation), seen 8 times in 4 batches per epoch" in lines
     assert [line.strip() for line in lines if line.startswith("  bucket")] == [
-        "bucket 64x64: 3 images, 3 batches", "bucket 128x64: 1 image, 1 batch",
-    ]  # fmt: skip
+        "bucket 64x64: 3 images, 3 batches",
+        "bucket 128x64: 1 image, 1 batch",
+    ]
     assert sum(line.startswith("batch ") for line in lines) == 4
     wide = [line for line in lines if "3.png" in line]
     assert len(wide) == 2 and all("(128x64, scaled to 128x64" in line for line in wide)

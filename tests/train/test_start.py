@@ -16,8 +16,24 @@ from tests.source import ROOT
 from tests.training import FULL_OF_EACH_KIND, LORAS, config_of, copied, pictures, train
 
 # Adapters, optimizers, tables, statistics and exports that no plain training asks for, each seconds or hundreds of MB.
-UNUSED = {"peft", "bitsandbytes", "pandas", "sklearn", "scipy", "onnx", "onnxruntime", "torchvision", "torchao", "cv2",
-          "tensorboard", "wandb", "matplotlib", "gradio", "lycoris", "torch._inductor.compile_fx"}  # fmt: skip
+UNUSED = {
+    "peft",
+    "bitsandbytes",
+    "pandas",
+    "sklearn",
+    "scipy",
+    "onnx",
+    "onnxruntime",
+    "torchvision",
+    "torchao",
+    "cv2",
+    "tensorboard",
+    "wandb",
+    "matplotlib",
+    "gradio",
+    "lycoris",
+    "torch._inductor.compile_fx",
+}
 
 
 # Runs scripts one after the other, as each would be run by itself.
@@ -38,8 +54,12 @@ def imported(*command):
     """Every module that a Python process imports; the process must end well."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", *map(str, command)],
-        capture_output=True, text=True, cwd=ROOT, check=False, timeout=600,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+        timeout=600,
+    )
     names = re.findall(r"^import time: +\d+ \| +\d+ \| +(\S+)$", done.stderr, re.MULTILINE)
     assert done.returncode == 0, done.stderr[-2000:]
     return set(names)

@@ -57,9 +57,7 @@ def test_every_file_of_a_state_is_listed_as_sha256sum_reads_it(state):
 @pytest.mark.parametrize("name", [*FILES, EMA, state_files.SUMS])
 def test_a_missing_file_is_named(state, name):
     (state / name).unlink()
-    assert refused(state) == [
-        f"resume: {state} cannot be resumed, as {name} is missing; choose another -state folder"
-    ]  # fmt: skip
+    assert refused(state) == [f"resume: {state} cannot be resumed, as {name} is missing; choose another -state folder"]
 
 
 @pytest.mark.parametrize("name", [*FILES, EMA, state_files.SUMS])

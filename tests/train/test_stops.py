@@ -21,8 +21,10 @@ from tests.source import ROOT
 from tests.training import config_of, ranks, runs_in, train, wait_for
 
 LORA, FULL = "flux_train_network", "sdxl_train"
-RANDOM = {"flux_train_network": {"network_dropout": 0.3}, "sdxl_train": {"train_text_encoder": True,
-          "cache_text_encoder_outputs": False, "caption_dropout_rate": 0.3}}  # fmt: skip
+RANDOM = {
+    "flux_train_network": {"network_dropout": 0.3},
+    "sdxl_train": {"train_text_encoder": True, "cache_text_encoder_outputs": False, "caption_dropout_rate": 0.3},
+}
 
 
 @pytest.fixture
@@ -105,9 +107,15 @@ def test_without_accumulation_the_step_is_finished(demo, shapes, tmp_path, whole
 
 def test_samples_and_validation_are_left_as_they_are(demo, shapes, tmp_path, when):
     (tmp_path / "prompts.txt").write_text("zorb toy --w 64 --h 64 --s 9 --d 1\nmore --w 64 --h 64 --s 9\n")
-    values = {"train_data_dir": shapes, "output_name": "m", "max_train_steps": 4, "validation_split": 0.4,
-              "validate_every_n_steps": 2, "sample_prompts": tmp_path / "prompts.txt",
-              "sample_every_n_steps": 2}  # fmt: skip
+    values = {
+        "train_data_dir": shapes,
+        "output_name": "m",
+        "max_train_steps": 4,
+        "validation_split": 0.4,
+        "validate_every_n_steps": 2,
+        "sample_prompts": tmp_path / "prompts.txt",
+        "sample_every_n_steps": 2,
+    }
     straight = train(config_of(demo, LORA, output_dir=tmp_path / "straight", **values))
     assert len(straight.events("sample")) == 4 and len(straight.events("validation")) > 1
     for place, name in ((validation.ValidationRunner, "_loss"), (samples.SampleRunner, "_sample_one")):
@@ -122,8 +130,13 @@ def test_samples_and_validation_are_left_as_they_are(demo, shapes, tmp_path, whe
 
 @pytest.mark.parametrize("how", ["after_step", "now"])
 def test_a_checkpoint_that_is_being_written_is_finished(demo, squares, tmp_path, whole, how, when):
-    values = {"train_data_dir": squares, "output_name": "m", "max_train_steps": 6, "save_state": True,
-              "save_every_n_steps": 2}  # fmt: skip
+    values = {
+        "train_data_dir": squares,
+        "output_name": "m",
+        "max_train_steps": 6,
+        "save_state": True,
+        "save_every_n_steps": 2,
+    }
     straight = whole(LORA, **values)
     when(resume_state.State, "_fill", lambda self, place: "m-step00000002" in place.name, how)
     stopped = train(config_of(demo, LORA, output_dir=tmp_path / "out", **values))
@@ -207,8 +220,9 @@ sys.exit(main(config_class("flux_train_network"), sys.argv[1:]))
 
 def test_a_slow_save_is_waited_for_and_never_killed(demo, squares, tmp_path, monkeypatch):
     monkeypatch.setattr("library.runs.process.GRACE", 0.2)
-    config = config_of(demo, LORA, train_data_dir=squares, output_dir=tmp_path / "out", output_name="m",
-                       max_train_steps=100000)  # fmt: skip
+    config = config_of(
+        demo, LORA, train_data_dir=squares, output_dir=tmp_path / "out", output_name="m", max_train_steps=100000
+    )
     (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
     (tmp_path / "slow.py").write_text(SLOW, encoding="utf-8")
     started = fork_server.start([str(tmp_path / "slow.py"), "--config_file", str(tmp_path / "run.toml")])
@@ -233,9 +247,17 @@ def test_a_slow_save_is_waited_for_and_never_killed(demo, squares, tmp_path, mon
 
 def test_two_processes_sample_and_stop_now(demo, squares, tmp_path):
     (tmp_path / "prompts.txt").write_text("one --w 64 --h 64 --s 1 --d 1\ntwo --w 64 --h 64 --s 1 --d 2\n")
-    config = config_of(demo, LORA, train_data_dir=squares, output_dir=tmp_path / "out", output_name="m",
-                       max_train_steps=100000, gradient_accumulation_steps=2,
-                       sample_prompts=tmp_path / "prompts.txt", sample_at_first=True)  # fmt: skip
+    config = config_of(
+        demo,
+        LORA,
+        train_data_dir=squares,
+        output_dir=tmp_path / "out",
+        output_name="m",
+        max_train_steps=100000,
+        gradient_accumulation_steps=2,
+        sample_prompts=tmp_path / "prompts.txt",
+        sample_at_first=True,
+    )
     (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
     script = [str(ROOT / "sd-scripts" / f"{LORA}.py"), "--config_file", str(tmp_path / "run.toml")]
     started = ranks(script)

@@ -147,20 +147,42 @@ CASES = {
     **{script: (script, {}) for script in (*LORAS, "sdxl_train", "flux_train")},  # whole models step alike
     "sdxl noise": (
         "sdxl_train_network",
-        {"noise_offset": 0.1, "noise_offset_random_strength": True, "adaptive_noise_scale": 0.1, "ip_noise_gamma": 0.1,
-         "ip_noise_gamma_random_strength": True, "multires_noise_iterations": 4, "zero_terminal_snr": True,
-         "min_timestep": 10, "max_timestep": 900},
+        {
+            "noise_offset": 0.1,
+            "noise_offset_random_strength": True,
+            "adaptive_noise_scale": 0.1,
+            "ip_noise_gamma": 0.1,
+            "ip_noise_gamma_random_strength": True,
+            "multires_noise_iterations": 4,
+            "zero_terminal_snr": True,
+            "min_timestep": 10,
+            "max_timestep": 900,
+        },
     ),
     "sdxl weights": (
         "sdxl_train_network",
-        {"v_parameterization": True, "min_snr_gamma": 5, "debiased_estimation_loss": True, "loss_type": "huber",
-         "huber_schedule": "snr", "scale_v_pred_loss_like_noise_pred": True},
+        {
+            "v_parameterization": True,
+            "min_snr_gamma": 5,
+            "debiased_estimation_loss": True,
+            "loss_type": "huber",
+            "huber_schedule": "snr",
+            "scale_v_pred_loss_like_noise_pred": True,
+        },
     ),
     "sdxl live": (
         "sdxl_train_network",
-        {**LIVE, "network_train_unet_only": False, "text_encoder_lr": [1e-4], "max_token_length": 150,
-         "scale_weight_norms": 1.0, "network_dropout": 0.1, "gradient_accumulation_steps": 2, "flip_aug": True,
-         "network_args": ["rank_dropout=0.1", "module_dropout=0.1"]},
+        {
+            **LIVE,
+            "network_train_unet_only": False,
+            "text_encoder_lr": [1e-4],
+            "max_token_length": 150,
+            "scale_weight_norms": 1.0,
+            "network_dropout": 0.1,
+            "gradient_accumulation_steps": 2,
+            "flip_aug": True,
+            "network_args": ["rank_dropout=0.1", "module_dropout=0.1"],
+        },
     ),
     "sdxl full live": ("sdxl_train", {**LIVE, "train_text_encoder": True, "gradient_checkpointing": True}),
     "flux live": ("flux_train_network", {**LIVE, "network_train_unet_only": False, "text_encoder_lr": [1e-4]}),
@@ -176,13 +198,24 @@ CASES = {
     **{
         f"flux {way}": (
             "flux_train_network",
-            {"timestep_sampling": way, "model_prediction_type": "sigma_scaled", "weighting_scheme": scheme,
-             "ip_noise_gamma": 0.1, "loss_type": "huber", "huber_schedule": "exponential"},
+            {
+                "timestep_sampling": way,
+                "model_prediction_type": "sigma_scaled",
+                "weighting_scheme": scheme,
+                "ip_noise_gamma": 0.1,
+                "loss_type": "huber",
+                "huber_schedule": "exponential",
+            },
         )
-        for way, scheme in {"sigma": "logit_normal", "uniform": "cosmap", "sigmoid": "sigma_sqrt", "shift": "none",
-                            "flux_shift": "mode"}.items()
+        for way, scheme in {
+            "sigma": "logit_normal",
+            "uniform": "cosmap",
+            "sigmoid": "sigma_sqrt",
+            "shift": "none",
+            "flux_shift": "mode",
+        }.items()
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -274,8 +274,18 @@ def scalars(folder):
         (
             "sdxl_train_network",
             {"scale_weight_norms": 1.0, "network_train_unet_only": False, "cache_text_encoder_outputs": False},
-            {"loss/current", "loss/average", "loss/epoch_average", "lr/unet", "lr/textencoder", "lr/group1",
-             "norm/grad_norm", "max_norm/keys_scaled", "max_norm/max_key_norm", "norm/avg_key_norm"},
+            {
+                "loss/current",
+                "loss/average",
+                "loss/epoch_average",
+                "lr/unet",
+                "lr/textencoder",
+                "lr/group1",
+                "norm/grad_norm",
+                "max_norm/keys_scaled",
+                "max_norm/max_key_norm",
+                "norm/avg_key_norm",
+            },
         ),
         (
             "sdxl_train_network",
@@ -285,12 +295,21 @@ def scalars(folder):
         (
             "flux_train_network",
             {"network_train_unet_only": False, "cache_text_encoder_outputs": False},
-            {"loss/current", "loss/average", "loss/epoch_average", "lr/unet", "lr/textencoder 1 ", "lr/textencoder",
-             "lr/group1", "norm/grad_norm", "norm/avg_grad_norm"},
+            {
+                "loss/current",
+                "loss/average",
+                "loss/epoch_average",
+                "lr/unet",
+                "lr/textencoder 1 ",
+                "lr/textencoder",
+                "lr/group1",
+                "norm/grad_norm",
+                "norm/avg_grad_norm",
+            },
         ),
         ("flux_train", {}, {"loss", "loss/epoch", "lr/unet", "norm/grad_norm"}),
     ],
-)  # fmt: skip
+)
 def test_tensorboard_has_the_curves_of_sd_scripts(run, tmp_path, script, extra, tags):
     made = run(script, max_train_steps=6, logging_dir=tmp_path / "logs", log_prefix="x-", **extra)
     file, curves = scalars(tmp_path / "logs")
@@ -329,9 +348,14 @@ def test_previews_do_not_disturb_and_are_named_as_before(run, tmp_path, script):
     plain = run(script, **common)
     folder = tmp_path / "sampled"
     sampled = run(
-        script, output_dir=folder, sample_prompts=prompts, sample_every_n_steps=1, sample_at_first=True,
-        sample_sampler="euler", **common,
-    )  # fmt: skip
+        script,
+        output_dir=folder,
+        sample_prompts=prompts,
+        sample_every_n_steps=1,
+        sample_at_first=True,
+        sample_sampler="euler",
+        **common,
+    )
     assert sampled.losses == plain.losses
     assert all(torch.equal(sampled.tensors()[n], t) for n, t in list(plain.tensors().items())[:20])
     found = sorted(path.name for path in (folder / "sample").iterdir())
@@ -353,9 +377,14 @@ def test_previews_by_epoch_are_named_by_epoch(run, tmp_path):
     prompts.write_text(json.dumps([{"prompt": "zorb", "width": 64, "height": 64, "sample_steps": 1, "seed": 5}]))
     folder = tmp_path / "out"
     run(
-        "flux_train_network", output_dir=folder, output_name="m", sample_prompts=prompts, max_train_steps=8,
-        sample_every_n_epochs=1, sample_every_n_steps=1,
-    )  # fmt: skip
+        "flux_train_network",
+        output_dir=folder,
+        output_name="m",
+        sample_prompts=prompts,
+        max_train_steps=8,
+        sample_every_n_epochs=1,
+        sample_every_n_steps=1,
+    )
     found = sorted(path.name for path in (folder / "sample").iterdir())
     assert [re.sub(r"\d{14}", "T", name) for name in found] == ["m_e000001_00_T_5.png", "m_e000002_00_T_5.png"]
 

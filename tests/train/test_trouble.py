@@ -136,9 +136,17 @@ def test_no_secret_is_in_any_file(run_shell, monkeypatch, tmp_path):
 def test_an_image_that_is_gone_costs_no_step(config, tmp_path, monkeypatch):
     """Of several batches a step, those before it are read again. Nothing but the state shows that it was gone."""
     own = pictures(tmp_path / "pictures", ((64, 64),) * 6, repeats=1)
-    values = {"train_data_dir": own, "train_batch_size": 1, "gradient_accumulation_steps": 2, "max_train_steps": 5,
-              "cache_latents": False, "save_state": False, "save_every_n_steps": None, "max_data_loader_n_workers": 0,
-              "network_dropout": 0.2}  # fmt: skip
+    values = {
+        "train_data_dir": own,
+        "train_batch_size": 1,
+        "gradient_accumulation_steps": 2,
+        "max_train_steps": 5,
+        "cache_latents": False,
+        "save_state": False,
+        "save_every_n_steps": None,
+        "max_data_loader_n_workers": 0,
+        "network_dropout": 0.2,
+    }
     straight = train(config(**values, output_dir=tmp_path / "straight"))
     (path,) = own.rglob("4.png")
     content, push = path.read_bytes(), StepLog.push
@@ -182,7 +190,7 @@ def test_out_of_memory_names_the_levers_and_the_state(run_shell, monkeypatch, tm
         ("flux_train", {"full_bf16": True, "mixed_precision": "bf16"}, "", "Adafactor and use fused_backward_pass"),
         (SCRIPT, {}, "generating samples", "smaller sample images"),
     ],
-)  # fmt: skip
+)
 def test_levers_are_those_that_are_left(config, script, values, doing, words):
     phase = Message(doing) if doing else Message("step {step}", step=7)
     error = errors.explain_error(torch.OutOfMemoryError("..."), config(script, **values), phase, {})
@@ -202,8 +210,10 @@ def test_the_computers_own_memory(config):
 def test_a_process_that_has_ended_is_named_where_there_are_several(config, monkeypatch):
     """gloo's and NCCL's own words, as they come from the processes that are left."""
     where = config(), "step 7", {"state": Path("out/at-5-state")}
-    for words in ("[pair.cc:537] Read error [127.0.0.1]:2963: Connection reset by peer. GLHF!",
-                  "NCCL error: remote process exited or there was a network error"):  # fmt: skip
+    for words in (
+        "[pair.cc:537] Read error [127.0.0.1]:2963: Connection reset by peer. GLHF!",
+        "NCCL error: remote process exited or there was a network error",
+    ):
         error = RuntimeError(words)
         monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
         said = str(errors.explain_error(error, *where))
@@ -333,10 +343,19 @@ def test_the_record_is_complete(config, tmp_path, monkeypatch):
     write = samples.write_atomic
     monkeypatch.setattr(samples, "write_atomic", lambda path, save: write(path, full if "_01_" in path.name else save))
     outcome = train(
-        config(max_train_steps=4, compile=True, compile_backend="eager", save_last_n_steps=100,
-               cache_latents_to_disk=False, cache_text_encoder_outputs_to_disk=False,
-               sample_prompts=tmp_path / "prompts.txt", sample_every_n_steps=4, sample_at_first=True, seed=3)
-    )  # fmt: skip
+        config(
+            max_train_steps=4,
+            compile=True,
+            compile_backend="eager",
+            save_last_n_steps=100,
+            cache_latents_to_disk=False,
+            cache_text_encoder_outputs_to_disk=False,
+            sample_prompts=tmp_path / "prompts.txt",
+            sample_every_n_steps=4,
+            sample_at_first=True,
+            seed=3,
+        )
+    )
     facts = outcome.facts
     assert facts["total_steps"] == facts["step"] == 4 and facts["state"] == "finished" and facts["error"] is None
     assert facts["peak_ram_gb"] > 0.1 and facts["peak_memory_gb"] is None and facts["seed"] == 3
@@ -347,9 +366,13 @@ def test_the_record_is_complete(config, tmp_path, monkeypatch):
     assert outcome.events("compile") and all(event["step"] <= 1 for event in outcome.events("compile"))
     saved = {os.path.basename(event["file"]): event for event in outcome.events("saved")}
     assert set(saved) == {
-        "m-step00000002.safetensors", "m-step00000002-state", "m-step00000004.safetensors", "m-step00000004-state",
-        "m.safetensors", "m-state",
-    }  # fmt: skip
+        "m-step00000002.safetensors",
+        "m-step00000002-state",
+        "m-step00000004.safetensors",
+        "m-step00000004-state",
+        "m.safetensors",
+        "m-state",
+    }
     assert saved["m.safetensors"]["bytes"] == outcome.file.stat().st_size
     assert saved["m-state"]["bytes"] == sum(f.stat().st_size for f in (tmp_path / "out" / "m-state").iterdir())
     assert [(event["step"], event["number"]) for event in outcome.events("sample")] == [(0, 0), (4, 0)]

@@ -122,9 +122,16 @@ def test_at_most_so_many_batches(run, monkeypatch):
 
 def test_held_back_images_are_not_varied_and_not_learned(demo, eight, tmp_path):
     config = config_of(
-        demo, "flux_train_network", train_data_dir=eight, output_dir=tmp_path, validation_split=0.25, flip_aug=True,
-        caption_dropout_rate=1.0, cache_latents=False, cache_text_encoder_outputs=False,
-    )  # fmt: skip
+        demo,
+        "flux_train_network",
+        train_data_dir=eight,
+        output_dir=tmp_path,
+        validation_split=0.25,
+        flip_aug=True,
+        caption_dropout_rate=1.0,
+        cache_latents=False,
+        cache_text_encoder_outputs=False,
+    )
     images = data.scan(config)
     assert len(images.items) == 6 and len(images.validation.items) == 2
     assert not {i.path for i in images.items} & {i.path for i in images.validation.items}

@@ -17,8 +17,16 @@ from library.config.problems import ConfigError
 from library.measuring import shapes
 
 FACTOR = 8  # pixels of an image for each of its latents
-TEXT_WIDTHS = ("caption_channels", "joint_attention_dim", "text_dim", "text_embed_dim", "in_text_dim", "context_in_dim",
-               "cap_feat_dim", "cross_attention_dim")  # fmt: skip
+TEXT_WIDTHS = (
+    "caption_channels",
+    "joint_attention_dim",
+    "text_dim",
+    "text_embed_dim",
+    "in_text_dim",
+    "context_in_dim",
+    "cap_feat_dim",
+    "cross_attention_dim",
+)
 POOLED_WIDTHS = ("pooled_projection_dim", "pooled_dim", "in_text_dim2", "text_emb_dim")
 PACKED = ("img_ids", "img_shapes", "num_frames")  # parameters of models that read images as a row of tokens
 LATENTS = ("hidden_states", "sample", "x")
@@ -65,8 +73,13 @@ class InputContext:
     def latents(self) -> Any:
         """The noised image."""
         n, c, f, s = self.batch, self.width("in_channels", "in_visual_dim") or 16, self.frames, self.side
-        sizes = {"image": (n, c, s, s), "tokens": (n, self.tokens, c), "video": (n, c, f, s, s),
-                 "frames": (n, f, c, s, s), "last": (n, f, s, s, c)}  # fmt: skip
+        sizes = {
+            "image": (n, c, s, s),
+            "tokens": (n, self.tokens, c),
+            "video": (n, c, f, s, s),
+            "frames": (n, f, c, s, s),
+            "last": (n, f, s, s, c),
+        }
         if self.layout == "list":
             return [torch.randn(c, f, s, s, device=self.device) for _ in range(n)]
         return self.normal(*sizes[self.layout])
@@ -81,8 +94,15 @@ class InputContext:
     def control(self) -> Any:
         """Pictures that guide, in the layout of the latents."""
         channels = self.width("vace_in_channels", "in_channels")
-        return InputContext({**self.config, "in_channels": channels}, self.batch, self.text, self.frames, self.side,
-                     self.layout, self.device).latents()  # fmt: skip
+        return InputContext(
+            {**self.config, "in_channels": channels},
+            self.batch,
+            self.text,
+            self.frames,
+            self.side,
+            self.layout,
+            self.device,
+        ).latents()
 
 
 def _first(value: Any, otherwise: int) -> int:
@@ -153,8 +173,12 @@ class DiffusersInputs:
         self.text = int(self.given.pop("text_length", 128))
         self.layout = ""
         if unknown := sorted(set(self.given) - set(self.parameters)):
-            raise ConfigError("--input {name}: {network} is called with {parameters}", name=unknown[0],
-                network=cls.__name__, parameters=', '.join(self.parameters))  # fmt: skip
+            raise ConfigError(
+                "--input {name}: {network} is called with {parameters}",
+                name=unknown[0],
+                network=cls.__name__,
+                parameters=", ".join(self.parameters),
+            )
 
     def settle(self, model: nn.Module) -> None:
         """Find out in which order of dimensions the model reads images. Raises ConfigError where it reads none."""
@@ -169,8 +193,11 @@ class DiffusersInputs:
         why = f"{type(wrong[0]).__name__}: {str(wrong[0]).partition(chr(10))[0][:160]}"
         raise ConfigError(
             "{network} cannot be called with what its parameters' names suggest ({why}): check its config, "
-            "or give shapes with --input NAME=1,16,64 for {parameters}", network=self.cls.__name__, why=why,
-            parameters=', '.join(self.parameters))  # fmt: skip
+            "or give shapes with --input NAME=1,16,64 for {parameters}",
+            network=self.cls.__name__,
+            why=why,
+            parameters=", ".join(self.parameters),
+        )
 
     def of(self, model: nn.Module, resolution: int, device: torch.device) -> dict[str, Any]:
         """The arguments of a call. Raises ConfigError for one whose shape is not known."""
@@ -190,9 +217,12 @@ class DiffusersInputs:
             elif usual and (value := usual(at)) is not None:
                 yield name, value
             elif needed:
-                raise ConfigError("{network} is called with {name}, whose shape is not known here: "
-                    "give it with --input {name}=1,16,64 (its sizes)", network=self.cls.__name__,
-                    name=name)  # fmt: skip
+                raise ConfigError(
+                    "{network} is called with {name}, whose shape is not known here: "
+                    "give it with --input {name}=1,16,64 (its sizes)",
+                    network=self.cls.__name__,
+                    name=name,
+                )
 
     def _layouts(self, model: nn.Module) -> list[str]:
         """The likely ones first."""

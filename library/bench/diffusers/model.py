@@ -92,8 +92,9 @@ class DiffusersSubject:
         self.cls, self.given = class_of(name), arguments(name, given)
         self.values = {**usual(SCRIPT), **values}
         self.batch, self.title = int(self.config({}).data.train_batch_size), name
-        self.inputs = DiffusersInputs(self.cls, {n: x for n, x in inputs.items() if n != "frames"}, self.batch,
-                             int(inputs.get("frames", 1)))  # fmt: skip
+        self.inputs = DiffusersInputs(
+            self.cls, {n: x for n, x in inputs.items() if n != "frames"}, self.batch, int(inputs.get("frames", 1))
+        )
         blank = self._empty()
         self.inputs.settle(blank)
         self.block_classes = repeated_classes(self.cls, blank)
@@ -149,8 +150,12 @@ def class_of(name: str) -> type[Any]:
     found = getattr(diffusers, name, None) if name.isidentifier() else None
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         known = [known for known in dir(diffusers) if "Transformer" in known]
-        raise ConfigError("diffusers {version} has no network called {name}{hint}", version=diffusers.__version__,
-            name=name, hint=did_you_mean(name, known))  # fmt: skip
+        raise ConfigError(
+            "diffusers {version} has no network called {name}{hint}",
+            version=diffusers.__version__,
+            name=name,
+            hint=did_you_mean(name, known),
+        )
     return found
 
 

@@ -84,9 +84,13 @@ class Network:
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Rules about which adapters are trained and how they are initialized."""
         if self.network_train_unet_only and self.network_train_text_encoder_only:
-            yield Problem("network_train_unet_only", "and {other} leave nothing to train: choose one",
-                other=option_name("network_train_text_encoder_only"), also="network_train_text_encoder_only",
-                fix={"network_train_text_encoder_only": False})  # fmt: skip
+            yield Problem(
+                "network_train_unet_only",
+                "and {other} leave nothing to train: choose one",
+                other=option_name("network_train_text_encoder_only"),
+                also="network_train_text_encoder_only",
+                fix={"network_train_text_encoder_only": False},
+            )
         if self.dim_from_weights and not self.network_weights:
             yield Problem(
                 "dim_from_weights", "needs network_weights, the file to take the ranks from", also="network_weights"
@@ -94,10 +98,13 @@ class Network:
         if self.network_dropout == 1:
             yield Problem("network_dropout", "must be below 1: at 1 nothing would be trained")
         if len(self.base_weights_multiplier) > len(self.base_weights):
-            yield Problem("base_weights_multiplier",
+            yield Problem(
+                "base_weights_multiplier",
                 "has {values} for {files} base_weights: give at most one for each file",
                 values=counted(len(self.base_weights_multiplier), "value"),
-                files=len(self.base_weights), also="base_weights")  # fmt: skip
+                files=len(self.base_weights),
+                also="base_weights",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,8 +141,11 @@ class AdapterOptim(Optim):
     def notes(self, run: RunConfig) -> Iterator[Problem]:
         """What is for the whole model only."""
         if self.fused_backward_pass:
-            yield Problem("fused_backward_pass", "has no effect here: adapters have few gradients to save",
-                fix={"fused_backward_pass": False})  # fmt: skip
+            yield Problem(
+                "fused_backward_pass",
+                "has no effect here: adapters have few gradients to save",
+                fix={"fused_backward_pass": False},
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,12 +174,21 @@ class AdapterSteps(Steps):
         """The first step lies before the last."""
         yield from Steps.check(self, run)
         if self.max_train_epochs and (self.initial_epoch or 0) > self.max_train_epochs and self.initial_step is None:
-            yield Problem("initial_epoch", "({first}) must not be above max_train_epochs ({last})",
-                also="max_train_epochs initial_step", first=self.initial_epoch, last=self.max_train_epochs)  # fmt: skip
+            yield Problem(
+                "initial_epoch",
+                "({first}) must not be above max_train_epochs ({last})",
+                also="max_train_epochs initial_step",
+                first=self.initial_epoch,
+                last=self.max_train_epochs,
+            )
         if not self.max_train_epochs and (self.initial_step or 0) >= self.max_train_steps:
-            yield Problem("initial_step", "({first}) must be below max_train_steps ({last})",
-                also="max_train_steps max_train_epochs", first=self.initial_step,
-                last=self.max_train_steps)  # fmt: skip
+            yield Problem(
+                "initial_step",
+                "({first}) must be below max_train_steps ({last})",
+                also="max_train_steps max_train_epochs",
+                first=self.initial_step,
+                last=self.max_train_steps,
+            )
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
         """What begins anew all the same."""
@@ -178,13 +197,19 @@ class AdapterSteps(Steps):
                 "initial_epoch", "has no effect here: initial_step says where to begin", fix={"initial_epoch": None}
             )
         if self.skip_until_initial_step and not self.moved:
-            yield Problem("skip_until_initial_step",
+            yield Problem(
+                "skip_until_initial_step",
                 "has no effect here: neither initial_step nor initial_epoch is set",
-                fix={"skip_until_initial_step": False})  # fmt: skip
+                fix={"skip_until_initial_step": False},
+            )
         if self.moved and not self.resume:
-            yield Problem("",
+            yield Problem(
+                "",
                 "without {other}, the optimizer and the learning rate schedule start again, whatever the first step",
-                other=option_name("resume"), also="resume initial_step initial_epoch", topic="training")  # fmt: skip
+                other=option_name("resume"),
+                also="resume initial_step initial_epoch",
+                topic="training",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,15 +246,22 @@ class AdapterPrecision(FrozenPrecision):
             return
         name = "fp8_base" if self.fp8_base else "fp8_base_unet" if self.fp8_base_unet else "int8_base"
         if "algo=full" in map(str.lower, run.network.network_args):
-            yield Problem(name,
+            yield Problem(
+                name,
                 "cannot be used with algo=full, which learns whole weights: write algo=lokr, or another",
-                also="network_args network_module")  # fmt: skip
+                also="network_args network_module",
+            )
         elif "dora_wd=true" in map(str.lower, run.network.network_args):
-            yield Problem(name,
+            yield Problem(
+                name,
                 "cannot be used with dora_wd, which needs whole weights: leave one of them out",
-                also="network_args network_module")  # fmt: skip
+                also="network_args network_module",
+            )
         elif "bypass_mode=True" not in run.network.network_args:
-            yield Problem(name,
+            yield Problem(
+                name,
                 "cannot be used with network_module = {module}: add bypass_mode=True to network_args",
-                module=module, also="network_args network_module",
-                fix={"network_args": (*run.network.network_args, "bypass_mode=True")})  # fmt: skip
+                module=module,
+                also="network_args network_module",
+                fix={"network_args": (*run.network.network_args, "bypass_mode=True")},
+            )

@@ -29,8 +29,11 @@ class ControlData(AdapterData):
         """What would tear an image and its control image apart."""
         yield from AdapterData.check(self, run)
         if self.masked_loss:
-            yield Problem("masked_loss", "cannot be used here: conditioning_data_dir holds control images, not masks",
-                fix={"masked_loss": False})  # fmt: skip
+            yield Problem(
+                "masked_loss",
+                "cannot be used here: conditioning_data_dir holds control images, not masks",
+                fix={"masked_loss": False},
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

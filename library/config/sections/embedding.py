@@ -12,7 +12,7 @@ from library.config.sections.learning import Optim
 # What the image of a caption can be called; the names of sd-scripts' templates for objects, and how often each comes.
 OBJECT_SIGHTS = {
     "a photo of": "a/the/my/one/a clean/the clean/a dirty/a cool/the cool/a nice/the nice/a small/the small/the weird/"
-                  "the large",
+    "the large",
     "a cropped photo of": "a/the",
     "a close-up photo of": "a/the",
     "a good photo of": "a/the",
@@ -21,7 +21,7 @@ OBJECT_SIGHTS = {
     "a bright photo of": "the",
     "a rendering of": "a",
     "the photo of": "a",
-}  # fmt: skip
+}
 STYLE_SIGHTS = (
     *("a painting", "a rendering", "the painting", "a picture", "a rendition"),
     *(f"a {kind} painting" for kind in ("cropped", "cropped", "close-up", "close-up", "clean", "dirty", "dark")),
@@ -75,8 +75,12 @@ class Embedding:
         """One word, and one kind of sentence."""
         word = self.token_string or ""
         if len(word.split()) > 1 or word != word.strip():
-            yield Problem("token_string", "must be one word without blanks: write {word}", word="-".join(word.split()),
-                fix={"token_string": "-".join(word.split())})  # fmt: skip
+            yield Problem(
+                "token_string",
+                "must be one word without blanks: write {word}",
+                word="-".join(word.split()),
+                fix={"token_string": "-".join(word.split())},
+            )
         if self.use_object_template and self.use_style_template:
             yield exclusive(run, "use_object_template", "use_style_template")
 

@@ -37,27 +37,56 @@ def flow_rules(sigmoid: str) -> tuple[Rule, ...]:
 
 
 _RULES: tuple[Rule, ...] = (
-    ("discrete_flow_shift", lambda c: c.noise.timestep_sampling in ("shift", "sigma"),
-     "timestep_sampling is neither shift nor sigma"),
-    ("weighting_scheme", lambda c: c.noise.timestep_sampling == "sigma"
-     or c.noise.model_prediction_type == "sigma_scaled" or c.noise.always_weighted,
-     "neither timestep_sampling is sigma nor model_prediction_type sigma_scaled"),
-    ("weighting_scheme", lambda c: c.noise.timestep_sampling == "sigma"
-     or c.noise.weighting_scheme not in ("logit_normal", "mode"),
-     "logit_normal and mode choose timesteps where timestep_sampling is sigma"),
-    ("weighting_scheme", lambda c: c.noise.model_prediction_type == "sigma_scaled" or c.noise.always_weighted
-     or c.noise.weighting_scheme not in ("sigma_sqrt", "cosmap"),
-     "sigma_sqrt and cosmap weigh losses where model_prediction_type is sigma_scaled"),
-    ("logit_mean logit_std mode_scale", lambda c: c.noise.timestep_sampling == "sigma",
-     "timestep_sampling is not sigma"),
-    ("logit_mean logit_std", lambda c: c.noise.weighting_scheme == "logit_normal",
-     "weighting_scheme is not logit_normal"),
+    (
+        "discrete_flow_shift",
+        lambda c: c.noise.timestep_sampling in ("shift", "sigma"),
+        "timestep_sampling is neither shift nor sigma",
+    ),
+    (
+        "weighting_scheme",
+        lambda c: (
+            c.noise.timestep_sampling == "sigma"
+            or c.noise.model_prediction_type == "sigma_scaled"
+            or c.noise.always_weighted
+        ),
+        "neither timestep_sampling is sigma nor model_prediction_type sigma_scaled",
+    ),
+    (
+        "weighting_scheme",
+        lambda c: c.noise.timestep_sampling == "sigma" or c.noise.weighting_scheme not in ("logit_normal", "mode"),
+        "logit_normal and mode choose timesteps where timestep_sampling is sigma",
+    ),
+    (
+        "weighting_scheme",
+        lambda c: (
+            c.noise.model_prediction_type == "sigma_scaled"
+            or c.noise.always_weighted
+            or c.noise.weighting_scheme not in ("sigma_sqrt", "cosmap")
+        ),
+        "sigma_sqrt and cosmap weigh losses where model_prediction_type is sigma_scaled",
+    ),
+    (
+        "logit_mean logit_std mode_scale",
+        lambda c: c.noise.timestep_sampling == "sigma",
+        "timestep_sampling is not sigma",
+    ),
+    (
+        "logit_mean logit_std",
+        lambda c: c.noise.weighting_scheme == "logit_normal",
+        "weighting_scheme is not logit_normal",
+    ),
     ("mode_scale", lambda c: c.noise.weighting_scheme == "mode", "weighting_scheme is not mode"),
-    ("preserve_distribution_shape", lambda c: c.noise.timestep_range != (0.0, 1.0),
-     "neither min_timestep nor max_timestep is set"),
-    ("preserve_distribution_shape", lambda c: c.noise.timestep_sampling != "sigma",
-     "timestep_sampling = sigma draws from the steps of that range"),
-)  # fmt: skip
+    (
+        "preserve_distribution_shape",
+        lambda c: c.noise.timestep_range != (0.0, 1.0),
+        "neither min_timestep nor max_timestep is set",
+    ),
+    (
+        "preserve_distribution_shape",
+        lambda c: c.noise.timestep_sampling != "sigma",
+        "timestep_sampling = sigma draws from the steps of that range",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,9 +151,13 @@ class FlowLoss(Loss):
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """A straight path has no signal-to-noise table to take a threshold from."""
         if self.loss_type in ("huber", "smooth_l1") and self.huber_schedule == "snr":
-            yield Problem("huber_schedule",
+            yield Problem(
+                "huber_schedule",
                 "= snr is not possible with this model and loss_type = {kind}: use constant",
-                kind=self.loss_type, also="loss_type", fix={"huber_schedule": "constant"})  # fmt: skip
+                kind=self.loss_type,
+                also="loss_type",
+                fix={"huber_schedule": "constant"},
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,5 +169,8 @@ class SafetensorsSave(FullSave):
     def notes(self, run: RunConfig) -> Iterator[Problem]:
         """One kind of file."""
         if self.save_model_as not in (None, "safetensors"):
-            yield Problem("save_model_as", "has no effect here: this model is always saved as safetensors",
-                fix={"save_model_as": None})  # fmt: skip
+            yield Problem(
+                "save_model_as",
+                "has no effect here: this model is always saved as safetensors",
+                fix={"save_model_as": None},
+            )

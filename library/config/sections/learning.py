@@ -66,9 +66,11 @@ class Optim:
     """Learning rates and the optimizer."""
 
     learning_rate: float = opt(
-        2e-6, "1e-4 for LoRA, 1e-5 for a full model, 1 for Prodigy. Lower it if images are distorted.", min=0.0,
+        2e-6,
+        "1e-4 for LoRA, 1e-5 for a full model, 1 for Prodigy. Lower it if images are distorted.",
+        min=0.0,
         usual=None,  # which is another one for each kind of training
-    )  # fmt: skip
+    )
     optimizer_type: OptimizerName | str = opt(
         "",
         "AdamW8bit saves memory, Prodigy sets its rate. Or module.Class. Empty: AdamW.",
@@ -180,25 +182,39 @@ class Optim:
         chosen["optimizer_type"] = bool(self.optimizer_type)
         if sum(chosen.values()) > 1:
             names = [name for name, on in chosen.items() if on]
-            yield Problem(names[0], "and {others} both choose an optimizer: keep optimizer_type only",
-                others=together(names[1:]), also=names)  # fmt: skip
+            yield Problem(
+                names[0],
+                "and {others} both choose an optimizer: keep optimizer_type only",
+                others=together(names[1:]),
+                also=names,
+            )
         if self.optimizer.rpartition(".")[2].lower() == "automagic":
-            yield Problem("optimizer_type", "Automagic is a part of ai-toolkit and in no package: "
+            yield Problem(
+                "optimizer_type",
+                "Automagic is a part of ai-toolkit and in no package: "
                 "set optimizer_type = ProdigyPlusScheduleFree and learning_rate = 1, which finds its rate as well",
-                fix=other_optimizer(run, "ProdigyPlusScheduleFree", rate=1.0))  # fmt: skip
+                fix=other_optimizer(run, "ProdigyPlusScheduleFree", rate=1.0),
+            )
         schedule = self.lr_scheduler_type or self.lr_scheduler
         if self.lr_warmup_steps and (self.lr_scheduler_type or schedule.split(":")[0] in ("constant", "adafactor")):
             other = {"lr_warmup_steps": 0} if self.lr_scheduler_type else {"lr_scheduler": "constant_with_warmup"}
-            yield own_warmup(run) or Problem("lr_warmup_steps",
+            yield own_warmup(run) or Problem(
+                "lr_warmup_steps",
                 "does not go with lr_scheduler = {schedule}, which has no warm-up: "
-                "set it to 0, or use constant_with_warmup", also="lr_scheduler lr_scheduler_type",
-                fix=other, schedule=schedule)  # fmt: skip
+                "set it to 0, or use constant_with_warmup",
+                also="lr_scheduler lr_scheduler_type",
+                fix=other,
+                schedule=schedule,
+            )
         if not self.fused_backward_pass:
             return
         if self.optimizer.lower() != "adafactor":
-            yield Problem("fused_backward_pass",
-                "works with Adafactor only: set optimizer_type = Adafactor", also="optimizer_type",
-                fix={"optimizer_type": "Adafactor"})  # fmt: skip
+            yield Problem(
+                "fused_backward_pass",
+                "works with Adafactor only: set optimizer_type = Adafactor",
+                also="optimizer_type",
+                fix={"optimizer_type": "Adafactor"},
+            )
         if run.steps.gradient_accumulation_steps > 1:
             yield _no_accumulation("fused_backward_pass")
 
@@ -218,16 +234,32 @@ def own_warmup(run: RunConfig) -> Problem | None:
     has_none = kind != "relative" and optim.optimizer.rpartition(".")[2].casefold() not in WARMS_UP
     known = any(pair.partition("=")[0].strip() == wanted.partition("=")[0] for pair in optim.optimizer_args)
     if has_none:
-        return Problem("lr_warmup_steps", "has no effect with {optimizer}, which needs no warm-up: set it to 0",
-            also="optimizer_type", optimizer=optim.optimizer, fix={"lr_warmup_steps": 0})  # fmt: skip
+        return Problem(
+            "lr_warmup_steps",
+            "has no effect with {optimizer}, which needs no warm-up: set it to 0",
+            also="optimizer_type",
+            optimizer=optim.optimizer,
+            fix={"lr_warmup_steps": 0},
+        )
     template = "has no effect with {optimizer}, which warms up by itself: set optimizer_args = {argument} and this to 0"
     if kind != "relative" and not steps:
-        return Problem("lr_warmup_steps", template, also="optimizer_type optimizer_args", optimizer=optim.optimizer,
-            argument="warmup_steps=N")  # fmt: skip
+        return Problem(
+            "lr_warmup_steps",
+            template,
+            also="optimizer_type optimizer_args",
+            optimizer=optim.optimizer,
+            argument="warmup_steps=N",
+        )
     arguments = [pair for pair in optim.optimizer_args if not pair.replace(" ", "").startswith("warmup_init=")]
     fix = {"lr_warmup_steps": 0} | ({} if known and kind != "relative" else {"optimizer_args": (*arguments, wanted)})
-    return Problem("lr_warmup_steps", template, also="optimizer_type optimizer_args", optimizer=optim.optimizer,
-        argument=wanted, fix=fix)  # fmt: skip
+    return Problem(
+        "lr_warmup_steps",
+        template,
+        also="optimizer_type optimizer_args",
+        optimizer=optim.optimizer,
+        argument=wanted,
+        fix=fix,
+    )
 
 
 def _no_accumulation(name: str) -> Problem:
@@ -261,13 +293,18 @@ class FullOptim(Optim):
             if run.steps.gradient_accumulation_steps > 1 and name != "fused_backward_pass":
                 yield _no_accumulation(name)
             if run.precision.mixed_precision == "fp16":
-                yield Problem(name,
+                yield Problem(
+                    name,
                     "cannot be used with fp16, whose gradients are scaled: set mixed_precision = bf16",
-                    also="mixed_precision", fix={"mixed_precision": "bf16"})  # fmt: skip
+                    also="mixed_precision",
+                    fix={"mixed_precision": "bf16"},
+                )
         if self.fused_optimizer_groups and run.memory.blocks_to_swap:
-            yield Problem("fused_optimizer_groups",
+            yield Problem(
+                "fused_optimizer_groups",
                 "cannot be used with blocks_to_swap: use fused_backward_pass with Adafactor",
-                also="blocks_to_swap")  # fmt: skip
+                also="blocks_to_swap",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -319,9 +356,12 @@ class Steps:
         if self.early_stop_patience and not run.data.dataset_config and not known.get("validation_split"):
             yield _without_held_out("validation_split" in known)
         if self.resume_from_huggingface and not re.fullmatch(ON_HUB, self.resume or ""):
-            yield Problem("resume_from_huggingface",
-                "needs {other}, written owner/repository/folder[:revision[:type]]", other=option_name("resume"),
-                also="resume")  # fmt: skip
+            yield Problem(
+                "resume_from_huggingface",
+                "needs {other}, written owner/repository/folder[:revision[:type]]",
+                other=option_name("resume"),
+                also="resume",
+            )
 
 
 def _without_held_out(has_share: bool) -> Problem:
@@ -329,8 +369,12 @@ def _without_held_out(has_share: bool) -> Problem:
     name, share = "early_stop_patience", "validation_split"
     if has_share:
         return Problem(name, "needs held-out images: set validation_split, such as 0.1", also=share, fix={share: 0.1})
-    return Problem(name, "needs held-out images: describe the images in a dataset_config with validation_split",
-        also="dataset_config", fix={name: None})  # fmt: skip
+    return Problem(
+        name,
+        "needs held-out images: describe the images in a dataset_config with validation_split",
+        also="dataset_config",
+        fix={name: None},
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -67,45 +67,70 @@ class Precision:
             yield exclusive(run, "full_fp16", "full_bf16")
         for name, needs in (("full_fp16", "fp16"), ("full_bf16", "bf16")):
             if getattr(self, name) and self.mixed_precision != needs:
-                yield Problem(name, "needs mixed_precision = {needs}, which is {now}", needs=needs,
-                    now=self.mixed_precision, also="mixed_precision", fix={"mixed_precision": needs})  # fmt: skip
+                yield Problem(
+                    name,
+                    "needs mixed_precision = {needs}, which is {now}",
+                    needs=needs,
+                    now=self.mixed_precision,
+                    also="mixed_precision",
+                    fix={"mixed_precision": needs},
+                )
         if self.fp8_denoiser and self.mixed_precision == "no":
             name = "fp8_base" if self.fp8_base else "fp8_base_unet"
-            yield Problem(name,
+            yield Problem(
+                name,
                 "needs mixed_precision = bf16 or fp16: 8-bit weights are converted to it for computing",
-                also="mixed_precision", fix={"mixed_precision": "bf16"})  # fmt: skip
+                also="mixed_precision",
+                fix={"mixed_precision": "bf16"},
+            )
         if self.int8_base and (self.fp8_denoiser or self.fp8_compute):
-            yield Problem("int8_base",
+            yield Problem(
+                "int8_base",
                 "and fp8_base, fp8_base_unet, fp8_compute exclude each other: choose one 8-bit format",
-                also="fp8_base fp8_base_unet fp8_compute", fix={"int8_base": False})  # fmt: skip
+                also="fp8_base fp8_base_unet fp8_compute",
+                fix={"int8_base": False},
+            )
         elif self.fp8_compute and run.adapters and not self.fp8_denoiser:
-            yield Problem("fp8_compute",
+            yield Problem(
+                "fp8_compute",
                 "needs a base model in 8 bits: add fp8_base, or leave fp8_compute out",
-                also="fp8_base fp8_base_unet", fix={"fp8_base": True})  # fmt: skip
+                also="fp8_base fp8_base_unet",
+                fix={"fp8_base": True},
+            )
         if self.int8_compute and run.adapters and not self.int8_base:
-            yield Problem("int8_compute",
+            yield Problem(
+                "int8_compute",
                 "needs a base model in int8: add int8_base, or leave int8_compute out",
                 also="int8_base",
-                fix={"int8_compute": False} if self.fp8_denoiser else {"int8_base": True})  # fmt: skip
+                fix={"int8_compute": False} if self.fp8_denoiser else {"int8_base": True},
+            )
         if self.auto_compute and (self.fp8_compute or self.int8_compute):
             name = "fp8_compute" if self.fp8_compute else "int8_compute"
             yield exclusive(run, "auto_compute", name)
         if self.fp8_compute and self.mixed_precision == "fp16":
-            yield Problem("fp8_compute",
+            yield Problem(
+                "fp8_compute",
                 "needs mixed_precision = bf16, which GPUs that multiply in 8 bits have too",
-                also="mixed_precision", fix={"mixed_precision": "bf16"})  # fmt: skip
+                also="mixed_precision",
+                fix={"mixed_precision": "bf16"},
+            )
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
         """A trained model cannot be stored in 8 bits."""
         if self.fp8_base and not run.adapters:
-            yield Problem("fp8_base",
+            yield Problem(
+                "fp8_base",
                 "has no effect here: the whole model is trained, which needs more than 8 bits",
-                fix={"fp8_base": False})  # fmt: skip
+                fix={"fp8_base": False},
+            )
         for name in ("fp8_compute", "int8_compute", "auto_compute"):
             if getattr(self, name) and run.adapters and not run.compile.compile:
-                yield Problem(name,
+                yield Problem(
+                    name,
                     "is faster with {other} only: without it, rounding to 8 bits takes longer than 8 bits save",
-                    other=option_name("compile"), also="compile")  # fmt: skip
+                    other=option_name("compile"),
+                    also="compile",
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,12 +189,17 @@ class Memory:
     def notes(self, run: RunConfig) -> Iterator[Problem]:
         """The attention that is really used, what needs checkpointing, and what is slow."""
         if self.blocks_to_swap and not run.adapters and not run.optim.stepped_early:
-            yield Problem("blocks_to_swap",
+            yield Problem(
+                "blocks_to_swap",
                 ": swapped blocks are updated by the processor, which is slow; "
-                "optimizer_type = Adafactor with fused_backward_pass updates them on the GPU")  # fmt: skip
+                "optimizer_type = Adafactor with fused_backward_pass updates them on the GPU",
+            )
         if self.checkpoint_keep_attention and not self.checkpointing:
-            yield Problem("checkpoint_keep_attention", "has no effect here: add gradient_checkpointing",
-                fix={"checkpoint_keep_attention": False})  # fmt: skip
+            yield Problem(
+                "checkpoint_keep_attention",
+                "has no effect here: add gradient_checkpointing",
+                fix={"checkpoint_keep_attention": False},
+            )
         if self.xformers:
             yield Problem("xformers", "is not used: PyTorch's own attention (SDPA) is as fast and needs no package")
 
@@ -209,19 +239,33 @@ class Distributed:
         if not self.fsdp:
             return
         if run.adapters:
-            yield Problem("fsdp",
+            yield Problem(
+                "fsdp",
                 "shards a whole model that learns, and adapters are small: leave it out "
                 "(in `accelerate config`, choose MULTI_GPU)",
-                fix={"fsdp": False})  # fmt: skip
+                fix={"fsdp": False},
+            )
             return
-        excluded = {"blocks_to_swap": run.memory.blocks_to_swap, run.optim.stepped_early: run.optim.stepped_early,
-                    "full_fp16": run.precision.full_fp16, "compile_autotune": run.compile.compile_autotune,
-                    "compile_fallback": run.compile.compile_fallback}  # fmt: skip
+        excluded = {
+            "blocks_to_swap": run.memory.blocks_to_swap,
+            run.optim.stepped_early: run.optim.stepped_early,
+            "full_fp16": run.precision.full_fp16,
+            "compile_autotune": run.compile.compile_autotune,
+            "compile_fallback": run.compile.compile_fallback,
+        }
         for name in (name for name, on in excluded.items() if on):
             yield exclusive(run, "fsdp", name)
         if run.precision.mixed_precision == "fp16":
-            yield Problem("fsdp", "cannot be used with mixed_precision = fp16: use bf16", also="mixed_precision",
-                fix={"mixed_precision": "bf16"})  # fmt: skip
+            yield Problem(
+                "fsdp",
+                "cannot be used with mixed_precision = fp16: use bf16",
+                also="mixed_precision",
+                fix={"mixed_precision": "bf16"},
+            )
         if run.compile.compile and run.compile.compile_scope == "model":
-            yield Problem("fsdp", "cannot be used with compile_scope = model: use compile_scope = blocks",
-                also="compile_scope", fix={"compile_scope": "blocks"})  # fmt: skip
+            yield Problem(
+                "fsdp",
+                "cannot be used with compile_scope = model: use compile_scope = blocks",
+                also="compile_scope",
+                fix={"compile_scope": "blocks"},
+            )

@@ -66,17 +66,29 @@ class Noise:
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Rules about noise."""
         if self.adaptive_noise_scale is not None and self.noise_offset is None:
-            yield Problem("adaptive_noise_scale", "needs noise_offset: set it too, or leave both off",
-                also="noise_offset", fix={"adaptive_noise_scale": None})  # fmt: skip
+            yield Problem(
+                "adaptive_noise_scale",
+                "needs noise_offset: set it too, or leave both off",
+                also="noise_offset",
+                fix={"adaptive_noise_scale": None},
+            )
         if (self.min_timestep or 0) > (1000 if self.max_timestep is None else self.max_timestep):
-            yield Problem("min_timestep", "({least}) must not be above max_timestep ({most})",
-                also="max_timestep", least=self.min_timestep, most=self.max_timestep)  # fmt: skip
+            yield Problem(
+                "min_timestep",
+                "({least}) must not be above max_timestep ({most})",
+                also="max_timestep",
+                least=self.min_timestep,
+                most=self.max_timestep,
+            )
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
         """What is allowed but seldom meant."""
         if self.zero_terminal_snr and not run.model.v_parameterization:
-            yield Problem("zero_terminal_snr",
-                "is made for v-prediction models; v_parameterization is off", also="v_parameterization")  # fmt: skip
+            yield Problem(
+                "zero_terminal_snr",
+                "is made for v-prediction models; v_parameterization is off",
+                also="v_parameterization",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,10 +141,16 @@ class Loss:
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Weights that belong to one kind of prediction."""
         if self.scale_v_pred_loss_like_noise_pred and not run.model.v_parameterization:
-            yield Problem("scale_v_pred_loss_like_noise_pred",
-                "needs v_parameterization: it is for v-prediction models", also="v_parameterization",
-                fix={"scale_v_pred_loss_like_noise_pred": False})  # fmt: skip
+            yield Problem(
+                "scale_v_pred_loss_like_noise_pred",
+                "needs v_parameterization: it is for v-prediction models",
+                also="v_parameterization",
+                fix={"scale_v_pred_loss_like_noise_pred": False},
+            )
         if self.v_pred_like_loss and run.model.v_parameterization:
-            yield Problem("v_pred_like_loss",
+            yield Problem(
+                "v_pred_like_loss",
                 "cannot be used with v_parameterization: that loss is v-prediction already",
-                also="v_parameterization", fix={"v_pred_like_loss": None})  # fmt: skip
+                also="v_parameterization",
+                fix={"v_pred_like_loss": None},
+            )

@@ -113,13 +113,17 @@ class Save:
                 "output_name", 'must be a plain name without folders or any of <>:"|?*, got {name}', name=quoted(name)
             )
         elif name != name.strip(" .") or not name.isprintable() or DEVICES.fullmatch(name):
-            yield Problem("output_name",
+            yield Problem(
+                "output_name",
                 "must be a name that every system allows, got {name}; letters, numbers, - and _ are safe",
-                name=quoted(name))  # fmt: skip
+                name=quoted(name),
+            )
         elif len(name.encode()) > LONGEST:
-            yield Problem("output_name",
+            yield Problem(
+                "output_name",
                 "must be shorter, as {longest} bytes are what fits with a step and an ending behind it",
-                longest=LONGEST)  # fmt: skip
+                longest=LONGEST,
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,19 +263,28 @@ class Hub:
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """An upload needs an address."""
         if self.save_state_to_huggingface and not self.huggingface_repo_id:
-            yield Problem("save_state_to_huggingface",
-                "needs huggingface_repo_id, the repository to upload to", also="huggingface_repo_id",
-                fix={"save_state_to_huggingface": False})  # fmt: skip
+            yield Problem(
+                "save_state_to_huggingface",
+                "needs huggingface_repo_id, the repository to upload to",
+                also="huggingface_repo_id",
+                fix={"save_state_to_huggingface": False},
+            )
         if self.huggingface_repo_id and not re.fullmatch(r"[\w.-]+/[\w.-]+", self.huggingface_repo_id):
             yield Problem(
                 "huggingface_repo_id", "must be written owner/name, got {value}", value=quoted(self.huggingface_repo_id)
             )
         if self.huggingface_repo_type not in (None, *REPOSITORIES):
-            yield Problem("huggingface_repo_type", "must be model, dataset or space, got {value}",
-                value=quoted(self.huggingface_repo_type))  # fmt: skip
+            yield Problem(
+                "huggingface_repo_type",
+                "must be model, dataset or space, got {value}",
+                value=quoted(self.huggingface_repo_type),
+            )
         if (self.huggingface_repo_visibility or "private").lower() not in ("public", "private"):
-            yield Problem("huggingface_repo_visibility", "must be public or private, got {value}",
-                value=quoted(self.huggingface_repo_visibility))  # fmt: skip
+            yield Problem(
+                "huggingface_repo_visibility",
+                "must be public or private, got {value}",
+                value=quoted(self.huggingface_repo_visibility),
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -312,5 +325,10 @@ class Log:
             if ".." in name.replace("\\", "/").split("/") or name.startswith(("/", "\\")) or ":" in name:
                 yield Problem(option, "leads out of logging_dir: write a name", fix={option: None})
         if self.log_with in ("tensorboard", "all") and not self.logging_dir:
-            yield Problem("log_with", "= {chosen} needs logging_dir, the folder for the logs",
-                chosen=self.log_with, also="logging_dir", fix={"log_with": None})  # fmt: skip
+            yield Problem(
+                "log_with",
+                "= {chosen} needs logging_dir, the folder for the logs",
+                chosen=self.log_with,
+                also="logging_dir",
+                fix={"log_with": None},
+            )

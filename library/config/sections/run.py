@@ -20,9 +20,29 @@ INEFFECTIVE_EVERYWHERE: Mapping[str, str] = {
 
 
 # The order of the sections in files, in the page and in docs/options.md.
-SECTIONS = ("model", "data", "captions", "cache", "network", "embedding", "control", "optim", "steps", "save", "sample",
-            "noise", "loss", "precision", "memory", "compile", "validation", "metadata", "hub", "log",
-            "distributed")  # fmt: skip
+SECTIONS = (
+    "model",
+    "data",
+    "captions",
+    "cache",
+    "network",
+    "embedding",
+    "control",
+    "optim",
+    "steps",
+    "save",
+    "sample",
+    "noise",
+    "loss",
+    "precision",
+    "memory",
+    "compile",
+    "validation",
+    "metadata",
+    "hub",
+    "log",
+    "distributed",
+)
 
 
 class Run:

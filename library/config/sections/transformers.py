@@ -115,9 +115,11 @@ class TransformerNetwork(Network):
         """Adapters in the transformer."""
         yield from Network.check(self, run)
         if self.network_train_text_encoder_only and not self.network_train_unet_only:
-            yield Problem("network_train_text_encoder_only",
+            yield Problem(
+                "network_train_text_encoder_only",
                 "leaves nothing to train: the text encoder of this model is not trained, switch it off",
-                fix={"network_train_text_encoder_only": False})  # fmt: skip
+                fix={"network_train_text_encoder_only": False},
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,8 +44,10 @@ WORDS = {
     "vae": ("a Qwen-Image VAE",),
     "llm_adapter": (ADAPTER, TRANSFORMER),
 }
-FILES = {with_adapter: PartFiles(PARTS | (BESIDE if with_adapter else {}), FACTS, WORDS, "Anima")
-         for with_adapter in (False, True)}  # fmt: skip
+FILES = {
+    with_adapter: PartFiles(PARTS | (BESIDE if with_adapter else {}), FACTS, WORDS, "Anima")
+    for with_adapter in (False, True)
+}
 DENOISER = DenoiserFile(
     TRANSFORMER, "Anima", lambda shapes: Anima(AnimaShape.of(shapes)), lambda name: "blocks." in name, keys.sources
 )
@@ -76,9 +78,12 @@ def problems(files: PartFiles, config: RunConfig) -> Iterator[Problem]:
 
     def of_denoiser(path: Path, own: Shapes) -> Iterator[Problem]:
         if "llm_adapter" not in files.parts and f"{adapter.PREFIX}{keys.EMBEDDING}" not in own:
-            yield Problem("llm_adapter_path",
+            yield Problem(
+                "llm_adapter_path",
                 "is not set, and {path} has no text adapter: give the file of one, or a model that has it",
-                path=path, also="pretrained_model_name_or_path")  # fmt: skip
+                path=path,
+                also="pretrained_model_name_or_path",
+            )
         yield from config.compile.beyond({BLOCK: count(own), adapter.BLOCK: adapter.count({**own, **beside})})
 
     def widths(own: Shapes) -> dict[str, tuple[str, int]]:

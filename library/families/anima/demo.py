@@ -46,10 +46,15 @@ def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes
     }
     head, (hidden, inputs) = known["blocks.0.self_attn.q_norm.weight"][0], known["x_embedder.proj.1.weight"]
     return diffusers_layers.converted(
-        named, "CosmosTransformer3DModel", "AnimaLoraLoaderMixin",
-        in_channels=(inputs - PADDING) // 4, out_channels=(inputs - PADDING) // 4,
-        num_attention_heads=hidden // head, attention_head_dim=head,
+        named,
+        "CosmosTransformer3DModel",
+        "AnimaLoraLoaderMixin",
+        in_channels=(inputs - PADDING) // 4,
+        out_channels=(inputs - PADDING) // 4,
+        num_attention_heads=hidden // head,
+        attention_head_dim=head,
         num_layers=len({name.split(".")[1] for name in known if name.startswith("blocks.")}),
         text_embed_dim=known["blocks.0.cross_attn.k_proj.weight"][1],
-        adaln_lora_dim=known["blocks.0.adaln_modulation_self_attn.1.weight"][0], extra_pos_embed_type=None,
-    )  # fmt: skip
+        adaln_lora_dim=known["blocks.0.adaln_modulation_self_attn.1.weight"][0],
+        extra_pos_embed_type=None,
+    )

@@ -29,10 +29,13 @@ def hub_model(title: str, name: str) -> HubModel:
         "qwen3": ("text_encoders/qwen_3_06b_base", 1_192_000_000),
         "vae": ("vae/qwen_image_vae", 253_806_246),
     }
-    return HubModel(title, tuple(
-        HubFile(option, "circlestone-labs/Anima", f"split_files/{place}.safetensors", size)
-        for option, (place, size) in places.items()
-    ))  # fmt: skip
+    return HubModel(
+        title,
+        tuple(
+            HubFile(option, "circlestone-labs/Anima", f"split_files/{place}.safetensors", size)
+            for option, (place, size) in places.items()
+        ),
+    )
 
 
 FACTS = FamilyFacts(

@@ -14,8 +14,14 @@ OUTSIDE = {
     "norm_out.linear_2": "final_layer.adaln_modulation.2",
     "proj_out": "final_layer.linear",
 }
-ATTENTION = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out.0": "output_proj", "norm_q": "q_norm",
-             "norm_k": "k_norm"}  # fmt: skip
+ATTENTION = {
+    "to_q": "q_proj",
+    "to_k": "k_proj",
+    "to_v": "v_proj",
+    "to_out.0": "output_proj",
+    "norm_q": "q_norm",
+    "norm_k": "k_norm",
+}
 PARTS = ("self_attn", "cross_attn", "mlp")
 INSIDE = {
     **{f"attn{n}.{old}": f"{part}.{new}" for n, part in enumerate(PARTS[:2], 1) for old, new in ATTENTION.items()},

@@ -34,9 +34,17 @@ class AnimaLoraNames(LoraNames):
     encoder_names: ClassVar[tuple[str, ...]] = ("lora_te_layers_", "text_encoders.qwen3_06b.")
     version_word: ClassVar[str] = "anima"
     words: ClassVar[tuple[str, ...]] = (
-        "llm_adapter", "cross_attn", "output_proj", "o_proj", "adaln_modulation_self_attn",
-        "adaln_modulation_cross_attn", "adaln_modulation_mlp", "adaln_modulation", "x_embedder", "t_embedder",
-    )  # fmt: skip
+        "llm_adapter",
+        "cross_attn",
+        "output_proj",
+        "o_proj",
+        "adaln_modulation_self_attn",
+        "adaln_modulation_cross_attn",
+        "adaln_modulation_mlp",
+        "adaln_modulation",
+        "x_embedder",
+        "t_embedder",
+    )
     shared: ClassVar[SharedForm] = SharedForm(has_alphas=False)  # which diffusers would take for weights
     mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
 

@@ -17,9 +17,10 @@ class AnimaArgs(BlockArgs):
 
     presets: ClassVar[tuple[LayerPreset, ...]] = (
         LayerPreset("Attention and MLP", "Attention and MLP of every block learn; the usual choice.", {}),
-        LayerPreset("Attention only", "Attention of every block: a smaller file.",
-                    {"network_reg_dims": r".*\.mlp\..*=0"}),
-    )  # fmt: skip
+        LayerPreset(
+            "Attention only", "Attention of every block: a smaller file.", {"network_reg_dims": r".*\.mlp\..*=0"}
+        ),
+    )
     matches_paths: ClassVar[bool] = True
     train_llm_adapter: bool = opt(False, "adapters on the text adapter as well", label="Text adapter learns as well")
 

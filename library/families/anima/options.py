@@ -55,9 +55,13 @@ class AnimaModel(sections.Model):
         advanced=True,
     )
     qwen3_max_token_length: int = opt(
-        512, "Captions are cut after this many tokens for Qwen3.", min=1, ceiling=8192, label="Qwen3 caption length",
+        512,
+        "Captions are cut after this many tokens for Qwen3.",
+        min=1,
+        ceiling=8192,
+        label="Qwen3 caption length",
         advanced=True,
-    )  # fmt: skip
+    )
     t5_max_token_length: int = opt(
         512,
         "The same for T5. The model was trained with 512, and sees the zeros behind a caption.",
@@ -98,10 +102,12 @@ class AnimaAdapterCache(sections.TextBatchCache):
         """The outputs of a trained text encoder change, so they cannot be cached."""
         yield from sections.TextBatchCache.check(self, run)
         if self.text and not run.network.network_train_unet_only:
-            yield Problem("cache_text_encoder_outputs",
+            yield Problem(
+                "cache_text_encoder_outputs",
                 "cannot be used while the text encoder learns: set network_train_unet_only, or leave the cache out",
                 also="cache_text_encoder_outputs_to_disk network_train_unet_only",
-                fix={"network_train_unet_only": True})  # fmt: skip
+                fix={"network_train_unet_only": True},
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,9 +115,12 @@ class AnimaFullOptim(sections.FullOptim):
     """Rates for the parts of the model."""
 
     self_attn_lr: float | None = opt(
-        None, "A rate of its own for self-attention. 0 freezes it. Empty: the learning rate.", min=0.0,
-        label="Self-attention learning rate", advanced=True,
-    )  # fmt: skip
+        None,
+        "A rate of its own for self-attention. 0 freezes it. Empty: the learning rate.",
+        min=0.0,
+        label="Self-attention learning rate",
+        advanced=True,
+    )
     cross_attn_lr: float | None = opt(
         None, "The same for attention over the text.", min=0.0, label="Cross-attention learning rate", advanced=True
     )

@@ -34,9 +34,21 @@ class AnimaSizes(LanguageModelSizes, QwenVaeSizes):
 TINY = AnimaSizes()
 TINY_OPTIONS: dict[str, int] = {"qwen3_max_token_length": 64, "t5_max_token_length": 64}
 FULL = AnimaSizes(
-    hidden=2048, head=128, blocks=28, modulation=256, adapter=1024, adapter_head=64, adapter_blocks=6, text=1024,
-    text_layers=28, text_mlp=3072, text_heads=16, text_groups=8, resolutions=(512, 1024), **FULL_QWEN_VAE,
-)  # fmt: skip
+    hidden=2048,
+    head=128,
+    blocks=28,
+    modulation=256,
+    adapter=1024,
+    adapter_head=64,
+    adapter_blocks=6,
+    text=1024,
+    text_layers=28,
+    text_mlp=3072,
+    text_heads=16,
+    text_groups=8,
+    resolutions=(512, 1024),
+    **FULL_QWEN_VAE,
+)
 
 
 def model_sizes(_config: RunConfig, full: bool) -> AnimaSizes:
@@ -46,8 +58,9 @@ def model_sizes(_config: RunConfig, full: bool) -> AnimaSizes:
 
 def shape(sizes: AnimaSizes, words: int) -> AnimaShape:
     """The denoiser's own sizes."""
-    adapter = AdapterShape(words, sizes.text, sizes.adapter, sizes.adapter_head, 4 * sizes.adapter,
-                           sizes.adapter_blocks)  # fmt: skip
+    adapter = AdapterShape(
+        words, sizes.text, sizes.adapter, sizes.adapter_head, 4 * sizes.adapter, sizes.adapter_blocks
+    )
     return AnimaShape(
         channels=4 * sizes.channels,
         hidden=sizes.hidden,
@@ -77,8 +90,10 @@ def adopt(family: AnimaFamily, denoiser: nn.Module) -> None:
 def input_shapes(family: AnimaFamily, denoiser: Anima) -> InputShapes:
     """What this denoiser reads, for one image."""
     lengths, sizes = family.text_lengths, denoiser.sizes
-    text = {name: (length, sizes.adapter.source) if name == "prompt_embeds" else (length,)
-            for name, length in lengths.items()}  # fmt: skip
+    text = {
+        name: (length, sizes.adapter.source) if name == "prompt_embeds" else (length,)
+        for name, length in lengths.items()
+    }
     return InputShapes(sizes.channels // 4, text, words={"t5_input_ids": sizes.adapter.words})
 
 

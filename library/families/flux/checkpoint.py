@@ -73,8 +73,15 @@ def another(path: Path, entries: Entries, model_type: str) -> Problem | None:
     if words == VARIANTS[model_type].found:
         return None
     fitting = next(name for name, variant in VARIANTS.items() if variant.found == words)
-    return Problem("model_type", ": {path} is {found}: use model_type = {fitting}", path=path, found=Message(words),
-        fitting=fitting, also=BASE, fix={"model_type": fitting})  # fmt: skip
+    return Problem(
+        "model_type",
+        ": {path} is {found}: use model_type = {fitting}",
+        path=path,
+        found=Message(words),
+        fitting=fitting,
+        also=BASE,
+        fix={"model_type": fitting},
+    )
 
 
 def title(config: RunConfig) -> str:
@@ -107,8 +114,13 @@ def unfit(path: Path, entries: Entries, part: str, about: Part) -> Message | Non
     if not fits or not any(name.endswith(about.marker) for name in shapes):
         other = of if part == "denoiser" and of is not FACTS else None
         if other:
-            return Message("{path} is {found}; train it with {scripts}; expected {what}",
-                path=path, found=found, scripts=either(other.scripts), what=about.what)  # fmt: skip
+            return Message(
+                "{path} is {found}; train it with {scripts}; expected {what}",
+                path=path,
+                found=found,
+                scripts=either(other.scripts),
+                what=about.what,
+            )
         return Message("{path} is {found}; expected {what}", path=path, found=found, what=about.what)
     if problem := weights.stored_oddly(path, entries, scaled=True):
         return problem
@@ -151,9 +163,13 @@ def mismatched(shapes: Mapping[str, Shapes], parts: Mapping[str, Part]) -> Itera
     for part, (name, dimension, expected) in widths.items():
         got = next((shape[dimension] for key, shape in shapes.get(part, {}).items() if key.endswith(name)), expected)
         if got != expected:
-            yield Problem(part,
-                ": has {got} channels where this FLUX model expects {expected}: give {what}", got=got,
-                expected=expected, what=Message(parts[part].what))  # fmt: skip
+            yield Problem(
+                part,
+                ": has {got} channels where this FLUX model expects {expected}: give {what}",
+                got=got,
+                expected=expected,
+                what=Message(parts[part].what),
+            )
 
 
 def load_clip_l(path: Path, dtype: Any, mmap: bool = True) -> Any:

@@ -15,8 +15,17 @@ if TYPE_CHECKING:
 SIDE = 16  # pixels of one token
 MEGAPIXEL = 1024 * 1024
 # Widths and heights that Kontext was trained with, and their turns.
-_SHAPES = ((672, 1568), (688, 1504), (720, 1456), (752, 1392), (800, 1328), (832, 1248), (880, 1184), (944, 1104),
-           (1024, 1024))  # fmt: skip
+_SHAPES = (
+    (672, 1568),
+    (688, 1504),
+    (720, 1456),
+    (752, 1392),
+    (800, 1328),
+    (832, 1248),
+    (880, 1184),
+    (944, 1104),
+    (1024, 1024),
+)
 KONTEXT_SHAPES = tuple(sorted({*_SHAPES, *((height, width) for width, height in _SHAPES)}))
 
 

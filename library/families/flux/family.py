@@ -72,8 +72,13 @@ class FluxFamily(TransformerFamily):
             short, name = self.variant.musubi
             keys = ("l_pooled", "t5_out", *(["t5_attn_mask"] if config.model.apply_t5_attn_mask else []))
             self.latent_cache = LatentCache(f"_{short}.safetensors", True, name, numbers_controls=False)
-            self.text_cache = TextCache(f"_{short}_te.safetensors", keys, self.text_cache.options, architecture=name,
-                names={"t5_out": "t5_vec", "l_pooled": "clip_l_pooler"})  # fmt: skip
+            self.text_cache = TextCache(
+                f"_{short}_te.safetensors",
+                keys,
+                self.text_cache.options,
+                architecture=name,
+                names={"t5_out": "t5_vec", "l_pooled": "clip_l_pooler"},
+            )
         self.positions = packing.Positions()
         self.depth = (19, 38)  # double and single blocks; load() reads the model's own
 
@@ -162,14 +167,20 @@ class FluxFamily(TransformerFamily):
         options, base = self.config.model, self.config.model.pretrained_model_name_or_path
         names = f"{base} {checkpoint.title(self.config)} {part_files.pipeline(base)}".lower()
         if options.model_type in ("flux", "krea") and "kontext" in names:
-            yield Problem("model_type",
+            yield Problem(
+                "model_type",
                 "= {model_type} trains without reference images, and this file calls itself Kontext: use kontext to "
-                "train with them", model_type=options.model_type, fix={"model_type": "kontext"})  # fmt: skip
+                "train with them",
+                model_type=options.model_type,
+                fix={"model_type": "kontext"},
+            )
         if options.model_type == "flux" and re.search(variants.FLEX, names) and not options.bypass_guidance_embedding:
-            yield Problem("bypass_guidance_embedding",
+            yield Problem(
+                "bypass_guidance_embedding",
                 "is off, and this file calls itself Flex.1, which is trained without its guidance embedding: "
                 "switch it on",
-                fix={"bypass_guidance_embedding": True})  # fmt: skip
+                fix={"bypass_guidance_embedding": True},
+            )
         if self.is_schnell:
             for name, usual in (("guidance_scale", 3.5), ("bypass_guidance_embedding", False)):
                 if getattr(options, name) != usual:

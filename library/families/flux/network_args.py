@@ -128,13 +128,17 @@ class FluxArgs(PatternArgs):
         advanced=True,
     )
     in_dims: str = opt(
-        "", "ranks of img_in, time_in, vector_in, guidance_in and txt_in: [4,0,0,0,4]", label="Embedder ranks",
-        advanced=True
-    )  # fmt: skip
+        "",
+        "ranks of img_in, time_in, vector_in, guidance_in and txt_in: [4,0,0,0,4]",
+        label="Embedder ranks",
+        advanced=True,
+    )
     split_qkv: bool = opt(
-        False, "separate adapters for query, key, value (and MLP) inside the fused matrices",
-        label="Split query, key, value", advanced=True
-    )  # fmt: skip
+        False,
+        "separate adapters for query, key, value (and MLP) inside the fused matrices",
+        label="Split query, key, value",
+        advanced=True,
+    )
     train_t5xxl: bool = opt(False, "adapters on T5 as well", label="T5 learns as well", advanced=True)
     verbose: bool = opt(False, "log every adapter", advanced=True)
     ggpo_sigma: float | None = opt(

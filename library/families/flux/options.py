@@ -24,12 +24,15 @@ INEFFECTIVE = {
 
 INEFFECTIVE_RULES: tuple[Rule, ...] = (
     ("clip_l", lambda c: "clip_l" in c.model.variant.encoders, "there is no CLIP-L in Chroma"),
-    ("guidance_scale", lambda c: c.model.variant.guided or not c.model.guidance_scale,
-     "there is no guidance in Chroma"),
+    (
+        "guidance_scale",
+        lambda c: c.model.variant.guided or not c.model.guidance_scale,
+        "there is no guidance in Chroma",
+    ),
     ("bypass_guidance_embedding", lambda c: c.model.variant.guided, "there is no guidance in Chroma"),
     ("guidance_scale", lambda c: not c.model.bypass_guidance_embedding, "bypass_guidance_embedding leaves it out"),
     ("random_masks", lambda c: c.control_images.inpaints, "only FLUX.1 Fill is shown masks"),
-)  # fmt: skip
+)
 
 # When sigmoid_scale does nothing.
 SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
@@ -109,23 +112,37 @@ class FluxModel(sections.Model):
         """Captions that are encoded in each step may have another length each time; Chroma masks their padding."""
         yield from sections.Model.check(self, run)
         if getattr(run.data, "control_directory", None) and not self.variant.control_images.most:
-            yield Problem("control_directory",
+            yield Problem(
+                "control_directory",
                 "is for model_type = kontext: {title} takes no reference images",
-                title=self.variant.title, also="model_type", fix={"model_type": "kontext"})  # fmt: skip
+                title=self.variant.title,
+                also="model_type",
+                fix={"model_type": "kontext"},
+            )
         if self.variant.padding_seen and not self.apply_t5_attn_mask:
-            yield Problem("apply_t5_attn_mask",
+            yield Problem(
+                "apply_t5_attn_mask",
                 "must be on with model_type = chroma: the model was trained without seeing the padding",
-                also="model_type", fix={"apply_t5_attn_mask": True})  # fmt: skip
+                also="model_type",
+                fix={"apply_t5_attn_mask": True},
+            )
         if self.t5xxl_train_length == "longest" and not run.cache.text:
-            yield Problem("t5xxl_train_length",
+            yield Problem(
+                "t5xxl_train_length",
                 "= longest needs cache_text_encoder_outputs: switch that on, or use 256",
-                also="cache_text_encoder_outputs", fix={"t5xxl_train_length": "256"})  # fmt: skip
+                also="cache_text_encoder_outputs",
+                fix={"t5xxl_train_length": "256"},
+            )
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
         """A length that does not cut anything has no effect."""
         if self.t5xxl_train_length == "256" and (self.t5xxl_max_token_length or 512) <= 256:
-            yield Problem("t5xxl_train_length", "has no effect: t5xxl_max_token_length is {length}",
-                length=self.t5xxl_max_token_length, fix={"t5xxl_train_length": "max"})  # fmt: skip
+            yield Problem(
+                "t5xxl_train_length",
+                "has no effect: t5xxl_max_token_length is {length}",
+                length=self.t5xxl_max_token_length,
+                fix={"t5xxl_train_length": "max"},
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,9 +195,11 @@ class FluxAdapterCache(sections.TextBatchCache):
         """A trained T5 cannot be cached; CLIP-L can be trained while T5 is cached."""
         yield from sections.TextBatchCache.check(self, run)
         if self.text and "train_t5xxl=True" in run.network.network_args:
-            yield Problem("cache_text_encoder_outputs",
+            yield Problem(
+                "cache_text_encoder_outputs",
                 "cannot be used with train_t5xxl=True: switch one of them off",
-                also="cache_text_encoder_outputs_to_disk network_args")  # fmt: skip
+                also="cache_text_encoder_outputs_to_disk network_args",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

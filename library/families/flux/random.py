@@ -49,9 +49,20 @@ class FluxSizes:
 TINY = FluxSizes()
 TINY_OPTIONS = {"t5xxl_max_token_length": clip.LENGTH}  # few words, as a tiny model is measured for its parts
 FULL = FluxSizes(
-    hidden=3072, head=128, double_blocks=19, single_blocks=38, clip_l=768, clip_layers=12, t5xxl=4096, t5_layers=24,
-    t5_heads=64, t5_head=64, t5_mlp=10240, vae=(128, 256, 512, 512), resolutions=(512, 1024, 2048),
-)  # fmt: skip
+    hidden=3072,
+    head=128,
+    double_blocks=19,
+    single_blocks=38,
+    clip_l=768,
+    clip_layers=12,
+    t5xxl=4096,
+    t5_layers=24,
+    t5_heads=64,
+    t5_head=64,
+    t5_mlp=10240,
+    vae=(128, 256, 512, 512),
+    resolutions=(512, 1024, 2048),
+)
 
 
 def _variants(base: FluxSizes, approximator: tuple[int, int, int]) -> dict[str, FluxSizes]:

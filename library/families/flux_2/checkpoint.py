@@ -79,15 +79,21 @@ def problems(config: Any) -> Iterator[Problem]:
 def without_encoder(config: Any) -> Iterator[Problem]:
     """Options that dev does not support without its text encoder."""
     if not config.cache.cache_text_encoder_outputs_to_disk:
-        yield Problem("text_encoder",
+        yield Problem(
+            "text_encoder",
             "is needed: give {what}; it may be empty only if cache_text_encoder_outputs_to_disk is set and all "
-            "captions are cached beside the images", what=Message(DEV_ENCODER),
-            also="cache_text_encoder_outputs_to_disk")  # fmt: skip
+            "captions are cached beside the images",
+            what=Message(DEV_ENCODER),
+            also="cache_text_encoder_outputs_to_disk",
+        )
     if config.sample.wanted:
         given = "sample_prompts" if config.sample.sample_prompts else "sample_from_captions"
-        yield Problem(given,
+        yield Problem(
+            given,
             "cannot be sampled without the text encoder: set text_encoder, or leave it empty",
-            also="text_encoder", fix={"sample_images": False})  # fmt: skip
+            also="text_encoder",
+            fix={"sample_images": False},
+        )
 
 
 def widths(own: Shapes) -> dict[str, tuple[str, int]]:
@@ -105,19 +111,36 @@ def another(path: Path, sizes: Flux2Shape, config: Any) -> Iterator[Problem]:
     of their base: where nobody has said which one a file is, its name or folder may contradict."""
     version, found = config.model.model_version, recognised(sizes.hidden, sizes.guidance)
     if found == "dev" and not version:
-        yield Problem("model_version",
-            ": {path} is FLUX.2 dev: set model_version = dev", path=path,
-            also="pretrained_model_name_or_path", fix={"model_version": "dev"})  # fmt: skip
+        yield Problem(
+            "model_version",
+            ": {path} is FLUX.2 dev: set model_version = dev",
+            path=path,
+            also="pretrained_model_name_or_path",
+            fix={"model_version": "dev"},
+        )
     elif version and not fits(version, sizes.hidden, sizes.guidance):
-        yield Problem("model_version", "= {version}, but {path} is {found}: use model_version = {fitting}",
-            version=version, path=path, found=VERSIONS[found].title, fitting=found,
-            also="pretrained_model_name_or_path", fix={"model_version": found})  # fmt: skip
+        yield Problem(
+            "model_version",
+            "= {version}, but {path} is {found}: use model_version = {fitting}",
+            version=version,
+            path=path,
+            found=VERSIONS[found].title,
+            fitting=found,
+            also="pretrained_model_name_or_path",
+            fix={"model_version": found},
+        )
     elif not version and not sizes.guidance and calls_itself_distilled(path):
         fitting = found.replace("base-", "")
-        yield Problem("model_version",
+        yield Problem(
+            "model_version",
             ": {path} calls itself a distilled klein, which only you can know: set model_version = {fitting}, or "
-            "{found} if it is not", path=path, fitting=fitting, found=found,
-            also="pretrained_model_name_or_path", fix={"model_version": fitting})  # fmt: skip
+            "{found} if it is not",
+            path=path,
+            fitting=fitting,
+            found=found,
+            also="pretrained_model_name_or_path",
+            fix={"model_version": fitting},
+        )
 
 
 def calls_itself_distilled(path: Path) -> bool:

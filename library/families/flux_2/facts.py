@@ -74,15 +74,23 @@ FACTS = FamilyFacts(
     hub_models=(
         hub_model("4B", 7_752_000_000, ("qwen_3_4b", 8_044_982_048)),
         hub_model("9B", 18_158_000_000, ("qwen_3_8b_fp8mixed", 8_660_000_000)),
-        HubModel("FLUX.2 dev", (
-            HubFile(MODEL, "black-forest-labs/FLUX.2-dev", "flux2-dev.safetensors", 64_446_000_000),
-            HubFile("text_encoder", DEV_PARTS, "split_files/text_encoders/mistral_3_small_flux2_fp8.safetensors",
-                18_030_000_000),
-            HubFile("vae", DEV_PARTS, "split_files/vae/flux2-vae.safetensors", 336_000_000),
-        ), {"model_version": "dev", "cache_text_encoder_outputs_to_disk": True}),
+        HubModel(
+            "FLUX.2 dev",
+            (
+                HubFile(MODEL, "black-forest-labs/FLUX.2-dev", "flux2-dev.safetensors", 64_446_000_000),
+                HubFile(
+                    "text_encoder",
+                    DEV_PARTS,
+                    "split_files/text_encoders/mistral_3_small_flux2_fp8.safetensors",
+                    18_030_000_000,
+                ),
+                HubFile("vae", DEV_PARTS, "split_files/vae/flux2-vae.safetensors", 336_000_000),
+            ),
+            {"model_version": "dev", "cache_text_encoder_outputs_to_disk": True},
+        ),
     ),
     part_options={
         "text_encoder": lambda shapes: tuple(shapes.get("model.embed_tokens.weight", ())) in ENCODERS,
         "vae": lambda shapes: recognise_part(shapes) == VAE and holds("decoder.conv_in.weight", 512, 32, 3, 3)(shapes),
     },
-)  # fmt: skip
+)

@@ -88,13 +88,18 @@ class Flux2Family(OneEncoderFamily):
         """What no file tells, and what distilled models lose."""
         named, version = self.config.model.model_version, self.version
         if not named and not version.guided:
-            yield Problem("model_version",
+            yield Problem(
+                "model_version",
                 "is not set, so that the file is trained as the base model; those of distilled kleins look alike",
-                fix={"model_version": recognised(version.hidden, version.guided)})  # fmt: skip
+                fix={"model_version": recognised(version.hidden, version.guided)},
+            )
         elif version.distilled:
-            yield Problem("model_version",
+            yield Problem(
+                "model_version",
                 "= {version}: what is trained on a distilled model unlearns its few steps; train on its base model, "
-                "and generate with either", version=named)  # fmt: skip
+                "and generate with either",
+                version=named,
+            )
 
     # ---- files
 

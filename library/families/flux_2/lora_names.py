@@ -16,9 +16,14 @@ class Flux2LoraNames(DoubleStreamLoraNames):
     title: ClassVar[str] = "FLUX.2"
     version_word: ClassVar[str] = "flux_2"
     words: ClassVar[tuple[str, ...]] = (
-        "to_qkv_mlp_proj", "linear_in", "linear_out", "time_guidance_embed", "double_stream_modulation_img",
-        "double_stream_modulation_txt", "single_stream_modulation",
-    )  # fmt: skip
+        "to_qkv_mlp_proj",
+        "linear_in",
+        "linear_out",
+        "time_guidance_embed",
+        "double_stream_modulation_img",
+        "double_stream_modulation_txt",
+        "single_stream_modulation",
+    )
     # In diffusers' tree names differ from those of FLUX.1, in BFL's sizes alone.
     marks: ClassVar[str] = r"\.(to_qkv_mlp_proj|ff(_context)?\.linear_(in|out)|attn\.to_out(?!\.\d))(\.|$)"
     ratios: ClassVar[Mapping[str, int]] = {"linear1": 9, "img_mlp.0": 6, "txt_mlp.0": 6}

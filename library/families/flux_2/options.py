@@ -36,9 +36,11 @@ class Flux2Model(sections.Model):
 
     vae: str | None = opt(None, "The FLUX.2 VAE (flux2-vae.safetensors).", kind="file", label="VAE")
     text_encoder: str | None = opt(
-        None, "Qwen3 4B for klein 4B, Qwen3 8B for klein 9B, Mistral Small for dev (bf16 or fp8).", kind="file",
+        None,
+        "Qwen3 4B for klein 4B, Qwen3 8B for klein 9B, Mistral Small for dev (bf16 or fp8).",
+        kind="file",
         label="Text encoder",
-    )  # fmt: skip
+    )
     model_version: Literal["klein-base-4b", "klein-base-9b", "klein-4b", "klein-9b", "dev"] | None = opt(
         None, "Kleins without base are distilled. Empty: read from the file, a klein as its base model."
     )

@@ -40,9 +40,18 @@ class Flux2Sizes(LanguageModelSizes):
 TINY = Flux2Sizes()
 TINY_OPTIONS: dict[str, int] = {}
 FULL = Flux2Sizes(
-    hidden=3072, head=128, double_blocks=5, single_blocks=20, text=2560, text_layers=36, text_mlp=9728, text_heads=32,
-    text_groups=8, vae_widths=(128, 256, 512, 512), resolutions=(512, 1024),
-)  # fmt: skip
+    hidden=3072,
+    head=128,
+    double_blocks=5,
+    single_blocks=20,
+    text=2560,
+    text_layers=36,
+    text_mlp=9728,
+    text_heads=32,
+    text_groups=8,
+    vae_widths=(128, 256, 512, 512),
+    resolutions=(512, 1024),
+)
 LARGE = replace(FULL, hidden=4096, double_blocks=8, single_blocks=24, text=4096, text_mlp=12288)
 DEV = replace(
     FULL, hidden=6144, double_blocks=8, single_blocks=48, guidance=True, text=5120, text_layers=40, text_mlp=32768

@@ -94,28 +94,46 @@ def problems(files: PartFiles, plain_shapes: Callable[[Entries, str], Shapes], c
         yield from another(path, config)
         yield from config.compile.beyond({"QwenImageTransformerBlock": count(shapes)})
 
-    yield from files.fitting(config, plain_shapes, of_denoiser, lambda own: {
-        "text_encoder": (language_model.EMBEDDING, own.get("txt_in.weight", (0, 0))[1]),
-        "vae": (qwen_vae_names.MARK, own.get("img_in.weight", (0, 0))[1] // 4),
-    })  # fmt: skip
+    yield from files.fitting(
+        config,
+        plain_shapes,
+        of_denoiser,
+        lambda own: {
+            "text_encoder": (language_model.EMBEDDING, own.get("txt_in.weight", (0, 0))[1]),
+            "vae": (qwen_vae_names.MARK, own.get("img_in.weight", (0, 0))[1] // 4),
+        },
+    )
 
 
 def another(path: Path, config: Any) -> Iterator[Problem]:
     """A model of another version than the options say. Where nothing but its name speaks, the user is asked."""
     given, certain = config.model.model_version, version_of(path)
     if certain == "layered":
-        yield Problem("pretrained_model_name_or_path",
+        yield Problem(
+            "pretrained_model_name_or_path",
             ": {path} is Qwen-Image-Layered, which is not trained here: use Qwen-Image or Qwen-Image-Edit",
-            path=path)  # fmt: skip
+            path=path,
+        )
     elif certain and certain != (given or "original"):
-        yield Problem("model_version",
-            ": {path} is {title}: set model_version = {version}", path=path, title=VARIANTS[certain].title,
-            version=certain, also="pretrained_model_name_or_path", fix=options_of(certain))  # fmt: skip
+        yield Problem(
+            "model_version",
+            ": {path} is {title}: set model_version = {version}",
+            path=path,
+            title=VARIANTS[certain].title,
+            version=certain,
+            also="pretrained_model_name_or_path",
+            fix=options_of(certain),
+        )
     elif not given and not certain and (version := called(path)):
-        yield Problem("model_version",
+        yield Problem(
+            "model_version",
             ": {path} is {title} by its name: set model_version = {version}, or original if it is Qwen-Image",
-            path=path, title=VARIANTS[version].title, version=version, also="pretrained_model_name_or_path",
-            fix=options_of(version))  # fmt: skip
+            path=path,
+            title=VARIANTS[version].title,
+            version=version,
+            also="pretrained_model_name_or_path",
+            fix=options_of(version),
+        )
 
 
 def version_of(path: Path) -> str:

@@ -37,9 +37,13 @@ def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes
     known = {plain: shapes[name] for plain, name in tensor_names.without_prefix(shapes).items()}
     head = known["transformer_blocks.0.attn.norm_q.weight"][0]
     return diffusers_layers.converted(
-        tensors, "QwenImageTransformer2DModel", "QwenImageLoraLoaderMixin",
-        in_channels=known["img_in.weight"][1], out_channels=known["proj_out.weight"][0] // 4,
+        tensors,
+        "QwenImageTransformer2DModel",
+        "QwenImageLoraLoaderMixin",
+        in_channels=known["img_in.weight"][1],
+        out_channels=known["proj_out.weight"][0] // 4,
         num_layers=len({name.split(".")[1] for name in known if name.startswith("transformer_blocks.")}),
-        attention_head_dim=head, num_attention_heads=known["img_in.weight"][0] // head,
+        attention_head_dim=head,
+        num_attention_heads=known["img_in.weight"][0] // head,
         joint_attention_dim=known["txt_in.weight"][1],
-    )  # fmt: skip
+    )

@@ -50,10 +50,14 @@ def hub_model(title: str, name: str, version: str = "") -> HubModel:
         "vae": ("vae/qwen_image_vae", 253_806_246),
     }
     parts = "Comfy-Org/Qwen-Image_ComfyUI"
-    return HubModel(title, tuple(
-        HubFile(option, parts if number else repository, f"split_files/{place}.safetensors", size)
-        for number, (option, (place, size)) in enumerate(places.items())
-    ), options_of(version))  # fmt: skip
+    return HubModel(
+        title,
+        tuple(
+            HubFile(option, parts if number else repository, f"split_files/{place}.safetensors", size)
+            for number, (option, (place, size)) in enumerate(places.items())
+        ),
+        options_of(version),
+    )
 
 
 FACTS = FamilyFacts(

@@ -57,18 +57,27 @@ class QwenModel(sections.Model):
         """Models that see other pictures."""
         yield from sections.Model.check(self, run)
         if self.model_version == "layered":
-            yield Problem("model_version",
+            yield Problem(
+                "model_version",
                 "= layered is not trained here: use Qwen-Image, Qwen-Image-2512 or one of the Edit models",
-                fix={"model_version": "original"})  # fmt: skip
+                fix={"model_version": "original"},
+            )
         if getattr(run.data, "control_directory", None) and not self.variant.control_images.most:
-            yield Problem("control_directory",
+            yield Problem(
+                "control_directory",
                 "is for model_version = {versions}: Qwen-Image takes no reference images",
-                versions=" / ".join(EDITS), also="model_version", fix={"control_directory": None})  # fmt: skip
+                versions=" / ".join(EDITS),
+                also="model_version",
+                fix={"control_directory": None},
+            )
         if self.variant.template and not run.cache.text:
-            yield Problem("cache_text_encoder_outputs",
+            yield Problem(
+                "cache_text_encoder_outputs",
                 "must be on with model_version = {version}, whose text encoder is shown the reference images, too",
-                version=self.model_version, also="model_version",
-                fix={"cache_text_encoder_outputs": True})  # fmt: skip
+                version=self.model_version,
+                also="model_version",
+                fix={"cache_text_encoder_outputs": True},
+            )
 
     others: ClassVar[Mapping[str, str]] = OTHERS
 

@@ -168,15 +168,30 @@ def empty(  # noqa: PLR0913 - what the file of one says
     modeling: Any = importlib.import_module("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl")
     rope = {"rope_type": "default", "rope_theta": THETA, "mrope_section": SECTIONS}
     text = modeling.Qwen2_5_VLTextConfig(
-        vocab_size=words, hidden_size=hidden, intermediate_size=mlp, num_hidden_layers=layers,
-        num_attention_heads=hidden // HEAD, num_key_value_heads=groups, max_position_embeddings=128000,
-        rms_norm_eps=1e-6, rope_parameters=rope, use_cache=False, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
+        vocab_size=words,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // HEAD,
+        num_key_value_heads=groups,
+        max_position_embeddings=128000,
+        rms_norm_eps=1e-6,
+        rope_parameters=rope,
+        use_cache=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     eyes = modeling.Qwen2_5_VLVisionConfig(
-        depth=vision_layers, hidden_size=vision, intermediate_size=vision_mlp, out_hidden_size=hidden,
-        num_heads=max(vision // VISION_HEAD, 1), fullatt_block_indexes=list(range(7, vision_layers, 8)),
-        patch_size=PATCH, spatial_merge_size=MERGED, temporal_patch_size=FRAMES,
-    )  # fmt: skip
+        depth=vision_layers,
+        hidden_size=vision,
+        intermediate_size=vision_mlp,
+        out_hidden_size=hidden,
+        num_heads=max(vision // VISION_HEAD, 1),
+        fullatt_block_indexes=list(range(7, vision_layers, 8)),
+        patch_size=PATCH,
+        spatial_merge_size=MERGED,
+        temporal_patch_size=FRAMES,
+    )
 
     def make() -> nn.Module:
         return VisionLanguageModel(

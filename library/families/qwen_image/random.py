@@ -39,9 +39,16 @@ class QwenSizes(QwenVaeSizes):
 TINY = QwenSizes()
 TINY_OPTIONS: dict[str, int] = {}
 FULL = QwenSizes(
-    hidden=3072, head=128, blocks=60, text=3584, text_layers=28, text_mlp=18944, text_groups=4,
-    resolutions=(512, 1024, 1328), **FULL_QWEN_VAE,
-)  # fmt: skip
+    hidden=3072,
+    head=128,
+    blocks=60,
+    text=3584,
+    text_layers=28,
+    text_mlp=18944,
+    text_groups=4,
+    resolutions=(512, 1024, 1328),
+    **FULL_QWEN_VAE,
+)
 
 
 VARIANTS = {"qwen_image_edit": replace(TINY, vision=80, still_references=True)}

@@ -49,9 +49,15 @@ def sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
 def empty(words: int, hidden: int, mlp: int, layers: int, groups: int) -> nn.Module:
     """A model without memory for its weights. For text alone, Qwen2.5-VL is Qwen2: all three axes count alike."""
     return language_model.empty(
-        "Qwen2", vocab_size=words, hidden_size=hidden, intermediate_size=mlp, num_hidden_layers=layers,
-        num_attention_heads=hidden // HEAD, num_key_value_heads=groups, max_position_embeddings=128000,
-    )  # fmt: skip
+        "Qwen2",
+        vocab_size=words,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // HEAD,
+        num_key_value_heads=groups,
+        max_position_embeddings=128000,
+    )
 
 
 def plain_names(names: Iterable[str], seeing: bool = False) -> dict[str, str]:

@@ -28,20 +28,35 @@ def problems_of(path: Path, vae: str | None) -> Iterator[Problem]:
             return
         if not (path / "unet").is_dir():
             kind = "a FLUX model's folder" if (path / "transformer").is_dir() else "no folder of an SDXL model"
-            yield Problem(OPTION, ": {path} is {kind} (it has no unet folder): give {wanted}", place="--",
-                path=path, kind=kind, wanted=WANTED)  # fmt: skip
+            yield Problem(
+                OPTION,
+                ": {path} is {kind} (it has no unet folder): give {wanted}",
+                place="--",
+                path=path,
+                kind=kind,
+                wanted=WANTED,
+            )
             return
         for part, folder in model.FOLDERS.items():
             if not (path / folder).is_dir() and not (part == "vae" and vae):
-                yield Problem(OPTION,
+                yield Problem(
+                    OPTION,
                     ": {path} has no {folder} folder, so it is no complete SDXL model: download it again",
-                    place="--", path=path, folder=folder)  # fmt: skip
+                    place="--",
+                    path=path,
+                    folder=folder,
+                )
         shapes = {}
         for file in weights.files(path / "unet"):
             shapes |= weights.header(file) if file.suffix == ".safetensors" else {}
         if shapes and "add_embedding.linear_1.weight" not in shapes:
-            yield Problem(OPTION, ": {path} is {found}, not an SDXL model: choose an SDXL one", place="--",
-                path=path, found=recognition.describe(shapes))  # fmt: skip
+            yield Problem(
+                OPTION,
+                ": {path} is {found}, not an SDXL model: choose an SDXL one",
+                place="--",
+                path=path,
+                found=recognition.describe(shapes),
+            )
         elif shapes and (problem := model.misfit(path, shapes) or expected_tensors.lacking(path, vae)):
             yield Problem(OPTION, ": {problem}", place="--", problem=problem)
     except ConfigError as e:
@@ -77,16 +92,25 @@ def problems_of_vae(vae: str, token: str | None) -> Iterator[Problem]:
             shapes = weights.header(path)
             ends = ("decoder.mid.block_1.conv1.weight", "decoder.mid_block.resnets.0.conv1.weight")
             if not any(name.endswith(ends) for name in shapes):
-                yield Problem("vae", place="--",
+                yield Problem(
+                    "vae",
+                    place="--",
                     template=": {path} is {found}, not a VAE: give an SDXL VAE, or leave it out",
-                    path=path, found=recognition.describe(shapes))  # fmt: skip
+                    path=path,
+                    found=recognition.describe(shapes),
+                )
                 return
             inputs = (shape for name, shape in shapes.items() if name.endswith("decoder.conv_in.weight"))
             if (channels := next(inputs, (0, CHANNELS))[1]) != CHANNELS:
-                yield Problem("vae", place="--",
+                yield Problem(
+                    "vae",
+                    place="--",
                     template=": {path} is the VAE of another model: its latents have {channels} channels, "
-                    "and SDXL's have {ours}; give an SDXL VAE, or leave it out", path=path,
-                    channels=channels, ours=CHANNELS)  # fmt: skip
+                    "and SDXL's have {ours}; give an SDXL VAE, or leave it out",
+                    path=path,
+                    channels=channels,
+                    ours=CHANNELS,
+                )
                 return
         if problem := expected_tensors.lacking_vae(path):
             yield Problem("vae", place="--", template=": {problem}", problem=problem)

@@ -13,8 +13,10 @@ from library.families.shared.part_files import incomplete
 
 OUTSIDE = "{time_embedding,add_embedding}.{linear_1,linear_2}"
 RESNET = "{norm1,conv1,time_emb_proj,norm2,conv2}"
-TRANSFORMER = (f"{{norm1,norm2,norm3,attn1.to_out.0,attn2.to_out.0,ff.net.0.proj,ff.net.2}}.{BOTH}",
-               "{attn1,attn2}.{to_q,to_k,to_v}.weight")  # fmt: skip
+TRANSFORMER = (
+    f"{{norm1,norm2,norm3,attn1.to_out.0,attn2.to_out.0,ff.net.0.proj,ff.net.2}}.{BOTH}",
+    "{attn1,attn2}.{to_q,to_k,to_v}.weight",
+)
 
 
 def unet(shapes: Shapes) -> list[str]:
@@ -30,8 +32,12 @@ def unet(shapes: Shapes) -> list[str]:
             resnets += [f"{block}.resnets.{j}" for j in range(count)]
             if has_attention:
                 attentions |= {f"{block}.attentions.{j}": block for j in range(count)}
-    inside = (f"{path}.transformer_blocks.{n}.{one}" for path, block in attentions.items()
-              for n in range(depth.get(block, 1)) for one in TRANSFORMER)  # fmt: skip
+    inside = (
+        f"{path}.transformer_blocks.{n}.{one}"
+        for path, block in attentions.items()
+        for n in range(depth.get(block, 1))
+        for one in TRANSFORMER
+    )
     return expanded(
         f"{OUTSIDE}.{BOTH}",
         f"{{conv_in,conv_norm_out,conv_out}}.{BOTH}",

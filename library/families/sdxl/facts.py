@@ -69,12 +69,17 @@ FACTS = FamilyFacts(
     graphs={"BasicTransformerBlock": 2, "ResnetBlock2D": 12},
     compile_seconds=75,
     hub_models=(
-        hub_model("SDXL base 1.0", "stabilityai/stable-diffusion-xl-base-1.0", "sd_xl_base_1.0.safetensors",
-                  6_938_078_334),
-        hub_model("Illustrious XL 0.1", "OnomaAIResearch/Illustrious-xl-early-release-v0",
-                  "Illustrious-XL-v0.1.safetensors", 6_938_292_816),
+        hub_model(
+            "SDXL base 1.0", "stabilityai/stable-diffusion-xl-base-1.0", "sd_xl_base_1.0.safetensors", 6_938_078_334
+        ),
+        hub_model(
+            "Illustrious XL 0.1",
+            "OnomaAIResearch/Illustrious-xl-early-release-v0",
+            "Illustrious-XL-v0.1.safetensors",
+            6_938_292_816,
+        ),
         hub_model("NoobAI XL 1.1", "Laxhar/noobai-XL-1.1", "NoobAI-XL-v1.1.safetensors", 7_105_349_958),
     ),
     part_options={"vae": holds("decoder.conv_in.weight", 512, 4, 3, 3)},
     denoiser_prefix="model.diffusion_model.",
-)  # fmt: skip
+)

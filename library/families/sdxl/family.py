@@ -98,9 +98,11 @@ class SdxlFamily:
         config = self.config
         half = config.precision.mixed_precision == "fp16" and not config.model.no_half_vae
         if half and not config.model.vae:
-            yield Problem("mixed_precision",
+            yield Problem(
+                "mixed_precision",
                 "= fp16: the VAE of SDXL overflows in fp16, and its images are black (NaN); add "
-                "no_half_vae, give a vae that was made for fp16, or use bf16")  # fmt: skip
+                "no_half_vae, give a vae that was made for fp16, or use bf16",
+            )
 
     def _tokenizers(self, where: str | Path | None) -> tokenizers.Tokenizers:
         """The tokenizers of the model at a place. ConfigError where one cannot be had."""

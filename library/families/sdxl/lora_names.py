@@ -30,8 +30,10 @@ class SdxlLoraNames(LoraNames):
         },
     }
     other_prefixes: ClassVar[Mapping[str, str]] = {
-        "lora_te_": "clip_l", "lycoris_": "denoiser", "base_model.model.": "denoiser",
-    }  # fmt: skip
+        "lora_te_": "clip_l",
+        "lycoris_": "denoiser",
+        "base_model.model.": "denoiser",
+    }
     trees: ClassVar[tuple[str, ...]] = (*BLOCKS, *DIFFUSERS_BLOCKS)
     encoder_names: ClassVar[tuple[str, ...]] = ("lora_te2_text_model", "text_encoder_2.text_model")
     version_word: ClassVar[str] = "xl"

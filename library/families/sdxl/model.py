@@ -271,8 +271,12 @@ def _blamed(stored: OpenCheckpoint, part: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, KeyError, StopIteration, ZeroDivisionError) as e:
-        raise ConfigError("{path}: its {blame} is not that of an SDXL model ({short})",
-            path=stored.path, blame=BLAME[part], short=_short(e)) from e  # fmt: skip
+        raise ConfigError(
+            "{path}: its {blame} is not that of an SDXL model ({short})",
+            path=stored.path,
+            blame=BLAME[part],
+            short=_short(e),
+        ) from e
 
 
 PARTS = {

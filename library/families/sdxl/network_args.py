@@ -53,16 +53,24 @@ class SdxlArgs(NetworkArgs):
     block_language: ClassVar[str] = "factors"
 
     block_dims: tuple[int, ...] = opt(
-        (), f"rank of each of the {NUM_BLOCKS} blocks; 0 leaves a block out", label="Ranks of the blocks", min=0,
-        ceiling=LARGEST_RANK, advanced=True
-    )  # fmt: skip
+        (),
+        f"rank of each of the {NUM_BLOCKS} blocks; 0 leaves a block out",
+        label="Ranks of the blocks",
+        min=0,
+        ceiling=LARGEST_RANK,
+        advanced=True,
+    )
     block_alphas: tuple[float, ...] = opt(
         (), f"alpha of each of the {NUM_BLOCKS} blocks", label="Alphas of the blocks", min=0.0, advanced=True
     )
     conv_block_dims: tuple[int, ...] = opt(
-        (), "rank of each block's 3x3 convolutions", label="Convolution ranks of the blocks", min=0,
-        ceiling=LARGEST_RANK, advanced=True
-    )  # fmt: skip
+        (),
+        "rank of each block's 3x3 convolutions",
+        label="Convolution ranks of the blocks",
+        min=0,
+        ceiling=LARGEST_RANK,
+        advanced=True,
+    )
     conv_block_alphas: tuple[float, ...] = opt(
         (), "alpha of each block's 3x3 convolutions", label="Convolution alphas of the blocks", min=0.0, advanced=True
     )

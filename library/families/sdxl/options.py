@@ -39,10 +39,12 @@ class SdxlAdapterCache(sections.Cache):
         """The outputs of a trained text encoder cannot be cached."""
         yield from sections.Cache.check(self, run)
         if self.text and not run.network.network_train_unet_only:
-            yield Problem("cache_text_encoder_outputs",
+            yield Problem(
+                "cache_text_encoder_outputs",
                 "needs network_train_unet_only: trained text encoders run in each step",
                 also="cache_text_encoder_outputs_to_disk network_train_unet_only",
-                fix={"network_train_unet_only": True})  # fmt: skip
+                fix={"network_train_unet_only": True},
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,15 +55,19 @@ class SdxlFullCache(sections.Cache):
         """The outputs of a trained text encoder change, so they cannot be cached."""
         yield from sections.Cache.check(self, run)
         if self.text and run.steps.train_text_encoder:
-            yield Problem("cache_text_encoder_outputs",
+            yield Problem(
+                "cache_text_encoder_outputs",
                 "cannot be used with train_text_encoder: switch one of them off",
                 also="cache_text_encoder_outputs_to_disk train_text_encoder",
-                fix={"train_text_encoder": False})  # fmt: skip
+                fix={"train_text_encoder": False},
+            )
         if self.text and run.model.weighted_captions:
-            yield Problem("cache_text_encoder_outputs",
+            yield Problem(
+                "cache_text_encoder_outputs",
                 "cannot be used with weighted_captions: switch one of them off",
                 also="cache_text_encoder_outputs_to_disk weighted_captions",
-                fix={"weighted_captions": False})  # fmt: skip
+                fix={"weighted_captions": False},
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,10 +78,12 @@ class SdxlEmbeddingCache(sections.Cache):
         """Outputs of the text encoders change with the trained words, so they cannot be cached."""
         yield from sections.Cache.check(self, run)
         if self.text:
-            yield Problem("cache_text_encoder_outputs",
+            yield Problem(
+                "cache_text_encoder_outputs",
                 "cannot be used here: the word that learns is read in each step; leave it out",
                 also="cache_text_encoder_outputs_to_disk",
-                fix={"cache_text_encoder_outputs": False, "cache_text_encoder_outputs_to_disk": False})  # fmt: skip
+                fix={"cache_text_encoder_outputs": False, "cache_text_encoder_outputs_to_disk": False},
+            )
 
 
 def slow_products(precision: sections.Precision, run: RunConfig) -> Iterator[Problem]:

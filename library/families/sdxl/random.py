@@ -36,9 +36,15 @@ class SdxlSizes:
 TINY = SdxlSizes()
 TINY_OPTIONS: dict[str, int] = {}
 FULL = SdxlSizes(
-    unet=(320, 640, 1280), depth=(0, 2, 10), vae=(128, 256, 512, 512), clip_l=768, clip_g=1280, clip_l_layers=12,
-    clip_g_layers=32, resolutions=(512, 1024, 2048),
-)  # fmt: skip
+    unet=(320, 640, 1280),
+    depth=(0, 2, 10),
+    vae=(128, 256, 512, 512),
+    clip_l=768,
+    clip_g=1280,
+    clip_l_layers=12,
+    clip_g_layers=32,
+    resolutions=(512, 1024, 2048),
+)
 
 
 def model_sizes(_config: RunConfig, full: bool) -> SdxlSizes:

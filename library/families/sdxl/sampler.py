@@ -46,8 +46,11 @@ def scheduler(name: str | None, v_prediction: bool, terminal_zero: bool = False)
     `terminal_zero`: on the rescaled schedule of zero_terminal_snr, beginning with its last step, which is pure noise.
     """
     if (name or "ddim") not in SAMPLERS:
-        raise ConfigError(Problem("sample_sampler", ": {name} is not one of {samplers}", name=repr(name),
-            samplers=', '.join(SAMPLERS)))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "sample_sampler", ": {name} is not one of {samplers}", name=repr(name), samplers=", ".join(SAMPLERS)
+            )
+        )
     kind, changes = SAMPLERS[name or "ddim"]
     cls = _lms() if kind == "LMSDiscreteScheduler" else getattr(diffusers, kind)
     options = {

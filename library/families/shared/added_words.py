@@ -10,9 +10,11 @@ def problems(tokenizers: Mapping[str, Any], words: Sequence[str]) -> Iterator[Pr
     """Problems of words that are tokens already, whose meaning would change in all prompts."""
     for word in words:
         if any(is_known(tokenizer, word) for tokenizer in tokenizers.values()):
-            yield Problem("token_string",
+            yield Problem(
+                "token_string",
                 ": the model knows {word} already; choose a word that it does not know, such as {word}-x",
-                word=word)  # fmt: skip
+                word=word,
+            )
             return
 
 

@@ -142,9 +142,14 @@ def split_heads(qkv: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def joint_attention(  # noqa: PLR0913 - two streams, each with its layers
-    attend: Attend, img: Tensor, img_attn: SelfAttention, txt: Tensor, txt_attn: SelfAttention, pe: Tensor,
-    mask: Tensor | None = None
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    attend: Attend,
+    img: Tensor,
+    img_attn: SelfAttention,
+    txt: Tensor,
+    txt_attn: SelfAttention,
+    pe: Tensor,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Joint attention of modulated img [B, I, C] and txt [B, L, C], each with its own layers -> the inputs of their
     `proj`."""
     img_q, img_k, img_v = split_heads(img_attn.qkv(img), img_attn.norm)

@@ -48,8 +48,12 @@ class DoubleStreamLoraNames(LoraNames):
         try:
             return dict(type(self).sources(shapes))
         except KeyError as e:
-            raise ConfigError("{path} is not a complete {title} transformer, {missing} is missing",
-                path=path, title=self.title, missing=e.args[0]) from e  # fmt: skip
+            raise ConfigError(
+                "{path} is not a complete {title} transformer, {missing} is missing",
+                path=path,
+                title=self.title,
+                missing=e.args[0],
+            ) from e
 
     def joined(self, name: str, rows: "list[Tensor]") -> "Tensor":
         """The diffusers tensors of one BFL name -> its tensor."""

@@ -81,8 +81,12 @@ def t5(names: Collection[str]) -> list[str]:
 def language_model(names: Collection[str]) -> list[str]:
     """The tensors of a Qwen2 or Qwen3, whose attention has biases or norms."""
     norms = "self_attn.{q,k}_norm.weight" if any("q_norm" in name for name in names) else "self_attn.{q,k,v}_proj.bias"
-    inside = (norms, "self_attn.{q,k,v,o}_proj.weight", "mlp.{gate,up,down}_proj.weight",
-              "{input,post_attention}_layernorm.weight")  # fmt: skip
+    inside = (
+        norms,
+        "self_attn.{q,k,v,o}_proj.weight",
+        "mlp.{gate,up,down}_proj.weight",
+        "{input,post_attention}_layernorm.weight",
+    )
     layers = range(count(names, "layers."))
     return expanded("embed_tokens.weight", "norm.weight", *(f"layers.{n}.{one}" for n in layers for one in inside))
 

@@ -99,9 +99,12 @@ class NetworkArgs:
         None, "LoRA+ for the text encoders only", label="LoRA+ ratio, text encoders", min=0.0, advanced=True
     )
     conv_dim: int | None = opt(
-        None, "rank of adapters on 3x3 convolutions; not set: none there", label="Convolution rank", min=0,
-        ceiling=LARGEST_RANK
-    )  # fmt: skip
+        None,
+        "rank of adapters on 3x3 convolutions; not set: none there",
+        label="Convolution rank",
+        min=0,
+        ceiling=LARGEST_RANK,
+    )
     conv_alpha: float | None = opt(None, "alpha of adapters on 3x3 convolutions", label="Convolution alpha", min=0.0)
 
     def notes(self, _run: RunConfig | None = None) -> Iterator[Problem]:
@@ -163,16 +166,20 @@ class PatternArgs(NetworkArgs):
     """A LoRA whose layers can be chosen by patterns of their paths, as in musubi-tuner."""
 
     exclude_patterns: str = opt(
-        "", "list of regexes, ['...', '...']: layers whose whole path fits one get no adapter", label="Excluded layers",
-        advanced=True
-    )  # fmt: skip
+        "",
+        "list of regexes, ['...', '...']: layers whose whole path fits one get no adapter",
+        label="Excluded layers",
+        advanced=True,
+    )
     include_patterns: str = opt(
         "", "the same for layers that get one although a pattern excludes them", label="Included layers", advanced=True
     )
     network_reg_dims: str = opt(
-        "", "regex=rank,...: the first pattern found in an adapter's name sets its rank", label="Ranks by name",
-        advanced=True
-    )  # fmt: skip
+        "",
+        "regex=rank,...: the first pattern found in an adapter's name sets its rank",
+        label="Ranks by name",
+        advanced=True,
+    )
     network_reg_lrs: str = opt(
         "", "regex=learning rate,...: the same for learning rates", label="Learning rates by name", advanced=True
     )
@@ -199,8 +206,10 @@ class PatternArgs(NetworkArgs):
 
     def is_excluded(self, layer: NetworkLayer) -> bool:
         """Whether the patterns exclude a layer."""
-        fits = [any(re.fullmatch(one, layer.path) for one in regexes(text))
-                for text in (self.exclude_patterns, self.include_patterns)]  # fmt: skip
+        fits = [
+            any(re.fullmatch(one, layer.path) for one in regexes(text))
+            for text in (self.exclude_patterns, self.include_patterns)
+        ]
         return fits[0] and not fits[1]
 
 

@@ -76,9 +76,14 @@ class PartFiles:
             return path
         found = self.within(path, part)
         if found is None:
-            raise ConfigError(Problem(about.option,
-                ": the folder {path} does not hold {what}: give its file or folder", path=path,
-                what=Message(about.what)))  # fmt: skip
+            raise ConfigError(
+                Problem(
+                    about.option,
+                    ": the folder {path} does not hold {what}: give its file or folder",
+                    path=path,
+                    what=Message(about.what),
+                )
+            )
         return found
 
     def wanted(self, names: Iterable[str], part: str) -> list[str]:
@@ -160,12 +165,21 @@ class PartFiles:
         if marked and found in (*wanted, UNKNOWN):  # missing tensors of an unknown one are reported where it is opened
             return weights.stored_oddly(path, entries, scaled=True)
         if of and of is self.facts and found not in of.base_models:
-            return Message("{path} is {found}, which is not trained here: use {instead}",
-                path=path, found=found, instead=self.instead)  # fmt: skip
+            return Message(
+                "{path} is {found}, which is not trained here: use {instead}",
+                path=path,
+                found=found,
+                instead=self.instead,
+            )
         other = of if part == "denoiser" and of is not self.facts else None
         if other:
-            return Message("{path} is {found}; train it with {scripts}; expected {what}",
-                path=path, found=found, scripts=either(other.scripts), what=about.what)  # fmt: skip
+            return Message(
+                "{path} is {found}; train it with {scripts}; expected {what}",
+                path=path,
+                found=found,
+                scripts=either(other.scripts),
+                what=about.what,
+            )
         return Message("{path} is {found}; expected {what}", path=path, found=found, what=about.what)
 
     def mismatched(self, shapes: Mapping[str, Shapes], widths: Mapping[str, tuple[str, int]]) -> Iterator[Problem]:
@@ -174,9 +188,13 @@ class PartFiles:
         for part, (name, expected) in widths.items() if "denoiser" in shapes else ():
             got = shapes[part][name][1] if name in shapes.get(part, {}) else expected
             if expected and got != expected:  # 0: the denoiser lacks that tensor, which loading reports
-                yield Problem(self.parts[part].option,
-                    ": has {got} channels where this model expects {expected}: give {what}", got=got,
-                    expected=expected, what=Message(self.parts[part].what))  # fmt: skip
+                yield Problem(
+                    self.parts[part].option,
+                    ": has {got} channels where this model expects {expected}: give {what}",
+                    got=got,
+                    expected=expected,
+                    what=Message(self.parts[part].what),
+                )
 
     def unreachable(self, config: RunConfig, part: str) -> Problem | None:
         """Why a part on the hub cannot be downloaded; reported once for a repository of several parts."""
@@ -225,9 +243,15 @@ def incomplete(path: Path, what: str, missing: list[str], wanted: int = 0) -> Me
             "came in"
         )
         return Message(template, path=path, what=Message(what), tensor=missing[0])
-    return Message("{path} is {what} that is not complete: it lacks {number} of its {wanted} tensors ({names}); "
-        "download it again, or join all files that it came in", path=path, what=Message(what), number=len(missing),
-        wanted=wanted, names=few(missing))  # fmt: skip
+    return Message(
+        "{path} is {what} that is not complete: it lacks {number} of its {wanted} tensors ({names}); "
+        "download it again, or join all files that it came in",
+        path=path,
+        what=Message(what),
+        number=len(missing),
+        wanted=wanted,
+        names=few(missing),
+    )
 
 
 @contextmanager

@@ -14,10 +14,42 @@ from library.families.shared.weights import assign
 from library.imports import without_optional
 
 # Statistics of the 16 channels, which normalise the encoder's output to zero mean and unit variance.
-MEAN = (-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
-        0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921)  # fmt: skip
-STD = (2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743,
-       3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160)  # fmt: skip
+MEAN = (
+    -0.7571,
+    -0.7089,
+    -0.9113,
+    0.1075,
+    -0.1745,
+    0.9653,
+    -0.1517,
+    1.5508,
+    0.4134,
+    -0.0715,
+    0.5517,
+    -0.3632,
+    -0.1922,
+    -0.9497,
+    0.2503,
+    -0.2921,
+)
+STD = (
+    2.8184,
+    1.4541,
+    2.3275,
+    2.6558,
+    1.2196,
+    1.7708,
+    2.6052,
+    2.0743,
+    3.2687,
+    2.1526,
+    2.8652,
+    1.5579,
+    1.6382,
+    1.1253,
+    2.8251,
+    1.9160,
+)
 
 
 def part(what: str, file: str) -> Part:
@@ -91,10 +123,15 @@ def build(tensors: Mapping[str, Tensor]) -> ImageVAE:
     resnets = min(last)  # of each level, and behind them what halves the picture
     widths = [tensors[f"encoder.down_blocks.{n}.conv2.weight"].shape[0] for n in steps if n % (resnets + 1) == 0]
     return assign_to(
-        empty(base, tuple(width // base for width in widths), resnets, tensors["decoder.conv_in.weight"].shape[1],
-              [f"{name}.time_conv.weight" in tensors for name in last.values()]),
+        empty(
+            base,
+            tuple(width // base for width in widths),
+            resnets,
+            tensors["decoder.conv_in.weight"].shape[1],
+            [f"{name}.time_conv.weight" in tensors for name in last.values()],
+        ),
         tensors,
-    )  # fmt: skip
+    )
 
 
 def assign_to(made: ImageVAE, tensors: Mapping[str, Tensor]) -> ImageVAE:

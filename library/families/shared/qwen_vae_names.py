@@ -14,8 +14,13 @@ PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")  # what the 
 SINGLE_PARTS = ("encoder.", "decoder.", "conv1.", "conv2.")
 
 # Single file (Wan 2.1) -> diffusers, inside a residual block and inside an attention of the VAE.
-RESIDUAL = {"residual.0": "norm1", "residual.2": "conv1", "residual.3": "norm2", "residual.6": "conv2",
-            "shortcut": "conv_shortcut"}  # fmt: skip
+RESIDUAL = {
+    "residual.0": "norm1",
+    "residual.2": "conv1",
+    "residual.3": "norm2",
+    "residual.6": "conv2",
+    "shortcut": "conv_shortcut",
+}
 MIDDLE = ("mid_block.resnets.0", "mid_block.attentions.0", "mid_block.resnets.1")
 
 
@@ -36,8 +41,11 @@ def _from_single(names: Iterable[str]) -> dict[str, str]:
     names = [name for name in names if name.startswith(SINGLE_PARTS)]
     # Resnets of a level, and the layer after them that changes the size; the encoder has one resnet less.
     middle = {f"{side}.middle.{n}": f"{side}.{new}" for side in ("encoder", "decoder") for n, new in enumerate(MIDDLE)}
-    ends = {f"{side}.{old}": f"{side}.{new}" for side in ("encoder", "decoder")
-            for old, new in (("conv1", "conv_in"), ("head.0", "norm_out"), ("head.2", "conv_out"))}  # fmt: skip
+    ends = {
+        f"{side}.{old}": f"{side}.{new}"
+        for side in ("encoder", "decoder")
+        for old, new in (("conv1", "conv_in"), ("head.0", "norm_out"), ("head.2", "conv_out"))
+    }
     known = {"conv1": "quant_conv", "conv2": "post_quant_conv", **middle, **ends}
     samplers = sorted(
         {int(name.split(".")[2]) for name in names if name.startswith("decoder.upsamples.") and ".resample." in name}
@@ -80,7 +88,11 @@ def to_single(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
 _RENAMED = (
     *((f"{new}.", f"middle.{n}.") for n, new in enumerate(MIDDLE)),
     *((f".{new}.", f".{old}.") for old, new in RESIDUAL.items()),
-    *((f"{side}.{new}.", f"{side}.{old}.") for side in ("encoder", "decoder")
-      for old, new in (("conv1", "conv_in"), ("head.0", "norm_out"), ("head.2", "conv_out"))),
-    ("post_quant_conv.", "conv2."), ("quant_conv.", "conv1."),
-)  # fmt: skip
+    *(
+        (f"{side}.{new}.", f"{side}.{old}.")
+        for side in ("encoder", "decoder")
+        for old, new in (("conv1", "conv_in"), ("head.0", "norm_out"), ("head.2", "conv_out"))
+    ),
+    ("post_quant_conv.", "conv2."),
+    ("quant_conv.", "conv1."),
+)

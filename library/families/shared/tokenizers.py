@@ -118,9 +118,15 @@ def find(
 def named(folder: str, name: str, option: str) -> Path:
     """The folder of a tokenizer that an option names. Raises ConfigError when it has none of this kind."""
     if not holds(Path(folder), kind(name)):
-        raise ConfigError(Problem(option,
-            ": {folder} does not hold the tokenizer {name}: copy its files there ({stored})",
-            folder=folder, name=name, stored=together(STORED[kind(name)][0])))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                option,
+                ": {folder} does not hold the tokenizer {name}: copy its files there ({stored})",
+                folder=folder,
+                name=name,
+                stored=together(STORED[kind(name)][0]),
+            )
+        )
     return Path(folder)
 
 
@@ -146,8 +152,13 @@ def download(name: str, token: str | None, looked: list[Path]) -> Path:
         raise ConfigError(
             "the tokenizer {name} is on this machine neither in its folders ({places_tried}) nor "
             "in the Hugging Face cache, and could not be downloaded ({reason}): go online once, "
-            "or copy its files ({stored}) into {where}", name=name, places_tried=places_tried,
-            reason=reason[0], stored=together(STORED[kind(name)][0]), where=where) from e  # fmt: skip
+            "or copy its files ({stored}) into {where}",
+            name=name,
+            places_tried=places_tried,
+            reason=reason[0],
+            stored=together(STORED[kind(name)][0]),
+            where=where,
+        ) from e
     if not holds(folder, kind(name)):
         raise ConfigError(
             "the repository {name} has no tokenizer of the expected kind ({kind})", name=name, kind=kind(name)

@@ -25,16 +25,42 @@ from library.families.shared.known_files import no_tensors
 from library.families.shared.tensor_names import COMPILED
 
 PICKLED = (".ckpt", ".pt", ".pth", ".bin")
-BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16,
-        "F8_E4M3": 8, "F8_E5M2": 8, "I8": 8, "U8": 8, "BOOL": 8}  # fmt: skip
+BITS = {
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+    "F32": 32,
+    "I32": 32,
+    "U32": 32,
+    "F16": 16,
+    "BF16": 16,
+    "I16": 16,
+    "U16": 16,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "I8": 8,
+    "U8": 8,
+    "BOOL": 8,
+}
 SCALES = ("scale_weight", "weight_scale")  # names of the scale of an 8-bit weight in ComfyUI's files
 SCALED = (*SCALES, "scaled_fp8", "scale_input", "input_scale", "comfy_quant")
 TOKENIZERS = ("tekken_model", "spiece_model")  # the bytes of a tokenizer, in text encoders of ComfyUI
 LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
 # In the order in which the safetensors package lays them out.
-TYPES = {"I64": "int64", "F64": "float64", "F32": "float32", "I32": "int32", "BF16": "bfloat16", "F16": "float16",
-         "I16": "int16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "I8": "int8", "U8": "uint8",
-         "BOOL": "bool"}  # fmt: skip
+TYPES = {
+    "I64": "int64",
+    "F64": "float64",
+    "F32": "float32",
+    "I32": "int32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "I16": "int16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
 _shapes_only: ContextVar[bool] = ContextVar("_shapes_only", default=False)
 
 
@@ -80,8 +106,12 @@ def entries(path: str | Path) -> dict[str, JsonObject]:
     found.pop("__metadata__", None)
     end = 8 + length + _data_length(path, found)
     if end > size:
-        raise ConfigError("{path} was cut short: it has {size} of {end} bytes, download it again",
-            path=path, size=f"{size:,}", end=f"{end:,}")  # fmt: skip
+        raise ConfigError(
+            "{path} was cut short: it has {size} of {end} bytes, download it again",
+            path=path,
+            size=f"{size:,}",
+            end=f"{end:,}",
+        )
     return found
 
 
@@ -103,8 +133,11 @@ def _data_length(path: Path, table: JsonMapping) -> int:
         except (TypeError, KeyError, ValueError):
             sound = False
         if not sound or dtype in BITS and math.prod(shape) * BITS[dtype] != (last - first) * 8:
-            raise ConfigError("{path} is a damaged safetensors file: the header's entry {name} is wrong",
-                path=path, name=quoted(name[:80]))  # fmt: skip
+            raise ConfigError(
+                "{path} is a damaged safetensors file: the header's entry {name} is wrong",
+                path=path,
+                name=quoted(name[:80]),
+            )
         places.append((first, last))
     places.sort()
     if any(here[1] > after[0] for here, after in itertools.pairwise(places)):

@@ -54,18 +54,27 @@ def problems(config: RunConfig) -> Iterator[Problem]:
         yield from another(path, config)
         yield from config.compile.beyond(counts(shapes))
 
-    yield from FILES.fitting(config, plain_shapes, of_denoiser, lambda own: {
-        "text_encoder": (language_model.EMBEDDING, own.get("cap_embedder.1.weight", (0, 0))[1]),
-        "vae": (autoencoder.MARKER, own.get("all_x_embedder.2-1.weight", (0, 0))[1] // 4),
-    })  # fmt: skip
+    yield from FILES.fitting(
+        config,
+        plain_shapes,
+        of_denoiser,
+        lambda own: {
+            "text_encoder": (language_model.EMBEDDING, own.get("cap_embedder.1.weight", (0, 0))[1]),
+            "vae": (autoencoder.MARKER, own.get("all_x_embedder.2-1.weight", (0, 0))[1] // 4),
+        },
+    )
 
 
 def another(path: Path, config: Any) -> Iterator[Problem]:
     """Turbo has the same header; where nobody has said which one a file is, its name or folder may contradict."""
     if not config.model.model_version and calls_itself_turbo(path):
-        yield Problem("model_version",
+        yield Problem(
+            "model_version",
             ": {path} calls itself Turbo, which only you can know: set model_version = turbo, or base if it is not",
-            path=path, also="pretrained_model_name_or_path", fix={"model_version": "turbo"})  # fmt: skip
+            path=path,
+            also="pretrained_model_name_or_path",
+            fix={"model_version": "turbo"},
+        )
 
 
 def calls_itself_turbo(path: Path) -> bool:

@@ -35,8 +35,16 @@ def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes
         len({name.split(".")[1] for name in known if name.startswith(group)}) for group in ("noise_refiner.", "layers.")
     )
     return diffusers_layers.converted(
-        tensors, "ZImageTransformer2DModel", "ZImageLoraLoaderMixin", dim=hidden, n_layers=blocks,
-        n_refiner_layers=refiners, n_heads=hidden // head, n_kv_heads=hidden // head, in_channels=tokens // 4,
-        cap_feat_dim=known["cap_embedder.1.weight"][1], axes_lens=[2, 2, 2],
+        tensors,
+        "ZImageTransformer2DModel",
+        "ZImageLoraLoaderMixin",
+        dim=hidden,
+        n_layers=blocks,
+        n_refiner_layers=refiners,
+        n_heads=hidden // head,
+        n_kv_heads=hidden // head,
+        in_channels=tokens // 4,
+        cap_feat_dim=known["cap_embedder.1.weight"][1],
+        axes_lens=[2, 2, 2],
         axes_dims=[head // 4, 3 * head // 8, 3 * head // 8],
-    )  # fmt: skip
+    )

@@ -78,13 +78,18 @@ class ZImageFamily(OneEncoderFamily):
     def notes(self) -> Iterator[Problem]:
         """What no file tells, and what Turbo loses."""
         if not self.config.model.model_version:
-            yield Problem("model_version",
+            yield Problem(
+                "model_version",
                 "is not set, so that the file is trained as base; files of Turbo look alike",
-                fix={"model_version": "base"})  # fmt: skip
+                fix={"model_version": "base"},
+            )
         elif self.is_turbo and not (isinstance(self.config, ZImageLora) and self.config.network.base_weights):
-            yield Problem("model_version",
+            yield Problem(
+                "model_version",
                 "= turbo: what is trained on Turbo alone unlearns its few steps; give a training adapter for Turbo as "
-                "base_weights of a LoRA, or train on base", also="base_weights")  # fmt: skip
+                "base_weights of a LoRA, or train on base",
+                also="base_weights",
+            )
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:
         """The denoiser under the keys of the original's single file, which ComfyUI has as well, without prefix."""

@@ -20,9 +20,14 @@ class ZImageLoraNames(LoraNames):
     trees: ClassVar[tuple[str, ...]] = ("layers.", "noise_refiner.", "context_refiner.")
     version_word: ClassVar[str] = "z_image"
     words: ClassVar[tuple[str, ...]] = (
-        "all_x_embedder", "all_final_layer", "noise_refiner", "context_refiner", "cap_embedder", "t_embedder",
+        "all_x_embedder",
+        "all_final_layer",
+        "noise_refiner",
+        "context_refiner",
+        "cap_embedder",
+        "t_embedder",
         "feed_forward",
-    )  # fmt: skip
+    )
     mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
     shared: ClassVar[SharedForm] = SharedForm(is_peft=False, has_lokr=True)
     saved: ClassVar[str] = "comfy"

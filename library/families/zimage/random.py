@@ -43,9 +43,20 @@ class ZImageSizes(LanguageModelSizes):
 TINY = ZImageSizes()
 TINY_OPTIONS: dict[str, int] = {}
 FULL = ZImageSizes(
-    hidden=3840, head=128, mlp=10240, time=(1024, 256), blocks=30, refiners=2, text=2560, text_layers=36,
-    text_mlp=9728, text_heads=32, text_groups=8, vae_widths=(128, 256, 512, 512), resolutions=(512, 1024),
-)  # fmt: skip
+    hidden=3840,
+    head=128,
+    mlp=10240,
+    time=(1024, 256),
+    blocks=30,
+    refiners=2,
+    text=2560,
+    text_layers=36,
+    text_mlp=9728,
+    text_heads=32,
+    text_groups=8,
+    vae_widths=(128, 256, 512, 512),
+    resolutions=(512, 1024),
+)
 
 
 def model_sizes(_config: RunConfig, full: bool) -> ZImageSizes:

@@ -31,8 +31,20 @@ OLD = Tiles(128, 128, 64, 8, 2)  # RTX 20
 
 
 @triton.jit
-def _product(left, weight, rows, columns, out, m, n, k,  # noqa: PLR0913 - a kernel takes no objects
-             SCALED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):  # fmt: skip
+def _product(  # noqa: PLR0913 - a kernel takes no objects
+    left,
+    weight,
+    rows,
+    columns,
+    out,
+    m,
+    n,
+    k,
+    SCALED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+):
     # Programs that run at the same time share rows and columns: eight rows of tiles before the next column.
     i, j = tl.swizzle2d(tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1), 8)
     row, column, depth = i * M + tl.arange(0, M), j * N + tl.arange(0, N), tl.arange(0, K)
@@ -65,10 +77,21 @@ def multiply(
     kernel: Any = _product
     with torch.cuda.device(left.device):
         kernel[grid](
-            left, weight, rows, rows if columns is None else columns, out, m, n, k,
-            SCALED=columns is not None, M=tiles.rows, N=tiles.columns, K=tiles.depth,
-            num_warps=tiles.warps, num_stages=tiles.stages,
-        )  # fmt: skip
+            left,
+            weight,
+            rows,
+            rows if columns is None else columns,
+            out,
+            m,
+            n,
+            k,
+            SCALED=columns is not None,
+            M=tiles.rows,
+            N=tiles.columns,
+            K=tiles.depth,
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+        )
     return out
 
 
