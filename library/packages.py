@@ -42,7 +42,6 @@ PATIENCE = 120.0  # seconds for loading one in a process of its own
 
 
 def title(module: str) -> str:
-    """The name by which the package of a module is installed."""
     return PACKAGES.get(module, module)
 
 
@@ -78,7 +77,6 @@ def absent(module: str) -> Message:
 
 
 def broken(module: str, error: str) -> Message:
-    """The sentence's end about a package that is there and of no use."""
     template = "needs {package}, which does not load here ({error}): {command}"
     return Message(template, package=title(module), error=error, command=command(module, again=True))
 

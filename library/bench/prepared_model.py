@@ -83,7 +83,6 @@ def _run(
 
 
 def autocast(config: RunConfig, device: torch.device) -> contextlib.AbstractContextManager:
-    """Mixed precision, as a training has it."""
     kind = fp8_storage.compute_type(config)
     return contextlib.nullcontext() if kind == torch.float32 else torch.autocast(device.type, kind)
 
@@ -112,7 +111,6 @@ class PreparedModel:
         self._losses = itertools.cycle([self._loss(width, height) for width, height in sides])
 
     def autocast(self) -> contextlib.AbstractContextManager:
-        """Mixed precision, as a training has it."""
         return autocast(self.config, self.device)
 
     def _loss(self, width: int, height: int) -> Callable[[], Tensor]:
@@ -192,7 +190,6 @@ class PreparedModel:
         return {"compile": kept} | ({"not_compiled": self.not_compiled} if self.not_compiled else {})
 
     def close(self) -> None:
-        """Let the model go."""
         del self.made, self.optimizer, self._losses, self._swap
         self.compile_log.close()
 

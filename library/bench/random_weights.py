@@ -39,7 +39,6 @@ def check_room(model: nn.Module, device: torch.device, dtype: torch.dtype) -> No
 
 
 def weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:
-    """What the weights take in a type."""
     return sum(p.numel() for p in model.parameters()) * dtype.itemsize
 
 

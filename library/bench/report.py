@@ -22,7 +22,6 @@ def rates(flops: int | None, milliseconds: float, matmul: JsonMapping) -> JsonOb
 
 
 def measured_rows(result: JsonMapping, part: str = "", resolution: int | None = None) -> list[Row]:
-    """The rows of a part that were measured."""
     rows = [row for row in result.get("results", ()) if row.get("status") == "ok"]
     return [r for r in rows if (not part or r["part"] == part) and resolution in (None, r.get("resolution"))]
 
@@ -82,7 +81,6 @@ def _with_break_even(compared: Message, row: Row, first: Row) -> Message:
 
 
 def titled(row: Row) -> str:
-    """Which measurement it is."""
     return " ".join(str(row[key]) for key in ("part", "resolution", "candidate") if row.get(key) is not None)
 
 
@@ -123,7 +121,6 @@ def cells(result: JsonMapping) -> tuple[list[str], list[list[MessageLike]]]:
 
 
 def speed(result: JsonMapping, row: Row) -> str:
-    """How many times as fast as the first way that was measured of this part and size."""
     same = measured_rows(result, row["part"], row.get("resolution"))
     return f"{same[0]['ms']['p50'] / row['ms']['p50']:.2f}x" if len(same) > 1 else ""
 
@@ -179,5 +176,4 @@ def columns(rows: Sequence[Sequence[MessageLike]]) -> Iterable[str]:
 
 
 def milliseconds(value: float) -> str:
-    """In the unit that reads best."""
     return f"{value / 1000:.2f} s" if value >= 1000 else f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"

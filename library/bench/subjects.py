@@ -46,7 +46,6 @@ class LearnedText(FrozenBaseMethod):
         self.texts = {name: nn.Parameter(text) for name, text in texts.items()}
 
     def named(self) -> dict[str, nn.Parameter]:
-        """All that gradients come to."""
         return self.texts
 
 
@@ -101,7 +100,6 @@ class FamilySubject:
         self._loaded: ModelComponents | None = None
 
     def config(self, given: JsonMapping) -> RunConfig:
-        """The settings with these options on top."""
         return build(self.kind, {**self.values, **given}, notes=[])
 
     def make(self, config: RunConfig, device: torch.device) -> TrainableModel:
@@ -154,7 +152,6 @@ class FamilySubject:
         return self._module.input_shapes(made.family, made.components.denoiser).texts(self.batch, device)
 
     def encoders(self) -> Mapping[str, Callable[[torch.device, torch.dtype], Callable[[], Any]]]:
-        """The text encoders by name."""
         names = self._module.random(self._module.model_sizes(self.config({}), full=False)).encoders
         return {name: lambda device, dtype, name=name: self._encoder(name, device, dtype) for name in names}
 

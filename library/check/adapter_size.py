@@ -98,7 +98,6 @@ def _without_weights(config: AdapterRun, args: Any) -> AdapterRun:
 
 
 def _key(config: AdapterRun) -> str:
-    """What the networks depend on."""
     given = {name: getattr(config.model, name) for name in options(type(config)) if hasattr(config.model, name)}
     return json.dumps(given, default=str, sort_keys=True)
 

@@ -85,11 +85,9 @@ class MemoryEstimate:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits into the GPU; None where its memory is not known."""
         return None if self.memory is None else self.peak <= self.memory * 0.97
 
     def as_json(self) -> JsonObject:
-        """For the page."""
         return {**asdict(self), "basis": str(self.basis), "fits": self.fits}
 
     def sentence(self) -> Message:

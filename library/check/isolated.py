@@ -79,33 +79,28 @@ def environment(launch: JsonMapping) -> dict[str, str]:
 
 
 def finding(text: MessageLike, topic: str, verdict: str, fix: Mapping[str, Any] = {}) -> JsonObject:
-    """One finding as JSON: a problem, or a plain sentence, and what the report says of it."""
     problem = next(problems_of([text])) if isinstance(text, Message) else Problem("", text)
     return {**problem.as_json(), "topic": topic, "verdict": verdict, "fix": dict(fix)}
 
 
 def known(reading: Reading[Any]) -> list[JsonObject]:
-    """The findings that a form tells by itself."""
     return [finding(problem, "settings", "bad", working_fix(problem, reading.config)) for problem in reading.problems]
 
 
 def failed(why: MessageLike, reading: Reading[Any]) -> Report:
-    """The report of a check that did not come to an end, with what was known before."""
     return {"findings": [*known(reading), finding(why, "other", "hint")], "fit": None, "failed": True}
 
 
 def problems(report: Report) -> list[JsonObject]:
-    """The findings that have to be mended before a start."""
     return [finding for finding in report["findings"] if finding["verdict"] == "bad"]
 
 
 def uncaptioned(report: Report) -> Problem | None:
-    """That no image has a caption, if it is so: legal, and rarely meant, so that it is asked about."""
+    # Legal but rarely intended, so the page asks for confirmation.
     return next((read(one) for one in report["findings"] if one["code"] == "no_captions"), None)
 
 
 def without_ineffective(report: Report, typed: Collection[str]) -> Report:
-    """The report without remarks on options that have no effect and that nobody typed: a preset has set them, and they
-    wait for the switch that is off now. The form says beside each why it has no effect."""
+    # A preset sets options whose switch is off; the form already shows beside each why it has no effect.
     kept = [one for one in report["findings"] if one["code"] != "ineffective" or one["option"] in typed]
     return {**report, "findings": kept}

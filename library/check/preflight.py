@@ -79,7 +79,6 @@ def show(config: RunConfig) -> None:
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
-    """What has to be fixed before this run can start. Loads no model."""
     yield from findings(config)[0]
 
 
@@ -97,18 +96,15 @@ def load_named_code(config: RunConfig) -> None:
 
 
 def code_notes(config: RunConfig) -> list[Problem]:
-    """The names of code that is not listed, which no check has looked at."""
     template = "{name} is code of a package that this program does not list; it runs when the training starts"
     return [Problem(option, template, name=name) for option, name in code_names.unlisted(config).items()]
 
 
 def beyond(reading: building.Reading[Any]) -> list[Problem]:
-    """What has to be fixed besides the problems that reading a config has found."""
     return judged(reading.config, look(reading), reading)[0]
 
 
 def findings(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
-    """Problems that stop a run, and remarks that do not."""
     return judged(config, data.check(config, config.grid))
 
 
@@ -217,7 +213,7 @@ def _fitted(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[Problem]:
 
 
 def _graphs(config: RunConfig, images: data.Check, failed: Mapping[str, bool]) -> Iterator[Problem]:
-    """More graphs than are allowed: a mistake with compile_fullgraph, else only slower."""
+    # An error with compile_fullgraph; otherwise blocks only run more slowly.
     if not any(map(failed.get, COUNTED)):
         yield from graph_limit.problems(config, images.images, _device())
 
@@ -278,7 +274,6 @@ def _cut_captions(family: Family, images: data.Check) -> Iterator[Problem]:
 
 
 def _resumed(config: RunConfig) -> Iterator[Problem]:
-    """A state on the hub is looked at when it has been downloaded."""
     if config.steps.resume and not config.steps.resume_from_huggingface:
         yield from resume_state.problems(Path(config.steps.resume), config)
 
@@ -317,7 +312,6 @@ def _alone(config: RunConfig) -> Iterator[Problem]:
 
 
 def _device() -> Any:
-    """What the training will compute on."""
     on_cpu = not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
     return torch.device("cpu" if on_cpu else "cuda")
 

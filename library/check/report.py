@@ -73,12 +73,10 @@ class Finding:
     fix: JsonObject = field(default_factory=dict)
 
     def as_json(self) -> JsonObject:
-        """For another process."""
         return isolated.finding(self.text, self.topic, self.verdict, self.fix)
 
     @property
     def _is_idle(self) -> bool:
-        """Whether it is about an option without effect, whose default says nothing."""
         return isinstance(self.text, Problem) and self.text.code == "ineffective"
 
     @property
@@ -100,7 +98,6 @@ class Report:
 
     @property
     def problems(self) -> list[MessageLike]:
-        """What has to be fixed first."""
         return [finding.text for finding in self.findings if finding.verdict == "bad"]
 
     def as_json(self) -> JsonObject:

@@ -111,7 +111,6 @@ def _script(argv: list[str]) -> tuple[str, list[str]]:
 
 
 def _only(wrong: ConfigError) -> JsonObject:
-    """The report of a check that ends with what could not be read."""
     return {"findings": [finding(problem, "other", "bad") for problem in wrong.problems], "fit": None}
 
 

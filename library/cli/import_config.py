@@ -21,7 +21,6 @@ SUFFIX = {"sample_prompts": ".prompts.txt", "dataset_config": ".dataset.toml"}
 
 
 def configs() -> dict[str, type]:
-    """What can be trained, by script."""
     return {script: config_class(script) for script in RUNS}
 
 
@@ -80,7 +79,6 @@ def _say(made: importers.Imported, path: Path | None) -> None:
 
 
 def _blanks(made: importers.Imported) -> list[Problem]:
-    """What is still to fill in, once the files of data sets and prompts are written beside the config."""
     return missing(made.with_files(dict.fromkeys(made.texts, "beside")).config)
 
 

@@ -64,12 +64,10 @@ def probe(argv: list[str]) -> int:
 
 
 def bench(argv: list[str]) -> int:
-    """Measure this machine with a model."""
     return shell.main(argv, script_of)
 
 
 def sample(argv: list[str]) -> int:
-    """Generate images with a base model and LoRA files."""
     return sampling.main(argv, script_of)
 
 
@@ -98,7 +96,6 @@ def script_of(path: Path) -> str:
 
 
 def _has_its_files(config: type[RunConfig], given: set[str], shared: set[str]) -> bool:
-    """Whether the model files that this family has and not all that fit are named, if there are such."""
     own = {o.name for o in options(config).values() if o.section == "model" and o.kind == "file"} - shared
     return not own or bool(own & given)
 

@@ -79,7 +79,6 @@ def _run(argv: list[str]) -> int:
 
 
 def usage() -> str:
-    """The help of the command itself."""
     lines = [f"  {name:<9} {command.about}" for name, command in COMMANDS.items()]
     return "\n".join(["kohya COMMAND [options]", "", *lines, "", "kohya COMMAND --help says more about one of them."])
 

@@ -36,12 +36,10 @@ def table(columns: Mapping[str, Values]) -> str:
 
 
 def values(path: Path) -> Values:
-    """All options of a preset as its TOML has them."""
     return {name: toml_value(value).replace("|", "\\|") for name, value in flat(read_toml(path)).items()}
 
 
 def with_tables(text: str) -> str:
-    """The text of the page with current tables."""
     return TABLES.sub(lambda match: f"{match[1]}\n{tables()}\n{match[2]}", text)
 
 
@@ -85,7 +83,6 @@ def _joined(groups: Mapping[str, Columns]) -> dict[str, Columns]:
 
 
 def main() -> None:
-    """Write the tables into the page."""
     PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
     print(f"wrote the values in {PAGE}")
 

@@ -242,7 +242,6 @@ def sound(files: Sequence[SavedFile], config: RunConfig) -> tuple[list[SavedFile
 
 
 def _base_weights(config: RunConfig) -> Sequence[tuple[str, float]]:
-    """The files that were merged into the model before an adapter learned."""
     return methods.base_weights(config) if isinstance(config, AdapterRun) else ()
 
 

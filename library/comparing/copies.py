@@ -28,5 +28,4 @@ class TrainingLooks:
 
 
 def _apart(one: tuple[int, int], other: tuple[int, int]) -> int:
-    """How many bits differ."""
     return sum((a ^ b).bit_count() for a, b in zip(one, other, strict=True))

@@ -36,7 +36,6 @@ class AppliedMethod:
         self._applied, self._strengths = model.applied, strengths
 
     def set_multiplier(self, by: float) -> None:
-        """Leave what is applied out with 0."""
         self._applied.set(self._strengths if by else {})
 
 
@@ -86,7 +85,6 @@ class HeldOutLoss:
 
     @property
     def _seed(self) -> int:
-        """As the training's validation has it."""
         own = self.config.validation.validation_seed if isinstance(self.config, AdapterRun) else None
         return (self.config.steps.seed or 0) if own is None else own
 

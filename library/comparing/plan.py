@@ -72,7 +72,6 @@ def run_of(name: str) -> reader.RecordedRun:
 
 
 def is_comparable(run: reader.RecordedRun) -> bool:
-    """Whether it has saved files that can be compared."""
     script = str(run.facts.get("script") or "")
     return script in families.RUNS and families.config_class(script).kind in KINDS and bool(_saved(run))
 
@@ -95,7 +94,6 @@ def _step(event: JsonMapping) -> int:
 
 
 def _saved(run: reader.RecordedRun) -> Sequence[JsonObject]:
-    """The events of its files; of states there are others."""
     found = reader.progress(run.folder).update().events.get("saved", ())
     return [event for event in found if event.get("file") and not str(event["file"]).rstrip("/\\").endswith("-state")]
 
@@ -187,5 +185,4 @@ def prompts_of(run: reader.RecordedRun, config: RunConfig) -> list[Prompt]:
 
 
 def with_seed(prompts: Sequence[Prompt], seed: int = SEED) -> list[Prompt]:
-    """The prompts; those without a seed get this one."""
     return [one if one.seed is not None else replace(one, seed=seed) for one in prompts]

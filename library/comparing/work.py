@@ -45,12 +45,10 @@ def compare(run: reader.RecordedRun, asked: argparse.Namespace, given: list[Prom
 
 
 def _printed(text: Message, done: int, total: int) -> None:
-    """What is done now, in a shell: beside the result, which goes to stdout."""
     print(f"{text} {done} / {total}" if total > 1 else str(text), file=sys.stderr, flush=True)
 
 
 def _started_in(run: reader.RecordedRun) -> contextlib.AbstractContextManager[object]:
-    """The folder that a run was started in, where its relative paths begin."""
     folder = Path(str(run.facts.get("folder") or "."))
     return contextlib.chdir(folder) if folder.is_dir() else contextlib.nullcontext()
 

@@ -63,7 +63,7 @@ def problems(given: str | None, device: torch.device) -> Iterator[Problem]:
 
 
 def _in_environment() -> str | None:
-    """The folder that the environment names, unless it is the default that PyTorch itself sets when it is imported."""
+    # PyTorch sets the variable itself on import; that default is not the user's choice.
     chosen = os.environ.get(INDUCTOR)
     return None if chosen in (default_cache_dir(), _told.get(INDUCTOR)) else chosen
 
@@ -97,7 +97,6 @@ def _not_made(folder: Path) -> str:
 
 # Why: docs/decisions/2026-11-20-compile-cache-folder.md
 def default_root() -> Path:
-    """The user's own cache folder for compiled code of all kinds."""
     return platformdirs.user_cache_path("kohya", appauthor=False) / "compile"
 
 

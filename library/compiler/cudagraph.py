@@ -66,7 +66,6 @@ def attach(denoiser: nn.Module, log: CompileLog, reserve: int | None = None) -> 
 
 
 def recorder_of(denoiser: nn.Module) -> "GraphedModel | None":
-    """The GraphedModel of a denoiser; None where it is not recorded."""
     return vars(denoiser).get("_recorder")
 
 

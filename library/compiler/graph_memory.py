@@ -19,7 +19,6 @@ class GraphMemory:
             pass
 
     def used(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, tensors get their memory from here."""
         return torch_private.allocate_to_pool(torch.cuda.current_device(), self._pool)
 
     @contextlib.contextmanager

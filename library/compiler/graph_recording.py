@@ -40,11 +40,9 @@ class Call:
 
     @property
     def shape(self) -> str:
-        """The shape of its first tensor, for the log."""
         return " x ".join(map(str, self.tensors[0].shape))
 
     def arguments(self, tensors: Sequence[Tensor]) -> Any:
-        """The same call with other tensors: (args, kwargs)."""
         given, others = iter(tensors), iter(self.others)
         return pytree.tree_unflatten([next(given if place else others) for place in self.places], self.tree)
 

@@ -161,7 +161,6 @@ class CompileLog:
 
     # Why: docs/decisions/2026-11-20-graphs-are-predicted.md
     def predicted(self) -> dict[str, int]:
-        """How many forward graphs the whole run should need, by class of block."""
         return {kind: sum(self._sizes[kind, shape] for shape in set(shapes)) for kind, shapes in self.expected.items()}
 
     def due(self) -> int:
@@ -174,7 +173,6 @@ class CompileLog:
 
     @property
     def graphs_per_block(self) -> int:
-        """How many graphs a single block needs at most."""
         return max(self._sizes.values(), default=0)
 
     def recompilations(self) -> list[CompiledGraph]:
@@ -218,12 +216,10 @@ class CompileLog:
 
     @property
     def active(self) -> bool:
-        """Whether blocks are compiled, or will be after some eager steps."""
         return bool(self.expected) and not self.fallback
 
     @property
     def waiting(self) -> bool:
-        """Whether compiling has yet to begin, as eager steps to compare with come first."""
         return self.speedup.eager_steps_left > 0
 
     @property

@@ -32,7 +32,6 @@ def keep_class_name(made: type[nn.Module], cls: type[nn.Module], behaviour: str 
 
 
 def behaviours_of(module: nn.Module) -> set[str]:
-    """What replaced classes have added to a block or layer, such as "checkpointed"."""
     return {_BEHAVIOURS[cls] for cls in type(module).__mro__ if cls in _BEHAVIOURS}
 
 

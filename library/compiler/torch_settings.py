@@ -23,7 +23,6 @@ QUIET = {"autotune_num_choices_displayed": 0, "max_autotune_report_choices_stats
 
 # Why: docs/decisions/2026-11-22-switches-in-every-thread.md
 def version() -> tuple[int, int]:
-    """PyTorch's version, major and minor."""
     major, minor = torch.__version__.split("+")[0].split(".")[:2]
     return int(major), int(minor)
 

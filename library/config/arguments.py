@@ -38,5 +38,4 @@ class Arguments(argparse.ArgumentParser):
 
 
 def _alike(word: str, known: set[str]) -> set[str]:
-    """Options for an option, other words for another word."""
     return {one for one in known if one.startswith("-") == word.startswith("-")}

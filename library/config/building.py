@@ -24,7 +24,6 @@ class Layer:
 
     @property
     def place(self) -> str:
-        """What a message says in front of the name of one of its options."""
         return f"in {self.source}: " if self.source not in ("", "--") else self.source
 
 
@@ -110,7 +109,6 @@ def read_layers(config: type[C], layers: Iterable[Layer], unreadable: Collection
 
 
 def draft(config: type[C], read: JsonMapping) -> C:
-    """A config of valid values, without checking rules across options."""
     return _assemble(config, read)
 
 
@@ -120,12 +118,10 @@ def replace(config: C, **changes: Any) -> C:
 
 
 def missing(config: RunConfig) -> list[Problem]:
-    """What must be filled in before this config can be trained with."""
     return list(_ask(config, "missing"))
 
 
 def notes(config: RunConfig) -> list[Problem]:
-    """Remarks on a valid config."""
     return list(_ask(config, "notes"))
 
 
@@ -215,7 +211,6 @@ def _resolve(
 
 
 def understood(config: type[RunConfig]) -> list[str]:
-    """Names that a config has an answer to: its options, and names of old files and other programs."""
     tables = (getattr(config, table, {}) for table in ("aliases", "retired", "foreign", "old"))
     return [*options(config), *(name for table in tables for name in table)]
 

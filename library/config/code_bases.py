@@ -147,7 +147,6 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def is_package(module: str) -> bool:
-    """Whether a module is a folder of others."""
     spec = spec_of(module)
     return spec is not None and spec.submodule_search_locations is not None
 

@@ -37,12 +37,10 @@ BASES = {"optimizer_type": "Optimizer", "lr_scheduler_type": "LRScheduler"}  # w
 
 
 def code_options(config: type[RunConfig]) -> tuple[str, ...]:
-    """The options of a config class that name code."""
     return tuple(name for name, option in options(config).items() if option.kind == "code")
 
 
 def is_listed(module: str) -> bool:
-    """Whether a module belongs to a package that is listed."""
     return any(module == one or module.startswith(f"{one}.") for one in LISTED)
 
 
@@ -52,7 +50,6 @@ def may_look(module: str) -> bool:
 
 
 def is_absent(name: str) -> bool:
-    """Whether the package of a name is not there at all."""
     return code_bases.spec_of(name.partition(".")[0]) is None
 
 
@@ -125,6 +122,5 @@ class _Names:
 
 
 def _names(module: str) -> _Names | None:
-    """None for a module that is no readable source."""
     tree = code_bases.source(module)
     return _Names(tree.body) if tree else None

@@ -98,7 +98,6 @@ def without_network_settings() -> Iterator[None]:
 
 
 def processes() -> int:
-    """How many processes train together."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -110,7 +109,6 @@ def shards_asked() -> int:
 
 
 def first_process() -> bool:
-    """Whether this is the process of a multi-process launch that prints."""
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -23,7 +23,6 @@ def exclusive(config: RunConfig, first: str, *others: str) -> Problem:
 
 
 def in_bf16(run: RunConfig) -> JsonObject:
-    """The fix that is bf16 where a config has fp16."""
     full = {"full_fp16": False, "full_bf16": True} if run.precision.full_fp16 else {}
     return {"mixed_precision": "bf16", **full}
 
@@ -36,7 +35,6 @@ def bucket_limits(sizes: Iterable[tuple[int, int]], buckets: Any) -> JsonObject:
 
 
 def carried(arguments: Iterable[str]) -> tuple[str, ...]:
-    """Of the arguments of one optimizer, those that mean the same to another."""
     return tuple(pair for pair in arguments if pair.partition("=")[0].strip() in COMMON_ARGUMENTS)
 
 

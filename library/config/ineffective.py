@@ -14,7 +14,6 @@ from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 
 
 def remark(name: str, reason: MessageLike, **arguments: Any) -> Problem:
-    """The remark on an option that is set and has no effect."""
     said = reason if isinstance(reason, Message) else Message(reason, **arguments)
     return Problem(name, "has no effect here: {reason}", reason=said, code="ineffective")
 

@@ -151,7 +151,6 @@ def table_of(path: str | Path, most: int = SETTINGS) -> JsonObject:
 
 
 def load_yaml(path: str | Path) -> Any:
-    """A YAML file as it is. Raises ConfigError as `load_json` does, and for an alias, which can stand for gigabytes."""
     return parse_yaml(read_text(path, YAML), path)
 
 

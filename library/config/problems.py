@@ -65,7 +65,6 @@ class Message:
     plural: str
 
     def __init__(self, template: str, /, **arguments: Any) -> None:
-        """`{name}` in the template stands for the argument of that name; without arguments braces mean nothing."""
         filled = {name: value if isinstance(value, Message) else printable(value) for name, value in arguments.items()}
         self._set(template=template, arguments=MappingProxyType(filled), plural="")
 
@@ -103,7 +102,6 @@ class Message:
 
     @property
     def _parts(self) -> tuple[Any, ...]:
-        """What makes two of them equal."""
         return (self.template, *sorted(self.arguments.items(), key=itemgetter(0)), self.plural)
 
     def as_json(self) -> JsonObject:
@@ -115,7 +113,6 @@ class Message:
         return {"text": str(self), "template": self.template, **plural, "arguments": inner}
 
     def changed(self, change: Callable[[str], str]) -> "Message":
-        """The same with what was put into it changed; one without arguments is changed whole."""
         return self._with(*self._changed(change))
 
     def _changed(self, change: Callable[[str], str]) -> "tuple[dict[str, str | Message], str]":
@@ -175,12 +172,10 @@ class Problem(Message):
 
     @property
     def _parts(self) -> tuple[Any, ...]:
-        """The sentence and its option; another fix makes no other problem."""
         return (*super()._parts, self.option, self.place)
 
     @property
     def options(self) -> frozenset[str]:
-        """All options that it depends on."""
         return self.also | {self.option} if self.option else self.also
 
     @property
@@ -191,11 +186,9 @@ class Problem(Message):
         return Message(self.template.removeprefix(":").lstrip(), **self.arguments)
 
     def capitalized(self) -> Message:
-        """As of any text; the name of an option stays as it is written."""
         return self if self.option else self.replaced(template=super().capitalized().template)
 
     def changed(self, change: Callable[[str], str]) -> "Problem":
-        """As of any text."""
         arguments, template = self._changed(change)
         return self.replaced(template=template, **arguments)
 
@@ -217,25 +210,20 @@ class OptionName(Message):
     __slots__ = ()
 
     def as_json(self) -> JsonObject:
-        """As of any text, and that it is a name."""
         return {**super().as_json(), "isOption": True}
 
     def changed(self, change: Callable[[str], str]) -> "Message":
-        """A name stays as it is."""
         return self
 
     def capitalized(self) -> "Message":
-        """A name stays as it is."""
         return self
 
 
 def option_name(name: str) -> OptionName:
-    """The name of an option where it is an argument of a text."""
     return OptionName(name)
 
 
 def option_names(names: Iterable[str]) -> Message:
-    """The names of options, one after the other."""
     return listed([*map(option_name, names)])
 
 
@@ -261,7 +249,6 @@ def ngettext(template: str, plural: str, count: int, **arguments: Any) -> Messag
 
 
 def listed(texts: Sequence[MessageLike], between: str = ", ") -> Message:
-    """Texts as one, with a sign between."""
     template = between.join(f"{{part{at}}}" for at in range(len(texts)))
     return Message(template, **{f"part{at}": text for at, text in enumerate(texts)})
 
@@ -273,7 +260,6 @@ def either(names: Iterable[MessageLike]) -> MessageLike:
 
 
 def together(names: Iterable[MessageLike]) -> MessageLike:
-    """Names that belong together: "a", "a and b", "a, b and c"."""
     *first, last = [*names] or [""]
     return Message("{first} and {last}", first=listed(first), last=last) if first else last
 
@@ -372,7 +358,6 @@ class ConfigError(ValueError):
 
     @property
     def said(self) -> Message:
-        """What it says, which can be translated: its problem, or a line for each."""
         return self.problems[0] if len(self.problems) == 1 else listed(self.problems, "\n")
 
 

@@ -27,7 +27,6 @@ def count(value: Any) -> int | None:
 
 
 def count_or_off(value: Any) -> int | None:
-    """The same, where sd-scripts reads a negative number as "not set" too."""
     return max(0, to_int(value)) or None
 
 
@@ -113,7 +112,6 @@ def pair(value: Any) -> str:
 
 
 def range_of_sizes(value: Any) -> tuple[float, float]:
-    """Two numbers, the smaller first, as numbers."""
     low, high = pair(value).split(",")
     return float(low), float(high)
 
@@ -157,5 +155,4 @@ def token_length(value: Any) -> int | None:
 
 
 def switch(value: Any) -> str:
-    """The words auto, true and false, also from a real boolean."""
     return str(value).strip().lower()

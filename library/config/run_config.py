@@ -38,7 +38,6 @@ class CaptionChange:
     sentences: tuple[str, ...] = ()  # one of which comes instead of each caption
 
     def of_prompt(self, prompt: str) -> str:
-        """A prompt with the words that learn."""
         return prompt.replace(self.word, self.words) if self.word else prompt
 
 

@@ -38,7 +38,6 @@ def opt(default: Any, help: str, **hints: Any) -> Any:
 
 
 def section(cls: type[S]) -> S:
-    """Declare one group of options inside a run's config."""
     return dataclasses.field(default_factory=cls)  # type: ignore[return-value]
 
 
@@ -76,7 +75,6 @@ def _option(field: dataclasses.Field, hint: Any, section: str) -> Option:
 
 
 def values(config: Any) -> JsonObject:
-    """Every option's value by name."""
     return {o.name: getattr(getattr(config, o.section), o.name) for o in options(type(config)).values()}
 
 
@@ -117,6 +115,5 @@ def flat(sections: JsonMapping, problems: list[Problem] | None = None) -> JsonOb
 
 
 def defaults(config: Any, *names: str) -> JsonObject:
-    """The defaults of some options, for a fix that switches them off; of those that the config has."""
     known = options(type(config))
     return {name: known[name].default for name in names if name in known}

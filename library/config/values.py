@@ -55,17 +55,14 @@ class Option:
 
     @property
     def help(self) -> str:
-        """One sentence for the reader."""
         return self.hints["help"]
 
     @property
     def label(self) -> str:
-        """What a form writes above the field."""
         return self.hints.get("label") or self.name.replace("_", " ").capitalize()
 
     @property
     def advanced(self) -> bool:
-        """Whether most people can leave it folded away."""
         return bool(self.hints.get("advanced"))
 
     @property
@@ -245,7 +242,6 @@ def to_str(value: Any) -> str:
 
 
 def to_path(value: Any) -> Path:
-    """A path."""
     return Path(to_str(value))
 
 

@@ -42,12 +42,10 @@ class Picture:
 
     @property
     def words(self) -> str:
-        """The part of its caption file that a training reads."""
         return captions.first_line(self.caption or "")
 
     @property
     def cut(self) -> tuple[float, float]:
-        """The shares of its width and of its height that are cropped for the bucket."""
         return self.fit.cut if self.fit else (0.0, 0.0)
 
     @property
@@ -68,7 +66,6 @@ class Picture:
 
     @property
     def used(self) -> bool:
-        """Whether a training would use it."""
         return not (self.unused or self.broken)
 
 
@@ -107,7 +104,6 @@ class ImageCollection:
 
     @property
     def rules(self) -> Buckets:
-        """The bucketing rules of its images."""
         return bucket_rules(datasets.load(self.config)[0])
 
     def find(self, name: str) -> Picture:
@@ -118,7 +114,6 @@ class ImageCollection:
             raise ConfigError("{name} is not in {root}: open the folder again", name=name, root=self.root) from None
 
     def hold(self, pictures: list[Picture]) -> None:
-        """Replace the images of the collection."""
         self.pictures, self.known = pictures, {picture.name: picture for picture in pictures}
 
     def count(self) -> JsonObject:

@@ -91,7 +91,6 @@ def read(path: Path) -> list[DatasetTable]:
 
 
 def described(datasets: Sequence[DatasetConfig]) -> list[DatasetTable]:
-    """The data sets of a training without a dataset file; its folders have only the options from their names."""
     return [DatasetTable({}, [FolderTable(_of_names(one)) for one in dataset.subsets]) for dataset in datasets]
 
 
@@ -196,7 +195,6 @@ def _rearranged(text: str, wanted: Sequence[DatasetTable]) -> str:
 
 
 def _lines(texts: Mapping[str, str], names: Sequence[str], there: JsonMapping) -> list[str]:
-    """The lines of options that a table does not have yet."""
     new = {name: text.strip() for name in names if name not in there and (text := texts.get(name, "")).strip()}
     return [f"{name} = {toml_value(_literal(name, KNOWN[name].read(text)))}" for name, text in new.items()]
 

@@ -21,12 +21,10 @@ def found(config: RunConfig) -> tuple[DatasetConfig, list[Problem]]:
 
 
 def is_flat(folder: str | None) -> bool:
-    """Whether the training images are directly in this folder."""
     return Path(folder or "").is_dir() and folders.is_flat(Path(folder or ""))
 
 
 def count(folder: Path) -> int:
-    """The number of images directly in a folder."""
     return len(folders.listing(folder).images)
 
 

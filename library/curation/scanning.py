@@ -173,7 +173,6 @@ def sharing(collection: ImageCollection) -> list[MessageLike]:
 
 
 def _safe(collection: ImageCollection, path: str) -> bool:
-    """Whether a path is not a link, or is one that may be followed."""
     return not os.path.islink(path) or collection.may(path)
 
 

@@ -96,7 +96,6 @@ class _Places:
             self._make(position, subset)
 
     def of(self, image: Image) -> ImageFolder:
-        """The source of an image."""
         return self.known[image.dataset, source(image.subset)]
 
     def _make(self, position: int, subset: SubsetConfig) -> None:
@@ -134,7 +133,6 @@ class _Places:
 
 
 def source(subset: SubsetConfig) -> str:
-    """The source that identifies a subset within its data set."""
     return subset.metadata_file or subset.image_dir or ""
 
 

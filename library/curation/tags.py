@@ -83,7 +83,6 @@ class Edit:
 
 
 def split(text: str, separator: str = ",") -> list[str]:
-    """The tags of a line, without the empty ones."""
     return [tag for part in text.split(separator or ",") if (tag := part.strip())]
 
 

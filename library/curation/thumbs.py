@@ -25,7 +25,6 @@ _pruned = [0.0]
 
 
 def root() -> Path:
-    """The folder of the cache."""
     return cache_folder() / "thumbnails"
 
 

@@ -46,7 +46,6 @@ class PastChange:
 
     @property
     def id(self) -> str:
-        """Its identifier among the changes of its data folder."""
         return f"{self.folder.parent.name}/{self.folder.name}"
 
 
@@ -155,7 +154,6 @@ class Change:
         self.count += len(pairs)
 
     def _name(self, path: Path) -> str:
-        """The name in the journal of a path as `_inside` returns it."""
         return path.relative_to(self.root).as_posix()
 
     def _journal(self, lines: Iterable[JsonMapping]) -> None:
@@ -172,7 +170,6 @@ class Change:
 
 
 def history(root: str | Path) -> list[PastChange]:
-    """The changes of a data folder that were not undone, the last one first."""
     return [past for past in _all(Path(root).resolve()) if past.state != UNDONE][:SHOWN]
 
 
@@ -208,7 +205,6 @@ def texts(root: str | Path, change: str) -> list[TextChange]:
 
 
 def lock(root: Path) -> threading.Lock:
-    """The lock of a data folder, which allows one change at a time."""
     return _locks.setdefault(str(root), threading.Lock())
 
 

@@ -24,12 +24,10 @@ class BackgroundTask:
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end, at most this long. Returns whether it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Request cancellation."""
         self._stop.set()
 
     def _run(self, work: Callable[[Report], JsonObject]) -> None:

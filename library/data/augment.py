@@ -28,7 +28,6 @@ class View:
 
 
 def middle(fit: "BucketFit", flip: bool = False) -> View:
-    """A centre crop."""
     width, height = fit.bucket
     return View(fit.resized, (fit.resized[0] - width) // 2, (fit.resized[1] - height) // 2, fit.bucket, flip)
 

@@ -23,7 +23,6 @@ class BucketFit:
 
     @property
     def cut(self) -> tuple[float, float]:
-        """The shares of width and of height that are cropped."""
         return 1 - self.bucket[0] / self.resized[0], 1 - self.bucket[1] / self.resized[1]
 
 

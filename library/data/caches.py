@@ -64,7 +64,6 @@ class Wanted:
 
     @property
     def cut(self) -> JsonObject:
-        """What the latents depend on besides the file of the image."""
         made = {"resized": list(self.fit.resized), "interpolation": self.interpolation}
         return made | ({"read": marks} if (marks := self.how.marks(self.image)) else {})
 
@@ -106,7 +105,6 @@ def latents_file(image: str, size: Size, suffix: str, how: Decoding = AS_STORED)
 
 
 def old_latents_file(image: str) -> str:
-    """`photo.npz`, the name in older versions of sd-scripts, which is still read."""
     return os.path.splitext(image)[0] + ".npz"
 
 

@@ -66,7 +66,6 @@ def variant(caption: str, options: SubsetConfig, name: str, number: int) -> str:
 
 
 def may_be_dropped(options: SubsetConfig) -> bool:
-    """Whether images are trained without their captions now and then."""
     return options.caption_dropout_rate > 0 or options.caption_dropout_every_n_epochs > 0
 
 
@@ -96,7 +95,6 @@ def _line_with_affixes(caption: str, options: SubsetConfig) -> str:
 
 
 def joined(tags: Sequence[str], separator: str) -> str:
-    """Join tags with the separator and a space."""
     return (separator if separator[-1:].isspace() else f"{separator} ").join(tags)
 
 

@@ -113,7 +113,6 @@ def without_images(result: "Survey") -> Iterator[Problem]:
 
 
 def _few(images: list[str]) -> dict[str, Any]:
-    """Values of a message: how many images it is about, and the first of them."""
     each = [*dict.fromkeys(images)]  # which may be trained at several sizes
     return {"count": counted(len(each), "image"), "images": some(each), "topic": "images"}
 
@@ -178,7 +177,6 @@ def control_fit(subset: SubsetConfig, size: Size, bucket: Size) -> BucketFit | N
 
 
 def _beside(result: "Survey", subset: SubsetConfig, image: Image) -> tuple[str, ...]:
-    """Files named like the image in each of the subset's folders of reference images."""
     return tuple(path for folder in subset.control_directories for path in _named_like(result, subset, folder, image))
 
 

@@ -57,7 +57,6 @@ def finish(last: Callable, made: Iterator, phase: Message, total: int, report: R
 
 
 def clean_up_after(files: Iterable[str]) -> None:
-    """Remove incomplete caches beside these files that a killed process left."""
     for folder in {os.path.dirname(file) for file in files}:
         clean_up(folder, lambda name: name.endswith((".npz", ".safetensors")))
 

@@ -127,7 +127,6 @@ def _rank(mark: str, seed: int) -> str:
 
 
 def _marks(images: "Iterable[Image]") -> dict[str, str]:
-    """The mark of each image, by path."""
     paths = [*dict.fromkeys(image.path for image in images)]
     return dict(zip(paths, spread(mark, paths), strict=True))
 

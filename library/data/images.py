@@ -34,7 +34,6 @@ class ControlImage:
 
     @property
     def is_masked(self) -> bool:
-        """Whether it is the image itself with a masked region."""
         return bool(self.mask) or self.drawn is not None
 
 
@@ -56,7 +55,6 @@ class Image:
 
     @property
     def encoded_caption(self) -> str:
-        """The caption that is encoded where captions are encoded once."""
         return captions.encoded_once(self.caption, self.subset, os.path.basename(self.path))
 
     def variant(self, number: int) -> str:
@@ -64,7 +62,6 @@ class Image:
         return captions.variant(self.caption, self.subset, os.path.basename(self.path), number)
 
     def encoded_captions(self, variants: int) -> list[str]:
-        """All captions that are encoded where they are encoded once: variants, and none where it may be dropped."""
         dropped = [""] if captions.may_be_dropped(self.subset) else []
         return [*dict.fromkeys([*map(self.variant, range(variants)), *dropped])]
 
@@ -82,17 +79,14 @@ class Image:
 
     @property
     def has_random_masks(self) -> bool:
-        """Whether each step draws one of several masks for it."""
         return bool(self.controls) and self.controls[0].drawn is not None
 
     @property
     def is_reg(self) -> bool:
-        """Whether it is a regularisation image."""
         return self.subset.is_reg
 
     @property
     def interpolation(self) -> str | None:
-        """The interpolation of resizing, where it is set."""
         return self.subset.resize_interpolation
 
 

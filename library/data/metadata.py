@@ -106,7 +106,6 @@ class RememberedFacts:
         return words if max(found.st_mtime_ns, found.st_ctime_ns) <= self._modified else None
 
     def unread(self, path: str) -> int:
-        """The number of unused lines of the caption file."""
         lines = self._about.get(path, {}).get("unread_lines", 0)
         return lines if isinstance(lines, int) else 0
 

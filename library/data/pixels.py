@@ -32,11 +32,9 @@ class Decoding:
     ground: str = ""
 
     def size(self, path: str, stored: tuple[int, int]) -> tuple[int, int]:
-        """The size of an image that is stored at this (width, height)."""
         return swapped(stored, orientation(path)) if self.upright else stored
 
     def turns(self, path: str) -> bool:
-        """Whether an image is turned or mirrored."""
         return self.upright and orientation(path) != 1
 
     def marks(self, path: str) -> list[int | str]:
@@ -50,7 +48,6 @@ AS_STORED = Decoding()
 
 
 def decoding(config: RunConfig) -> Decoding:
-    """How a training reads its images."""
     return Decoding(config.data.exif_rotation, config.data.transparent_background or "")
 
 
@@ -148,7 +145,6 @@ def read_mask(path: str | Path, how: Decoding = AS_STORED) -> np.ndarray:
 
 
 def mask_channel(image: Image.Image) -> Image.Image:
-    """What `read_mask` takes of an opened image."""
     return _eight_bit(image).convert("RGB").getchannel(0)
 
 

@@ -17,7 +17,6 @@ def image_stamp(image: str) -> list[Any]:
 
 
 def control_stamps(controls: "Iterable[ControlImage]") -> list[Any]:
-    """Stamps of control and reference images, to detect changes later."""
     return [_control_stamp(control) for control in controls]
 
 

@@ -50,7 +50,6 @@ def phrase_of(image: "Image", words: str, template: str) -> Phrase:
 
 
 def template_of(family: Family) -> str:
-    """The name of the template with which a text encoder reads reference images; "" where it reads none."""
     return family.picture_template if isinstance(family, ReadsPictures) else ""
 
 

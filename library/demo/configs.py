@@ -40,7 +40,6 @@ def write(
 
 
 def name_of(script: str, model: str) -> str:
-    """What the TOML of a script is called, for a family or a relative of it."""
     return script if model == families.owner(model) else f"{model}_{script}"
 
 

@@ -70,7 +70,6 @@ def speed_of(steps: list[JsonObject]) -> float | None:
 
 
 def difference(one: Outcome, other: Outcome) -> float | None:
-    """The largest relative difference of the losses of two runs, step by step."""
     shared = one.losses.keys() & other.losses.keys()
     return max((abs(one.losses[s] - other.losses[s]) / max(abs(one.losses[s]), 1e-12) for s in shared), default=None)
 
@@ -125,13 +124,11 @@ def verdict(family: str, eager: Outcome, fast: Outcome) -> list[str]:
 
 
 def compile_time(outcome: Outcome) -> str:
-    """Seconds of compiling, with a word where an earlier run had done the work."""
     cached = " (from cache)" if outcome.compiled.get("cache_hits") else ""
     return shown(outcome.compiled.get("seconds"), ".1f") + cached
 
 
 def shown(value: float | None, form: str) -> str:
-    """A number for the table; a dash for one that is not known."""
     return "-" if value is None else format(value, form)
 
 

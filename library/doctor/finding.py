@@ -18,15 +18,12 @@ class MachineFinding:
 
 
 def ok(topic: str, text: MessageLike, **data: Any) -> MachineFinding:
-    """All is well."""
     return MachineFinding(topic, "ok", text, data)
 
 
 def hint(topic: str, text: MessageLike, **data: Any) -> MachineFinding:
-    """Works, but could be better."""
     return MachineFinding(topic, "hint", text, data)
 
 
 def bad(topic: str, text: MessageLike, **data: Any) -> MachineFinding:
-    """Keeps a training from running."""
     return MachineFinding(topic, "bad", text, data)

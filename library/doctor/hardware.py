@@ -94,12 +94,10 @@ def how_to_get_compiler() -> MessageLike:
 
 
 def compile_cpu() -> MachineFinding:
-    """Compile a tiny function for the CPU, and compare."""
     return compile_on("cpu")
 
 
 def compile_gpu() -> MachineFinding:
-    """Compile a tiny function for the GPU, and compare."""
     return compile_on("cuda") if torch.cuda.is_available() else ok("compile", "")
 
 

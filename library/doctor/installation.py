@@ -29,7 +29,6 @@ def fingerprint() -> str:
 
 
 def lock_file(name: str) -> Path:
-    """A file of locks/."""
     return ROOT / "locks" / f"{name}.txt"
 
 

@@ -32,7 +32,6 @@ LONG = 60  # characters of this folder's path, above which packages reach beyond
 
 
 def step(number: int, text: str) -> None:
-    """Begin a step, and note it for an installation that does not finish."""
     say(f"\n[{number}/4] {text}")
     BEGUN.write_text(text + "\n", encoding="utf-8")
 

@@ -40,7 +40,6 @@ def attention(device: str) -> dict[str, float]:
 
 
 def packages() -> list[str]:
-    """Attention packages that are installed besides PyTorch's own kernels."""
     return [name for module, name in PACKAGES.items() if find_spec(module)]
 
 

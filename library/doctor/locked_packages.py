@@ -68,7 +68,6 @@ def torch_there() -> tuple[str, str]:
 
 
 def has_torch(build: str) -> bool:
-    """Whether the wanted version is installed, in the wanted build if one is wanted."""
     version, have = torch_there()
     return version == TORCH and build in ("", have)
 
@@ -170,7 +169,6 @@ def with_damaged(wanted: PackagePlan, broken: Sequence[str]) -> PackagePlan:
 
 
 def blocks(lock: str) -> list[str]:
-    """The packages of a lock, each with the lines of its hashes."""
     return re.findall(r"^[\w.-]+==.*\n(?:[ \t].*\n)*", lock, re.MULTILINE)
 
 

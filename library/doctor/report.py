@@ -61,7 +61,6 @@ def closing(found: list[MachineFinding]) -> str:
 
 
 def report(found: list[MachineFinding]) -> JsonObject:
-    """The findings for a program."""
     healthy = all(finding.verdict != "bad" for finding in found)
     return {"healthy": healthy, "findings": [asdict(finding) for finding in found]}
 
@@ -202,6 +201,5 @@ def settings(found: list[MachineFinding]) -> MachineFinding:
 
 
 def home_page() -> MachineFinding:
-    """The page's own needs."""
     version = installed("gradio")
     return ok("page", f"gradio {version}: kohya gui" if version else "", gradio=version)

@@ -46,7 +46,6 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """Its name without folders."""
         return self.path.rpartition("/")[2]
 
 
@@ -60,12 +59,10 @@ class Repository:
 
 
 def is_repository(name: str) -> bool:
-    """Whether this is a valid name of a repository, owner/name."""
     return bool(REPOSITORY.fullmatch(name)) and ".." not in name and "--" not in name
 
 
 def token() -> str | None:
-    """The user's token, from the environment or from a login."""
     return os.environ.get("HF_TOKEN") or keys.kept().get("huggingface_token")
 
 
@@ -114,7 +111,6 @@ def failure(name: str, error: Exception) -> Message:
 
 
 def licence(name: str) -> Message:
-    """The fix for a gated repository."""
     template = "{name} is gated: accept its licence at https://huggingface.co/{name}, then set a token as HF_TOKEN"
     return Message(template, name=name)
 

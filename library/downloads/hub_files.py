@@ -18,7 +18,6 @@ ANNOUNCED = ": {name} is downloaded from Hugging Face before the training, {size
 
 
 def default_folder() -> Path:
-    """The default folder of downloads."""
     return Path.home() / "kohya" / "models"
 
 
@@ -45,7 +44,6 @@ def download(name: str, report: Report) -> Path:
 
 
 def unreachable(option: str, name: str, why: Message | str) -> Problem:
-    """The problem of a file that is not here and cannot be had."""
     return Problem(option, UNREACHABLE, name=name, why=why)
 
 

@@ -42,7 +42,6 @@ TAGGER = FolderFiles((".onnx", ".csv"), (r"model\.onnx",))
 
 
 def is_id(text: str) -> bool:
-    """Whether this is the name of a repository on the hub, and not a local folder."""
     return hub.is_repository(text) and not Path(text).expanduser().exists()
 
 

@@ -53,13 +53,11 @@ def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.Argument
 
 
 def cache() -> Path:
-    """The cache folder of huggingface_hub."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     return Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
 
 
 def line(family: str, model: HubModel) -> str:
-    """A line for a model that can be downloaded, with its size."""
     parts = " + ".join(f"{file.path.rpartition('/')[2]} {file.size / GB:.1f} GB" for file in model.files)
     return f"{model.title} ({family}): {sum(file.size for file in model.files) / GB:.1f} GB\n  {parts}"
 

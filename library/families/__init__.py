@@ -24,12 +24,10 @@ SHOWN_BY_DEMO = "flux"
 
 @functools.cache
 def facts(name: str) -> FamilyFacts:
-    """The facts of a family."""
     return importlib.import_module(f"library.families.{name}.facts").FACTS
 
 
 def every() -> tuple[FamilyFacts, ...]:
-    """The facts of all families."""
     return tuple(map(facts, FAMILIES))
 
 
@@ -43,7 +41,6 @@ def owner(name: str) -> str:
 
 
 def titles() -> str:
-    """The titles of all families, in one line."""
     return ", ".join(known.title for known in every())
 
 
@@ -61,17 +58,14 @@ def config_class(script: str) -> type[RunConfig]:
 
 
 def lora_script(family: str) -> str:
-    """The script that trains a family's adapters."""
     return next(script for script in facts(family).scripts if config_class(script).adapters)
 
 
 def script_with(option: str) -> str:
-    """The first script that has an option, or ""."""
     return next((script for script, where in RUNS.items() if option in options(load(where))), "")
 
 
 def family_for(config: RunConfig) -> "Family":
-    """The family of a run's config, holding that config. Loads torch."""
     return load(facts(config.family).family)(config)
 
 
@@ -85,7 +79,6 @@ def compiling(config: RunConfig) -> tuple[int, float]:
 
 
 def load(where: str) -> Any:
-    """Import the object that `module:name` names."""
     module, name = where.split(":")
     return getattr(importlib.import_module(module), name)
 

@@ -53,7 +53,6 @@ class AdapterKind:
 
     @property
     def options(self) -> list[Option]:
-        """Its arguments."""
         known = section_options(self.args)
         return [known[name] for name in self.names]
 

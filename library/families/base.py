@@ -56,11 +56,9 @@ class ModelComponents:
 
     @property
     def deferred_files(self) -> list[Path]:
-        """The files that deferred networks will be read from."""
         return [file for network in self.deferred.values() for file in network.files]
 
     def read_vae(self) -> None:
-        """Read the VAE, if that was deferred."""
         if waiting := self.deferred.pop("vae", None):
             self.vae = waiting.read()
 
@@ -101,7 +99,6 @@ class TextCache:
 
     @property
     def stored(self) -> tuple[str, ...]:
-        """The keys of the arrays in a file."""
         return tuple(key for key in self.keys if key != self.mask)
 
 

@@ -126,5 +126,4 @@ class FamilyFacts:
 
     @property
     def demo(self) -> str:
-        """The module with the tables of its demo and the check of its LoRA in diffusers."""
         return f"library.families.{self.name}.demo"

@@ -328,7 +328,6 @@ def args_class(config: AdapterRun) -> type[Any] | None:
 
 
 def texts(config: AdapterRun) -> dict[str, str]:
-    """The arguments as text, for modules that parse them themselves."""
     return dict(pair.split("=", 1) for pair in config.network.network_args if "=" in pair)
 
 

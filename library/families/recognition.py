@@ -20,7 +20,6 @@ ADAPTER = re.compile(r"lora_(down|up|A|B)|\.hada_w1|\.lokr_w")
 
 
 def described(shapes: Shapes) -> tuple[FamilyFacts | None, str]:
-    """The family of a checkpoint, None for an unsupported one, and its description as part of a sentence."""
     return _described(tuple(shapes.items()))
 
 
@@ -49,7 +48,6 @@ def _described(entries: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[Family
 
 
 def describe(shapes: Shapes) -> str:
-    """The description of a checkpoint, as part of a sentence."""
     return described(shapes)[1]
 
 

@@ -16,5 +16,5 @@ class Variant:
     architecture: str  # modelspec.architecture; "" where it is in the header
 
     def __deepcopy__(self, known: object) -> Self:
-        """Itself, as it is immutable and shared by copies of a family."""
+        # Immutable, so copies of a family can share it.
         return self

@@ -61,7 +61,6 @@ def with_header(text: str) -> bytes:
 
 
 def fits(found: JsonMapping) -> bool:
-    """Whether this is the header of a .safetensors file."""
     return isinstance(found.get(METADATA), Mapping)
 
 
@@ -141,7 +140,6 @@ def _kind(builder: ImportBuilder, version: str) -> None:
 
 
 def _edit(architecture: str) -> str:
-    """The version of Qwen-Image-Edit by its architecture's name."""
     number = re.search(r"2509|2511", architecture)
     return f"edit-{number[0]}" if number else "edit"
 

@@ -33,7 +33,6 @@ TRAINERS = ("sd_trainer", "ui_trainer", "diffusion_trainer")
 
 
 def fits(found: JsonMapping) -> bool:
-    """Whether this is a file of ai-toolkit."""
     inner = found.get("config")
     return isinstance(inner, Mapping) and isinstance(inner.get("process"), list)
 

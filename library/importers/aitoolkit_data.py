@@ -30,7 +30,6 @@ REFERENCES = ("ctrl_img", "ctrl_img_1", "ctrl_img_2", "ctrl_img_3")
 
 
 def is_dataset(found: JsonMapping) -> bool:
-    """Whether these are data sets of ai-toolkit without a training."""
     return "config" not in found and any("folder_path" in table for table in tables(found.get("datasets")))
 
 

@@ -40,16 +40,13 @@ class ImportBuilder:
 
     @property
     def family(self) -> str:
-        """The family of the script."""
         return self.script.partition("_train")[0]
 
     @property
     def adapters(self) -> bool:
-        """Whether the script trains adapters."""
         return self.script.endswith("_network")
 
     def get(self, key: str) -> Any:
-        """The value of a key; None where it is absent or empty."""
         value = self.source.get(key)
         return None if is_empty(value) else value
 
@@ -58,16 +55,13 @@ class ImportBuilder:
         return to_number(self.source.get(key))
 
     def keep(self, key: str, value: Any = None) -> None:
-        """Record that the key is an option of the same name."""
         self._set(key, KeyOutcome(key, "kept"), {key: self.source.get(key) if value is None else value})
 
     def rename(self, key: str, option: str, value: Any = None) -> None:
-        """Record that the key is an option of another name."""
         value = self.source.get(key) if value is None else value
         self._set(key, KeyOutcome(key, "renamed", option), {option: value})
 
     def change(self, key: str, text: MessageLike, values: JsonMapping | None = None) -> None:
-        """Record that the key corresponds to other options, or to another value."""
         self._set(key, KeyOutcome(key, "changed", text), values or {})
 
     def explain(self, text: MessageLike, *keys: str) -> None:
@@ -77,7 +71,6 @@ class ImportBuilder:
                 self.change(key, text)
 
     def assume(self, key: str, value: Any) -> None:
-        """Set the trainer's default for a key that the file does not have."""
         if key not in self.source:
             self.source, self.absent = {**self.source, key: value}, self.absent | {key}
 
@@ -93,11 +86,9 @@ class ImportBuilder:
                 self.outcomes.setdefault(key, KeyOutcome(key, "empty"))
 
     def left(self) -> list[str]:
-        """The keys that have no outcome yet."""
         return [key for key in self.source if key not in self.outcomes]
 
     def given(self, key: str) -> bool:
-        """Whether the file itself has the key."""
         return key in self.source and key not in self.absent
 
     def _set(self, key: str, outcome: KeyOutcome, values: JsonMapping) -> None:
@@ -146,7 +137,6 @@ def _drop_shares(builder: ImportBuilder, read: JsonObject) -> None:
 
 
 def _of_another(name: str, configs: Configs) -> bool:
-    """Whether a name is an option of some kind of training."""
     return any(name in options(other) for other in configs.values())
 
 
@@ -194,7 +184,6 @@ def _other_module(config: type[RunConfig], read: JsonMapping, configs: Configs) 
 
 
 def _modules(config: type[RunConfig]) -> tuple[str, ...]:
-    """The network modules of a kind of training."""
     option = options(config).get("network_module")
     return option.choices if option else ()
 
@@ -263,12 +252,10 @@ def _unknown(config: type[RunConfig], name: str, configs: Configs) -> MessageLik
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a value stands for an empty field."""
     return value is None or (isinstance(value, str) and not value.strip()) or value in ([], {}, ())
 
 
 def is_on(value: JsonValue) -> bool:
-    """The value of a switch, which may be text."""
     return str(value).strip().casefold() in ("true", "1", "yes", "on")
 
 

@@ -37,7 +37,6 @@ VAES, ENCODERS = ("model.vae_path", "model.vae"), ("model.text_encoder_path", "m
 
 
 def fits(found: JsonMapping) -> bool:
-    """Whether this is a file of diffusion-pipe."""
     model = found.get("model")
     return isinstance(model, Mapping) and "type" in model and not DECISIVE.isdisjoint(found)
 

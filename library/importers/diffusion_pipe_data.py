@@ -14,7 +14,6 @@ STEP = 32  # of buckets
 
 
 def is_dataset(found: JsonMapping) -> bool:
-    """Whether this is a file of data sets of diffusion-pipe."""
     return "model" not in found and any("path" in table for table in tables(found.get("directory")))
 
 
@@ -40,7 +39,6 @@ def read(builder: ImportBuilder, data: Any) -> None:
 
 
 def _settings(data: JsonMapping) -> JsonObject:
-    """Keys of data sets that are options of the whole training here."""
     masked = any(not is_empty(one.get("mask_path")) for one in tables(data.get("directory")))
     return {"masked_loss": True} if masked else {}
 

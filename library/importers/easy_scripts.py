@@ -86,7 +86,6 @@ def _script(found: JsonMapping, flat: JsonMapping, is_word: bool) -> str:
 
 
 def _replaced(builder: ImportBuilder, value: JsonValue) -> JsonValue:
-    """A value with the name that stands for a placeholder of names and folders."""
     name = str(builder.get("easy_name") or "")
     return value.replace(REPLACED, name) if isinstance(value, str) else value
 

@@ -85,7 +85,6 @@ def refuse_data(found: JsonMapping, path: Path) -> None:
 
 
 def is_dataset(found: JsonMapping) -> bool:
-    """Whether these are data sets of another trainer, which `dataset` converts."""
     return any(kind.is_dataset(found) for kind in DATASETS)
 
 
@@ -140,7 +139,6 @@ def named(path: Path, configs: Configs) -> str:
 
 
 def of_others(found: JsonMapping) -> bool:
-    """Whether these are settings with the keys of another trainer, and not a flat file of sd-scripts."""
     _refuse_programs(found)
     return any(reader.fits(found) for reader in READERS)
 

@@ -34,7 +34,6 @@ class AdapterType:
     said: str = ""  # how it differs from its name
 
     def all_fields(self) -> list[str]:
-        """The fields of the groups and its own."""
         return [*(name for group in self.groups for name in TABLES["adapter_fields"][group]), *self.fields]
 
 

@@ -230,12 +230,10 @@ def _noise(config: RunConfig, made: Mapping[str, Fields]) -> Fields:
 
 
 def _typed(tab: str) -> frozenset[str]:
-    """Options without a field in a tab, which are written into the box for additional parameters."""
     return TYPED | frozenset(TABLES["no_field_of_textual_inversion"]) if tab == "textual-inversion" else TYPED
 
 
 def _template(config: EmbeddingRun) -> Fields:
-    """The field of the template that replaces captions."""
     chosen = (name for name, option in kohya_ss.TEMPLATES.items() if getattr(config.embedding, option))
     return {"template": next(chosen, "caption")}
 

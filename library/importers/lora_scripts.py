@@ -27,7 +27,6 @@ PRODIGY = {"prodigy_d0": "d0", "prodigy_d_coef": "d_coef"}
 
 
 def fits(found: JsonMapping) -> bool:
-    """Whether this is a file of lora-scripts, or one of its presets."""
     about = found.get("metadata")
     return "model_train_type" in found or (isinstance(about, Mapping) and "train_type" in about and "data" in found)
 
@@ -110,7 +109,6 @@ def _network(builder: ImportBuilder) -> None:
 
 
 def _lines(value: object) -> list[str]:
-    """Entries of a list, or lines of a text."""
     found = value if isinstance(value, list) else str(value or "").splitlines()
     return [str(one).strip() for one in found if str(one).strip()]
 

@@ -162,7 +162,6 @@ def _defaults(builder: ImportBuilder, module: str) -> None:
 
 
 def _arguments(builder: ImportBuilder) -> list[str]:
-    """network_args as a list, which the file may have as one string."""
     given = builder.get("network_args") or ()
     return [str(one) for one in given] if isinstance(given, list | tuple) else str(given).split()
 

@@ -15,7 +15,7 @@ MayRead = Callable[[Path], bool]
 
 
 def everything(path: Path) -> bool:
-    """That any file may be read which a file of settings names: whoever runs a command may read it anyway."""
+    # Whoever runs the command may read these files anyway.
     return True
 
 

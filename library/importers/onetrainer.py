@@ -36,7 +36,6 @@ OLD = TABLES["old"] | {
 
 
 def fits(found: JsonMapping) -> bool:
-    """Whether this is a file of OneTrainer."""
     keys = found.keys() & {"training_method", "base_model_name", "output_model_destination", "concept_file_name"}
     return str(found.get("model_type") or "").isupper() or "training_method" in keys or len(keys) > 1
 

@@ -11,7 +11,6 @@ ENCODERS = ("text_encoder", "text_encoder_2")
 
 
 def image_part(builder: ImportBuilder) -> str:
-    """The name of the denoiser, whose settings are those of a part."""
     return "unet" if builder.family == "sdxl" else "transformer"
 
 

@@ -46,7 +46,6 @@ class Imported:
         return replace(self, config=config)
 
     def of(self, kind: Kind) -> list[KeyOutcome]:
-        """The outcomes of one kind."""
         return [outcome for outcome in self.outcomes if outcome.kind == kind]
 
     def lines(self) -> list[MessageLike]:
@@ -67,7 +66,6 @@ class Imported:
         return [*first, *self._idle(), *ignored, *self.notes]
 
     def unknown(self) -> list[Problem]:
-        """A problem for each key that is no option here; its fix is the option that was probably meant."""
         template = "is not an option{hint}"
         return [Problem(one.key, template, hint=one.text, fix=one.fix) for one in self.of("unknown")]
 
@@ -79,7 +77,6 @@ class Imported:
 
     @property
     def program(self) -> str:
-        """The trainer without the tab."""
         return self.trainer.partition(" (")[0]
 
     def _defaults(self) -> list[Message]:
@@ -123,7 +120,6 @@ class Imported:
 
 
 def said(text: MessageLike) -> Message:
-    """What is said of a key, as a text whose names of options a form replaces."""
     return text if isinstance(text, Message) else Message(text)
 
 
@@ -136,7 +132,6 @@ def _grouped(outcomes: Iterable[KeyOutcome]) -> list[tuple[MessageLike, str]]:
 
 
 def _meant(outcome: KeyOutcome) -> JsonObject:
-    """The fix of an unknown key for the JSON report; nothing where there is none."""
     return {"fix": {name: _plain(value) for name, value in outcome.fix.items()}} if outcome.fix else {}
 
 

@@ -207,12 +207,10 @@ def plain(name: object) -> str:
 
 
 def equal(theirs: object, ours: MessageLike) -> Message:
-    """A message: the equivalent of another trainer's setting."""
     return Message("{theirs} is {ours} here", theirs=theirs, ours=ours)
 
 
 def nearest(theirs: object, ours: MessageLike) -> Message:
-    """A message: the replacement of another trainer's setting without an equivalent."""
     return Message("{theirs} is not offered here; the nearest is {ours}", theirs=theirs, ours=ours)
 
 
@@ -241,7 +239,6 @@ def merged_from_hub(builder: ImportBuilder, key: str, path: str) -> None:
 
 
 def said_of(values: JsonMapping) -> Message:
-    """Options and their values, as one would write them: "a = 1, b = true"."""
     return option_values({name: _shown(value) for name, value in values.items()})
 
 
@@ -311,11 +308,9 @@ def _table(head: str, members: JsonMapping) -> str:
 
 
 def told_datasets(text: str) -> Message:
-    """How many data sets are in the text of a dataset file, in words."""
     count = text.count("[[datasets]]")
     return ngettext("one dataset: {place}", "{count} datasets: {place}", count, place=PREPARED)
 
 
 def told_prompts(count: int) -> Message:
-    """Where sample prompts are, in words."""
     return ngettext("one prompt in a file of its own", "{count} prompts in a file of their own", count)

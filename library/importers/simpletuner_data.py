@@ -24,7 +24,6 @@ HELPERS = ("text_embeds", "image_embeds", "conditioning", "conditioning_image_em
 
 
 def is_datasets(found: JsonValue) -> bool:
-    """Whether this is the list of a multidatabackend.json."""
     listed = tables(found)
     return bool(listed) and all("id" in table for table in listed)
 

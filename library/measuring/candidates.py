@@ -46,7 +46,6 @@ class Candidate:
     usual: bool = True  # measured unless others are named
 
     def chosen(self) -> JsonObject:
-        """Every option that it sets, to override any other settings."""
         return {**PLAIN, **self.options} if self.name != OWN else dict(self.options)
 
 
@@ -184,7 +183,6 @@ def advised(changes: Overrides, config: RunConfig) -> MessageLike:
 
 
 def shown(changes: JsonMapping) -> str:
-    """Options and values as in a config file."""
     return ", ".join(f"{name} = {str(value).lower()}" for name, value in changes.items())
 
 

@@ -36,7 +36,6 @@ class BlockStats:
 
     @property
     def is_convolution(self) -> bool:
-        """Whether it is a convolution between blocks."""
         return self.cost is CONVOLUTION
 
 
@@ -54,7 +53,6 @@ class ModelStats:
 
     @property
     def denoiser(self) -> int:
-        """All parameters of the denoiser."""
         return self.outside + sum(block.parameters for block in self.blocks)
 
 

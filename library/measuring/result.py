@@ -25,12 +25,10 @@ class Measured:
     why: MessageLike = ""  # why it cannot be used, "" if it can
 
     def total(self, passes: int) -> float:
-        """Seconds of a whole training."""
         return self.compiling + passes * self.seconds
 
     @property
     def lacks_memory(self) -> bool:
-        """Whether more memory would have helped."""
         return any(sign in str(self.why) for sign in OUT_OF_MEMORY)
 
     def sentence(self, of_steps: bool = True) -> Message:

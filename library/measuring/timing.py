@@ -97,7 +97,6 @@ def failure(error: Exception) -> str:
 
 
 def wait(device: torch.device) -> None:
-    """Wait until the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -47,13 +47,12 @@ def wrap(
 
 
 def _keep_attention(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Attention costs the most time for the least memory: its output is as small as the block's input."""
+    # Attention takes the most time for the least memory: its output is only as large as the block's input.
     keep = "_scaled_dot_product" in str(op)
     return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _keep_nothing(*_: Any, **__: Any) -> CheckpointPolicy:
-    """The policy of a plain checkpoint: recompute every operation."""
     return CheckpointPolicy.PREFER_RECOMPUTE
 
 

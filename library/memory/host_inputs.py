@@ -53,7 +53,6 @@ class HostInputs:
         self._pending: deque[_Call] = deque()
 
     def offload_inputs_of(self, block: nn.Module) -> None:
-        """Offload the inputs of a checkpointed block at every call."""
         block.__dict__["_host_inputs"] = self
         block.__class__ = _offloading(type(block))
 

@@ -102,7 +102,6 @@ class Swap:
                 packed.hand_over_gradients()
 
     def forget_gradients(self) -> None:
-        """Release the gradients that have not been handed over."""
         for packed in self.blocks:
             packed.gradients.clear()
 
@@ -186,7 +185,6 @@ class _Packed:
                 self._hook_handles.append(p.register_post_accumulate_grad_hook(self._offload_gradient))
 
     def remove_grad_hooks(self) -> None:
-        """Remove the hooks that offload gradients."""
         for handle in self._hook_handles:
             handle.remove()
 
@@ -234,7 +232,6 @@ class _Slots:
 
     @property
     def next(self) -> _Slot:
-        """The slot that is filled next: the one that was used longest ago."""
         return self.slots[0]
 
     def holding(self, packed: _Packed) -> _Slot | None:

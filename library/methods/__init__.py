@@ -125,6 +125,5 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def notes(config: RunConfig) -> Iterator[Problem]:
-    """Options that are set and have no effect in this run."""
     if isinstance(config, AdapterRun):
         yield from network_args.notes(config)

@@ -36,7 +36,6 @@ class AdapterSpec:
 
     @property
     def drops(self) -> bool:
-        """Whether any kind of dropout is used."""
         return bool(self.dropout or self.rank_dropout or self.module_dropout)
 
 
@@ -77,7 +76,6 @@ class Adapter(nn.Module):
 
     @property
     def ups(self) -> Sequence[Any]:
-        """lora_up, or its parts."""
         return (self.lora_up,)
 
     @property
@@ -86,7 +84,6 @@ class Adapter(nn.Module):
         return float(self.alpha) / self.spec.rank
 
     def factors(self) -> list[Tensor]:
-        """The trained parameters: lora_down, and lora_up or its parts."""
         return [self.lora_down.weight, *(up.weight for up in self.ups)]
 
     def with_strength(self, factors: Sequence[Tensor]) -> list[tuple[Tensor, float | None]]:
@@ -151,7 +148,7 @@ class Adapter(nn.Module):
         return square.sqrt() * self.strength
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state for a copy: without the cached factors of a pass."""
+        # Factors cached during a pass must not travel with a copy.
         return {**self.__dict__, "cached_factors": None}
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Adapter":
@@ -165,7 +162,6 @@ class Adapter(nn.Module):
     # ---- for the two kinds of layer
 
     def _add_factors(self, spec: AdapterSpec, where: dict) -> None:
-        """Make lora_down and lora_up, on a device and in a dtype (`where`)."""
         raise NotImplementedError
 
     def _down(self, x: Tensor, down: Tensor) -> Tensor:
@@ -218,7 +214,6 @@ class LoraLinear(Adapter, nn.Linear):
         return F.linear(x, cast_like(downs, x)).split([layer.rank for layer in layers], dim=-1)
 
     def base(self, x: Tensor) -> Tensor:
-        """The output of the frozen layer itself."""
         return F.linear(x, cast_like(self.weight, x), None if self.bias is None else cast_like(self.bias, x))
 
     def _add_factors(self, spec: AdapterSpec, where: dict) -> None:
@@ -245,7 +240,6 @@ class SplitLoraLinear(LoraLinear):
 
     @property
     def ups(self) -> Sequence[Any]:
-        """The parts of lora_up."""
         return [*self.lora_up]
 
     def _add_factors(self, spec: AdapterSpec, where: dict) -> None:
@@ -277,7 +271,6 @@ class LoraConv2d(Adapter, nn.Conv2d):
         return self.base(input) + self.delta(input)
 
     def base(self, x: Tensor) -> Tensor:
-        """The output of the frozen layer itself."""
         return self._conv_forward(x, cast_like(self.weight, x), None if self.bias is None else cast_like(self.bias, x))
 
     def _add_factors(self, spec: AdapterSpec, where: dict) -> None:
@@ -316,7 +309,7 @@ def cast_like(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def scaled_in(dtype: torch.dtype) -> bool:
-    """Whether the scale may be folded into a factor: not in float16, whose smallest numbers are too large."""
+    # float16 would lose small factors: its smallest value is too large.
     return dtype != torch.float16
 
 

@@ -88,5 +88,4 @@ class AppliedControls:
 
 
 def is_control(names: set[str]) -> bool:
-    """Whether a file with tensors of these names is one of LLLite."""
     return any(name.startswith(BEGINNING) for name in names)

@@ -23,7 +23,6 @@ class AppliedFiles:
 
     @property
     def changes_text(self) -> bool:
-        """Whether a file changes the outputs of text encoders."""
         return self._has_words or self._loras.changes_text
 
     def add(self, path: Path) -> None:

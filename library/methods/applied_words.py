@@ -51,7 +51,6 @@ class AppliedWords:
         self._known[path] = written, " ".join(words)
 
     def set(self, strengths: Mapping[Path, float]) -> None:
-        """Use the files that have a strength."""
         self._used = [path for path in self._known if strengths.get(path)]
 
     def with_tokens(self, text: str) -> str:

@@ -31,7 +31,6 @@ class BaseMethod(ABC):
         return [dict(group) for group in self._groups]
 
     def parameters(self) -> list[nn.Parameter]:
-        """All trained parameters, in the order of the groups."""
         return [p for group in self._groups for p in group["params"]]
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -50,7 +49,6 @@ class BaseMethod(ABC):
         return None
 
     def limit_norms(self, maximum: float) -> dict[str, Tensor]:
-        """`scale_weight_norms`, which only adapters have."""
         return {}
 
 

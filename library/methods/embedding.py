@@ -46,7 +46,6 @@ class LearnedWords(FrozenBaseMethod):
         self.layers = dict(layers)
 
     def named(self) -> dict[str, nn.Parameter]:
-        """All trained parameters."""
         return {f"{STATE}{name}": layer.vectors for name, layer in self.layers.items()}
 
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
@@ -79,7 +78,6 @@ def attach(components: ModelComponents, family: Family, config: EmbeddingRun) ->
 
 
 def problems(config: EmbeddingRun) -> Iterator[Problem]:
-    """Problems of options that only files show."""
     if (path := config.embedding.weights) and not Path(path).is_file():
         yield Problem("weights", ": {path} does not exist", path=path)
 

@@ -28,7 +28,6 @@ class FactorCache:
         network.register_forward_pre_hook(self.prepare)
 
     def set_multiplier(self, multiplier: float) -> None:
-        """Set the multiplier of all adapters from the next pass on; 0 switches them off."""
         self.multiplier.fill_(multiplier)
 
     def prepare(self, *_: Any) -> None:

@@ -27,17 +27,14 @@ class FrozenBaseMethod(BaseMethod):
         """All trained parameters."""
 
     def groups(self) -> list[dict[str, Any]]:
-        """One group, as upstream: {"params", "lr", "name"}."""
         return [{"params": self.parameters(), "lr": self._rate, "name": self._label}]
 
     def parameters(self) -> list[nn.Parameter]:
-        """All trained parameters."""
         return list(self.named().values())
 
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """What the file holds, on the CPU."""
         return {name: p.detach().to("cpu", dtype or p.dtype).contiguous() for name, p in self.named().items()}
 
     def train(self, mode: bool = True) -> "FrozenBaseMethod":
-        """Nothing to do: both modes compute the same."""
+        # Both modes compute the same.
         return self

@@ -134,7 +134,6 @@ def show_picture(denoiser: Any) -> ControlPicture:
 
 
 def problems(config: ControlRun) -> Iterator[Problem]:
-    """What of the options only files can tell."""
     if (path := config.control.network_weights) and not Path(path).is_file():
         yield Problem("network_weights", ": {path} does not exist", path=path)
 

@@ -54,7 +54,6 @@ def own_part(whole: Tensor, p: Tensor) -> Tensor:
 
 
 def collected(tensor: Tensor) -> bool:
-    """Whether a tensor is collected from all processes each time it is read."""
     return isinstance(tensor, LazyTensor)
 
 
@@ -118,7 +117,6 @@ class ShardedModel:
                 p.grad = None
 
     def forget_gradients(self) -> None:
-        """Drop the gradients of a backward pass outside of a step."""
         for p in self._weights.values():
             p.grad = None
 
@@ -139,7 +137,6 @@ class ShardedModel:
     # ---- whole tensors
 
     def whole(self, name: str) -> Tensor:
-        """A weight as a tensor that is collected when its numbers are asked for."""
         return self._lazy(self._numbers[name])
 
     def offer(self, own: Tensor, rows: Rows) -> Tensor:

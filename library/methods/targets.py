@@ -32,7 +32,6 @@ class TargetLayer:
 
     @property
     def features(self) -> tuple[int, int]:
-        """How many inputs and outputs a linear layer has."""
         layer = cast(nn.Linear, self.layer)
         return layer.in_features, layer.out_features
 
@@ -51,7 +50,6 @@ class AdapterPlan:
     frozen_down: bool = False  # LoRA-FA
 
     def spec(self, found: TargetLayer) -> AdapterSpec | None:
-        """The adapter for this layer, or None."""
         rank, alpha = self.args.rank_of(found, self.rank, self.alpha)
         return self.spec_of_rank(found, rank, alpha) if rank else None
 

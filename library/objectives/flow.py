@@ -129,7 +129,6 @@ def unshifted(sigma: float, shift: float) -> float:
 
 
 def shifted(sigmas: Tensor, shift: float) -> Tensor:
-    """Move sigmas towards noise (shift > 1) or towards the image (shift < 1); 0 and 1 stay where they are."""
     return shift * sigmas / (1 + (shift - 1) * sigmas)
 
 

@@ -23,7 +23,6 @@ ALONE = ("came", "adammini", "muon")
 
 
 def spec_of(config: RunConfig) -> OptimizerSpec:
-    """The package and class of a config's optimizer."""
     return spec_named(config.optim.optimizer)
 
 
@@ -41,7 +40,6 @@ def arguments(config: RunConfig, given: JsonMapping | None = None) -> JsonObject
 
 
 def relative_step(config: RunConfig) -> bool:
-    """Whether Adafactor finds the learning rate itself, which is its default."""
     return spec_of(config) is SPECS["adafactor"] and bool(arguments(config).get("relative_step"))
 
 

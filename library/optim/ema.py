@@ -42,7 +42,6 @@ class ExponentialMovingAverage:
         return cls(method.parameters(), config, device, method.shards) if on else None
 
     def start(self) -> None:
-        """Start from the current weights."""
         self.values = [p.detach().to(self._device, torch.float32, copy=True) for p in self._parameters]
 
     @torch.no_grad()

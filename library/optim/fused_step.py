@@ -44,7 +44,6 @@ class PartialOptimizer:
         self.optimizer = make([{**own, "params": self._master_params}])
 
     def wait(self) -> None:
-        """Expect a gradient of every weight."""
         self.waiting = {id(p) for _, p in self.weights}
 
     @torch.no_grad()
@@ -163,7 +162,6 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         return torch.stack(norms).square().sum().sqrt() if norms else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all bundles."""
         groups = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
         return {"steps": self.steps, "groups": groups, "bundles": [b.optimizer.state_dict() for b in self.bundles]}
 
@@ -182,7 +180,6 @@ class PartitionedOptimizer(torch.optim.Optimizer):
 
 
 def one_by_one(group: Group) -> Iterator[list[nn.Parameter]]:
-    """Every tensor for itself."""
     yield from ([p] for p in group["params"])
 
 
@@ -222,5 +219,4 @@ def by_block(blocks: Iterable[nn.Module]) -> Callable[[Group], Iterator[list[nn.
 
 
 def _follows(value: Any, p: nn.Parameter) -> bool:
-    """Whether an entry of an optimizer's state has the size of its weight."""
     return isinstance(value, Tensor) and value.shape == p.shape and value.dim() > 0

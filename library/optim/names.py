@@ -27,7 +27,6 @@ class OptimizerSpec:
 
     @property
     def package(self) -> str:
-        """The package that has to be there, by the name of its import."""
         return self.needs or self.module.split(".")[0]
 
 

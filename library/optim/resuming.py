@@ -110,13 +110,11 @@ def _saved_arguments(settings: JsonMapping, config: RunConfig) -> JsonObject | N
 
 
 def _groups(optimizer: Any) -> Groups:
-    """All groups, with those of bundles that are stepped by themselves."""
     bundles = getattr(optimizer, "bundles", ())
     return [*optimizer.param_groups, *(group for bundle in bundles for group in bundle.optimizer.param_groups)]
 
 
 def _stored_groups(state: JsonMapping) -> Groups:
-    """The same groups of a state_dict."""
     first, bundles = state.get("groups", state.get("param_groups", ())), state.get("bundles", ())
     return [*first, *(group for bundle in bundles for group in bundle["param_groups"])]
 

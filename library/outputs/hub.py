@@ -66,7 +66,6 @@ class Uploads:
             self._send(path)
 
     def wait_for(self, path: Path | None) -> None:
-        """Wait for the upload of a file, before it is removed."""
         if path in self._waiting:
             self._waiting.pop(path).result()
 
@@ -161,6 +160,5 @@ def address(text: str) -> tuple[str, str, str | None, str | None]:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what a library says, without the address of the request."""
     line = (str(error).strip().splitlines() or [""])[0]
     return re.sub(r"\s*\(Request ID:[^)]*\)", "", line).rstrip(" .") or type(error).__name__

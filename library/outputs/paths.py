@@ -41,12 +41,10 @@ class Names:
         return self.folder / f"{self.name or 'epoch'}-{epoch:06d}{self.extension}"
 
     def step(self, step: int) -> Path:
-        """The file after a step."""
         return self.folder / f"{self.name or 'at'}-step{step:08d}{self.extension}"
 
     @property
     def last(self) -> Path:
-        """The file at the end."""
         return self.folder / f"{self.name or 'last'}{self.extension}"
 
     def state(self, epoch: int | None = None, step: int | None = None) -> Path:
@@ -59,7 +57,6 @@ class Names:
         return file.with_name(file.name.removesuffix(self.extension) + "-state")
 
     def backup(self, step: int) -> Path:
-        """The folder of the state that is saved now and then, after a step."""
         return self.folder / f"{self.name or 'at'}-backup-step{step:08d}-state"
 
     def backups(self) -> list[Path]:
@@ -70,7 +67,6 @@ class Names:
         return sorted(path for path in found if wanted.fullmatch(path.name) and path.is_dir())
 
     def average(self, file: Path) -> Path:
-        """Beside a file, the one with the averaged weights (EMA)."""
         return file.with_name(f"{file.name.removesuffix(self.extension)}-ema{self.extension}")
 
     def owns(self, name: str) -> bool:
@@ -81,12 +77,10 @@ class Names:
         return re.fullmatch(f"(?:{'|'.join(stems)}){number}{ending}", name) is not None
 
     def existing(self) -> list[Path]:
-        """Files of an earlier training that one of this name would overwrite."""
         return sorted(path for path in self.folder.iterdir() if self.owns(path.name)) if self.folder.is_dir() else []
 
 
 def names(config: RunConfig) -> Names:
-    """The names of this run's files."""
     return Names(Path(config.save.output_dir or "."), config.save.output_name, extension(config))
 
 

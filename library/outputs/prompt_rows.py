@@ -31,7 +31,6 @@ def _row(prompt: Prompt) -> dict[str, str]:
 
 
 def _parts(name: str, value: str) -> list[str]:
-    """The values that a field's text says."""
     return [one.strip() for one in (value.split(BETWEEN) if name == REFERENCES else [value]) if one.strip()]
 
 

@@ -33,7 +33,6 @@ class Trackers:
 
     @property
     def open(self) -> bool:
-        """Whether there is anything to write to."""
         return bool(self._board or self._wandb)
 
     def log(self, line: JsonMapping) -> None:
@@ -53,7 +52,6 @@ class Trackers:
         self._to_wandb(numbers | ({"epoch": number} if when == "epoch" else {}), step)
 
     def image(self, name: str, picture: Any, step: int) -> None:
-        """Write one sample image."""
         if self._wandb:
             self._to_wandb({name: picture}, step, pictures=True)
 

@@ -30,7 +30,6 @@ class Preset:
 
     @property
     def family(self) -> str:
-        """The family it is for."""
         return self.path.parent.name
 
     @property
@@ -47,12 +46,10 @@ class Preset:
 
     @property
     def is_profile(self) -> bool:
-        """Whether it only says how to compile."""
         return self.family == PROFILES
 
     @property
     def title(self) -> str:
-        """The beginning of its sentence."""
         return self.sentence.partition(":")[0]
 
 
@@ -66,12 +63,10 @@ def every() -> list[Preset]:
 
 
 def presets(kind: str) -> list[Preset]:
-    """The presets of one kind of training, and then the profiles."""
     return [preset for preset in every() if preset.is_profile or preset.kind == kind]
 
 
 def profiles() -> list[Preset]:
-    """Those that only say how to compile."""
     return [preset for preset in every() if preset.is_profile]
 
 

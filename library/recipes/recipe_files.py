@@ -47,7 +47,6 @@ class Recipe:
     unless: Condition = field(default_factory=_empty)  # and not for those with these
 
     def fits(self, given: JsonMapping) -> bool:
-        """Whether it is for a model with these values of options."""
         return _holds(self.when, given) and not (self.unless and _holds(self.unless, given))
 
 
@@ -86,7 +85,6 @@ def of_family(family: str) -> tuple[tuple[Recipe, ...], tuple[ModelRecipe, ...]]
 
 
 def _arguments(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table of the file as arguments of what it describes."""
     made = {**table, **{name: _condition(table[name]) for name in ("when", "unless") if name in table}}
     return made | ({"images": tuple(table["images"])} if "images" in table else {})
 

@@ -74,7 +74,6 @@ def named(name: str) -> Preset:
 
 
 def script_class(preset: Preset) -> Any:
-    """The config class of the training that a preset is for."""
     return next(made for made in map(config_class, RUNS) if (made.family, made.kind) == (preset.family, preset.kind))
 
 

@@ -40,7 +40,6 @@ def cause(log: str) -> MessageLike | None:
 
 
 def _whole(log: str, found: re.Match[str]) -> str:
-    """An exception with the lines of its message, up to the next traceback."""
     return log[found.start() : found.start() + LONGEST].partition("\nTraceback")[0]
 
 

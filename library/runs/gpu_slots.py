@@ -26,7 +26,6 @@ def devices() -> tuple[str, ...]:
 
 
 def has_gpu() -> bool:
-    """Whether this process may use a GPU."""
     return devices()[0] != CPU
 
 
@@ -129,7 +128,6 @@ def _holders() -> Path:
 
 
 def free(active: Iterable[JsonMapping]) -> tuple[str, ...]:
-    """The devices on which no run works, and that no other process holds."""
     busy = taken(active) | held()
     return tuple(device for device in dict.fromkeys((*devices(), CPU)) if device not in busy)
 
@@ -151,6 +149,5 @@ def launch_options(how: JsonMapping, own: Iterable[str]) -> JsonObject:
 
 
 def processes(how: JsonMapping) -> int:
-    """How many processes, and so GPUs, launch options ask for on this machine."""
     machines = int(how.get("num_machines") or 1)
     return max(1, int(how.get("num_processes") or 1) // max(1, machines))

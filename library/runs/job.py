@@ -42,37 +42,30 @@ class BackgroundJob(reader.ProcessFolder):
 
     @property
     def started(self) -> float:
-        """When it began."""
         return float(self.facts.get("started", 0.0))
 
     @property
     def error(self) -> str:
-        """Why it failed, when it did."""
         return self.facts.get("error") or ""
 
     @property
     def doing(self) -> JsonMapping:
-        """What it does now: text, done and total; empty when it says nothing of that."""
         return self.facts.get("doing") or {}
 
     @property
     def result(self) -> JsonObject:
-        """What came of it so far."""
         return layout.load(self.folder / RESULT)
 
     @property
     def log(self) -> str:
-        """The end of what it has said."""
         return reader.tail(self.folder)
 
 
 def root() -> Path:
-    """The folder of all jobs."""
     return registry.data_folder() / "jobs"
 
 
 def every(*kinds: str) -> list[BackgroundJob]:
-    """The jobs of these kinds that are kept, the newest first."""
     found = [at(path.parent) for kind in kinds for path in root().glob(f"{kind}-*/{JOB}")]
     return sorted(found, key=lambda job: job.started, reverse=True)
 
@@ -145,7 +138,6 @@ def start(
 
 
 def command(arguments: Sequence[str]) -> list[str]:
-    """What runs `kohya <arguments>` with this Python."""
     return [sys.executable, "-m", "library.cli.main", *arguments]
 
 

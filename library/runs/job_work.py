@@ -63,12 +63,10 @@ class JobRecord:
         self.phase(text)
 
     def store(self, result: JsonMapping) -> None:
-        """Write the result, complete or partial."""
         if self.folder:
             layout.store(self.folder / RESULT, result)
 
     def hand_on(self) -> None:
-        """Leave the record to another process, which does the work from now on."""
         self._is_handed_on = True
 
     def fail(self) -> None:

@@ -16,12 +16,10 @@ ENVIRONMENT = {"wandb_api_key": "WANDB_API_KEY", "huggingface_token": "HF_TOKEN"
 
 # Why: docs/decisions/2026-11-20-tokens-in-one-file.md
 def place() -> Path:
-    """The file."""
     return registry.data_folder() / "keys.json"
 
 
 def kept() -> dict[str, str]:
-    """What is kept, by option name."""
     return {name: value for name, value in layout.load(place()).items() if name in ENVIRONMENT and value}
 
 
@@ -34,13 +32,11 @@ def keep(given: Mapping[str, str | None]) -> list[str]:
 
 
 def forget(name: str) -> None:
-    """Keep one of them no longer."""
     if name in kept():
         store_privately(place(), {other: value for other, value in kept().items() if other != name})
 
 
 def environment() -> dict[str, str]:
-    """What a training is to be given, by variable."""
     return {ENVIRONMENT[name]: value for name, value in kept().items() if not os.environ.get(ENVIRONMENT[name])}
 
 

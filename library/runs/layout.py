@@ -67,7 +67,6 @@ def stop_asked(folder: Path) -> str:
 
 
 def request_file(folder: Path, request: str) -> Path:
-    """The file that asks a run to generate its samples or to save, now."""
     return folder / f"{request}-now"
 
 

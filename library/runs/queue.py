@@ -48,7 +48,6 @@ class QueueEntry:
 
     @property
     def waits(self) -> bool:
-        """Whether it was not started yet."""
         return not self.run and not self.ended
 
 
@@ -64,18 +63,15 @@ class Queue:
 
     @property
     def waiting(self) -> list[QueueEntry]:
-        """What was not started yet, in order."""
         return [entry for entry in self.entries if entry.waits]
 
     @property
     def is_worked(self) -> bool:
-        """Whether its process lives."""
         called = 0 <= time.time() - self.called < ARRIVAL
         return process.alive(self.worker) if self.worker else called
 
     @property
     def halted(self) -> bool:
-        """Whether something waits and no worker runs, as after a reboot."""
         return bool(self.waiting) and not self.paused and not self.is_worked
 
     def find(self, entry_id: str) -> QueueEntry:
@@ -87,7 +83,6 @@ class Queue:
 
 
 def place() -> Path:
-    """The folder of the queue."""
     return registry.data_folder() / "queue"
 
 
@@ -198,7 +193,6 @@ def clear() -> None:
 
 
 def pause() -> None:
-    """Start nothing more. What works goes on."""
     with changing() as queue:
         queue.paused = BY_USER
 
@@ -214,7 +208,6 @@ def go_on() -> None:
 
 
 def after_failure(go_on: bool) -> None:
-    """Whether the next training starts when one has failed."""
     with changing() as queue:
         queue.go_on = go_on
 
@@ -252,7 +245,6 @@ def work() -> None:
 
 
 def forget(entry: QueueEntry) -> None:
-    """Remove an entry's config."""
     _toml(entry).unlink(missing_ok=True)
 
 

@@ -29,18 +29,15 @@ class ProcessFolder:
 
     @property
     def id(self) -> str:
-        """Its name."""
         return self.folder.name
 
     @property
     def state(self) -> str:
-        """One of starting, running, stopping, finished, stopped, failed, interrupted."""
         return str(self.facts.get("state", "interrupted"))
 
     # Why: docs/decisions/2026-11-20-run-is-active-while-its-process-lives.md
     @property
     def active(self) -> bool:
-        """Whether it still works."""
         return self.state in layout.ACTIVE
 
 
@@ -49,17 +46,14 @@ class RecordedRun(ProcessFolder):
 
     @property
     def is_here(self) -> bool:
-        """Whether it works, or has worked, on this computer."""
         return self.facts.get("host", process.HOST) == process.HOST
 
     @property
     def error(self) -> str | None:
-        """Why it failed, when it did."""
         return self.facts.get("error")
 
 
 def runs() -> list[RecordedRun]:
-    """Every run of this user, the newest first."""
     found = [at(folder) for folder in registry.folders().values()]
     return sorted(found, key=lambda run: run.facts.get("started", 0), reverse=True)
 
@@ -70,7 +64,6 @@ def run(run_id: str) -> RecordedRun:
 
 
 def active() -> RecordedRun | None:
-    """The newest run that still works, if any."""
     return next((found for found in runs() if found.active), None)
 
 

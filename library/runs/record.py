@@ -99,7 +99,6 @@ class Record:
 
     @property
     def id(self) -> str:
-        """The run's name, as the page shows it."""
         return self.folder.name
 
     def plan(self, total_steps: int, **facts: Any) -> None:

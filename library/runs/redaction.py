@@ -80,7 +80,6 @@ class Redactor:
     quoted: frozenset[str]  # captions and prompts: a line that contains one is removed
 
     def text(self, text: str) -> str:
-        """A text without private data."""
         return "\n".join(self._line(line) for line in text.splitlines()) + ("\n" if text.endswith("\n") else "")
 
     def inside(self, value: JsonValue) -> Any:

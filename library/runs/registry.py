@@ -88,7 +88,6 @@ def folders() -> dict[str, Path]:
 
 
 def _is_alive(about: JsonMapping) -> bool:
-    """Whether the process that a pointer names is alive."""
     return "pid" in about and process.alive(dict(about))
 
 

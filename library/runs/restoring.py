@@ -56,7 +56,7 @@ class FolderCopy:
         self._log = log.open("rb")
 
     def close(self) -> None:
-        """Close the log: an open file keeps its disk from being unmounted."""
+        # An open file keeps its disk from being unmounted.
         if self._log is not None:
             self._log.close()
 

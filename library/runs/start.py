@@ -105,7 +105,6 @@ def begin(asked: TrainingJob) -> str:
 
 
 def writes_into(facts: JsonMapping) -> tuple[Any, Any]:
-    """The folder and the name of a run's files."""
     return facts.get("output_dir"), facts.get("output_name")
 
 

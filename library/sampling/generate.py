@@ -69,7 +69,6 @@ class OpenModel:
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """Within the context, nothing keeps gradients, in the config's precision."""
         with torch.no_grad(), self.world.autocast():
             yield
 

@@ -112,7 +112,6 @@ def weighted(text: str) -> tuple[Path, float]:
 
 
 def word_of(config: Path) -> str:
-    """The word that the training of a TOML teaches, "" where it teaches none."""
     return str(read_toml(config).get("token_string") or "") if config.suffix.lower() == ".toml" else ""
 
 

@@ -192,7 +192,6 @@ class LayerChange:
 
     @property
     def uses_weight(self) -> bool:
-        """Whether the change depends on the weight of the base model."""
         return self.kind.uses_weight or MAGNITUDE in self.parts
 
     @property
@@ -202,7 +201,6 @@ class LayerChange:
 
     @property
     def has_weight(self) -> bool:
-        """Whether it changes a weight, and not a bias alone."""
         return self.kind is not KINDS["diff_b"]
 
     @property
@@ -242,7 +240,6 @@ class LayerChange:
         return strength * (_with_magnitudes(changed, self.parts[MAGNITUDE]) - weight)
 
     def bias(self, strength: float = 1.0) -> Tensor | None:
-        """What is added to a bias, if anything."""
         found = self.parts.get(BIAS, self.parts.get(NORM_BIAS))
         return None if found is None else found.float() * strength
 

@@ -21,12 +21,10 @@ class AdapterFactors:
 
     @property
     def rank(self) -> int:
-        """Rows of `down`."""
         return self.down.shape[0]
 
     @property
     def strength(self) -> float:
-        """What the product is multiplied by."""
         return 1.0 if self.alpha is None else float(self.alpha) / self.rank
 
     @property
@@ -59,7 +57,6 @@ class AdapterFactors:
 
 
 def swapped(adapter: AdapterFactors) -> AdapterFactors:
-    """Where diffusers keeps the halves of its rows the other way round."""
     return AdapterFactors(adapter.down, torch.cat(adapter.up.chunk(2)[::-1]), adapter.alpha)
 
 

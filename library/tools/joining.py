@@ -34,7 +34,6 @@ class Ranks:
 
     @property
     def how(self) -> str:
-        """The sum in words, for metadata."""
         return f"cut to rank {self.rank}" if self.rank else "exact sum"
 
     def limit(self, shape: Sequence[int]) -> int | None:

@@ -126,7 +126,6 @@ def join(
 
 
 def parts_of(lora: Lora) -> Mapping[Module, Part]:
-    """All modules of a file."""
     return {**lora.adapters, **lora.others}
 
 

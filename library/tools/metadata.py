@@ -14,7 +14,6 @@ PREFIXES = ("ss_", "sshs_", "modelspec.")
 
 
 def show(path: str | Path) -> Metadata:
-    """The metadata of a .safetensors file."""
     return storage.metadata_of(path)
 
 

@@ -49,7 +49,6 @@ class ModelFile:
         return storage.opened(self.path)
 
     def tensor(self, key: str) -> Tensor:
-        """A tensor as stored, by its name in the single file's layout."""
         rows = [self._file[name] for name in self.made_of[key]]
         return rows[0] if self.made_of[key] == (key,) else self.names.joined(key, rows)
 
@@ -68,7 +67,6 @@ class ModelFile:
         return Planned(dtype if dtype and own.is_floating_point else own, self.shapes[key], lambda: self.tensor(key))
 
     def place(self, module: Module) -> WeightSlice | None:
-        """Where a module is, or None when this file has none such."""
         place = self.names.slice_of(module.part, module.path, self.shapes)
         return place if place and place.key in self.shapes else None
 

@@ -115,13 +115,11 @@ class Module:
 
 @functools.cache
 def every() -> tuple[LoraNames, ...]:
-    """The names of all families, in the order of the registry."""
     return tuple(map(names_of, families.FAMILIES))
 
 
 @functools.cache
 def names_of(family: str) -> LoraNames:
-    """The names of one family."""
     return families.load(families.facts(family).lora_names)
 
 
@@ -158,7 +156,6 @@ def split_any(key: str, keys: Collection[str] = ()) -> tuple[str, str] | None:
 
 
 def cleaned(key: str) -> str:
-    """A key without what compiled models leave in names."""
     return key.replace("_orig_mod_", "").replace("_orig_mod.", "")
 
 

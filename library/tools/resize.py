@@ -81,7 +81,6 @@ class ResizeOptions:
             )
 
     def limit(self, adapter: AdapterFactors) -> int:
-        """The rank that a module may have."""
         return (self.conv_rank or self.rank) if adapter.is_large_conv else self.rank
 
     def rank_for(self, s: Tensor, adapter: AdapterFactors) -> int:

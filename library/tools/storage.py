@@ -111,12 +111,10 @@ class Planned:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether a tensor holds numbers only, neither infinity nor NaN."""
     return not tensor.is_floating_point() or bool(torch.isfinite(tensor.float()).all())
 
 

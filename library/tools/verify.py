@@ -50,7 +50,6 @@ class Findings:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
         return not self.problems
 
 

@@ -61,17 +61,14 @@ class Tuner:
 
     @property
     def passes(self) -> int:
-        """Forward and backward passes of the whole training."""
         return int(self.clock.total * self.config.steps.gradient_accumulation_steps)
 
     @property
     def config(self) -> RunConfig:
-        """The config as it was given."""
         return self.compute_loss.config
 
     @property
     def compiles(self) -> bool:
-        """Whether any compiled candidate could be used."""
         return any(result.changes.get("compile") and not result.why for result in self.results)
 
     def decide(self) -> Overrides:

@@ -62,7 +62,6 @@ VERSION = 4
 
 
 def folder() -> Path:
-    """The folder of stored results: beside compiled code, in the user's cache folder."""
     return platformdirs.user_cache_path("kohya", appauthor=False) / "tuning"
 
 

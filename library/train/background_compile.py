@@ -213,7 +213,6 @@ class BackgroundCompiler:
 
     @property
     def due(self) -> bool:
-        """Whether a graph is ready to be loaded, or the process has failed."""
         process = self._process
         return process is not None and (process.compiled > self._loaded or bool(process.failure))
 

@@ -36,7 +36,6 @@ def prompts_from(images: ImageSet, config: RunConfig) -> list[Prompt]:
 
 
 def with_few_steps(defaults: JsonMapping) -> JsonObject:
-    """The family's defaults of a prompt, with fewer denoising steps where there are many."""
     return {**defaults, "sample_steps": min(int(defaults.get("sample_steps") or MAX_STEPS), MAX_STEPS)}
 
 

@@ -69,16 +69,13 @@ class Clock:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do."""
         return self.ended or self.step >= self.total
 
     def end_early(self) -> None:
-        """End the training after the current step, as if it were the last."""
         self.ended = True
 
     @property
     def epoch_ended(self) -> bool:
-        """Whether the last step was the last of its epoch."""
         return self.in_epoch == self.per_epoch
 
     def every(self, steps: int | None, epochs: int | None) -> Iterator[str]:
@@ -89,7 +86,6 @@ class Clock:
             yield "epoch"
 
     def state(self) -> dict[str, int]:
-        """Step and epoch for a saved state."""
         return {"current_step": self.step, "current_epoch": self.epoch, "step_in_epoch": self.in_epoch}
 
 

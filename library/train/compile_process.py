@@ -85,7 +85,6 @@ class CompileProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the process still runs."""
         return self._process.poll() is None
 
     def stop(self) -> None:

@@ -45,7 +45,6 @@ def deciding_options(config: RunConfig, total_steps: int) -> JsonObject:
 
 
 def is_rescheduled(known: JsonMapping, now: JsonMapping) -> bool:
-    """Whether an option of the learning rate's course differs, or the number of steps that it depends on."""
     decisive = (name for name in now if name.startswith("lr_") or name == LENGTH)
     return any(name in known and known[name] != now[name] for name in decisive)
 

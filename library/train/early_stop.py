@@ -30,7 +30,6 @@ class EarlyStop:
 
     @property
     def due(self) -> bool:
-        """Whether the patience is over."""
         return self.patience is not None and self._waited >= self.patience
 
     def lacks(self, step: int) -> bool:

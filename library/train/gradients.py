@@ -134,7 +134,6 @@ def broadcast(tensors: Iterable[Tensor]) -> None:
 
 
 def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Copy the second tensor of each pair into the first."""
     if pairs:  # PyTorch refuses empty lists
         foreach_copy_([to for to, _ in pairs], [new for _, new in pairs])
 

@@ -111,22 +111,18 @@ class Journal:
         return self.trackers is not None and self.trackers.open
 
     def say(self, text: str) -> None:
-        """Print a line."""
         if self.record:
             self.record.say(text)
 
     def warn(self, text: Message) -> None:
-        """Print and record a warning."""
         self.event("warning", text=text)
         self.say(f"Warning: {text}")
 
     def event(self, kind: str, **facts: Any) -> None:
-        """Add an event to the run's record."""
         if self.record:
             self.record.event(kind, **facts)
 
     def note(self, **facts: Any) -> None:
-        """Add facts of the whole run to run.json."""
         if self.record:
             self.record.note(**facts)
 
@@ -205,7 +201,7 @@ class Journal:
             self._to_upload.append(path)
 
     def upload_saved(self) -> None:
-        """Upload what was saved since the last call; only then, so that the network delays no save of the same step."""
+        # Uploading only now keeps the network from delaying a save of the same step.
         while self._to_upload:
             self.uploads.add(self._to_upload.pop(0))
 

@@ -105,7 +105,6 @@ def run_training(
 
 
 def read_images(config: RunConfig, journal: Journal) -> data.ImageSet:
-    """The data set, whose reading the journal reports."""
     journal.phase(Message("reading the data set"))
     return data.scan(config)
 

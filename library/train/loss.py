@@ -165,11 +165,9 @@ def with_text_length(text: Tensor, length: int) -> Tensor:
 
 
 def live_encoders(components: ModelComponents, method: TrainingMethod, cached: bool) -> Sequence[str]:
-    """Which text encoders have to run in every step."""
     return tuple(name for name in components.encoders if not cached or method.trained_parts.get(name))
 
 
 def _map_tensors(noised: NoisedBatch, change: Callable[[Tensor], Tensor]) -> NoisedBatch:
-    """The same batch with every tensor changed."""
     values = {f.name: getattr(noised, f.name) for f in fields(noised)}
     return replace(noised, **{name: change(value) for name, value in values.items() if value is not None})

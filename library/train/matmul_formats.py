@@ -60,7 +60,6 @@ class Size:
 
     @property
     def work(self) -> int:
-        """Multiplications of a pass."""
         return self.tokens * self.inputs * self.outputs
 
 

@@ -65,7 +65,6 @@ class Precompiler:
         self._background.stop()
 
     def closing_sentence(self) -> str:
-        """What compiling was worth, at the end of a run."""
         return self._background.unused() or self.log.sentence()
 
     def prepare(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:

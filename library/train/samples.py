@@ -125,7 +125,6 @@ class SampleRunner:
         return self._config.caption_change.of_prompt(text)
 
     def at_first(self, training: Training) -> None:
-        """Before the first step, where that is asked for."""
         if self.wanted and self._config.sample.sample_at_first and not training.clock.step:
             self._sample_all(training)
 

@@ -53,12 +53,10 @@ class State:
 
     @property
     def size(self) -> int:
-        """Bytes on the disk, a little too many."""
         return _size([self.tensors, self.values]) + 2**20
 
     @property
     def size_of_weights(self) -> int:
-        """Bytes of the trained weights alone."""
         return _size(self.tensors[WEIGHTS])
 
     def write(self, folder: Path) -> None:
@@ -96,7 +94,6 @@ def read_values(path: Path, device: Any, mapped: bool = False) -> Any:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file of the state. ConfigError when it is damaged."""
     with _readable(path):
         return load_file(path)
 

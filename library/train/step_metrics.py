@@ -126,11 +126,9 @@ class Meter:
         return sum(self._losses) / max(len(self._losses), 1)
 
     def state(self) -> list[float]:
-        """The average's slots, for a resumed run."""
         return list(self._losses)
 
     def load(self, losses: list[float]) -> None:
-        """Take over the slots of the run that is resumed."""
         self._losses = list(losses)
 
 

@@ -147,7 +147,6 @@ class ControlRequests:
             raise Stopped
 
     def cancelled(self) -> bool:
-        """Whether an immediate stop was requested."""
         return self.asked() and self._how == "now"
 
     def flags(self) -> set[str]:
@@ -162,7 +161,6 @@ class ControlRequests:
 
     @property
     def stopping(self) -> bool:
-        """Whether the training ends after this step."""
         return "stop" in self._agreed
 
     def granted(self, name: str) -> bool:
@@ -265,6 +263,5 @@ def _launcher() -> psutil.Process | None:
 
 
 def _is_parent_there() -> bool:
-    """Whether the process that started this one still runs. On POSIX its number may belong to another process by
-    now."""
+    # On POSIX the parent's PID may already belong to another process.
     return os.getppid() == environment.PARENT if os.name == "posix" else psutil.pid_exists(environment.PARENT)

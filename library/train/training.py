@@ -35,25 +35,20 @@ class Training:
 
     @property
     def config(self) -> Any:
-        """The config that is trained with."""
         return self.compute_loss.config
 
     @property
     def family(self) -> Family:
-        """The model's family."""
         return self.compute_loss.family
 
     @property
     def components(self) -> ModelComponents:
-        """The model's networks."""
         return self.compute_loss.components
 
     @property
     def method(self) -> TrainingMethod:
-        """The training method, which holds the trained parameters."""
         return self.compute_loss.method
 
     @property
     def generators(self) -> StepGenerators:
-        """The generators of noise and timesteps."""
         return self.compute_loss.generators

@@ -153,7 +153,6 @@ class Updates:
             self._swap.forget_gradients()
 
     def average_weights(self, step: int) -> None:
-        """Update the moving average of the weights, if there is one."""
         if self.average:
             self.average.update(step)
 

@@ -38,6 +38,5 @@ def utilization(operations: float, seconds: float, device: torch.device) -> dict
 
 
 def sentence(found: dict[str, float]) -> str:
-    """The same in words."""
     rates = f"about {found['tflops']:.3g} of {found['gpu_tflops']:g} TFLOP/s"
     return f"The steps reached {found['share']:.0%} of this GPU's bf16 matrix rate ({rates})."

@@ -117,5 +117,4 @@ class World:
         return found
 
     def wait_for_everyone(self) -> None:
-        """Barrier: return when all processes have called it."""
         self.accelerator.wait_for_everyone()

@@ -44,15 +44,12 @@ class DiffusersFamily:
         self.block_classes = block_classes
 
     def resolution_level(self, path: str) -> int:
-        """Not known, and not asked for without `block_inputs`."""
         return 0
 
     def execution_key(self, path: str) -> tuple[int, ...]:
-        """Not known either."""
         return ()
 
     def swap_plan(self, number: int) -> dict[str, int]:
-        """`blocks_to_swap`: of the first kind."""
         return {self.block_classes[0]: number}
 
 
@@ -71,15 +68,12 @@ class DiffusersLora:
                 setattr(block.get_submodule(place), name, self.layers[-1])
 
     def parameters(self) -> list[nn.Parameter]:
-        """All trained parameters."""
         return [p for layer in self.layers for p in (*layer.lora_down.parameters(), *layer.lora_up.parameters())]
 
     def groups(self) -> list[JsonObject]:
-        """One group for the optimizer."""
         return [{"params": self.parameters(), "lr": self.rate, "name": "adapters"}]
 
     def train(self, mode: bool = True) -> "DiffusersLora":
-        """Adapters have no modes of their own."""
         return self
 
 
@@ -103,7 +97,6 @@ class DiffusersSubject:
         self.resolutions: tuple[int, ...] = (512, 1024)
 
     def config(self, given: JsonMapping) -> RunConfig:
-        """The settings with these options on top."""
         return build(families.config_class(SCRIPT), {**self.values, **given}, notes=[])
 
     def make(self, config: Any, device: torch.device) -> TrainableModel:
@@ -135,11 +128,9 @@ class DiffusersSubject:
         return call
 
     def encoders(self) -> JsonMapping:
-        """None: only the transformer is built."""
         return {}
 
     def vae(self, device: torch.device, dtype: torch.dtype) -> nn.Module | None:
-        """None: only the transformer is built."""
         return None
 
 

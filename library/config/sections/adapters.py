@@ -73,12 +73,10 @@ class Network:
 
     @property
     def encoders_learn(self) -> bool:
-        """Whether adapters are put into the text encoders."""
         return not self.network_train_unet_only
 
     @property
     def module(self) -> str:
-        """The kind of adapter that is meant."""
         return self.network_module or self.usual
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
@@ -117,7 +115,6 @@ class AdapterData(Data):
 
     @property
     def regularisation_weight(self) -> float:
-        """What prior_loss_weight says."""
         return self.prior_loss_weight
 
 
@@ -167,7 +164,6 @@ class AdapterSteps(Steps):
 
     @property
     def moved(self) -> bool:
-        """Whether the training begins somewhere else than at its first step, or than its state says."""
         return self.initial_step is not None or self.initial_epoch is not None
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
@@ -225,12 +221,10 @@ class FrozenPrecision(Precision):
 
     @property
     def fp8_denoiser(self) -> bool:
-        """Whether the frozen image model is kept in 8 bits."""
         return self.fp8_base or self.fp8_base_unet
 
     @property
     def fp8_encoders(self) -> bool:
-        """Whether the frozen text encoders are kept in 8 bits."""
         return self.fp8_base and not self.fp8_base_unet
 
 

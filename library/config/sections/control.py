@@ -66,7 +66,6 @@ class Control:
                 yield Problem(name, "is not set: {usual} is usual", usual=usual, fix={name: usual})
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Something has to be left to train."""
         if self.network_dropout == 1:
             yield Problem("network_dropout", "must be below 1: at 1 nothing would be trained")
 

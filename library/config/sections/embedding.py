@@ -67,7 +67,6 @@ class Embedding:
         return CaptionChange(replaced, words, tuple(sentence.format(words) for sentence in sentences))
 
     def missing(self, run: RunConfig) -> Iterator[Problem]:
-        """A trained word needs a name."""
         if not self.token_string:
             yield Problem("token_string", "is not set: write the word that shall learn, such as sks-cat")
 

@@ -130,17 +130,14 @@ class Flow(Noise):
 
     @property
     def shift_by_size(self) -> bool:
-        """Whether the number of tokens of an image decides how far its timesteps are shifted."""
         return self.timestep_sampling == self.size_shift
 
     @property
     def timestep_range(self) -> tuple[float, float]:
-        """The lowest and the highest sigma that is trained."""
         return (self.min_timestep or 0) / 1000, (1000 if self.max_timestep is None else self.max_timestep) / 1000
 
     @property
     def redraws_timesteps(self) -> bool:
-        """Whether timesteps are drawn again until they are in the range."""
         return self.preserve_distribution_shape and self.timestep_range != (0.0, 1.0)
 
 

@@ -153,7 +153,6 @@ class Optim:
 
     @property
     def optimizer(self) -> str:
-        """The optimizer that is meant, with the old switches read."""
         old = "AdamW8bit" if self.use_8bit_adam else "Lion" if self.use_lion_optimizer else "AdamW"
         return self.optimizer_type or old
 
@@ -347,7 +346,6 @@ class Steps:
 
     @property
     def moved(self) -> bool:
-        """Whether the training begins somewhere else than at its first step, or than its state says."""
         return False
 
     def check(self, run: RunConfig) -> Iterator[Problem]:

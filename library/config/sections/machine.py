@@ -53,12 +53,10 @@ class Precision:
 
     @property
     def fp8_denoiser(self) -> bool:
-        """Whether the frozen image model is kept in 8 bits."""
         return self.fp8_base
 
     @property
     def fp8_encoders(self) -> bool:
-        """Whether the frozen text encoders are kept in 8 bits."""
         return self.fp8_base
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
@@ -176,7 +174,7 @@ class Memory:
 
     @property
     def checkpointing(self) -> bool:
-        """Whether activations are computed again in backward: offloading them means so too."""
+        # Offloading activations implies checkpointing them.
         return self.gradient_checkpointing or self.cpu_offload_checkpointing or bool(self.blocks_to_swap)
 
     def check(self, run: RunConfig) -> Iterator[Problem]:

@@ -89,7 +89,6 @@ class Save:
     )
 
     def missing(self, run: RunConfig) -> Iterator[Problem]:
-        """A result needs a place."""
         if not self.output_dir:
             yield Problem("output_dir", "is not set: choose a folder for the results")
 
@@ -202,12 +201,10 @@ class Sample:
 
     @property
     def wanted(self) -> bool:
-        """Whether there are prompts to sample, also for someone who requests samples at any time."""
         return self.sample_images and bool(self.sample_prompts or self.sample_from_captions)
 
     @property
     def scheduled(self) -> bool:
-        """Whether it is said when samples are generated."""
         when = self.sample_every_n_steps or self.sample_every_n_epochs or self.sample_at_first
         return self.sample_images and bool(when)
 

@@ -88,17 +88,14 @@ class Run:
 
     @property
     def control_images(self) -> ControlUse:
-        """What pictures the model is shown besides noise and words."""
         return ControlUse()
 
     @property
     def caption_change(self) -> CaptionChange:
-        """What is made of captions before a text encoder reads them."""
         return UNCHANGED
 
     @property
     def trains_whole_encoders(self) -> bool:
-        """Whether the weights of the text encoders are trained, and not adapters on them."""
         return False
 
     @staticmethod

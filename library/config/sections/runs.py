@@ -104,7 +104,6 @@ class EmbeddingRun(BaseRun):
 
     @property
     def caption_change(self) -> CaptionChange:
-        """All vectors of the word, and sentences instead of captions."""
         return self.embedding.caption_change
 
 
@@ -128,5 +127,4 @@ class ControlRun(BaseRun):
 
     @property
     def control_images(self) -> ControlUse:
-        """One for each image, read as pixels."""
         return ControlUse(guided=True)

@@ -42,7 +42,6 @@ class AdapterShape:
 
 
 def count(names: Iterable[str]) -> int:
-    """How many blocks an adapter has, from the denoiser's keys."""
     return len({name.split(".")[2] for name in names if name.startswith(f"{PREFIX}blocks.")})
 
 

@@ -54,7 +54,6 @@ DENOISER = DenoiserFile(
 
 
 def files_of(config: Any) -> PartFiles:
-    """The parts that have files: the adapter has one where an option names it, or where a folder holds it."""
     named = FILES[True].named(config, "llm_adapter")
     return FILES[bool(config.model.llm_adapter_path or (named and not hub.is_id(named)))]
 

@@ -78,11 +78,9 @@ class AnimaFamily(OneEncoderFamily):
         return found
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:
-        """The denoiser under the keys of the published file; nothing else is saved with it."""
         return {f"net.{name}": tensor for name, tensor in super().export(components).items()}
 
     def learning_rate_block(self, path: str) -> int:
-        """Which of the six rates a parameter has: the first is for what has none of its own."""
         return next((number for number, part in enumerate(RATES, 1) if part in f".{path}"), 0)
 
     # ---- captions
@@ -130,7 +128,6 @@ class AnimaFamily(OneEncoderFamily):
         return packing.unpack_channels_last(output.float(), *size)
 
     def sampler(self, components: ModelComponents) -> "Sampler":
-        """The sampler that generates images with these networks."""
         return AnimaSampler(self, components)
 
 

@@ -49,7 +49,6 @@ class AnimaLoraNames(LoraNames):
     mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
 
     def canonical(self, path: str) -> tuple[str, int, int]:
-        """A path of either tree -> ours."""
         return keys.canonical(path), 0, 1
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:

@@ -78,7 +78,6 @@ class AnimaShape:
 
 
 def count(names: Iterable[str]) -> int:
-    """How many blocks a transformer has, from its keys."""
     return len({name.split(".")[1] for name in names if name.startswith("blocks.")})
 
 
@@ -192,7 +191,7 @@ class Anima(nn.Module):
         return self.final_layer(x, temb, shared[:, : 2 * self.sizes.hidden])
 
     def as_one_graph(self) -> None:
-        """Compute RoPE tables in each call: a cached table would be a constant of one compiled graph."""
+        # A cached table would become a constant of the compiled graph.
         self._tables.keeps = self.llm_adapter.tables.keeps = False
 
     def positions(self, height: int, width: int, device: torch.device) -> Tensor:

@@ -73,7 +73,6 @@ class AnimaModel(sections.Model):
 
     @property
     def text_encoder(self) -> str | None:
-        """The text encoder's file, by the name that other families have for it."""
         return self.qwen3
 
     others: ClassVar[Mapping[str, str]] = OTHERS

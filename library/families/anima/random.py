@@ -52,7 +52,6 @@ FULL = AnimaSizes(
 
 
 def model_sizes(_config: RunConfig, full: bool) -> AnimaSizes:
-    """All have the same."""
     return FULL if full else TINY
 
 

@@ -37,7 +37,6 @@ class AnimaSampler(FlowSampler):
         return self.integrate(noise.to(device), schedule(request.steps, request.shift or SHIFT), request, velocity)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
-        """Latents of the cache as the VAE takes them."""
         return qwen_vae.denormalised(latents)
 
 

@@ -94,7 +94,6 @@ def title(config: RunConfig) -> str:
 
 
 def plain_shapes(entries: Entries, part: str) -> dict[str, tuple[int, ...]]:
-    """Shapes by key, without the prefixes that keys may have."""
     return {plain: tuple(entries[name]["shape"]) for plain, name in PLAIN[part](entries).items()}
 
 

@@ -90,6 +90,5 @@ def _as_narrow_again(name: str, tensor: Any, width: int) -> Any:
 
 
 def _shapes(config: RunConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor's shape in the FLUX file, without the prefix that some tools put before the names."""
     known = weights.header(config.model.pretrained_model_name_or_path or "")
     return {name.removeprefix("model.diffusion_model."): shape for name, shape in known.items()}

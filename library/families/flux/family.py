@@ -93,12 +93,10 @@ class FluxFamily(TransformerFamily):
 
     @property
     def architecture(self) -> str:
-        """modelspec.architecture of this model."""
         return self.variant.architecture or ("flux-1-schnell" if self.is_schnell else "flux-1-dev")
 
     @property
     def base_model_version(self) -> str:
-        """ss_base_model_version of this model."""
         return self.variant.base_model_version
 
     @property
@@ -112,12 +110,10 @@ class FluxFamily(TransformerFamily):
 
     @property
     def text_length(self) -> int:
-        """Tokens of T5 that every caption is cut or padded to."""
         return self.config.model.t5xxl_max_token_length or T5_LENGTH[self.is_schnell]
 
     @property
     def text_lengths(self) -> dict[str, int]:
-        """Of the arrays in the text cache."""
         of_tokens = (key for key in self.text_cache.keys if key != "l_pooled")
         return dict.fromkeys(of_tokens, self.text_length)
 
@@ -345,7 +341,6 @@ class FluxFamily(TransformerFamily):
         }
 
     def sampler(self, components: ModelComponents) -> "Sampler":
-        """The sampler that generates images with these networks."""
         return FluxSampler(self, components)
 
 

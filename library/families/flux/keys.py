@@ -45,7 +45,6 @@ APPROXIMATOR = "distilled_guidance_layer."
 
 
 def is_diffusers(names: Iterable[str]) -> bool:
-    """Whether plain keys are those of diffusers' FLUX transformer."""
     return TREES.is_diffusers(names)
 
 
@@ -85,7 +84,6 @@ def _pairs(doubles: int, singles: int, guided: bool, layers: int) -> Iterator[tu
 
 
 def to_bfl(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A diffusers state dict -> the single file's."""
     return {name: joined(name, [tensors[part] for part in made_of]) for name, made_of in sources(tensors).items()}
 
 

@@ -47,7 +47,6 @@ class FluxLoraNames(DoubleStreamLoraNames):
     sources: ClassVar[Callable[[Shapes], Mapping[str, tuple[str, ...]]]] = staticmethod(keys.sources)
 
     def shared_prefix(self, part: str) -> str:
-        """T5 has a name in ComfyUI alone."""
         return self.prefixes["comfy" if part == "t5xxl" else "diffusers"][part]
 
 

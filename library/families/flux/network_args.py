@@ -35,7 +35,6 @@ TYPES = (
 
 
 def _none(*names: str) -> dict[str, str]:
-    """These kinds of layers without adapters."""
     return dict.fromkeys(names, "0")
 
 
@@ -150,17 +149,14 @@ class FluxArgs(PatternArgs):
 
     @property
     def logs_adapters(self) -> bool:
-        """What verbose says."""
         return self.verbose
 
     @property
     def ggpo_strengths(self) -> tuple[float, float] | None:
-        """ggpo_sigma and ggpo_beta, where both are given."""
         given = self.ggpo_sigma, self.ggpo_beta
         return None if given[0] is None or given[1] is None else (given[0], given[1])
 
     def adapts_encoder(self, part: str) -> bool:
-        """T5 carries adapters with train_t5xxl only."""
         return part != "t5xxl" or self.train_t5xxl
 
     def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
@@ -188,7 +184,6 @@ class FluxArgs(PatternArgs):
         return [index_factors(text if self.train_blocks in ("all", kind) else "none", n) for kind, text, n in kinds]
 
     def classes(self, targets: tuple[str, ...]) -> tuple[str, ...]:
-        """Only the kind of blocks that train_blocks names."""
         only = {"single": "Single", "double": "Double"}.get(self.train_blocks, "")
         return tuple(name for name in NetworkArgs.classes(self, targets) if name.startswith(only))
 

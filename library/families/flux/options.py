@@ -94,12 +94,10 @@ class FluxModel(sections.Model):
 
     @property
     def variant(self) -> FluxVariant:
-        """What model_type names."""
         return VARIANTS[self.model_type]
 
     @property
     def needed(self) -> Mapping[str, str]:
-        """The text encoders of this variant, and the autoencoder."""
         return {name: what for name, what in OTHERS.items() if name in (*self.variant.encoders, "ae")}
 
     @property
@@ -155,7 +153,6 @@ class FluxLoraModel(FluxModel):
 
     @property
     def float32_vae(self) -> bool:
-        """What no_half_vae says."""
         return self.no_half_vae
 
 
@@ -274,7 +271,6 @@ class FluxLora(FluxRun, sections.AdapterRun):
 
     @property
     def control_images(self) -> ControlUse:
-        """Reference images of Kontext; what is around a mask, of Fill."""
         return dataclasses.replace(self.model.variant.control_images, random_masks=self.data.random_masks)
 
 
@@ -296,5 +292,4 @@ class FluxTrain(FluxRun, sections.FullRun):
 
     @property
     def control_images(self) -> ControlUse:
-        """Reference images of Kontext; what is around a mask, of Fill."""
         return dataclasses.replace(self.model.variant.control_images, random_masks=self.data.random_masks)

@@ -78,7 +78,6 @@ FULL_VARIANTS = _variants(FULL, (64, 5120, 5))
 
 
 def model_sizes(config: FluxLora | FluxTrain, full: bool) -> FluxSizes:
-    """The sizes of the relative that a config names."""
     variants = FULL_VARIANTS if full else VARIANTS
     return variants.get(config.model.model_type, FULL if full else TINY)
 

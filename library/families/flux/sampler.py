@@ -22,7 +22,6 @@ class FluxSampler(FlowSampler):
     family: "FluxFamily"
 
     def is_guided(self, request: SampleRequest) -> bool:
-        """Whether classifier-free guidance with the negative prompt is used."""
         return request.scale != 1.0
 
     def latents(self, request: SampleRequest) -> Tensor:
@@ -78,5 +77,4 @@ class FluxSampler(FlowSampler):
             return self.family.control_latents(self.components, pixels)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
-        """Latents of the cache as the autoencoder takes them."""
         return latents / self.family.scale + self.family.shift

@@ -19,7 +19,7 @@ def recognise(shapes: Shapes) -> str:
 
 
 def recognise_part(shapes: Shapes) -> str:
-    """Its VAE keeps the statistics of its latents; that of FLUX.1 has none."""
+    # FLUX.2's VAE stores the statistics of its latents; FLUX.1's has none.
     marks = ("bn.running_mean", "decoder.conv_in.weight")
     return VAE if all(any(name.endswith(mark) for name in shapes) for mark in marks) else ""
 

@@ -65,23 +65,19 @@ class Flux2Family(OneEncoderFamily):
 
     @property
     def version(self) -> Flux2Version:
-        """The model, as the options or the header say it."""
         named, sizes = self.config.model.model_version, self.sizes
         return VERSIONS[named or (recognised(sizes.hidden, sizes.guidance) if sizes else "klein-base-4b")]
 
     @property
     def architecture(self) -> str:
-        """modelspec.architecture of this model."""
         return self.version.architecture
 
     @property
     def base_model_version(self) -> str:
-        """ss_base_model_version of this model, as in musubi-tuner."""
         return self.version.base_model_version
 
     @property
     def sample_defaults(self) -> Mapping[str, Any]:
-        """Defaults of a sample prompt."""
         return self.version.sample_defaults
 
     def notes(self) -> Iterator[Problem]:
@@ -111,7 +107,6 @@ class Flux2Family(OneEncoderFamily):
         return components
 
     def frozen_type(self, part: str, dtype: torch.dtype) -> torch.dtype:
-        """The VAE has an option of its own."""
         return getattr(torch, self.config.model.vae_dtype) if part == "vae" else dtype
 
     def swap_plan(self, number: int) -> dict[str, int]:
@@ -131,7 +126,6 @@ class Flux2Family(OneEncoderFamily):
             return normalised(vae, vae.encode(pixels.to(first.device, first.dtype)).latent_dist.mode())
 
     def control_latents(self, components: ModelComponents, pixels: Tensor) -> Tensor:
-        """The same of a reference image."""
         return self.latents(components, pixels)
 
     def velocity(
@@ -159,7 +153,6 @@ class Flux2Family(OneEncoderFamily):
         }
 
     def sampler(self, components: ModelComponents) -> "Sampler":
-        """The sampler that generates images with these networks."""
         return Flux2Sampler(self, components)
 
 

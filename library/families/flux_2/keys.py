@@ -45,11 +45,9 @@ def sources(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def to_bfl(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A diffusers state dict -> the single file's."""
     return {name: joined(name, [tensors[part] for part in made_of]) for name, made_of in sources(tensors).items()}
 
 
 def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The single file's state dict -> diffusers'. Rows of fused tensors are views."""
     pairs = TREES.pairs(*TREES.counts(tensors), "guidance_in.in_layer.weight" in tensors)
     return double_stream_keys.apart(tensors, pairs, lambda tensor, pieces: [len(tensor) // pieces] * pieces)

@@ -51,7 +51,6 @@ class Flux2Model(sections.Model):
 
     @property
     def needed(self) -> Mapping[str, str]:
-        """The VAE, and the text encoder; captions of dev may be cached already."""
         return {name: what for name, what in OTHERS.items() if name == "vae" or self.model_version != "dev"}
 
 
@@ -84,7 +83,6 @@ class Flux2Run:
 
     @property
     def control_images(self) -> ControlUse:
-        """Reference images, as many as there are."""
         return ControlUse(most=REFERENCES)
 
     model: Flux2Model = section(Flux2Model)

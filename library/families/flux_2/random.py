@@ -100,7 +100,6 @@ def adopt(family: Flux2Family, denoiser: Flux2) -> None:
 
 
 def input_shapes(family: Flux2Family, denoiser: Flux2) -> InputShapes:
-    """What this denoiser reads, for one image."""
     sizes = denoiser.sizes
     return InputShapes(sizes.in_channels // 4, {"ctx_vec": (text_encoder.LENGTH, sizes.text_channels)})
 

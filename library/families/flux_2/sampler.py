@@ -56,7 +56,6 @@ class Flux2Sampler(FlowSampler):
             return self.family.control_latents(self.components, pixels(picture).to(device))
 
     def decoder_input(self, latents: Tensor) -> Tensor:
-        """Latents of the cache as the autoencoder takes them."""
         return denormalised(self.components.vae, latents)
 
 

@@ -46,7 +46,6 @@ def skipped(layers: int) -> int:
 
 
 def load_qwen3(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
-    """Read Qwen3 without the layers that are not needed."""
     return language_model.load_qwen3(path, dtype, mmap, skipped)
 
 

@@ -44,7 +44,6 @@ def build(tensors: Mapping[str, Tensor]) -> nn.Module:
 
 
 def empty(widths: tuple[int, ...], channels: int) -> nn.Module:
-    """One without memory for its weights."""
     return random_networks.empty(lambda: _class()(block_out_channels=widths, latent_channels=channels))
 
 
@@ -56,7 +55,6 @@ def _class() -> Any:
 
 
 def to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by diffusers name -> those of the single file."""
     places = inverse(autoencoder.INSIDE)
     return {renamed(name, places): tensor for name, tensor in autoencoder.to_single(tensors).items()}
 
@@ -68,7 +66,6 @@ def normalised(vae: Any, latents: Tensor) -> Tensor:
 
 
 def denormalised(vae: Any, latents: Tensor) -> Tensor:
-    """The way back."""
     mean, deviation = statistics(vae, latents.device)
     return pixel_shuffle(pixel_unshuffle(latents.float(), 2) * deviation + mean, 2)
 

@@ -146,7 +146,6 @@ def version_of(path: Path) -> str:
 
 
 def has_still_references(whole: Path) -> bool:
-    """Whether the transformer's settings in a diffusers folder say so."""
     return bool(table_of(whole / "transformer" / "config.json").get("zero_cond_t"))
 
 

@@ -37,7 +37,6 @@ def recognise_part(shapes: Shapes) -> str:
 
 
 def options_of(version: str) -> dict[str, str | bool]:
-    """What training one of the Edit models needs to be told."""
     return {"model_version": version, "cache_text_encoder_outputs": True} if version else {}
 
 

@@ -65,7 +65,6 @@ class QwenFamily(OneEncoderFamily):
 
     @property
     def picture_template(self) -> str:
-        """The name of the template that inserts reference images; "" where the text encoder reads none."""
         return self.variant.template
 
     def text(
@@ -118,7 +117,6 @@ class QwenFamily(OneEncoderFamily):
         return packing.unpack(output.float(), *sizes_in_tokens[0])
 
     def sampler(self, components: ModelComponents) -> "Sampler":
-        """The sampler that generates images with these networks."""
         return QwenSampler(self, components)
 
 

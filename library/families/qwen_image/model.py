@@ -68,7 +68,6 @@ class QwenShape:
 
 
 def count(names: Iterable[str]) -> int:
-    """How many blocks a transformer has, from its plain keys."""
     return len({name.split(".")[1] for name in names if name.startswith(f"{BLOCKS}.")})
 
 
@@ -233,7 +232,7 @@ class QwenImage(nn.Module):
         return self.proj_out(self.norm_out(img[:, :own], temb if still is None else temb[:-1]))
 
     def as_one_graph(self) -> None:
-        """Compute RoPE tables in each call: a cached table would be a constant of one compiled graph."""
+        # A cached table would become a constant of the compiled graph.
         self._tables.keeps = False
 
     def positions(self, sizes: tuple[Size, ...], length: int, device: torch.device) -> Tensor:

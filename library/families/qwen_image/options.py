@@ -50,7 +50,6 @@ class QwenModel(sections.Model):
 
     @property
     def variant(self) -> QwenVariant:
-        """What model_version names."""
         return VARIANTS.get(self.model_version or "original", VARIANTS["original"])
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
@@ -137,7 +136,6 @@ class QwenRun:
 
     @property
     def control_images(self) -> ControlUse:
-        """Reference images of the Edit models."""
         return self.model.variant.control_images
 
     model: QwenModel = section(QwenModel)

@@ -127,5 +127,4 @@ def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, size
 
 
 def _single(name: str) -> str:
-    """The name of a text encoder's tensor in a single file."""
     return name if name.startswith(pictures.VISION) else f"model.{name.removeprefix('language.')}"

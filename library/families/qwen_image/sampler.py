@@ -70,12 +70,10 @@ class QwenSampler(FlowSampler):
         return self.family.text_with_pictures(self.components, [request.negative, request.prompt], [shown, shown])
 
     def text_key(self, request: SampleRequest) -> Hashable:
-        """What decides over the text of a request: the pictures, too."""
         shown = [hashlib.blake2b(one.tobytes()).digest() for one in request.controls if self.family.variant.template]
         return super().text_key(request), *shown
 
     def decoder_input(self, latents: Tensor) -> Tensor:
-        """Latents of the cache as the VAE takes them."""
         return denormalised(latents)
 
 

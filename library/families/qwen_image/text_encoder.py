@@ -94,7 +94,6 @@ def encode(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor,
 
 
 def picture_words(number: int, tokens: int, numbered: bool) -> str:
-    """How a picture of so many tokens stands before a caption."""
     return f"{f'Picture {number}: ' if numbered else ''}{BEGIN}{PICTURE * tokens}{END}"
 
 

@@ -14,7 +14,6 @@ WANTED = "an SDXL .safetensors file, a diffusers folder or a Hugging Face id (ow
 
 
 def vae_files(names: Iterable[str]) -> list[str]:
-    """Of the files of a repository on the Hub, those of its VAE."""
     return [n for n in names if n.endswith((".safetensors", ".json")) and "/" not in n.removeprefix("vae/")]
 
 

@@ -31,7 +31,6 @@ def recognise(shapes: Shapes) -> str:
 
 
 def hub_model(title: str, repository: str, file: str, size: int) -> HubModel:
-    """A checkpoint, which is one file with all parts."""
     return HubModel(title, (HubFile("pretrained_model_name_or_path", repository, file, size),))
 
 

@@ -47,7 +47,6 @@ class SdxlLoraNames(LoraNames):
         return path, 0, 1
 
     def pieces(self, path: str) -> tuple[str, ...]:
-        """The diffusers path of one of the U-Net."""
         return (renamed(path, inverse(keys.unet_table(keys.Layout()))),)
 
     def is_large_conv(self, path: str) -> bool:

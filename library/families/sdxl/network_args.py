@@ -125,7 +125,6 @@ class SdxlArgs(NetworkArgs):
         return [[next(shown) for _ in range(count)] for count in counts]
 
     def classes(self, targets: tuple[str, ...]) -> tuple[str, ...]:
-        """Convolutions carry adapters only where that is asked for."""
         asked = self.conv_dim is not None or self.conv_block_dims
         return NetworkArgs.classes(self, targets) if asked else targets
 
@@ -145,7 +144,6 @@ class SdxlArgs(NetworkArgs):
         return ranks[block] if ranks else rank, alphas[block] if alphas else alpha
 
     def block_of(self, name: str) -> int:
-        """The number of the block an adapter's name is in."""
         return block_of(name)
 
 

@@ -27,7 +27,6 @@ class SdxlModel(sections.Model):
 
     @property
     def float32_vae(self) -> bool:
-        """What no_half_vae says."""
         return self.no_half_vae
 
 
@@ -100,7 +99,6 @@ class SdxlAdapterPrecision(sections.AdapterPrecision):
     """Number formats when adapters are trained."""
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
-        """8-bit products that do not pay."""
         yield from slow_products(self, run)
 
 
@@ -109,7 +107,6 @@ class SdxlFrozenPrecision(sections.FrozenPrecision):
     """The kind of numbers that are used, when the model stays as it is."""
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
-        """8-bit products that do not pay."""
         yield from slow_products(self, run)
 
 
@@ -139,7 +136,6 @@ class SdxlFullOptim(sections.FullOptim):
 
     @property
     def block_lrs(self) -> tuple[float, ...]:
-        """The 23 rates of block_lr, or none."""
         return tuple(float(rate) for rate in self.block_lr.split(",")) if self.block_lr else ()
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
@@ -200,7 +196,6 @@ class SdxlTrain(SdxlRun, sections.FullRun):
 
     @property
     def trains_whole_encoders(self) -> bool:
-        """As --train_text_encoder says."""
         return self.steps.train_text_encoder
 
 

@@ -96,11 +96,9 @@ class SdxlSampler(Sampler):
     family: "SdxlFamily"
 
     def is_guided(self, request: SampleRequest) -> bool:
-        """Whether classifier-free guidance is used."""
         return request.scale > 1
 
     def encode(self, prompts: list[str]) -> dict[str, Tensor]:
-        """The conditions of prompts, which may be longer than captions."""
         return conditions.for_prompts(self.components, prompts, LONGEST)
 
     def latents(self, request: SampleRequest) -> Tensor:
@@ -137,7 +135,6 @@ class SdxlSampler(Sampler):
         return self.family.predict(self.denoiser, noised, text, sizes.expand(count, -1), guide)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
-        """Latents of the denoiser as the VAE takes them."""
         return latents / self.family.objective.scale
 
 

@@ -35,5 +35,4 @@ def add(tokenizer: Any, words: Sequence[str]) -> int:
 
 
 def tokens(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of a text, without BOS and EOS."""
     return tokenizer(text, add_special_tokens=False).input_ids

@@ -68,7 +68,6 @@ def encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", eos: int | N
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """A text encoder's tensors by file name."""
     return {canonical(n): t for n, t in model.state_dict().items() if not n.endswith("position_ids")}
 
 

@@ -14,7 +14,6 @@ NO_ROOM = ("can't allocate memory", "not enough memory", "CUDNN_STATUS_ALLOC_FAI
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a GPU or the computer has no memory left."""
     known = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return known or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in NO_ROOM))
 
@@ -42,7 +41,6 @@ def in_tiles(decode: Decode, latents: Tensor) -> Tensor:
 
 
 def fits_in_a_tile(latents: Tensor) -> bool:
-    """Whether tiles would change nothing."""
     return max(latents.shape[-2:]) <= TILE
 
 

@@ -51,7 +51,6 @@ class DenoiserFile:
         return found
 
     def plain_shapes(self, entries: Mapping[str, JsonMapping]) -> dict[str, tuple[int, ...]]:
-        """`shapes` from the entries of a header."""
         return self.shapes({name: tuple(entry["shape"]) for name, entry in entries.items()})
 
     def open(

@@ -118,20 +118,16 @@ class BlockLayers:
 
     @property
     def inside(self) -> int:
-        """The input width of the MLP's activation."""
         return 2 * self.mlp if self.gated else self.mlp
 
     def activation(self) -> nn.Module:
-        """The activation between the two layers of the MLP."""
         return SwiGLU() if self.gated else nn.GELU(approximate="tanh")
 
     def mlp_layers(self) -> nn.Sequential:
-        """The MLP of each stream of a double block."""
         into, out = nn.Linear(self.hidden, self.inside, self.bias), nn.Linear(self.mlp, self.hidden, self.bias)
         return nn.Sequential(into, self.activation(), out)
 
     def modulation(self, first: int, triples: int) -> nn.Module:
-        """The modulation of a stream, or, where it is computed outside, the slice of it that begins at `first`."""
         return GivenModulation(first, 3 * triples) if self.given else Modulation(self.hidden, triples, self.bias)
 
 
@@ -250,7 +246,7 @@ class PositionTables:
         self._tables: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def as_one_graph(self) -> None:
-        """Compute RoPE tables in each call: a cached table would be a constant of one compiled graph."""
+        # A cached table would become a constant of the compiled graph.
         self.positions = lambda txt_ids, img_ids: rope(torch.cat((txt_ids, img_ids)), self.axes, self.theta)
 
     def positions(self, txt_ids: Tensor, img_ids: Tensor) -> Tensor:

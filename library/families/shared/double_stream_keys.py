@@ -31,7 +31,6 @@ ATTENTION: Made = {
 
 
 def counted(names: Iterable[str], blocks: str) -> int:
-    """The number of blocks in a list, from plain keys."""
     return len({name.split(".")[1] for name in names if name.startswith(f"{blocks}.")})
 
 
@@ -53,7 +52,6 @@ class DoubleStreamKeys:
     ends: tuple[str, ...] = (".weight", ".bias")
 
     def is_diffusers(self, names: Iterable[str]) -> bool:
-        """Whether plain keys are those of diffusers' transformer."""
         return set(self.marks) <= set(names)
 
     def counts(self, names: Iterable[str]) -> tuple[int, int]:

@@ -34,11 +34,9 @@ class DoubleStreamLoraNames(LoraNames):
         return found
 
     def pieces(self, path: str) -> tuple[str, ...]:
-        """A BFL path -> its diffusers modules, in the order of its rows."""
         return self.layouts.pieces(path)
 
     def has_swapped_halves(self, path: str) -> bool:
-        """True for the last modulation."""
         return path == SWAPPED
 
     def tensors_of(self, path: str, shapes: Shapes) -> dict[str, tuple[str, ...]]:
@@ -56,7 +54,6 @@ class DoubleStreamLoraNames(LoraNames):
             ) from e
 
     def joined(self, name: str, rows: "list[Tensor]") -> "Tensor":
-        """The diffusers tensors of one BFL name -> its tensor."""
         return joined(name, rows)
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:

@@ -27,7 +27,6 @@ class IncompleteError(KeyError):
 
 
 def few(names: list[str]) -> str:
-    """The first of several names, for a message."""
     return ", ".join([*names[:2], *(["..."] if len(names) > 2 else [])])
 
 
@@ -137,7 +136,6 @@ def autoencoder(shapes: Shapes) -> list[str]:
 
 
 def autoencoder_with_statistics(shapes: Shapes) -> list[str]:
-    """The tensors of FLUX.2's autoencoder, by diffusers name."""
     return [*autoencoder(shapes), *expanded("bn.running_{mean,var}")]
 
 
@@ -164,6 +162,5 @@ def video_autoencoder(shapes: Shapes) -> list[str]:
 
 
 def changes_width(shapes: Mapping[str, tuple[int, ...]], name: str) -> bool:
-    """Whether the number of output channels of a layer differs from its input channels."""
     shape = shapes.get(name, (0, 0))
     return shape[0] != shape[1]

@@ -53,13 +53,11 @@ class WatchedFiles:
         return None
 
     def check(self) -> None:
-        """Raise ConfigError when one of the files has changed since, or is gone."""
         if path := self.changed():
             raise ConfigError(CHANGED, path=path)
 
 
 def watched() -> WatchedFiles | None:
-    """The files of this context, where they are watched."""
     return _watched.get()
 
 

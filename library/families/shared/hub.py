@@ -89,7 +89,6 @@ def kept(name: str) -> Path | None:
 
 
 def listed(name: str, token: str | None = None) -> list[str]:
-    """The files of a repository."""
     asked = answered(lambda: huggingface_hub.HfApi().model_info(name, token=token, timeout=PATIENCE))
     return [file.rfilename for file in asked.siblings or ()]
 

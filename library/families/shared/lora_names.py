@@ -27,7 +27,6 @@ class WeightSlice:
     parts: int = 1
 
     def of(self, tensor: "Tensor") -> "Tensor":
-        """The module's rows of the tensor."""
         return tensor.chunk(self.parts)[self.part] if self.parts > 1 else tensor
 
 
@@ -69,7 +68,6 @@ class LoraNames:
 
     @property
     def part_of(self) -> dict[str, str]:
-        """Prefix of names in any file -> the part."""
         known = {prefix: part for table in self.prefixes.values() for part, prefix in table.items()}
         return known | dict(self.other_prefixes)
 
@@ -86,7 +84,6 @@ class LoraNames:
         return kohya if self.saved == "kohya" else f"{self.prefixes[self.saved][part]}{path}"
 
     def shared_prefix(self, part: str) -> str:
-        """The prefix of a part's names in `shared` files."""
         return self.prefixes[self.shared.names][part]
 
     def pieces(self, path: str) -> tuple[str, ...]:
@@ -98,7 +95,6 @@ class LoraNames:
         return False
 
     def has_swapped_halves(self, path: str) -> bool:
-        """Whether the halves of a layer's rows are swapped in diffusers."""
         return False
 
     def tensors_of(self, path: str, shapes: Shapes) -> dict[str, tuple[str, ...]]:

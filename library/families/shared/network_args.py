@@ -26,7 +26,6 @@ PLACE = "in network_args: "  # prefix of problems
 
 
 def wrong_argument(name: str, template: str, **facts: Any) -> Problem:
-    """A problem of one argument, or of none where the name is ""."""
     return Problem(name, template, place=PLACE, topic="training", **facts)
 
 
@@ -108,7 +107,6 @@ class NetworkArgs:
     conv_alpha: float | None = opt(None, "alpha of adapters on 3x3 convolutions", label="Convolution alpha", min=0.0)
 
     def notes(self, _run: RunConfig | None = None) -> Iterator[Problem]:
-        """What has no effect, and why."""
         if self.conv_alpha is not None and not self.conv_dim:
             yield Problem("network_args", "conv_alpha has no effect without conv_dim")
 
@@ -134,7 +132,6 @@ class NetworkArgs:
 
     @property
     def block_weights(self) -> tuple[float, ...]:
-        """The factor of each block's learning rate, or () when none was given."""
         return ()
 
     @property
@@ -153,7 +150,6 @@ class NetworkArgs:
         return False
 
     def adapts_encoder(self, part: str) -> bool:
-        """Whether this text encoder carries adapters in a run whose text encoders are trained."""
         return True
 
     def chosen_blocks(self, counts: Sequence[int]) -> list[list[float]]:
@@ -201,7 +197,6 @@ class PatternArgs(NetworkArgs):
 
     @property
     def rate_patterns(self) -> tuple[tuple[str, float], ...]:
-        """The patterns of network_reg_lrs."""
         return patterns(self.network_reg_lrs, float)
 
     def is_excluded(self, layer: NetworkLayer) -> bool:
@@ -221,7 +216,6 @@ class TransformerArgs(PatternArgs):
 
     @property
     def logs_adapters(self) -> bool:
-        """The value of verbose."""
         return self.verbose
 
     def notes(self, _run: RunConfig | None = None) -> Iterator[Problem]:
@@ -231,7 +225,6 @@ class TransformerArgs(PatternArgs):
                 yield Problem("network_args", "{name} has no effect: its blocks have no convolutions", name=name)
 
     def classes(self, targets: tuple[str, ...]) -> tuple[str, ...]:
-        """Its blocks; there are no convolutions."""
         return targets
 
     def rank_by_name(self, layer: NetworkLayer) -> int | None:
@@ -251,7 +244,6 @@ class BlockArgs(TransformerArgs):
     train_block_indices: str = opt("all", 'blocks that carry adapters: "all", "none" or "0-3,5"')
 
     def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
-        """Problems of the values that have a format of their own."""
         yield from self.unreadable(train_block_indices=indices)
 
     def rank_in_block(self, layer: NetworkLayer, block: re.Match[str] | None) -> int | None:

@@ -68,7 +68,6 @@ class OneEncoderFamily(TransformerFamily):
             yield from (problem.replaced(topic="model") for problem in e.problems)
 
     def notes(self) -> Iterator[Problem]:
-        """None by default."""
         return iter(())
 
     def tokenizer_folders(self) -> dict[str, tuple[Path, str]]:
@@ -125,7 +124,6 @@ class OneEncoderFamily(TransformerFamily):
         return components
 
     def frozen_type(self, part: str, dtype: torch.dtype) -> torch.dtype:
-        """The dtype of a frozen network that is requested in `dtype`."""
         return torch.float32 if part == "vae" and dtype == torch.float16 else dtype
 
     def adapter_name(self, part: str, path: str) -> str:
@@ -140,7 +138,6 @@ class OneEncoderFamily(TransformerFamily):
 
     @property
     def caption_limit(self) -> CaptionLimit:
-        """The limit of tokens without those of the template."""
         return CaptionLimit(ENCODER, self.checkpoint.most - self.checkpoint.around)
 
     def tokenizers_of_captions(self) -> tokenizers.Tokenizers:

@@ -206,7 +206,6 @@ class PartFiles:
 
 
 def pipeline(path: str | Path | None) -> str:
-    """The diffusers pipeline class of a whole model, "" if unknown."""
     whole = whole_model(Path(path)) if path else None
     return str(recognition.index_of(whole).get("_class_name", "")) if whole else ""
 

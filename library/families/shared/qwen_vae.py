@@ -67,12 +67,10 @@ class ImageVAE(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of its weights."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of its weights."""
         return next(self.parameters()).dtype
 
     def encode(self, pixels: Tensor) -> Tensor:
@@ -135,7 +133,6 @@ def build(tensors: Mapping[str, Tensor]) -> ImageVAE:
 
 
 def assign_to(made: ImageVAE, tensors: Mapping[str, Tensor]) -> ImageVAE:
-    """Give a VAE its tensors by diffusers' names."""
     assign(made.network, tensors)
     return made.eval().requires_grad_(False)
 

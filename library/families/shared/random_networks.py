@@ -60,7 +60,6 @@ class InputShapes:
 
 
 def empty(make: Callable[[], nn.Module]) -> nn.Module:
-    """A network on the meta device; buffers are real."""
     with empty_weights.empty_weights():
         return make()
 
@@ -142,7 +141,6 @@ def write_files(
 
 
 def prefixed(prefix: str) -> Layout:
-    """The layout of a file whose names have a prefix."""
     return lambda tensors: {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
 
 
@@ -153,5 +151,4 @@ def enlarge_encoder_output(tensors: Tensors) -> Tensors:
 
 
 def qwen_vae_file(vae: Any) -> tuple[Tensors, Layout]:
-    """The tensors of an ImageVAE, and the layout of its file."""
     return vae.network.state_dict(), lambda tensors: qwen_vae_names.to_single(enlarge_encoder_output(tensors))

@@ -42,5 +42,4 @@ class QwenVaeSizes:
     channels: int = 16  # of the latents
 
     def empty_vae(self) -> ImageVAE:
-        """Such a VAE without memory for its weights."""
         return qwen_vae.empty(self.vae, self.vae_widths, self.vae_resnets, self.channels, [False, True, True])

@@ -43,20 +43,17 @@ class Sampler(ABC):
         """Whether classifier-free guidance is used."""
 
     def encode(self, prompts: list[str]) -> dict[str, Tensor]:
-        """What the denoiser reads of each prompt."""
         return self.family.text(self.components, prompts)
 
     def encode_request(self, request: SampleRequest) -> dict[str, Tensor]:
-        """The same of the negative prompt and the prompt of a request."""
         return self.encode([request.negative, request.prompt])
 
     def text_key(self, request: SampleRequest) -> Hashable:
-        """The cache key of a request's text."""
         return request.prompt, request.negative
 
     @property
     def denoiser(self) -> Any:
-        """The network itself: a distributed wrapper would wait for the other processes."""
+        # A distributed wrapper would wait for the other processes.
         return getattr(self.components.denoiser, "module", self.components.denoiser)
 
     @torch.no_grad()
@@ -75,13 +72,11 @@ class Sampler(ABC):
             del self._known[key]
 
     def unknown(self, requests: Iterable[SampleRequest]) -> list[SampleRequest]:
-        """One request for each text that is not cached yet."""
         wanted = {self.text_key(request): request for request in requests}
         return [request for key, request in wanted.items() if key not in self._known]
 
     @torch.no_grad()
     def __call__(self, request: SampleRequest) -> Image.Image:
-        """Generate one image. With guidance, prompt and negative prompt are one batch."""
         pixels = self.decoded(self.latents(request))
         return Image.fromarray((pixels * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy())
 
@@ -147,11 +142,9 @@ class FlowSampler(Sampler):
     """Euler steps along the straight path from noise to the image, independent of sample_sampler."""
 
     def is_guided(self, request: SampleRequest) -> bool:
-        """Whether classifier-free guidance is used."""
         return request.scale > 1.0
 
     def grid(self, request: SampleRequest) -> tuple[int, int]:
-        """Height and width in tokens."""
         height, width = self.size(request)
         return height // TOKEN, width // TOKEN
 

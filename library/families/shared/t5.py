@@ -44,7 +44,6 @@ def config(shapes: Mapping[str, Sequence[int]]) -> Any:
 
 
 def embedding(names: Iterable[str]) -> str:
-    """The name of the embedding in a file, one of two."""
     return EMBEDDINGS[1] if EMBEDDINGS[0] not in names and EMBEDDINGS[1] in names else EMBEDDINGS[0]
 
 

@@ -101,7 +101,6 @@ class DenseGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, output: Tensor) -> Tensor:
-        """The same tensor."""
         return output.view_as(output)
 
     @staticmethod

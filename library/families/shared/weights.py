@@ -325,7 +325,6 @@ def _shards(index: Path) -> list[str]:
 
 
 def is_plain(name: str) -> bool:
-    """Whether a name of a file leads to no other folder."""
     return name not in ("", ".", "..") and not set(name) & set("/\\:\0")
 
 

@@ -95,12 +95,10 @@ def plain_shapes(entries: Entries, part: str) -> Shapes:
 
 
 def load_vae(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
-    """Read FLUX.1's autoencoder, single file or diffusers."""
     return autoencoder.load(path, dtype, autoencoder.FLUX, mmap)
 
 
 def load_text_encoder(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
-    """Read Qwen3 without the layer that is not needed."""
     return language_model.load_qwen3(path, dtype, mmap, lambda _layers: text_encoder.SKIPPED)
 
 

@@ -66,7 +66,6 @@ class ZImageFamily(OneEncoderFamily):
 
     @property
     def is_turbo(self) -> bool:
-        """Whether the model samples in few steps, as the options say."""
         return self.config.model.model_version == "turbo"
 
     @property
@@ -121,7 +120,6 @@ class ZImageFamily(OneEncoderFamily):
         return -unpack_channels_last(output.float(), *size)
 
     def sampler(self, components: ModelComponents) -> "Sampler":
-        """The sampler that generates images with these networks."""
         return ZImageSampler(self, components)
 
 

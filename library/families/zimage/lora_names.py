@@ -38,7 +38,6 @@ class ZImageLoraNames(LoraNames):
         return keys.canonical(path), 0, 1
 
     def apart(self, path: str) -> tuple[str, ...]:
-        """Query, key and value of the fused matrix."""
         return keys.apart(path)
 
     def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:

@@ -257,7 +257,7 @@ class ZImage(nn.Module):
         return self.all_final_layer[PATCH](joint[:, :count], temb)
 
     def as_one_graph(self) -> None:
-        """Compute RoPE tables in each call: a cached table would be a constant of one compiled graph."""
+        # A cached table would become a constant of the compiled graph.
         self._tables.keeps = False
 
     def positions(self, height: int, width: int, length: int, device: torch.device) -> RopeTables:

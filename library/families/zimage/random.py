@@ -60,7 +60,6 @@ FULL = ZImageSizes(
 
 
 def model_sizes(_config: RunConfig, full: bool) -> ZImageSizes:
-    """All have the same."""
     return FULL if full else TINY
 
 

@@ -23,7 +23,6 @@ class ZImageSampler(FlowSampler):
     family: "ZImageFamily"
 
     def is_guided(self, request: SampleRequest) -> bool:
-        """Whether classifier-free guidance is used."""
         return request.scale > 0.0
 
     def guided(self, negative: Tensor, prompt: Tensor, scale: float) -> Tensor:
@@ -48,7 +47,6 @@ class ZImageSampler(FlowSampler):
         return unpack_channels_last(tokens, height, width) / scale + shift
 
     def decoder_input(self, latents: Tensor) -> Tensor:
-        """Latents of the cache are what the autoencoder takes."""
         return latents
 
 

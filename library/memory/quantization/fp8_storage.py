@@ -20,7 +20,6 @@ FP8 = torch.float8_e4m3fn
 
 
 def compute_type(config: RunConfig) -> torch.dtype:
-    """The type of matrix products, from `mixed_precision`."""
     return TYPES[config.precision.mixed_precision]
 
 
