@@ -1,7 +1,7 @@
-"""The inputs of a denoiser's blocks, described so that another process can compile the blocks without their weights.
+"""Descriptions of block inputs, from which another process can compile the blocks without their weights.
 
-A call is described by the shapes, types and strides of what goes in. Graphs depend on nothing else, so the training
-finds in PyTorch's cache what such a call has compiled.
+A call is described by the shapes, types and strides of its arguments. Graphs depend on nothing else, so the training
+finds in PyTorch's cache what a replay of the call has compiled.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class BlockCall:
 
     @property
     def largest_tensor(self) -> int:
-        """Bytes of the largest tensor that goes in."""
+        """Bytes of the largest argument."""
         given = decoded(self.given, torch.device("meta"))
         return max((t.nbytes for t in pytree.tree_leaves(given) if isinstance(t, Tensor)), default=0)
 
@@ -46,7 +46,7 @@ class NotDescribed(ValueError):
 
 @contextlib.contextmanager
 def noted(denoiser: nn.Module, log: CompileLog) -> Iterator[list[BlockCall]]:
-    """The calls of blocks that are set up to compile, made in this context; of those that share a graph only one."""
+    """Collect the calls of compiled blocks made in this context, one per graph."""
     paths = {id(module): path for path, module in denoiser.named_modules()}
     known: set[tuple[type[nn.Module], str]] = set()
     calls: list[BlockCall] = []
@@ -55,6 +55,7 @@ def noted(denoiser: nn.Module, log: CompileLog) -> Iterator[list[BlockCall]]:
         given = encoded([list(args), kwargs])
         if (key := (type(block), json.dumps(given))) not in known:
             known.add(key)
+            # Graphs depend on autocast, too: its dtype and whether casts are cached.
             device = next(t.device.type for t in pytree.tree_leaves(args) if isinstance(t, Tensor))
             dtype = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
             cached = torch.is_autocast_cache_enabled()
@@ -81,7 +82,7 @@ def encoded(value: Any) -> JsonObject:
 
 
 def decoded(value: Any, device: torch.device) -> Any:
-    """Rebuild what `encoded` has described, with random numbers in the tensors."""
+    """Rebuild arguments from their description, with random numbers in the tensors."""
     ((kind, content),) = value.items()
     if kind == "dict":
         return {name: decoded(one, device) for name, one in content.items()}
@@ -96,7 +97,9 @@ def decoded(value: Any, device: torch.device) -> Any:
 
 
 def repeat(denoiser: nn.Module, call: BlockCall, device: torch.device) -> None:
-    """Run one block with such inputs, forward and backward, so that it is compiled. Gradients are discarded."""
+    """Run one block on arguments rebuilt from `call`, forward and backward, so that it is compiled. Gradients are
+    discarded.
+    """
     block = denoiser.get_submodule(call.path)
     args, kwargs = decoded(call.given, device)
     dtype = _dtype(call.autocast) if call.autocast else None
@@ -106,6 +109,7 @@ def repeat(denoiser: nn.Module, call: BlockCall, device: torch.device) -> None:
         answers = pytree.tree_leaves(block(*args, **kwargs))
     ends = [answer for answer in answers if isinstance(answer, Tensor) and answer.requires_grad]
     given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    # The backward graph depends on which inputs and weights need gradients.
     targets = [t for t in (*given, *block.parameters()) if t.requires_grad]
     if ends and targets:
         torch.autograd.grad(ends, targets, [torch.zeros_like(end) for end in ends], allow_unused=True)

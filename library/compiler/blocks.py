@@ -1,8 +1,8 @@
-"""torch.compile for the repeated blocks of a denoiser: what the options mean, and proof that it ran.
+"""torch.compile for the repeated blocks of a denoiser.
 
 Blocks are compiled in place (`module.compile()`), one by one. PyTorch keeps compiled code with the `forward` function,
-so blocks of one class share their graphs, and parameter names never change. Compile last: after adapters, dtype,
-device and `requires_grad` are final.
+so blocks of one class share their graphs, and parameter names never change. Compile last: after adapters, dtype, device
+and `requires_grad` are final.
 """
 
 import argparse
@@ -35,7 +35,7 @@ V = TypeVar("V")
 
 
 def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the six flags to a parser of your own. The trainers get theirs from `library.config`."""
+    """Add the six compile flags to your own parser. The trainers get theirs from `library.config`."""
     group = parser.add_argument_group("Torch Compile Settings")
     group.add_argument("--compile", action="store_true", help="compile the model's blocks with torch.compile")
     group.add_argument("--compile_backend", default="inductor", help="torch.compile backend (default: inductor)")
@@ -57,9 +57,9 @@ def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def torch_compile_options(args: Any, sizes: int = 1) -> JsonObject:
-    """The options -> keyword arguments of torch.compile. `auto` and 0 leave the choice to PyTorch.
+    """Translate the options into keyword arguments of torch.compile. `auto` and 0 leave the choice to PyTorch.
 
-    Its limit of graphs is raised where it is known that more `sizes` are compiled one by one.
+    Raises the recompile limit if more `sizes` than it allows are compiled separately.
     """
     dynamic = str(args.compile_dynamic or "auto").lower()
     chosen: JsonObject = {
@@ -88,8 +88,8 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
 ) -> M:
     """Compile every block of `target_blocks` (a list of lists) in place and return `model`.
 
-    `args` is anything with the six option names. `inputs` (by class name or block) lets blocks of a class share graphs;
-    `backends` names the backend of blocks that differ from `args`. `log` records each graph. Raises ConfigError when
+    `args` is any object with the six options as attributes. `inputs` (by class name or block) lets blocks of a class
+    share graphs; `backends` overrides the backend for single blocks. `log` records each graph. Raises ConfigError if
     this machine cannot compile.
     """
     device = next((p.device for p in model.parameters() if p.device.type != "cpu"), torch.device("cpu"))
@@ -139,7 +139,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
 
 
 def begin_due(log: CompileLog, first_steps: Mapping[str, int], step: int) -> bool:
-    """Compile the blocks whose first compiled step this is; True if there were any. Call it between steps only."""
+    """Compile the blocks that are due at this step; return whether there were any. Call it only between steps."""
     due = [kind for kind in log.later if first_steps.get(kind, first_steps.get("", 0)) <= step]
     for kind in due:
         log.later.pop(kind)()
@@ -154,8 +154,7 @@ def postpone(model: nn.Module, log: CompileLog) -> None:
 
 @contextlib.contextmanager
 def compiled_alone(block: nn.Module, log: CompileLog) -> Iterator[None]:
-    """Within the context, compile one block although the others still run eagerly. Blocks of its shape reuse the
-    graphs."""
+    """Compile one block within this context while the others run eagerly. Blocks of its shape reuse its graphs."""
     log.begin_some([block])
     try:
         yield
@@ -166,18 +165,20 @@ def compiled_alone(block: nn.Module, log: CompileLog) -> Iterator[None]:
 def _begin(blocks: Iterable[nn.Module], options: JsonMapping, backends: Mapping[nn.Module, str]) -> None:
     for block in blocks:
         backend = backends.get(block, options["backend"])
+        # Only inductor knows `mode`; other backends reject it.
         own = {name: value for name, value in options.items() if name != "mode" or backend == "inductor"}
         block.compile(**own | {"backend": torch_private.eager_backend if backend == "eager" else backend})
 
 
 def uncompile_model(model: nn.Module) -> None:
-    """Go back to eager blocks. Call it between steps only: forward and backward must not differ."""
+    """Restore eager blocks. Call it only between steps: forward and backward of a step must match."""
     for module in model.modules():
         torch_private.forget_compiled_call(module)
 
 
 def disable_linear_from_compile(module: nn.Module) -> None:
-    """Keep every Linear layer of `module` out of compiled graphs. That costs most of the gain."""
+    """Exclude every Linear layer of `module` from compiled graphs."""
+    # Every disabled layer breaks the graph, which costs most of the speedup.
     layers: list[Any] = [child for child in module.modules() if isinstance(child, nn.Linear)]
     for layer in layers:
         layer.forward = torch.compiler.disable(layer.forward)
@@ -194,7 +195,8 @@ def maybe_uncompile_state_dict(state_dict: dict[str, V]) -> dict[str, V]:
 
 
 def is_compile_error(error: BaseException) -> bool:
-    """Whether compiling failed, as opposed to the model: out of memory and the like are the model's own."""
+    """Return whether the compiler raised this error, not the model (such as out of memory)."""
+    # Chains of causes can be circular.
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -210,6 +212,7 @@ def why(error: BaseException, torch_file: str = torch.__file__) -> str:
     """The line of a compiler's error output that names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     if " " in torch_file and any("cannot find" in line for line in lines):
+        # Inductor does not quote the path of its headers, so the compiler misses them.
         return "PyTorch cannot compile below a folder with a blank in its name; move the project to another"
     telling = (line for line in lines if "error:" in line.lower())
     return next(telling, lines[0])[:200]

@@ -1,7 +1,7 @@
-"""The folder in which PyTorch caches compiled code, so that a second start of a training compiles nothing again.
+"""The folder in which PyTorch caches compiled code, so that a restarted training compiles nothing again.
 
-PyTorch's own caches know by content what fits; the folder only has to be one that lasts, since the default lies in the
-system's temporary folder. Each combination of PyTorch, Python and device has a folder of its own.
+PyTorch's caches look code up by content; they only need a folder that lasts, and the default is in the system's
+temporary folder. Each combination of PyTorch, Python and device has its own.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ from library.files import write_atomic
 LIMIT = 8 * 2**30  # bytes over all folders, where `limit` was not called
 SETTINGS = "limit.json"
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
-_told: dict[str, str] = {}  # environment variables that `use` has set
+_told: dict[str, str] = {}  # environment variables set by `use`, which it may change again
 
 
 def use(given: str | None, device: torch.device) -> Path:
     """Set PyTorch's cache folder and return it. A folder named by an environment variable takes precedence.
 
-    Raises ConfigError where a folder that somebody chose cannot be used. Where the default one cannot be, PyTorch's
-    temporary folder is used instead.
+    Raises ConfigError if a folder that the user chose is unusable. If only the default is, PyTorch's temporary folder
+    is used instead.
     """
     if wrong := [*problems(given, device)]:
         raise ConfigError(*wrong)
@@ -45,6 +45,7 @@ def use(given: str | None, device: torch.device) -> Path:
         if chosen or given:
             raise ConfigError(_unusable(given, folder, why))
         return Path(default)
+    # A value that somebody else has set stays.
     for name, inner in ((INDUCTOR, folder), ("TRITON_CACHE_DIR", folder / "triton")):
         if os.environ.get(name) in (None, default, _told.get(name)):
             os.environ[name] = _told[name] = str(inner)
@@ -56,7 +57,7 @@ def use(given: str | None, device: torch.device) -> Path:
 
 
 def problems(given: str | None, device: torch.device) -> Iterator[Problem]:
-    """Why the chosen folder cannot be used. Creates nothing."""
+    """Yield why the chosen folder cannot be used. Creates nothing."""
     named = _in_environment() or given
     if named and (why := _why_unusable(Path(named), device)):
         yield _unusable(given, Path(named), why)
@@ -101,7 +102,7 @@ def default_root() -> Path:
 
 
 def key(device: torch.device) -> str:
-    """What compiled code depends on besides the code itself."""
+    """Return what compiled code depends on besides the code itself."""
     name = platform.machine() or "cpu"
     if device.type == "cuda":
         name = f"{torch.cuda.get_device_name(device)}-triton{_triton()}-driver{_driver()}"
@@ -114,7 +115,7 @@ def key(device: torch.device) -> str:
 
 
 def _triton() -> str:
-    """The version of the package that makes kernels for GPUs, asked without loading it; "" where there is none."""
+    """Return the installed version of Triton, "" if there is none. Does not load the package."""
     for package in ("triton", "triton-windows"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(package).partition("+")[0]
@@ -122,7 +123,7 @@ def _triton() -> str:
 
 
 def _driver() -> int:
-    """The newest CUDA that the driver knows, asked without touching a GPU; 0 where it is not NVIDIA's."""
+    """Return the newest CUDA version that the NVIDIA driver supports, 0 without one. Does not touch a GPU."""
     number = ctypes.c_int()
     with contextlib.suppress(OSError, AttributeError):
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
@@ -131,14 +132,14 @@ def _driver() -> int:
 
 
 def folders(root: Path | None = None) -> dict[str, int]:
-    """The folders below the user's cache, one for each PyTorch, Python and device, with their bytes."""
+    """Bytes per cache folder: one for each combination of PyTorch, Python and device."""
     root = root or default_root()
     found = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()] if root.is_dir() else []
     return {path.name: size(path) for path in sorted(found, key=_used, reverse=True)}
 
 
 def size(folder: Path | None = None) -> int:
-    """Bytes in a folder, without one in the whole cache. Files that vanish meanwhile count nothing."""
+    """Bytes in a folder, by default in the whole cache. Files that vanish meanwhile count as 0."""
     total = 0
     for path in (folder or default_root()).rglob("*"):
         try:
@@ -149,9 +150,9 @@ def size(folder: Path | None = None) -> int:
 
 
 def clean(root: Path | None = None, name: str | None = None) -> int:
-    """Remove all compiled code, or one of `folders`; returns the bytes that were freed.
+    """Delete all compiled code, or one of `folders`; return the freed bytes.
 
-    A running training has loaded what it needs and continues; its next start compiles again.
+    A running training has loaded its code and continues; its next start compiles again.
     """
     root = root or default_root()
     known = folders(root)
@@ -168,7 +169,7 @@ def clean(root: Path | None = None, name: str | None = None) -> int:
 
 
 def limit(number: int | None = None, root: Path | None = None) -> int:
-    """The limit of the cache in bytes. With a `number`, set and store it, and prune the cache to it."""
+    """Return the cache limit in bytes. With a `number`, store it and prune the cache to it."""
     root = root or default_root()
     if number is None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -183,11 +184,13 @@ def limit(number: int | None = None, root: Path | None = None) -> int:
 
 
 def prune(root: Path, keep: Path | None = None, most: int | None = None) -> None:
-    """Remove the least recently used code until the rest fits the limit: first whole folders, then single graphs of the
-    folder in use (`keep`). Where `root` is that folder, only it is pruned."""
+    """Delete the least recently used code until the rest fits the limit: whole folders first, then single graphs of the
+    folder in use (`keep`). If `root` is that folder, only it is pruned.
+    """
     most = limit(root=default_root() if keep == root else root) if most is None else most
     others = [] if keep == root else [root / name for name in folders(root)]
     if keep:
+        # Folders are pruned by age, and reading from one does not change its time.
         os.utime(keep)
     last = keep or next(iter(others), None)
     left = {folder: size(folder) for folder in others if folder != last}
@@ -202,7 +205,7 @@ def prune(root: Path, keep: Path | None = None, most: int | None = None) -> None
 
 
 def _used(folder: Path) -> float:
-    """When a folder was last used, in seconds since the epoch; 0 where it was removed meanwhile."""
+    """Last use of a folder in seconds since the epoch; 0 if it has vanished."""
     try:
         return folder.stat().st_mtime
     except OSError:

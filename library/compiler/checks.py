@@ -1,4 +1,4 @@
-"""Why blocks cannot be compiled on this machine or in this model, each in a sentence."""
+"""Why blocks cannot be compiled on this machine or in this model."""
 
 import contextlib
 import sysconfig
@@ -16,16 +16,16 @@ from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.values import quoted
 
 MINIMUM_TORCH = (2, 11)
-ALWAYS = {"inductor", "eager", "aot_eager"}  # the backends of every PyTorch that will do
+ALWAYS = {"inductor", "eager", "aot_eager"}  # backends of every supported PyTorch
 FALLBACK = {"compile_fallback": True}
-# Backends that PyTorch lists without having them -> the package that they are in.
+# Backends that PyTorch lists although they are in another package -> that package.
 PACKAGES = {"tvm": "tvm", "openxla": "torch_xla", "openxla_eval": "torch_xla"}
 # Why: docs/decisions/2026-11-20-no-hooks-inside-compiled-blocks.md
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def problems(args: Any, device: torch.device, disable_linear: bool = False) -> Iterator[Problem]:
-    """Why blocks cannot be compiled here, one sentence each, found before a model is loaded."""
+    """Yield why blocks cannot be compiled here. Loads no model."""
     if version() < MINIMUM_TORCH:
         need = ".".join(map(str, MINIMUM_TORCH))
         yield Problem(
@@ -55,11 +55,11 @@ def problems(args: Any, device: torch.device, disable_linear: bool = False) -> I
 
 def _unknown_backends(args: Any) -> Iterator[Problem]:
     of_some = []
-    with contextlib.suppress(ConfigError):  # of blocks that there are not, which is said by itself
+    with contextlib.suppress(ConfigError):  # unknown blocks have a message of their own
         of_some = [backend for _, _, backend in args.choices() if backend] if hasattr(args, "choices") else []
-    if {args.compile_backend, *of_some} <= ALWAYS:  # the list is torch._dynamo's, which takes seconds to load
+    if {args.compile_backend, *of_some} <= ALWAYS:  # listing them loads torch._dynamo, which takes seconds
         return
-    # Names with an underscore need not be listed; every other one is.
+    # PyTorch does not list backends whose names begin with an underscore.
     missing = {name for name, package in PACKAGES.items() if find_spec(package) is None}
     every, listed = (
         {*torch.compiler.list_backends(exclude_tags=tags)} - missing for tags in ((), ("debug", "experimental"))
@@ -106,7 +106,7 @@ def hooked(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[Problem]:
 
 
 def _no_inductor(device: torch.device) -> MessageLike:
-    """Why inductor has no tool chain for this device, or ''."""
+    """Return why inductor lacks a tool chain for this device, "" if it has one."""
     if device.type == "cpu":
         try:
             torch_private.cpp_compiler()
@@ -115,6 +115,7 @@ def _no_inductor(device: torch.device) -> MessageLike:
                 "no C++ compiler was found, and inductor needs one on the CPU; "
                 "install one (Debian: apt install g++, Windows: Visual Studio Build Tools), or switch compile off"
             )
+        # Inductor's C++ wrapper is a Python extension.
         if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
             return (
                 "Python's header files were not found (Debian: apt install python3-dev); install them, or switch it off"

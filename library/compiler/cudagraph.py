@@ -1,14 +1,14 @@
-"""CUDA graphs of a whole denoiser: its forward and backward passes are recorded once per size and replayed.
+"""CUDA graphs of a whole denoiser: forward and backward are recorded once per size and replayed.
 
-A small batch leaves a fast GPU waiting for the processor, which has some 10,000 kernels to start in a step of SDXL.
-PyTorch's own recordings (`reduce-overhead` of inductor) belong to each compiled block and are made anew where the same
-graph meets the weights of another block, so that blocks which share their graphs never stop recording. Here the whole
-denoiser is recorded as one piece, whether its blocks are compiled or not.
+With a small batch a fast GPU waits for the processor, which launches some 10,000 kernels in a step of SDXL. PyTorch's
+own recordings (`reduce-overhead` of inductor) belong to each compiled block and are made anew whenever a graph meets
+the weights of another block, so blocks that share graphs never stop recording. Here the whole denoiser is one
+recording, compiled or not.
 
-A recording reads and writes fixed addresses: inputs are copied into the buffers of the capture, weights must not have
-moved, and gradients are written to buffers that all sizes share. Not recorded are passes without gradients, eager steps
-that compiled ones are compared with, and a second forward pass before the backward pass of the first. Where recording
-itself fails, or has not enough memory, all recordings are freed, and the training goes on without.
+A recording reads and writes fixed addresses: inputs are copied into its buffers, weights must not move, and gradients
+go to buffers shared by all sizes. Passes without gradients, eager steps for comparison, and a second forward pass
+before the backward pass of the first are not recorded. If recording fails or runs out of memory, all recordings are
+freed and the training continues without.
 """
 
 import contextlib
@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Eager passes before the first recording: one compiles and allocates, the next is like all others, and timed. Other
-# sizes need the one that chooses their kernels.
+# Eager passes before the first recording: the first compiles and allocates, the second is timed. Further sizes need one
+# pass, which chooses their kernels.
 WARMUP_PASSES, PASSES_OF_OTHER_SIZES = 2, 1
 MAX_SIZES = 64  # recorded sizes; others run eagerly
 MAX_REPLAY_SHARE = 0.95  # with cuda_graphs = auto, record only if a replay takes at most this share of an eager pass
@@ -43,10 +43,10 @@ SPARE_BYTES = 2**29  # of the GPU's memory, left for all that is not recorded
 
 
 def leave_default_stream() -> None:
-    """Switch this thread to another stream, as the default one cannot be captured.
+    """Switch this thread to another CUDA stream, because the default one cannot be captured.
 
-    Autograd binds the gradients of weights to the stream on which they are first accumulated (by DDP before the first
-    step, or by eager steps), so this has to be called before.
+    Call it before any gradient exists: autograd binds the gradients of weights to the stream on which they are first
+    accumulated (by DDP before the first step, or by eager steps).
     """
     if torch.cuda.is_available() and torch.cuda.current_stream() == torch.cuda.default_stream():
         torch.cuda.synchronize()
@@ -55,9 +55,9 @@ def leave_default_stream() -> None:
 
 # Why: docs/decisions/2026-11-22-cuda-graphs-of-the-whole-denoiser.md
 def attach(denoiser: nn.Module, log: CompileLog, reserve: int | None = None) -> None:
-    """Record every call of a denoiser that needs gradients once per size, and replay it afterwards.
+    """Record every call of a denoiser that needs gradients, once per size, and replay it afterwards.
 
-    With a `reserve`, the bytes that the optimizer will need, record only as long as these stay free and a replay is
+    With a `reserve` (bytes for the optimizer's states), record only while that much memory stays free and a replay is
     faster.
     """
     leave_default_stream()
@@ -70,23 +70,24 @@ def recorder_of(denoiser: nn.Module) -> "GraphedModel | None":
 
 
 def with_room(denoiser: nn.Module, call: Callable[[], T]) -> T:
-    """The result of `call`. Where it runs out of the GPU's memory, free the recordings and call it again; they are
-    recorded again later."""
+    """Return the result of `call`. If it runs out of GPU memory, free the recordings and call it again; they are
+    recorded again later.
+    """
     recorder = recorder_of(denoiser)
     try:
         return call()
     except torch.OutOfMemoryError:
         if recorder is None or not recorder.made:
             raise
-    recorder.make_room()  # where the error no longer holds what it met
+    recorder.make_room()  # outside the handler, whose error keeps tensors alive
     return call()
 
 
 def peak(device: torch.device) -> int:
-    """The most bytes that tensors held on a GPU, or hold now with what recordings keep to themselves between two steps.
-
-    Not both added up: what was held at most is that of the passes before a recording, whose memory it then takes over.
+    """Return peak bytes of tensors on a GPU, or if more, the current bytes with those that recordings keep between
+    steps.
     """
+    # The two are not added: the peak comes from passes before a recording, which then takes over their memory.
     whole = (s for s in torch.cuda.memory_snapshot() if s["segment_pool_id"] != (0, 0))
     kept = sum(s["total_size"] - s["allocated_size"] for s in whole if s["device"] == (device.index or 0))
     return max(torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device) + kept)
@@ -98,7 +99,7 @@ def _recorded(cls: type[nn.Module]) -> type[nn.Module]:
             recorder = self.__dict__.get("_recorder")
             if recorder is None or not torch.is_grad_enabled() or recorder.log.waiting:
                 return super().__call__(*args, **kwargs)
-            # Also where nothing is recorded any more: graphs of compiled blocks are bound to how autocast was set.
+            # Even if recording has ended: compiled graphs depend on autocast's settings, which must not change.
             with _casts_included():
                 return recorder(super().__call__, args, kwargs)
 
@@ -107,7 +108,7 @@ def _recorded(cls: type[nn.Module]) -> type[nn.Module]:
 
 @dataclass(frozen=True, slots=True)
 class NotRecorded:
-    """Why a size was not recorded. `expected`: by a decision, not by a failure."""
+    """Why a size was not recorded. `expected`: by decision, not by failure."""
 
     why: str
     out_of_memory: bool = False
@@ -116,7 +117,7 @@ class NotRecorded:
 
 
 class GraphedModel:
-    """The recordings of one denoiser. They share one memory pool, as only one is replayed at a time."""
+    """The recordings of one denoiser. They share a memory pool, as only one is replayed at a time."""
 
     def __init__(self, denoiser: nn.Module, log: CompileLog, reserve: int | None = None) -> None:
         self.log = log
@@ -127,7 +128,7 @@ class GraphedModel:
         self.size_limit = MAX_SIZES
         self.why_not = ""  # why nothing is recorded any more
         self.lacks_memory = False  # whether that is the GPU's memory, which other steps may need less of
-        # Frees what else uses the GPU's memory and can be done without; False where nothing does.
+        # Frees optional other users of GPU memory; returns False if there are none.
         self.free_others: Callable[[], bool] = lambda: False
         self.automatic = reserve is not None
         self._reserve, self._paid = reserve, False
@@ -135,7 +136,7 @@ class GraphedModel:
         self._busy: Callable[[], Any] = lambda: None  # tells whether a forward pass waits for its backward pass
 
     def __call__(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The denoiser's output, replayed where a recording for these inputs exists or can be made."""
+        """Return the denoiser's output, replayed if a recording for these inputs exists or can be made."""
         if self.why_not:
             return call(*args, **kwargs)
         asked = Call.of(args, kwargs)
@@ -157,21 +158,20 @@ class GraphedModel:
         self._busy = lambda: None
 
     def optimizer_is_there(self) -> None:
-        """Reserve nothing for the optimizer any more: it has allocated its states."""
+        """Stop reserving memory for the optimizer, which has allocated its states."""
         self._reserve = self._reserve and 0
 
     def keep_gradients(self) -> None:
-        """Copy the gradients of an earlier batch of this step out of the shared buffers, which the next replay
-        overwrites."""
+        """Copy gradients out of the shared buffers, before the next replay overwrites them."""
         for p, here in zip(self.learn, self.gradients, strict=True):
+            # Earlier batches of this step have accumulated into the buffers themselves.
             if p.grad is not None and p.grad.data_ptr() == here.data_ptr():
                 p.grad = p.grad.clone()
 
     def record(self, call: Callable[..., Any], asked: Call) -> Recording | None:
-        """Record a size; None where it has to run eagerly, as enough are recorded or the GPU's memory is too small.
+        """Record a size. Return None if it has to run eagerly, because of the size limit or of GPU memory.
 
-        Eager steps need memory besides the recordings, so after an out-of-memory error half as many are kept at most.
-        The state of the random generators does not change.
+        Random generators keep their state.
         """
         if len(self.made) >= self.size_limit:
             return None
@@ -188,6 +188,7 @@ class GraphedModel:
             )
             return outcome
         if outcome.out_of_memory and self.made:
+            # Eager steps need memory besides the recordings, so keep at most half as many from now on.
             self._release(len(self.made) // 2)
             problem = "CUDA graphs for inputs of %s do not fit into the GPU's memory beside those of other image sizes"
             logger.warning(
@@ -198,7 +199,7 @@ class GraphedModel:
         return self.give_up(outcome.why, expected=outcome.expected)
 
     def _try_to_record(self, call: Callable[..., Any], asked: Call) -> "Recording | NotRecorded":
-        """One attempt. Whatever a failed one allocated is released when this returns, as no name holds it any more."""
+        """Attempt one recording."""
         rng_states = torch.get_rng_state(), torch.cuda.get_rng_state()
         try:
             if self._memory is None:
@@ -215,11 +216,12 @@ class GraphedModel:
         finally:
             torch.set_rng_state(rng_states[0])
             torch.cuda.set_rng_state(rng_states[1])
+        # Returning from here releases what the failed attempt allocated, as no name holds it any more.
         why = f"the GPU's memory is too small for those of inputs of {asked.shape}"
         return NotRecorded(why, out_of_memory=True, lacks_memory=True)
 
     def _not_worth_it(self, recording: Recording) -> "NotRecorded | None":
-        """Why an automatic recording (cuda_graphs = auto) is not worth its memory; None if it is."""
+        """Return why an automatic recording (cuda_graphs = auto) is not worth its memory; None if it is."""
         if self._reserve is None:
             return None
         torch.cuda.empty_cache()
@@ -233,16 +235,16 @@ class GraphedModel:
         return None
 
     def give_up(self, why: str, expected: bool = False) -> None:
-        """Free all recordings and record nothing any more; `expected` where that is a decision and no failure."""
+        """Free all recordings and stop recording; `expected` if that is a decision, not a failure."""
         self._release(0)
         self.why_not = why
         level = logging.INFO if expected else logging.WARNING
         logger.log(level, "CUDA graphs are not recorded from now on: %s", why)
 
     def make_room(self) -> None:
-        """Free all recordings, to release memory. Sizes are recorded again when they next occur."""
+        """Free all recordings to release memory. Sizes are recorded again when they next occur."""
         self.free_others()
-        logger.warning("CUDA graphs are freed, as what comes now needs their memory; they are recorded again later")
+        logger.warning("Freed the CUDA graphs, as the next work needs their memory; they are recorded again later")
         self.forget()
 
     def forget(self) -> None:
@@ -258,6 +260,7 @@ class GraphedModel:
     def _release(self, size_limit: int) -> None:
         self.size_limit = size_limit
         self.made.clear()
+        # The graphs' memory returns to the GPU only when nothing refers to their pool any more.
         self.learn, self.gradients, self._memory = [], [], None
         gc.collect()
         torch.cuda.empty_cache()
@@ -265,7 +268,7 @@ class GraphedModel:
 
 @dataclass(frozen=True, eq=False)
 class _InFlight:
-    """Kept alive by the autograd graph for as long as the backward pass of a forward pass may still run."""
+    """Held by the autograd graph while the backward pass of a forward pass may still run."""
 
     recording: Recording
     recorder: GraphedModel
@@ -280,6 +283,7 @@ class _Replay(torch.autograd.Function):
         ctx.place = recording.states.place
         torch_private.foreach_copy_(recording.inputs, [t.detach() for t in given])
         recording.forward.replay()
+        # The next replay overwrites the recording's own outputs.
         outputs = tuple(output.clone() for output in recording.outputs)
         ctx.mark_non_differentiable(*(out for out, grad in zip(outputs, recording.needs_grad, strict=True) if not grad))
         return outputs
@@ -300,8 +304,8 @@ class _Replay(torch.autograd.Function):
 
 @contextlib.contextmanager
 def _casts_included() -> Iterator[None]:
-    """Disable autocast's cache of cast weights: a cast that was made before the capture would not be part of the
-    graph."""
+    """Disable autocast's cache of cast weights."""
+    # A cast made before the capture would be missing from the graph.
     before = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)

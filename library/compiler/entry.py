@@ -1,6 +1,6 @@
-"""Eager prologue of a compiled block: canonicalises strides, requires_grad and dynamic dims.
+"""Eager prologue of a compiled block: canonicalises strides, requires_grad and dynamic dimensions.
 
-With it one graph serves every block of a class; without it FLUX.1 needs six graphs instead of two.
+It lets one graph serve every block of a class; without it FLUX.1 needs six graphs instead of two.
 """
 
 import functools
@@ -17,42 +17,42 @@ Shape = tuple[tuple[str, tuple[int, ...], torch.dtype, bool], ...]
 
 
 class EntryInputs(Protocol):
-    """What blocks of one class are called with, by position, so that one graph can serve all of them.
+    """Arguments of the blocks of one class, by position, so that one graph can serve them all.
 
-    `streams` flow from block to block: all but the first block's carry a gradient. `dynamic` names the dimensions whose
-    size depends on the bucket: ((position, dimension), ...). `sizes` says how many graphs each block needs: one, unless
-    sizes are compiled one by one. Then `level` tells blocks apart that never see the same sizes. Blocks that run
-    `before_trainable` ones have a graph of their own, as no gradient goes through them.
+    `streams` flow from block to block: all but the first block's need a gradient. `dynamic` lists the dimensions that
+    depend on the bucket: ((position, dimension), ...). `sizes` is the number of graphs per block: one, unless sizes are
+    compiled separately; then `level` separates blocks that never see the same sizes. Blocks `before_trainable` ones
+    have their own graph, as no gradient flows through them.
     """
 
     @property
     def streams(self) -> tuple[int, ...]:
-        """What flows from block to block."""
+        """Positions of the tensors that flow from block to block."""
         ...
 
     @property
     def dynamic(self) -> tuple[tuple[int, int], ...]:
-        """Which sizes vary."""
+        """Dimensions whose size varies."""
         ...
 
     @property
     def sizes(self) -> int:
-        """How many of them are compiled one by one."""
+        """Number of sizes that are compiled separately."""
         ...
 
     @property
     def level(self) -> int:
-        """Which blocks see the same ones then."""
+        """Resolution level, shared by blocks that see the same sizes."""
         ...
 
     @property
     def before_trainable(self) -> bool:
-        """Whether nothing learns in them, nor before them."""
+        """Whether no weight is trained in these blocks or before them."""
         ...
 
 
 def shape_of(block: nn.Module) -> Shape:
-    """What makes blocks of a class need graphs of their own: sizes and types of their weights, and which learn."""
+    """Return what separates graphs within a class: names, sizes and types of weights, and which are trained."""
     return tuple((name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in block.named_parameters())
 
 
@@ -64,11 +64,8 @@ def with_canonical_inputs(
     dynamic: tuple[tuple[int, int], ...],
     learns: bool,
 ) -> type[nn.Module]:
-    """A subclass whose call runs eager code before the compiled one: it tells the log of the block (`_compile_log`)
-    where compiling happens, and hands every block the same kind of tensors.
-
-    There is one for each shape of a block and backend, with code of its own, so that its graphs are its own as well:
-    SDXL's twelve kinds of ResNet block would otherwise count as recompilations of one and exceed PyTorch's limit of 8.
+    """Return a subclass that runs eager code before the compiled block: it notifies the block's log (`_compile_log`)
+    and canonicalises the tensors.
     """
     kind = cls.__name__
 
@@ -76,7 +73,7 @@ def with_canonical_inputs(
     class CanonicalEntry(cls):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             given = list(args)
-            # Text encoders that learn reach blocks that do not, through what these get besides their streams.
+            # Trained text encoders send gradients through frozen blocks, by the inputs besides their streams.
             side_inputs = (*args, *kwargs.values())
             in_graph = learns or any(isinstance(x, Tensor) and x.requires_grad for x in side_inputs)
             for position in streams:
@@ -88,28 +85,30 @@ def with_canonical_inputs(
             if log.on_call:
                 log.on_call(self, given, kwargs)
             SETTINGS.hold()
-            # Where no gradient goes through a block there is nothing to recompute either, which PyTorch would refuse.
+            # Without gradients a checkpoint has nothing to recompute, which PyTorch rejects.
             with log.inside(kind), torch.set_grad_enabled(in_graph and torch.is_grad_enabled()):
                 return super().__call__(*given, **kwargs)
 
+    # One code object per shape and backend: SDXL's twelve kinds of ResNet block would otherwise count as recompilations
+    # of one and exceed PyTorch's limit of 8.
     CanonicalEntry.forward = clone_code(cls.forward)
     return keep_class_name(CanonicalEntry, cls, "compiled")
 
 
 def _like_inner_block(stream: Tensor, in_graph: bool) -> Tensor:
-    """Make the first block's input look like every other block's: in one order, and part of the graph of gradients.
+    """Make the first block's input look like every other block's: same strides, and part of the autograd graph.
 
-    [B, L, C] or [B, C, h, w] -> the same. Without this, what stands before the first block costs a second graph.
+    [B, L, C] or [B, C, h, w] -> the same. Otherwise the operations before the first block cost a second graph.
     """
-    # Channels last, with the usual strides also where a size is 1, for which PyTorch takes any.
+    # Channels last. PyTorch accepts any stride for a dimension of size 1, so all are compared with the usual ones.
     order, strides, step = (0, 2, 3, 1) if stream.dim() == 4 else range(stream.dim()), [0] * stream.dim(), 1
     for dimension in reversed(order):
         strides[dimension], step = step, step * stream.shape[dimension]
     if list(stream.stride()) != strides:
         kept = torch.channels_last if stream.dim() == 4 else torch.contiguous_format
         stream = stream.clone(memory_format=kept)
-    # Where nothing learns that comes in or is in blocks of the class, asking for a gradient would be work for nothing.
+    # Skip requires_grad when neither inputs nor blocks are trainable.
     if in_graph and torch.is_grad_enabled() and not stream.requires_grad:
         stream = stream.detach().requires_grad_(True)
-    # What comes out of a Linear layer is a view, whose base the graph would be bound to.
+    # A Linear layer returns a view, and a graph would be bound to its base.
     return torch_private.without_base(stream) if stream.dim() == 3 else stream

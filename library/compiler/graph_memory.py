@@ -10,7 +10,7 @@ from library.compiler import torch_private
 
 
 class GraphMemory:
-    """The pool of all recordings of a denoiser. Warm-up passes allocate from it too, so that they need no more."""
+    """The memory pool of all recordings of a denoiser. Warm-up passes use it too, so that they need no extra memory."""
 
     def __init__(self) -> None:
         self._held = torch.cuda.CUDAGraph()  # an empty graph that keeps the pool alive
@@ -23,7 +23,7 @@ class GraphMemory:
 
     @contextlib.contextmanager
     def capturing(self, graph: "torch.cuda.CUDAGraph") -> Iterator[None]:
-        """Inside, what this thread starts is put into a graph. Other threads may load data meanwhile."""
+        """Capture what this thread launches into a graph. Other threads may load data meanwhile."""
         stream = torch.cuda.current_stream()
         capture = torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local")
         capture.__enter__()

@@ -33,7 +33,7 @@ class Call:
 
     @property
     def key(self) -> Hashable:
-        """Calls with the same key can be replayed from one recording."""
+        """Key of the recordings that can replay this call."""
         kinds = tuple((tuple(t.shape), t.dtype, t.device, t.requires_grad) for t in self.tensors)
         autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         return kinds, self.others, self.tree, autocast
@@ -57,7 +57,7 @@ class Recording:
         self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in asked.tensors]
         self.addresses = [p.data_ptr() for p in learn]
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        self.before = self.seconds = 0.0  # of a pass, without the recording and with it
+        self.before = self.seconds = 0.0  # per pass, eager and replayed
         self.states = RecomputeStates(self.inputs[0].device)
         args, kwargs = asked.arguments(self.inputs)
         self._call: Any = lambda: call(*args, **kwargs)
@@ -77,12 +77,13 @@ class Recording:
 
     @property
     def pace(self) -> str:
-        """How much faster a pass became, for the log; "" where no replay was timed."""
+        """The speedup of a pass for the log; "" if no replay was timed."""
         return f", {self.seconds:.3f} s a pass instead of {self.before:.3f} s" if self.seconds else ""
 
     def capture(self, learn: Sequence[nn.Parameter], gradients: Sequence[Tensor], memory: GraphMemory) -> str:
-        """Capture both passes. Returns why that is impossible, "" on success. Raises torch.OutOfMemoryError."""
+        """Capture both passes. Return why that is impossible, "" on success. Raises torch.OutOfMemoryError."""
         if self._random_on_host:
+            # A replay would repeat the numbers of the capture.
             return "the processor draws random numbers for each pass"
         try:
             with memory.capturing(self.forward), self.states.forward(capturing=True):
@@ -94,7 +95,7 @@ class Recording:
                 found = self._gradients(roots, self.grad_outputs)
                 of_weights = found[len(found) - len(learn) :]
                 there = [(to, new) for to, new in zip(gradients, of_weights, strict=True) if new is not None]
-                if there:  # where only text encoders learn, nothing of the denoiser does
+                if there:  # empty if only text encoders are trained
                     torch_private.foreach_copy_([to for to, _ in there], [new for _, new in there])
         except torch.OutOfMemoryError:
             raise
@@ -113,7 +114,7 @@ class Recording:
         return ""
 
     def time(self) -> float:
-        """Seconds that a replay of both passes takes."""
+        """Return the seconds that a replay of both passes takes."""
         for _ in range(2):  # the first brings the graphs to the GPU
             torch.cuda.synchronize()
             began = time.perf_counter()

@@ -13,14 +13,14 @@ from library.compiler import torch_private
 from library.config.json_types import JsonObject
 from library.config.problems import Message, MessageLike, Report, counted
 
-KEPT = 4096  # events that PyTorch keeps until they are read; its own 64 are fewer than one step may bring
+KEPT = 4096  # events that PyTorch buffers for us; one step can produce more than its default of 64
 
-RESUMED = "torch_dynamo_resume_in_"  # what PyTorch calls a function whose beginning is in a graph of its own
+RESUMED = "torch_dynamo_resume_in_"  # PyTorch's name prefix for the rest of a function after a graph break
 
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """One graph that PyTorch made. `reason` is empty for the first of its kind; a recompilation says why."""
+    """One compiled graph. `reason` says why it was recompiled; it is empty for the first of its kind."""
 
     block: str
     graph: str  # PyTorch's id, "frame/attempt"
@@ -30,37 +30,37 @@ class CompiledGraph:
     cache_hits: int
     failed: str
     total: float  # seconds of compiling so far, this graph included
-    bucket: str = ""  # size of the images that it was made with, such as 1024x768
+    bucket: str = ""  # image size of its first batch, such as 1024x768
 
 
 # Why: docs/decisions/2026-11-20-speedup-is-measured.md
 @dataclass
 class Speedup:
-    """Whether compiling pays, judged by whole steps: some eager ones at the start of a run, and compiled ones after.
+    """Speedup by compiling, measured on whole steps: eager ones at the start of a run, compiled ones afterwards.
 
-    Nothing is known without those eager steps (`compile_compare_steps`), and nothing is claimed then. Steps that
-    compile, and steps after a pause, count for neither side.
+    Without eager steps (`compile_compare_steps`) nothing is reported. Steps that compile, and steps after a pause, are
+    not counted.
     """
 
     eager_steps_left: int = 0  # before compiling begins
-    begin: Callable[[], None] | None = None  # what ends the waiting
+    begin: Callable[[], None] | None = None  # starts compiling after the eager steps
     eager: list[float] = field(default_factory=list)  # seconds of each eager step
-    compiled: int = 0  # steps that were timed compiled,
-    gained: float = 0.0  # and the seconds by which they were faster altogether
-    break_even_step: int | None = None  # from it on more has been gained than compiling took
+    compiled: int = 0  # number of timed compiled steps
+    gained: float = 0.0  # seconds that these saved in total
+    break_even_step: int | None = None  # first step at which compiling has paid for itself
 
     @property
     def eager_step(self) -> float:
-        """Seconds of an eager step."""
+        """Mean seconds of an eager step."""
         return sum(self.eager) / len(self.eager) if self.eager else 0.0
 
     @property
     def compiled_step(self) -> float:
-        """Seconds of a compiled step."""
+        """Mean seconds of a compiled step."""
         return self.eager_step - self.gained / self.compiled if self.compiled else 0.0
 
     def note_step(self, step: int, seconds: float | None, spent: float) -> None:
-        """A step has ended; compiling has taken `spent` seconds until now."""
+        """Record a finished step; compiling has taken `spent` seconds so far."""
         if self.eager_steps_left:
             self.eager += [] if seconds is None else [seconds]
             self.eager_steps_left -= 1
@@ -75,7 +75,7 @@ class Speedup:
             self.break_even_step = step
 
     def facts(self, spent: float) -> JsonObject:
-        """What is known, for the run's record; nothing where nothing was measured."""
+        """Return the measurements for the run's record; empty if nothing was measured."""
         if not self.compiled:
             return {}
         return {
@@ -86,7 +86,7 @@ class Speedup:
         }
 
     def sentence(self, spent: float) -> str:
-        """The same in words."""
+        """Return the measurements as a sentence."""
         if not self.compiled:
             return ""
         saved = self.gained - spent
@@ -101,31 +101,33 @@ class Speedup:
 
 # Why: docs/decisions/2026-11-22-compile-log-is-handed-on.md
 class CompileLog:
-    """What PyTorch compiled for one training or measurement: expected, noted graph by graph, and summed up.
+    """Expected and actual graphs of one training or measurement.
 
-    Whoever trains makes one and hands it to `compile_model`, which begins to listen. Closing it ends that and forgets
-    all compiled code, so that the next log of this process counts from nothing.
+    The caller creates a log and passes it to `compile_model`, which starts listening. Closing it stops that and
+    discards all compiled code, so that the next log of this process starts from zero.
     """
 
     def __init__(self, on_graph: Report | None = None) -> None:
-        """`on_graph` is told when a graph is begun: "compiling" and the class of the block, its number, of how many."""
+        """`on_graph` is called when a graph is begun, with "compiling" and the block's class, its number, and the
+        total.
+        """
         self.on_graph = on_graph
         self.events: list[CompiledGraph] = []
         self.expected: dict[str, list[Hashable]] = {}  # class of block -> the shape of each block
         self.fallback: MessageLike = ""  # why compiled blocks were given up, if they were
         self.attention = ""  # the attention kernel that was put first, on a GPU
         self.speedup = Speedup()
-        self.begin: dict[str, Callable[[], None]] = {}  # class of block -> begin to compile its blocks
-        self.begin_some: Callable[[list[Any]], None] = lambda blocks: None  # the same of some blocks
-        self.later: dict[str, Callable[[], None]] = {}  # those of `begin` whose blocks still run eagerly
-        self.on_call: Callable[[Any, Any, Any], None] | None = None  # is told what a block is called with
-        self.bucket = ""  # size of the images that are learned from just now
+        self.begin: dict[str, Callable[[], None]] = {}  # class of block -> compiles its blocks
+        self.begin_some: Callable[[list[Any]], None] = lambda blocks: None  # compiles the given blocks
+        self.later: dict[str, Callable[[], None]] = {}  # entries of `begin` whose blocks still run eagerly
+        self.on_call: Callable[[Any, Any, Any], None] | None = None  # receives a block and its arguments
+        self.bucket = ""  # bucket of the current batch
         self._inside = ""
         self._owner: dict[str, str] = {}
         self._buckets: dict[str, str] = {}
         self._sizes: dict[tuple[str, Hashable], int] = {}
         self._listening = False
-        self._resumed: list[str] = []  # graphs that go on where another had to end
+        self._resumed: list[str] = []  # places where a graph had to end and another continues
 
     def __enter__(self) -> "CompileLog":
         return self
@@ -138,7 +140,7 @@ class CompileLog:
 
     @contextlib.contextmanager
     def inside(self, kind: str) -> Iterator[None]:
-        """Whatever is compiled in this context belongs to a block of this class."""
+        """Attribute whatever is compiled in this context to a block of this class."""
         before, self._inside = self._inside, kind
         try:
             yield
@@ -146,15 +148,15 @@ class CompileLog:
             self._inside = before
 
     def expect(self, kind: str, shape: Hashable, sizes: int = 1) -> None:
-        """A block of this class has been set up to compile. Blocks of equal shape share their graphs.
+        """Register a block of this class to be compiled. Blocks of equal shape share their graphs.
 
-        There is one graph for each of `sizes`, where they are compiled one by one.
+        Each has one graph per size if `sizes` are compiled separately.
         """
         self.expected.setdefault(kind, []).append(shape)
         self._sizes[kind, shape] = sizes
 
     def prepare(self, begin: Callable[[list[Any]], None], blocks: list[Any]) -> None:
-        """`begin` compiles any of these blocks, which are those that are expected."""
+        """Store how to compile the expected blocks; `begin` compiles a list of them."""
         self.begin_some = begin
         for kind in self.expected:
             self.begin[kind] = functools.partial(begin, [block for block in blocks if type(block).__name__ == kind])
@@ -164,10 +166,8 @@ class CompileLog:
         return {kind: sum(self._sizes[kind, shape] for shape in set(shapes)) for kind, shapes in self.expected.items()}
 
     def due(self) -> int:
-        """How many graphs are needed by now: without those of blocks that are compiled in later steps.
-
-        All of them where none is compiled yet, as while another process compiles them.
-        """
+        """Number of graphs needed by now, without blocks that are compiled in later steps."""
+        # While another process compiles, every block is still in `later`, and all graphs count.
         needed = self.predicted()
         return sum(number for kind, number in needed.items() if kind not in self.later) or sum(needed.values())
 
@@ -176,7 +176,7 @@ class CompileLog:
         return max(self._sizes.values(), default=0)
 
     def recompilations(self) -> list[CompiledGraph]:
-        """Recompilations that were not predicted: those for sizes that are compiled one by one were."""
+        """Return unpredicted recompilations; those for separately compiled sizes were predicted."""
         foreseen = Counter({kind: number - len(set(self.expected[kind])) for kind, number in self.predicted().items()})
         found = []
         for event in (e for e in self.events if e.reason and not e.failed):
@@ -185,30 +185,30 @@ class CompileLog:
         return found
 
     def listen(self) -> None:
-        """Start to note compilations. Safe to call twice; `torch.compiler.reset()` ends it."""
+        """Start to record compilations. Idempotent; `torch.compiler.reset()` ends it."""
         if self._listening:
             return
         torch_private.listen_to_compiler(self._started, KEPT)
         self._listening = True
 
     def drain(self) -> list[CompiledGraph]:
-        """What was compiled since the last call."""
+        """Return the graphs compiled since the last call."""
         if not self._listening:
             return []
         if self.waiting and torch.cuda.is_available():
-            torch.cuda.synchronize()  # a step that is to be compared has to be over
+            torch.cuda.synchronize()  # an eager step must have finished before it is timed
         before = len(self.events)
         for metrics in torch_private.take_compilations():
             self.events.append(self._read(metrics))
         return self.events[before:]
 
     def note_step(self, step: int, seconds: float | None) -> None:
-        """A step has ended, in which nothing was compiled if its seconds are given."""
+        """Record a finished step; `seconds` is None if it compiled anything."""
         if not self.fallback:
             self.speedup.note_step(step, seconds, self.seconds)
 
     def close(self) -> None:
-        """Stop listening, and reset PyTorch's compiled code and its failed attempts. Safe to call twice."""
+        """Stop listening, and discard PyTorch's compiled code and its failed attempts. Idempotent."""
         if self._listening or self.fallback:
             torch.compiler.reset()
             torch.compiler.set_stance("default")
@@ -228,14 +228,14 @@ class CompileLog:
         return self.events[-1].total if self.events else 0.0
 
     def curves(self) -> dict[str, float]:
-        """Numbers of a step, for the curves of a run whose blocks are compiled."""
+        """Values for the tracker's curves after a step, empty without compiled blocks."""
         if not self.expected or self.fallback:
             return {}
         saved = {"compile/saved_seconds": round(self.speedup.gained - self.seconds, 2)} if self.speedup.eager else {}
         return {"compile/seconds": round(self.seconds, 2), **saved}
 
     def sentence(self) -> str:
-        """What compiling was worth, at the end of a run."""
+        """Summarise the cost and gain of compiling at the end of a run."""
         total = self.summary()
         if not total["num_graphs"] or self.fallback:
             return ""
@@ -246,7 +246,7 @@ class CompileLog:
         return f"{first} {self.speedup.sentence(self.seconds)}".strip()
 
     def unproven(self) -> list[str]:
-        """Classes that were set up to compile and have no graph. Call it after a step in which all blocks ran."""
+        """Return classes that should be compiled and have no graph. Call it after a step in which all blocks ran."""
         if self.waiting:
             return []
         made = {e.block for e in self.events if not e.failed}
@@ -254,13 +254,12 @@ class CompileLog:
 
     # Why: docs/decisions/2026-11-20-graph-breaks-are-reported.md
     def graph_breaks(self) -> list[str]:
-        """Why blocks did not fit into one graph, if they did not: around such a place they run eagerly, or altogether,
-        and PyTorch says nothing."""
+        """Return the reasons of graph breaks. The code around one runs eagerly, and PyTorch does not warn."""
         breaks = torch_private.compile_counters("graph_break") if self._listening else {}
         return [*(reason.partition("\n")[0].strip() for reason in breaks), *self._resumed]
 
     def summary(self) -> JsonObject:
-        """Totals for the log and the run's record."""
+        """Return totals for the log and the run's record."""
         good = [e for e in self.events if not e.failed]
         return {
             "blocks": {kind: len(shapes) for kind, shapes in self.expected.items()},
@@ -287,11 +286,11 @@ class CompileLog:
         graph, seconds = str(m.compile_id), (m.duration_us or 0) / 1e6
         if (place := (m.co_name or "").removeprefix(RESUMED)) != (m.co_name or ""):
             self._resumed.append(f"it ends before line {place.rpartition('_')[2]} of {place.rpartition('_at_')[0]}")
-        first = f"{graph.partition('/')[0]}/0"  # whose owner is known also where making another was not even begun
+        first = f"{graph.partition('/')[0]}/0"  # its block is known even if a recompilation failed before it began
         return CompiledGraph(
             block=self._owner.get(graph) or self._owner.get(first) or m.co_name or "?",
             graph=graph,
-            # On a GPU choosing among a kernel's variants is noted by itself, when it first runs: time, but no graph.
+            # Autotuning of a kernel at its first run on a GPU is an event, too: it takes time but makes no graph.
             forward=bool(m.is_forward or (m.fail_reason and m.is_forward is None)) and not m.is_runtime,
             seconds=seconds,
             reason=(m.recompile_reason or "").partition("\n")[0],

@@ -1,4 +1,4 @@
-"""Import Inductor and start its workers on a thread while the model loads, which takes 3 to 10 s."""
+"""Import inductor and start its workers on a thread while the model loads."""
 
 import contextlib
 import functools
@@ -22,11 +22,10 @@ logger = logging.getLogger(__name__)
 # Why: docs/decisions/2026-11-22-inductor-loads-beside-the-model.md
 @contextlib.contextmanager
 def prewarm_inductor(args: Any, device: torch.device) -> Iterator[None]:
-    """While the body runs, import inductor on another thread, let it detect the device's features and start its
-    workers.
+    """While the body runs, import inductor on another thread, detect the device's features and start the workers.
 
-    That takes 3 to 10 s, which loading a large model hides. The body must not run models: PyTorch's tracing is not made
-    for several threads. Does nothing where inductor will compile nothing.
+    That takes 3 to 10 s, hidden by loading a large model. The body must not run models, as PyTorch's tracing is not
+    thread-safe. Does nothing if inductor will compile nothing.
     """
     thread = None
     if _wanted(args, device):
@@ -40,7 +39,7 @@ def prewarm_inductor(args: Any, device: torch.device) -> Iterator[None]:
 
 
 def prewarm_before_steps(config: RunConfig, device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """The same for a training, unless another process may compile beside its first steps: they do not wait for it."""
+    """Prewarm inductor for a training, unless another process may compile during its first steps."""
     beside = device.type == "cuda" and not config.compile.why_not_in_background(config)
     return contextlib.nullcontext() if beside else prewarm_inductor(config.compile, device)
 
@@ -53,7 +52,7 @@ def _wanted(args: Any, device: torch.device) -> bool:
     except ConfigError:
         if not getattr(args, "compile_fallback", False):
             raise
-        return False  # what compiles will see that too, and the training goes on without
+        return False  # `compile_model` meets the same error, and the training continues without compiling
     return True
 
 
@@ -61,7 +60,7 @@ def _wanted(args: Any, device: torch.device) -> bool:
 def _compile_small_graph(kind: str) -> None:
     """Compile a small graph, forward and backward, once per process. A failure is reported when a block is compiled."""
     try:
-        graph = torch.fx.Graph()  # of what blocks consist of: a product, a norm, attention, pointwise functions
+        graph = torch.fx.Graph()  # operations of a block: matrix product, norm, attention, pointwise functions
         x, weight = graph.placeholder("x"), graph.placeholder("weight")
         normed = graph.call_function(F.layer_norm, (graph.call_function(F.linear, (x, weight)), (64,)))
         heads = graph.call_method("unflatten", (normed, -1, (4, 16)))

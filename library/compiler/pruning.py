@@ -1,6 +1,6 @@
-"""Remove compiled code from a cache folder: the least recently used above a limit, and damaged files.
+"""Delete compiled code from a cache folder: the least recently used above a limit, and damaged files.
 
-PyTorch compiles again whatever it does not find, so that removing too much only makes the next start slower.
+PyTorch compiles again what it does not find, so deleting too much only slows down the next start.
 """
 
 import base64
@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# What PyTorch and Triton keep, by folder: one folder for each graph or kernel. The files that these were made from, and
-# what a C++ compiler made of them, lie beside them in folders whose names are two letters of theirs.
+# Folders of PyTorch and Triton with one sub-folder per graph or kernel. Their sources, and what a C++ compiler made of
+# these, lie beside them in folders named by the first two letters of the file.
 KEPT = ("aotautograd", "fxgraph", "triton")
 LETTERS, NAME = 2, 52
-LOOKED_AT = (".py", ".json")  # by `repair` at every start, so that when they were read says nothing
+LOOKED_AT = (".py", ".json")  # `repair` reads these at every start, so their access time says nothing
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The unit of removal: a file, or the folder of a graph or kernel."""
+    """The unit of deletion: a file, or the folder of a graph or kernel."""
 
     path: Path
     used: float
@@ -30,10 +30,8 @@ class Piece:
 
 
 def trim(folder: Path, most: int) -> int:
-    """Remove the least recently used pieces until at most `most` bytes are left; returns how many are.
-
-    Touches only what PyTorch and Triton have written, as the user may have chosen a folder with other files.
-    """
+    """Delete the least recently used pieces until at most `most` bytes are left; return how many are."""
+    # Only files of PyTorch and Triton count, as the user may have chosen a folder with other files.
     pieces = sorted(_pieces(folder), key=lambda piece: piece.used)
     left = sum(piece.size for piece in pieces)
     for piece in pieces:
@@ -46,9 +44,9 @@ def trim(folder: Path, most: int) -> int:
 
 # Why: docs/decisions/2026-11-22-damaged-cache-files.md
 def repair(folder: Path) -> int:
-    """Remove what would fail at every start: code whose hash does not match its name, kernels with incomplete metadata.
+    """Delete what would fail at every start: code whose hash differs from its name, kernels with truncated metadata.
 
-    PyTorch detects and replaces other damaged files, but not these. Returns how many were removed.
+    PyTorch detects and replaces other damaged files, but not these. Returns the number of deleted pieces.
     """
     sources = (file for place in _lettered(folder) for file in place.glob("c*.py") if len(file.stem) == NAME)
     damaged = [*filter(_is_changed, sources), *filter(_is_torn, _folders(folder / "triton"))]
@@ -66,7 +64,7 @@ def _pieces(folder: Path) -> Iterator[Piece]:
 
 
 def _piece(file: Path) -> Piece | None:
-    with contextlib.suppress(OSError):  # it may go meanwhile
+    with contextlib.suppress(OSError):  # another process may delete it
         about = file.stat()
         read = 0.0 if file.suffix in LOOKED_AT else about.st_atime
         return Piece(file, max(read, about.st_mtime), about.st_size)
@@ -74,7 +72,7 @@ def _piece(file: Path) -> Piece | None:
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """The folders below one that hold files themselves."""
+    """Yield the folders below `root` that contain files."""
     for place, _, files in os.walk(root):
         if files:
             yield Path(place)
@@ -87,7 +85,7 @@ def _lettered(folder: Path) -> Iterator[Path]:
 
 
 def _is_changed(file: Path) -> bool:
-    """Whether generated code is not what its name was made from, as after a power failure or on a full disk."""
+    """Return whether generated code does not match its name's hash, as after a power failure or on a full disk."""
     try:
         digest = hashlib.sha256(file.read_bytes().strip()).digest()
     except OSError:
@@ -107,7 +105,7 @@ def _is_torn(place: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """On Windows what is in use stays."""
+    """Delete a file or folder. On Windows a file in use stays."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -1,8 +1,8 @@
-"""Random numbers of checkpoints inside a CUDA graph: a block that is computed again draws what it drew at first.
+"""Random numbers of checkpoints in a CUDA graph: a recomputed block draws the same numbers again.
 
-Usually a checkpoint puts the generator back where the block began, which no graph can do. In a recording each block
-that draws gets a state of the generator of its own instead. The graph of the backward pass reads it, and before each
-replay it is set to where the block began in the forward pass. So the draws are those of a pass without recording.
+A checkpoint usually resets the generator to where the block began, which a graph cannot do. In a recording, each block
+that draws has its own generator state instead. The backward graph reads it, and before each replay it is set to where
+the block began in the forward pass. So the draws equal those of a pass without recording.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ Contexts = tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractCont
 
 # Why: docs/decisions/2026-11-22-checkpoints-in-recordings.md
 class RecomputeStates:
-    """What the checkpoints of one recording draw. Calls of checkpoints are known by their order in the forward pass."""
+    """Generator states of one recording's checkpoints, which are identified by their order in the forward pass."""
 
-    recording: ClassVar["RecomputeStates | None"] = None  # whose forward pass runs just now
+    recording: ClassVar["RecomputeStates | None"] = None  # the one whose forward pass is running
 
     def __init__(self, device: torch.device) -> None:
         self._generator = torch.cuda.default_generators[device.index or 0]
@@ -29,7 +29,7 @@ class RecomputeStates:
 
     @contextlib.contextmanager
     def forward(self, capturing: bool = False) -> Iterator[None]:
-        """Around a forward pass. Those that are not captured find out which checkpoints draw."""
+        """Wrap a forward pass. Passes that are not captured detect which checkpoints draw."""
         self._calls, self._capturing = 0, capturing
         if not capturing:
             self._begin = self._generator.get_offset()
@@ -40,7 +40,7 @@ class RecomputeStates:
             type(self).recording = None
 
     def options(self, how: dict[str, Any]) -> dict[str, Any]:
-        """Arguments for the checkpoint that is called now, instead of `how`."""
+        """Return the arguments for the checkpoint being called, derived from `how`."""
         call, self._calls = self._calls, self._calls + 1
         inner: Callable[[], Contexts] = how.get("context_fn", lambda: (contextlib.nullcontext(),) * 2)
 
@@ -51,20 +51,22 @@ class RecomputeStates:
         return {**how, "preserve_rng_state": False, "context_fn": contexts}
 
     def register(self, graph: "torch.cuda.CUDAGraph") -> None:
-        """Before the backward pass is captured in this graph."""
+        """Register the generator states with the backward graph, before it is captured."""
         for call in self._offsets:
             self._states[call] = self._generator.clone_state()
             graph.register_generator_state(self._states[call])
 
     def rewind(self, seed: int, begin: int) -> None:
-        """Before the backward pass is replayed: the generator had this seed and offset when the forward pass began."""
+        """Before the backward graph is replayed, set the states; `seed` and `begin` were the generator's before the
+        forward pass.
+        """
         for call, state in self._states.items():
             state.manual_seed(seed)
             state.set_offset(begin + self._offsets[call])
 
     @property
     def place(self) -> tuple[int, int]:
-        """Seed and offset of the generator now."""
+        """Current seed and offset of the generator."""
         return (self._generator.initial_seed(), self._generator.get_offset()) if self._states else (0, 0)
 
     @contextlib.contextmanager

@@ -1,7 +1,7 @@
-"""Replace the class of a block by a subclass: its parameters, their names and its place in the tree stay.
+"""Replace the class of a block by a subclass; parameters, their names and the module tree stay.
 
-All blocks of one class get the same subclass, so that they go on sharing compiled graphs, which PyTorch caches by the
-code object of `forward`.
+All blocks of a class get the same subclass, so that they keep sharing compiled graphs, which PyTorch caches by the code
+object of `forward`.
 """
 
 import functools
@@ -20,12 +20,13 @@ _BEHAVIOURS: dict[type[nn.Module], str] = {}  # of subclasses, which live as lon
 def keep_class_name(made: type[nn.Module], cls: type[nn.Module], behaviour: str = "") -> type[nn.Module]:
     """Give a subclass the name of the block's class, by which families, adapters and the compiler identify it.
 
-    Its `forward`, if it has one, becomes code of its own: subclasses made by one function share their code, and blocks
-    of different classes would look like recompilations of each other. `behaviours_of` tells its `behaviour`.
+    `behaviours_of` returns its `behaviour`.
     """
     if behaviour:
         _BEHAVIOURS[made] = behaviour
     if "forward" in vars(made):
+        # Subclasses made by one function share its code, so blocks of different classes would look like recompilations
+        # of each other.
         made.forward = clone_code(vars(made)["forward"])
     made.__name__, made.__qualname__, made.__module__ = cls.__name__, cls.__qualname__, cls.__module__
     return made
@@ -37,7 +38,7 @@ def behaviours_of(module: nn.Module) -> set[str]:
 
 @functools.cache
 def with_forward(cls: type[nn.Module], answer: Callable[[Any, Tensor], Tensor]) -> Any:
-    """A subclass of a layer whose own answer is `answer(layer, input)`; an adapter around it stays as it is."""
+    """Return a subclass of a layer that computes `answer(layer, input)`; an adapter around it stays."""
 
     class Answering(cls):
         pass
@@ -47,26 +48,24 @@ def with_forward(cls: type[nn.Module], answer: Callable[[Any, Tensor], Tensor]) 
 
 
 def wanted_type(input: Tensor) -> torch.dtype:
-    """The type that a layer computes in: the input's, or autocast's where that is on."""
+    """Return the dtype that a layer computes in: autocast's if that is on, else the input's."""
     kind = input.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
 
 
 def with_gradient(images: Tensor) -> Tensor:
-    """Images for a norm of groups whose weights learn, asked for a gradient if they need none themselves.
-
-    Without that PyTorch's own backward ends the process on a CPU (channels last, torch 2.13).
-    """
+    """Return the images, requiring a gradient even if they need none, for a GroupNorm with trained weights."""
     if images.device.type != "cpu" or images.requires_grad or not torch.is_grad_enabled():
         return images
+    # Without it PyTorch's native backward crashes the process on a CPU (channels last, torch 2.13).
     return images.detach().requires_grad_(True)
 
 
 def clone_code(function: types.FunctionType) -> types.FunctionType:
-    """The same function with code of its own, which is what PyTorch keeps compiled graphs with.
+    """Copy a function with its own code object, by which PyTorch keeps compiled graphs.
 
-    Predicted graph counts rest on this: Dynamo looks graphs up by code object (2.11 and 2.13), so blocks share graphs
-    if and only if they share this copy. tests/compile/test_counts.py holds it.
+    Predicted graph counts rely on this: Dynamo looks graphs up by code object (2.11 and 2.13), so blocks share graphs
+    if and only if they share this copy. tests/compile/test_counts.py checks it.
     """
     # Why: docs/decisions/2026-11-20-one-forward-per-block-shape.md
     copy = types.FunctionType(

@@ -1,8 +1,7 @@
-"""Every private part of PyTorch that this program uses, in one place: what to look at when PyTorch is updated.
+"""Every private part of PyTorch that this program uses, to be reviewed when PyTorch is updated.
 
-Each function says why nothing public does the same. All of it was read in the sources of PyTorch 2.11 and 2.13; where
-the two differ, or a part is known to be younger or older, the function says so. tests/test_torch_private.py and ruff
-(TID251) see that no other file reaches for such parts.
+Each function says why nothing public does the same, checked against the sources of PyTorch 2.11 and 2.13; version
+differences are noted. tests/test_torch_private.py and ruff (TID251) keep all other files from using such parts.
 """
 
 import contextlib
@@ -27,30 +26,30 @@ from torch.utils.checkpoint import checkpoint
 from library.compiler.recompute import RecomputeStates
 
 __all__ = [
-    "DataDependentOutputException",  # tensors without memory are public in `torch.export` only, for whole programs
+    "DataDependentOutputException",  # fake tensors are public only in `torch.export`, for whole programs
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
-    "pytree",  # takes nested arguments apart; `torch.utils.pytree` is announced, and not there in 2.13
+    "pytree",  # flattens nested arguments; the announced `torch.utils.pytree` is missing in 2.13
 ]
 
-# Whose exceptions mean that a compilation failed; they share no public base class.
+# Exceptions of these modules mean that compiling failed; they share no public base class.
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch")
 
-# Many small tensors in one kernel, as torch.optim does it. Public optimizers use them, nothing public offers them.
+# One kernel for many small tensors. torch.optim uses these functions, but nothing public offers them.
 foreach_copy_ = torch._foreach_copy_
 foreach_mul = torch._foreach_mul
 foreach_mul_ = torch._foreach_mul_
 
 
-# ---- what the compiler did
+# ---- records of the compiler
 
 
 def listen_to_compiler(on_start: Callable[[str], None], kept: int) -> None:
-    """Call `on_start` with the id ("frame/attempt") of each graph that is begun; keep up to `kept` metrics of graphs.
+    """Call `on_start` with the id ("frame/attempt") of each begun graph; buffer up to `kept` metrics.
 
-    What came before is forgotten. Public are only log lines (TORCH_LOGS) and a trace in a file (TORCH_TRACE).
-    `torch.compiler.reset()` ends the calls.
+    Clears earlier metrics. `torch.compiler.reset()` ends the calls. Public are only log lines (TORCH_LOGS) and a trace
+    file (TORCH_TRACE).
     """
     import torch._dynamo.callback as callback
 
@@ -61,7 +60,7 @@ def listen_to_compiler(on_start: Callable[[str], None], kept: int) -> None:
 
 
 def take_compilations() -> list[Any]:
-    """The metrics (CompilationMetrics) of what was compiled since the last call."""
+    """Return and clear the metrics (CompilationMetrics) of the graphs compiled since the last call."""
     import torch._dynamo.utils as utils
 
     found = utils.get_compilation_metrics()
@@ -70,19 +69,19 @@ def take_compilations() -> list[Any]:
 
 
 def compile_counters(name: str) -> Any:
-    """PyTorch's own counts of "stats", "graph_break" and the like, by what was counted."""
+    """Return PyTorch's counters of a group such as "stats" or "graph_break"."""
     import torch._dynamo.utils as utils
 
     return utils.counters[name]
 
 
-# ---- what the compiler is told
+# ---- settings of the compiler
 
 
 def config_module(name: str) -> ModuleType:
-    """The options of "dynamo", "functorch" (AOTAutograd), "inductor" or "shapes".
+    """Return the config module of "dynamo", "functorch" (AOTAutograd), "inductor" or "shapes".
 
-    `torch.compiler.config` has few of them, and `torch.compile(options=)` only inductor's.
+    `torch.compiler.config` has few of their options, and `torch.compile(options=)` only inductor's.
     """
     import torch._dynamo
     import torch._functorch.config
@@ -98,14 +97,14 @@ def config_module(name: str) -> ModuleType:
 
 
 def mark_dynamic(tensor: Tensor, dimension: int) -> None:
-    """Let the size of a dimension vary. `torch.compile(dynamic=True)` would let all of them."""
+    """Make one dimension dynamic. `torch.compile(dynamic=True)` would make all of them so."""
     import torch._dynamo as dynamo
 
     dynamo.maybe_mark_dynamic(tensor, dimension)  # `mark_dynamic` raises where two lengths depend on each other
 
 
 def without_base(tensor: Tensor) -> Tensor:
-    """The tensor, and if it is a view one that is none, with the same memory and gradient.
+    """Return a tensor that is no view, with the same memory and gradient.
 
     A compiled graph is bound to the base of a view. Nothing public drops the base without copying.
     """
@@ -113,9 +112,9 @@ def without_base(tensor: Tensor) -> Tensor:
 
 
 def keep_graphs_in_order(on: bool) -> None:
-    """Let Dynamo check the graphs of a function in the order in which they were compiled, not the last used first.
+    """Let Dynamo check a function's graphs in the order of compilation instead of last used first.
 
-    There is no public switch (pytorch#166926), and none that says how it stands: off is how PyTorch starts.
+    There is no public switch (pytorch#166926) and none to query it; PyTorch starts with this off.
     """
     import torch._dynamo  # noqa: F401 - which brings `torch._C._dynamo`
 
@@ -124,10 +123,10 @@ def keep_graphs_in_order(on: bool) -> None:
 
 
 def same_cache_keys() -> None:
-    """Let the keys of compiled code be the same in all programs that compile the same.
+    """Make the cache keys of compiled code equal in all programs that compile the same.
 
-    Pickled facts of tensors are part of a key, and a memory format is pickled with the name of the module that imported
-    torch first, which is another one in each program. There is no public switch.
+    Keys contain pickled tensor metadata, and a memory format is pickled with the name of the module that first imported
+    torch, which differs between programs. There is no public switch.
     """
     copyreg.pickle(torch.memory_format, lambda kept: (_memory_format, (str(kept),)))
 
@@ -137,12 +136,12 @@ def _memory_format(name: str) -> torch.memory_format:
 
 
 def forget_compiled_call(module: nn.Module) -> None:
-    """Undo `module.compile()`, which has no public way back."""
+    """Undo `module.compile()`; there is no public way."""
     module._compiled_call_impl = None
 
 
 def allow_in_place_checkpoints() -> None:
-    """No warning of operations in place from selective checkpoints, whose blocks here have none."""
+    """Silence the warning of selective checkpoints about in-place operations, as our blocks have none."""
     logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
 
 
@@ -150,31 +149,30 @@ def allow_in_place_checkpoints() -> None:
 
 
 def default_cache_dir() -> str:
-    """Where inductor keeps compiled code if nobody says otherwise, which it writes into the environment by itself."""
+    """Return inductor's default cache folder, which it also writes into the environment."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     return default_cache_dir()
 
 
 def cpp_compiler() -> str:
-    """The C++ compiler that inductor takes on a CPU. Raises where there is none: exceptions of inductor's own."""
+    """Return the C++ compiler that inductor uses on a CPU. Raises inductor's own exceptions if there is none."""
     import torch._inductor.cpp_builder as builder
 
     return builder.get_cpp_compiler()
 
 
 def has_triton() -> bool:
-    """Whether Triton is installed and knows this GPU."""
+    """Return whether Triton is installed and supports this GPU."""
     import torch.utils._triton as triton
 
     return triton.has_triton()
 
 
 def import_inductor() -> tuple[ModuleType, ModuleType]:
-    """Import what makes a graph, of the cache too, into code of this process; other threads may run models meanwhile.
+    """Import inductor's worker pool and entry point; other threads may run models meanwhile.
 
-    PyTorch imports it with the first graph, which waits for it; nothing public does. The modules of its helpers and of
-    its entry point.
+    PyTorch imports them with the first graph, which then waits; nothing public does it earlier.
     """
     from torch._inductor import async_compile, compile_fx
 
@@ -182,14 +180,14 @@ def import_inductor() -> tuple[ModuleType, ModuleType]:
 
 
 def warm_inductor(graph: torch.fx.GraphModule, given: Sequence[Tensor], processes: bool) -> Any:
-    """Compile a graph with inductor alone, and return what answers; `processes` starts its helpers before.
+    """Compile a graph with inductor alone and return the compiled callable; `processes` starts the worker pool first.
 
-    `torch.compile` would trace, which no thread may do while another one runs models.
+    `torch.compile` would trace, which no thread may do while another runs models.
     """
     async_compile, compile_fx = import_inductor()
     if processes:
         async_compile.AsyncCompile.warm_pool()
-        async_compile.AsyncCompile.use_process_pool()  # its first task lets it make its processes
+        async_compile.AsyncCompile.use_process_pool()  # the first task starts the processes
     return compile_fx.compile_fx(graph, list(given))
 
 
@@ -197,39 +195,40 @@ def warm_inductor(graph: torch.fx.GraphModule, given: Sequence[Tensor], processe
 
 
 def sdp_priority_order() -> list[int]:
-    """Numbers of the attention kernels (SDPBackend) in the order in which PyTorch asks them.
+    """Return the numbers of attention kernels (SDPBackend) by priority.
 
-    `sdpa_kernel(set_priority=True)` changes the order; nothing public tells it.
+    `sdpa_kernel(set_priority=True)` sets the order; nothing public returns it.
     """
     return torch._C._get_sdp_priority_order()
 
 
 def fused_sdp_choice(*given: Any, **named: Any) -> int:
-    """The number of the kernel (SDPBackend) that would answer scaled_dot_product_attention. RuntimeError if none could.
+    """Return the number of the kernel (SDPBackend) that scaled_dot_product_attention would use. Raises RuntimeError if
+    none fits.
 
-    `torch.backends.cuda.can_use_*_attention` say nothing about the CPU, cuDNN's order and what is switched off.
+    `torch.backends.cuda.can_use_*_attention` ignore the CPU, cuDNN's priority and disabled kernels.
     """
     return torch._fused_sdp_choice(*given, **named)
 
 
 def scaled_mm(left: Tensor, right: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Product of matrices in 8 bits with a scale for each row and each column, on a GPU -> bfloat16.
+    """Multiply 8-bit matrices with a scale per row and per column, on a GPU -> bfloat16.
 
-    The public torch.nn.functional.scaled_mm calls `_scaled_mm_v2`, which inductor of 2.11 has no kernel of its own for.
+    The public torch.nn.functional.scaled_mm calls `_scaled_mm_v2`, for which inductor of 2.11 has no kernel.
     """
     return torch._scaled_mm(left, right, scale_a=rows, scale_b=columns, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
 def int_mm(left: Tensor, right: Tensor) -> Tensor:
-    """Product of int8 matrices, summed in int32. `torch.mm` of int8 would answer in int8."""
+    """Multiply int8 matrices, summing in int32. `torch.mm` of int8 would return int8."""
     return torch._int_mm(left, right)
 
 
 def eager_backend(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-    """The backend "eager", whose checkpoints draw again what they drew at first.
+    """The backend "eager", with checkpoints that draw the same random numbers when recomputed.
 
-    PyTorch's own leaves that to what later stages make of random numbers, and "eager" has none: what is computed again
-    in the backward pass had other dropout, and gradients were wrong without a word.
+    PyTorch's own leaves that to later compiler stages, and "eager" has none: the recomputed block had another dropout
+    mask, and gradients were silently wrong.
     """
     operation = torch.ops.higher_order.tag_activation_checkpoint
     for module in graph.modules():
@@ -255,9 +254,9 @@ def _checkpoint(function: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> An
 
 @contextlib.contextmanager
 def allocate_to_pool(device: int, pool: Any) -> Iterator[None]:
-    """Inside, all memory of a GPU is taken from the pool of a CUDA graph, which has to exist.
+    """Take all GPU memory from the pool of a CUDA graph, which must exist, within this context.
 
-    The public `torch.cuda.use_mem_pool` looks at one thread, and backward passes run in others.
+    The public `torch.cuda.use_mem_pool` covers one thread only, and backward passes run in others.
     """
     torch._C._cuda_beginAllocateToPool(device, pool)
     try:
@@ -268,9 +267,9 @@ def allocate_to_pool(device: int, pool: Any) -> Iterator[None]:
 
 
 def abandon_capture(device: torch.device, pool: Any) -> None:
-    """Clean up after a capture that could not be ended: PyTorch believes that it still goes on.
+    """Clean up after a capture that failed to end, which PyTorch still considers active.
 
-    Its memory would never be given back, and the generator of the GPU would refuse to draw.
+    Otherwise its memory would never be freed, and the GPU's generator would refuse to draw.
     """
     torch._C._cuda_endAllocateToPool(device.index, pool)
     torch._C._cuda_releasePool(device.index, pool)
@@ -281,10 +280,10 @@ def abandon_capture(device: torch.device, pool: Any) -> None:
 
 
 class GradScaler(torch.amp.GradScaler):
-    """A gradient scaler for weights that the public one has no way for.
+    """A gradient scaler for cases that the public one does not support.
 
-    `half` accepts gradients in float16. `on_host` is for gradients in host memory: the public scaler copies its numbers
-    there without waiting for them (torch 2.11 to 2.13, _MultiDeviceReplicator).
+    `half` accepts float16 gradients. `on_host` is for gradients in host memory: the public scaler copies its values
+    there without synchronising (torch 2.11 to 2.13, _MultiDeviceReplicator).
     """
 
     def __init__(self, device: str, half: bool, on_host: bool, init_scale: float = 2.0**16) -> None:
@@ -298,20 +297,22 @@ class GradScaler(torch.amp.GradScaler):
 
 
 def process_store() -> "torch.distributed.Store":
-    """The store by which processes found each other. Waiting at it has no timeout, unlike all public collectives."""
+    """Return the store by which the processes found each other. Waiting on it has no timeout, unlike public
+    collectives.
+    """
     return torch.distributed.distributed_c10d._get_default_store()
 
 
 def process_store_of_thread() -> "torch.distributed.Store":
-    """The same by a connection of its own: a thread that waits at the store keeps all others from that connection."""
+    """Return a second connection to `process_store`, as a waiting thread blocks its own connection for all others."""
     store: Any = process_store()
     return store.clone()
 
 
 class LazyTensor(Tensor):
-    """A tensor in host memory whose numbers are made by a function each time an operation asks for them.
+    """A tensor in host memory whose values are computed on every access.
 
-    Shape and dtype are known before. There is no public base class for tensors without memory of their own.
+    Shape and dtype are known before. There is no public base class for tensors without memory.
     """
 
     @staticmethod

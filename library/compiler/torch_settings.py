@@ -14,7 +14,7 @@ from library.imports import without_collecting
 
 TAG = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
 OWN_LIMIT = 8  # of PyTorch: graphs of one function
-# Modes that record CUDA graphs, and what blocks are compiled with then: the whole model is recorded, not each block.
+# Modes that record CUDA graphs -> the mode of the blocks, as the whole model is recorded, not each block.
 RECORDED = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
 TRIED = ("max-autotune", "max-autotune-no-cudagraphs")  # modes that try many kernels
@@ -31,15 +31,15 @@ Setting = tuple[ModuleType, str, Any]  # config module, name of the option, valu
 
 
 class ThreadSettings(threading.local):
-    """PyTorch's switches for compiling, as block-wise compilation needs them.
+    """PyTorch's switches for block-wise compilation, set in every thread that needs them.
 
-    Since torch 2.12 a value that is set holds in its own thread only, and backward passes run in others
-    (pytorch#186537). So every block asks for `hold` when it is called, which costs nothing where it has been done.
+    Since torch 2.12 a setting holds only in its own thread, and backward passes run in others (pytorch#186537). So
+    every block calls `hold`, which costs nothing once done.
     """
 
     wanted: ClassVar[list[Setting]] = []  # the same for all threads
     held: list[Setting] | None = None
-    before: list[Setting]  # what stood there in this thread
+    before: list[Setting]  # this thread's values before
 
     def __init__(self) -> None:
         self.before = []
@@ -50,7 +50,7 @@ class ThreadSettings(threading.local):
         self.hold()
 
     def hold(self) -> None:
-        """Set the wanted options in this thread, and restore those of before."""
+        """Apply the wanted options in this thread, and restore earlier ones."""
         if self.held is not self.wanted:
             for module, name, value in self.before:
                 setattr(module, name, value)
@@ -66,10 +66,10 @@ SETTINGS = ThreadSettings()
 # Why: docs/decisions/2026-11-22-switches-are-put-back.md
 @contextlib.contextmanager
 def settings_kept() -> Iterator[None]:
-    """Whatever compiling sets for the whole process is afterwards as it was: options, stance, stream, order of graphs.
+    """Restore what compiling sets for the whole process: options, stance, stream, order of graphs.
 
-    Threads of backward passes put their options back when they next compile. For the kernels of attention and the
-    precision of products there is `library.memory.attention.settings_kept`.
+    Other threads restore their options when they next compile. For attention kernels and matrix precision see
+    `library.memory.attention.settings_kept`.
     """
     before = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
     with without_collecting():  # loads the tracing, as every optimizer does
@@ -85,25 +85,25 @@ def settings_kept() -> Iterator[None]:
 
 
 def limit_of(args: Any, sizes: int) -> int:
-    """How many graphs one block may have: as asked for, or as many as it needs; 0 where PyTorch's own limit does."""
+    """Return the maximum number of graphs per block: the option, or as many as needed; 0 for PyTorch's own limit."""
     return int(args.compile_cache_size_limit) or (sizes if sizes > OWN_LIMIT else 0)
 
 
 def kernels() -> str:
-    """Everything by which PyTorch chooses a kernel of attention when it makes a graph."""
+    """Return everything that decides which attention kernel PyTorch compiles into a graph."""
     kinds = ("cudnn", "flash", "mem_efficient", "math")
     on = [kind for kind in kinds if getattr(torch.backends.cuda, f"{kind}_sdp_enabled")()]
     return f"{on} {torch_private.sdp_priority_order()} {torch.nn.attention.current_flash_attention_impl()}"
 
 
 def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[Setting]:
-    """Global switches that block-wise compilation needs."""
+    """Return the global switches that block-wise compilation needs."""
     dynamo, functorch, inductor, shapes = map(
         torch_private.config_module, ("dynamo", "functorch", "inductor", "shapes")
     )
     # Why: docs/decisions/2026-11-20-force-channels-last.md
     wanted: list[Setting] = [
-        # Which kernel of attention is in a graph is not in PyTorch's key to it.
+        # PyTorch's cache key does not contain the attention kernel of a graph.
         (torch.compiler.config, "cache_key_tag", f"{TAG} {kernels()}".strip()),
         # Text and image lengths that happen to be equal must not be taken for the same size.
         (shapes, "use_duck_shape", False),
@@ -113,22 +113,23 @@ def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[Set
         (functorch, "activation_memory_budget", getattr(args, "compile_activation_budget", 1.0)),
     ]
     if hasattr(functorch, "autograd_cache_allow_custom_autograd_functions"):
-        # Products in 8 bits have a gradient of their own; it is in the graph, by which the cache knows it.
+        # 8-bit products have their own backward; it is part of the graph, so the cache distinguishes it.
         wanted.append((functorch, "autograd_cache_allow_custom_autograd_functions", True))
     if (limit := limit_of(args, sizes)) and version() < (2, 13):
         wanted.append((dynamo, "recompile_limit", limit))
-    # Of each product PyTorch lists all kernels that it has tried: hundreds of lines, which say nothing of the training.
+    # PyTorch would list all kernels that it has tried for each product, in hundreds of lines.
     for name, quiet in QUIET.items() if args.compile_mode in TRIED else ():
         if hasattr(inductor, name) and f"TORCHINDUCTOR_{name.upper()}" not in os.environ:
             wanted.append((inductor, name, quiet))
     if device.type == "cuda":
         if hasattr(inductor, mixed := "triton.mix_order_reduction"):
-            # Gradients of norms that learn, with those of what they norm in one kernel: only above a number of tokens,
-            # which becomes a guard, so that smaller images cost a recompilation.
+            # It fuses both gradients of a trained norm only above some number of tokens. That becomes a guard, so
+            # smaller
+            # images cost a recompilation.
             wanted.append((inductor, mixed, False))
         # Repeated dropout masks in fused random kernels, wrong in the recompute (pytorch#198333).
         recorded = args.compile_mode in RECORDED or getattr(args, "cuda_graphs", "false") != "false"
         aligned = hasattr(inductor, "align_random_eager") and not recorded
-        # A recording knows PyTorch's own random kernels, which draw anew each time it is played.
+        # PyTorch's own random kernels draw anew at each replay of a CUDA graph; inductor's would not.
         wanted.append((inductor, "align_random_eager" if aligned else "fallback_random", True))
     return wanted

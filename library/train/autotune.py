@@ -1,7 +1,7 @@
-"""`compile_autotune`: time a few steps of this training in several ways, and go on with the fastest that fits.
+"""`compile_autotune`: time a few steps of this training with several settings and use the fastest that fits.
 
-Weights and random numbers do not change: each candidate is timed on the training's own images and then undone. Results
-are stored, so that the next start of such a training measures nothing.
+Weights and random numbers do not change: each candidate is timed on the training's images and then undone. Results are
+stored, so that the next start of the same training measures nothing.
 """
 
 import contextlib
@@ -33,31 +33,32 @@ from library.train.journal import Journal, duration
 from library.train.loss import LossFunction
 from library.train.world import World
 
-TIMED = 3  # passes over each size, after one that compiles
-SIZES = 3  # sizes of images that are timed, the most frequent ones
-FEW = 4  # sizes of images up to which graphs for each of them are worth a try
-WAIT = 0.5  # seconds between two checks whether the main process has finished
-# The largest share of a step that each kind of candidate can save: it is tried if that is more than the trial takes.
+TIMED = 3  # passes per size, after one that compiles
+SIZES = 3  # number of image sizes to time, most frequent first
+FEW = 4  # separate graphs per size are tried up to this number of image sizes
+WAIT = 0.5  # seconds between two polls of the main process
+# The largest share of a step that each kind of candidate can save; it is tried if the training saves more than the
+# trial takes.
 COMPILED_SAVES, RECORDED_SAVES, OTHERS_SAVE = 0.5, 0.8, 0.3
-KERNELS_SAVE, KERNELS = 0.1, 120.0  # the same for max-autotune, and its seconds: it tries many variants of a kernel
-NOISE = 0.01  # a candidate has to be better by this share to be preferred to a simpler one
-ADAM_BYTES = 12  # for each trained parameter: its gradient and two states, which are not there yet
-ENDLESS = 10**9  # passes of a training so long that the time of compiling does not matter
+KERNELS_SAVE, KERNELS = 0.1, 120.0  # the same for max-autotune, and the seconds it takes to try kernel variants
+NOISE = 0.01  # a candidate must be faster by this share to be preferred to a simpler one
+ADAM_BYTES = 12  # per trained parameter, not yet allocated: its gradient and two optimizer states
+ENDLESS = 10**9  # passes of a training so long that compile time does not matter
 
 
 # Why: docs/decisions/2026-11-22-autotune-tries-ways-in-turn.md
 @dataclass
 class Tuner:
-    """Times candidates for a training that is about to begin, and chooses one."""
+    """Times candidates for a training that is about to start, and chooses one."""
 
     batches: Batches
-    compute_loss: LossFunction  # with the config as it was given
+    compute_loss: LossFunction  # with the user's config
     clock: Clock
     world: World
     journal: Journal
     results: list[Measured] = field(default_factory=list)
-    kernels: attention.AttentionRecorder | None = None  # which attention the model calls, once a pass was recorded
-    complete: bool = True  # whether every candidate was tried, also those that pay only in longer trainings
+    kernels: attention.AttentionRecorder | None = None  # the model's attention calls, after the first eager pass
+    complete: bool = True  # whether every candidate was tried, even those that pay only in longer trainings
 
     @property
     def passes(self) -> int:
@@ -72,18 +73,18 @@ class Tuner:
         return any(result.changes.get("compile") and not result.why for result in self.results)
 
     def decide(self) -> Overrides:
-        """Measure, or read what an earlier start has measured; choose, and log the reason."""
+        """Return the fastest options, measured now or at an earlier start, and log the reason."""
         name = autotune_cache.fingerprint(self)
         if known := autotune_cache.read(name, self.passes):
             self.results = [Measured(**result) for result in known]
-            for result in self.results:  # other options of this training may exclude what was possible then
+            for result in self.results:  # other options of this training may exclude an earlier result
                 try:
                     building.replace(self.config, **result.changes)
                 except ConfigError as refused:
                     result.why = result.why or refused.problems[0]
         else:
             self.measure_all()
-            if self.compiles:  # else that may be mended by the next start, and shall not be kept
+            if self.compiles:  # a failure to compile may be fixed before the next start
                 autotune_cache.write(name, [asdict(result) for result in self.results], self.passes, self.complete)
         chosen = fastest(self.results, self.passes)
         text = summary(chosen, self.results, self.passes, known=bool(known))
@@ -95,9 +96,9 @@ class Tuner:
         return chosen.changes
 
     def measure_all(self) -> None:
-        """Try eager and compiled first, then change one option at a time of the best so far."""
+        """Time eager and compiled first, then vary one option at a time of the fastest so far."""
         before = rng.get_rng_state(self.world.device)
-        cudagraph.leave_default_stream()  # some candidates are recorded, and all of them share their weights
+        cudagraph.leave_default_stream()  # some candidates are recorded, and all share the weights
         self.compute_loss.method.train()
         try:
             for number, candidates in enumerate(self.candidate_rounds()):
@@ -108,13 +109,13 @@ class Tuner:
                     self.journal.phase(Message("trying {settings}", settings=short(changes)), len(self.results) + 1)
                     self.results.append(self.measure_candidate(changes))
                 if number == 0 and not self.compiles:
-                    return  # where compiling does not work there is nothing to choose about it
+                    return  # all further candidates compile
         finally:
             rng.set_rng_state(before, self.world.device)
 
     def candidate_rounds(self) -> Iterator[list[Overrides]]:
-        """Candidates by round. Each round varies the fastest so far, not counting its time of compiling: stored results
-        shall serve longer trainings too."""
+        """Yield the candidates of each round. A round varies the fastest so far, ignoring its compile time."""
+        # Stored results must also serve longer trainings, where compile time matters less.
         config, options = self.config, self.config.compile
 
         def on_best(*changes: Overrides) -> list[Overrides]:
@@ -148,11 +149,11 @@ class Tuner:
 
     # Why: docs/decisions/2026-11-22-balanced-times-eager-steps-first.md
     def _is_worth(self, share: float, seconds: float) -> bool:
-        """Whether this training is so long that saving a share of its time is worth these seconds of compiling."""
+        """Return whether saving this `share` of the whole training takes less than these seconds of compiling."""
         return self.passes * fastest(self.results, self.passes).seconds * share > seconds
 
     def measure_candidate(self, changes: Overrides) -> Measured:
-        """Time a few passes with these options, and undo what they changed."""
+        """Time a few passes with these options, and undo their changes."""
         result, asked = Measured(changes), self.compute_loss
         if self.kernels and (why := self.kernels.why_not(changes.get("attention_kernel"))):
             result.why = why
@@ -169,7 +170,7 @@ class Tuner:
             try:
                 self.time_candidate(replace(asked, config=config, compile_log=log), result)
             except Exception as error:
-                # A kernel of attention may have promised too much.
+                # An attention kernel may fail although PyTorch lists it as usable.
                 kernel = "attention_kernel" in changes and isinstance(error, RuntimeError)
                 usual = isinstance(error, torch.OutOfMemoryError | MemoryError | ConfigError)
                 if not kernel and not usual and not blocks.is_compile_error(error):
@@ -181,7 +182,7 @@ class Tuner:
         return result
 
     def time_candidate(self, compute_loss: LossFunction, result: Measured) -> None:
-        """Prepare the denoiser as its config says, and time passes over the most frequent sizes of batches."""
+        """Prepare the denoiser for its config, and time passes over the most frequent batch sizes."""
         device, log, config = self.world.device, compute_loss.compile_log, compute_loss.config
         components, method = compute_loss.components, compute_loss.method
         texts = any(map(method.trained_parts.get, components.encoders))
@@ -204,7 +205,7 @@ class Tuner:
 
     def _pass_over(self, compute_loss: LossFunction, kind: Kind) -> Callable[[], None]:
         call = functools.partial(compute_loss.warm_up, self.batches.example(kind), self.world.device)
-        if not compute_loss.config.compile.compile:  # calls of attention can only be recorded in eager blocks
+        if not compute_loss.config.compile.compile:  # attention calls can only be recorded in eager blocks
             self.kernels = self.kernels or attention.AttentionRecorder(self.world.device)
             with self.kernels:
                 call()
@@ -214,10 +215,10 @@ class Tuner:
 def best_config(  # noqa: PLR0913 - a training that is about to begin, and what it chooses
     batches: Batches, compute_loss: LossFunction, clock: Clock, world: World, journal: Journal, choices: Choices
 ) -> RunConfig:
-    """The config to train with: the one asked for, or with `compile_autotune` the fastest of it on this machine.
+    """Return the config to train with: the user's, or with `compile_autotune` its fastest variant on this machine.
 
-    Of several processes one measures for all. A resumed run keeps the choice of the run before, and measures again only
-    if that choice is no longer valid.
+    One process measures for all. A resumed run keeps the earlier choice, and measures again only if that is no longer
+    valid.
     """
     config = compute_loss.config
     if not config.compile.compile_autotune:
@@ -229,7 +230,7 @@ def best_config(  # noqa: PLR0913 - a training that is about to begin, and what 
             return compute_loss.family.config
     found = [Tuner(batches, compute_loss, clock, world, journal).decide() if world.main else None]
     if world.ranks > 1:
-        # Measuring takes longer than PyTorch lets processes wait for each other.
+        # Measuring takes longer than the timeout of PyTorch's collectives.
         store, done = torch_private.process_store(), "compile_autotune"
         if world.main:
             store.set(done, "1")
@@ -243,11 +244,10 @@ def best_config(  # noqa: PLR0913 - a training that is about to begin, and what 
 
 
 def fastest(results: list[Measured], passes: int) -> Measured:
-    """The result with the shortest total time of the training, compiling included; of equals, the earlier (simpler)
-    one."""
+    """Return the result with the shortest training time, compiling included; of equals, the earlier (simpler) one."""
     usable = [result for result in results if not result.why]
     if not usable:
-        return Measured({})  # the config as given; its problem is reported when the training begins
+        return Measured({})  # the user's config; its problem is reported when the training starts
     found = usable[0]
     for result in usable[1:]:
         if result.total(passes) < (1 - NOISE) * found.total(passes):
@@ -256,7 +256,7 @@ def fastest(results: list[Measured], passes: int) -> Measured:
 
 
 def summary(chosen: Measured, results: list[Measured], passes: int, known: bool) -> str:
-    """The choice and its reason, for the log."""
+    """Return the choice and its reason for the log."""
     tried = f"compile_autotune: {len(results)} ways {'remembered' if known else 'tried'}"
     if len(results) == 1 and not results[0].changes.get("compile") and chosen.seconds:
         return (
@@ -276,7 +276,7 @@ def summary(chosen: Measured, results: list[Measured], passes: int, known: bool)
 
 
 def short(changes: Overrides) -> str:
-    """A candidate in words."""
+    """Return a candidate in words."""
     words = [
         name.removeprefix("compile_") if value is True else f"{name.removeprefix('compile_')} {value}"
         for name, value in changes.items()

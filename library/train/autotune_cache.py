@@ -29,7 +29,7 @@ CODE = (
     "train/precompile.py",
     "train/loss.py",
 )
-PACKAGES = ("diffusers", "transformers", "lycoris-lora")  # their code runs in a pass, too
+PACKAGES = ("diffusers", "transformers", "lycoris-lora")  # a pass runs their code, too
 SECTIONS = ("compile", "memory", "precision", "network")
 MATTER = (
     "t5xxl_max_token_length",
@@ -42,7 +42,7 @@ MATTER = (
     "cache_text_encoder_outputs_to_disk",
     "fused_backward_pass",
 )
-# Left out: what changes only values of tensors (shapes are in the fingerprint), or happens between passes.
+# Excluded, as they change only the values of tensors (shapes are in the fingerprint), or act between passes.
 NO_MATTER = (
     "compile_cache_dir",
     "compile_compare_steps",
@@ -57,7 +57,7 @@ NO_MATTER = (
     "training_comment",
     "no_metadata",
 )
-SHARES = 20  # frequencies of image sizes are compared in twentieths of all batches
+SHARES = 20  # resolution of image-size frequencies: twentieths of all batches
 VERSION = 4
 
 
@@ -66,11 +66,11 @@ def folder() -> Path:
 
 
 def fingerprint(tuner: "Tuner") -> str:
-    """A training's fingerprint: machine, PyTorch, code, model, trained weights, options, sizes of batches."""
+    """Identify a training by machine, PyTorch, code, model, trained weights, options and batch sizes."""
     config, world, known = tuner.config, tuner.world, tuner.compute_loss
     ours = values(config)
     sections = {n for section in SECTIONS for n in getattr(getattr(config, section, None), "__dataclass_fields__", ())}
-    kinds = tuner.batches.kinds()  # with rounded frequencies, so that one image more or less changes nothing
+    kinds = tuner.batches.kinds()  # frequencies are rounded below, so that one image more changes nothing
     facts = {
         "version": VERSION,
         "machine": [cache.key(world.device), torch.get_num_threads(), world.ranks, attention.offered(world.device)],
@@ -100,10 +100,12 @@ def _version(package: str) -> str:
 
 
 def read(name: str, passes: int) -> list[JsonObject]:
-    """Stored results; empty if there are none, they are damaged, or were measured for a training too short for this
-    one."""
+    """Return stored results; empty if there are none, they are damaged, or were measured for a much shorter
+    training.
+    """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads((folder() / f"{name}.json").read_text(encoding="utf-8"))
+        # A short training skips candidates that would pay in a longer one.
         enough = known["complete"] or passes <= known["passes"]
         if known["version"] == VERSION and enough and all(isinstance(r["changes"], dict) for r in known["results"]):
             return known["results"]
@@ -111,7 +113,7 @@ def read(name: str, passes: int) -> list[JsonObject]:
 
 
 def write(name: str, results: list[JsonObject], passes: int, complete: bool) -> None:
-    """Store the results. If the folder cannot be written, the next start measures again."""
+    """Store the results. If the folder is not writable, the next start measures again."""
     with contextlib.suppress(OSError, ValueError):
         facts = {"version": VERSION, "passes": passes, "complete": complete, "results": results}
         write_atomic(folder() / f"{name}.json", json.dumps(facts, indent=1))

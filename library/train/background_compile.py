@@ -25,15 +25,15 @@ from library.train.world import World
 GIB = 2**30
 INSTEAD = "compile_warmup = true compiles them before the first step"
 BEFORE = "Blocks are compiled before the first step, not beside the first ones: {why}"
-# Of a step whose CUDA graphs were recorded eagerly, compiling saves 22 % (SDXL) to 29 % (FLUX.1), measured on an H200.
+# Share of a step that compiling saves over eager CUDA graphs: 22 % (SDXL) to 29 % (FLUX.1) on an H200.
 SAVES = 0.2
-TAKE_SECONDS = 1.0  # to load a graph from the cache into this process
-RECORD_PASSES = 10  # recording a size takes as long: 24 recorded ones of SDXL, 6 of FLUX.1 on an H200
-CACHED = 0.2  # of the seconds of compiling, where the cache has it all: 13 of 75 (SDXL), 3.4 of 14.7 (FLUX.1)
-BESIDE = 2.0  # compiling takes this many times as long beside a training (FLUX.1 on an H200: 42 s instead of 20)
-CONTEXT = 1.5 * GIB  # of the GPU, which a process with its libraries takes before it does anything
-COPIES = 3  # of the largest block: its weights, their gradients, and what inductor tries
-ACTIVATIONS = 80  # values that a pass over a block keeps for each value of its largest input
+TAKE_SECONDS = 1.0  # time to load a graph from the cache into this process
+RECORD_PASSES = 10  # cost of recording a size in recorded passes: 24 of SDXL, 6 of FLUX.1 on an H200
+CACHED = 0.2  # share of compile time with a full cache: 13 of 75 s (SDXL), 3.4 of 14.7 s (FLUX.1)
+BESIDE = 2.0  # compiling beside a training takes this many times as long (FLUX.1 on an H200: 42 s instead of 20)
+CONTEXT = 1.5 * GIB  # GPU memory of an idle process with its libraries
+COPIES = 3  # of the largest block: its weights, their gradients, and inductor's trials
+ACTIVATIONS = 80  # values kept by a pass over a block per value of its largest input
 OTHER_SIZES = 0.6  # memory of all other recorded sizes, relative to the first
 
 
@@ -41,17 +41,17 @@ class Reporter(Protocol):
     """Receives log lines and events."""
 
     def say(self, text: str) -> None:
-        """A line."""
+        """Print a line."""
         ...
 
     def event(self, kind: str, **facts: Any) -> None:
-        """Something for the record."""
+        """Add an event to the record."""
         ...
 
 
 # Why: docs/decisions/2026-11-22-compile-beside-the-run.md
 class BackgroundCompiler:
-    """Decides whether blocks are compiled beside the run, and brings their graphs into it between steps."""
+    """Decides whether blocks are compiled beside the run, and loads their graphs between steps."""
 
     def __init__(
         self, config: RunConfig, world: World, journal: Reporter, log: CompileLog, clock: Clock, choices: Choices
@@ -62,9 +62,9 @@ class BackgroundCompiler:
         self._loaded = 0  # number of calls whose graphs are loaded into this process
         self._step_seconds, self._sizes = 0.0, 1
         self._process: CompileProcess | None = None
-        self._imports: threading.Thread | None = None  # imports the compiler into this process
-        self._begun = 0  # the step before the first one
-        self._pauses: list[float] = []  # seconds between steps that bringing graphs in took
+        self._imports: threading.Thread | None = None  # imports inductor into this process
+        self._begun = 0  # steps done when the run began
+        self._pauses: list[float] = []  # seconds of loading graphs between steps
 
     @property
     def _forced(self) -> bool:
@@ -73,7 +73,9 @@ class BackgroundCompiler:
     # ---- before the first step
 
     def why_not(self, denoiser: nn.Module) -> MessageLike:
-        """Why blocks are compiled before the first step instead, "" if not; before anything is recorded."""
+        """Return why blocks are compiled before the first step instead, "" if they need not be. Call it before anything
+        is recorded.
+        """
         if why := self._config.compile.why_not_in_background(self._config):
             return why
         if self._world.ranks > 1:
@@ -90,15 +92,17 @@ class BackgroundCompiler:
         return "" if recorder and not recorder.why_not else "steps are not recorded"
 
     def begin(self, batches: Batches, compute_loss: LossFunction) -> bool:
-        """Record the steps eagerly, and let another process begin to compile. False where that cannot be: all blocks
-        are then set up to be compiled before the first step.
+        """Record eager steps and start the compiling process. Return False if all blocks must be compiled before the
+        first step.
 
-        Where compiling would take longer than it saves, blocks stay as they are. Nothing that is drawn changes.
+        If compiling costs more than it saves, blocks stay eager. Random states do not change.
         """
         denoiser, log, device = compute_loss.components.denoiser, self._log, self._world.device
         recorder = cudagraph.recorder_of(denoiser)
         if why := self.why_not(denoiser):
-            if self._forced and not self._config.compile.why_not_in_background(self._config):  # the check has told that
+            if self._forced and not self._config.compile.why_not_in_background(
+                self._config
+            ):  # the preflight check has reported that
                 self._journal.say(BEFORE.format(why=why))
             return False
         blocks.postpone(denoiser, log)
@@ -112,13 +116,13 @@ class BackgroundCompiler:
             why = no_room = self._why_no_room(denoiser)
         except NotDescribed as error:
             why = f"blocks are called with {error}"
-        except torch.OutOfMemoryError:  # compiled blocks keep fewer activations than eager ones
+        except torch.OutOfMemoryError:  # compiled blocks keep fewer activations, so they may fit
             why = "the GPU's memory is too small for steps without compiled blocks"
         finally:
             rng.set_rng_state(before, device)
         if not self._forced and recorder and recorder.why_not:
             why = "steps are not recorded"
-        # Eager steps fit. Whether the cache has what would be compiled is not known: that it has is the better case.
+        # Eager steps fit. Whether the cache is warm is unknown, so assume the better case.
         if why and why == no_room and not self._saves_time(standing=CACHED * compiling):
             return True
         if why:
@@ -141,10 +145,9 @@ class BackgroundCompiler:
         return True
 
     def _record_calls(self, batches: Batches, compute_loss: LossFunction) -> list[BlockCall]:
-        """What blocks are called with, for every size that needs graphs of its own; the sizes are recorded on the way.
+        """Return the block calls of every size that needs its own graphs, and record the sizes.
 
-        The largest is recorded first, as the others find room in its memory. Its graphs come last: those that serve all
-        sizes are tuned for the most frequent one.
+        The graphs of the most frequent size come first: graphs that serve all sizes are tuned for it.
         """
         kinds = batches.kinds()
         self._sizes = len(kinds)
@@ -152,6 +155,7 @@ class BackgroundCompiler:
         if self._config.compile.dynamic is not False:
             wanted = [next(k for k in wanted if k[0] == number) for number in dict.fromkeys(kind[0] for kind in wanted)]
         found: dict[tuple[int, ...], list[BlockCall]] = {}
+        # The largest size is recorded first, as the others fit into its memory.
         for kind in dict.fromkeys([max(kinds, key=latent_area), *wanted]):
             with block_calls.noted(compute_loss.components.denoiser, self._log) as found[kind]:
                 compute_loss.warm_up(batches.example(kind), self._world.device)
@@ -164,7 +168,7 @@ class BackgroundCompiler:
         return [call for kind in wanted for call in found[kind]]
 
     def _why_no_room(self, denoiser: nn.Module) -> str:
-        """Why a second process would have too little of the GPU's memory beside the training, "" if there is enough."""
+        """Return why a second process would lack GPU memory beside the training, "" if there is enough."""
         device = self._world.device
         if device.type != "cuda" or self._forced:
             return ""
@@ -183,10 +187,10 @@ class BackgroundCompiler:
         return f"that needs {need / GIB:.1f} GiB of the GPU, and the training leaves {max(left, 0) / GIB:.1f} GiB"
 
     def _saves_time(self, beside: float = 0.0, standing: float = 0.0) -> bool:
-        """Whether compiled blocks save more of the steps that are left than switching to them takes, or are asked for.
+        """Return whether compiled blocks save more of the remaining steps than switching to them costs, or are forced.
 
-        They have to be compiled first: in `beside` seconds, in which steps run eagerly, or in `standing` seconds, in
-        which none does. A training that they do not pay for keeps its eager blocks, and so do those that continue it.
+        Compiling takes `beside` seconds in which steps run eagerly, or `standing` seconds in which none does. If it
+        does not pay, the blocks stay eager, also in runs that continue this one.
         """
         steps = self._clock.total - self._clock.step
         saves = max(steps * self._step_seconds - beside, 0.0) * SAVES
@@ -206,7 +210,7 @@ class BackgroundCompiler:
     # ---- between steps
 
     def import_compiler(self) -> None:
-        """After the first step, import on a thread what bringing graphs in needs, so that no step waits for it."""
+        """After the first step, import inductor on a thread, so that no step waits for it."""
         if self._process and self._imports is None and self._clock.step > self._begun + 1:
             self._imports = threading.Thread(target=torch_private.import_inductor, name="compiler", daemon=True)
             self._imports.start()
@@ -217,9 +221,9 @@ class BackgroundCompiler:
         return process is not None and (process.compiled > self._loaded or bool(process.failure))
 
     def load_next_graph(self, denoiser: nn.Module) -> bool:
-        """Between two steps: load one graph from the cache into this process. True once all are loaded and it pays.
+        """Load one graph from the cache between two steps. Return True once all are loaded and switching pays.
 
-        Blocks still run eagerly: the loaded graphs are used later.
+        Blocks still run eagerly; the loaded graphs are used later.
         """
         if self._process and self._process.compiled <= self._loaded:
             return self.give_up(self._process.failure)
@@ -245,39 +249,38 @@ class BackgroundCompiler:
         return self._saves_time()
 
     def log_switch(self, seconds: float) -> None:
-        """Log that blocks are compiled from this step on, which waited `seconds` for them."""
+        """Log that blocks are compiled from this step on, which took `seconds`."""
         step, self._choices.compiled_from = self._clock.step, self._clock.step
         longest, total = max(self._pauses), sum(self._pauses)
         self._journal.event("takeover", step=step, seconds=seconds, pauses=self._pauses)
         self._journal.say(
-            f"Compiled blocks take over from step {step} on, which waited {seconds:.1f} s for them; the steps before "
-            f"waited {total:.1f} s in {len(self._pauses)} pauses of at most {longest:.1f} s. Without them a step was "
-            f"measured to take {self._step_seconds:.3g} s before the first one"
+            f"Switched to compiled blocks at step {step} ({seconds:.1f} s; earlier pauses: {len(self._pauses)}, "
+            f"{total:.1f} s in total, at most {longest:.1f} s). Eager step: {self._step_seconds:.3g} s"
         )
 
     def give_up(self, why: str) -> bool:
-        """Stop compiling and keep eager blocks to the end of the training; returns False."""
+        """Stop compiling and keep eager blocks until the training ends; return False."""
         self.stop()
         self._choices.stays_eager = self._clock.total
         self._journal.say(f"Blocks stay eager, as they could not be compiled beside the run: {why}. {INSTEAD}")
         return False
 
     def make_room(self) -> bool:
-        """End the other process, as the GPU's memory has become too small; returns whether it was still running."""
+        """Stop the compiling process to free GPU memory; return whether it was still running."""
         if self._process is None or not self._process.running:
             return False
         self.give_up("the GPU's memory is too small for both")
         return True
 
     def unused(self) -> str:
-        """At the end of a run: that it ended before its compiled blocks could be used, "" if it did not."""
+        """At the end of a run, return a sentence if it ended before its compiled blocks were used, else ""."""
         if self._process is None:
             return ""
         ready = f"{self._process.compiled} of {counted(len(self._calls), 'graph')} ready"
         return f"The training ended before its blocks were compiled beside it ({ready}), so they ran eagerly. {INSTEAD}"
 
     def stop(self) -> None:
-        """End the other process, if there is one."""
+        """Stop the compiling process, if there is one."""
         if self._process:
             self._process.stop()
         self._process = None

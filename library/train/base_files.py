@@ -1,5 +1,6 @@
-"""`base_weights` that are files of the Hugging Face Hub, owner/name/file.safetensors: found on this computer, or
-downloaded before the training."""
+"""`base_weights` from the Hugging Face Hub (owner/name/file.safetensors): local copies, or downloads before the
+training.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,12 +18,12 @@ OPTION = "base_weights"
 
 
 def with_local_files(config: RunConfig) -> RunConfig:
-    """The config with the paths of files that are on this computer; the others are named as before."""
+    """Return the config with the paths of local copies; other files keep their names."""
     return _replaced(config, hub_files.find)
 
 
 def without_remote_files(config: RunConfig) -> RunConfig:
-    """The config without files that still have to be downloaded, for checks that open all of them."""
+    """Return the config without files that are still to be downloaded, for checks that open all files."""
     if not isinstance(config, AdapterRun) or not any(map(is_file_id, config.network.base_weights)):
         return config
     pairs = [
@@ -33,8 +34,9 @@ def without_remote_files(config: RunConfig) -> RunConfig:
 
 
 def remote_files(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
-    """Problems of files that cannot be downloaded, and remarks on those that will be. Asks the hub about files that
-    are not on this computer."""
+    """Return problems of files that cannot be downloaded, and remarks on those that will be. Queries the hub for
+    missing files.
+    """
     problems, remarks = list[Problem](), list[Problem]()
     for name in config.network.base_weights if isinstance(config, AdapterRun) else ():
         if is_file_id(name) and hub_files.find(name) is None:
@@ -46,8 +48,9 @@ def remote_files(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
 
 
 def fetch(config: RunConfig, world: World, journal: Journal) -> RunConfig:
-    """Download the files that are not on this computer, and return the config with the paths of all. A collective
-    operation: the first process downloads. Raises ConfigError."""
+    """Download missing files, and return the config with the paths of all. Collective: the first process downloads.
+    Raises ConfigError.
+    """
     if not isinstance(config, AdapterRun) or not any(map(is_file_id, config.network.base_weights)):
         return config
 

@@ -1,4 +1,4 @@
-"""Work beside the training: samples, validation, reports. What fails there is a warning, and the training goes on."""
+"""Work beside the training: samples, validation, reports. A failure is a warning, and the training continues."""
 
 import gc
 import logging
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 # Why: docs/decisions/2026-11-27-nothing-beside-a-training-ends-it.md
 def reason(error: Exception, training: Training) -> MessageLike:
-    """Why work beside the training failed, as a sentence for a warning; frees the memory that the error holds.
+    """Return the reason of a failure as text for a warning, and free the memory that the error holds.
 
-    Raises the error where the training cannot go on after it: it was asked to end, another process of it is gone, or
-    the others still compute with parts of the model that this one has.
+    Raises the error if the training cannot continue: it is stopped, another process is gone, or the others still need
+    this process' shard of the model.
     """
     between_passes = isinstance(error, ConfigError | OSError)
     if training.method.shards is not None and training.world.ranks > 1 and not between_passes:
@@ -31,7 +31,7 @@ def reason(error: Exception, training: Training) -> MessageLike:
 
 
 def reason_before(error: Exception, config: RunConfig, journal: Journal) -> MessageLike:
-    """As `reason`, for work before the first step, in which each process computes by itself."""
+    """As `reason`, for work before the first step, which no process shares."""
     explained = errors.explain_error(error, config, journal.doing, {})
     if isinstance(error, WorkCancelled) or isinstance(explained, errors.ProcessGone):
         raise error
@@ -39,7 +39,7 @@ def reason_before(error: Exception, config: RunConfig, journal: Journal) -> Mess
 
 
 def described(error: Exception, config: RunConfig, doing: Message) -> MessageLike:
-    """An error as a sentence for a warning; frees the memory that the error holds."""
+    """Return an error as text for a warning, and free the memory that it holds."""
     log.debug("work beside the training failed", exc_info=error)
     explained = errors.explain_error(error, config, doing, {})
     said = explained.said if isinstance(explained, ConfigError) else sentence(error)
@@ -48,7 +48,7 @@ def described(error: Exception, config: RunConfig, doing: Message) -> MessageLik
 
 
 def free(error: BaseException) -> None:
-    """Free what an error keeps alive: the tensors of the frames that it came through."""
+    """Free the tensors that the frames of an error's traceback keep alive."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
     gc.collect()
     if torch.cuda.is_available():
@@ -56,7 +56,7 @@ def free(error: BaseException) -> None:
 
 
 def attempt(work: Callable[[], None], failed: str, training: Training) -> None:
-    """Do this work; where it fails, warn with the template `failed`, whose {why} is the reason."""
+    """Do this work; if it fails, warn with the template `failed`, whose {why} is the reason."""
     try:
         work()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Caching without a training: latents or text encoder outputs of a data set, beside its images."""
+"""Caching without training: latents or text encoder outputs of a data set, stored beside its images."""
 
 from library import data, families
 from library.config.problems import Message, Report
@@ -13,10 +13,10 @@ from library.train.world import World
 
 
 def make_caches(config: RunConfig, report: Report) -> int:
-    """Write the caches on disk that the config asks for; returns the number of images.
+    """Write the caches that the config enables; return the number of images.
 
-    Each process makes its share, and all are done when this returns. Caches that exist and still fit are left as they
-    are, so that an interrupted run goes on. Raises ConfigError as a training does.
+    Each process makes its share; all are done on return. Valid caches are kept, so an interrupted run resumes. Raises
+    ConfigError like a training.
     """
     with World(config) as world, file_identity.watching() as model_files:
         told = report if world.main else lambda phase, done, total: None

@@ -1,4 +1,4 @@
-"""Sample prompts where nobody wrote any: captions of the data set, and one prompt that is not among them."""
+"""Sample prompts for a training without any: captions of the data set, and one new prompt."""
 
 from collections.abc import Iterable, Sequence
 from os.path import commonprefix
@@ -8,28 +8,28 @@ from library.config.run_config import ControlUse, RunConfig
 from library.data.images import Image, ImageSet
 from library.outputs.prompts import Prompt
 
-SIDE = 640  # pixels: samples have at most as many as a square of this side, two fifths of 1024 x 1024
-MAX_STEPS = 14  # denoising steps, where the family's default is more
-MAX_SHARED_WORDS = 8  # of what all captions begin with
-# What follows the words that all captions begin with. The first one that no caption has is used.
+SIDE = 640  # samples have at most SIDE^2 pixels, two fifths of 1024 x 1024
+MAX_STEPS = 14  # denoising steps, if the family's default is higher
+MAX_SHARED_WORDS = 8  # of the common beginning of all captions
+# Appended to the words shared by all captions; the first setting that no caption mentions is used.
 SETTINGS = ("on a beach at sunset", "in a snowy forest", "in front of a brick wall", "under water")
-# The prompt where captions share no words: it shows what else the training changes.
+# New prompt if captions share no words: it shows what else the training changes.
 SUBJECTS = ("a lighthouse on a cliff", "a red bicycle in front of a bakery", "a bowl of fruit on a wooden table")
 EDITS = ("make it a pencil drawing", "make it winter", "make it night")  # the same for models that edit a picture
 
 
 # Why: docs/decisions/2026-11-27-samples-from-captions.md
 def prompts_from(images: ImageSet, config: RunConfig) -> list[Prompt]:
-    """As many captions as `sample_from_captions` says, from all over the data set, and one prompt that is new.
+    """Return `sample_from_captions` captions from all over the data set, and one new prompt.
 
-    They are the same in each process and each time, so that the pictures of two trainings can be compared.
+    The choice is the same in every process and every run, so that samples of two trainings can be compared.
     """
     use, number = config.control_images, config.sample.sample_from_captions
     items = [image for image in images.items if not image.is_reg]
     by_caption = {text: image for image in reversed(items) if (text := _plain(image.encoded_caption))}
     captions = [*reversed(by_caption)]
     chosen = [(text, by_caption[text]) for text in _spread(captions, number)]
-    if config.caption_change.sentences:  # which take the place of captions
+    if config.caption_change.sentences:  # these replace the captions
         chosen = [(text, items[0]) for text in _spread(config.caption_change.sentences, number)]
     chosen.append((_new(captions, bool(use.most)), chosen[0][1] if chosen else items[0]))
     return [_prompt(text, image, seed, use) for seed, (text, image) in enumerate(chosen, start=1)]
@@ -44,13 +44,13 @@ def _plain(caption: str) -> str:
 
 
 def _spread(texts: Sequence[str], number: int) -> list[str]:
-    """As many of the texts, from the first one on at equal distances."""
+    """Return `number` texts at equal distances, starting with the first."""
     number = min(number, len(texts))
     return [texts[at * len(texts) // number] for at in range(number)]
 
 
 def _new(captions: Sequence[str], edits: bool) -> str:
-    """A prompt that is not in the captions: what all of them begin with, somewhere else."""
+    """Return a prompt that no caption contains: the common beginning of all, in another setting."""
     if edits:
         return _absent(EDITS, captions)
     shared = " ".join(commonprefix([text.split() for text in captions[:1000]])[:MAX_SHARED_WORDS]).rstrip(" ,.;:")
@@ -65,7 +65,7 @@ def _absent(texts: Sequence[str], captions: Iterable[str]) -> str:
 
 
 def _prompt(text: str, image: Image, seed: int, use: ControlUse) -> Prompt:
-    """A small picture with the proportions of the image, and with the images that the model is shown beside it."""
+    """Return a prompt for a small image with the proportions of `image`, and with its control images."""
     width, height = image.fit.bucket
     scale = min(1.0, SIDE / (width * height) ** 0.5)
     shown = image.controls[0] if use.inpaints and image.controls else None

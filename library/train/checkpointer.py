@@ -1,4 +1,4 @@
-"""Saving: files during the run, states to resume from, and the final file."""
+"""Saving: files and states during the run, and the final file."""
 
 import contextlib
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Checkpointer:
         self._chosen = frozenset(config.save.save_at_steps)
         self._every_epochs = paths.every_n_epochs(config, clock.epochs)
         self._shapes: verify.Shapes = {}
-        self._saved_at = 0  # the step of the last state
+        self._saved_at = 0  # step of the last state
         self._finished = False  # whether the final file is saved
         if world.main:
             total = config.data.train_batch_size * config.steps.gradient_accumulation_steps * world.ranks
@@ -37,7 +37,7 @@ class Checkpointer:
             self._metadata = MetadataBuilder(config, training.family, stats, optimizers.describe(config))
 
     def when_due(self) -> None:
-        """After a step: save the files and states that are due after this step or epoch, or were requested."""
+        """Save the files and states that are due after this step or epoch, or were requested."""
         clock, requests = self._training.clock, self._journal.requests
         if requests.granted("save"):  # a file and a state of this step; older ones are kept
             self._check()
@@ -56,7 +56,9 @@ class Checkpointer:
         self._journal.upload_saved()
 
     def _due(self) -> list[str]:
-        """Which of "step" and "epoch" files are due: at chosen steps, and at intervals from `save_from_step` on."""
+        """Return which of "step" and "epoch" files are due: at chosen steps, and at intervals after
+        `save_from_step`.
+        """
         clock, options = self._training.clock, self._config.save
         due: list[str] = []
         if clock.step >= (options.save_from_step or 0):
@@ -66,7 +68,7 @@ class Checkpointer:
         return due
 
     def rescue(self, error: ConfigError) -> NoReturn:
-        """Raise the error that has ended the training between two steps, after saving a state of all steps so far."""
+        """Save a state of all steps so far, then raise the error that has ended the training between two steps."""
         if self._training.clock.step and self._training.clock.step != self._saved_at:
             self._check()
             self._save_state(None)
@@ -76,9 +78,9 @@ class Checkpointer:
         raise error
 
     def end(self) -> Path:
-        """After the last step: save the final file unless it is saved already, and return its path.
+        """Save the final file unless it is saved already, and return its path.
 
-        After a stop a state is saved as well, so that the run can be resumed.
+        After a stop, also save a state to resume from.
         """
         if not self._finished:
             self._final()
@@ -93,7 +95,7 @@ class Checkpointer:
         return self._names.last
 
     def _final(self) -> None:
-        """Save the final file and, where it is wanted, the final state."""
+        """Save the final file and, if it is enabled, the final state."""
         options = self._config.save
         self._check()
         if options.save_state or options.save_state_on_train_end or self._journal.requests.stopping:
@@ -102,7 +104,7 @@ class Checkpointer:
         self._finished, self._journal.completed = True, self._training.clock.done
 
     def _keep(self, **when: int) -> None:
-        """Save the file of a step or an epoch, and its state with save_state; remove outdated ones."""
+        """Save the file of a step or an epoch, with save_state also its state, and delete outdated ones."""
         self._check()
         config = self._config
         if "step" in when:
@@ -121,7 +123,7 @@ class Checkpointer:
                 paths.remove(path)
 
     def _check(self) -> None:
-        """Raise before saving if a step was not finite or the weights are not."""
+        """Raise before saving if a loss or the weights are not finite."""
         training = self._training
         training.step_log.settle()
         parameters = training.method.parameters()
@@ -143,7 +145,7 @@ class Checkpointer:
         self._training.world.wait_for_everyone()
 
     def _by_main(self, write: Callable[[], None]) -> None:
-        """Let the first process write; where each has shards of the model, the others send it theirs."""
+        """Let the first process write; with a sharded model the other processes send it their shards."""
         main, shards = self._training.world.main, self._training.method.shards
         if main:
             with shards.collecting() if shards else self._journal.process_watch.not_needed():
@@ -167,7 +169,7 @@ class Checkpointer:
         self._journal.saved(path, clock.step, **checked)
 
     def _save_state(self, folder: Path | None) -> None:
-        """Save a state to resume from; without a folder, as the backup that replaces the one before."""
+        """Save a state to resume from; without a folder, as the backup that replaces the previous one."""
         self._journal.phase(Message("saving the state"))
         step = self._saved_at = self._training.clock.step
         state = resume_state.collect(self._training)
@@ -195,9 +197,9 @@ NOT_SAVED = (
 
 
 class Backups:
-    """States that are saved every n minutes, from which a training can be resumed after a crash or a power failure.
+    """States saved every n minutes, to resume from after a crash or a power failure.
 
-    Only the newest is kept. A backup that cannot be saved causes one warning and does not end the training.
+    Only the newest is kept. A failure causes one warning and does not end the training.
     """
 
     def __init__(self, names: paths.Names, journal: Journal) -> None:
@@ -205,7 +207,7 @@ class Backups:
         self._warned = False
 
     def write(self, state: State, step: int) -> None:
-        """Save a state; the previous one is removed when this one is complete."""
+        """Save a state, then delete the previous one."""
         folder = self._names.backup(step)
         try:
             if short := self._short(folder, state):
@@ -225,13 +227,13 @@ class Backups:
         self.discard(keep=folder)
 
     def discard(self, keep: Path | None = None) -> None:
-        """Delete all backups but `keep`: there is something newer to resume from, or the training is finished."""
+        """Delete all backups but `keep`: a newer state exists, or the training is finished."""
         for path in self._names.backups():
             if path != keep:
                 paths.remove(path)
 
     def _short(self, folder: Path, state: State) -> MessageLike:
-        """Why the disk has too little space, "" if enough: room for another state and the final file must remain."""
+        """Return why disk space is too short, "" if it is enough: another state and the final file must still fit."""
         free = free_space(folder)
         held = sum(f.stat().st_size for old in self._names.backups() for f in old.iterdir())
         later = state.size + state.size_of_weights

@@ -1,10 +1,10 @@
-"""Choices that a training has made by measuring time; saved in its states, so that a resumed run computes the same."""
+"""Choices that a training has made by timing; saved in its states, so that a resumed run computes the same."""
 
 from dataclasses import dataclass
 
 from library.config.json_types import JsonMapping, JsonObject
 
-# The options that compile_autotune varies. A state from elsewhere must not change any other.
+# The options that compile_autotune varies. A state of unknown origin must not change any other.
 TUNABLE = (
     "compile",
     "compile_mode",
@@ -19,15 +19,15 @@ TUNABLE = (
 
 @dataclass(slots=True)
 class Choices:
-    """None: not chosen yet."""
+    """The choices so far; None: not chosen yet."""
 
-    tuned: JsonObject | None = None  # the options that compile_autotune has found to be the fastest
+    tuned: JsonObject | None = None  # the fastest options found by compile_autotune
     compiled_from: int | None = None  # the first step with blocks that were compiled beside the run
     stays_eager: int | None = None  # total steps of the training beside which compiling did not pay or failed
 
     @classmethod
     def read(cls, facts: JsonMapping) -> "Choices":
-        """The choices in a state; None for those that are missing (older versions) or invalid."""
+        """Return the choices of a state; None for those that are missing (older versions) or invalid."""
         known = facts.get("choices")
         if not isinstance(known, dict):
             return cls()

@@ -26,7 +26,7 @@ class Clock:
 
     @classmethod
     def of(cls, config: RunConfig, num_batches: int) -> "Clock":
-        """Length of a run over `num_batches` batches per epoch and process."""
+        """Return the clock of a run with `num_batches` batches per epoch and process."""
         per_epoch, total, epochs = length(config.steps, num_batches)
         clock = cls(total=total, per_epoch=per_epoch, epochs=epochs)
         if isinstance(config.steps, AdapterSteps) and config.steps.moved:
@@ -34,7 +34,7 @@ class Clock:
         return clock
 
     def _begin(self, steps: AdapterSteps) -> None:
-        """Go to the first step that the config names.
+        """Move to the first step that the config names.
 
         Without `skip_until_initial_step` only epochs count from there: step 0 is the first of that epoch, and the
         training ends with the last epoch.
@@ -61,7 +61,7 @@ class Clock:
             self.in_epoch, self.total = 0, min(self.total, (self.epochs - done) * self.per_epoch)
 
     def tick(self) -> None:
-        """One more step is done."""
+        """Count one more step."""
         if self.in_epoch == self.per_epoch:
             self.epoch, self.in_epoch = self.epoch + 1, 0
         self.step += 1
@@ -79,7 +79,7 @@ class Clock:
         return self.in_epoch == self.per_epoch
 
     def every(self, steps: int | None, epochs: int | None) -> Iterator[str]:
-        """Which of "step" and "epoch" have just become due."""
+        """Yield which of "step" and "epoch" have just become due."""
         if steps and self.step and self.step % steps == 0:
             yield "step"
         if epochs and self.epoch_ended and self.epoch % epochs == 0:
@@ -91,7 +91,7 @@ class Clock:
 
 # Why: docs/decisions/2026-11-22-step-is-a-window-of-batches.md
 def windows(batches: Iterable[T], size: int) -> Iterator[list[T]]:
-    """The batches of each optimizer step: `size` at a time; the last of an epoch may be fewer."""
+    """Yield the batches of each optimizer step: `size` at a time; the last step of an epoch may have fewer."""
     window: list[T] = []
     for batch in batches:
         window.append(batch)

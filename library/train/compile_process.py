@@ -1,4 +1,4 @@
-"""A process that compiles a training's blocks into the cache, as that training sees it; see `compile_worker`."""
+"""A process that compiles a training's blocks into the cache, as seen by the training; see `compile_worker`."""
 
 import contextlib
 import json
@@ -28,10 +28,8 @@ def job_of(
     calls: Sequence[BlockCall],
     device: torch.device,
 ) -> JsonObject:
-    """The job of the process, written as one line of JSON; holds no secrets.
-
-    GPU numbers mean the same in both processes, as the environment is inherited; the current GPU is not inherited.
-    """
+    """Describe the work of the process as one line of JSON without secrets."""
+    # The child inherits the environment, so GPU numbers mean the same, but not the current GPU.
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     return {
@@ -45,13 +43,14 @@ def job_of(
 
 
 class CompileProcess:
-    """A process that compiles the graphs of some calls, in their order. It ends when this one does."""
+    """A process that compiles the graphs of some calls in order. It ends when this process does."""
 
     def __init__(self, job: JsonObject) -> None:
         self.compiled = 0  # calls whose graphs are in the cache
-        self.failure = ""  # why no more will be compiled, "" if nothing failed
+        self.failure = ""  # why compiling has ended, "" if nothing failed
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
+        # Leave half of the cores to the training.
         environment.setdefault(THREADS, str(max((os.cpu_count() or 2) // 2, 1)))
         self._process = subprocess.Popen(
             [sys.executable, "-m", WORKER],
@@ -88,7 +87,7 @@ class CompileProcess:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """End the process, if it still runs, and wait until its memory is freed."""
+        """Kill the process if it still runs, and wait until its memory is free."""
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=10)

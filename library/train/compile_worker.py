@@ -1,8 +1,8 @@
-"""The process that compiles a training's blocks into the cache while that takes its first steps.
+"""The process that compiles a training's blocks into the cache while the training takes its first steps.
 
-It reads one line of JSON from its input, makes one block of each kind with random weights, calls each as the training
-does, and prints a line of JSON for each call. It ends when its input is closed, so it never outlives the training. An
-error is printed as the last line, and the exit code is not 0.
+It reads one line of JSON from stdin, builds one block of each kind with random weights, calls each as the training
+does, and prints a line of JSON per call. It ends when stdin is closed, so it never outlives the training. An error is
+printed as the last line, with a non-zero exit code.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from library.memory.quantization import fp8_storage
 
 NICER = 10  # niceness: the training has priority
 
-# Options that have no influence on graphs: what a training does besides computing, and files that no shape depends on.
+# Options that do not affect graphs: control of the training, and files that no shape depends on.
 PLAIN = {
     "compile_autotune": False,
     "compile_from_step": None,
@@ -45,7 +45,7 @@ PLAIN = {
 
 
 def main() -> int:
-    """Do the job that is the first line of the input."""
+    """Run the job read from the first line of stdin."""
     job = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_input, daemon=True).start()
     with contextlib.suppress(AttributeError, OSError):  # on Windows the parent process sets the priority
@@ -71,16 +71,16 @@ def main() -> int:
 def blocks_alone(
     config: RunConfig, job: JsonObject, calls: list[BlockCall], device: torch.device, log: CompileLog
 ) -> nn.Module:
-    """The denoiser with only the blocks that are called, prepared as in the training; weights are random."""
+    """Return the denoiser with only the called blocks, prepared as in the training, with random weights."""
     with weights.shapes_only():
         family: Family = families.family_for(config)
         components = family.load(fp8_storage.storage_type(config), fp8_storage.compute_type(config))
         method = methods.attach(components, family, config)
     denoiser, kept = components.denoiser, {call.path for call in calls}
     learning = [path for path, p in denoiser.named_parameters() if p.requires_grad]
-    if learning:  # it decides which blocks come before all trainable ones
+    if learning:  # the first trained layer decides which blocks come before all trainable ones
         path = min(learning, key=family.execution_key).rpartition(".")[0]
-        outer = path.rpartition(".")[0]  # where the layer of an adapter is
+        outer = path.rpartition(".")[0]  # the adapter of the layer
         kept.add(outer if denoiser.get_submodule(outer)._parameters else path)
     _thin_out(denoiser, "", kept)
     for path in kept:
@@ -98,7 +98,7 @@ def blocks_alone(
 
 
 def _thin_out(module: nn.Module, path: str, kept: set[str]) -> None:
-    """Remove all submodules of a module but some, which keep their paths."""
+    """Delete all submodules but `kept`, which keep their paths."""
     module._parameters.clear()
     module._buffers.clear()
     for name, child in list(module._modules.items()):

@@ -1,4 +1,4 @@
-"""The options and the machine that decide the results of a training, to compare a saved state with a resuming run."""
+"""The options and the hardware that decide the results of a training, compared when a run resumes from a state."""
 
 import json
 from collections.abc import Iterator
@@ -12,25 +12,25 @@ from library.config.problems import Message, MessageLike, option_name
 from library.config.run_config import RunConfig
 from library.config.schema import options
 
-# Sections whose options decide where files go or how fast a step is, but not its result.
+# Sections that affect where files go or how fast a step is, but not its result.
 ELSEWHERE = ("save", "sample", "validation", "metadata", "hub", "log", "compile", "memory", "distributed", "cache")
-# Options of these sections that change rounding, or what is drawn.
+# Options of these sections that do change rounding or random draws.
 ROUNDING = ("compile", "compile_from_step", "cuda_allow_tf32", "attention_kernel", "fsdp", "cached_caption_variants")
-# These, and options that `auto_compute` sets: what is used is known when a training has started.
+# These and the options set by `auto_compute`, whose final values are known only after the start.
 MEASURED = (*ROUNDING, "auto_compute", "fp8_base", "fp8_base_unet", "fp8_compute", "int8_base", "int8_compute")
-# Options of other sections that only say where to start or how data is read, or that the comparison of the data covers.
+# Options of other sections that say only where to start or how data is read, or that the comparison of the data covers.
 NO_MATTER = (
     *("resume", "resume_from_huggingface", "initial_epoch", "initial_step", "skip_until_initial_step", "seed"),
     *("max_data_loader_n_workers", "persistent_data_loader_workers", "cache_info", "debug_dataset", "dataset_class"),
     *("tokenizer_cache_dir", "disable_mmap_load_safetensors", "clip_skip", "training_comment", "no_metadata"),
     *("max_train_steps", "max_train_epochs", "network_weights", "dim_from_weights", "weights", "init_word"),
 )
-LENGTH = "number of steps"  # stands beside the options where the schedule depends on it
+LENGTH = "number of steps"  # compared like an option if the schedule depends on it
 FLAT = ("constant", "constant_with_warmup")  # schedules that do not depend on the number of steps
 
 
 def deciding_options(config: RunConfig, total_steps: int) -> JsonObject:
-    """The options that decide results, as JSON values; of files and folders the name alone, as they may have moved."""
+    """Return the options that decide results as JSON values; files and folders by name only, as they may have moved."""
     found = {}
     for name, option in options(type(config)).items():
         if (option.section in ELSEWHERE and name not in ROUNDING) or name in NO_MATTER:
@@ -56,8 +56,7 @@ def computed_by(device: torch.device) -> dict[str, str]:
 
 
 def differences(known: JsonMapping, now: JsonMapping) -> Iterator[MessageLike]:
-    """A sentence for each setting that differs. Options that one of the two versions of this program lacks are
-    skipped."""
+    """Yield a sentence for each setting that differs. Skips options that one of the two program versions lacks."""
     for name, value in now.items():
         if name in known and known[name] != value:
             yield Message(

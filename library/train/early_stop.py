@@ -17,35 +17,33 @@ ENDED = (
 
 
 class EarlyStop:
-    """Counts the validations since the lowest held-out loss.
-
-    Validations use the same images and noise every time, so any lower loss is an improvement.
-    """
+    """Counts the validations since the lowest held-out loss."""
 
     def __init__(self, config: RunConfig) -> None:
         self.patience = config.steps.early_stop_patience
         self._best_loss, self._best_step = math.inf, 0
         self._waited = 0  # validations since the best one
-        self._last_step = 0  # of the last validation that counts
+        self._last_step = 0  # step of the last counted validation
 
     @property
     def due(self) -> bool:
         return self.patience is not None and self._waited >= self.patience
 
     def lacks(self, step: int) -> bool:
-        """Whether the validation after this step has not been counted: its state was saved before it."""
+        """Return whether the validation after this step is missing, as the state was saved before it."""
         return self.patience is not None and self._last_step < step
 
     def count(self, step: int, loss: float) -> None:
-        """Take note of the held-out loss after a step."""
+        """Record the held-out loss after a step."""
         self._last_step = step
+        # No tolerance: validations use the same images and noise, so any lower loss is an improvement.
         if loss < self._best_loss:
             self._best_loss, self._best_step, self._waited = loss, step, 0
         else:
             self._waited += 1
 
     def restore(self, facts: JsonMapping) -> None:
-        """Go on counting from the facts of a saved state."""
+        """Continue counting from the facts of a saved state."""
         known = facts.get(IN_STATE)
         if known:
             best = known["best_loss"]
@@ -54,7 +52,7 @@ class EarlyStop:
             self._last_step = known["last_step"]
 
     def state(self) -> JsonObject:
-        """The facts for a saved state; nothing where no patience is set."""
+        """Return the facts for a saved state; empty without a patience."""
         if self.patience is None:
             return {}
         return {IN_STATE: {**self._best, "waited": self._waited, "last_step": self._last_step}}
@@ -65,7 +63,7 @@ class EarlyStop:
         return {"best_loss": loss, "best_step": self._best_step}
 
     def end_when_due(self, clock: Clock, world: World, journal: Journal) -> None:
-        """End the training where the patience is over, in all processes if in the first one; record why."""
+        """End the training in all processes if the patience of the first one is over, and record why."""
         if not world.gather(self.due)[0]:
             return
         clock.end_early()

@@ -16,9 +16,9 @@ from library.data.not_finite import NotFiniteError
 from library.families.shared import file_identity
 from library.measuring.candidates import advised, saving_memory
 
-# What only steps need less memory with, and samples do not.
+# Options that reduce the memory of steps, but not of samples.
 OF_STEPS = {"gradient_checkpointing", "train_batch_size", "cpu_offload_checkpointing"}
-MOST_SKIPPED = 100  # steps that a gradient scaler may leave out in a row; it halves the scale each time
+MOST_SKIPPED = 100  # steps in a row that a gradient scaler may skip; it halves the scale each time
 NOT_FINITE = {
     "loss NaN": "the loss of step {step} is NaN",
     "loss infinite": "the loss of step {step} is infinite",
@@ -27,7 +27,7 @@ NOT_FINITE = {
 }
 Newest = Mapping[str, Path]  # "file" and "state" -> what was saved last
 
-# Parts of messages of torch.distributed's backends when a process no longer answers.
+# Error messages of torch.distributed's backends after the loss of a process contain one of these.
 GONE = (
     "Connection reset by peer",
     "Connection closed by peer",
@@ -40,7 +40,7 @@ SILENT = ("Timed out waiting", "collective operation timeout", "wait timeout aft
 
 
 def explain_error(error: BaseException, config: RunConfig, doing: Message, newest: Newest) -> BaseException:
-    """A ConfigError with advice for this error; the error itself if there is none.
+    """Return a ConfigError with advice for this error; the error itself if there is none.
 
     `doing` is the phase or step in which it was raised, `newest` what was saved last.
     """
@@ -65,7 +65,7 @@ def explain_error(error: BaseException, config: RunConfig, doing: Message, newes
 
 
 def damaged_model(error: NotFiniteError) -> ConfigError:
-    """Where a result is NaN or infinite because the model's own weights are, the error that says so; else the same."""
+    """Return the error for NaN or infinity in the model's own weights if that is the cause, else the same error."""
     files = file_identity.watched()
     return (files.damaged() if files and first_process() else None) or error
 
@@ -75,11 +75,11 @@ class ProcessGone(ConfigError):
 
 
 class ProcessSilent(ProcessGone):
-    """Another process of the training does not respond any more."""
+    """Another process of the training no longer responds."""
 
 
 def process_silent(doing: Message, newest: Newest) -> ProcessSilent:
-    """The error for a timeout while waiting for another process."""
+    """Return the error for a timeout while waiting for another process."""
     return ProcessSilent(
         "another process of this training has not answered in time ({doing}): it hangs, or its machine or the network "
         "is gone; ddp_timeout is the limit in minutes{then}",
@@ -89,7 +89,7 @@ def process_silent(doing: Message, newest: Newest) -> ProcessSilent:
 
 
 def process_gone(doing: Message, newest: Newest, said: str = "") -> ProcessGone:
-    """The error for another process that has ended; `said` is the error that it has reported, if any."""
+    """Return the error for another process that has ended; `said` is its own error, if it reported one."""
     if said:
         return ProcessGone("{said}{then}", said=said, then=_go_on(newest))
     return ProcessGone(
@@ -101,14 +101,14 @@ def process_gone(doing: Message, newest: Newest, said: str = "") -> ProcessGone:
 
 
 class NonFiniteWatch:
-    """Looks for losses and gradients that are NaN or infinite."""
+    """Detects losses and gradients that are NaN or infinite."""
 
     def __init__(self, scaled: bool) -> None:
-        self._scaled = scaled  # with scaled losses (fp16), infinite gradients are how the scaler finds its scale
+        self._scaled = scaled  # with scaled losses (fp16), the scaler finds its scale by infinite gradients
         self._skipped = 0
 
     def check(self, line: Mapping[str, Any]) -> str:
-        """Which number of a step ends the training: "loss", "gradient", "gradients" of too many steps, or ""."""
+        """Return which number ends the training: "loss", "gradient", "gradients" of too many steps, or ""."""
         if not math.isfinite(line["loss"]):
             return "loss"
         if math.isfinite(line.get("grad_norm", 0.0)):
@@ -123,7 +123,7 @@ class NonFiniteWatch:
 def non_finite_message(
     what: str, line: Mapping[str, Any], images: list[str], config: RunConfig, newest: Newest
 ) -> Message:
-    """The sentence about a loss or gradient that is NaN or infinite; `images` are those whose loss it is."""
+    """Return the message about a loss or gradient that is NaN or infinite; `images` are those with such a loss."""
     ways = [Message("lower the learning rate")]
     if config.precision.mixed_precision == "fp16":
         ways.append(Message("use mixed_precision bf16, whose range is larger"))
@@ -142,7 +142,7 @@ def non_finite_message(
 
 
 def weights_problem(parameters: list[torch.nn.Parameter], step: int, newest: Newest) -> MessageLike:
-    """Why these weights must not be saved, "" when they may. Waits for the device."""
+    """Return why these weights must not be saved, "" if they may. Synchronises with the device."""
     sound: dict[torch.device, list[torch.Tensor]] = {}  # swapped blocks are in host memory
     for p in parameters:
         sound.setdefault(p.device, []).append(p.detach().isfinite().all())
@@ -153,7 +153,7 @@ def weights_problem(parameters: list[torch.nn.Parameter], step: int, newest: New
 
 
 def _smaller(config: RunConfig, doing: Message) -> Iterator[MessageLike]:
-    """Settings that need less memory in this phase, as texts."""
+    """Yield advice for settings that need less memory in this phase."""
     if doing == phases.CACHING_LATENTS:
         if config.cache.vae_batch_size > 1:
             yield Message("lower {name}", name=option_name("vae_batch_size"))
@@ -173,7 +173,7 @@ def _smaller(config: RunConfig, doing: Message) -> Iterator[MessageLike]:
 
 
 def _go_on(newest: Newest) -> MessageLike:
-    """The end of an error: from which state or file to go on."""
+    """Return the end of an error message: the state or file to continue from."""
     if state := newest.get("state"):
         return Message("; resume from {state}", state=state)
     if file := newest.get("file"):

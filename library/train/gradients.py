@@ -1,8 +1,8 @@
 """Data parallelism: average the gradients of all processes, and broadcast the weights before the first step.
 
-DistributedDataParallel does the same by a wrapper around networks, whose hooks and bookkeeping surround every forward
-pass. Here nothing is around a network: the only collectives of a step are those for its gradients, after or during the
-backward pass of its last batch. So each process may use CUDA graphs or not, independently of the others.
+DistributedDataParallel wraps networks, and its hooks and bookkeeping surround every forward pass. Here nothing wraps a
+network: the only collectives of a step are those for its gradients, after or during the last backward pass. So each
+process may use CUDA graphs or not, independently of the others.
 """
 
 from collections import deque
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from library.compiler.torch_private import foreach_copy_
 from library.methods import TrainingMethod
 
-Shape = tuple[torch.Size, tuple[int, ...]]  # of a tensor, and its strides
+Shape = tuple[torch.Size, tuple[int, ...]]  # shape and strides of a tensor
 
 BUCKET_BYTES = 200 * 2**20  # of gradients in one all-reduce
-IN_FLIGHT = 2  # all-reduces at a time: each needs its bytes once more
+IN_FLIGHT = 2  # concurrent all-reduces; each needs a second copy of its gradients
 
 
 class Bucket:
@@ -29,7 +29,7 @@ class Bucket:
         self.missing = {id(p) for p in parameters}  # parameters that have no gradient yet in this backward pass
 
     def send(self, ranks: int) -> "SentBucket":
-        """Start to average the gradients; a parameter without a gradient in this process counts as zero."""
+        """Start to average the gradients. A missing gradient counts as zero in this process."""
         sent = SentBucket(self.parameters, self.shapes)
         sent.flags.fill_(1)
         for number, (view, p) in enumerate(zip(sent.views, self.parameters, strict=True)):
@@ -37,13 +37,15 @@ class Bucket:
                 view.zero_()
                 sent.flags[number].zero_()
         copy_all([(view, p.grad) for view, p in zip(sent.views, self.parameters, strict=True) if p.grad is not None])
-        sent.flat.mul_(1 / ranks)  # before they are added up, as fp16 could not hold the sum
+        sent.flat.mul_(1 / ranks)  # scale before summing, as the sum could overflow fp16
         sent.work = torch.distributed.all_reduce(sent.flat, async_op=True)
         return sent
 
 
 class SentBucket:
-    """A bucket whose all-reduce is running: its gradients flattened, and after them a flag for each that has one."""
+    """A bucket whose all-reduce is running: the flattened gradients, followed by a flag for each parameter that has
+    one.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], shapes: Sequence[Shape]) -> None:
         self.parameters, total = parameters, sum(p.numel() for p in parameters)
@@ -52,11 +54,13 @@ class SentBucket:
         self.work: Any = None
 
     def receive(self) -> None:
-        """Write the means into the gradients. A parameter without a gradient in any process keeps None."""
+        """Store the means as gradients. A parameter without a gradient in any process keeps None."""
         self.work.wait()
         pairs = [(p.grad, view) for p, view in zip(self.parameters, self.views, strict=True) if p.grad is not None]
         copy_all(pairs)
-        if len(pairs) < len(self.parameters):  # only a process that lacks some has to wait for the device
+        if len(pairs) < len(
+            self.parameters
+        ):  # reading the flags synchronises, so only a process that lacks gradients does
             for p, view, given in zip(self.parameters, self.views, self.flags.tolist(), strict=True):
                 if p.grad is None and given:
                     p.grad = view.clone()
@@ -67,11 +71,11 @@ class GradientAverager:
     """Averages the gradients of trained parameters by the same collectives in the same order in every process."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], ranks: int) -> None:
-        """`parameters` in about the order in which their gradients come, the same in all processes."""
+        """`parameters` roughly in the order in which gradients arrive, the same in all processes."""
         self._ranks, self._last, self._due = ranks, False, 0
         self._sent: deque[SentBucket] = deque()
         self.buckets = [Bucket(some) for some in cut(parameters)]
-        if len(self.buckets) > 1:  # the first ones can be sent while the others are computed
+        if len(self.buckets) > 1:  # send the first while the others are computed
             for bucket in self.buckets:
                 for p in bucket.parameters:
                     p.register_post_accumulate_grad_hook(self._hook(bucket))
@@ -82,13 +86,13 @@ class GradientAverager:
         return self._due > 0
 
     def expect(self, last: bool) -> None:
-        """Before a backward pass; only in the `last` one of a step are gradients sent."""
+        """Prepare for a backward pass; gradients are sent only in the `last` one of a step."""
         self._last = last
         for bucket in self.buckets:
             bucket.missing = {id(p) for p in bucket.parameters}
 
     def finish(self) -> None:
-        """After the last backward pass of a step: from now on gradients are the mean of all processes'."""
+        """Wait for the averages after the last backward pass of a step."""
         self._last = False
         self._send(len(self.buckets))
         while self._sent:
@@ -97,7 +101,7 @@ class GradientAverager:
 
     @torch.no_grad()
     def _send(self, end: int) -> None:
-        """Send the buckets up to this number that are not sent yet."""
+        """Send the buckets before `end` that are not sent yet."""
         for bucket in self.buckets[self._due : end]:
             if len(self._sent) == IN_FLIGHT:
                 self._sent.popleft().receive()
@@ -115,8 +119,9 @@ class GradientAverager:
 
 
 def by_arrival(method: TrainingMethod) -> list[nn.Parameter]:
-    """Trained parameters about in the order of their gradients: last layers first, the denoiser before text
-    encoders."""
+    """Return trained parameters roughly in the order of their gradients: last layers first, denoiser before text
+    encoders.
+    """
     whole = method.denoiser or nn.Module()
     inside = {id(p) for p in whole.parameters()}
     return sorted(reversed(method.parameters()), key=lambda p: id(p) not in inside)
@@ -124,7 +129,7 @@ def by_arrival(method: TrainingMethod) -> list[nn.Parameter]:
 
 @torch.no_grad()
 def broadcast(tensors: Iterable[Tensor]) -> None:
-    """Give all processes the values of the first one's tensors, in place."""
+    """Overwrite tensors in place with the values of the first process."""
     for some in cut(list(tensors)):
         flat = some[0].new_empty(sum(t.numel() for t in some))
         views = views_of(flat, shapes_of(some))
@@ -139,7 +144,7 @@ def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 
 def cut(tensors: Sequence[Any]) -> Iterator[list[Any]]:
-    """Cut tensors into groups of one dtype and about BUCKET_BYTES, in the order in which each group is complete."""
+    """Group tensors by dtype into about BUCKET_BYTES each, in the order in which groups are complete."""
     open_groups: dict[torch.dtype, list[Any]] = {}
     for tensor in tensors:
         group = open_groups.setdefault(tensor.dtype, [])
@@ -150,12 +155,12 @@ def cut(tensors: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def shapes_of(tensors: Iterable[Tensor]) -> list[Shape]:
-    """The shapes of tensors, and strides without gaps that keep their order in memory."""
+    """Return shapes, and gapless strides that keep the tensors' order in memory."""
     return [(tensor.shape, torch.empty_like(tensor, device="meta").stride()) for tensor in tensors]
 
 
 def views_of(flat: Tensor, shapes: Iterable[Shape]) -> list[Tensor]:
-    """Consecutive parts of a flat tensor as views in these shapes."""
+    """Return consecutive parts of a flat tensor as views with these shapes."""
     found, begin = [], 0
     for shape, stride in shapes:
         found.append(flat.as_strided(shape, stride, begin))

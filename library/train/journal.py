@@ -1,4 +1,4 @@
-"""The output of a training besides its files: run record, lines on the console, trackers, uploads."""
+"""Reports of a training besides its files: run record, console, trackers, uploads."""
 
 import datetime
 import itertools
@@ -23,7 +23,7 @@ from library.train.process_watch import ProcessWatch
 from library.train.stop_requests import ControlRequests, Stopped
 from library.train.world import World
 
-SPACING = 5.0  # seconds between two lines about the same work
+SPACING = 5.0  # minimum seconds between two progress lines of the same work
 
 
 class Journal:
@@ -33,13 +33,13 @@ class Journal:
     """
 
     def __init__(self, config: RunConfig, world: World, seed: int, began: float = 0) -> None:
-        """`began` is when the process started, in seconds since 1970; by default now."""
+        """`began` is the start of the process in seconds since 1970; by default now."""
         self._config, self._world = config, world
-        # Before the first step: finished phases and when they ended.
+        # Finished phases before the first step, and when they ended.
         self._marks: list[tuple[MessageLike, float]] = [("", began or time.time())]
         self.record: Record | None = None
         if world.main:
-            known = changed(config, secrets=True)  # so that they can be removed from all that is written
+            known = changed(config, secrets=True)  # the record removes secrets from all that it writes
             save = config.save
             self.record = Record.start(known, config.script, save.output_dir or "", save.output_name, config.title)
             self.record.note(seed=seed, hardware=world.memory.hardware(world.ranks))
@@ -48,8 +48,8 @@ class Journal:
         self._to_upload: list[Path] = []
         self.process_watch = ProcessWatch(world, self.record)
         self.requests = ControlRequests(self.record, config.save.save_state_every_n_minutes, self.process_watch)
-        self.doing = Message("")  # for the message of an error: the current phase, or "step 12"
-        self.completed = False  # whether all steps were done, even if a stop was requested during the last one
+        self.doing = Message("")  # current phase, or "step 12", for error messages
+        self.completed = False  # whether all steps are done, even if a stop was requested during the last one
         self.newest: dict[str, Path] = {}  # "file" and "state" -> what was saved last
         self._progress = Progress(self.say)
 
@@ -62,8 +62,8 @@ class Journal:
         self.requests.end()
         explained = errors.explain_error(error, self._config, self.doing, self.newest) if error else None
         if isinstance(error, Exception) and self.requests.interrupted:
-            explained = Stopped()  # the interruption hit code in C, which raised an error of its own
-        # Each backend raises another error for a lost process.
+            explained = Stopped()  # the signal interrupted C code, which raised its own error
+        # Each backend raises a different error for a lost process.
         lost = explained is error and isinstance(error, RuntimeError) and self.process_watch.gone
         if lost or isinstance(explained, errors.ProcessGone):
             explained = self._process_gone(explained)
@@ -96,7 +96,7 @@ class Journal:
         return errors.process_gone(self.doing, newest, said)
 
     def begin(self, remarks: Sequence[Message], notes: Sequence[Message]) -> None:
-        """Open trackers and uploads, and log remarks and notes; `notes` were printed already."""
+        """Open trackers and uploads, and log remarks and notes; `notes` are already printed."""
         for note in notes:
             self.event("warning", text=note)
         if self.record:
@@ -107,7 +107,7 @@ class Journal:
 
     @property
     def has_curves(self) -> bool:
-        """Whether a tracker is open; some numbers are only computed for them."""
+        """Return whether a tracker is open; some numbers are computed only for trackers."""
         return self.trackers is not None and self.trackers.open
 
     def say(self, text: str) -> None:
@@ -137,7 +137,7 @@ class Journal:
         self.requests.check()
 
     def mark(self, done: MessageLike) -> None:
-        """Before the first step: note that a phase has ended."""
+        """Record the end of a phase before the first step."""
         self._marks.append((done, time.time()))
 
     def ready(self) -> None:
@@ -152,7 +152,7 @@ class Journal:
 
     @property
     def on_graph(self) -> Report | None:
-        """The callback for a graph that is begun; it may be called from a thread of the compiler."""
+        """Return the callback for a begun graph; the compiler may call it from another thread."""
         return self.record.phase if self.record else None
 
     def plan(self, clock: Clock, data: JsonMapping, batches: Batches) -> None:
@@ -169,7 +169,7 @@ class Journal:
             self.say(f"Steps read {span} tokens of the captions, validation and samples read all")
 
     def step(self, line: JsonMapping, total: int) -> None:
-        """Log the numbers of a step to record and trackers, and about 100 times in a training on the console."""
+        """Log the numbers of a step to record and trackers, and about 100 times per training on the console."""
         if not self.record or not self.trackers:
             return
         self.record.step(line)
@@ -193,7 +193,7 @@ class Journal:
         self.event("saving", file=str(state), step=step)
 
     def saved(self, path: Path, step: int, **checked: Any) -> None:
-        """Report that a file or a state was saved completely; `checked` is the result of `verify.check`."""
+        """Report that a file or state is complete; `checked` is the result of `verify.check`."""
         self.newest[paths.saved_kind(path)] = path
         size = sum(f.stat().st_size for f in (path.rglob("*") if path.is_dir() else [path]) if f.is_file())
         self.event("saved", file=str(path), step=step, bytes=size, **checked)
@@ -206,8 +206,9 @@ class Journal:
             self.uploads.add(self._to_upload.pop(0))
 
     def validated(self, when: str, clock: Clock, losses: Mapping[str, float], average: float) -> None:
-        """Report a validation at the end of a "step" or an "epoch": `losses` by noise level, and the `average` loss of
-        training."""
+        """Report a validation at the end of a "step" or an "epoch": `losses` by noise level, and training's `average`
+        loss.
+        """
         loss = sum(losses.values()) / len(losses)
         divergence, number = loss - average, getattr(clock, when)
         facts = {"when": when, "loss": loss, "divergence": divergence, "by_timestep": losses}
@@ -221,9 +222,9 @@ class Journal:
 
 
 class Progress:
-    """Progress of long work as lines: at its beginning, its end and every few seconds.
+    """Print the progress of long work: at its start, its end and every few seconds.
 
-    Call it with the name of the work, the number that is done, and the total.
+    Call it with the name of the work, the number of finished items, and the total.
     """
 
     def __init__(self, say: Callable[[str], object], min_seconds: float = 0.0) -> None:
@@ -249,7 +250,7 @@ class Progress:
             self._say(f"{name}: {done} of {total}{self._left(done, total, now)}")
 
     def _left(self, done: int, total: int, now: float) -> str:
-        """The estimated time of the rest."""
+        """Return the estimated remaining time."""
         if done in (self._before, total):
             return ""
         seconds = (now - self._since) / (done - self._before) * (total - done)
@@ -257,5 +258,5 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as h:mm:ss."""
+    """Format seconds as h:mm:ss."""
     return str(datetime.timedelta(seconds=round(seconds)))

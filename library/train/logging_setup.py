@@ -11,9 +11,9 @@ _OURS: list[logging.Handler] = []
 
 
 def listen(log: Log) -> None:
-    """Send log messages to the shell, or to `console_log_file`, from `console_log_level` on.
+    """Send log messages to the console, or to `console_log_file`, from `console_log_level` on.
 
-    With `console_log_simple` the bare message goes to standard output, as older tools expect it.
+    With `console_log_simple` the bare message goes to stdout, as older tools expect.
     """
     if log.console_log_file:
         handler: logging.Handler = logging.FileHandler(log.console_log_file, encoding="utf-8")
@@ -23,7 +23,7 @@ def listen(log: Log) -> None:
     handler.setFormatter(logging.Formatter(plain if log.console_log_simple else "%(asctime)s %(levelname)s " + plain))
     root = logging.getLogger()
     root.setLevel(log.console_log_level or "INFO")
-    for earlier in _OURS:  # of an earlier training in this process: every line would be printed twice
+    for earlier in _OURS:  # handlers of an earlier training in this process would print every line twice
         root.removeHandler(earlier)
         earlier.close()
     _OURS[:] = [handler]
@@ -31,8 +31,8 @@ def listen(log: Log) -> None:
     for name in CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="torch.utils.tensorboard")
-    # Said of diffusers' question for PyTorch's version, which has the same answer each time.
+    # Caused by diffusers' cached check of PyTorch's version, which never changes.
     warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
-    # The first product of a backward pass begins in a thread that has not used the GPU yet, which PyTorch sees to.
+    # The first product of a backward pass runs in a thread without a CUDA context, which PyTorch then creates.
     warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
     logging.captureWarnings(True)

@@ -1,4 +1,4 @@
-"""The training, read from top to bottom."""
+"""The training, to be read from top to bottom."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -45,9 +45,9 @@ NO_UTILIZATION = "the utilization of the GPU is not logged ({why})"
 def run_training(
     config: RunConfig, remarks: Sequence[Message] = (), notes: Sequence[Message] = (), began: float = 0
 ) -> Path:
-    """Run the training that `config` describes; returns the path of the final file.
+    """Run the training that `config` describes; return the path of the final file.
 
-    `remarks` and `notes` go into the run's record; the notes are printed already. `began` is when the process started.
+    `remarks` and `notes` go into the run's record; the notes are already printed. `began` is the start of the process.
     """
     world = World(config)
     seed = rng.seed_everything(config.steps.seed, world.ranks)
@@ -63,7 +63,7 @@ def run_training(
         config = base_files.fetch(config, world, journal)
         family = families.family_for(config)
 
-        # The data set. It is encoded once; networks that are only needed for that are freed.
+        # The data set. It is encoded once; networks needed only for that are freed.
         images = read_images(config, journal)
         components = open_model(family, world, journal)
         samples = SampleRunner(family, components, config, images)
@@ -85,7 +85,7 @@ def run_training(
         choices = resume_state.choices(config)
         config = autotune.best_config(batches, compute_loss, clock, world, journal, choices)
         compute_loss = replace(compute_loss, config=config)
-        journal.mark("attaching what learns")
+        journal.mark("attaching trained weights")
 
         # Storage, swapping, checkpointing and compilation of the denoiser; then the optimizer.
         prepare_encoders(components.encoders, method.trained_parts, config)
@@ -110,7 +110,7 @@ def read_images(config: RunConfig, journal: Journal) -> data.ImageSet:
 
 
 def open_model(family: Family, world: World, journal: Journal) -> ModelComponents:
-    """The networks, whose weights are read when they are needed."""
+    """Open the networks; their weights are read when needed."""
     journal.phase(Message("loading the model"))
     with without_collecting():
         components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
@@ -119,11 +119,9 @@ def open_model(family: Family, world: World, journal: Journal) -> ModelComponent
 
 
 def read_networks(components: ModelComponents, config: RunConfig, previews: bool) -> None:
-    """Read the VAE and the text encoders where steps or previews use them.
-
-    What is only needed to encode the data set stays deferred until something turns out not to be cached.
-    """
+    """Read the VAE and the text encoders if steps or previews use them."""
     fp8_storage.store_when_read(components, config)
+    # Networks that only encode the data set stay deferred until something turns out not to be cached.
     if previews or not config.cache.latents:
         components.read_vae()
     if previews or not config.cache.text or methods.reads_encoders(config):
@@ -131,14 +129,14 @@ def read_networks(components: ModelComponents, config: RunConfig, previews: bool
 
 
 def start_clock(config: RunConfig, batches: Batches) -> Clock:
-    """The clock of the training; `batches` are moved to where it starts."""
+    """Return the clock of the training, and move `batches` to its start."""
     clock = Clock.of(config, len(batches))
     batches.go_to(clock.epoch, clock.in_epoch * config.steps.gradient_accumulation_steps)
     return clock
 
 
 def describe_data(images: ImageSet, batches: Batches, clock: Clock, journal: Journal) -> None:
-    """Record and log how many images, batches and steps there are, and what is held out for validation."""
+    """Record and log the numbers of images, batches and steps, and what is held out for validation."""
     journal.plan(clock, data.summary(images), batches)
     if said := held_out.by_folder(images):
         journal.say(str(said))
@@ -151,12 +149,12 @@ def read_weights(
     journal.phase(Message("loading the model"))
     with prewarm.prewarm_before_steps(config, world.device), without_collecting():
         components.read_denoiser(placement.placement(family, config, world.device))
-    file_identity.check()  # all parts were read from the same files, also those that made the caches
+    file_identity.check()  # the files must not have changed since the caches were made from them
     journal.mark("reading the weights")
 
 
 def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, samples: SampleRunner) -> Path:
-    """Take all steps, and validate, sample and save when that is due; returns the path of the final file."""
+    """Take all steps; validate, sample and save when due. Return the path of the final file."""
     config, clock, journal = training.config, training.clock, training.journal
     compute_loss, updates = training.compute_loss, training.updates
     checkpointer, validation = Checkpointer(training, images), ValidationRunner(training, images)
@@ -183,7 +181,7 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
             break
         training.step_log.push(numbers, losses, updates.rates(), stepper.timer.ended())
 
-        # When due: save, and only then validate and generate samples, so that nothing there can lose what was learned.
+        # Save first, so that a failure in validation or sampling cannot lose trained weights.
         checkpointer.when_due()
         validation.when_due()
         samples.when_due(training)
@@ -196,7 +194,7 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
 
 
 def log_utilization(training: Training) -> None:
-    """Log the model FLOPs utilization (MFU) of the steps on a GPU, where enough of them were timed."""
+    """Log the model FLOPs utilization (MFU) of the steps on a GPU, if enough of them were timed."""
     seconds = training.step_log.meter.speed(training.clock.step).get("s_it")
     if not seconds or training.world.device.type != "cuda" or not training.world.main:
         return
@@ -215,11 +213,11 @@ def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from
     precompiler: Precompiler,
     watched: bool = False,
 ) -> tuple[dict[str, Tensor], list[BatchLoss]]:
-    """One optimizer step over the batches of `window`.
+    """Take one optimizer step over the batches of `window`.
 
-    Returns its numbers (the mean loss of all processes, gradient norms), and the loss of each batch with its images,
-    all of them 0-dim tensors on the device: nothing here synchronizes with it. `watched` asks for numbers that only
-    trackers show. Where compiling or recording fails in the first pass, it is repeated once without.
+    Returns its numbers (mean loss of all processes, gradient norms) and the loss of each batch with its image files,
+    all as 0-dim tensors on the device: nothing here synchronises. `watched` enables numbers that only trackers show. If
+    compiling or recording fails, the pass is repeated once without.
     """
     world, clock = stepper.world, stepper.clock
 
@@ -244,9 +242,9 @@ def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from
             or not precompiler.recover(error, compute_loss.components.denoiser)
         ):
             raise
-    if rng_before and not losses:  # outside of the handler: the exception keeps the tensors of the failed pass
+    if rng_before and not losses:  # outside of the handler, whose exception keeps the failed pass' tensors alive
         updates.zero_grad()
-        rng.set_rng_state(rng_before, world.device)  # forward and backward never differ in what they draw
+        rng.set_rng_state(rng_before, world.device)  # the repeated pass draws the same numbers
         losses = forward_backward()
 
     updates.average_gradients()

@@ -27,13 +27,13 @@ class Machine(Protocol):
     ranks: int
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
-        """Mixed precision."""
+        """Return the context of mixed precision."""
         ...
 
 
 @dataclass(frozen=True)
 class LossFunction:
-    """Mean weighted loss of a batch, a 0-dim tensor on the device, without a device sync."""
+    """Mean weighted loss of a batch, a 0-dim tensor on the device, without synchronising."""
 
     family: Family
     components: ModelComponents
@@ -44,13 +44,13 @@ class LossFunction:
     compile_log: CompileLog
 
     def __call__(self, batch: Batch, noise: Callable[[Tensor], NoisedBatch] | None = None) -> Tensor:
-        """`noise` makes noised latents of latents; without it the step's generator draws noise and timesteps."""
+        """`noise` makes noised latents; by default the step's generator draws noise and timesteps."""
         family, components = self.family, self.components
         with torch.no_grad():
             latents = batch.latents
             if latents is None:
                 assert batch.pixels is not None  # a batch has one of both
-                # As where they are cached: the VAE's order in memory depends on the size, and a graph on the order.
+                # Contiguous like cached latents: the VAE's memory format depends on the size, and graphs on the format.
                 latents = family.latents(components, batch.pixels, self.generators.vae).contiguous()
             noised = noise(latents) if noise else self.add_noise(latents)
             controls = self.controls(batch)
@@ -76,27 +76,25 @@ class LossFunction:
         return objective.reduce(losses, noised.weight, batch.weights, batch.mask, by_area)
 
     def add_noise(self, latents: Tensor) -> NoisedBatch:
-        """Noised latents: this process' rows of the noise that is drawn for the batches of all processes.
-
-        All processes draw the same numbers and take their own rows, so that two of them compute what one computes with
-        twice the batch size.
-        """
+        """Return noised latents: this process' rows of the noise for all processes' batches."""
         rank, ranks, generator = self.machine.rank, self.machine.ranks, self.generators.noise
         if ranks == 1:
             return self.family.noised(latents, generator)
+        # All processes draw the same numbers and take their own rows, so two of them compute what one does with twice
+        # the batch size.
         own = slice(rank * len(latents), (rank + 1) * len(latents))
         return _map_tensors(self.family.noised(latents.repeat(ranks, 1, 1, 1), generator), lambda values: values[own])
 
     def controls(self, batch: Batch) -> list[Tensor]:
-        """Reference images, control image or inpainting mask, as `Family.predict` takes them."""
+        """Return reference images, control image or inpainting mask, as `Family.predict` takes them."""
         found = list(batch.controls)
         if found and batch.latents is None and not batch.is_guided:
-            assert isinstance(self.family, TakesControls)  # or finding them would have failed
+            assert isinstance(self.family, TakesControls)  # else scanning the data set had failed
             found = [self.family.control_latents(self.components, pixels) for pixels in found]
         return found if batch.paint is None else [*found, batch.paint]
 
     def text(self, batch: Batch) -> dict[str, Tensor]:
-        """Text outputs by name: cached ones, and those of encoders that are trained or not cached."""
+        """Return text outputs by name: cached ones, and those of encoders that are trained or not cached."""
         text = dict(batch.text or {})
         live = live_encoders(self.components, self.method, cached=batch.text is not None)
         if live:
@@ -109,13 +107,11 @@ class LossFunction:
         return text
 
     def _base_prediction(self, predict: Callable[[Sequence[Tensor]], Tensor], controls: Sequence[Tensor]) -> Tensor:
-        """The prediction without adapters, the target of images with diff_output_preservation.
-
-        Gradients stay enabled and the result is detached: without them a compiled block would need another graph.
-        """
-        if self.config.control_images.guided:  # what follows a control image does nothing without one
+        """Return the detached prediction without adapters, the target of images with diff_output_preservation."""
+        if self.config.control_images.guided:  # the trained modules do nothing without a control image
             return predict(()).detach()
-        method: Any = self.method  # adapters: the kind of run says that they can be left out
+        # Gradients stay enabled: without them a compiled block would need another graph.
+        method: Any = self.method  # adapters, which this kind of run can leave out
         method.set_multiplier(0.0)
         try:
             return predict(controls).detach()
@@ -123,10 +119,10 @@ class LossFunction:
             method.set_multiplier(1.0)
 
     def warm_up(self, batch: Batch, device: torch.device) -> None:
-        """Forward and backward as in a step, without side effects: no gradient is kept, no hook of a weight runs."""
+        """Run forward and backward as in a step without side effects: no gradient is kept, no weight hook runs."""
         loss = self(batch.to(device))
         weights = self.method.parameters()
-        if shards := self.method.shards:  # whose own parameters are not those that the loss comes from
+        if shards := self.method.shards:  # the loss does not depend on the sharded parameters themselves
             loss.backward()
             shards.forget_gradients()
             for p in weights:
@@ -139,26 +135,26 @@ class LossFunction:
 
 # Why: docs/decisions/2026-11-20-short-batches-are-padded.md
 def predict_padded(size: int, predict: Predict, noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
-    """Predict for a batch that is shorter than `size`, the last of its bucket, in the shape of a full one.
+    """Predict for a batch shorter than `size` (the last of its bucket) in the shape of a full one.
 
-    Another batch size would compile every block again in the middle of a run. The padding repeats the last row, and
-    its predictions are dropped, so that the loss is that of the short batch.
+    The padding repeats the last row, and its predictions are dropped, so the loss is that of the short batch.
     """
     if size <= len(sizes):
         return predict(noised, text, sizes)
+    # Another batch size would recompile every block in the middle of a run.
     full = _map_tensors(noised, lambda rows: pad_rows(rows, size))
     text = {name: pad_rows(rows, size) for name, rows in text.items()}
     return predict(full, text, pad_rows(sizes, size))[: len(sizes)]
 
 
 def pad_rows(rows: Tensor, size: int) -> Tensor:
-    """[B, ...] -> [size, ...]: the last row is repeated; unchanged where there are as many already."""
+    """[B, ...] -> [size, ...]: repeat the last row; unchanged if there are enough."""
     missing = size - len(rows)
     return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])]) if missing > 0 else rows
 
 
 def with_text_length(text: Tensor, length: int) -> Tensor:
-    """Text outputs [B, L, ...] -> [B, length, ...]: cut, or padded with zeros at the end."""
+    """Cut text outputs [B, L, ...] to [B, length, ...], or pad them with zeros."""
     if (missing := length - text.shape[1]) <= 0:
         return text[:, :length].contiguous()
     return torch.cat([text, text.new_zeros(len(text), missing, *text.shape[2:])], dim=1)

@@ -1,8 +1,8 @@
-"""`auto_compute`: whether frozen matrices multiply in 16 bits, fp8 or int8, by timing this model's sizes on this GPU.
+"""`auto_compute`: choose 16 bits, fp8 or int8 for frozen matrices by timing this model's sizes on this GPU.
 
-Rounding an input costs what its kernels read and write: inside a compiled block one reads the rows for their largest
-values, and one reads them again and writes 8 bits. Here PyTorch's own kernels move the same bytes, which compile
-nothing. The products themselves are computed by the kernels that the training uses.
+Rounding an input costs memory traffic: inside a compiled block one kernel reads the rows for their largest values, and
+one reads them again and writes 8 bits. Here PyTorch's own kernels move the same bytes without compiling. The products
+run on the training's own kernels.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ from library.train.loss import LossFunction
 from library.train.world import World
 
 VERSION = 1
-SECONDS = 3.0  # of timing; the largest sizes come first, and what is left over then is little work
-GAIN = 0.95  # of the time in 16 bits: for less than a twentieth nobody rounds more
+SECONDS = 3.0  # time limit; the largest sizes are timed first, so the rest matters little
+GAIN = 0.95  # use 8 bits only below this share of the 16-bit time; a smaller gain is not worth the rounding
 PLAN = timing.TimingPlan(steps=5, warmup=1, seconds=0.05)
-WIDE = "16 bits"  # the type that is computed in without 8-bit products: mixed_precision
+WIDE = "16 bits"  # the type of mixed_precision, without 8-bit products
 OFF: JsonObject = {"auto_compute": False}
-# What a format changes in the options. The base is kept in the format that it is multiplied in.
+# The options of each format. The base is stored in the format of its products.
 FORMATS: Mapping[str, JsonObject] = {
     "fp8": {**OFF, "int8_base": False, "fp8_base_unet": True, "fp8_compute": True},
     "int8": {**OFF, "int8_base": True, "fp8_base": False, "fp8_base_unet": False, "int8_compute": True},
@@ -68,9 +68,9 @@ Sizes = Counter[Size]  # how many matrices of a model have each size
 
 # Why: docs/decisions/2026-11-22-products-are-timed.md
 def best_config(batches: Batches, compute_loss: LossFunction, world: World, journal: Journal) -> RunConfig:
-    """The config to train with: as given, or with `auto_compute` that of the fastest products on this GPU.
+    """Return the config to train with: the user's, or with `auto_compute` the one with the fastest products here.
 
-    A resumed training keeps its format. Of several processes one measures for all.
+    A resumed training keeps its format. One process measures for all.
     """
     config = compute_loss.config
     if not (config.adapters and config.precision.auto_compute):
@@ -88,7 +88,7 @@ def best_config(batches: Batches, compute_loss: LossFunction, world: World, jour
 
 
 def _resumed(config: RunConfig) -> str:
-    """The format of the training that is resumed, "" if there is none."""
+    """Return the format of the resumed training, "" if there is none."""
     if not config.steps.resume:
         return ""
     known = resume_state.read_progress(Path(config.steps.resume)).get("settings", {})
@@ -96,7 +96,7 @@ def _resumed(config: RunConfig) -> str:
 
 
 def _decide(batches: Batches, compute_loss: LossFunction, device: torch.device, journal: Journal) -> str:
-    """The format to multiply in, measured or read from stored results; logs it with the times."""
+    """Return the fastest format, measured or read from stored results, and log it with the times."""
     config, began = compute_loss.config, time.perf_counter()
     formats = possible(config, device)
     if not formats:
@@ -127,7 +127,7 @@ def _decide(batches: Batches, compute_loss: LossFunction, device: torch.device, 
 
 
 def possible(config: RunConfig, device: torch.device) -> list[str]:
-    """The 8-bit formats that this device multiplies fast and that no other option excludes."""
+    """Return the 8-bit formats that this device multiplies fast and that no other option excludes."""
     works = {"fp8": fp8_matmul.supports_fp8(device), "int8": int8_matmul.supports_int8(device)}
     found = []
     for name, changes in FORMATS.items():
@@ -138,12 +138,12 @@ def possible(config: RunConfig, device: torch.device) -> list[str]:
 
 
 def stored(config: RunConfig) -> str:
-    """The format that the base is kept in where 16 bits win: "" where that is 16 bits as well."""
+    """Return the storage format of the base for 16-bit products: "" for 16 bits, else "int8" or "fp8"."""
     return "int8" if config.precision.int8_base else "fp8" if config.precision.fp8_denoiser else ""
 
 
 def matrix_sizes(config: RunConfig, family: Family, denoiser: nn.Module, kind: Kind) -> Sizes:
-    """The sizes of frozen matrices in the blocks, for a batch of this kind, from a copy of the model without memory."""
+    """Count the sizes of frozen matrices in the blocks for a batch of this kind, on a copy without memory."""
     number, height, width, *sides = kind
     family, world = copy.deepcopy(family), FakeTensorContext()  # a family keeps tensors between calls
     dtype, sizes = fp8_storage.compute_type(config), Sizes()
@@ -169,8 +169,9 @@ def matrix_sizes(config: RunConfig, family: Family, denoiser: nn.Module, kind: K
 def time_formats(  # noqa: PLR0913 - what is timed, where, and how the training would do it
     sizes: Sizes, formats: Iterable[str], device: torch.device, dtype: torch.dtype, kept: str, passes: int
 ) -> dict[str, float]:
-    """Seconds of the products of a step by format, the gradient of the input included. A format that fails is left
-    out."""
+    """Return the seconds of a step's products by format, the input's gradient included. Formats that fail
+    are left out.
+    """
     found, began = dict.fromkeys([WIDE, *formats], 0.0), time.perf_counter()
     for size, number in sorted(sizes.items(), key=lambda one: -one[0].work * one[1]):
         if time.perf_counter() - began > SECONDS:
@@ -191,7 +192,7 @@ def time_formats(  # noqa: PLR0913 - what is timed, where, and how the training 
 def calls(
     size: Size, name: str, device: torch.device, dtype: torch.dtype, kept: str = ""
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    """What the forward and the backward pass of a product do in a format, as a compiled block has it."""
+    """Return functions that do the work of a product in a format, forward and backward, as in a compiled block."""
     x = torch.randn(size.tokens, size.inputs, device=device, dtype=dtype)
     g = torch.randn(size.tokens, size.outputs, device=device, dtype=dtype)
     weight = torch.randn(size.outputs, size.inputs, device=device, dtype=dtype)
@@ -233,13 +234,13 @@ def calls(
 
 
 def fastest(found: Mapping[str, float]) -> str:
-    """The format with the least time, if that is much less than in 16 bits."""
+    """Return the fastest format; 16 bits unless another is clearly faster."""
     best = min(found, key=lambda name: found[name], default=WIDE)
     return best if found and found[best] < GAIN * found[WIDE] else WIDE
 
 
 def sentence(found: Mapping[str, float], chosen: str, how: str) -> str:
-    """Times by format and the choice, as one line of the log."""
+    """Return times by format and the choice as one log line."""
     if not found:
         return f"Matrix products are computed in {WIDE}: there was too little memory to time others."
     shares = ", ".join(f"{name} {found[name] / found[WIDE]:.2f}" for name in found if name != WIDE)
@@ -251,14 +252,14 @@ def sentence(found: Mapping[str, float], chosen: str, how: str) -> str:
 
 
 def fingerprint(device: torch.device, sizes: Sizes, formats: Iterable[str], how: str) -> str:
-    """The name of what was measured: machine, PyTorch, sizes, formats."""
+    """Return a file name that identifies a measurement: machine, PyTorch, sizes, formats."""
     rows = sorted([*astuple(size), number] for size, number in sizes.items())
     facts = [VERSION, cache.key(device), rows, list(formats), how]
     return f"products-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]}.json"
 
 
 def read(name: str) -> dict[str, float]:
-    """Stored seconds by format; empty if there are none."""
+    """Return stored seconds by format; empty if there are none."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         known = json.loads((autotune_cache.folder() / name).read_text(encoding="utf-8"))
         if known[WIDE] > 0:
@@ -267,7 +268,7 @@ def read(name: str) -> dict[str, float]:
 
 
 def write(name: str, found: Mapping[str, float]) -> None:
-    """Store the times. If the folder cannot be written, the next start measures again."""
+    """Store the times. If the folder is not writable, the next start measures again."""
     if found:
         with contextlib.suppress(OSError):
             write_atomic(autotune_cache.folder() / name, json.dumps(found))

@@ -1,4 +1,4 @@
-"""One training at a time writes the files of an output name, also where several start in the same moment."""
+"""A lock that lets only one training at a time write the files of an output name."""
 
 import contextlib
 import os
@@ -10,31 +10,31 @@ from library.config.run_config import RunConfig
 from library.outputs import paths
 from library.runs import locking
 
-PATIENCE = 0.5  # seconds; another training that is just ending may still hold the lock
+PATIENCE = 0.5  # seconds to wait for a training that is just ending
 
 
 @contextlib.contextmanager
 def held(config: RunConfig) -> Iterator[None]:
-    """Hold the output name of a training, by a lock in its output folder that ends with the process.
+    """Hold the output name of a training by a lock in its output folder, which ends with the process.
 
-    Raises ConfigError when another training holds it, or has written files of that name since they were checked. Of
-    several processes only the first holds it. Where the file system has no locks, nothing is held.
+    Raises ConfigError if another training holds it or has written such files since the check. Only the first process
+    takes the lock. On a file system without locks nothing is held.
     """
     if not config.save.output_dir or not first_process():
         yield
         return
     here = paths.names(config)
-    # Of the name alone: files of other endings have states of the same name.
+    # The extension is left out, as files of other formats have states of the same name.
     place = here.folder / f".{here.last.name.removesuffix(here.extension)}.lock"
     with contextlib.ExitStack() as stack:
         mine: bool | None = None
-        with contextlib.suppress(OSError, NotImplementedError):  # a disk without locks, or that cannot be written to
+        with contextlib.suppress(OSError, NotImplementedError):  # a disk without locks or write permission
             mine = stack.enter_context(locking.held(place, PATIENCE))
         if mine is False:
             template = ": a training that writes these files is {state}; stop it, or choose another name"
             raise ConfigError(Problem("output_name", template, state=Message("running"), fix=paths.free_name(config)))
         try:
-            if written := [*paths.problems(config)]:  # by one that ended after this one was checked
+            if written := [*paths.problems(config)]:  # by a training that ended after our check
                 raise ConfigError(*written)
             yield
         finally:

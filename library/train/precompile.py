@@ -1,4 +1,4 @@
-"""Compiling in a training: before the first step or beside it, proof that it happened, and the fallback if it fails."""
+"""Compiling in a training: before the first step or beside it, proof that it happened, and the fallback on failure."""
 
 import contextlib
 import dataclasses
@@ -24,24 +24,24 @@ from library.train.clock import Clock
 from library.train.loss import LossFunction
 from library.train.world import World
 
-PASSES_A_SIZE = 8  # recording one takes as long as four passes
+PASSES_A_SIZE = 8  # minimum passes per size to record; recording takes as long as four passes
 
 
 class Listener(Reporter, Protocol):
     """Receives log lines, warnings, events and progress."""
 
     def warn(self, text: Message) -> None:
-        """A line that should not be overlooked."""
+        """Print and record a warning."""
         ...
 
     def phase(self, name: Message, done: int, total: int) -> None:
-        """Progress."""
+        """Report progress."""
         ...
 
 
 # Why: docs/decisions/2026-11-20-compile-before-the-first-step.md
 class Precompiler:
-    """Makes the graphs of a training, and records those that are compiled later."""
+    """Compiles the graphs of a training, and records those that are compiled later."""
 
     def __init__(
         self,
@@ -68,9 +68,9 @@ class Precompiler:
         return self._background.unused() or self.log.sentence()
 
     def prepare(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
-        """Before the first step: record it and compile its blocks, or begin to compile them beside the first steps.
+        """Record the denoiser and compile its blocks before the first step, or start compiling beside the first steps.
 
-        `pause` leaves the time of this out of the speed of steps.
+        `pause` excludes this time from the speed of steps.
         """
         self.record_ahead(batches, compute_loss, pause)
         if self.log.active and not self._clock.done and self._background.begin(batches, compute_loss):
@@ -80,10 +80,10 @@ class Precompiler:
             self.run_ahead(batches, compute_loss, pause)
 
     def record_ahead(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
-        """Where the denoiser is recorded eagerly, begin with the largest size, in whose memory the others find room.
+        """Record the largest size of an eagerly recorded denoiser, in whose memory the others fit.
 
-        Those are recorded when they come, and all of them while compiling, where it is asked for that. What is recorded
-        by itself is not in a training that is over before that pays.
+        Other sizes are recorded when they occur, or while compiling. An automatic recording is skipped in a training
+        too short for it.
         """
         recorder = cudagraph.recorder_of(compute_loss.components.denoiser)
         if recorder is None or self._clock.done:
@@ -103,7 +103,7 @@ class Precompiler:
             pause()
 
     def _begins_later(self) -> bool:
-        """Whether `compile_from_step` leaves all blocks eager in the step that comes."""
+        """Return whether `compile_from_step` leaves all blocks eager in the next step."""
         later = self.log.later
         if not later or set(later) < set(self.log.expected):
             return False
@@ -111,16 +111,15 @@ class Precompiler:
         return min(steps.get(kind, steps.get("", 0)) for kind in later) > self._clock.step + 1
 
     def run_ahead(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
-        """Make every graph that the training needs before its first step, with images of its own.
+        """Compile every graph that the training needs, with its own images.
 
-        Weights and random numbers do not change. Where eager steps come first, to be compared with
-        (`compile_compare_steps`), it happens right after them. Of several processes on a machine, one goes first and
-        compiles; the others find its graphs in the cache.
+        Weights and random numbers do not change. Eager steps for comparison (`compile_compare_steps`) come first. One
+        process per machine goes first; the others find its graphs in the cache.
         """
         if not self.log.active:
             return
         self._warn()
-        self._begin_due(self._clock.step + 1, compute_loss)  # a run that was resumed may have come so far
+        self._begin_due(self._clock.step + 1, compute_loss)  # a resumed run may be past `compile_from_step`
         if not self._options.ahead or set(self.log.later) >= set(self.log.expected):
             return
         if self.log.waiting and (begin := self.log.speedup.begin):
@@ -134,19 +133,19 @@ class Precompiler:
             self._run(batches, compute_loss, pause)
 
     def agree_on_recording(self, denoiser: nn.Module) -> None:
-        """Of several processes either all record or none: otherwise the others wait for one without, and gain nothing.
-
-        A process whose recording fails later gives up alone, as no collective depends on it.
-        """
+        """Stop recording in all processes if one cannot record."""
         recorder = cudagraph.recorder_of(denoiser)
+        # Faster processes would only wait for the one without recordings. One that fails later gives up alone, as no
+        # collective depends on it.
         reasons = enumerate(self._world.gather(recorder.why_not if recorder else ""))
         why = next((f"process {rank} cannot record them: {reason}" for rank, reason in reasons if reason), "")
         if why and recorder and not recorder.why_not:
             recorder.give_up(why)
 
     def switch_when_ready(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
-        """Before a step: compile what `compile_from_step` says, or take over what was compiled beside the run, for this
-        step and those after it."""
+        """Before a step: compile blocks that are due by `compile_from_step`, or switch to those compiled beside the
+        run.
+        """
         recorder = cudagraph.recorder_of(compute_loss.components.denoiser)
         if recorder and self._stepped:
             recorder.optimizer_is_there()
@@ -162,7 +161,7 @@ class Precompiler:
             self._run(batches, compute_loss, pause)
 
     def _switch(self, batches: Batches, compute_loss: LossFunction) -> None:
-        """Let all blocks run compiled: free the recordings of eager blocks, and record the largest size first."""
+        """Run all blocks compiled: free the recordings of eager blocks, and record the largest size first."""
         began = time.perf_counter()
         self._begin_due(self._clock.step, compute_loss)
         if cudagraph.recorder_of(compute_loss.components.denoiser):
@@ -173,7 +172,7 @@ class Precompiler:
         self._background.log_switch(time.perf_counter() - began)
 
     def _begin_due(self, step: int, compute_loss: LossFunction) -> bool:
-        """Begin to compile blocks that are due, and free recordings of eager ones; returns whether any were due."""
+        """Start to compile blocks that are due, and free recordings of eager ones; return whether any were due."""
         begun = bool(self.log.later) and blocks.begin_due(self.log, self._options.first_steps(), step)
         if begun and (recorder := cudagraph.recorder_of(compute_loss.components.denoiser)):
             recorder.forget()
@@ -182,7 +181,7 @@ class Precompiler:
     def _warn(self) -> None:
         """Warn if no step will be compiled although `compile` is set."""
         first, steps = self._options.compile_compare_steps, self._clock.total - self._clock.step
-        if 0 < steps <= first and self._clock.step:  # for a training from step 0 the check before it has warned already
+        if 0 < steps <= first and self._clock.step:  # at step 0 the preflight check has already warned
             self._journal.warn(
                 Message(
                     "compile_compare_steps = {first}: nothing is compiled, as only {steps} are to be done; use fewer",
@@ -199,7 +198,7 @@ class Precompiler:
         self._journal.phase(Message("compiling"), made, graphs)
         single = compiles_size_by_size(self._config, device)
         self._journal.say(graphs_sentence(self._options, len(batches.shapes), single))
-        # With parts of one model all processes have to compute at once.
+        # Processes with shards of one model must compute at the same time.
         together, in_turn = contextlib.nullcontext, self._world.accelerator.local_main_process_first
         with together() if is_sharded(self._config) else in_turn():
             before = rng.get_rng_state(device)
@@ -222,14 +221,14 @@ class Precompiler:
         pause()
 
     def note(self) -> bool:
-        """Record what was compiled since the last call; returns whether that was anything."""
+        """Record the graphs compiled since the last call; return whether there were any."""
         events = self.log.drain()
         for event in events:
             self._journal.event("compile", step=self._clock.step, **dataclasses.asdict(event))
         return bool(events)
 
     def prove(self) -> None:
-        """Raise or warn if a class of blocks has no graph by now: torch.compile can silently do nothing."""
+        """Raise or warn if a class of blocks has no graph: torch.compile can silently do nothing."""
         log = self.log
         if not log.active or log.waiting:
             return
@@ -260,8 +259,9 @@ class Precompiler:
         )
 
     def recover(self, error: Exception, denoiser: nn.Module) -> bool:
-        """Whether the step can be taken once more: without compiling where that failed, which `compile_fallback` has to
-        allow, and without recordings where the GPU's memory is too small beside them."""
+        """Return whether the step can be retried: without compiling if that failed and `compile_fallback` is set, or
+        without recordings if GPU memory is short.
+        """
         recorder = cudagraph.recorder_of(denoiser)
         if isinstance(error, torch.OutOfMemoryError) and self._background.make_room():
             return not self._config.optim.stepped_early
@@ -274,7 +274,7 @@ class Precompiler:
         return False
 
     def give_up(self, error: BaseException) -> None:
-        """Go on without compiling, or without compile_fallback raise a ConfigError with the reason."""
+        """Continue without compiling, or without `compile_fallback` raise a ConfigError with the reason."""
         reason = blocks.why(error)
         if not self._options.compile_fallback:
             raise ConfigError(
@@ -291,7 +291,7 @@ class Precompiler:
 
 
 def graphs_sentence(options: Compile, number: int, single: bool = False) -> str:
-    """A sentence about the sizes that graphs are made for; `single` where one graph cannot serve several sizes."""
+    """Describe the sizes that graphs are made for; `single` if each size needs its own graph."""
     if number == 1 and not options.dynamic:
         return "All images have one size, which the graphs are made for."
     if single:
@@ -306,10 +306,10 @@ def graphs_sentence(options: Compile, number: int, single: bool = False) -> str:
 
 
 def kinds_to_compile(kinds: Counter[Kind], every: bool, log: CompileLog) -> Iterator[Kind]:
-    """The kinds of batches to compile for, the most frequent first, as its size is the one that kernels are tuned for.
+    """Yield the kinds of batches to compile for, the most frequent first, as kernels are tuned for its size.
 
-    One graph serves all sizes of image, unless they are compiled, or recorded, one by one (`every`). The largest size
-    comes second: it shows whether the memory will do. The others follow only as long as each still needed a graph.
+    One graph serves all image sizes, unless they are compiled or recorded separately (`every`). The largest size comes
+    second, to test the memory. The others follow only while each still needed a graph.
     """
     order = [kind for kind, _ in kinds.most_common()]
     first = [next(kind for kind in order if kind[0] == number) for number in dict.fromkeys(kind[0] for kind in order)]

@@ -1,7 +1,7 @@
-"""Ends a process of a training after another process of it has ended.
+"""Ends a process of a training after another one has ended.
 
-Some backends raise an error, such as gloo; with others, such as NCCL, the remaining processes wait forever in code that
-no exception reaches. So a thread watches the other processes, with every backend.
+Some backends, such as gloo, raise an error; with others, such as NCCL, the remaining processes wait forever in code
+that no exception reaches. So a thread watches the other processes, with every backend.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from library.runs.record import Record
 from library.train.world import World
 
 PERIOD = 0.5  # seconds between two checks
-GRACE = 10.0  # seconds in which a process may end by itself; torchrun kills it after 30
+GRACE = 10.0  # seconds that a process gets to end by itself; torchrun kills it after 30
 CLOSING = 2.0  # seconds that a killed process may still be listed after its connections have closed
 
 
@@ -26,42 +26,42 @@ class ProcessWatch:
     """Watches the other processes of a training on this machine, and ends this one when one of them is gone."""
 
     def __init__(self, world: World, record: Record | None) -> None:
-        """Every process has to create one. `record` is the run's record, in the process that writes it."""
+        """Every process must create one. `record` is the run's record, in the process that writes it."""
         folder = str(record.folder.absolute()) if record else ""
         known = world.gather({**process.identity(), "run": folder})
         self._record, self._rank, self._run = record, world.rank, Path(known[0]["run"])
-        # A process that has just answered but is not listed runs on another machine, whatever its host name is.
+        # A process that has just answered but is not listed here runs on another machine, whatever its host name.
         self._known = {rank: one for rank, one in enumerate(known) if rank != world.rank and process.alive(one)}
         self._left = threading.Event()
         self._busy = False
 
     @property
     def gone(self) -> bool:
-        """Whether one of them has ended before `leave`."""
+        """Return whether one of them ended before `leave`."""
         return not self._left.is_set() and not all(map(process.alive, self._known.values()))
 
     @property
     def newest(self) -> dict[str, Path]:
-        """The state that the run has saved last by its record, which the first process writes; empty for none."""
+        """Return the last saved state according to the run's record, which the first process writes; empty if none."""
         state = resume.newest_state(reader.RecordedRun(self._run, layout.load(self._run / layout.RUN)))
         return {"state": state} if state and state.is_dir() else {}
 
     def watch(self, why: Callable[[], ConfigError], stopped: Callable[[], bool]) -> None:
-        """Until `leave`: end this process where another is gone and this one does not end by itself.
+        """Until `leave`, end this process if another is gone and this one does not end by itself.
 
-        `why` returns the error to report; `stopped` whether it is only a stop before the first step.
+        `why` returns the error to report, `stopped` whether it is only a stop before the first step.
         """
         if self._known:
             given = why, stopped
             threading.Thread(target=self._watch, args=given, name="other processes", daemon=True).start()
 
     def leave(self) -> None:
-        """No collective follows: the others may end before this process."""
+        """Stop watching: no collective follows, so the others may end first."""
         self._left.set()
 
     @contextlib.contextmanager
     def not_needed(self) -> Iterator[None]:
-        """Inside, this process needs no other: it finishes the body even if another is gone."""
+        """Within this context the process needs no other: it finishes the body even if another is gone."""
         self._busy = True
         try:
             yield
@@ -69,7 +69,9 @@ class ProcessWatch:
             self._busy = False
 
     def tell(self, error: ConfigError) -> None:
-        """If the first process is gone, the lowest rank that is left reports it in its place: log and run's record."""
+        """If the first process is gone, let the lowest remaining rank report the error to the console and the run's
+        record.
+        """
         if self._record or not self._is_first_gone():
             return
         before = [one for rank, one in self._known.items() if rank < self._rank]
@@ -83,7 +85,7 @@ class ProcessWatch:
         _say(error)
 
     def _is_first_gone(self) -> bool:
-        """Whether the first process runs on another machine, or ends within seconds."""
+        """Return whether the first process runs on another machine, or ends within seconds."""
         end = time.monotonic() + CLOSING
         while process.alive(self._known.get(0, {})):
             if time.monotonic() > end:
@@ -100,7 +102,7 @@ class ProcessWatch:
                 self._end(why(), stopped())
 
     def _end(self, error: ConfigError, stopped: bool) -> None:
-        """End without waiting for the main thread, which hangs. Saved files are complete, as they are renamed last."""
+        """Exit without waiting for the main thread, which hangs. Saved files are complete, as they are renamed last."""
         last = threading.Thread(target=self._last_words, args=(error, stopped), daemon=True)
         last.start()
         last.join(CLOSING)

@@ -9,10 +9,10 @@ import torch
 
 
 def seed_everything(seed: int | None, ranks: int) -> int:
-    """Seed Python, NumPy and PyTorch; returns the seed, which is drawn where none is given."""
+    """Seed Python, NumPy and PyTorch; return the seed, drawn at random if None."""
     if seed is None:
         box = [random.SystemRandom().randint(0, 2**31 - 1)]
-        if ranks > 1:  # all processes need the same order of the data
+        if ranks > 1:  # all processes must order the data alike
             torch.distributed.broadcast_object_list(box)
         seed = box[0]
     random.seed(seed)
@@ -22,31 +22,31 @@ def seed_everything(seed: int | None, ranks: int) -> int:
 
 
 def derive_seed(text: str) -> int:
-    """A 63-bit seed from the SHA-256 of a text: as many independent generators as there are texts."""
+    """Return a 63-bit seed from the SHA-256 of a text: one independent generator per text."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
 
 
 # Why: docs/decisions/2026-11-22-noise-depends-on-the-step.md
 class StepGenerators:
-    """Generators that depend on the seed, the step and the batch's number in it, and on nothing drawn before.
+    """Generators seeded by the run's seed, the step and the batch number, independent of earlier draws.
 
     So a resumed step draws the same numbers, and no validation or sample changes the noise of later steps.
     """
 
     def __init__(self, seed: int, device: torch.device, rank: int) -> None:
         self.seed, self._rank = seed, rank
-        self.noise = torch.Generator(device)  # noise and timesteps: the same in all processes, each takes its share
+        self.noise = torch.Generator(device)  # noise and timesteps: equal in all processes, each takes its rows
         self.vae = torch.Generator(device)  # samples the VAE's posterior when latents are not cached
 
     def seed_batch(self, step: int, number: int) -> None:
-        """Begin the draws of the `number`-th batch of a step."""
+        """Seed the draws of the `number`-th batch of a step."""
         text = f"{self.seed} {step} {number}"
         self.noise.manual_seed(derive_seed(text))
         self.vae.manual_seed(derive_seed(f"{text} {self._rank}"))
 
 
 def get_rng_state(device: torch.device) -> dict[str, Any]:
-    """State of the global generators of Python, PyTorch and this GPU, as plain values and tensors."""
+    """Return the state of the global generators of Python, PyTorch and this GPU as plain values and tensors."""
     version, numbers, gauss = random.getstate()
     return {
         "python": [version, list(numbers), gauss],
@@ -56,7 +56,7 @@ def get_rng_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_rng_state(known: dict[str, Any], device: torch.device) -> None:
-    """Put the global generators back into a state of `get_rng_state`."""
+    """Restore the global generators from a state of `get_rng_state`."""
     version, numbers, gauss = known["python"]
     random.setstate((version, tuple(numbers), gauss))
     torch.set_rng_state(known["torch"])

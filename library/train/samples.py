@@ -40,10 +40,10 @@ DECODED = {
 
 # Why: docs/decisions/2026-11-20-previews-run-eagerly.md
 class SampleRunner:
-    """Generates the images of the prompt file when due. The file is read again if it was changed during the training.
+    """Generates the images of the prompt file when due, and reads the file again after changes.
 
-    Random numbers and compiled graphs of the training stay as they are: every image has its own generator, and the
-    blocks run eagerly while sampling.
+    The training's random numbers and compiled graphs do not change: every image has its own generator, and blocks run
+    eagerly while sampling.
     """
 
     def __init__(self, family: Family, components: ModelComponents, config: RunConfig, images: ImageSet) -> None:
@@ -52,7 +52,7 @@ class SampleRunner:
         self.wanted = sample.wanted  # the user may request samples at any time
         self._prompts: list[Prompt] = []
         self._decoded_by = ""
-        self._all_encoded = False  # whether the prompts are encoded, where the text encoders are freed
+        self._all_encoded = False  # whether all prompts are encoded, so that freed text encoders are not needed
         if not self.wanted:
             return
         self._sampler = family.sampler(components)
@@ -81,8 +81,10 @@ class SampleRunner:
         return [prompts.with_defaults(prompt, self._defaults, self._multiple) for prompt in found]
 
     def encode_prompts(self, world: World, journal: Journal) -> None:
-        """Encode the prompts while the text encoders are loaded: with cached text they are freed before the first
-        step. What fails is a warning, and tried again when samples are due."""
+        """Encode the prompts while the text encoders are loaded; cached text lets them be freed before the first step.
+
+        A failure is a warning, and encoding is tried again when samples are due.
+        """
         if not (self.wanted and self._config.cache.text):
             return
         journal.phase(phases.ENCODING_PROMPTS)
@@ -100,7 +102,7 @@ class SampleRunner:
             journal.warn(Message(NOT_ENCODED, why=why))
 
     def _remember(self) -> None:
-        """Encode the prompts that are not encoded yet, with the text encoders as they are, or read to the CPU again."""
+        """Encode the remaining prompts with the loaded text encoders, or with ones read again to the CPU."""
         self._all_encoded, requests = False, self._requests()
         if self._sampler.unknown(requests):
             absent = self._components.read_again.keys() - self._components.encoders.keys()
@@ -114,7 +116,7 @@ class SampleRunner:
         self._all_encoded = len(requests) == len(self._prompts)
 
     def _requests(self) -> list[SampleRequest]:
-        """A request for each prompt whose images can be read; the samples of the others say why theirs cannot."""
+        """Return a request for each prompt with readable images; generating the others reports the reason."""
         made = []
         for prompt in self._prompts:
             with contextlib.suppress(ConfigError):
@@ -129,9 +131,9 @@ class SampleRunner:
             self._sample_all(training)
 
     def when_due(self, training: Training) -> None:
-        """After a step: at the end of an epoch, or every so many steps; or when somebody asks for it.
+        """Generate samples after a step: at the end of an epoch, every n steps, or on request.
 
-        Epochs win where both are set, as upstream. Prompts from captions are sampled after the last step as well.
+        Epochs win if both are set, as upstream. Prompts from captions are also sampled after the last step.
         """
         sample = self._config.sample
         steps = None if sample.sample_every_n_epochs else sample.sample_every_n_steps
@@ -151,7 +153,7 @@ class SampleRunner:
             self._generate(training, made, problems)
         except WorkCancelled:
             training.journal.say("Not all samples are generated, as the training ends now.")
-        except Exception as error:  # none could be tried, or networks could not be moved
+        except Exception as error:  # the prompts or the networks could not be prepared
             problems.append(beside.reason(error, training))
         beside.attempt(lambda: self._note_shortage(training.journal), NOT_LISTED, training)
         found = training.world.gather((made, list(dict.fromkeys(problems))))
@@ -160,11 +162,11 @@ class SampleRunner:
     def _generate(self, training: Training, made: dict[int, Path], problems: list[MessageLike]) -> None:
         """Generate this process' share of the images, with the VAE on the device for all of them."""
         world, device = training.world, training.world.device
-        vae: Any = self._components.vae  # which is kept where samples are wanted
+        vae: Any = self._components.vae  # kept whenever samples are wanted
         networks = [self._components.denoiser, vae, *self._components.encoders.values()]
         with self._vae_on(device), evaluation_mode(networks, training):
             for number, prompt in enumerate(self._prompts):
-                # Processes with parts of one model generate each image together.
+                # Processes with shards of one model generate each image together.
                 if training.method.shards or number % world.ranks == world.rank:
                     try:
                         self._sample_one(number, prompt, training, made)
@@ -176,7 +178,7 @@ class SampleRunner:
 
     @contextlib.contextmanager
     def _vae_on(self, device: torch.device) -> Iterator[None]:
-        """Within the context, the VAE is on the device where it fits there; else each image finds a place for it."""
+        """Move the VAE to the device within this context if it fits; otherwise each image places it anew."""
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(self._sampler.vae_on(device))
@@ -187,7 +189,7 @@ class SampleRunner:
             yield
 
     def _note_shortage(self, journal: Journal) -> None:
-        """Say once how samples are decoded where memory is short."""
+        """Warn once how samples are decoded when memory is short."""
         by = self._sampler.decoded_by
         if by != self._decoded_by:
             self._decoded_by = by
@@ -203,12 +205,12 @@ class SampleRunner:
                 journal.warn(Message("sample_prompts: a sample is left out ({why}); the training goes on", why=why))
                 journal.event("sample_failed", step=training.clock.step, text=why)
             for number, path in made.items():
-                if rank != world.rank and path.is_file():  # another machine may keep its own
+                if rank != world.rank and path.is_file():  # missing if it is on another machine
                     with Image.open(path) as image:
                         journal.sampled(training.clock.step, number, path, image, self._prompts[number])
 
     def _reread(self, world: World, journal: Journal) -> list[Prompt] | None:
-        """The prompts of the file, None where they have not changed; the first process reads it for all."""
+        """Return the changed prompts of the file, None without changes; the first process reads it for all."""
         stamp, changed = self._stamp(), None
         if world.main and self._file and stamp is not None and stamp != self._seen:
             self._seen = stamp
@@ -221,7 +223,7 @@ class SampleRunner:
         return None if changed == self._prompts else changed
 
     def _use(self, changed: list[Prompt] | None, journal: Journal) -> None:
-        """Use other prompts from here on, and encode what is not encoded yet where the text encoders were freed."""
+        """Switch to changed prompts, and encode missing ones if the text encoders were freed."""
         if changed is not None:
             self._prompts, self._all_encoded = changed, False
             name = self._file.name if self._file else ""
@@ -259,10 +261,10 @@ class SampleRunner:
 
 
 def request_of(prompt: Prompt, how: pixels.Decoding) -> SampleRequest:
-    """The request to a sampler for a prompt whose defaults are filled in; reads its images."""
+    """Return the sampler's request for a prompt with its defaults filled in; reads its images."""
     filled: dict[str, Any] = {"width": prompt.width, "height": prompt.height, "steps": prompt.sample_steps}
     filled |= {"scale": prompt.scale, "guidance": prompt.guidance_scale, "seed": prompt.seed}
-    filled["shift"] = prompt.flow_shift or None  # 0 would end the sampling at its first step
+    filled["shift"] = prompt.flow_shift or None  # 0 would end sampling at the first step
     filled["controls"] = tuple(Image.fromarray(pixels.read(path, how)) for path in prompt.control_image_path or ())
     mask = prompt.control_image_mask_path
     filled["mask"] = Image.fromarray(pixels.read_mask(mask, how)) if mask else None

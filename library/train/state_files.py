@@ -1,6 +1,6 @@
 """The files of a state folder: how they are written, read, and checked against their checksums.
 
-`SHA256SUMS` lists every file; `sha256sum --check SHA256SUMS` reads it as well.
+`SHA256SUMS` lists every file; `sha256sum --check SHA256SUMS` can verify it.
 """
 
 import contextlib
@@ -32,20 +32,20 @@ from library.tools.storage import FilePlan
 WEIGHTS, OPTIMIZER, SCHEDULER = "model.safetensors", "optimizer.bin", "scheduler.bin"
 AVERAGE, SCALER = "ema.safetensors", "scaler.pt"
 SUMS = "SHA256SUMS"
-CHECKED = "checksums"  # the fact that the state has them
-STEP = "saved_after_step"  # in every file but those of JSON and text
+CHECKED = "checksums"  # marks a state that has checksums
+STEP = "saved_after_step"  # stored in every file except JSON and text
 READ = re.compile(
     r"model\.safetensors|optimizer\.bin|scheduler\.bin|ema\.safetensors|scaler\.pt|"
     r"train_state\.json|random_states_\d+\.bin"
-)  # what a resume reads where it is there
+)  # files that a resume reads if they exist
 LINE = re.compile(r"([0-9a-f]{64})  ([\w.-]+)\n")
-READERS = 4  # files that are read at once
+READERS = 4  # files read in parallel
 
 
 # Why: docs/decisions/2026-11-20-states-are-our-own-files.md
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a state folder will hold. Its tensors are those of the training, not copies."""
+    """The content of a state folder. Its tensors are those of the training, not copies."""
 
     tensors: Mapping[str, Mapping[str, Tensor]]  # by the name of the file
     values: JsonMapping
@@ -60,9 +60,9 @@ class State:
         return _size(self.tensors[WEIGHTS])
 
     def write(self, folder: Path) -> None:
-        """Write the folder. It appears under its name only when it is complete.
+        """Write the folder. It appears under its name only when complete.
 
-        Raises ConfigError when the disk is full; an earlier folder of that name is then untouched.
+        Raises ConfigError if the disk is full; an earlier folder of that name is then untouched.
         """
         need_space(folder, self.size)
         write_folder_atomic(folder, self._fill)
@@ -99,16 +99,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def has_checksums(folder: Path) -> bool:
-    """Whether a state lists its files; those of older versions do not."""
+    """Return whether a state lists its files; older versions wrote no list."""
     return (folder / SUMS).is_file()
 
 
 def damage(folder: Path) -> list[Problem]:
-    """The files of a state that are missing, damaged, of another step or added, in one problem; [] where all are as
-    they were written, or where an older version wrote no list of them.
+    """Return one problem that lists missing, damaged, foreign and added files of a state; [] if it is intact.
 
-    Reads every file whole, those of this process that have not changed since only once. Of several processes only the
-    first reads them.
+    States of older versions without a list pass. Reads every file, but unchanged ones only once per process; only the
+    first process reads.
     """
     if not has_checksums(folder):
         return [_refused(folder, [Message("{file} is missing", file=SUMS)])] if _expects_checksums(folder) else []
@@ -135,7 +134,7 @@ def _refused(folder: Path, said: list[Message]) -> Problem:
 
 
 def _difference(path: Path, step: int) -> Message:
-    """What is wrong with a file whose checksum differs, in a state of this step."""
+    """Describe a file whose checksum differs, in a state of this step."""
     other = _step_of(path)
     if other is None or other == step:
         return Message("{file} is damaged", file=path.name)
@@ -143,7 +142,7 @@ def _difference(path: Path, step: int) -> Message:
 
 
 def _step_of(path: Path) -> int | None:
-    """The step after which a file was written, as it says itself; None where it cannot be read."""
+    """Return the step recorded in a file; None if it is unreadable."""
     try:
         if path.suffix == ".json":
             return int(json.loads(path.read_text(encoding="utf-8"))["current_step"])
@@ -151,7 +150,7 @@ def _step_of(path: Path) -> int | None:
             with safe_open(path, framework="pt") as file:
                 return int(file.metadata()[STEP])
         return int(torch.load(path, map_location="meta", weights_only=True)[STEP])
-    except Exception:  # whatever reading a damaged file raises
+    except Exception:  # damaged files raise all kinds of errors
         return None
 
 
@@ -164,7 +163,7 @@ def _expects_checksums(folder: Path) -> bool:
 
 
 def _listed_files(path: Path) -> tuple[int, dict[str, str]]:
-    """The step of a list, and the SHA-256 of each file by name; no files where the list itself is damaged."""
+    """Return the step of a list, and the SHA-256 of each file by name; no files if the list itself is damaged."""
     try:
         text = path.read_text(encoding="utf-8")
         first, *lines, last = text.splitlines(keepends=True)
@@ -177,12 +176,12 @@ def _listed_files(path: Path) -> tuple[int, dict[str, str]]:
 
 
 def _last_line(text: str) -> str:
-    """The checksum of the list itself, a comment to `sha256sum`."""
+    """Return the checksum of the list itself, a comment to `sha256sum`."""
     return f"# {hashlib.sha256(text.encode()).hexdigest()}\n"
 
 
 def _digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """The SHA-256 of files by name, "" of one that cannot be read."""
+    """Return the SHA-256 of files by name, "" for an unreadable one."""
     paths = [folder / name for name in names]
     with ThreadPoolExecutor(READERS) as pool:  # hashing releases the interpreter's lock
         return {path.name: digest for path, digest in zip(paths, pool.map(_digest, paths), strict=True)}
@@ -196,17 +195,17 @@ def _digest(path: Path) -> str:
         return ""
 
 
-@functools.lru_cache(maxsize=64)  # the check has read them when the training does
+@functools.lru_cache(maxsize=64)  # both the check and the training read them
 def _digest_of(path: Path, *_version: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _save(value: Any, path: Path) -> None:
-    """Like torch.save, but tensors that are gathered from several processes are written one at a time."""
+    """Like torch.save, but write tensors that are gathered from several processes one at a time."""
     leaves = pytree.tree_leaves(value)
     if not any(isinstance(leaf, LazyTensor) for leaf in leaves):
-        with open(path, "wb") as file:  # PyTorch itself does not report a full disk
+        with open(path, "wb") as file:  # PyTorch itself does not report a full disk when it opens the path
             torch.save(value, file)
         return
     with open(path, "wb") as file, torch.serialization.skip_data():  # writes the layout without the tensor data
@@ -239,7 +238,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _size(value: Any) -> int:
-    """Bytes of all tensors in nested mappings and lists."""
+    """Return the bytes of all tensors in nested mappings and lists."""
     if isinstance(value, Tensor):
         return value.nbytes
     if isinstance(value, Mapping):

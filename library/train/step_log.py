@@ -1,4 +1,4 @@
-"""The log of the steps: each step's numbers, logged once they are on the host, and checked for NaN."""
+"""The log of the steps: numbers are logged once they are on the host, and checked for NaN."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from library.train.world import World
 
 # Why: docs/decisions/2026-11-22-losses-read-without-waiting.md
 class StepLog:
-    """Takes the numbers of each step and hands them to the journal; on leaving the context, also the last ones."""
+    """Passes the numbers of each step to the journal; on exit also the last ones."""
 
     def __init__(
         self, config: RunConfig, clock: Clock, world: World, journal: Journal, precompiler: Precompiler
@@ -47,8 +47,9 @@ class StepLog:
         rates: dict[str, float],
         timestamps: Sequence[Any],
     ) -> None:
-        """Note the step, which is done: `values` are its loss and norms, scalars on the device, which stay there until
-        they are ready to be read."""
+        """Record a finished step. `values` are its loss and norms, scalars on the device, which stay there until they
+        are ready.
+        """
         self._journal.requests.step_done()
         compiled, step = self._precompiler.note(), self._clock.step
         line = {"step": step, "epoch": self._clock.epoch, "lr": rates}
@@ -60,16 +61,16 @@ class StepLog:
         self._read(self.meter.lines() if self._world.ranks == 1 else self.meter.lines_until(step - 1))
 
     def settle(self) -> None:
-        """Call before work between two steps: read the numbers of all steps so far, raise where one is NaN."""
+        """Read the numbers of all steps so far, before other work; raise if one is NaN."""
         self.meter.pause()
         self._read(self.meter.lines(wait=True))
 
     def _read(self, lines: Sequence[Line]) -> None:
-        """Log the numbers that have arrived. Several processes read the lines of the same step together, and all stop
-        together."""
+        """Log the numbers that have arrived."""
         for line, images in lines:
             self._journal.requests.agree({name for name in ASKED if line.pop(name, 0.0) > 0})
             self._journal.step(line, self.meter.total)
             if what := self._non_finite.check(line):
+                # Several processes read the lines of the same step together, so all of them stop here.
                 every = [path for own in self._world.gather(images) for path in own]
                 raise NotFiniteError(errors.non_finite_message(what, line, every, self._config, self._journal.newest))

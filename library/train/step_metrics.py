@@ -1,6 +1,6 @@
 """Numbers of the steps: loss, speed, memory and where the time goes.
 
-They are read from the device only once they have arrived, so that reading them never waits.
+They are read from the device only once they have arrived, so that reading never waits.
 """
 
 import math
@@ -20,9 +20,9 @@ from library.data.batch import Batch
 
 T = TypeVar("T")
 
-WARM_UP = 3  # steps left out of the speed: they load kernels and compile
-RECENT = 50  # steps that the remaining time is judged by
-SPACING = 2.0  # seconds between two reads of the memory in use: one costs as much as the rest of a log line
+WARM_UP = 3  # steps excluded from the speed, as they load kernels and compile
+RECENT = 50  # steps that the remaining time is estimated from
+SPACING = 2.0  # seconds between two reads of the memory in use; one costs as much as the rest of a log line
 GIB = 2**30
 
 BatchLoss = tuple[Tensor, list[str]]  # its loss, a scalar on the device, and the files of its images
@@ -34,7 +34,7 @@ class _Pending:
     line: dict[str, Any]
     values: Tensor  # in host memory, filled in by `arrived`
     names: tuple[str, ...]
-    images: tuple[list[str], ...]  # of each batch, whose losses are the last values
+    images: tuple[list[str], ...]  # per batch; the batch losses are the last values
     arrived: "torch.cuda.Event | None"
     timestamps: list[Any]  # of the step, for `seconds`
 
@@ -52,7 +52,7 @@ class Meter:
     _seen: int = 0
     warm_steps: int = 0
     warm_seconds: float = 0.0
-    took: float | None = None  # seconds of the last step, None where something else lay before it
+    took: float | None = None  # seconds of the last step, None if other work preceded it
 
     def push(
         self,
@@ -62,10 +62,9 @@ class Meter:
         compiled: bool = False,
         timestamps: Sequence[Any] = (),
     ) -> None:
-        """Note a step. `values` are scalars on the device; with `compiled` (something was compiled in it) it is left
-        out of the average speed.
+        """Record a step. `values` are scalars on the device; a step that `compiled` is excluded from the average speed.
 
-        `timestamps` are those that StepTimer took of it.
+        `timestamps` come from StepTimer.
         """
         now = time.monotonic()
         self._seen += 1
@@ -87,15 +86,15 @@ class Meter:
         self._pending.append(_Pending(line, stacked, tuple(values), images, arrived, list(timestamps)))
 
     def pause(self) -> None:
-        """Call before work between two steps (saving, sampling), which is left out of the speed."""
+        """Exclude work between two steps (saving, sampling) from the speed."""
         self._last = 0.0
 
     def lines(self, wait: bool = False) -> list[Line]:
-        """The lines whose numbers have arrived, in order; all of them with `wait`."""
+        """Return the lines whose numbers have arrived, in order; all of them with `wait`."""
         return list(self._read(lambda first: wait or first.arrived is None or first.arrived.query()))
 
     def lines_until(self, step: int) -> list[Line]:
-        """The lines of all steps up to this one, and of none after it: the same in every process."""
+        """Return the lines of all steps up to this one, so the same in every process."""
         return list(self._read(lambda first: first.line["step"] <= step))
 
     def _read(self, wanted: Callable[[_Pending], bool]) -> Iterator[Line]:
@@ -113,7 +112,7 @@ class Meter:
             yield first.line | numbers | {"avr_loss": self.average} | seconds(first.timestamps), bad
 
     def speed(self, step: int) -> dict[str, float]:
-        """Seconds per step without warm-up, and the seconds left; nothing before there is a typical step."""
+        """Return seconds per step without warm-up, and the seconds left; empty before the first typical step."""
         if not self._times:
             return {}
         recent = sum(self._times) / len(self._times)
@@ -135,9 +134,9 @@ class Meter:
 # Why: docs/decisions/2026-11-20-step-time-by-gpu-events.md
 @dataclass
 class StepTimer:
-    """Takes the timestamps that split the time of a step into waiting for data, copying to the device, and computing.
+    """Takes the timestamps that split a step's time into waiting for data, copying to the device, and computing.
 
-    On a GPU they are events of its stream, since the host runs ahead of it. They are read when the numbers of the step
+    On a GPU they are events of its stream, as the host runs ahead of it. They are read when the numbers of the step
     have arrived anyway, so nothing waits for them.
     """
 
@@ -145,7 +144,7 @@ class StepTimer:
     _timestamps: list[Any] = field(default_factory=list)
 
     def waited(self, windows: Iterable[T]) -> Iterator[T]:
-        """The same windows; a step begins where the next one is asked for."""
+        """Yield the windows; a step begins when the next one is requested."""
         rest = iter(windows)
         while True:
             self._timestamps = [self._now()]
@@ -156,14 +155,14 @@ class StepTimer:
             yield window
 
     def moved(self, batch: Batch) -> Batch:
-        """The batch on the device."""
+        """Return the batch on the device."""
         self._timestamps.append(self._now())
         there = batch.to(self.device)
         self._timestamps.append(self._now())
         return there
 
     def ended(self) -> list[Any]:
-        """The timestamps of the step that ends here, for `seconds`; empty if its beginning was not recorded."""
+        """Return the timestamps of the step that ends here, for `seconds`; empty if its start was not recorded."""
         complete = len(self._timestamps) >= 2
         timestamps, self._timestamps = self._timestamps, []
         return [*timestamps, self._now()] if complete else []
@@ -177,7 +176,7 @@ class StepTimer:
 
 
 def seconds(timestamps: Sequence[Any]) -> dict[str, float]:
-    """Seconds of a step by where they went: data_s, transfer_s, compute_s. Events of a GPU must have passed."""
+    """Split a step's seconds into data_s, transfer_s and compute_s. GPU events must have passed."""
     if not timestamps:
         return {}
 
@@ -198,8 +197,9 @@ class MemoryWatch:
         self._device, self._process, self._next = device, psutil.Process(), 0.0
 
     def now(self) -> dict[str, float]:
-        """{"memory_gb": GiB in use on the GPU, or without one in RAM}; empty within SPACING seconds of the last
-        read."""
+        """Return {"memory_gb": GiB in use on the GPU, or without one in RAM}; empty within SPACING seconds of the last
+        read.
+        """
         if time.monotonic() < self._next:
             return {}
         self._next = time.monotonic() + SPACING
@@ -208,7 +208,7 @@ class MemoryWatch:
         return {"memory_gb": round(held / GIB, 2)}
 
     def peaks(self) -> dict[str, float | None]:
-        """Peak memory in GiB: of tensors on the GPU (None without one), and of RAM."""
+        """Return peak memory in GiB: of tensors on the GPU (None without one), and of RAM."""
         gpu = cudagraph.peak(self._device) if self._device.type == "cuda" else None
         if sys.platform == "win32":
             ram = self._process.memory_info().peak_wset
@@ -219,7 +219,7 @@ class MemoryWatch:
         return {"peak_memory_gb": gpu and round(gpu / GIB, 2), "peak_ram_gb": round(ram / GIB, 2)}
 
     def hardware(self, processes: int) -> dict[str, Any]:
-        """What trains, for the run's record: the device, its memory, and how many processes share the work."""
+        """Return the device, its memory and the number of processes for the run's record."""
         found: dict[str, Any] = {"device": str(self._device), "processes": processes}
         if self._device.type == "cuda":
             properties = torch.cuda.get_device_properties(self._device)

@@ -1,4 +1,4 @@
-"""Group batches into optimizer steps, seed the generators of each batch, and take back a step that is cancelled."""
+"""Group batches into optimizer steps, seed the generators of each batch, and undo a cancelled step."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from library.train.world import World
 
 
 class Stepper:
-    """Yields the batches of each optimizer step, from where the clock stands to the end or until someone says stop."""
+    """Yields the batches of each optimizer step, from the clock's position to the end or a stop."""
 
     def __init__(
         self,
@@ -30,14 +30,14 @@ class Stepper:
         requests: ControlRequests,
         size: int,
     ) -> None:
-        """`size` is gradient_accumulation_steps, the batches of a step; the last step of an epoch may have fewer."""
+        """`size` is gradient_accumulation_steps, the batches per step; an epoch's last step may have fewer."""
         self.batches, self.clock, self.generators, self.world = batches, clock, generators, world
         self.requests, self._size = requests, size
         self.timer = StepTimer(world.device)
-        # A step can be dropped between its batches, and by one process alone.
+        # A single process can drop a step between two of its batches.
         self._droppable = size > 1 and world.ranks == 1
         self._before: dict[str, Any] = {}  # clock, data and random state before this step
-        self.read_error: ConfigError | None = None  # why the next step could not be read; no step follows
+        self.read_error: ConfigError | None = None  # why the next step is unreadable; no step follows
 
     def __iter__(self) -> Iterator[list[Batch]]:
         self.requests.defer_signals()
@@ -48,14 +48,16 @@ class Stepper:
             for window in self.timer.waited(self._windows()):
                 self.clock.tick()
                 yield window
-                if self.world.ranks == 1:  # of several, all have read the same answer in the lines of the step before
+                if self.world.ranks == 1:  # several processes agree by the all-reduced numbers of the previous step
                     self.requests.agree(self.requests.flags())
                 if self.clock.done or self.requests.stopping:
                     break
                 self._remember()
 
     def _windows(self) -> Iterator[list[Batch]]:
-        """Windows of this epoch; ends before the first one that any process fails to read, and sets `read_error`."""
+        """Yield the windows of this epoch; stop before the first that any process fails to read, and set
+        `read_error`.
+        """
         rest, window = windows(self.batches, self._size), list[Batch]()
         while not self.read_error:
             try:
@@ -72,7 +74,9 @@ class Stepper:
         self.drop_step()
 
     def micro_batches(self, window: Sequence[Batch], compile_log: CompileLog) -> Iterator[tuple[int, Batch]]:
-        """The batches of a step with their numbers, on the device and seeded; raises WorkCancelled between them."""
+        """Yield the batches of a step with their numbers, on the device and seeded; raise WorkCancelled
+        between them.
+        """
         for number, batch in enumerate(window, start=1):
             if self._droppable:
                 self.requests.raise_if_cancelled()
@@ -81,7 +85,9 @@ class Stepper:
             yield number, self.timer.moved(batch)
 
     def average_loss(self, loss: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of all processes, and in the same all-reduce which requests (ASKED) any of them got."""
+        """Return the mean loss of all processes, and in the same all-reduce which requests (ASKED) any of them
+        received.
+        """
         if self.world.ranks == 1:
             return loss, {}
         said = self.requests.flags()
@@ -101,6 +107,6 @@ class Stepper:
             known[name] for name in ("current_step", "current_epoch", "step_in_epoch")
         )
         self.batches.load_state_dict(self._before["data"])
-        if self._droppable:  # else nothing is drawn before all batches of a step are read
+        if self._droppable:  # otherwise nothing is drawn before all batches of a step are read
             rng.set_rng_state(self._before["random"], self.world.device)
         self.requests.agree({"stop"})

@@ -1,8 +1,8 @@
 """Requests to stop a training: Ctrl+C, SIGTERM, a button of the page, or a launcher that has ended.
 
 The first request ends it after the current step and saves a file and a state. A second signal, or "Stop now", ends the
-step early: what has been learned is saved all the same. Before the first step there is nothing to save, and it ends at
-once. Only a third signal ends it without saving, and the line about the second one says so.
+step early and still saves what was trained. Before the first step there is nothing to save, and it ends at once. Only a
+third signal ends it without saving; the line about the second one warns of that.
 """
 
 import _thread
@@ -21,13 +21,13 @@ from library.config import environment
 from library.runs import layout
 from library.train.process_watch import ProcessWatch
 
-ASKED = ("stop", *layout.REQUESTS, "backup")  # all requests to a running training; the last is timed
+ASKED = ("stop", *layout.REQUESTS, "backup")  # all requests to a running training; "backup" is set by a timer
 
-SIGNALS = ("SIGINT", "SIGTERM", "SIGBREAK", "SIGHUP")  # Windows has the third, others the fourth
+SIGNALS = ("SIGINT", "SIGTERM", "SIGBREAK", "SIGHUP")  # SIGBREAK only on Windows, SIGHUP only elsewhere
 WAYS = ("", "after_step", "now")  # how a stop was requested, in order of urgency
-WATCH = 0.5  # seconds between two checks for "now" before the first step
-ONE_REQUEST = 1.0  # seconds in which signals are the same request: a terminal and torchrun both hand Ctrl+C on
-SHARE = 0.01  # of the time may be spent on reading requests from the disk, which may be a slow network share
+WATCH = 0.5  # seconds between two polls for "now" before the first step
+ONE_REQUEST = 1.0  # seconds within which signals are one request: a terminal and torchrun both forward Ctrl+C
+SHARE = 0.01  # maximum share of time for reading requests from the disk, which may be a slow network share
 FIRST = "Stopping after this step, then saving a file and a state. Ctrl+C once more ends the step early, and saves."
 SECOND = "Ending this step early, then saving. Ctrl+C once more kills the training: what is not saved by then is lost."
 TORCHRUN = " If Ctrl+C has reached torchrun as well, it kills the training in 30 s, saved or not."
@@ -40,13 +40,13 @@ class Stopped(KeyboardInterrupt):
 
 
 class WorkCancelled(Exception):
-    """An immediate stop was requested: drop the current work, then save what was trained before it."""
+    """An immediate stop was requested: drop the current work, then save the training so far."""
 
 
 class ControlRequests:
-    """Listens for the request to stop. `record` is the run's record, in the process that writes one.
+    """Receives requests to a running training. `record` is the run's record, in the process that writes one.
 
-    There, `minutes` after the last state was saved, "backup" counts as requested.
+    There, "backup" counts as requested `minutes` after the last state.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class ControlRequests:
         self._wakeup_read: socket.socket | None = None
 
     def listen(self) -> None:
-        """Install signal handlers, until `forget`. Only possible in the main thread; does nothing elsewhere."""
+        """Install signal handlers until `forget`. Works only in the main thread; does nothing elsewhere."""
         if threading.current_thread() is not threading.main_thread():
             return
-        # The system writes the signal's number into this pair at once, whatever the main thread is busy with.
+        # The system writes the signal's number into this socket at once, even while the main thread is busy.
         self._wakeup_read, self._wakeup_write = socket.socketpair()
         self._wakeup_write.setblocking(False)
         self._other = signal.set_wakeup_fd(self._wakeup_write.fileno(), warn_on_full_buffer=False)
@@ -84,10 +84,10 @@ class ControlRequests:
             threading.Thread(target=self._watch, name="stop file", daemon=True).start()
 
     def forget(self) -> None:
-        """Restore the signal handlers from before."""
+        """Restore the previous signal handlers."""
         if self._wakeup_read is None:
             return
-        self.end()  # no interruption any more, which nothing would handle
+        self.end()  # nothing would handle a later interruption
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._other)
@@ -96,31 +96,31 @@ class ControlRequests:
         self._wakeup_read = None
 
     def defer_signals(self) -> None:
-        """From now on there is something to save: a signal sets a flag instead of interrupting."""
+        """Let signals set a flag instead of interrupting, as there is now something to save."""
         self.check()
         self._deferring = True
         self.state_saved()
 
     @property
     def interrupted(self) -> bool:
-        """Whether Stopped was raised in the main thread by a signal."""
+        """Return whether a signal raised Stopped in the main thread."""
         return self._raised
 
     def stopped_early(self) -> bool:
-        """Whether a stop was requested before the first step was done."""
+        """Return whether a stop was requested before the first step was done."""
         return bool(self._how) and not self._has_stepped
 
     def step_done(self) -> None:
-        """A step is done: from now on there is something to save."""
+        """Record that a step is done, so that there is something to save."""
         self._has_stepped = True
 
     def state_saved(self) -> None:
-        """A state was saved: restart the timer of backups, and drop a backup that was due."""
+        """Restart the backup timer after a saved state, and drop a backup that was due."""
         self._agreed.discard("backup")
         self._next_state = time.monotonic() + self._every
 
     def asked(self) -> bool:
-        """Whether a stop was requested. Cheap enough for every step."""
+        """Return whether a stop was requested. Cheap enough for every step."""
         begin = time.monotonic()
         if begin >= self._next_state:
             self._requested.add("backup")
@@ -136,9 +136,9 @@ class ControlRequests:
         return bool(self._how)
 
     def raise_if_cancelled(self) -> None:
-        """Within work that can be dropped: raise WorkCancelled if an immediate stop was requested.
+        """Raise WorkCancelled within droppable work if an immediate stop was requested.
 
-        Before the first step is done it raises Stopped, as there is nothing to save.
+        Before the first step is done raise Stopped, as there is nothing to save.
         """
         if self.cancelled():
             if self._has_stepped:
@@ -150,13 +150,13 @@ class ControlRequests:
         return self.asked() and self._how == "now"
 
     def flags(self) -> set[str]:
-        """Which of ASKED were requested of this process: "stop" is repeated, the others are returned once."""
+        """Return which of ASKED this process received: "stop" is repeated, the others are returned once."""
         found = {"stop"} if self.asked() else set()
         found, self._requested = found | self._requested, set()
         return found
 
     def agree(self, names: set[str]) -> None:
-        """Set what is due after this step; every process has to pass the same."""
+        """Set what is due after this step; every process must pass the same names."""
         self._agreed |= names
 
     @property
@@ -164,19 +164,19 @@ class ControlRequests:
         return "stop" in self._agreed
 
     def granted(self, name: str) -> bool:
-        """Whether "sample", "save" or "backup" is due after this step; True once per request."""
+        """Return whether "sample", "save" or "backup" is due after this step; True once per request."""
         found = name in self._agreed
         self._agreed.discard(name)
         return found
 
     def check(self) -> None:
-        """Between two pieces of work before the first step: raise Stopped if a stop was requested."""
+        """Raise Stopped between two phases before the first step if a stop was requested."""
         if self.asked() and not self._deferring:
             self.end()
             raise Stopped
 
     def end(self) -> None:
-        """The training ends: later signals interrupt nothing."""
+        """Mark the end of the training: later signals interrupt nothing."""
         self._ending = True
 
     def _note(self, how: str) -> None:
@@ -187,7 +187,7 @@ class ControlRequests:
         return "now" if asked == "kill" else asked
 
     def _watch(self) -> None:
-        """A thread: before the first step, where loading and compiling check no requests, raise Stopped for "now"."""
+        """Thread: before the first step, while loading and compiling check no requests, raise Stopped for "now"."""
         while self._wakeup_read is not None and not self._has_stepped:
             if self._on_disk() == "now":
                 self._note("now")
@@ -196,19 +196,19 @@ class ControlRequests:
             time.sleep(WATCH)
 
     def _break_off(self) -> None:
-        """Raise Stopped in the main thread, unless a step is done or the training ends already."""
+        """Raise Stopped in the main thread, unless a step is done or the training is ending."""
         if not self._has_stepped and not self._ending:
             self._own_signal = True
             _thread.interrupt_main(signal.SIGINT)
 
     def _launcher_ended(self) -> bool:
-        """Whether the launcher has ended: a signal that was meant for the training has reached only the launcher."""
+        """Return whether the launcher has ended: a signal meant for the training reached only the launcher."""
         if self._launcher is None:
             return environment.LAUNCHED and not _is_parent_there()
         return os.getppid() != self._launcher.pid if os.name == "posix" else not self._launcher.is_running()
 
     def _interrupt(self, number: int, frame: Any) -> None:
-        """The signal handler, in the main thread: raise Stopped, unless there is something to save first."""
+        """Handle a signal in the main thread: raise Stopped, unless there is something to save first."""
         if self._is_launchers(number):
             return
         now = self._how == "now" and not self._has_stepped
@@ -225,7 +225,7 @@ class ControlRequests:
                     self._handle_signal(received[0])
 
     def _is_launchers(self, number: int) -> bool:
-        """Whether the launcher sent the signal because another process has ended: no user requested a stop."""
+        """Return whether the launcher sent the signal because another process ended; no user requested a stop."""
         return number == signal.SIGTERM and self._process_watch is not None and self._process_watch.gone
 
     def _handle_signal(self, number: int) -> None:
@@ -252,7 +252,7 @@ class ControlRequests:
 
 
 def _launcher() -> psutil.Process | None:
-    """The process that started this one, if it is a launcher."""
+    """Return the parent process if it is a launcher."""
     try:
         parent = psutil.Process(environment.PARENT)
         words = parent.cmdline()[:4]

@@ -1,4 +1,4 @@
-"""Values that validation, samples, saving and resuming share."""
+"""The values shared by validation, samples, saving and resuming."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +20,9 @@ from library.train.world import World
 # Why: docs/decisions/2026-11-22-values-instead-of-a-run-object.md
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A training that is ready to take steps. Fields are never replaced; clock, weights and generators change in
-    place."""
+    """A training that is ready to take steps. Its fields are never replaced; clock, weights and generators change in
+    place.
+    """
 
     world: World
     journal: Journal

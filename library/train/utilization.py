@@ -13,7 +13,9 @@ from library.measuring.operations import data_sheet_rate, operations_of_image
 
 
 def step_operations(config: RunConfig, kinds: Counter[Kind]) -> float:
-    """Floating point operations of a mean step of one process, by the kinds of its batches (`Batches.kinds`)."""
+    """Return the floating point operations of a mean step of one process, by the kinds of its batches
+    (`Batches.kinds`).
+    """
     model, done = model_stats(config), 0.0
     for kind, number in kinds.items():
         width, height = kind[2], latent_area(kind) // (kind[0] * kind[2])  # of one picture with as many pixels
@@ -22,9 +24,9 @@ def step_operations(config: RunConfig, kinds: Counter[Kind]) -> float:
 
 
 def utilization(operations: float, seconds: float, device: torch.device) -> dict[str, float]:
-    """TFLOP/s of steps with so many operations and seconds, those of the GPU, and the share; nothing on a CPU.
+    """Return TFLOP/s of such steps, the GPU's peak, and their ratio; empty on a CPU.
 
-    The GPU's are those in its data sheet, for bf16, or measured where its name is not known and memory is left.
+    The peak is the data sheet's for bf16, or measured for an unknown GPU if memory is left.
     """
     if device.type != "cuda":
         return {}

@@ -1,4 +1,4 @@
-"""The loss on images that are held out for validation, which shows overfitting."""
+"""The loss on images that are held out for validation, which reveals overfitting."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -27,15 +27,15 @@ NOT_REPORTED = "the result of this validation is not logged ({why}); the trainin
 
 
 class ValidationRunner:
-    """Measures the same batches with the same noise again and again, at the noise levels of the family.
+    """Measures the same batches with the same noise each time, at the noise levels of the family.
 
-    Random numbers and compiled graphs of the training stay as they are.
+    The training's random numbers and compiled graphs do not change.
     """
 
     def __init__(self, training: Training, images: ImageSet) -> None:
         self._training = training
         config = training.config
-        # The full trainings have no such options, but their dataset_config may hold images back as well.
+        # Full trainings lack these options, but their dataset_config may hold images back as well.
         self._options = config.validation if isinstance(config, AdapterRun) else Validation()
         seed = self._options.validation_seed
         self._seed = training.generators.seed if seed is None else seed
@@ -43,7 +43,7 @@ class ValidationRunner:
         self._batches: Batches | None = Batches(held_back, config, self._seed) if held_back else None
 
     def when_due(self) -> None:
-        """After a step: every so many steps and, if nothing else is said, at the end of every epoch."""
+        """Validate after a step: every n steps and, by default, at the end of every epoch."""
         if self._batches is None:
             return
         steps = self._options.validate_every_n_steps
@@ -58,10 +58,7 @@ class ValidationRunner:
                     training.early_stop.end_when_due(training.clock, training.world, training.journal)
 
     def after_resume(self) -> None:
-        """Make up for the validation that a state was saved before: a training that goes on ends where the other did.
-
-        Without early_stop_patience no step depends on it.
-        """
+        """Repeat the validation that a state was saved before, so that a resumed run ends where the original would."""
         training = self._training
         if training.clock.step and training.early_stop.lacks(training.clock.step):
             self.when_due()
@@ -74,9 +71,9 @@ class ValidationRunner:
             training.journal.validated(when, training.clock, losses, training.step_log.meter.average)
 
     def _measure(self, batches: Batches) -> dict[str, float]:
-        """The mean loss at each noise level, over all processes; empty if one of them was interrupted or failed.
+        """Return the mean loss at each noise level over all processes; empty if one of them was interrupted or failed.
 
-        An image that cannot be read, a lack of memory or any other error causes a warning; the training goes on.
+        An unreadable image, lack of memory or any other error causes a warning; the training continues.
         """
         training = self._training
         levels, world, components = training.family.validation_timesteps, training.world, training.components
@@ -93,7 +90,7 @@ class ValidationRunner:
         except Exception as error:
             problem, cut = beside.reason(error, training), cut + 1
             if training.method.shards is not None:
-                world.gather(True)  # the others wait to compute together, and end it
+                world.gather(True)  # the others wait in this collective and then end, too
         if world.ranks > 1:
             torch.distributed.all_reduce(sums)
             torch.distributed.all_reduce(cut)
@@ -107,14 +104,11 @@ class ValidationRunner:
         return {str(level): total / count for level, total in zip(levels, totals, strict=True)}
 
     def _own_batches(self, batches: Batches) -> Iterator[tuple[int, Batch, bool]]:
-        """The batches of this process with their numbers, on the device and as latents, and whether they count.
-
-        Processes with shards of one model must run equally many passes: one that lacks a batch takes the last one
-        again.
-        """
+        """Yield this process' batches with their numbers, on the device and as latents, and whether they count."""
         training, world = self._training, self._training.world
         numbered = list(enumerate(batches.draws(epoch=1)))[: self._options.max_validation_steps]
         own = numbered[world.rank :: world.ranks]
+        # Processes with shards of one model must run equally many passes, so one that lacks a batch repeats the last.
         missing = training.method.shards is not None and len(own) < -(-len(numbered) // world.ranks)
         counted, own = len(own), [*own, *numbered[-1:] * missing]
         workers = num_workers(training.config.data.max_data_loader_n_workers)
@@ -142,27 +136,26 @@ class ValidationRunner:
 
 
 def generator_of(seed: int, number: int, level: float | str, device: torch.device) -> torch.Generator:
-    """The generator of the noise of a batch, by its number, at a noise level: the same in every validation."""
+    """Return the noise generator of a batch at a noise level: the same in every validation."""
     return torch.Generator(device).manual_seed(derive_seed(f"validation {seed} {number} {level}"))
 
 
 @contextlib.contextmanager
 def evaluation_mode(networks: Iterable[nn.Module], training: Training) -> Iterator[None]:
-    """Inside, networks are in evaluation mode, run eagerly and without gradients; afterwards all is as before.
+    """Run networks in evaluation mode, eagerly and without gradients, within this context.
 
-    A compiled block would need other graphs here, and compiling them would cost more than running eagerly. Raises
-    WorkCancelled out of the first network when somebody wants the training to end now.
+    Raises WorkCancelled from the first network when the user ends the training now.
     """
     networks, requests, world = list(networks), training.journal.requests, training.world
 
     def check(*given: Any) -> None:
         if training.method.shards is None:
             requests.raise_if_cancelled()
-        elif any(world.gather(requests.cancelled())):  # all compute together, so all end it together
+        elif any(world.gather(requests.cancelled())):  # all processes compute together, so they must stop together
             raise WorkCancelled
 
     hook = networks[0].register_forward_pre_hook(check, prepend=True)
-    # Mode by module: inside a denoiser in evaluation mode its adapters are in training mode.
+    # Save the mode of each module: adapters are in training mode inside a denoiser in evaluation mode.
     modes = [(module, module.training) for network in networks for module in network.modules()]
     for module, _ in modes:
         module.training = False

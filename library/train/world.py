@@ -27,9 +27,9 @@ TIMEOUT, TIMEOUT_OF_GPUS = 30, 10  # minutes: PyTorch's default timeouts of coll
 
 
 class World:
-    """Device, ranks, dtypes and mixed precision of a training, and what its processes exchange.
+    """Device, ranks, dtypes and mixed precision of a training, and the communication of its processes.
 
-    As a context manager it ends the process group, where there is one.
+    As a context manager it destroys the process group, if there is one.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -37,21 +37,21 @@ class World:
         handlers: list[Any] = []
         if options.ddp_timeout:
             handlers.append(InitProcessGroupKwargs(timeout=datetime.timedelta(minutes=options.ddp_timeout)))
-        os.environ.pop("ACCELERATE_USE_FSDP", None)  # `fsdp` says so, and accelerate would shard in its own way
+        os.environ.pop("ACCELERATE_USE_FSDP", None)  # accelerate would shard in its own way; our option is `fsdp`
         self._sharded = options.fsdp
         no_gpu = not torch.cuda.is_available()  # without cpu=True several processes on a CPU form no group
         self.accelerator = Accelerator(
             mixed_precision=config.precision.mixed_precision, cpu=no_gpu, kwargs_handlers=handlers
         )
         self.device: torch.device = self.accelerator.device
-        if self.device.type == "cpu":  # with several processes it is "cpu:0", which torch.load does not accept
+        if self.device.type == "cpu":  # several processes get "cpu:0", which torch.load rejects
             self.device = torch.device("cpu")
         self.main: bool = self.accelerator.is_main_process
         self.rank: int = self.accelerator.process_index
         self.ranks: int = self.accelerator.num_processes
         self.storage_dtype, self.compute_dtype = fp8_storage.storage_type(config), fp8_storage.compute_type(config)
         self.memory = MemoryWatch(self.device)
-        # Shorter than the timeout of NCCL, which ends the process without a message.
+        # Shorter than NCCL's timeout, which ends the process without a message.
         timeout = 0.9 * 60 * (options.ddp_timeout or (TIMEOUT if no_gpu else TIMEOUT_OF_GPUS))
         self.messages = Messages(self.rank, self.ranks, timeout) if self.ranks > 1 else None
 
@@ -76,7 +76,7 @@ class World:
         return self.accelerator.scaler
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
-        """The context of mixed precision. It surrounds compiled blocks and is never entered inside of one."""
+        """Return the context of mixed precision. It surrounds compiled blocks and is never entered inside one."""
         if self._sharded and self.ranks > 1:  # the cache would keep cast weights of all blocks at once
             return self.accelerator.autocast(AutocastKwargs(cache_enabled=False))
         return self.accelerator.autocast()
@@ -84,8 +84,8 @@ class World:
     def place(self, components: ModelComponents, trained: Mapping[str, bool], cached: Cache, keep_vae: bool) -> None:
         """Move the VAE and the text encoders to the device, and free those whose outputs are cached.
 
-        `cached` is the config's cache section. Networks that are still deferred are not needed. The denoiser is placed
-        by `prepare_denoiser`.
+        `cached` is the config's cache section. Networks that are still deferred are not needed. `prepare_denoiser`
+        places the denoiser.
         """
         components.deferred.clear()
         held = components.vae, *components.encoders.values()
@@ -105,12 +105,12 @@ class World:
             torch.cuda.empty_cache()
 
     def average(self, tensor: Tensor) -> None:
-        """Make a tensor the mean of all processes', in place."""
+        """Replace a tensor in place by the mean over all processes."""
         torch.distributed.all_reduce(tensor)
         tensor /= self.ranks
 
     def gather(self, value: T) -> list[T]:
-        """The value of every process, by rank."""
+        """Return the value of every process, by rank."""
         found = [value] * self.ranks
         if self.ranks > 1:
             torch.distributed.all_gather_object(found, value)
