@@ -1,4 +1,4 @@
-"""Random changes of an image when it is loaded: crop, flip and colours.
+"""Random changes of an image at load time: crop, flip and colours.
 
 Pure functions of a random generator, so that an image is the same in every process and after a resume.
 """
@@ -18,7 +18,7 @@ Face = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The visible part of an image: it is scaled to `resized`, then cropped to `size` at (left, top); all in pixels."""
+    """The visible part of an image: scaled to `resized`, then cropped to `size` at (left, top); all in pixels."""
 
     resized: tuple[int, int]
     left: int
@@ -33,7 +33,7 @@ def middle(fit: "BucketFit", flip: bool = False) -> View:
 
 
 def anywhere(fit: "BucketFit", random: Random, flip: bool = False) -> View:
-    """A random crop, uniformly distributed."""
+    """Return a uniformly distributed random crop."""
     width, height = fit.bucket
     left = random.randint(0, fit.resized[0] - width)
     return View(fit.resized, left, random.randint(0, fit.resized[1] - height), fit.bucket, flip)
@@ -54,7 +54,7 @@ def face_of(path: str | Path) -> Face | None:
 def around_face(size: "Size", window: "Size", face: Face, bounds: tuple[float, float], random: Random) -> View:
     """Scale an image until the crop is bounds[0] to bounds[1] times as large as its face, and crop around the face.
 
-    The image is enlarged only as far as it has to cover the crop.
+    Enlarges the image only as far as the crop requires.
     """
     cover = max(window[0] / size[0], window[1] / size[1])
     tight, wide = (min(window) / (max(face[2:]) * max(bound, 1e-6)) for bound in bounds)
@@ -75,7 +75,7 @@ def color(picture: "np.ndarray", random: Random) -> "np.ndarray":
     if random.random() > 0.33:
         return picture
     if random.random() > 0.5:
-        # RGB read as BGR, as upstream does: hues are named differently, but turned by the same angle.
+        # RGB is read as BGR, as upstream does: hue names differ, but the rotation is the same.
         hsv = cv2.cvtColor(picture, cv2.COLOR_BGR2HSV)
         hsv[:, :, 0] = ((hsv[:, :, 0] + random.uniform(-8, 8)) % 180).astype(np.uint8)
         return cv2.cvtColor(hsv, cv2.COLOR_HSV2BGR)

@@ -25,15 +25,15 @@ class Batch:
     paths: list[str]
     latents: Tensor | None = None  # float32 [B,C,h,w], in the convention of the family's cache
     pixels: Tensor | None = None  # float32 [B,3,H,W] in -1..1
-    text: dict[str, Tensor] | None = None  # by the names of the family's cache, when captions are cached
+    text: dict[str, Tensor] | None = None  # by the names in the family's cache; None unless captions are cached
     mask: Tensor | None = None  # float32 [B,1,h,w]; the loss is multiplied by it
     # Control and reference images, as latents or pixels like the images: the first of each image, the second, ...
     controls: tuple[Tensor, ...] = ()
-    is_guided: bool = False  # whether the only one is a control image, which is always pixels
+    is_guided: bool = False  # whether `controls` is a control image, which is always pixels
     paint: Tensor | None = None  # float32 [B,1,H,W], 1 in the region to inpaint
     keep_base: Tensor | None = None  # bool [B]: diff_output_preservation, the target is the base model's prediction
-    text_length: int | None = None  # tokens of its captions that a step reads; None: all
-    full: int = 0  # images of a full batch of this data set; the last batch of a bucket may have fewer
+    text_length: int | None = None  # caption tokens that a step uses; None: all
+    full: int = 0  # size of a full batch of this data set; the last batch of a bucket may be smaller
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -47,7 +47,8 @@ class Batch:
 
     @property
     def bucket(self) -> str:
-        """Width and height of the images in pixels, as in "1024x768"; does not wait for the GPU."""
+        """Width and height of the images in pixels, such as "1024x768"."""
+        # From shapes alone, as reading values would wait for the GPU.
         scale = 1 if self.latents is None else LATENT
         first = self.pixels if self.latents is None else self.latents
         beside = () if self.paint is not None or self.is_guided else self.controls
@@ -55,7 +56,7 @@ class Batch:
         return "+".join(f"{one.shape[-1] * scale}x{one.shape[-2] * scale}" for one in shown if one is not None)
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same on another device, copied asynchronously."""
+        """Copy the batch to a device, asynchronously."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> "Batch":
@@ -85,7 +86,7 @@ class BatchSample:
 
 
 def batch_of(samples: Sequence[BatchSample], images: Sequence["Image"]) -> Batch:
-    """The batch of these samples, each of one image."""
+    """Stack samples, each of one image, into a batch."""
     batch = Batch(
         captions=[sample.caption for sample in samples],
         sizes=torch.tensor([sample.size for sample in samples], dtype=torch.float32),
@@ -110,7 +111,7 @@ def _stacked(tensors: list[Tensor | None]) -> Tensor | None:
 
 
 def padded(texts: list[dict[str, np.ndarray]]) -> dict[str, Tensor] | None:
-    """Stack the outputs of text encoders; shorter ones are padded with zeros."""
+    """Stack the outputs of text encoders, padding shorter ones with zeros."""
     if not texts:
         return None
     together = {}
@@ -125,7 +126,7 @@ def padded(texts: list[dict[str, np.ndarray]]) -> dict[str, Tensor] | None:
 
 
 def _masks(masks: list[Tensor | None], shape: tuple[int, int]) -> Tensor | None:
-    """Masks at the size of the latents; all ones for an image without one."""
+    """Resize masks to the latents' size; an image without a mask gets ones."""
     if all(mask is None for mask in masks):
         return None
     full = torch.ones(shape)

@@ -38,7 +38,7 @@ class Buckets:
     step: int = 64
 
     def problems(self, grid: int = 1) -> Iterator[Problem]:
-        """Why these rules are impossible for a model that needs sides in multiples of `grid` pixels."""
+        """Yield why these rules are impossible for a model whose sides are multiples of `grid` pixels."""
         if not self.enabled:
             yield from (
                 Problem(
@@ -79,12 +79,12 @@ class Buckets:
             )
 
     def fit(self, size: Size) -> BucketFit | None:
-        """Choose the bucket of an image, or None when the image is thinner than the thinnest bucket."""
+        """Choose the bucket of an image; None if the image is thinner than the thinnest bucket."""
         return _fit(self, size)
 
 
 def resolutions(resolution: Size, smallest: int, largest: int, step: int) -> tuple[Size, ...]:
-    """List the buckets of about the area of `resolution`, sorted; the bounds are widened to multiples of `step`."""
+    """List the buckets with about the area of `resolution`, sorted; the bounds are widened to multiples of `step`."""
     smallest, largest = _bounds(smallest, largest, step)
     area = resolution[0] * resolution[1]
     square = int(math.sqrt(area) // step) * step
@@ -97,8 +97,10 @@ def resolutions(resolution: Size, smallest: int, largest: int, step: int) -> tup
 
 
 def crop_ltrb(bucket: Size, size: Size) -> tuple[float, float, float, float]:
-    """Crop coordinates (left, top, right, bottom) that condition SDXL: the letterbox of the image in its bucket, which
-    is not the real crop."""
+    """Return the crop coordinates (left, top, right, bottom) that condition SDXL: the letterbox of the image in its
+    bucket.
+    """
+    # Not the real crop: upstream conditions on the letterbox.
     width, height = bucket
     aspect = size[0] / size[1]
     if width / height > aspect:
@@ -135,14 +137,14 @@ def _cover(bucket: Size, size: Size) -> BucketFit:
 
 
 def _shrink(area: int, step: int, size: Size) -> BucketFit | None:
-    """Scale down to the area if needed, never up; the bucket is what fits on the grid of `step`."""
+    """Scale down to the area if needed, never up; the bucket is the largest on the grid of `step` that fits."""
     resized = size if size[0] * size[1] <= area else _shrunk(area, step, size[0] / size[1])
     bucket = (resized[0] // step * step, resized[1] // step * step)
     return BucketFit(bucket, resized) if min(bucket) else None
 
 
 def _shrunk(area: int, step: int, aspect: float) -> Size:
-    """Round one side to the grid, the one that changes the aspect ratio less once the other is rounded too."""
+    """Round one side to the grid: the one that changes the aspect ratio less once the other is rounded, too."""
     width = math.sqrt(area * aspect)
     by_width, by_height = _rounded(width, step), _rounded(area / width, step)
     height, other = _rounded(by_width / aspect, step), _rounded(by_height * aspect, step)

@@ -1,7 +1,7 @@
-"""Files that hold cached arrays by name: .npz as sd-scripts writes them, .safetensors as musubi-tuner does.
+"""Files of cached arrays by name: .npz as sd-scripts writes them, .safetensors as musubi-tuner does.
 
-The provenance of an array is text: an array of its own in .npz, metadata in .safetensors. There the names end
-in the dtype, which is left out of the names here.
+The provenance of an array is text: an array of its own in .npz, metadata in .safetensors. Names in .safetensors end in
+the dtype, which is stripped here.
 """
 
 import io
@@ -35,8 +35,8 @@ BROKEN = (
     zipfile.BadZipFile,
     SafetensorError,
 )
-LARGEST = 2**30  # bytes of an unpacked cache, 100 times the latents of an image in 100 sizes
-MASK = "alpha_mask"  # what names of masks begin with
+LARGEST = 2**30  # limit of an unpacked cache in bytes, 100 times the latents of an image in 100 sizes
+MASK = "alpha_mask"  # prefix of mask names
 TYPE = re.compile(r"_(bfloat16|float\d+\w*|u?int\d+|bool)$")
 
 
@@ -47,22 +47,21 @@ class CacheFile(Protocol):
     facts: tuple[str, ...]  # names of the texts
 
     def array(self, name: str) -> np.ndarray:
-        """An array; KeyError if the file has none of this name. bfloat16, which numpy lacks, becomes float32."""
+        """Return an array; KeyError if it is missing. bfloat16, which numpy lacks, becomes float32."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """An array's shape without reading its values, as 100,000 files may have to be checked; () if it is not
-        there."""
+        """Return an array's shape, () if it is missing. Reads no values, as 100,000 files may have to be checked."""
         ...
 
     def fact(self, name: str) -> str | None:
-        """A text, if it is there."""
+        """Return a text, or None if it is missing."""
         ...
 
 
 @contextmanager
 def opened(file: str) -> Iterator[CacheFile]:
-    """Open a file of either format; raises one of BROKEN for a damaged one."""
+    """Open a file of either format; raise one of BROKEN if it is damaged."""
     if file.endswith(".safetensors"):
         if Path(file).stat().st_size > LARGEST:
             raise ValueError("it is too large for a cache")
@@ -72,7 +71,7 @@ def opened(file: str) -> Iterator[CacheFile]:
         with safe_open(file, "pt") as archive:
             yield _Safetensors(archive)
         return
-    # Pickles could execute code, and no cache needs them.
+    # Pickles can execute code, and no cache needs them.
     npz = np.load(file, allow_pickle=False)
     if not isinstance(npz, np.lib.npyio.NpzFile) or npz.zip is None:
         raise ValueError("it is no .npz archive")
@@ -83,10 +82,10 @@ def opened(file: str) -> Iterator[CacheFile]:
 
 
 def write(file: str, arrays: Mapping[str, np.ndarray], facts: Mapping[str, str]) -> None:
-    """Write arrays and texts; in .safetensors the dtype is appended to a name.
+    """Write arrays and texts; in .safetensors the dtype is appended to names.
 
-    Masks of 8 bits are float32 in 0..1 in .npz, as in sd-scripts, and deflated: nearly all of a mask is alike. Latents
-    are not, as they would not get smaller. The format of .safetensors has no compression, and keeps the 8 bits.
+    In .npz 8-bit masks become float32 in 0..1, as in sd-scripts, and are deflated, as masks are nearly uniform; latents
+    would not shrink. .safetensors has no compression, so masks keep 8 bits there.
     """
     if not file.endswith(".safetensors"):
         known = {name: as_mask(array) if name.startswith(MASK) else array for name, array in arrays.items()}

@@ -1,8 +1,8 @@
 """Caches beside the images, with the names and keys of kohya or musubi-tuner, and the check whether one is stale.
 
-Each entry also carries its provenance, `made_from`: a line of JSON with the image or caption, the network and the
-options that it was made with. Other trainers ignore it. Files without it, written by them, are valid if their shapes
-match and they are newer than the files that they were made from.
+Each entry also stores its provenance, `made_from`: a line of JSON with the image or caption, the network and the
+options that produced it. Other trainers ignore it. Their own files lack it, and are valid if their shapes match and
+they are newer than their sources.
 """
 
 import hashlib
@@ -33,16 +33,16 @@ MADE_FROM = "made_from"
 KEPT = re.compile(r"(?:latents|alpha_mask|control_\d+|original_size|crop_ltrb|made_from)(?:_flipped)?(_\d+x\d+|)")
 SEVERAL = re.compile(r"latents(_\d+x\d+|)")
 FORMAT = "1.0.1"  # of musubi-tuner's caches
-EMPTY_CAPTION = "empty-caption"  # the stem of the file with the outputs for it
-CAPTION = "caption1"  # metadata of its caches of text: what was encoded
+EMPTY_CAPTION = "empty-caption"  # file stem of its outputs
+CAPTION = "caption1"  # metadata of musubi-tuner's text caches: the encoded caption
 NO_CACHE = LatentCache("", keyed_by_size=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Latents that a training needs: their image, its crop, and other arrays such as masks and control latents.
+    """Latents that a training needs: their image, its crop, and further arrays such as masks and control latents.
 
-    `tail` is what the keys end in: "_<h>x<w>" in files that hold several sizes, else nothing.
+    `tail` is the suffix of the keys: "_<h>x<w>" in files with several sizes, else empty.
     """
 
     image: str
@@ -69,7 +69,7 @@ class Wanted:
 
     @property
     def arrays(self) -> dict[str, Size]:
-        """Names and sizes (height, width) of all arrays that are needed."""
+        """Names and sizes (height, width) of all needed arrays."""
         width, height = self.fit.bucket
         found = {"latents": self.shape} | ({"alpha_mask": (height, width)} if self.mask else {})
         for number, control in enumerate(self.controls):
@@ -78,7 +78,7 @@ class Wanted:
         return found | flipped
 
     def key(self, name: str) -> str:
-        """The key in the file of an array of `arrays`."""
+        """Return the key of an array of `arrays` in the file."""
         if not self.cache.architecture or name == "alpha_mask":
             return name + self.tail
         (height, width), base = self.arrays[name], name.removesuffix("_flipped")
@@ -90,16 +90,15 @@ class Wanted:
         return f"{base}{name[len(name.removesuffix('_flipped')) :]}_{tail}"
 
     def stored_size(self, name: str) -> Size:
-        """Height and width of an array of `arrays` in the file."""
+        """Return height and width of an array of `arrays` in the file."""
         height, width = self.arrays[name]
         square = 1 if name == "alpha_mask" else self.cache.square
         return height // square, width // square
 
 
 def latents_file(image: str, size: Size, suffix: str, how: Decoding = AS_STORED) -> str:
-    """`photo.png` of 640x480 -> `photo_0640x0480_sdxl.npz`; where its EXIF orientation turns it
-    `photo_0640x0480_upright_sdxl.npz`, as latents of the image as it is stored may be there as well, also at the same
-    size."""
+    """`photo.png` of 640x480 -> `photo_0640x0480_sdxl.npz`; if EXIF turns it, `photo_0640x0480_upright_sdxl.npz`."""
+    # Latents of the unturned image may exist at the same size.
     turned = UPRIGHT * how.turns(image)
     return f"{os.path.splitext(image)[0]}_{size[0]:04d}x{size[1]:04d}{turned}{suffix}"
 
@@ -123,9 +122,9 @@ def empty_text_file(image: str, suffix: str, is_shared: bool) -> str:
 
 
 def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = False) -> bool:
-    """Whether the file holds these latents, made from the image as it is now; with `trust`, whether the file exists.
+    """Return whether the file holds these latents of the current image; with `trust`, whether the file exists.
 
-    `vae` is the network that would make them, see `identity`, or None when it is not known.
+    `vae` identifies the network that would make them, see `identity`; None if it is unknown.
     """
     if trust:
         return os.path.exists(wanted.file)
@@ -140,7 +139,7 @@ def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = Fals
                 return as_stored and _is_younger(wanted.file, sources) and _same_crop(file, wanted)
     except BROKEN:
         return False
-    # Of an image that is gone nothing tells how it would be read.
+    # How a deleted image was decoded cannot be checked.
     names = ["resized", "interpolation"] + ["read"] * os.path.exists(wanted.image)
     if any(stamp.get(name) != wanted.cut.get(name) for name in names) or not identity.same(stamp.get("vae"), vae):
         return False
@@ -149,7 +148,7 @@ def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = Fals
 
 
 def has_size(wanted: Wanted) -> bool:
-    """Whether the file has latents of this size, whatever they were made of; it may have those of other sizes."""
+    """Return whether the file has latents of this size, whatever they were made from."""
     try:
         with cache_files.opened(wanted.file) as file:
             return _has_size(file, wanted)
@@ -162,17 +161,17 @@ def _has_size(file: CacheFile, wanted: Wanted) -> bool:
 
 
 def read_latents(wanted: Wanted) -> dict[str, np.ndarray]:
-    """Read latents [C, h, w] and what else is wanted, by the names of `Wanted.arrays`."""
+    """Read latents [C, h, w] and the other wanted arrays, by the names of `Wanted.arrays`."""
     with cache_files.opened(wanted.file) as file:
         found = {name: file.array(wanted.key(name)) for name in wanted.arrays}
-    # Latents of some families have a frame dimension in musubi-tuner's format; in our earlier files all have it.
+    # In musubi-tuner's format latents of some families have a frame dimension; in our earlier files all have it.
     found = {name: array[:, 0] if array.ndim == 4 else array for name, array in found.items()}
     square = wanted.cache.square
     return {name: _spread(array, square) if square > 1 and array.ndim == 3 else array for name, array in found.items()}
 
 
 def write_latents(wanted: Wanted, arrays: Mapping[str, np.ndarray], stamp: JsonMapping) -> None:
-    """Write the arrays, by the names of `Wanted.arrays`, and keep the other sizes that the file already holds."""
+    """Write the arrays by the names of `Wanted.arrays`, keeping other sizes that the file already holds."""
     content, facts = _others(wanted)
     cache = wanted.cache
     for name, array in arrays.items():
@@ -203,11 +202,10 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
     names: Mapping[str, str] | None = None,
     shown: "Sequence[ControlImage]" = (),
 ) -> bool:
-    """Whether the file holds outputs with this `stamp` of a caption and of the reference images `shown` with it;
+    """Return whether the file holds outputs with this `stamp` of a caption and of the reference images `shown` with it;
     `sources` are files that it must be newer than.
 
-    `lengths`: by array, its length in tokens where it has one; `names`: the keys of some arrays in the file, where they
-    differ.
+    `lengths`: token lengths by array; `names`: keys of arrays in the file that differ from their names.
     """
     if trust:
         return os.path.exists(file)
@@ -247,7 +245,7 @@ def read_text(file: str, keys: Iterable[str], names: Mapping[str, str] | None = 
 def write_text(
     file: str, arrays: Mapping[str, np.ndarray], stamp: JsonMapping, cache: TextCache | None = None, caption: str = ""
 ) -> None:
-    """Write the outputs of the text encoders; the options that they depend on are keys of their own, as upstream's."""
+    """Write the outputs of the text encoders; options that affect them are separate keys, as upstream."""
     facts = {MADE_FROM: json.dumps(stamp)}
     if cache and cache.architecture:
         facts |= {"architecture": cache.architecture, "format_version": FORMAT, CAPTION: caption}
@@ -259,7 +257,7 @@ def write_text(
 
 
 def text_stamp(caption: str, encoders: JsonMapping | None, options: JsonMapping, template: str = "") -> JsonObject:
-    """What outputs of the text encoders depend on besides images; `template` is the one that inserts these."""
+    """Return what outputs of the text encoders depend on besides images; `template` inserts those."""
     return {
         "caption": _caption_hash(caption),
         "encoders": encoders,
@@ -303,7 +301,7 @@ def _same_crop(file: CacheFile, wanted: Wanted) -> bool:
 
 
 def _same_options(file: CacheFile, options: JsonMapping) -> bool:
-    """Upstream stores switches as keys of their own, and no other options: those match only where they are unset."""
+    """Return whether a file's switches match. Upstream stores no other options, which match only if they are unset."""
     switches = {key: value for key, value in options.items() if isinstance(value, bool)}
     if any(value is not None for key, value in options.items() if key not in switches):
         return False
@@ -311,8 +309,9 @@ def _same_options(file: CacheFile, options: JsonMapping) -> bool:
 
 
 def _same_caption(file: CacheFile, caption: str) -> bool:
-    """Whether another trainer encoded the caption of this hash, where it stores one; the caption of a file with several
-    lines is the first here."""
+    """Return whether another trainer encoded the caption of this hash, if it stores one; of several lines, the first
+    caption.
+    """
     told = (file.fact(CAPTION) or "").strip()
     return file.fact(CAPTION) is None or caption in (
         _caption_hash(told),
@@ -330,10 +329,10 @@ def _is_younger(file: str, sources: Sequence[str]) -> bool:
 
 
 def _others(wanted: Wanted) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays and texts of other sizes in the file that are of the image as it is now."""
+    """Return the arrays and texts of other sizes in the file that belong to the current image."""
     try:
         with cache_files.opened(wanted.file) as file:
-            if wanted.cache.architecture:  # whose keys have the size of a reference image, not of its image
+            if wanted.cache.architecture:  # its keys contain the size of a reference image, not of the image itself
                 if any(not _still_same_image(file, wanted, name[len(MADE_FROM) :]) for name in _made_from(file)):
                     return {}, {}
                 return {name: file.array(name) for name in file.names}, {
@@ -359,7 +358,7 @@ def _still_same_image(file: CacheFile, wanted: Wanted, tail: str) -> bool:
 
 
 def unreadable(file: str | Path, error: Exception) -> ConfigError:
-    """The error for a cache that cannot be read when it is needed."""
+    """Return the error for a cache that is unreadable when it is needed."""
     if isinstance(error, FileNotFoundError):
         return ConfigError(
             "{file} is missing: it was there when the training started; start again, it will be made again", file=file

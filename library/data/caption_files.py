@@ -1,4 +1,4 @@
-"""Caption files: which one belongs to an image, what it holds, and files that only look like captions."""
+"""Caption files: which one belongs to an image, its content, and files that only look like captions."""
 
 import os
 import unicodedata
@@ -14,29 +14,29 @@ from library.data.folders import Listing, about_images, some
 from library.data.metadata import AUTOMATIC
 
 USUAL = (".txt", ".caption")
-TEXTS = (*USUAL, ".text", ".cap", ".tags", ".json", ".md")  # that other programs write beside images
+TEXTS = (*USUAL, ".text", ".cap", ".tags", ".json", ".md")  # other programs write these beside images
 
 
 class Missing(NamedTuple):
-    """What to say of images without captions; `whole_folder`: all captions have another extension."""
+    """Remarks on images without captions; `whole_folder`: all captions have another extension."""
 
     whole_folder: Problem | None
     others: list[Problem]
 
 
-# The only reader of captions, for trainings and for all that shows or changes them.
+# The only reader of captions, so that trainings and editors see the same text.
 def read_caption(path: str | Path) -> str:
-    """The text of a caption file as it is written, with its line ends.
+    """Return the text of a caption file as written, with its line ends.
 
-    Raises FileNotFoundError; ConfigError when it is no ordinary file, too long or closed; UnicodeDecodeError when it is
-    neither UTF-8 nor marked UTF-16.
+    Raises FileNotFoundError; ConfigError if it is no regular file, too long or not readable; UnicodeDecodeError if it
+    is neither UTF-8 nor marked UTF-16.
     """
     os.stat(path)
     return decoded(read_bytes(path, CAPTION))
 
 
 def caption_file(here: Listing, image: str, extension: str) -> str:
-    """The caption file of an image, or "": of the same name, or of the name without the numbers of a face."""
+    """Return the caption file of an image, or "": with the same name, or the name without the numbers of a face."""
     stem = os.path.splitext(image)[0]
     parts = stem.split("_")
     names = [stem + extension] + (["_".join(parts[:-4]) + extension] if len(parts) >= 5 else [])
@@ -44,14 +44,16 @@ def caption_file(here: Listing, image: str, extension: str) -> str:
 
 
 def odd_files(here: Listing, images: Collection[str]) -> list[str]:
-    """Text files that seem to belong to these images, but are not named as their captions: a.png.txt, A.txt, a.json."""
+    """Return text files that seem to belong to these images but are not named like captions: a.png.txt,
+    A.txt, a.json.
+    """
     wanted = {_plain(name) for name in images} | {_plain(os.path.splitext(name)[0]) for name in images}
     parts = ((name, *os.path.splitext(name)) for name in here.names)
     return sorted(name for name, stem, suffix in parts if suffix.lower() in TEXTS and _plain(stem) in wanted)
 
 
 def about_odd_files(here: Listing, files: Collection[str], extension: str) -> Iterator[Problem]:
-    """That these files are not read as captions."""
+    """Report that these files are not read as captions."""
     if files:
         yield about_images(
             "{folder}: not read as captions: {names}; to use them, save each as text with the name of its image and "
@@ -64,7 +66,7 @@ def about_odd_files(here: Listing, files: Collection[str], extension: str) -> It
 
 
 def about_missing(subset: SubsetConfig, here: Listing, images: list[str], files: list[str]) -> Missing:
-    """What to say of these images of a folder whose caption file, in the order of the images, is ""."""
+    """Report the images of a folder whose caption file, in the order of the images, is ""."""
     bare = [name for name, file in zip(images, files, strict=True) if not file]
     if not bare:
         return Missing(None, [])

@@ -1,6 +1,6 @@
-"""Changes of a caption when it is loaded: pure functions of text, options, moment and a random generator.
+"""Changes of a caption at load time: pure functions of text, options, moment and a random generator.
 
-The order of the steps, and of the random draws, is kohya's: with the same seed both give the same captions.
+Steps and random draws have kohya's order, so the same seed gives the same captions.
 """
 
 import math
@@ -12,14 +12,14 @@ from random import Random
 from library.config.dataset import SubsetConfig
 from library.config.run_config import UNCHANGED, CaptionChange
 
-TRIGGER = "[trigger]"  # in captions written for ai-toolkit, which puts the trigger word in its place
+TRIGGER = "[trigger]"  # placeholder of ai-toolkit for the trigger word
 _CHOICE = re.compile(r"\{([^}]+)\}")
-_OPEN, _CLOSE = "\ue000", "\ue001"  # private characters that stand for {{ and }} while choices are drawn
+_OPEN, _CLOSE = "\ue000", "\ue001"  # private-use characters that replace {{ and }} while choices are drawn
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a caption is loaded: optimizer step from 0, epoch from 1, and the total steps of the training."""
+    """When a caption is loaded: optimizer step (from 0), epoch (from 1), and total steps of the training."""
 
     step: int = 0
     epoch: int = 1
@@ -33,8 +33,9 @@ def process(
     moment: Moment = Moment(),
     change: CaptionChange = UNCHANGED,
 ) -> str:
-    """Make the caption that is encoded: prefix, dropout, wildcards, then warm-up, shuffling and dropout of tags;
-    at last the trained words of an embedding."""
+    """Return the caption to encode: prefix, dropout, wildcards, then warm-up, shuffling and dropout of tags; last the
+    trained words of an embedding.
+    """
     caption = with_affixes(caption, options)
     if _is_dropped(options, random, moment):
         return ""
@@ -46,8 +47,9 @@ def process(
 
 
 def encoded_once(caption: str, options: SubsetConfig, name: str) -> str:
-    """Make the caption that is encoded once for the whole training: as of `process`, without anything that varies from
-    step to step. Of wildcards one variant is drawn, always the same for an image of this name."""
+    """Return the caption to encode once for the whole training: as `process`, without what varies by step. One wildcard
+    variant is drawn, always the same for an image of this name.
+    """
     caption = with_affixes(caption, options)
     if options.enable_wildcard:
         caption = _expanded(caption, Random(f"{name} {caption}"))
@@ -55,9 +57,9 @@ def encoded_once(caption: str, options: SubsetConfig, name: str) -> str:
 
 
 def variant(caption: str, options: SubsetConfig, name: str, number: int) -> str:
-    """Make one of several variants of a caption that are encoded once: 0 is that of `encoded_once`.
+    """Return one of several variants of a caption that are encoded once: 0 is that of `encoded_once`.
 
-    Others are shuffled, lose tags and draw wildcards, always in the same way for an image of this name.
+    The others are shuffled, lose tags and draw wildcards, always alike for an image of this name.
     """
     if number == 0:
         return encoded_once(caption, options, name)
@@ -75,10 +77,10 @@ def drawn_number(options: SubsetConfig, random: Random, moment: Moment, count: i
 
 
 def with_affixes(caption: str, options: SubsetConfig) -> str:
-    """Put the trigger phrase in the place of [trigger], and join the caption with its prefix and suffix.
+    """Replace [trigger] by the trigger phrase, and join the caption with its prefix and suffix.
 
-    A prefix that is the trigger phrase is left out where the caption has [trigger]. With wildcards, which draw one
-    line, every line gets prefix and suffix; else only the first line is read.
+    A prefix equal to the trigger phrase is dropped if the caption has [trigger]. With wildcards, which draw one line,
+    every line gets prefix and suffix; otherwise only the first line is read.
     """
     lines = caption.split("\n") if options.enable_wildcard else caption.split("\n", 1)[:1]
     return "\n".join(_line_with_affixes(line, options) for line in lines)
@@ -89,7 +91,7 @@ def _line_with_affixes(caption: str, options: SubsetConfig) -> str:
     if TRIGGER in caption and (word := options.trigger_phrase):
         caption = caption.replace(TRIGGER, word)
         prefix = "" if prefix.strip(" ,") == word.strip(" ,") else prefix
-    if prefix:  # one space, even where the prefix ends with one
+    if prefix:  # exactly one space, even if the prefix ends with one
         caption = f"{prefix.rstrip()} {caption.lstrip()}" if caption.strip() else prefix.rstrip()
     return f"{caption} {options.caption_suffix}" if options.caption_suffix else caption
 
@@ -99,17 +101,17 @@ def joined(tags: Sequence[str], separator: str) -> str:
 
 
 def first_line(text: str) -> str:
-    """Read a caption file that holds one caption: its first line, without the spaces around it."""
+    """Return the caption of a file with one caption: its first line, stripped."""
     return text.strip().split("\n", 1)[0].strip()
 
 
 def lines(text: str) -> str:
-    """Read a caption file that holds alternatives: every line that is not empty."""
+    """Return the captions of a file with alternatives: every non-empty line."""
     return "\n".join(line for line in map(str.strip, text.split("\n")) if line)
 
 
 def with_tags(caption: str, tags: str, options: SubsetConfig) -> str:
-    """Join the caption and the tags of a metadata file; with wildcards the tags follow every line of the caption."""
+    """Join the caption and the tags of a metadata file; with wildcards the tags follow every line."""
     separator = options.caption_separator
     if not options.enable_wildcard:
         return f"{caption}{separator}{tags}" if caption and tags else caption or tags
@@ -120,7 +122,7 @@ def with_tags(caption: str, tags: str, options: SubsetConfig) -> str:
 
 
 def _without_marks(caption: str, options: SubsetConfig) -> str:
-    """Remove what marks tags as kept or as joined, which no model should learn."""
+    """Remove the marks of kept or joined tags, which no model should learn."""
     mark = options.keep_tokens_separator
     if mark and mark in caption:
         caption = joined([tag for part in _parts(caption, options) for tag in part], options.caption_separator)

@@ -17,15 +17,16 @@ from library.data.pixels import header_size
 if TYPE_CHECKING:
     from library.data.finding import Survey
 
-STEP = 16  # pixels that sides of reference images are multiples of: one token of all models that take them
+STEP = 16  # sides of reference images are multiples of this many pixels: one token of all models that take them
 UNLIMITED = (1 << 16, 1 << 16)
 NUMBERED = re.compile(r"(.+)_(\d+)")
 
 
 def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
-    """The mask or control image of an image: the file of the same name, except for its suffix, in conditioning_data_dir
-    or in its sub-folder that is named like the image's folder; without a folder OneTrainer's mask beside the image;
-    "" without one."""
+    """Return the mask or control image of an image, "" without one: the file of the same name, except for its suffix,
+    in conditioning_data_dir or in its sub-folder named like the image's folder; without that option OneTrainer's mask
+    beside the image.
+    """
     folder, file = os.path.split(image.path)
     stem, guided = os.path.splitext(file)[0], result.control_use.guided
     if not subset.conditioning_data_dir:
@@ -59,7 +60,7 @@ def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
 
 
 def without_pictures(result: "Survey") -> Iterator[Problem]:
-    """Problems of images without their mask or control image: one for each folder that should hold them."""
+    """Return problems of images without mask or control image, one per folder that should hold them."""
     for place, images in result.unreferenced.items():
         template = (
             ": {path} names no reference image of {count}: {images}; write them there as control_path, name their "
@@ -113,14 +114,14 @@ def without_images(result: "Survey") -> Iterator[Problem]:
 
 
 def _few(images: list[str]) -> dict[str, Any]:
-    each = [*dict.fromkeys(images)]  # which may be trained at several sizes
+    each = [*dict.fromkeys(images)]  # an image may be trained at several sizes
     return {"count": counted(len(each), "image"), "images": some(each), "topic": "images"}
 
 
 def controls_of(
     result: "Survey", subset: SubsetConfig, image: Image, named: tuple[str, ...], use: ControlUse
 ) -> tuple[ControlImage, ...]:
-    """The control and reference images of an image, for a model that uses them like this; `named`: of a metadata file.
+    """Return the control and reference images of an image for a model with this `use`; `named`: from a metadata file.
 
     Regularisation images may have none.
     """
@@ -166,8 +167,9 @@ def controls_of(
 
 # Why: docs/decisions/2026-11-22-reference-images-take-the-targets-size.md
 def control_fit(subset: SubsetConfig, size: Size, bucket: Size) -> BucketFit | None:
-    """How a reference image of `size` is scaled and cropped for an image in `bucket`: to that bucket, unless the subset
-    has other options. None where nothing of it would be left."""
+    """Return how a reference image of `size` is scaled and cropped for an image in `bucket`: to that bucket, unless the
+    subset has other options. None if nothing of it would remain.
+    """
     area = subset.control_resolution
     if subset.no_resize_control:
         return Buckets(area or UNLIMITED, no_upscale=True, step=STEP).fit(size)
@@ -181,8 +183,9 @@ def _beside(result: "Survey", subset: SubsetConfig, image: Image) -> tuple[str, 
 
 
 def _named_like(result: "Survey", subset: SubsetConfig, folder: str, image: Image) -> Iterator[str]:
-    """Files in a folder that are named like an image: <name>.png, then <name>_0.png, <name>_1.png. A numbered file that
-    has the name of another image of the same folder belongs to that one."""
+    """Return files named like an image: <name>.png, then <name>_0.png, <name>_1.png. A numbered file named like another
+    image of the folder belongs to that one.
+    """
     here = _like_the_images(result, folder, image)
     stem = os.path.splitext(os.path.basename(image.path))[0]
     if subset.control_suffix:
@@ -195,7 +198,7 @@ def _named_like(result: "Survey", subset: SubsetConfig, folder: str, image: Imag
             known.setdefault(own, []).append((0, name))
             if parts := NUMBERED.fullmatch(own):
                 known.setdefault(f"{parts[1]}_", []).append((int(parts[2]), name))
-    # Where suffixes tell the two apart, the references may be among the images.
+    # If suffixes distinguish them, references may lie among the images.
     others = set() if subset.control_suffix else result.files(os.path.dirname(image.path)).stems
     numbered = sorted(one for one in known.get(f"{stem}_", ()) if os.path.splitext(one[1])[0] not in others)
     names = [name for _, name in [*known.get(stem, [])[:1], *numbered]]
@@ -229,7 +232,7 @@ def _wrong_number(subset: SubsetConfig, image: Image, number: int, use: ControlU
 
 
 def size_of(result: "Survey", path: str) -> Size:
-    """Width and height at which an image file is read, from its header; (0, 0) where it is missing or no image."""
+    """Return the decoded width and height of an image file, from its header; (0, 0) if it is missing or no image."""
     folder, name = os.path.split(path)
     here = result.files(folder)
     file = here.images.get(name) or here.labels.get(name)

@@ -1,4 +1,4 @@
-"""`debug_dataset`: print the batches of a training. No model is needed, and nothing is written."""
+"""`debug_dataset`: print the batches of a training. Loads no model and writes nothing."""
 
 from collections.abc import Iterator
 
@@ -11,9 +11,9 @@ from library.data.loading import Batches
 
 
 def lines(config: RunConfig, seed: int) -> Iterator[str]:
-    """The data sets, their buckets, and every batch of the first epoch: sizes, final captions, weights.
+    """Yield the data sets, their buckets, and every batch of the first epoch: sizes, final captions, weights.
 
-    Raises ConfigError with everything that is wrong with the data.
+    Raises ConfigError with every problem of the data.
     """
     config = replace(config, cache_info=False)  # cache_info would write files
     checked = data.check(config, config.grid)

@@ -1,4 +1,4 @@
-"""Encode images once, before training, to caches on disk or in memory; captions: text_encoding."""
+"""Encode images once, before training, into caches on disk or in memory; for captions see text_encoding."""
 
 import hashlib
 import os
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from library.data.images import Image, ImageSet
 
 LOADERS = 8
-MASK_BYTES = 2  # of a pixel's share of a cached mask, even one of noise
+MASK_BYTES = 2  # upper bound per pixel of a cached mask, even one of noise
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Latents:
     memory: dict[Wanted, Arrays] = field(default_factory=dict)
 
     def load(self, image: "Image") -> Arrays:
-        """The latents [C,h,w] of an image, with the other arrays of `Wanted.arrays`."""
+        """Return the latents [C,h,w] of an image, with the other arrays of `Wanted.arrays`."""
         wanted = self.wanted[image.path, image.fit.bucket]
         if wanted in self.memory:
             return self.memory[wanted]
@@ -71,11 +71,11 @@ def encode(
     world: EncodingProcess,
     report: Report,
 ) -> None:
-    """Encode what the config has cached and what is not yet there, and store the caches in `images`.
+    """Encode whatever the config caches and is missing, and store the caches in `images`.
 
     On disk, each process encodes its share of the files and waits for the others; in memory, every process encodes all.
-    Networks keep their dtype, and are on the host again at the end. Can be interrupted: what is written
-    stays. Raises ConfigError, naming the image, when it cannot be read or when the result is NaN.
+    Networks keep their dtype and return to the host. Interruptible: written files stay. Raises ConfigError, naming the
+    image, if it is unreadable or the result is NaN.
     """
     work = EncodingJob(family, components, config, world, report)
     every = [*images.items, *(images.validation.items if images.validation else ())]
@@ -92,7 +92,7 @@ def encode(
 
 
 def existing(wanted: Wanted) -> Wanted:
-    """The same latents in the existing file: those of SDXL have another name in older versions of sd-scripts."""
+    """Return the same latents in the existing file, as older versions of sd-scripts name those of SDXL differently."""
     if wanted.tail or os.path.exists(wanted.file) or wanted.how.turns(wanted.image):
         return wanted
     old = caches.old_latents_file(wanted.image)
@@ -108,7 +108,7 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
     if not work.config.cache.cache_latents_to_disk:
         _encode_images(mine, work, store.memory.__setitem__)
         return store
-    if work.family.latent_cache.architecture:  # whose keys have only the size of a reference image
+    if work.family.latent_cache.architecture:  # its keys contain only the size of a reference image
         refuse_other_references(every)
     mine = share(mine, lambda wanted: wanted.image, work.world)
     there = work.components.vae is not None or "vae" in work.components.deferred
@@ -116,7 +116,7 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
     trust, times = work.config.cache.skip_cache_check, Counter(wanted.image for wanted in store.wanted.values())
 
     def good(wanted: Wanted) -> bool:
-        if trust and times[wanted.image] > 1:  # that there is a file says nothing of its sizes
+        if trust and times[wanted.image] > 1:  # an existing file may lack some of the sizes
             return caches.has_size(existing(wanted))
         return caches.latents_are_good(existing(wanted), vae, trust)
 
@@ -135,14 +135,14 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
 
 
 def wanted_latents(every: Iterable["Image"], cache: LatentCache) -> dict[tuple[str, tuple[int, int]], Wanted]:
-    """The latents to cache, by path and bucket: one entry for all data sets that use an image at the same size."""
+    """Return the latents to cache by path and bucket: one entry for all data sets with the image at that size."""
     found: dict[tuple[str, tuple[int, int]], Wanted] = {}
     seen: set[str] = set()
     for image in every:
         key = image.path, image.fit.bucket
         known = found.get(key)
         if known is None:
-            # Where upstream keeps one size in a file, the first has its keys, and those of other sizes get a tail.
+            # Upstream keeps one size per file: the first size uses its keys, further sizes get a suffix.
             tail = f"_{key[1][1] // LATENT}x{key[1][0] // LATENT}" if cache.keyed_by_size or image.path in seen else ""
             file = caches.latents_file(image.path, image.size, cache.suffix, image.how)
             more = {"interpolation": image.interpolation or "", "controls": image.controls, "cache": cache}
@@ -181,7 +181,8 @@ def _encode_images(todo: list[Wanted], work: EncodingJob, keep: Callable[[Wanted
 
 
 def _by_size(todo: Iterable[Wanted], batch_size: int) -> Iterator[list[Wanted]]:
-    """Batches of one size each, the largest first: if memory does not suffice, that fails at once."""
+    """Yield batches of one size each, the largest first."""
+    # If memory is short, the largest fails at once.
     groups: dict[tuple, list[Wanted]] = {}
     for wanted in todo:
         controls = tuple(control.fit.bucket for control in wanted.controls)
@@ -192,12 +193,12 @@ def _by_size(todo: Iterable[Wanted], batch_size: int) -> Iterator[list[Wanted]]:
 
 
 class _Pictures(NamedTuple):
-    """One batch from disk: colours [B,3,H,W] in -1..1, masks uint8 [H,W] where needed, and control images."""
+    """One batch from disk: colours [B,3,H,W] in -1..1, masks uint8 [H,W] if needed, and control images."""
 
     batch: list[Wanted]
     colours: torch.Tensor
     masks: list[np.ndarray]
-    controls: list[torch.Tensor]  # [B,3,H,W] in -1..1, the first of each image, the second, and so on
+    controls: list[torch.Tensor]  # [B,3,H,W] in -1..1: first the first one of each image, then the second, ...
 
 
 def _opened(batch: list[Wanted]) -> _Pictures:
@@ -245,7 +246,7 @@ def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[Wanted, Array
 
 
 def generator_of(image: str, bucket: Size) -> torch.Generator:
-    """A random generator for each image, so that its latents depend neither on its batch nor on the run."""
+    """Return a random generator per image, so that its latents depend neither on its batch nor on the run."""
     name = f"{os.path.basename(image)} {bucket}"
     return torch.Generator().manual_seed(
         int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=7).digest())

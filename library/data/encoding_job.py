@@ -1,4 +1,4 @@
-"""Common parts of encoding images and captions before training: its inputs, and the share of each process."""
+"""Common parts of encoding images and captions before training: the inputs, and each process' share."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +29,7 @@ class EncodingProcess(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where networks compute."""
+        """The device that networks run on."""
         ...
 
     rank: int
@@ -62,8 +62,9 @@ def clean_up_after(files: Iterable[str]) -> None:
 
 
 def refuse_other_references(every: Iterable["Image"]) -> None:
-    """Raise ConfigError for an image that has other reference images in another data set: it has one file of latents,
-    and one of its caption."""
+    """Raise ConfigError for an image with different reference images in two data sets, as it has one file of latents
+    and one per caption.
+    """
     found: dict[str, list[str]] = {}
     for image in every:
         paths = [control.path for control in image.controls]
@@ -72,6 +73,6 @@ def refuse_other_references(every: Iterable["Image"]) -> None:
 
 
 def share(items: list, name: Callable[[Any], str], world: EncodingProcess) -> list:
-    """The share of this process: every n-th file, with all items of that file."""
+    """Return this process' share: every n-th file, with all its items."""
     order = {key: i for i, key in enumerate(dict.fromkeys(map(name, items)))}
     return [item for item in items if order[name(item)] % world.ranks == world.rank]

@@ -1,4 +1,4 @@
-"""Which images are held out for validation: whole images, so that nothing that is measured has been trained on."""
+"""Which images are held out for validation: whole images, so that no measured image is trained on."""
 
 import hashlib
 import math
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from library.data.images import Image, ImageSet
 
 IN_STATE = "held_out"  # the key of a state's facts
-PROGRESS = "train_state.json"  # the file of a state folder that holds its facts
-LARGEST = 1 << 26  # bytes of a state's facts, which have the losses of an epoch
-PIECE = 1 << 14  # bytes
-MOST_SHOWN = 20  # folders
+PROGRESS = "train_state.json"  # the file of a state's facts
+LARGEST = 1 << 26  # limit of a state's facts in bytes; they contain the losses of an epoch
+PIECE = 1 << 14  # bytes of each hashed piece
+MOST_SHOWN = 20  # folders listed
 
 
 @dataclass(slots=True)
 class Split:
-    """The images of a training by data set, those for training apart from those for validation.
+    """The images of a training by data set, separated into training and validation.
 
-    `copies` are files of neither part: a data set without validation, or a regularisation folder, has the same file or
-    an identical copy of a held-out image. `marks` identify the held-out images by content; None: the split is that of
+    `copies` are files in neither part: a data set without validation, or a regularisation folder, contains the same
+    file or an identical copy of a held-out image. `marks` identify the held-out images by content; None: the split of
     an earlier version, whose rounding put some images into both parts.
     """
 
@@ -47,19 +47,19 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """The split of the state that is resumed: its marks, or None where an earlier version made it."""
+    """The split of the resumed state: its marks, or None if an earlier version made it."""
 
     marks: frozenset[str] | None
 
 
 def earlier(config: RunConfig) -> Earlier | None:
-    """The split of the state that a config resumes; None without one that can be read."""
+    """Return the split of the state that a config resumes; None without a readable one."""
     if not config.steps.resume:
         return None
     try:
         facts = load_json(Path(config.steps.resume) / PROGRESS, LARGEST)
     except ConfigError:
-        return None  # whoever resumes it reports that
+        return None  # resuming reports an unreadable state
     if not isinstance(facts, dict) or "version" not in facts:
         return None
     marks = facts.get(IN_STATE)
@@ -75,8 +75,8 @@ def apart(
 ) -> Split:
     """Hold the share `validation_split` of each data set's images out of all of them.
 
-    Which images these are depends on the seed and on their contents alone, and not on names, folders or their order.
-    Copies of one image stay together, in all data sets. `began` is the split of a state, which is kept.
+    The choice depends only on the seed and the images' contents, not on names, folders or their order. Copies of an
+    image stay together in all data sets. `began` is the split of a state, which is kept.
     """
     shares = [dataset.validation_split for dataset in datasets]
     if not any(shares):
@@ -89,7 +89,7 @@ def apart(
     contents = [[marks[image.path] for image in images] for images in learned]
     fresh = _chosen(contents, shares, seeds)
     chosen = before if before & set(marks.values()) else fresh
-    made = Split(marks=tuple(sorted(chosen | before)))  # also of images that are gone, and may come back
+    made = Split(marks=tuple(sorted(chosen | before)))  # including images that are gone and may come back
     made.fresh = sum(one in fresh for share, own in zip(shares, contents, strict=True) if share for one in own)
     for share, images, beside in zip(shares, learned, regular, strict=True):
         held = [image for image in images if marks[image.path] in chosen]
@@ -101,10 +101,10 @@ def apart(
 
 
 def _chosen(contents: Sequence[Sequence[str]], shares: Sequence[float], seeds: Sequence[int]) -> set[str]:
-    """The marks to hold out of data sets with these marks.
+    """Return the marks to hold out of data sets with these marks.
 
-    What one data set holds out counts for the others, too. A data set prefers images that no earlier one has, so that
-    the shares of those stay as they are.
+    An image held out of one data set counts for the others, too. A data set prefers images that no earlier one has, so
+    that the shares of those stay.
     """
     chosen: set[str] = set()
     seen: set[str] = set()
@@ -112,10 +112,10 @@ def _chosen(contents: Sequence[Sequence[str]], shares: Sequence[float], seeds: S
         if not share:
             continue
         copies = Counter(marks)
-        most = len(marks) - (share < 1)  # one is left to train on
+        most = len(marks) - (share < 1)  # leave at least one to train on
         missing = min(round(share * len(marks)), most) - sum(copies[mark] for mark in chosen)
         for mark in sorted(copies.keys() - chosen, key=lambda mark: (mark in seen, _rank(mark, seed))):
-            if copies[mark] < 2 * missing:  # else the share would be further off with it
+            if copies[mark] < 2 * missing:  # otherwise adding it would miss the share by more
                 chosen.add(mark)
                 missing -= copies[mark]
         seen |= copies.keys()
@@ -132,10 +132,10 @@ def _marks(images: "Iterable[Image]") -> dict[str, str]:
 
 
 def mark(path: str) -> str:
-    """A digest of an image's content: its length and three pieces of it, as reading all of 100,000 photos takes long.
-
-    Of an image of which only the latents are left it is one of its name.
+    """Return a digest of an image's content: its length and three pieces of it; of its name if only latents
+    are left.
     """
+    # Reading all of 100,000 photos would take long.
     try:
         about = os.stat(path)
         return _of_content(path, about.st_mtime_ns, about.st_size)
@@ -165,7 +165,7 @@ def _as_earlier_versions(
     regular: "Sequence[list[Image]]",
     seed: int,
 ) -> Split:
-    """The split of states of 0.3.0 and before: folder by folder, both parts rounded up, as sd-scripts does."""
+    """Return the split of states of 0.3.0 and before: folder by folder, both parts rounded up, as in sd-scripts."""
     made = Split(regular=[*regular], marks=None)
     for dataset, images in zip(datasets, learned, strict=True):
         folders: dict[int, list[Image]] = {}
@@ -209,7 +209,7 @@ def plain_options(subset: SubsetConfig) -> SubsetConfig:
 
 
 def by_folder(images: "ImageSet") -> Message | None:
-    """How many images are held out of which folder; None where none are."""
+    """Return how many images are held out of which folder; None if none are."""
     if not images.validation:
         return None
     held, every = _folders(images.validation.items), _folders([*images.items, *images.validation.items])
@@ -231,7 +231,7 @@ def by_folder(images: "ImageSet") -> Message | None:
 
 
 def warnings(split: Split, began: Earlier | None) -> Iterator[Problem]:
-    """Images that are in neither part or in both, and what the split of a resumed state changes."""
+    """Return images in neither part or in both, and what the split of a resumed state changes."""
     if split.copies:
         paths = sorted({image.path for image in split.copies})
         yield about_images(
@@ -254,7 +254,7 @@ def warnings(split: Split, began: Earlier | None) -> Iterator[Problem]:
 
 
 def _of_state(split: Split, before: frozenset[str], held: set[str]) -> Iterator[Problem]:
-    """What differs from a new training, where one is resumed that held out images with the marks `before`."""
+    """Return how a resumed state with the marks `before` differs from a new training."""
     there = sum(map(len, split.held_out))
     if not before:
         yield Problem(

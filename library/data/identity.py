@@ -13,7 +13,7 @@ from library.families.base import ModelComponents
 from library.files import cache_folder, write_atomic
 
 MARKS = 32  # sampled weights
-# The relative error of rounding to a dtype.
+# Relative rounding error by dtype.
 ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 SMALLEST = 2.0**-24  # the absolute error of float16 for small numbers
 
@@ -28,7 +28,9 @@ def fingerprint(*networks: Any) -> JsonObject:
             piece = tensor.detach().flatten()[:256].contiguous().cpu()
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
             digest.update(piece.view(torch.uint8).numpy().tobytes() if piece.numel() else b"")
-            if tensor.is_floating_point() and tensor.ndim > 1 and piece.numel():  # vectors are often 0 or 1
+            if (
+                tensor.is_floating_point() and tensor.ndim > 1 and piece.numel()
+            ):  # vectors are often all 0 or 1, which identifies nothing
                 types.add(str(tensor.dtype).removeprefix("torch."))
                 ends.append(float(piece[-1]))
     marks = [ends[i * len(ends) // MARKS] for i in range(min(MARKS, len(ends)))] if len(ends) >= MARKS else ends
@@ -38,7 +40,7 @@ def fingerprint(*networks: Any) -> JsonObject:
 
 # Why: docs/decisions/2026-11-22-networks-read-when-needed.md
 def of_components(components: ModelComponents, names: Sequence[str]) -> JsonObject:
-    """The fingerprint of these networks of a model, all of them read or none.
+    """Return the fingerprint of these networks of a model, all of them read or none.
 
     The fingerprint of deferred networks is stored with the size and time of their files: while these are unchanged,
     caches are checked without reading the networks.
@@ -57,7 +59,7 @@ def of_components(components: ModelComponents, names: Sequence[str]) -> JsonObje
     else:
         components.read_encoders()
     made = fingerprint(*_networks(components, names))
-    with contextlib.suppress(ConfigError, OSError):  # then the networks are read again the next time
+    with contextlib.suppress(ConfigError, OSError):  # if this fails, the networks are read again the next time
         write_atomic(place, json.dumps(made))
     return made
 
@@ -72,10 +74,10 @@ def _version(file: Path) -> tuple[int, int]:
 
 
 def same(made: Any, now: JsonMapping | None) -> bool:
-    """Whether the fingerprint `made` of a cache is of the networks `now`, in the same or in another dtype.
+    """Return whether the fingerprint `made` of a cache matches the networks `now`, in any dtype.
 
-    Without networks (`now` is None) any fingerprint matches. In the same dtype all sampled weights must be equal.
-    Caches of earlier versions hold only the hash.
+    Without networks (None) any fingerprint matches. In the same dtype all sampled weights must be equal. Caches of
+    earlier versions hold only the hash.
     """
     if not now:
         return True

@@ -1,4 +1,4 @@
-"""The images of a training: the properties of each, and its repeats. Pure; no file is read."""
+"""The images of a training: their properties and repeats. Pure; reads no file."""
 
 import os
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ControlImage:
-    """A control or reference image, or the image itself with a masked region, as input of the model besides the image.
+    """A control or reference image, or the image itself with a masked region, as additional model input.
 
-    `mask` is the mask's file, or the path of the image where its transparency is the mask. Without a file it may be one
-    of several random masks: the one with the number `drawn`. A reference has neither.
+    `mask` is the mask's file, or the image's path if its transparency is the mask. Without a file it may be a random
+    mask: the one numbered `drawn`. A reference has neither.
     """
 
     path: str
@@ -45,7 +45,7 @@ class Image:
     size: Size  # width, height as it is read
     caption: str
     repeats: int
-    subset: SubsetConfig  # that it belongs to
+    subset: SubsetConfig  # the subset it belongs to
     dataset: int  # position in ImageSet.datasets
     fit: BucketFit
     caption_file: str = ""
@@ -58,7 +58,7 @@ class Image:
         return captions.encoded_once(self.caption, self.subset, os.path.basename(self.path))
 
     def variant(self, number: int) -> str:
-        """One of the variants of the caption where these are encoded once; 0 is `encoded_caption`."""
+        """Return one of the caption variants that are encoded once; 0 is `encoded_caption`."""
         return captions.variant(self.caption, self.subset, os.path.basename(self.path), number)
 
     def encoded_captions(self, variants: int) -> list[str]:
@@ -67,7 +67,7 @@ class Image:
 
     @property
     def bucket_key(self) -> tuple[Any, ...]:
-        """The key that all images of a batch share: data set, bucket, and the sizes of reference images, if any."""
+        """The key shared by all images of a batch: data set, bucket, and the sizes of reference images, if any."""
         references = tuple(control.fit.bucket for control in self.controls if not control.is_masked)
         return (self.dataset, self.fit.bucket, *([references] if references else []))
 
@@ -92,14 +92,14 @@ class Image:
 
 @dataclass(slots=True)
 class ImageSet:
-    """All images of a training, and after encoding, their latents and text encoder outputs."""
+    """All images of a training; after encoding, their latents and text encoder outputs."""
 
     items: list[Image]
     datasets: tuple[DatasetConfig, ...]
     warnings: tuple[MessageLike, ...] = ()
-    unused: tuple[str, ...] = ()  # regularisation images that were more than needed
+    unused: tuple[str, ...] = ()  # surplus regularisation images
     validation: "ImageSet | None" = None
-    is_validation: bool = False  # these images are measured, always with the same caption
+    is_validation: bool = False  # whether they are only measured, always with the same caption
     held_out: tuple[str, ...] | None = ()  # marks of the images of `validation`, see `held_out.Split`
     latents: "Latents | None" = None
     text: "Texts | None" = None
@@ -108,7 +108,7 @@ class ImageSet:
         return len(self.items)
 
     def buckets(self) -> dict[tuple[Any, ...], list[int]]:
-        """Positions of images by `bucket_key`, sorted; each as often as its repeats."""
+        """Positions of images by `bucket_key`, sorted; each repeated as often as the image."""
         found: dict[tuple[Any, ...], list[int]] = {}
         for i, image in enumerate(self.items):
             found.setdefault(image.bucket_key, []).extend([i] * image.repeats)
@@ -128,7 +128,7 @@ def bucket_rules(dataset: DatasetConfig) -> Buckets:
 
 
 def balance(regular: Sequence[Image], needed: int) -> list[Image]:
-    """Take regularisation images, then raise their repeats one by one, until they match the `needed` number."""
+    """Take regularisation images, then raise their repeats one by one until they match the `needed` number."""
     used: list[Image] = []
     seen = 0
     for image in regular:
@@ -143,7 +143,7 @@ def balance(regular: Sequence[Image], needed: int) -> list[Image]:
 
 
 def summary(images: ImageSet, world: int = 1) -> JsonObject:
-    """Counts for the log and the run's record: images, repeats, buckets, batches per epoch and process."""
+    """Return counts for the log and the run's record: images, repeats, buckets, batches per epoch and process."""
     rows, batches = [], 0
     for (position, bucket, *references), members in images.buckets().items():
         size = images.datasets[position].batch_size

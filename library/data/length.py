@@ -1,4 +1,4 @@
-"""The length of a training in steps and epochs, counted in one place for the trainer and for the page."""
+"""The length of a training in steps and epochs, computed in one place for trainer and page."""
 
 import math
 from typing import NamedTuple
@@ -15,7 +15,9 @@ class Length(NamedTuple):
 
 
 def length(steps: Steps, num_batches: int) -> Length:
-    """The length for a number of batches per epoch and process; each epoch ends with a step, as in accelerate."""
+    """Return the length for a number of batches per epoch and process; each epoch ends with a step, as in
+    accelerate.
+    """
     per_epoch = math.ceil(num_batches / steps.gradient_accumulation_steps)
     total = steps.max_train_epochs * per_epoch if steps.max_train_epochs else steps.max_train_steps
     return Length(per_epoch, total, math.ceil(total / per_epoch) if per_epoch else steps.max_train_epochs or 0)

@@ -1,4 +1,4 @@
-"""What masks hold: how much of the images counts, and masks that cannot be meant. Each is decoded once."""
+"""The content of masks: how much of the images counts, and masks that cannot be intended. Each is decoded once."""
 
 import filecmp
 import os
@@ -16,31 +16,32 @@ from library.data.folders import about_images, same_place, some
 from library.data.images import Image
 from library.data.threads import spread
 
-MOST = 500  # masks that are decoded; of more, this many at equal distances
-LABELS = 16  # values below are numbers of classes, or the noise of a black JPEG
+MOST = 500  # masks to decode; of more, this many at equal distances
+LABELS = 16  # smaller values are class numbers, or the noise of a black JPEG
 LARGEST_BYTE, LARGEST_WORD = 255, 65535
 WHOLE, DECIMAL = "whole", "decimal"
-ALIKE = 8  # how far values of one color are apart where a JPEG or an editor has touched them
-HALF = 128  # what is at least as bright is painted by an inpainting model
+ALIKE = 8  # tolerance for values of one colour after JPEG or an editor
+HALF = 128  # an inpainting model paints values from here on
 
 
 class Content(NamedTuple):
-    """What a mask holds, of values from 0 to 255."""
+    """The content of a mask, with values from 0 to 255."""
 
     share: float  # of the area that counts, 0 to 1
     painted: float  # of the area that an inpainting model paints
     largest: int  # value of the channel that counts
     brightest: int  # value of any channel
     is_colored: bool
-    is_hidden: bool  # of one color everywhere, with a shape in its transparency only
+    is_hidden: bool  # whether it has one colour, and a shape only in its transparency
     wide: str = ""  # WHOLE or DECIMAL: how numbers of more than 8 bits are stored
-    largest_stored: float = 0.0  # of these
-    is_cut: bool = False  # whether different ones of them are above what can be white
+    largest_stored: float = 0.0  # largest of these numbers
+    is_cut: bool = False  # whether several of them exceed white
 
     @property
     def is_small(self) -> bool:
-        """Whether its numbers have more than 8 bits and are meant to be of 255, of 1 or of classes, and would count as
-        black or nearly so."""
+        """Whether numbers of more than 8 bits are meant as 0 to 255, 0 to 1 or classes, and would count as nearly
+        black.
+        """
         return 0 < self.largest_stored <= (LARGEST_BYTE if self.wide == WHOLE else 1) and bool(self.wide)
 
 
@@ -53,7 +54,7 @@ class Mask(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """What the masks of a training come to, in words, and what is wrong with them."""
+    """A summary of the masks of a training in words, and their problems."""
 
     text: Message | None
     problems: list[Problem]
@@ -61,7 +62,7 @@ class Masks(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    """A mask that cannot be meant: an error, or a warning in one image among others that are in order."""
+    """A mask that cannot be intended: an error, or a warning if it is one image among good ones."""
 
     applies: Callable[[Content], bool]
     template: str
@@ -134,9 +135,9 @@ NOTHING_TO_PAINT = Mistake(
 
 
 def judged(config: RunConfig, found: Survey, report: Report | None = None) -> Masks:
-    """Look at the masks of a training. A mask that cannot be decoded is left to others."""
+    """Inspect the masks of a training. Other checks report masks that cannot be decoded."""
     use = config.control_images
-    each = {(image.path, image.mask_file): image for image in found.images.items}  # once, however many its sizes
+    each = {(image.path, image.mask_file): image for image in found.images.items}  # once, even at several sizes
     images = [image for image in each.values() if not (use.guided or image.has_random_masks)]
     masks = [mask for image in images if (mask := _mask_of(config, image))]
     some_masks = masks[:: -(-len(masks) // MOST) or 1]
@@ -161,13 +162,13 @@ def judged(config: RunConfig, found: Survey, report: Report | None = None) -> Ma
         whole = bool(of_files) and all(content.share == 1 for _, content in of_files)
         if whole and not (stops or use.inpaints):
             notes.append(Problem("masked_loss", "changes nothing: all masks are white everywhere"))
-    is_opaque = all(mask.is_alpha and content.share == 1 for mask, content in known)  # without masks
+    is_opaque = all(mask.is_alpha and content.share == 1 for mask, content in known)  # no masks at all
     text = None if stops or is_opaque else _summary(len(masks), len(images), known, use.inpaints)
     return Masks(text, stops, notes)
 
 
 def copies(config: RunConfig, found: Survey) -> Iterator[tuple[bool, Problem]]:
-    """Control and reference images that are the images themselves, and whether that is an error."""
+    """Return control and reference images that are copies of the images themselves, and whether that is an error."""
     if config.control_images.guided:
         pairs = [(image.path, image.mask_file) for image in found.images.items if image.mask_file]
         pairs = [*dict.fromkeys(pairs)]
@@ -209,7 +210,7 @@ def _content(found: Survey, mask: Mask) -> Content | None:
 
 @lru_cache(maxsize=1 << 16)
 def _read(path: str, is_alpha: bool, modified: int, num_bytes: int) -> Content:
-    """Time and length are part of the key of the cache."""
+    """Decode a mask. Time and length are part of the cache key."""
     del modified, num_bytes
     colors = pixels.read(path, alpha=True)
     red, alpha = colors[:, :, 0], colors[:, :, 3]
@@ -229,7 +230,7 @@ def _read(path: str, is_alpha: bool, modified: int, num_bytes: int) -> Content:
 
 
 def _sort(mistake: Mistake, known: Sequence[tuple[Mask, Content]], stops: list[Problem], notes: list[Problem]) -> None:
-    """Add what a mistake is, if it was made, to the errors or to the warnings."""
+    """Add a mistake, if it was made, to the errors or the warnings."""
     wrong = [mask.path for mask, content in known if mistake.applies(content)]
     if wrong and (len(wrong) == len(known) or not mistake.instead):
         stops.append(about_images(mistake.template, paths=some(wrong)))
@@ -238,7 +239,7 @@ def _sort(mistake: Mistake, known: Sequence[tuple[Mask, Content]], stops: list[P
 
 
 def _themselves(known: Sequence[tuple[Mask, Content]], found: Survey) -> Iterator[Problem]:
-    """Masks that are the images themselves, or copies of them."""
+    """Return masks that are the images themselves, or copies of them."""
     if same := [mask.image for mask, _ in known if _same_file(found, mask.image, mask.path)]:
         yield Problem(
             "conditioning_data_dir",
@@ -249,7 +250,7 @@ def _themselves(known: Sequence[tuple[Mask, Content]], found: Survey) -> Iterato
 
 
 def _same_file(found: Survey, one: str, other: str) -> bool:
-    """Whether two paths lead to one file, or to files of the same content."""
+    """Return whether two paths lead to one file, or to files with the same content."""
     if same_place(one, other):
         return True
     sizes = []
@@ -264,7 +265,7 @@ def _same_file(found: Survey, one: str, other: str) -> bool:
 
 
 def _summary(number: int, images: int, known: Sequence[tuple[Mask, Content]], inpaints: bool) -> Message:
-    """How many images have a mask, and how much of their area counts."""
+    """Describe how many images have a mask, and how much of their area counts."""
     shares = [content.painted if inpaints else content.share for _, content in known]
     facts = {
         "masks": number,

@@ -16,11 +16,11 @@ from library.data.captions import joined
 from library.files import json_text, write_atomic
 
 CACHE_NAME = "metadata_cache.json"
-HUB = "file_name"  # of an image on the Hugging Face Hub, beside the file
+HUB = "file_name"  # column of the Hugging Face Hub: an image beside the file
 PATHS = ("image_path", HUB, "image", "path")
 WORDS = ("caption", "text", "prompt")
 TABLES = (".csv", ".tsv")
-AUTOMATIC = ("metadata.jsonl", "metadata.csv", "metadata.parquet")  # what the Hub reads without being told to
+AUTOMATIC = ("metadata.jsonl", "metadata.csv", "metadata.parquet")  # files that the Hub reads by default
 CONTROL = re.compile(r"control_path_[0-9]{1,6}")  # keys of several reference images in musubi-tuner
 
 
@@ -35,7 +35,7 @@ class MetadataEntry(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One image as the file has it: where that stands in the file, the image's path as written, and the rest."""
+    """One image of the file: its position in the file, its path as written, and the rest."""
 
     where: Message
     key: str
@@ -46,8 +46,8 @@ def read(metadata_file: str | Path, image_dir: str | Path | None, separator: str
     """Read a metadata file: {key: {"caption", "tags", "image_size"}}, a list or lines of {"image_path", ...} or
     {"file_name", "text"} as on the Hugging Face Hub, or a table of these columns (CSV, TSV).
 
-    Keys are absolute paths, or paths inside `image_dir`; a file_name may be beside the file. Tags that are a list are
-    joined by `separator`. Raises ConfigError for any other content.
+    Keys are absolute paths, or paths inside `image_dir`; a file_name may be beside the file. Lists of tags are joined
+    by `separator`. Raises ConfigError for any other content.
     """
     source, found, problems = Path(metadata_file), [], []
     if source.suffix.lower() == ".parquet":
@@ -70,7 +70,7 @@ def read(metadata_file: str | Path, image_dir: str | Path | None, separator: str
 
 
 def read_cache(folder: Path) -> JsonObject:
-    """Read the file of cache_info in a folder: {path: {"caption", "resolution"}}; {} when there is none."""
+    """Read the file of cache_info in a folder: {path: {"caption", "resolution"}}; {} if there is none."""
     try:
         found = load_json(folder / CACHE_NAME, LIST)
     except ConfigError:
@@ -79,28 +79,28 @@ def read_cache(folder: Path) -> JsonObject:
 
 
 class RememberedFacts:
-    """Sizes and captions from a folder's metadata_cache.json, of files that have not changed since it was written."""
+    """Sizes and captions from a folder's metadata_cache.json, for files unchanged since it was written."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Read the cache of a folder; without a folder it is empty."""
+        """Read the cache of a folder; None gives an empty one."""
         found = read_cache(folder) if folder else {}
         self._about: dict[str, JsonObject] = {path: about for path, about in found.items() if isinstance(about, dict)}
         self._modified = (folder / CACHE_NAME).stat().st_mtime_ns if folder and self._about else 0
 
     def size(self, path: str, changed: int) -> tuple[int, int] | None:
-        """Width and height of an image whose last change was at this time (in ns), if they are cached."""
+        """Return the cached width and height of an image last changed at this time (in ns), else None."""
         return _size(self._about.get(path, {}).get("resolution")) if changed <= self._modified else None
 
     def caption(self, path: str, file: str, whole: bool) -> str | None:
-        """The caption of an image from this file, if it is cached and the file has not changed.
+        """Return the caption of an image from this file, if it is cached and the file has not changed.
 
-        `whole`: all lines of the file are wanted, as for wildcards, and not the first alone.
+        `whole`: all lines of the file, as for wildcards, instead of the first.
         """
         about = self._about.get(path, {})
         words = about.get("caption")
         if not file or not isinstance(words, str) or about.get("caption_file") != os.path.basename(file):
             return None
-        if self.unread(path) if whole else "\n" in words:  # written for the other of the two
+        if self.unread(path) if whole else "\n" in words:  # cached with the other setting
             return None
         found = os.stat(file)
         return words if max(found.st_mtime_ns, found.st_ctime_ns) <= self._modified else None
@@ -111,7 +111,7 @@ class RememberedFacts:
 
 
 class Remembered(NamedTuple):
-    """What metadata_cache.json says of an image: size as stored, caption, the name of its file and its unused lines."""
+    """An image's entry in metadata_cache.json: stored size, caption, the name of its file and its unused lines."""
 
     size: tuple[int, int]
     caption: str
@@ -120,7 +120,7 @@ class Remembered(NamedTuple):
 
 
 def write_cache(folder: Path, known: Mapping[str, Remembered]) -> None:
-    """Write what is to be remembered of a folder's images, by path; an equal file is kept."""
+    """Write the facts of a folder's images by path; an equal file is kept."""
     content: dict[str, JsonObject] = {}
     for path, one in known.items():
         content[path] = {"caption": one.caption, "resolution": list(one.size)}
@@ -131,7 +131,7 @@ def write_cache(folder: Path, known: Mapping[str, Remembered]) -> None:
 
 
 def _rows(text: str, source: Path, problems: list[Problem]) -> list[Row]:
-    """All images of a file. Lines that name none are appended to `problems`."""
+    """Yield all images of a file. Lines that name none are appended to `problems`."""
     suffix = source.suffix.lower()
     if suffix in TABLES:
         listed = _of_table(text, source, problems)
@@ -174,7 +174,7 @@ def _rows(text: str, source: Path, problems: list[Problem]) -> list[Row]:
 
 
 def _of_lines(text: str, source: Path, problems: list[Problem]) -> list[tuple[int, Any]]:
-    """What the lines of a JSONL file hold, with their numbers. Lines that are no JSON are appended to `problems`."""
+    """Yield the objects of a JSONL file with their line numbers. Invalid JSON is appended to `problems`."""
     found = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
@@ -186,7 +186,7 @@ def _of_lines(text: str, source: Path, problems: list[Problem]) -> list[tuple[in
 
 
 def _of_table(text: str, source: Path, problems: list[Problem]) -> list[tuple[int, JsonObject]]:
-    """The rows of a table below its header, with the numbers of their lines."""
+    """Yield the rows of a table with their line numbers."""
     header = text.partition("\n")[0]
     comma = ";" if ";" in header and "," not in header else ","
     comma = "\t" if source.suffix.lower() == ".tsv" else comma
@@ -223,8 +223,9 @@ def _of_table(text: str, source: Path, problems: list[Problem]) -> list[tuple[in
 
 
 def _folder_of(rows: Sequence[Row], source: Path, image_dir: str | Path | None) -> str | Path | None:
-    """The folder that relative paths are in: the file's own where a file_name is there, as on the Hub, else
-    `image_dir`."""
+    """Return the folder of relative paths: the file's own if it has a file_name there, as on the Hub, else
+    `image_dir`.
+    """
     first = next((row.key for row in rows if isinstance(row.about, dict) and row.about.get(HUB) == row.key), None)
     if first is not None and (not image_dir or os.path.lexists(source.parent / first)):
         return source.parent

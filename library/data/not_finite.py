@@ -1,7 +1,7 @@
-"""The error of a result that is NaN or infinite, whose cause may be the data, the settings, or the model's files."""
+"""The error for a result that is NaN or infinite, caused by the data, the settings, or the model's files."""
 
 from library.config.problems import ConfigError
 
 
 class NotFiniteError(ConfigError):
-    """Something that the model computed is NaN or infinite. Who knows the model's files may find the cause in them."""
+    """The model computed NaN or infinity. Code that knows the model's files may find the cause there."""

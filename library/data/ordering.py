@@ -28,11 +28,11 @@ def draws(
     epoch: int,
     place: tuple[int, int],
 ) -> list[Draw]:
-    """List the batches of one process for an epoch; `buckets` has each image as often as its repeats.
+    """List one process' batches of an epoch; `buckets` has each image as often as its repeats.
 
     Batches never mix buckets; the last of a bucket may be short. `place` is (rank, world): all processes get the same
-    number, ceil(batches / world). Where possible they have the same bucket at the same time: no process waits for one
-    with larger images, and n processes use the same images as one with n times the batch size.
+    number, ceil(batches / world). If possible they have the same bucket at the same time, so that no process waits for
+    larger images, and n processes use the same images as one with n times the batch size.
     """
     rank, world = place
     rows: list[list[tuple[tuple[int, ...], int]]] = []
@@ -47,7 +47,7 @@ def draws(
         left += [(batch, 0) for batch in batches[full:]]
     mix = Random(f"{seed} {epoch}")
     mix.shuffle(left)
-    if left and len(left) % world:  # as in accelerate, the first are repeated, for equal numbers
+    if left and len(left) % world:  # repeat the first for equal numbers, as accelerate does
         first = [one for row in rows for one in row] + left
         left += [first[i % len(first)] for i in range(-len(left) % world)]
     rows += [left[start : start + world] for start in range(0, len(left), world)]

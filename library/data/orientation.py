@@ -1,4 +1,4 @@
-"""The EXIF orientation of image files, of any format that Pillow reads it from, and images turned upright by it."""
+"""The EXIF orientation of image files, in any format that Pillow reads it from, and turning images upright."""
 
 import os
 from functools import lru_cache
@@ -9,7 +9,7 @@ from PIL import Image
 
 UPRIGHT = 1
 TAG = 0x0112
-SIDEWAYS = (5, 6, 7, 8)  # whose width and height change places
+SIDEWAYS = (5, 6, 7, 8)  # these swap width and height
 Turn = Image.Transpose
 TURNS = {
     2: Turn.FLIP_LEFT_RIGHT,
@@ -21,21 +21,21 @@ TURNS = {
     8: Turn.ROTATE_90,
 }
 BACK = {**TURNS, 6: Turn.ROTATE_90, 8: Turn.ROTATE_270}
-# Texts of a PNG in which other programs keep EXIF and XMP.
+# PNG text chunks in which other programs store EXIF and XMP.
 PNG_TEXTS = (b"Raw profile type exif", b"Raw profile type APP1", b"Raw profile type xmp", b"XML:com.adobe.xmp")
 
 
 def orientation_of(image: Image.Image) -> int:
-    """The orientation of an opened image, from 1 (upright) to 8. Pillow decodes a PNG for this."""
+    """Return the orientation of an opened image, from 1 (upright) to 8. Pillow decodes a PNG for this."""
     try:
         found = image.getexif().get(TAG)
-    except Exception:  # damaged EXIF raises nearly anything
+    except Exception:  # damaged EXIF raises all kinds of errors
         return UPRIGHT
     return found if found in TURNS else UPRIGHT
 
 
 def orientation(path: str | Path) -> int:
-    """The orientation of an image file, without decoding it; 1 for one that cannot be read."""
+    """Return the orientation of an image file without decoding it; 1 if it is unreadable."""
     try:
         about = os.stat(path)
     except OSError:
@@ -45,7 +45,7 @@ def orientation(path: str | Path) -> int:
 
 @lru_cache(maxsize=1 << 18)
 def _of_file(path: str, modified: int, num_bytes: int) -> int:
-    """Time and length are part of the key of the cache."""
+    """Return the orientation of a file. Time and length are part of the cache key."""
     del modified
     if num_bytes == 0 or path.lower().endswith(".bmp"):
         return UPRIGHT
@@ -61,7 +61,8 @@ def _of_file(path: str, modified: int, num_bytes: int) -> int:
 
 
 def _has_exif(png: BinaryIO) -> bool:
-    """Whether a chunk of a PNG may hold an orientation; most have none, and need not be decoded to know it."""
+    """Return whether a chunk of a PNG may hold an orientation."""
+    # Most PNGs have none, and then need not be decoded.
     png.seek(8)
     while len(head := png.read(8)) == 8:
         length, kind = int.from_bytes(head[:4]), head[4:]
@@ -77,24 +78,24 @@ def _has_exif(png: BinaryIO) -> bool:
 
 
 def swapped(size: tuple[int, int], turn: int) -> tuple[int, int]:
-    """The (width, height) of an image of this orientation when it is upright, or that of an upright one as stored."""
+    """Return the (width, height) after turning an image of this orientation upright, or back."""
     return (size[1], size[0]) if turn in SIDEWAYS else size
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """An image turned upright, or as it is where it has no orientation."""
+    """Turn an image upright; without an orientation return it unchanged."""
     image.load()
     turn = orientation_of(image)
     return image.transpose(TURNS[turn]) if turn in TURNS else image
 
 
 def turned_back(image: Image.Image, turn: int) -> Image.Image:
-    """An upright image as it would be stored with this orientation."""
+    """Return an upright image as stored with this orientation."""
     return image.transpose(BACK[turn]) if turn in BACK else image
 
 
 def tag(turn: int) -> Image.Exif:
-    """EXIF with this orientation and nothing else, to save an image with."""
+    """Return EXIF data with only this orientation, to save with an image."""
     made = Image.Exif()
     made[TAG] = turn
     return made

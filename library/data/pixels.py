@@ -16,7 +16,7 @@ from library.config.run_config import RunConfig
 from library.data.augment import View
 from library.data.orientation import orientation, swapped, upright
 
-# OpenCV's constants, so that this table does not load it. Nearest is INTER_NEAREST_EXACT, as in sd-scripts.
+# OpenCV's constants as numbers, so that this table does not load it. Nearest is INTER_NEAREST_EXACT, as in sd-scripts.
 BILINEAR, CUBIC, AREA, NEAREST = 1, 2, 3, 6
 RESIZE = {"nearest": NEAREST, "bilinear": BILINEAR, "linear": BILINEAR, "bicubic": CUBIC, "cubic": CUBIC, "area": AREA}
 PLUGINS = {".avif": "pillow_avif", ".jxl": "pillow_jxl"}
@@ -25,8 +25,9 @@ ALWAYS: tuple[str, ...] = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How image files are read: turned `upright` as their EXIF orientation says, and transparent areas over `ground`,
-    the name of a colour. Without a ground transparency is dropped, and what it hides is there."""
+    """How image files are decoded: `upright` applies the EXIF orientation, and `ground` names the colour behind
+    transparent areas. Without a ground alpha is dropped, and hidden colours show.
+    """
 
     upright: bool = False
     ground: str = ""
@@ -38,7 +39,7 @@ class Decoding:
         return self.upright and orientation(path) != 1
 
     def marks(self, path: str) -> list[int | str]:
-        """What it changes about an image, to tell apart what was encoded otherwise; [] where that is nothing."""
+        """Return how it changes an image, to distinguish differently encoded ones; [] if it changes nothing."""
         turn = orientation(path) if self.upright else 1
         ground = self.ground if self.ground and has_transparency(path) else ""
         return [turn, ground] if turn != 1 or ground else []
@@ -53,24 +54,24 @@ def decoding(config: RunConfig) -> Decoding:
 
 @lru_cache(maxsize=1)
 def extensions() -> frozenset[str]:
-    """Image suffixes that this machine can decode, in lower case; AVIF and JPEG XL only if a decoder is installed."""
+    """Return decodable image suffixes in lower case; AVIF and JPEG XL only with an installed decoder."""
     found = set(ALWAYS)
     if features.check("avif"):
         found.add(".avif")
     for suffix, module in PLUGINS.items():
         if suffix not in found and importlib.util.find_spec(module) is not None:
-            importlib.import_module(module)  # it registers itself with Pillow
+            importlib.import_module(module)  # registers itself with Pillow
             found.add(suffix)
     return frozenset(found)
 
 
 @lru_cache(maxsize=1 << 18)
 def header_size(path: str, modified: int, num_bytes: int) -> tuple[int, int]:
-    """Width and height as stored, (0, 0) when unreadable; time and length are part of the key of its cache."""
+    """Return stored width and height, (0, 0) if unreadable; time and length are part of the cache key."""
     del modified
     if num_bytes == 0:
         return 0, 0
-    # Not for AVIF and JPEG XL, whose containers hold several sizes: their size is the decoder's.
+    # AVIF and JPEG XL containers hold several sizes, so only their decoder knows the right one.
     if Path(path).suffix.lower() in ALWAYS:
         size = imagesize.get(path, exif_rotation=False)
         if min(size) > 0:
@@ -84,8 +85,9 @@ def header_size(path: str, modified: int, num_bytes: int) -> tuple[int, int]:
 
 
 def check_file(path: str, whole: bool = True) -> str:
-    """Why an image cannot be decoded, or "". Reads its header and its end; with `whole` also a PNG's checksums, and
-    decodes a WebP, which has none. All else is decoded only where its end looks damaged."""
+    """Return why an image cannot be decoded, or "". Reads its header and its end; with `whole` also checks a PNG's
+    checksums and decodes a WebP, which has none. Others are decoded only if their end looks damaged.
+    """
     try:
         extensions()
         with Image.open(path) as image:
@@ -99,7 +101,7 @@ def check_file(path: str, whole: bool = True) -> str:
 
 
 def has_transparency(path: str) -> bool:
-    """Whether an image has an alpha channel or a transparent colour; False for one that cannot be read."""
+    """Return whether an image has an alpha channel or a transparent colour; False if it is unreadable."""
     try:
         extensions()
         with Image.open(path) as image:
@@ -110,7 +112,7 @@ def has_transparency(path: str) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def hides_colours(path: str, modified: int, num_bytes: int) -> bool:
-    """Whether an image has transparent areas; decodes it. Time and length are part of the key of its cache."""
+    """Return whether an image has transparent areas; decodes it. Time and length are part of the cache key."""
     del modified, num_bytes
     try:
         with Image.open(path) as image:
@@ -122,7 +124,7 @@ def hides_colours(path: str, modified: int, num_bytes: int) -> bool:
 def read(path: str | Path, how: Decoding = AS_STORED, alpha: bool = False) -> np.ndarray:
     """Decode an image to RGB, or RGBA.
 
-    Raises ConfigError, naming the file, when it cannot be decoded.
+    Raises ConfigError, naming the file, if it cannot be decoded.
     """
     extensions()
     try:
@@ -149,8 +151,9 @@ def mask_channel(image: Image.Image) -> Image.Image:
 
 
 def wide_values(path: str | Path) -> np.ndarray | None:
-    """The values of a grey image of 16 or 32 bits as they are stored, integers or decimal numbers [H,W]; None for an
-    image of 8 bits. Raises as `read`."""
+    """Return the stored values of a 16- or 32-bit grey image, integers or floats [H,W]; None for 8 bits. Raises as
+    `read`.
+    """
     extensions()
     try:
         with Image.open(path) as image:
@@ -162,7 +165,7 @@ def wide_values(path: str | Path) -> np.ndarray | None:
 
 
 def expect_size(path: str, picture: np.ndarray, size: tuple[int, int]) -> None:
-    """Raise ConfigError unless an image has the size that a metadata file or the name of a cache states."""
+    """Raise ConfigError unless an image has the size stated by a metadata file or a cache's name."""
     height, width = picture.shape[:2]
     if (width, height) != size:
         raise ConfigError(
@@ -177,7 +180,7 @@ def expect_size(path: str, picture: np.ndarray, size: tuple[int, int]) -> None:
 
 
 def look(picture: np.ndarray, view: View, interpolation: str | None = None) -> np.ndarray:
-    """Scale, crop and flip an image as of `view`."""
+    """Scale, crop and flip an image to a `view`."""
     if picture.shape[1::-1] != view.resized:
         picture = resize(picture, view.resized, interpolation)
     width, height = view.size
@@ -186,8 +189,8 @@ def look(picture: np.ndarray, view: View, interpolation: str | None = None) -> n
 
 
 def resize(picture: np.ndarray, size: tuple[int, int], interpolation: str | None = None) -> np.ndarray:
-    """Scale to (width, height): by area when no side is enlarged, else Lanczos, unless an interpolation is set."""
-    if picture.ndim == 3 and picture.shape[2] == 4:  # separately, or Pillow would premultiply the colours by alpha
+    """Scale to (width, height): by area if no side is enlarged, else Lanczos, unless an interpolation is set."""
+    if picture.ndim == 3 and picture.shape[2] == 4:  # scale alpha separately, as Pillow would premultiply the colours
         colours = resize(np.ascontiguousarray(picture[:, :, :3]), size, interpolation)
         return np.dstack([colours, resize(np.ascontiguousarray(picture[:, :, 3]), size, interpolation)])
     shrinks = size[0] <= picture.shape[1] and size[1] <= picture.shape[0]
@@ -217,14 +220,15 @@ def to_tensor(picture: np.ndarray) -> Any:
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
-    """Convert 16-bit grey to 8 bits; Pillow's own conversion would clip nearly every pixel to white."""
+    """Convert 16-bit grey to 8 bits."""
+    # Pillow's own conversion would clip nearly every pixel to white.
     if not image.mode.startswith("I"):
         return image
     return Image.fromarray((np.asarray(image).astype(np.uint32).clip(0, 65535) >> 8).astype(np.uint8))
 
 
 def _over(image: Image.Image, ground: str, alpha: bool) -> Image.Image:
-    """An image over a ground of one colour; with `alpha`, its transparency is kept beside the blended colours."""
+    """Blend an image over a ground of one colour; with `alpha`, keep its transparency as a fourth channel."""
     colours = image.convert("RGBA")
     blended = Image.alpha_composite(Image.new("RGBA", colours.size, ground), colours)
     if not alpha:
@@ -239,9 +243,9 @@ def _alpha_least(image: Image.Image) -> float:
 
 
 def _is_sound(path: str, image: Image.Image, whole: bool) -> bool:
-    """Whether an opened file is undamaged, by its checksums or its end; False where only decoding tells.
+    """Return whether an opened file is undamaged, by its checksums or its end; False if only decoding can tell.
 
-    A wrong bit among the pixels of a JPEG or a BMP changes some; a PNG or a WebP then cannot be decoded.
+    A wrong bit in a JPEG or BMP only changes pixels; a PNG or WebP becomes undecodable.
     """
     kind = image.format or ""
     if not _ends_well(path, kind) or (whole and kind == "WEBP"):
@@ -249,13 +253,13 @@ def _is_sound(path: str, image: Image.Image, whole: bool) -> bool:
     try:
         if whole and kind == "PNG":
             image.verify()
-    except Exception:  # also of chunks that decoding does without
+    except Exception:  # even damage in chunks that decoding skips
         return False
     return True
 
 
 def _ends_well(path: str, kind: str) -> bool:
-    """Whether the file ends as its format requires, and is not truncated."""
+    """Return whether the file ends as its format requires, so is not truncated."""
     with open(path, "rb") as f:
         head = f.read(12)
         length = f.seek(0, 2)

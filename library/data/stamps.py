@@ -1,4 +1,4 @@
-"""Stamps of the image files that a cache was made of, by which it is told later whether they have changed."""
+"""Stamps of the image files that a cache was made from, to detect later changes."""
 
 import hashlib
 import os
@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 def image_stamp(image: str) -> list[Any]:
-    """Length, modification time and hash of a file: the first two are quick to compare, the third survives copying."""
+    """Return length, modification time and hash of a file: the first two are quick to compare, the third survives
+    copying.
+    """
     about = os.stat(image)
     return [about.st_size, about.st_mtime_ns, _hash(image)]
 
@@ -21,8 +23,8 @@ def control_stamps(controls: "Iterable[ControlImage]") -> list[Any]:
 
 
 def same_image(image: str, stamp: Any) -> bool:
-    """Whether an image is the one that the stamp was made of."""
-    if not os.path.exists(image):  # a data set may consist of cached latents only
+    """Return whether an image still matches the stamp."""
+    if not os.path.exists(image):  # a data set may consist of cached latents alone
         return True
     if not isinstance(stamp, list) or len(stamp) != 3:
         return False
@@ -45,14 +47,14 @@ def _control_stamp(control: "ControlImage") -> list[Any]:
 
 
 def reading(control: "ControlImage") -> list[Any]:
-    """What tells how a control image and its mask are read; [] where they are read as they are stored."""
+    """Return how a control image and its mask are decoded; [] if they are read as stored."""
     own, of_masks = control.how.marks(control.path), replace(control.how, ground="")
     mask = of_masks.marks(control.mask) if control.mask else []
     return [own, mask] if own or mask else []
 
 
 def same_controls(controls: "Sequence[ControlImage]", stamps: Any) -> bool:
-    """Whether the control and reference images are unchanged."""
+    """Return whether the control and reference images are unchanged."""
     if not isinstance(stamps, list) or len(stamps) != len(controls):
         return False
     for control, stamp in zip(controls, stamps, strict=True):

@@ -26,7 +26,7 @@ from library.families.caption_limit import LimitsCaptions
 if TYPE_CHECKING:
     from library.data.images import ControlImage, Image, ImageSet
 
-NO_CAPTION = -1  # instead of the number of a variant
+NO_CAPTION = -1  # variant number of the empty caption
 
 
 class Phrase(NamedTuple):
@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 
 def phrase_of(image: "Image", words: str, template: str) -> Phrase:
-    """The text encoder's input for a caption of an image; `template` as of `template_of`."""
+    """Return the text encoder's input for a caption of an image; `template` comes from `template_of`."""
     return Phrase(words, image.controls, image.interpolation) if template else Phrase(words)
 
 
@@ -56,7 +56,7 @@ def template_of(family: Family) -> str:
 def lengths(
     family: Family, components: ModelComponents
 ) -> tuple[Callable[[Collection[str]], int | None], Callable[[Sequence[Size]], int]]:
-    """The number of tokens that a step reads of captions, and the number that reference images of given sizes add."""
+    """Return the number of caption tokens that a step uses, and the number that reference images of given sizes add."""
     length = functools.partial(family.train_text_length, components)
     if isinstance(family, ReadsPictures) and family.picture_template:
         return length, functools.partial(family.picture_tokens, components)
@@ -64,7 +64,7 @@ def lengths(
 
 
 def cut_captions(images: Sequence["Image"], family: Family, variants: int = 1) -> Iterator[Problem]:
-    """Warn of captions that are longer than the text encoder's limit. ConfigError without its tokenizer."""
+    """Warn of captions longer than the text encoder's limit. Raises ConfigError without its tokenizer."""
     if not isinstance(family, LimitsCaptions):
         return
     limit = family.caption_limit
@@ -98,15 +98,16 @@ class Texts:
     files: dict[tuple[str, str], str] = field(default_factory=dict)  # path of an image, caption -> file
 
     def load(self, image: "Image", words: str | None = None) -> Arrays:
-        """The text encoders' outputs for one of the captions of an image, by the names of the cache's keys; without
-        `words` for the first one."""
+        """Return the text encoders' outputs for a caption of an image by the names of the cache's keys; without `words`
+        for the first caption.
+        """
         words = image.encoded_caption if words is None else words
         if not words and self.cache.without_caption:
             return self.cache.without_caption(self._stored(image, image.encoded_caption))
         return self._stored(image, words)
 
     def _stored(self, image: "Image", words: str) -> Arrays:
-        """The outputs for a caption, or for the image's first one where that is not among the encoded ones."""
+        """Return the outputs for a caption, or for the image's first caption if it is not encoded."""
         if self.memory is not None:
             known = self.memory.get(phrase_of(image, words, self.template))
             return known or self.memory[phrase_of(image, image.encoded_caption, self.template)]
@@ -121,7 +122,7 @@ class Texts:
 
 
 def texts(images: "ImageSet", work: EncodingJob) -> Texts:
-    """Encode the captions of these images and of those for validation that are not cached yet. Returns the cache."""
+    """Encode the uncached captions of these images and those for validation. Returns the cache."""
     cache, template = work.family.text_cache, template_of(work.family)
     captions = list(_captions(images, work.config.cache.cached_caption_variants, cache))
     if not work.config.cache.cache_text_encoder_outputs_to_disk:
@@ -147,7 +148,7 @@ def texts(images: "ImageSet", work: EncodingJob) -> Texts:
         sources = [image.caption_file] if image.caption_file and words else []
         trust, shown = work.config.cache.skip_cache_check, phrase_of(image, words, template).shown
         if words != image.caption and not trust and not _has_stamp(file):
-            return False  # sd-scripts encodes captions as they are written
+            return False  # sd-scripts encodes captions as written
         return caches.text_is_good(file, lengths, sources, stamp(item[1]), trust, cache.names, shown)
 
     mine = share(list(entries.items()), lambda item: item[0], work.world)
@@ -172,7 +173,7 @@ def texts(images: "ImageSet", work: EncodingJob) -> Texts:
 
 
 def _captions(images: "ImageSet", variants: int, cache: TextCache) -> "Iterator[tuple[int, Image, str]]":
-    """All captions to encode: the number of a variant, or NO_CAPTION for the empty one, the image, and the words."""
+    """Yield all captions to encode: the number of a variant or NO_CAPTION, the image, and the words."""
     for image in images.items:
         known = [image.variant(number) for number in range(variants)]
         yield from ((known.index(words), image, words) for words in dict.fromkeys(known))
@@ -185,16 +186,16 @@ def _captions(images: "ImageSet", variants: int, cache: TextCache) -> "Iterator[
 def _files(
     captions: "Iterable[tuple[int, Image, str]]", suffix: str, with_pictures: bool
 ) -> "Iterator[tuple[str, Image, str]]":
-    """The file of each caption, with its image and its words."""
+    """Return the file of each caption, with its image and its words."""
     for number, image, words in captions:
-        if number == NO_CAPTION:  # with reference images, each has its own
+        if number == NO_CAPTION:  # with reference images each image has its own
             yield caches.empty_text_file(image.path, suffix, is_shared=not with_pictures), image, words
         else:
             yield caches.text_file(image.path, suffix, number or None), image, words
 
 
 def _has_stamp(file: str) -> bool:
-    """Whether a cache says what it was made of; those of sd-scripts do not."""
+    """Return whether a cache stores its provenance; those of sd-scripts do not."""
     try:
         with cache_files.opened(file) as found:
             return found.fact(caches.MADE_FROM) is not None
@@ -205,8 +206,9 @@ def _has_stamp(file: str) -> bool:
 def _entries_by_file(
     captions: "Iterable[tuple[int, Image, str]]", suffix: str, with_pictures: bool
 ) -> dict[str, Entry]:
-    """What each cache file holds; an image with two captions cannot have both on disk, and a text encoder reads the
-    reference images at one size."""
+    """Return the entries of each cache file. Raises ConfigError for an image with two captions or sizes of reference
+    images, as one file cannot hold both.
+    """
     found: dict[str, Entry] = {}
     for file, image, words in _files(captions, suffix, with_pictures):
         known = found.setdefault(file, Entry(image, words))
@@ -265,7 +267,7 @@ def _encoded_phrases(
 ) -> list[tuple[Sequence[Any], Arrays]]:
     with torch.no_grad():
         outputs = _encoder_outputs([phrase for phrase, _ in batch], work)
-    # numpy has no bfloat16: as upstream, it becomes float32, and float16 stays.
+    # numpy has no bfloat16, which becomes float32 as upstream; float16 stays.
     arrays = {k: (v.float() if v.dtype == torch.bfloat16 else v).cpu().numpy() for k, v in outputs.items()}
     for i, (phrase, names) in enumerate(batch):
         if any(value.dtype.kind == "f" and not np.isfinite(value[i]).all() for value in arrays.values()):
@@ -276,7 +278,7 @@ def _encoded_phrases(
                 some=some(where),
             )
     each = [{key: value[i] for key, value in arrays.items()} for i in range(len(batch))]
-    if mask := work.family.text_cache.mask:  # padding is added in each batch
+    if mask := work.family.text_cache.mask:  # drop padding, which each batch adds anew
         each = [{key: value[: int(one[mask].sum())] for key, value in one.items()} for one in each]
     return [(names, one) for (_, names), one in zip(batch, each, strict=True)]
 

@@ -1,7 +1,7 @@
 """Prefetching, and functions applied to many items at once, on threads.
 
-Threads and not processes: decoding, resizing and reading release the interpreter's lock, nothing is copied between
-processes, nothing has to be pickled, and Windows needs no second start of Python and torch.
+Threads instead of processes: decoding, resizing and reading release the GIL, nothing is copied or pickled, and Windows
+needs no second start of Python and torch.
 """
 
 import os
@@ -15,7 +15,7 @@ from library.config.problems import Message, Report
 T = TypeVar("T")
 R = TypeVar("R")
 
-THREADS = 4  # network drives have high latency; reading local files is bound by the interpreter anyway
+THREADS = 4  # enough to hide the latency of network drives; local reads are bound by the interpreter
 SLICE = 256
 NAMELESS = Message("")
 
@@ -23,7 +23,7 @@ NAMELESS = Message("")
 def spread(
     work: Callable[[T], R], items: Sequence[T], report: Report | None = None, phase: Message = NAMELESS
 ) -> list[R]:
-    """Apply a function to every item, several at a time, and return the results in order."""
+    """Apply a function to every item on several threads, and return the results in order."""
 
     def several(start: int) -> list[R]:
         return [work(item) for item in items[start : start + SLICE]]
@@ -41,7 +41,7 @@ def ahead(
 ) -> Iterator[R]:
     """Yield work(item) for each item in order, computing up to `depth` (or 2 per worker) of them ahead.
 
-    With 0 workers the work runs on the caller's thread. A pool that is passed is left running.
+    With 0 workers the work runs on the caller's thread. A passed pool is left running.
     """
     if workers <= 0:
         yield from map(work, items)
