@@ -1,4 +1,4 @@
-"""The machine as one process of a training sees it."""
+"""The hardware as seen by one process of a training."""
 
 import contextlib
 import datetime
@@ -22,7 +22,7 @@ from library.families.base import ModelComponents
 from library.memory.quantization import fp8_storage
 
 T = TypeVar("T")
-CLOSING = 15  # seconds after a failure in which a process of several has to end
+CLOSING = 15  # seconds after a failure in which one of several processes must end
 TIMEOUT, TIMEOUT_OF_GPUS = 30, 10  # minutes: PyTorch's default timeouts of collectives
 
 
@@ -77,7 +77,7 @@ class World:
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """Return the context of mixed precision. It surrounds compiled blocks and is never entered inside one."""
-        if self._sharded and self.ranks > 1:  # the cache would keep cast weights of all blocks at once
+        if self._sharded and self.ranks > 1:  # the cache would hold the cast weights of all blocks at once
             return self.accelerator.autocast(AutocastKwargs(cache_enabled=False))
         return self.accelerator.autocast()
 

@@ -1,1 +1,1 @@
-"""What makes a denoiser fit: storage, swapping, checkpointing, attention kernels, and the order they are applied in."""
+"""How a denoiser is fitted into memory: storage, swapping, checkpointing, attention kernels, and their order."""

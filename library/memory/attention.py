@@ -1,7 +1,7 @@
-"""The order of PyTorch's attention kernels, which of them support the calls of a model, and two related switches.
+"""The order of PyTorch's attention kernels, which of them support a model's calls, and two related switches.
 
-PyTorch selects a kernel at every eager call of scaled_dot_product_attention, and in compiled code once, for forward and
-backward, at compile time. So the order is set for the whole process, before anything is compiled.
+PyTorch selects a kernel at every eager call of scaled_dot_product_attention, and in compiled code once, at compile
+time. So the order is set for the whole process, before anything is compiled.
 """
 
 import contextlib
@@ -20,23 +20,23 @@ from library.compiler.subclass import wanted_type
 from library.config.problems import ConfigError, Problem
 
 KERNELS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH"}
-# Newer flash attention, which takes the place of PyTorch's own: its name there, and the packages that bring it.
+# Newer flash attention that replaces PyTorch's own: its name there, and the packages that contain it.
 PACKAGES = {"flash3": ("FA3", ("flash_attn_interface",)), "flash4": ("FA4", ("flash_attn", "flash_attn.cute"))}
 # Why: docs/decisions/2026-11-20-cudnn-attention-on-9-0.md
-# By compute capability: from the kernel that is fastest in training to the one that always works. cuDNN's was measured
+# By compute capability, from the fastest kernel in training to the one that always works. cuDNN's was measured
 # 1.7 to 2.3 times as fast as flash attention on Hopper, and slower on Ampere and on RTX PRO cards
 # (huggingface/transformers#48163), so all others keep PyTorch's own order.
 ORDERS: dict[tuple[int, int], tuple[str, ...]] = {(9, 0): ("cudnn", "flash", "efficient", "math")}
 CUDNN = 90000  # versions before 9 had wrong gradients for some strides (pytorch#138581)
 PYTORCHS_ORDER = "PyTorch's order"
-_chosen = contextlib.ExitStack()  # what `prefer` has changed, for the whole process as PyTorch's switches are
+_chosen = contextlib.ExitStack()  # undoes `prefer`; global, as PyTorch's switches are
 
 
 def prefer(device: torch.device, kernel: str = "auto") -> str:
-    """Put a kernel first, with `auto` the fastest for this GPU; returns its name for the run's record, "" for none.
+    """Put a kernel first, with `auto` the fastest for this GPU; return its name for the run's record, "" for none.
 
-    The others remain in the order, for shapes and masks that the first does not support. ConfigError where this machine
-    has no such kernel. It holds for the process, until the next call or the end of `settings_kept`.
+    The others remain for shapes and masks that the first does not support. Raises ConfigError if this machine lacks the
+    kernel. Lasts until the next call or the end of `settings_kept`.
     """
     if kernel != "auto" and kernel not in offered(device):
         known = ", ".join(["auto", *offered(device)])
@@ -51,7 +51,7 @@ def prefer(device: torch.device, kernel: str = "auto") -> str:
     _chosen.close()
     _replace_flash(kernel)
     if device.type != "cuda":
-        if kernel == "math":  # the CPU knows flash attention and math, and asks for them in this order
+        if kernel == "math":  # the CPU has flash attention and math, in this order
             _chosen.enter_context(sdpa_kernel(SDPBackend.MATH))
         return KERNELS.get(kernel, "")
     if kernel != "auto":
@@ -59,7 +59,7 @@ def prefer(device: torch.device, kernel: str = "auto") -> str:
     elif not (order := ORDERS.get(torch.cuda.get_device_capability(device), ()) if _has_cudnn() else ()):
         return PYTORCHS_ORDER
     if torch.cuda.is_available():
-        # PyTorch sets its own order at the first call on a GPU, and would overwrite an earlier choice.
+        # PyTorch sets its own order at the first call on a GPU, which would overwrite an earlier choice.
         tiny = torch.zeros(1, 1, 8, 64, dtype=torch.float16, device=device)
         F.scaled_dot_product_attention(tiny, tiny, tiny)
     first = [getattr(SDPBackend, KERNELS[name]) for name in order]
@@ -71,7 +71,7 @@ def prefer(device: torch.device, kernel: str = "auto") -> str:
 
 @contextlib.contextmanager
 def settings_kept() -> Iterator[None]:
-    """Whatever this module sets for the whole process is afterwards as it was."""
+    """Restore on exit whatever this module sets for the whole process."""
     precision, benchmark = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
     try:
         yield
@@ -87,8 +87,9 @@ def _has_cudnn() -> bool:
 
 
 def offered(device: torch.device) -> tuple[str, ...]:
-    """The kernels that this machine may have, the likely fastest first; an AttentionRecorder tells which of them
-    support the calls of a model."""
+    """Return the kernels that this machine may have, probably fastest first; an AttentionRecorder tells which support a
+    model's calls.
+    """
     if device.type == "cpu":
         return ("flash", "math")
     if device.type != "cuda":
@@ -98,7 +99,7 @@ def offered(device: torch.device) -> tuple[str, ...]:
 
 
 def _replace_flash(kernel: str) -> None:
-    """Replace PyTorch's flash attention by a newer one, or restore it. Raises ConfigError where that does not work."""
+    """Replace PyTorch's flash attention by a newer one, or restore it. Raises ConfigError on failure."""
     current = torch.nn.attention.current_flash_attention_impl()
     wanted = PACKAGES.get(kernel, (None,))[0]
     if wanted == current:
@@ -108,7 +109,7 @@ def _replace_flash(kernel: str) -> None:
             torch.nn.attention.activate_flash_attention_impl(wanted)
         else:
             torch.nn.attention.restore_flash_attention_impl()
-    except Exception as error:  # a package that was built for another GPU or PyTorch may raise anything
+    except Exception as error:  # a package built for another GPU or PyTorch may raise anything
         raise ConfigError(
             Problem(
                 "attention_kernel", ": {kernel} cannot be used here ({error}); use auto", kernel=kernel, error=error
@@ -117,14 +118,14 @@ def _replace_flash(kernel: str) -> None:
 
 
 class AttentionRecorder(TorchFunctionMode):
-    """While it is active, record for every attention call which kernel PyTorch selects and which others support it."""
+    """Records for every attention call in its context which kernel PyTorch selects and which others support it."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.device = device
         self.usual: set[int] = set()  # the kernels that PyTorch selected
-        self.able: set[str] = set()  # those that support some of the calls
-        self.unable: dict[str, str] = {}  # those that have supported none so far, and why
+        self.able: set[str] = set()  # kernels that support some of the calls
+        self.unable: dict[str, str] = {}  # kernels that support none so far, and why
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
@@ -132,11 +133,11 @@ class AttentionRecorder(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
     def others(self) -> list[str]:
-        """The kernels that PyTorch could use instead, and those that support none of the calls, with the reason."""
+        """Return the kernels that PyTorch could use instead, and those that support none of the calls."""
         return [name for name in offered(self.device) if name in self.unable or self._changes(name)]
 
     def why_not(self, kernel: str | None) -> str:
-        """Why a kernel cannot be used, '' if it can."""
+        """Return why a kernel cannot be used, "" if it can."""
         return "" if kernel in self.able else self.unable.get(kernel or "", "")
 
     def _changes(self, name: str) -> bool:
@@ -159,7 +160,7 @@ class AttentionRecorder(TorchFunctionMode):
 
 
 def _refused(kernel: SDPBackend, given: Any, named: Any) -> str:
-    """Why a kernel does not support a call, '' if it does."""
+    """Return why a kernel does not support a call, "" if it does."""
     with warnings.catch_warnings(record=True) as said, sdpa_kernel(kernel):
         warnings.simplefilter("always")
         try:
@@ -167,20 +168,20 @@ def _refused(kernel: SDPBackend, given: Any, named: Any) -> str:
                 return ""
         except RuntimeError as none_is_left:
             said.append(warnings.WarningMessage(str(none_is_left), RuntimeWarning, "", 0))
-    # PyTorch warns about all kernels at once: take the lines about this one.
+    # PyTorch warns about all kernels at once; keep the lines about this one.
     lines = [str(warning.message).partition(" (Triggered")[0].strip() for warning in said]
     telling = [line for line in lines if not line.endswith("because:") and "disabled" not in line]
     return telling[0] if telling else "cannot compute the attention of this model"
 
 
 def _as_computed(x: Any) -> Any:
-    """The inputs of attention in the dtype that autocast computes it in."""
+    """Cast an attention input to the dtype in which autocast computes."""
     if not isinstance(x, torch.Tensor) or not x.is_floating_point():
         return x
     return x.detach().to(wanted_type(x)).requires_grad_(x.requires_grad)
 
 
 def switches(options: Any) -> None:
-    """`cuda_allow_tf32` and `cuda_cudnn_benchmark`, for matrix products and convolutions that are left in float32."""
+    """Apply `cuda_allow_tf32` and `cuda_cudnn_benchmark` to float32 matrix products and to convolutions."""
     torch.set_float32_matmul_precision("high" if options.cuda_allow_tf32 else "highest")
     torch.backends.cudnn.benchmark = options.cuda_cudnn_benchmark

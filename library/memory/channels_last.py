@@ -1,4 +1,4 @@
-"""Layers that keep images in the memory format channels_last, in which convolutions are fastest."""
+"""Layers that keep images in the memory format channels_last, which makes convolutions fastest."""
 
 import functools
 
@@ -10,14 +10,14 @@ from library.compiler.subclass import keep_class_name, with_gradient
 
 # Why: docs/decisions/2026-11-20-channels-last-in-compiled-blocks.md
 class GroupNorm(nn.GroupNorm):
-    """The same numbers, with channels kept last in memory.
+    """The same values as PyTorch's, with channels last in memory.
 
-    PyTorch's own returns contiguous memory on CUDA. Inductor then converts it again for the next convolution, and uses
-    the strides of the first image size for all sizes (torch 2.11 with dynamic sizes).
+    PyTorch's own returns contiguous memory on CUDA. Inductor then converts it again for the next convolution, and
+    applies the strides of the first image size to all sizes (torch 2.11 with dynamic sizes).
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """[B, C, h, w] -> the same, in float32 under autocast, as PyTorch's own does on a GPU."""
+        """[B, C, h, w] -> the same, in float32 under autocast, like PyTorch's own on a GPU."""
         if input.dim() != 4:
             return super().forward(input)
         images, channels, height, width = input.shape
@@ -33,7 +33,7 @@ class GroupNorm(nn.GroupNorm):
 
 @functools.cache
 def _with_channels_last(cls: type[nn.Module]) -> type[nn.Module]:
-    """A convolution that converts its input: in training diffusers passes that of a shortcut with channels first."""
+    """Return a convolution class that converts its input, as diffusers passes a shortcut channels first in training."""
 
     class ChannelsLastInput(cls):
         def forward(self, input: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def _with_channels_last(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 def keep_channels_last(block: nn.Module) -> None:
-    """Replace the classes of GroupNorms and shortcuts within a block that is about to be compiled."""
+    """Replace the classes of GroupNorms and shortcuts in a block before it is compiled."""
     for name, module in block.named_modules():
         if type(module) is nn.GroupNorm:
             module.__class__ = GroupNorm
@@ -52,7 +52,7 @@ def keep_channels_last(block: nn.Module) -> None:
 
 
 class LearningGroupNorm(nn.GroupNorm):
-    """PyTorch's own, with a workaround for weights that learn while the input needs no gradient (see with_gradient)."""
+    """PyTorch's own, with a workaround for trained weights whose input needs no gradient (see with_gradient)."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[B, C, h, w] -> the same."""
@@ -60,7 +60,7 @@ class LearningGroupNorm(nn.GroupNorm):
 
 
 def let_norms_learn(denoiser: nn.Module) -> None:
-    """Apply that to the GroupNorms that learn and are still PyTorch's own."""
+    """Apply the workaround to the trained GroupNorms that are still PyTorch's own."""
     for module in denoiser.modules():
         if type(module) is nn.GroupNorm and any(p.requires_grad for p in module.parameters()):
             module.__class__ = LearningGroupNorm

@@ -1,4 +1,4 @@
-"""Activation checkpointing: keep a block's inputs, recompute the rest in backward."""
+"""Activation checkpointing: keep a block's inputs, and recompute the rest in backward."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -24,17 +24,17 @@ def wrap(
     around: bool = False,
     own_gradients: bool = False,
 ) -> None:
-    """Make every block recompute in backward, except for the outputs of attention if those are to be kept.
+    """Make every block recompute in backward, except for attention outputs with `keep_attention`.
 
-    Checkpointing sits inside the block's forward, so that a compiled block holds one graph for forward and recompute.
-    `around` puts it around the block's call instead, so that the graph is of the block's own computation alone. The
-    kept inputs wait in host memory where `offload_from` names the device that they leave. `own_gradients` says that
-    layers in the blocks bring a gradient of their own.
+    The checkpoint is inside the block's forward, so that a compiled block has one graph for forward and recompute. With
+    `around` it wraps the block's call instead, so that the graph contains only the block's own computation.
+    `offload_from` names the device whose inputs wait in host memory. `own_gradients`: layers in the blocks define their
+    own backward.
     """
     host = host_inputs.HostInputs(offload_from) if offload_from else None
     if around:
-        # Computing a block again has to find the graph of its forward pass, where two would do: PyTorch puts the one
-        # that was used last in front, and what two graphs keep may differ (pytorch#166926).
+        # Recomputing must pick the graph of the forward pass if two fit: PyTorch prefers the last used one, and two
+        # graphs may save different tensors (pytorch#166926).
         torch_private.keep_graphs_in_order(True)
     for group in blocks:
         for block in group:
@@ -64,16 +64,14 @@ def _keeping_nothing() -> Any:
     return create_selective_checkpoint_contexts(_keep_nothing)
 
 
-# PyTorch caches graphs on disk only if policies have a cache_hash. A changed policy needs another one.
+# PyTorch caches graphs on disk only for policies with a cache_hash; change it together with a policy.
 _keeping_attention.cache_hash = "outputs of _scaled_dot_product"  # type: ignore[attr-defined]
 _keeping_nothing.cache_hash = "nothing"  # type: ignore[attr-defined]
 
 
 def _keeps_function_outputs() -> bool:
-    """Whether compiled checkpoints keep the outputs of autograd functions, such as 8-bit products.
-
-    PyTorch 2.11 does, which took 15 GB of FLUX.1 per image; 2.13 asks every operation anyway.
-    """
+    """Return whether compiled checkpoints keep the outputs of autograd functions, such as 8-bit products."""
+    # PyTorch 2.11 does, which took 15 GB of FLUX.1 per image; 2.13 consults the policy for every operation.
     return version() < (2, 13)
 
 

@@ -1,9 +1,9 @@
 """Offload the inputs of checkpointed blocks to host memory between the forward pass and the block's backward pass.
 
-A checkpoint saves the inputs of a block. They are copied to pinned memory on a stream of their own while blocks
-compute, and prefetched on another one while the gradient of the following block is computed. So computing, these copies
-and those of swapped weights overlap. Only the tensors saved for the backward pass are replaced, around the block's
-call: a compiled block stays the same graph, with its checkpoint in it.
+Inputs saved by a checkpoint are copied to pinned memory on a side stream while blocks compute, and prefetched on
+another while the gradient of the following block is computed. So computing, these copies and those of swapped weights
+overlap. Only the tensors saved for backward are replaced, around the block's call: a compiled block keeps its graph,
+checkpoint included.
 """
 
 import contextlib
@@ -19,13 +19,12 @@ from torch import Tensor, nn
 
 from library.compiler.subclass import keep_class_name
 
-PENDING_CALLS = 1  # calls whose copies to the host may be unfinished when the next block begins
+PENDING_CALLS = 1  # calls whose copies to the host may still run when the next block begins
 
 
 @dataclass(eq=False)
 class _OffloadedInput:
-    """One offloaded input: its copy on the host, and the tensor on the device until it is freed, and again once it is
-    fetched."""
+    """One offloaded input: its host copy, and its device tensor until that is freed and after it is fetched again."""
 
     host: Tensor
     device: Tensor | None
@@ -34,8 +33,7 @@ class _OffloadedInput:
 
 @dataclass(eq=False)
 class _Call:
-    """The offloaded inputs of one call of a block, and the call before it, whose inputs the backward pass needs
-    next."""
+    """The offloaded inputs of one call of a block, and the previous call, whose inputs the backward pass needs next."""
 
     before: "weakref.ref[_Call] | None"
     offloaded: list[_OffloadedInput] = field(default_factory=list)
@@ -44,7 +42,7 @@ class _Call:
 
 # Why: docs/decisions/2026-11-23-inputs-of-blocks-wait-on-the-host.md
 class HostInputs:
-    """The inputs of a denoiser's blocks. Copies are exact, and made on a CPU too."""
+    """The offloaded inputs of a denoiser's blocks. Copies are exact; a CPU makes them, too."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.is_cuda = device, device.type == "cuda"
@@ -58,7 +56,7 @@ class HostInputs:
 
     @contextlib.contextmanager
     def offloading(self, inputs: Sequence[Tensor]) -> Iterator[None]:
-        """Within the context, save for the backward pass a copy on the host in place of these tensors."""
+        """Within the context, save host copies of these tensors for the backward pass."""
         call = _Call(self._last)
         ready = torch.cuda.current_stream(self.device).record_event() if self.is_cuda else None
         memory = {(x.data_ptr(), x.nbytes) for x in inputs}
@@ -67,7 +65,7 @@ class HostInputs:
             if (saved.data_ptr(), saved.nbytes) in memory and (one := self._offload(saved, ready)):
                 call.offloaded.append(one)
                 return call, len(call.offloaded) - 1
-            # Leaves are saved as they are: swapped weights get other memory meanwhile. Other tensors are saved without
+            # Leaves are not copied, as swapped weights change their memory meanwhile. Other tensors are saved without
             # their autograd history, since a node that saves its own output would be a reference cycle.
             return saved if saved.is_leaf else saved.detach()
 
@@ -86,7 +84,7 @@ class HostInputs:
         x = x.detach()
         host = torch.empty_like(x, device="cpu", pin_memory=self.is_cuda)
         if host.stride() != x.stride():
-            return None  # not dense: a compiled block expects the strides
+            return None  # not dense, and a compiled block expects the strides
         if self._to_host is None:
             return _OffloadedInput(host.copy_(x), x, None)
         self._to_host.wait_event(ready)
@@ -95,8 +93,7 @@ class HostInputs:
         return _OffloadedInput(host, x, self._to_host.record_event())
 
     def _restore(self, call: _Call, number: int) -> Tensor:
-        """Return an input for the backward pass of its block, and prefetch those of the next block on a stream of their
-        own."""
+        """Return an input for the backward pass of its block, and prefetch those of the next block."""
         one = call.offloaded[number]
         self._fetch(one)
         tensor = self._wait_for(one)
@@ -114,7 +111,7 @@ class HostInputs:
         if self._to_device is None:
             one.device = one.host.clone()
             return
-        # Allocated on the compute stream, which may still use that memory.
+        # Allocate on the compute stream, which may still use that memory.
         one.device = torch.empty_like(one.host, device=self.device, pin_memory=False)
         self._to_device.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._to_device):
@@ -122,7 +119,7 @@ class HostInputs:
         one.arrival = self._to_device.record_event()
 
     def _free(self, call: _Call) -> None:
-        """Free the device memory of a call's inputs after their copies to the host."""
+        """Free the device memory of a call's inputs once their copies to the host are done."""
         for one in call.offloaded:
             if one.device is not None:
                 self._wait_for(one)
@@ -148,5 +145,5 @@ def _offloading(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 def _is_stream(x: Any) -> bool:
-    """Whether an input is passed from block to block, and not shared by all of them."""
+    """Return whether an input flows from block to block instead of being shared by all."""
     return isinstance(x, Tensor) and x.requires_grad

@@ -1,4 +1,4 @@
-"""Host memory that a GPU copies from and to: with its pages already mapped, and no larger than requested."""
+"""Host memory for copies from and to a GPU: with mapped pages, and no larger than requested."""
 
 import weakref
 from typing import Any
@@ -8,19 +8,17 @@ from torch import Tensor
 
 
 def touch(memory: Tensor) -> Tensor:
-    """Map all pages of a tensor in host memory by writing zeros, and return it.
-
-    The system gives a page when it is first written to. A copy from a GPU writes with one thread, at 1.3 GB/s where
-    that has to be waited for, measured on a server; all threads together write zeros at 13 GB/s.
-    """
+    """Map all pages of a host tensor by writing zeros, and return it."""
+    # Pages are mapped on the first write. A copy from a GPU writes with one thread, at 1.3 GB/s if it has to map pages
+    # (measured on a server); all threads together write zeros at 13 GB/s.
     return memory.fill_(0)
 
 
 def pinned(size: int) -> Tensor:
-    """That many bytes of zeros, in memory that stays where it is, so that a GPU copies beside its kernels.
+    """Return `size` bytes of zeros in pinned memory, so that copies run beside the GPU's kernels.
 
-    PyTorch's own pinned memory is rounded up to the next power of two, which can be nearly twice as much. Where the
-    driver cannot pin other memory, it is used all the same.
+    PyTorch rounds its own pinned memory up to a power of two, which can nearly double it. If the driver cannot pin
+    ours, it is used unpinned.
     """
     memory = touch(torch.empty(size, dtype=torch.uint8))
     runtime: Any = torch.cuda.cudart()
@@ -28,7 +26,7 @@ def pinned(size: int) -> Tensor:
     if not size or runtime.cudaHostRegister(address, size, 0) != runtime.cudaError.success:
         _forget_error()
         return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
-    # Before the memory is freed; at the end of the process the driver does it.
+    # Unregister before the memory is freed; at process exit the driver does it.
     at_end: Any = weakref.finalize(memory, runtime.cudaHostUnregister, address)
     at_end.atexit = False
     return memory

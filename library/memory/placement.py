@@ -1,4 +1,4 @@
-"""Where each weight of a denoiser goes as its file is read: to the GPU, unless something else is to be done first."""
+"""Where each weight of a denoiser goes as its file is read: to the GPU, unless other work comes first."""
 
 from collections.abc import Callable
 
@@ -12,11 +12,10 @@ from library.memory import prepare, swapping
 
 
 def placement(family: Family, config: RunConfig, device: torch.device) -> Callable[[nn.Module], WeightPlacement] | None:
-    """A function from a denoiser on the meta device to the placement of its weights; None where all stay on the host at
-    first.
+    """Return a function from a denoiser on the meta device to the placement of its weights; None if all stay on the
+    host at first.
 
-    They do on a CPU, where they are sharded, where adapters are merged into them, and where another package creates the
-    adapters.
+    They stay there on a CPU, for sharding, for merging adapters, and if another package creates the adapters.
     """
     if device.type == "cpu" or prepare.is_sharded(config):
         return None
@@ -26,8 +25,8 @@ def placement(family: Family, config: RunConfig, device: torch.device) -> Callab
         return None
     precision, number, later = config.precision, config.memory.blocks_to_swap or 0, False
     if config.adapters:
-        # One after the other these are brought to the device and rounded there, once it is known how: products are
-        # timed first, and GGPO's noise is as large as the weights were before.
+        # These are moved and rounded later, one at a time: products are timed first, and GGPO scales its noise
+        # by the unrounded weights.
         arguments = config.network.network_args if isinstance(config, AdapterRun) else ()
         by_row = precision.fp8_compute or any(argument.startswith("ggpo") for argument in arguments)
         later = precision.int8_base or precision.auto_compute or precision.fp8_denoiser and by_row

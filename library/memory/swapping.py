@@ -1,13 +1,13 @@
-"""Block swapping: some blocks are kept in host memory, and copied to the device when they run.
+"""Block swapping: some blocks stay in host memory, and are copied to the device when they run.
 
-The host keeps the authoritative copy of a weight in pinned memory; the device has a few slots, each as large as the
-largest of these blocks, that all of them take turns in. The next block is prefetched on a side stream while the current
-one computes. All of this happens around the block's call, so that a compiled block stays one graph with its Linear
-layers in it. Blocks are checkpointed, since a slot may be overwritten between forward and backward.
+The host has the authoritative copy of a weight in pinned memory; the device has a few slots, each as large as the
+largest swapped block, that are used in rotation. The next block is prefetched on a side stream while the current one
+computes. All of this happens around the block's call, so that a compiled block stays one graph with its Linear layers.
+Blocks are checkpointed, since a slot may be overwritten between forward and backward.
 
-Frozen weights are only ever copied to the device. For weights that learn there are two ways. Either gradients are
-copied to the host as soon as they are complete, and the optimizer steps there, between backward and the next forward.
-Or weights are stepped on the device, within the backward pass, and written back while the next block computes.
+Frozen weights are only copied to the device. Trained weights have two modes. Either gradients are copied to the host as
+soon as they are complete, and the optimizer steps there, between backward and the next forward. Or weights are stepped
+on the device, within the backward pass, and written back while the next block computes.
 """
 
 import functools
@@ -22,12 +22,13 @@ from library.compiler.subclass import keep_class_name
 from library.memory import host_memory
 
 SLOTS = 2  # one in use, one being filled
-LEAVING = 1  # another one where what a block has learned is on its way to the host
-ALIGNMENT = 256  # bytes; kernels expect aligned weights
+LEAVING = 1  # additional slot for trained weights that are being copied to the host
+ALIGNMENT = 256  # bytes, as kernels expect aligned weights
 
 
 def choose_blocks(denoiser: nn.Module, counts: dict[str, int]) -> list[nn.Module]:
-    """The blocks to swap: `counts` of each class, evenly spread, so that transfers hide behind resident blocks."""
+    """Return the blocks to swap: `counts` of each class, evenly spread."""
+    # Transfers then hide behind resident blocks.
     chosen: list[nn.Module] = []
     for kind, count in counts.items():
         blocks = [m for m in denoiser.modules() if type(m).__name__ == kind]
@@ -41,16 +42,16 @@ class Swap:
     """The swapped blocks of a denoiser."""
 
     def __init__(self, blocks: Sequence[nn.Module], device: torch.device, learn: str = "") -> None:
-        """`learn` says where blocks that learn themselves are stepped: "host" or "device". Adapters stay resident."""
+        """`learn` says where trained blocks are stepped: "host" or "device". Adapters stay resident."""
         self.blocks = [_Packed(block, device.type == "cuda", bool(learn)) for block in blocks]
         self.device, self.learn = device, learn
-        # Copies from and to the host, which a GPU makes at the same time.
+        # Two streams, as a GPU copies in both directions at the same time.
         self.stream, self.leaving = (torch.cuda.Stream(device) if device.type == "cuda" else None for _ in range(2))
-        self._order: list[int] = []  # in which the denoiser calls them, as far as it has been seen
+        self._order: list[int] = []  # call order of the blocks, as observed so far
         self._slots = _Slots(self.blocks, device, SLOTS + LEAVING if learn == "device" else SLOTS)
 
     def place(self, denoiser: nn.Module) -> None:
-        """Move everything but the swapped weights to the device, and leave it without memory that nothing uses."""
+        """Move everything but the swapped weights to the device, and release unused memory."""
         hidden = {id(p) for packed in self.blocks for p, _, _ in packed.parts}
         for module in denoiser.modules():
             for p in module.parameters(recurse=False):
@@ -59,7 +60,7 @@ class Swap:
             for name, buffer in module.named_buffers(recurse=False):
                 module._buffers[name] = buffer.to(self.device)
         if self.blocks and self.device.type == "cuda":
-            torch.cuda.empty_cache()  # of weights that were rounded there
+            torch.cuda.empty_cache()  # rounding weights has left unused memory
 
     def attach(self, denoiser: nn.Module) -> None:
         """Fetch each block's weights when it is called, and again when its gradient is computed."""
@@ -71,13 +72,13 @@ class Swap:
         for index, packed in enumerate(self.blocks):
             packed.block.__dict__["_swap"] = (self, index)
         for module in denoiser.modules():
-            if type(module) in kinds:  # resident ones too: blocks of one class share their graphs
+            if type(module) in kinds:  # resident blocks, too, as blocks of one class share their graphs
                 module.__class__ = _swapped(type(module))
 
     def use(self, index: int, forward: bool) -> None:
-        """Make the weights of a block available on the device, and prefetch those of the next one."""
+        """Make a block's weights available on the device, and prefetch those of the next one."""
         slot = self._fetch(index)
-        if slot.filled is not None:  # a copy of its own: the one of the next block may be under way already
+        if slot.filled is not None:  # wait for this slot only, as the next block's copy may already run
             torch.cuda.current_stream(self.device).wait_event(slot.filled)
         if self.learn == "device" and not forward:
             self._write_back(but=self.blocks[index])
@@ -89,15 +90,15 @@ class Swap:
             self._fetch(self._order[following])
 
     def sync_to_host(self) -> None:
-        """After the backward pass: bring host memory up to date and wait for all copies.
+        """Update host memory after the backward pass, and wait for all copies.
 
-        Where the optimizer steps on the host, weights and gradients are there now, as `p` and `p.grad`.
+        If the optimizer steps on the host, weights and gradients are then there, as `p` and `p.grad`.
         """
         self._slots.write_back()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         if self.learn == "host":
-            self._slots.clear()  # the optimizer is about to change the host's copies
+            self._slots.clear()  # the optimizer will change the host's copies
             for packed in self.blocks:
                 packed.hand_over_gradients()
 
@@ -106,7 +107,7 @@ class Swap:
             packed.gradients.clear()
 
     def undo(self) -> None:
-        """Go back to ordinary tensors in host memory, without gradient hooks."""
+        """Restore ordinary tensors in host memory, without gradient hooks."""
         self._slots.write_back()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -120,7 +121,7 @@ class Swap:
             return slot
         if self.stream is None:
             return self._slots.fill(packed)
-        # All that may still read the slot has been queued on the compute stream before this call, but for this:
+        # Whatever still reads the slot was queued on the compute stream before this call, except for:
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         for one in (packed, self._slots.next.owner):
             if one is not None and one.written is not None:
@@ -131,8 +132,7 @@ class Swap:
         return slot
 
     def _write_back(self, but: "_Packed") -> None:
-        """Copy updated weights to the host, except those of the block that computes now: all updates of the others are
-        queued."""
+        """Copy updated weights to the host, except those of the computing block."""
         for slot in self._slots.slots:
             if slot.owner is None or slot.owner is but or not slot.owner.changes:
                 continue
@@ -146,20 +146,20 @@ class Swap:
 
 
 def find_trainable_swap(denoiser: nn.Module) -> Swap | None:
-    """The Swap of a denoiser whose swapped blocks are trained, else None; the optimizer has to follow it."""
+    """Return the Swap of a denoiser whose swapped blocks are trained, else None; the optimizer has to follow it."""
     swap = getattr(denoiser, "_swap", None)
     return swap if swap and swap.learn and swap.blocks else None
 
 
 class _Packed:
-    """The matrices of one block in one host buffer: the frozen ones, or all of a block that learns itself."""
+    """The matrices of one block in one host buffer: the frozen ones, or all of a trained block."""
 
     def __init__(self, block: nn.Module, pin: bool, learns: bool) -> None:
         self.block, self.pin = block, pin
         self.changes = False  # whether the device's copy is newer than the host's
-        self.written: Any = None  # the event after its last copy to the host on a stream of its own
-        self.gradients: dict[nn.Parameter, Tensor] = {}  # in host memory, of the present step
-        self._spare: dict[nn.Parameter, Tensor] = {}  # the memory of the last step's
+        self.written: Any = None  # event after its last copy to the host on the side stream
+        self.gradients: dict[nn.Parameter, Tensor] = {}  # of the current step, in host memory
+        self._spare: dict[nn.Parameter, Tensor] = {}  # memory of the previous step's gradients
         self._hook_handles: list[Any] = []
         moving = [p for p in block.parameters() if (learns or not p.requires_grad) and p.dim() >= 2]
         self.parts: list[tuple[nn.Parameter, int, Tensor]] = []
@@ -174,7 +174,7 @@ class _Packed:
             offset += _padded(p.nbytes)
 
     def point_at(self, memory: Tensor | None) -> None:
-        """Let the parameters be views of `memory` on the device, or of the host's copy."""
+        """Make the parameters views of `memory` on the device, or of the host's copy."""
         for p, offset, view in self.parts:
             p.data = view if memory is None else _view(memory, offset, view)
 
@@ -197,12 +197,12 @@ class _Packed:
             if kept is None:
                 kept = torch.empty_like(gradient, device="cpu", pin_memory=self.pin)
             self.gradients[p] = kept
-        else:  # of an earlier batch of this step; added on the device, in the order of its stream
+        else:  # add to an earlier batch of this step on the device, in stream order
             gradient += kept.to(gradient.device, non_blocking=True)
         kept.copy_(gradient, non_blocking=True)
 
     def hand_over_gradients(self) -> None:
-        """Assign the gradients to `p.grad`, for an optimizer on the host. Their memory is reused in the next step."""
+        """Assign the gradients to `p.grad` for an optimizer on the host. Their memory is reused in the next step."""
         for p, gradient in self.gradients.items():
             p.grad = gradient
         self._spare, self.gradients = self.gradients, {}
@@ -210,21 +210,21 @@ class _Packed:
 
 @dataclass(eq=False)
 class _Slot:
-    """Memory of the device, the block whose weights are in it, and the event after their copy (on a GPU)."""
+    """Device memory, the block whose weights it holds, and the event after their copy (on a GPU)."""
 
     memory: Tensor
     owner: _Packed | None = None
     filled: Any = None
 
     def flush(self) -> None:
-        """Bring the owner's copy on the host up to date."""
+        """Update the owner's copy on the host."""
         if self.owner is not None and self.owner.changes:
             self.owner.host.copy_(self.memory[: self.owner.host.numel()], non_blocking=True)
             self.owner.changes = False
 
 
 class _Slots:
-    """Device memory that swapped blocks take turns in, least recently used first."""
+    """Device memory that swapped blocks use in rotation, least recently used first."""
 
     def __init__(self, blocks: Sequence[_Packed], device: torch.device, number: int) -> None:
         size = max((packed.host.numel() for packed in blocks), default=0)
@@ -235,7 +235,7 @@ class _Slots:
         return self.slots[0]
 
     def holding(self, packed: _Packed) -> _Slot | None:
-        """The slot of a block that is on the device, which counts as just used."""
+        """Return the slot of a block that is on the device, and mark it as just used."""
         slot = next((slot for slot in self.slots if slot.owner is packed), None)
         if slot is not None:
             self._used(slot)
@@ -254,12 +254,12 @@ class _Slots:
         return slot
 
     def write_back(self) -> None:
-        """Bring the host's copies up to date; the blocks stay."""
+        """Update the host's copies; the blocks stay."""
         for slot in self.slots:
             slot.flush()
 
     def clear(self) -> None:
-        """Let all blocks use their host copies again."""
+        """Make all blocks use their host copies again."""
         for slot in self.slots:
             if slot.owner is not None:
                 slot.owner.point_at(None)
@@ -272,7 +272,7 @@ class _Slots:
 
 @functools.cache
 def _swapped(cls: type[nn.Module]) -> type[nn.Module]:
-    """A subclass of the block whose call fetches its weights."""
+    """Return a subclass of the block that fetches its weights when called."""
 
     class Swapped(cls):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -283,8 +283,8 @@ def _swapped(cls: type[nn.Module]) -> type[nn.Module]:
             result = super().__call__(*args, **kwargs)
             for output in result if isinstance(result, tuple) else (result,):
                 if output.grad_fn is not None:
-                    # Right before the block's own backward. A hook leaves the tensor as it is; a wrapper would make it
-                    # a view, which the next block's graph would have to be made anew for.
+                    # Runs right before the block's own backward. A hook keeps the tensor; a wrapper would make it
+                    # a view, for which the next block would be compiled again.
                     output.grad_fn.register_prehook(lambda _: swap.use(index, forward=False))
             return result
 

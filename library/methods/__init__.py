@@ -22,13 +22,13 @@ __all__ = ["FullFinetune", "TrainingMethod", "attach", "base_weights", "notes", 
 
 
 class TrainingMethod(Protocol):
-    """What the trainer needs of a training method. Adapters can also load a file: `load_state_dict`."""
+    """The interface between the trainer and a training method. Adapters can also load a file: `load_state_dict`."""
 
     trained_parts: dict[str, bool]  # part name ("denoiser", "clip_l", ...) -> has trained parameters
-    denoiser: nn.Module | None  # if its own weights are trained, which may be swapped and stepped block by block
+    denoiser: nn.Module | None  # set if its own weights are trained, which may be swapped and stepped by block
     block_classes: tuple[str, ...]  # of its blocks
-    shards: ShardedModel | None  # where several processes hold parts of the denoiser
-    factor_caches: Sequence[FactorCache]  # what adapters compute once for a whole forward pass of the denoiser
+    shards: ShardedModel | None  # set if several processes hold shards of the denoiser
+    factor_caches: Sequence[FactorCache]  # adapter factors computed once per forward pass of a network
 
     def groups(self) -> list[dict[str, Any]]:
         """Parameter groups for the optimizer: {"params", "lr", "name"}; a rate of 0 leaves a group out."""
@@ -39,7 +39,7 @@ class TrainingMethod(Protocol):
         ...
 
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """What the file holds, in its keys, on the CPU."""
+        """The content of a saved file under its keys, on the CPU."""
         ...
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -47,7 +47,7 @@ class TrainingMethod(Protocol):
         ...
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put a snapshot back, bit for bit."""
+        """Restore a snapshot, bit for bit."""
         ...
 
     def train(self, mode: bool = True) -> "TrainingMethod":
@@ -55,22 +55,22 @@ class TrainingMethod(Protocol):
         ...
 
     def note_gradients(self) -> None:
-        """Before a step: take from the gradients what the next forward pass needs of them (GGPO)."""
+        """Before a step: take from the gradients what the next forward pass needs (GGPO)."""
         ...
 
     def mean_gradient(self) -> Tensor | None:
-        """Before a step: the mean size of the gradients where upstream shows it, on the device."""
+        """Before a step: the mean gradient size if upstream shows it, on the device."""
         ...
 
     def limit_norms(self, maximum: float) -> dict[str, Tensor]:
-        """`scale_weight_norms`: shrink what is larger; returns how many, and their norms, as 0-dim tensors on the
-        device."""
+        """`scale_weight_norms`: shrink larger weights; return their number and norms as 0-dim tensors on the device."""
         ...
 
 
 def attach(components: ModelComponents, family: Family, config: RunConfig) -> TrainingMethod:
-    """Freeze the model, create the trained parameters, and return the method. Call once, before dtypes, devices,
-    compiling."""
+    """Freeze the model, create the trained parameters, and return the method. Call it once, before dtypes, devices and
+    compiling are set.
+    """
     for network in (components.denoiser, components.vae, *components.encoders.values()):
         if network is not None:
             network.requires_grad_(False)
@@ -89,8 +89,9 @@ def attach(components: ModelComponents, family: Family, config: RunConfig) -> Tr
 
 
 def reads_encoders(config: RunConfig) -> bool:
-    """Whether `attach` needs the text encoders: they or their words are trained, adapter files may change them, or
-    LyCORIS counts them."""
+    """Return whether `attach` needs the text encoders: they or their words are trained, adapter files may change them,
+    or LyCORIS counts them.
+    """
     if isinstance(config, EmbeddingRun):
         return True
     if not isinstance(config, AdapterRun):
@@ -101,13 +102,13 @@ def reads_encoders(config: RunConfig) -> bool:
 
 
 def base_weights(config: AdapterRun) -> list[tuple[str, float]]:
-    """LoRA files to merge into the base before training, each with its multiplier, by default 1."""
+    """Return LoRA files to merge into the base before training, each with its multiplier (default 1)."""
     files, multipliers = config.network.base_weights or (), config.network.base_weights_multiplier or ()
     return list(zip(files, (*multipliers, *[1.0] * len(files)), strict=False))
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
-    """Problems of the training method that depend on files and installed packages."""
+    """Return problems of the training method that depend on files and installed packages."""
     if isinstance(config, EmbeddingRun):
         yield from embedding.problems(config)
     if isinstance(config, ControlRun):

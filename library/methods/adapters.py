@@ -1,10 +1,10 @@
-"""Layers that carry a low-rank adapter: W x + up(down(x)), with the scale in up.
+"""Layers that carry a low-rank adapter: W x + up(down(x)), with the scale folded into up.
 
-An adapted layer is a subclass instance put in the place of the original one. It holds the very same weight and bias
-Parameters, so names in the base model's state dict stay, and what looks for nn.Linear still finds it.
+An adapted layer is a subclass instance in place of the original one. It holds the same weight and bias Parameters, so
+names in the base model's state dict stay, and code that looks for nn.Linear still finds it.
 
-Nothing that varies between layers or steps is a Python number read in `forward`: the scale is part of a tensor, dropout
-draws tensor masks on the device. All layers of one shape then share one graph, and a new multiplier needs none.
+No value that varies between layers or steps is a Python number read in `forward`: the scale is a tensor, dropout draws
+tensor masks on the device. So all layers of one shape share one graph, and a new multiplier needs none.
 """
 
 import math
@@ -23,15 +23,15 @@ from library.methods import ggpo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterSpec:
-    """What one adapter is made of."""
+    """The settings of one adapter."""
 
     rank: int
     alpha: float | int  # the delta is scaled by alpha / rank
-    dropout: float = 0.0  # single values of down(x)
-    rank_dropout: float = 0.0  # rows of rank, drawn for each image
-    module_dropout: float = 0.0  # the whole adapter, drawn for each forward
+    dropout: float = 0.0  # of single values of down(x)
+    rank_dropout: float = 0.0  # of rank rows, drawn per image
+    module_dropout: float = 0.0  # of the whole adapter, drawn per forward pass
     noise: ggpo.Noise | None = None  # noise added to the output of a linear layer, see ggpo.py
-    frozen_down: bool = False  # lora_down stays as it was drawn (LoRA-FA)
+    frozen_down: bool = False  # lora_down keeps its initial values (LoRA-FA)
     split: tuple[int, ...] = ()  # output sizes of separate adapters inside one fused matrix (query, key, value, ...)
 
     @property
@@ -40,7 +40,7 @@ class AdapterSpec:
 
 
 class Adapter(nn.Module):
-    """What adapted layers share. `rank` counts the rows of lora_down, over all parts of a fused matrix."""
+    """Common parts of adapted layers. `rank` counts the rows of lora_down, over all parts of a fused matrix."""
 
     spec: AdapterSpec
     weight: Tensor
@@ -55,9 +55,9 @@ class Adapter(nn.Module):
 
     @classmethod
     def around(cls, layer: nn.Linear | nn.Conv2d, spec: AdapterSpec, dtype: torch.dtype = torch.float32) -> "Adapter":
-        """An adapted layer that shares `layer`'s parameters. Its output is the same as long as lora_up is zero."""
+        """Return an adapted layer that shares `layer`'s parameters. Its output is the same while lora_up is zero."""
         new = cls.__new__(cls)
-        # The registries are copied, or the adapter would appear inside the original layer too.
+        # Copy the registries, or the adapter would also appear inside the original layer.
         new.__dict__.update({k: v.copy() if isinstance(v, dict | set) else v for k, v in layer.__dict__.items()})
         new.spec, new.alpha, new.multiplier = spec, spec.alpha, 1.0
         device = layer.weight.device
@@ -91,7 +91,7 @@ class Adapter(nn.Module):
         return [(factor, self.strength if n else None) for n, factor in enumerate(factors)]
 
     def delta(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
-        """x [..., in] -> what the adapter adds to the output of the layer [..., out]; `hidden` is down(x) if known."""
+        """x [..., in] -> the adapter's contribution to the output [..., out]; `hidden` is down(x) if known."""
         down, *ups = self.cached_factors or self._own_factors(x)
         hidden = self._dropout(self._down(x, down) if hidden is None else hidden)
         if not scaled_in(ups[0].dtype):
@@ -103,32 +103,33 @@ class Adapter(nn.Module):
 
     @torch.no_grad()
     def note_gradients(self) -> None:
-        """Before a step: compute the strength of the next pass' noise from factors and gradients (GGPO)."""
+        """Before a step: compute the noise strength of the next pass from factors and gradients (GGPO)."""
         if (noise := self.spec.noise) and (found := ggpo.gradients_of(self.lora_down, self.ups)):
             up, down, base = self._merged_up(), self.lora_down.weight, self.ggpo_base
             self.ggpo_rows.copy_(ggpo.scales(up, down, found, self.strength, base, noise))
 
     def _own_factors(self, x: Tensor) -> list[Tensor]:
-        """The factors of a layer that is called by itself instead of by its network."""
+        """Return the factors of a layer that is called directly instead of by its network."""
         down, *ups = self.factors()
         dtype = wanted_type(x)
         return [down.to(dtype), *((up * self.scale if scaled_in(dtype) else up).to(dtype) for up in ups)]
 
     def set_multiplier(self, multiplier: float) -> None:
-        """Set the adapter's multiplier; 0 switches it off. Needs no new graph: only a tensor's value changes."""
+        """Set the adapter's multiplier; 0 switches it off."""
+        # Only a tensor's value changes, so compiled code stays valid.
         self.multiplier = multiplier
         self.scale.fill_(self.strength * multiplier)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The adapter as the file holds it, without its name."""
-        whole = isinstance(self.alpha, int)  # sd-scripts writes a default alpha as an integer tensor
+        """Return the adapter's tensors as in a file, without its name."""
+        whole = isinstance(self.alpha, int)  # like sd-scripts, store a default alpha as an integer tensor
         parts = len(self.spec.split) or 1
         alpha = torch.tensor(self.alpha * parts, dtype=torch.int64 if whole else torch.float32)
         return {"lora_down.weight": self.lora_down.weight, "lora_up.weight": self._merged_up(), "alpha": alpha}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load an adapter from a file, with the alpha that it was trained with. ValueError if it does not fit."""
+        """Load an adapter from a file with its alpha. Raises ValueError if it does not fit."""
         down, up = tensors["lora_down.weight"], tensors["lora_up.weight"]
         if (got := down.shape[0]) != self.rank:
             raise ValueError(f"has rank {got} in the file and {self.rank} here")
@@ -140,7 +141,8 @@ class Adapter(nn.Module):
         self.set_multiplier(self.multiplier)
 
     def product_norm(self) -> Tensor:
-        """The Frobenius norm of scale * up @ down at multiplier 1, without ever forming that product."""
+        """Return the Frobenius norm of scale * up @ down at multiplier 1."""
+        # The product itself would be as large as the layer.
         down = self.lora_down.weight.float().flatten(1)
         up = self._merged_up().float().flatten(1)
         # ||U D||^2 = sum((U^T U) * (D D^T)): two small matrices instead of one as large as the layer.
@@ -152,7 +154,8 @@ class Adapter(nn.Module):
         return {**self.__dict__, "cached_factors": None}
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Adapter":
-        """Casting the model must not round the scale: alpha / rank = 1/24 in bfloat16 is 0.2 % off."""
+        """Cast or move the adapter, but keep its scale in float32."""
+        # Rounding alpha / rank = 1/24 to bfloat16 would be 0.2 % off.
         super()._apply(fn, recurse)
         for name in {"scale", "ggpo_base", "ggpo_rows"} & self._buffers.keys():
             self._buffers[name] = getattr(self, name).float()
@@ -183,9 +186,10 @@ class Adapter(nn.Module):
         raise NotImplementedError
 
     def _dropout(self, hidden: Tensor) -> Tensor:
-        """Masks drawn on the device, as F.dropout under torch.compile repeats its mask on CUDA (pytorch#198333)."""
+        """Apply dropout with masks drawn on the device."""
+        # F.dropout under torch.compile repeats its mask on CUDA (pytorch#198333).
         spec = self.spec
-        if not spec.drops or not self.training:  # in this order: `training` is a guard of the graph once it is read
+        if not spec.drops or not self.training:  # test `drops` first, as reading `training` adds a guard to the graph
             return hidden
         if spec.dropout:
             hidden = hidden * keep_mask(hidden, hidden.shape, spec.dropout) / max(1 - spec.dropout, 1e-6)
@@ -204,12 +208,13 @@ class LoraLinear(Adapter, nn.Linear):
     """A linear layer with an adapter."""
 
     def forward(self, input: Tensor, hidden: Tensor | None = None) -> Tensor:
-        """[..., in] -> [..., out]; `hidden` [..., rank] where `down_projections` has made it for several layers."""
+        """[..., in] -> [..., out]; `hidden` [..., rank] if `down_projections` has computed it for several layers."""
         return self.base(input) + self.delta(input, hidden)
 
     @staticmethod
     def down_projections(x: Tensor, layers: Sequence["LoraLinear"]) -> Sequence[Tensor]:
-        """down(x) of each of several layers, by one product: so x is read once, and once more for their gradients."""
+        """Compute down(x) of several layers by one product."""
+        # x is then read once, and once more for their gradients.
         downs = torch.cat([(layer.cached_factors or layer._own_factors(x))[0] for layer in layers])
         return F.linear(x, cast_like(downs, x)).split([layer.rank for layer in layers], dim=-1)
 
@@ -232,10 +237,10 @@ class LoraLinear(Adapter, nn.Linear):
 
 
 class SplitLoraLinear(LoraLinear):
-    """Adapters of their own for the parts of a fused matrix: [r, in] and [part, r] for each part.
+    """Separate adapters for the parts of a fused matrix: [r, in] and [part, r] for each part.
 
     In the file they are one adapter: lora_down stacked to [n * r, in], lora_up block-diagonal [out, n * r], and alpha
-    times n, so that alpha / rows is the strength that was trained.
+    times n, so that alpha / rows equals the trained strength.
     """
 
     @property
@@ -275,14 +280,14 @@ class LoraConv2d(Adapter, nn.Conv2d):
 
     def _add_factors(self, spec: AdapterSpec, where: dict) -> None:
         shape: dict[str, Any] = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
-        kernel: Any = self.kernel_size  # which Conv2d declares as two numbers where it takes them
+        kernel: Any = self.kernel_size  # Conv2d annotates these more narrowly than it accepts
         with empty_weights.without_random_init():
             self.lora_down = nn.Conv2d(self.in_channels, spec.rank, kernel, bias=False, **shape, **where)
             self.lora_up = nn.Conv2d(spec.rank, self.out_channels, 1, bias=False, **where)
         _init_factors(self.lora_down, [self.lora_up], spec.frozen_down)
 
     def _down(self, x: Tensor, down: Tensor) -> Tensor:
-        padding: Any = self.padding  # a word or numbers, which conv2d declares apart
+        padding: Any = self.padding  # a word or numbers, for which conv2d has separate overloads
         return F.conv2d(x, cast_like(down, x), None, self.stride, padding, self.dilation)
 
     def _up(self, hidden: Tensor, ups: Sequence[Tensor]) -> Tensor:
@@ -293,7 +298,7 @@ class LoraConv2d(Adapter, nn.Conv2d):
 
 
 def adapter_class(layer: nn.Module, spec: AdapterSpec) -> type[Adapter] | None:
-    """The class that adapts this layer, or None when no adapter fits it."""
+    """Return the class that adapts this layer, or None."""
     if isinstance(layer, nn.Linear):
         return SplitLoraLinear if spec.split else LoraLinear
     if isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.padding_mode == "zeros":
@@ -302,7 +307,8 @@ def adapter_class(layer: nn.Module, spec: AdapterSpec) -> type[Adapter] | None:
 
 
 def cast_like(weight: Tensor, x: Tensor) -> Tensor:
-    """The weight in the dtype of x; unchanged under autocast, which caches its casts: a cast here would defeat that."""
+    """Return the weight in the dtype of x; unchanged under autocast."""
+    # Autocast caches its own casts, which a cast here would defeat.
     if torch.is_autocast_enabled(x.device.type):
         return weight
     return weight.to(x.dtype)
@@ -314,12 +320,12 @@ def scaled_in(dtype: torch.dtype) -> bool:
 
 
 def keep_mask(like: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
-    """A mask of zeros with probability `p` and ones else, on the device and in the dtype of `like`."""
+    """Return a mask with zeros at probability `p` and ones elsewhere, on the device and in the dtype of `like`."""
     return (torch.rand(shape, device=like.device) >= p).to(like.dtype)
 
 
 def fits(weight: Tensor, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether the factors of a file's adapter, of whatever rank, are for a layer with a weight of this size."""
+    """Return whether a file's adapter factors, of any rank, fit a layer with a weight of this size."""
     down, up, alpha = tensors["lora_down.weight"], tensors.get("lora_up.weight"), tensors.get("alpha")
     if up is None or min(down.ndim, up.ndim) < 2 or (alpha is not None and alpha.numel() != 1):
         return False
@@ -328,7 +334,7 @@ def fits(weight: Tensor, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def saved_alpha(tensors: Mapping[str, Tensor], rank: int) -> float:
-    """The alpha of a file's adapter; files without one mean alpha = rank."""
+    """Return the alpha of a file's adapter; without one it equals the rank."""
     return float(tensors["alpha"]) if "alpha" in tensors else float(rank)
 
 
@@ -339,11 +345,13 @@ def _linear(inputs: int, outputs: int, where: dict) -> nn.Linear:
 
 @torch.no_grad()
 def _init_factors(down: nn.Linear | nn.Conv2d, ups: Iterable[Any], frozen: bool = False) -> None:
-    """lora_down as a linear layer is initialized, or for LoRA-FA; lora_up zero, so that an adapter begins as none."""
+    """Initialize lora_down like a linear layer, or for LoRA-FA; lora_up with zeros, so that the adapter starts as
+    identity.
+    """
     weight = down.weight
-    # Drawn on the host, so that the same seed gives the same adapters wherever the model is.
+    # Draw on the host, so that the same seed gives the same adapters on every device.
     drawn = torch.empty_like(weight, device="cpu") if weight.device.type not in ("cpu", "meta") else weight
-    if frozen:  # as sd-scripts draws it, after arXiv 2308.03303
+    if frozen:  # as in sd-scripts, after arXiv 2308.03303
         nn.init.normal_(drawn, std=math.sqrt(2.0 / (weight.shape[0] + weight.shape[1])))
     else:
         nn.init.kaiming_uniform_(drawn, a=math.sqrt(5))

@@ -1,8 +1,7 @@
-"""Files of adapters applied beside the layers of a model for sampling, each at a strength that may change between
-images.
+"""Adapter files applied beside the layers of a model for sampling, each at a strength that may change between images.
 
-Nothing is merged: what each file adds is summed to the output of a layer, so that weights in 8 bits or on the host stay
-as they are, and the model with all files off computes exactly what it does without them.
+Nothing is merged: each file's contribution is added to a layer's output, so weights in 8 bits or on the host stay
+unchanged, and the model with all files off computes exactly the same as without them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,23 +25,23 @@ NORMS = (nn.LayerNorm, nn.GroupNorm)
 
 
 class AppliedChange:
-    """What one file adds to the output of one layer."""
+    """One file's contribution to the output of one layer."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.stored, self.strength = dict(tensors), 0.0
         self.change = LayerChange({PARTS.get(name, name): tensor for name, tensor in tensors.items()})
         self._is_plain = self.stored.keys() <= PLAIN
-        self._on_device: dict[str, Tensor] = {}  # while it is used
+        self._on_device: dict[str, Tensor] = {}  # filled while it is in use
         self._ready: LayerChange | None = None
 
     def set_strength(self, strength: float) -> None:
-        """0 switches it off and frees its memory on the device."""
+        """Set the strength; 0 switches it off and frees its device memory."""
         self.strength = strength
         if not strength:
             self._on_device, self._ready = {}, None
 
     def delta(self, layer: nn.Module, x: Tensor) -> Tensor:
-        """What is added to the layer's output for `x`."""
+        """Return the contribution to the layer's output for `x`."""
         if isinstance(layer, nn.LayerNorm | nn.GroupNorm):
             return self._of_norm(layer, x)
         assert isinstance(layer, nn.Linear | nn.Conv2d)
@@ -61,7 +60,7 @@ class AppliedChange:
         return F.linear(x, weight, bias) if isinstance(layer, nn.Linear) else layer._conv_forward(x, weight, bias)
 
     def fits(self, layer: nn.Module) -> bool:
-        """Whether it is for this layer."""
+        """Return whether it fits this layer."""
         weight = layer.weight
         assert isinstance(weight, Tensor)
         if isinstance(layer, NORMS) != (self.change.kind.title == "norm") or self.change.missing:
@@ -90,20 +89,20 @@ class AppliedChange:
 
 
 class AppliedLoras:
-    """Adapters of any kind applied to a model, and to its text encoders where a file was trained for them."""
+    """Adapters of any kind applied to a model, and to its text encoders if a file was trained for them."""
 
     def __init__(self, components: ModelComponents, family: Family) -> None:
         self._layers, self._family = {}, family.config.family
         self._changes: dict[Path, list[AppliedChange]] = {}
         self._hooked: dict[str, list[AppliedChange]] = {}
-        self.changes_text = False  # whether a file has something for a text encoder
+        self.changes_text = False  # whether a file adapts a text encoder
         for part, root in networks(components).items():
             for path, name, layer in _layers(root, part, family):
                 for known in filter(None, (name, AdapterLocation(part, path).alias)):
                     self._layers[known] = part, layer
 
     def add(self, path: Path) -> None:
-        """Read a file; it is switched off at first. Raises ConfigError when it is none, or for another model."""
+        """Read a file; it starts switched off. Raises ConfigError if it is no adapter, or for another model."""
         found = by_name(file_of(path, self._family))
         known = {name: tensors for name, tensors in found.items() if name in self._layers}
         if not known:
@@ -130,7 +129,7 @@ class AppliedLoras:
             self._hooked[name].append(change)
 
     def set(self, strengths: Mapping[Path, float]) -> None:
-        """Use the files at these strengths; those that are not named are switched off."""
+        """Set the strengths of these files; switch all others off."""
         for path, changes in self._changes.items():
             for change in changes:
                 change.set_strength(strengths.get(path, 0.0))
@@ -138,11 +137,11 @@ class AppliedLoras:
 
 @torch.no_grad()
 def own_weight(layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
-    """The weight that a layer computes with, in float32 on the device of `x`, however it is stored."""
+    """Return the weight that a layer computes with, in float32 on the device of `x`, however it is stored."""
     weight = layer.weight
     if "weight_scale" not in layer._buffers:
         return weight.to(x.device, torch.float32)
-    if isinstance(layer, nn.Linear):  # which may be stored rotated: its answer to the identity is the weight
+    if isinstance(layer, nn.Linear):  # it may be stored rotated, but its output for the identity is the weight
         one = torch.eye(layer.in_features, device=x.device, dtype=x.dtype)[None]
         answer = layer.forward(one)[0].float()
         return (answer if layer.bias is None else answer - layer.bias.float()).T.contiguous()
@@ -151,7 +150,7 @@ def own_weight(layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def _layers(root: nn.Module, part: str, family: Family) -> Iterator[tuple[str, str, nn.Module]]:
-    """Path, name in a file and module of all that an adapter may change."""
+    """Yield path, file name and module of everything that an adapter may change."""
     for found in targets.layers(root, part, family.adapter_name, ()):
         yield found.path, found.name, found.layer
     for path, module in root.named_modules():

@@ -1,4 +1,4 @@
-"""ControlNet-LLLite files applied beside the layers of a model for sampling; they read the prompt's control image."""
+"""ControlNet-LLLite files applied beside the layers of a model for sampling; they use the prompt's control image."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,14 +20,14 @@ class AppliedControl(ControlledLinear):
     strength = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
-        """As in training, with the change times the strength; at 0 it is the layer alone."""
+        """As in training, with the contribution times the strength; at 0 only the layer."""
         if (pixels := self.picture.pixels) is None or not self.strength:
             return self.layer(x)
         return self.layer(x + self.change(x, pixels) * self.strength)
 
 
 class AppliedControls:
-    """LLLite files applied to a model; all read one control image."""
+    """LLLite files applied to a model; all use one control image."""
 
     def __init__(self, components: ModelComponents, family: Family) -> None:
         self._denoiser: Any = components.denoiser
@@ -39,7 +39,7 @@ class AppliedControls:
         return bool(self._layers)
 
     def add(self, path: Path) -> None:
-        """Read a file; it is switched off at first. Raises ConfigError when it is for another model."""
+        """Read a file; it starts switched off. Raises ConfigError if it is for another model."""
         if not isinstance(self._family, HasControlledLayers):
             raise ConfigError("{path} is a LLLite file, which this model cannot follow: leave it out", path=path)
         family, found = self._family, by_name(tensors_of(path, "a LLLite file"))
@@ -56,7 +56,7 @@ class AppliedControls:
         self._layers[path] = [self._put(path, name, *places[name], tensors) for name, tensors in found.items()]
 
     def set(self, strengths: Mapping[Path, float]) -> None:
-        """Use the files at these strengths; those that are not named are switched off."""
+        """Set the strengths of these files; switch all others off."""
         for path, layers in self._layers.items():
             for layer in layers:
                 layer.strength = strengths.get(path, 0.0)
@@ -79,7 +79,7 @@ class AppliedControls:
             ) from e
         made.layer = layer
         for part in PARTS:
-            # Not frozen, so that they are not kept in 8 bits with the layers of the model.
+            # Not frozen, as frozen layers of the model would be stored in 8 bits.
             getattr(made, part).requires_grad_(True)
         made.picture = self._picture or ControlPicture()
         parent, _, child = place.rpartition(".")

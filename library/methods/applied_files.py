@@ -18,7 +18,7 @@ class AppliedFiles:
         self._parts = components
         self._loras = AppliedLoras(components, family)
         self.words, self.controls = AppliedWords(components, word), AppliedControls(components, family)
-        self.tagged: set[Path] = set()  # the LoRAs, which other programs name in prompts
+        self.tagged: set[Path] = set()  # LoRAs, which other programs name in prompts
         self._has_words = False
 
     @property
@@ -26,7 +26,7 @@ class AppliedFiles:
         return self._has_words or self._loras.changes_text
 
     def add(self, path: Path) -> None:
-        """Read a file; it is switched off at first. Raises ConfigError when it is none, or for another model."""
+        """Read a file; it starts switched off. Raises ConfigError if it is of no known kind, or for another model."""
         names = names_of(path)
         if is_embedding(names, self._parts):
             self.words.add(path)
@@ -38,6 +38,6 @@ class AppliedFiles:
             self.tagged.add(path)
 
     def set(self, strengths: Mapping[Path, float]) -> None:
-        """Use the files at these strengths; those that are not named are switched off."""
+        """Set the strengths of these files; switch all others off."""
         for files in (self._loras, self.words, self.controls):
             files.set(strengths)

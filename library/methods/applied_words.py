@@ -17,7 +17,7 @@ TRIGGER = "modelspec.trigger_phrase"
 
 
 def is_embedding(names: set[str], components: ModelComponents) -> bool:
-    """Whether a file with tensors of these names holds vectors of words, for this or another model."""
+    """Return whether tensor names are those of an embedding, for this or another model."""
     return bool(names) and names <= {*components.encoders, "emb_params"}
 
 
@@ -25,13 +25,13 @@ class AppliedWords:
     """Embeddings by their files. The tokenizers get new tokens for them, so that a word may be one they know."""
 
     def __init__(self, components: ModelComponents, word: str = "") -> None:
-        """`word` is the prompt word of files that name none; without it, it is the file's name."""
+        """`word` is the prompt word of files without one; without it, the file's name is used."""
         self._parts, self._word = components, word
         self._known: dict[Path, tuple[re.Pattern[str], str]] = {}  # the word in prompts, the tokens that replace it
         self._used: list[Path] = []
 
     def add(self, path: Path) -> None:
-        """Read a file; it is left out at first. Raises ConfigError when it is for another model."""
+        """Read a file; it starts switched off. Raises ConfigError if it is for another model."""
         found = {name: vectors.reshape(-1, vectors.shape[-1]) for name, vectors in _vectors(path).items()}
         number = max(map(len, found.values()))
         for name, encoder in self._parts.encoders.items():
@@ -54,7 +54,7 @@ class AppliedWords:
         self._used = [path for path in self._known if strengths.get(path)]
 
     def with_tokens(self, text: str) -> str:
-        """A prompt in which the words of embeddings are replaced by their tokens."""
+        """Replace the words of embeddings in a prompt by their tokens."""
         for path in self._used:
             written, words = self._known[path]
             text = written.sub(words, text)
@@ -69,7 +69,7 @@ def _vectors(path: Path) -> dict[str, Tensor]:
 
 
 def _word_of(path: Path) -> str:
-    """The prompt word in a file's metadata, "" where it has none."""
+    """Return the prompt word in a file's metadata, "" if there is none."""
     if path.suffix != ".safetensors":
         return ""
     with safe_open(path, "pt") as file:

@@ -1,4 +1,4 @@
-"""What training methods have in common: parameter groups, and snapshots of trained values."""
+"""Common parts of training methods: parameter groups, and snapshots of trained values."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from library.methods.sharding import ShardedModel
 
 
 class BaseMethod(ABC):
-    """Keeps trained parameters in groups, each with its learning rate; subclasses name them (`named`)."""
+    """Keeps trained parameters in groups, each with its learning rate; subclasses define `named`."""
 
     denoiser: nn.Module | None = None  # if its own weights are trained
     block_classes: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ class BaseMethod(ABC):
         """Tensors of a saved state by name: trained parameters, and buffers that change with them."""
 
     def groups(self) -> list[dict[str, Any]]:
-        """Parameter groups: {"params", "lr", "name"}. A group with rate 0 is left out."""
+        """Parameter groups: {"params", "lr", "name"}. Groups with rate 0 are left out."""
         return [dict(group) for group in self._groups]
 
     def parameters(self) -> list[nn.Parameter]:
@@ -38,14 +38,14 @@ class BaseMethod(ABC):
         return snapshot.take(self.named())
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore a snapshot, bit for bit. ConfigError when it is of another network."""
+        """Restore a snapshot, bit for bit. Raises ConfigError if it belongs to another network."""
         snapshot.put_back(self.named(), tensors)
 
     def note_gradients(self) -> None:  # noqa: B027 - most methods take nothing from the gradients
-        """Before a step: take from the gradients what the next forward pass needs of them."""
+        """Before a step: take from the gradients what the next forward pass needs."""
 
     def mean_gradient(self) -> Tensor | None:
-        """Before a step: the mean size of the gradients; upstream shows it for some adapters only."""
+        """Before a step: the mean gradient size; upstream shows it for some adapters only."""
         return None
 
     def limit_norms(self, maximum: float) -> dict[str, Tensor]:
@@ -53,7 +53,7 @@ class BaseMethod(ABC):
 
 
 def dtype_of(config: RunConfig) -> torch.dtype:
-    """The dtype of parameters beside a frozen model: float32, unless full_fp16 or full_bf16 asks for half precision."""
+    """Return the dtype of parameters beside a frozen model: float32, unless full_fp16 or full_bf16 is set."""
     if config.precision.full_bf16:
         return torch.bfloat16
     return torch.float16 if config.precision.full_fp16 else torch.float32

@@ -19,7 +19,7 @@ from library.methods.small_files import tensors_of
 
 log = logging.getLogger(__name__)
 
-STATE = "embedding."  # before the names of text encoders in a saved state
+STATE = "embedding."  # prefix of text encoder names in a saved state
 NOTHING = "nothing is trained: learning_rate is 0; 5e-4 is usual"
 
 
@@ -49,12 +49,12 @@ class LearnedWords(FrozenBaseMethod):
         return {f"{STATE}{name}": layer.vectors for name, layer in self.layers.items()}
 
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """What the file holds, on the CPU: the vectors [words, channels] by the name of their text encoder."""
+        """Return the content of a file, on the CPU: the vectors [words, channels] by text encoder name."""
         return {name.removeprefix(STATE): vectors for name, vectors in super().state_dict(dtype).items()}
 
 
 def attach(components: ModelComponents, family: Family, config: EmbeddingRun) -> LearnedWords:
-    """Teach the tokenizers the new words and the text encoders their vectors. The model must be frozen already."""
+    """Add the new words to the tokenizers and their vectors to the text encoders. The model must be frozen already."""
     given = tensors_of(config.embedding.weights, "an embedding file") if config.embedding.weights else None
     layers = {}
     for name, encoder in components.encoders.items():
@@ -87,7 +87,7 @@ def _embedding(encoder: nn.Module) -> nn.Embedding:
 
 
 def _beginning(known: Tensor, begins: list[int], number: int) -> Tensor:
-    """Vectors [number, C] float32 like those of some tokens, which are repeated; without any, like a random word's."""
+    """Return vectors [number, C] float32 like those of some tokens, repeated; without tokens, like a random word's."""
     known = known.float()
     if begins:
         return known[list(itertools.islice(itertools.cycle(begins), number))].clone()
@@ -95,7 +95,7 @@ def _beginning(known: Tensor, begins: list[int], number: int) -> Tensor:
 
 
 def _taken(name: str, given: Mapping[str, Tensor], here: Tensor, config: EmbeddingRun) -> Tensor:
-    """The vectors of a file for one text encoder. ConfigError where they do not fit."""
+    """Return the vectors of a file for one text encoder. Raises ConfigError if they do not fit."""
     path, found = config.embedding.weights, given.get(name)
     if found is None:
         raise ConfigError(

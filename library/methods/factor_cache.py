@@ -1,8 +1,8 @@
 """Cast and scale the factors of all adapters of a network once per pass.
 
-Otherwise every layer casts both of its factors and scales what lies between them, in each pass and once more where
-blocks recompute, which is thousands of small kernels in a step of SDXL. A pass now begins with a few that do it for all
-layers, and its backward pass ends with the same for their gradients.
+Otherwise every layer casts both of its factors and scales in between, in each pass and again when blocks recompute:
+thousands of small kernels in a step of SDXL. Here a pass begins with a few kernels for all layers, and its backward
+pass ends with the same for their gradients.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from library.methods.adapters import Adapter, scaled_in
 class FactorCache:
     """Prepares the factors of all adapters of a network whenever the network is called.
 
-    A layer that is called by itself afterwards uses the factors of the network's last pass.
+    A layer called directly afterwards uses the factors of the network's last pass.
     """
 
     def __init__(self, network: nn.Module, adapters: Iterable[Adapter]) -> None:
@@ -31,7 +31,7 @@ class FactorCache:
         self.multiplier.fill_(multiplier)
 
     def prepare(self, *_: Any) -> None:
-        """Give every adapter its factors for the pass that begins."""
+        """Assign the factors of the pass that begins to every adapter."""
         first = self.adapters[0].lora_down.weight
         self.multiplier = self.multiplier.to(first.device)
         cast = torch.is_autocast_enabled(first.device.type)
@@ -39,7 +39,7 @@ class FactorCache:
         jobs: dict[Any, list[tuple[Tensor, float | None]]] = {_CastAndScale.apply: [], _cast_and_scale: []}
         learned = [adapter.factors() for adapter in self.adapters]
         for adapter, factors in zip(self.adapters, learned, strict=True):
-            # Factors without a learning rate, or frozen, need no gradient, whatever the others need.
+            # Frozen factors, and those with learning rate 0, need no gradient.
             for factor, strength in adapter.with_strength(factors):
                 jobs[_CastAndScale.apply if factor.requires_grad else _cast_and_scale].append((factor, strength))
         made: dict[int, Tensor] = {}

@@ -12,11 +12,12 @@ from library.methods.base import BaseMethod
 
 
 class FrozenBaseMethod(BaseMethod):
-    """Parameters by the names that they have in a saved state; one learning rate for all of them."""
+    """Parameters by their names in a saved state; all share one learning rate."""
 
     def __init__(self, config: RunConfig, label: str, trained: tuple[str, ...], nothing: str) -> None:
-        """`label` names them in curves, `trained` are the parts of the model that gradients come to; `nothing` is said
-        where the learning rate is 0."""
+        """`label` names them in curves, `trained` lists the parts of the model that get gradients; `nothing` is the
+        message for learning rate 0.
+        """
         self._rate, self._label = config.optim.learning_rate, label
         if not self._rate:
             raise ConfigError(nothing)

@@ -1,4 +1,4 @@
-"""Full fine-tuning: of the denoiser and, with train_text_encoder, the text encoders."""
+"""Full fine-tuning of the denoiser and, with train_text_encoder, the text encoders."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +15,7 @@ from library.families.capabilities import HasBlockRates, HasFrozenParts, WritesF
 from library.methods.base import BaseMethod
 from library.methods.sharding import ShardedModel, rows_of
 
-# Of CLIP-L the last layer but one is read and never its pooled vector: these parameters get no gradient.
+# CLIP-L is read at its last layer but one, without the pooled vector, so these parameters get no gradient.
 UNREAD = ("encoder.layers.{last}.", "final_layer_norm.")
 RATES = {"clip_l": "learning_rate_te1", "clip_g": "learning_rate_te2"}
 LABELS = {"clip_l": "text_encoder1", "clip_g": "text_encoder2"}
@@ -25,8 +25,8 @@ class FullFinetune(BaseMethod):
     """All or most parameters of a model."""
 
     def __init__(self, components: ModelComponents, family: Family, groups: list[dict[str, Any]]) -> None:
-        """`groups` as for the optimizer, the denoiser's first; what is in none of them stays frozen."""
-        # A reference to the networks, as `components` may drop some later.
+        """`groups` for the optimizer, the denoiser's first; parameters in none of them stay frozen."""
+        # Keep references, as `components` may drop some networks later.
         self.components, self.family, self._groups = copy.copy(components), family, groups
         self.components.encoders, self.components.deferred = dict(components.encoders), dict(components.deferred)
         self.denoiser: nn.Module | None = components.denoiser
@@ -41,12 +41,12 @@ class FullFinetune(BaseMethod):
             raise ConfigError("nothing is trained: every learning rate is 0")
 
     def shard(self, device: torch.device) -> None:
-        """Keep the denoiser in shards on the device from now on; its parameters are this process' rows of it."""
+        """Shard the denoiser on the device from now on; its parameters become this process' rows."""
         assert self.denoiser is not None
         names = {id(p): name for name, p in self.denoiser.named_parameters()}
         known = [[names.get(id(p), p) for p in group["params"]] for group in self._groups]
         for group in self._groups:
-            group["params"] = []  # whole weights are freed
+            group["params"] = []  # frees the whole weights
         shards = self.shards = ShardedModel(self.denoiser, self.block_classes, device)
         for group, params in zip(self._groups, known, strict=True):
             group["params"] = [shards.parameters[p] if isinstance(p, str) else p for p in params]
@@ -57,7 +57,9 @@ class FullFinetune(BaseMethod):
         return tensors if dtype is None else {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
     def write_folder(self, place: Path, put: Callable[[Path, Mapping[str, Tensor]], None]) -> None:
-        """The whole model as diffusers has it, where the family knows how; `put(path, tensors)` writes weights."""
+        """Write the whole model in diffusers' layout, if the family supports it; `put(path, tensors)`
+        writes weights.
+        """
         assert isinstance(self.family, WritesFolders)
         self.family.write_folder(self.components, place, put)
 
@@ -71,7 +73,9 @@ class FullFinetune(BaseMethod):
     def train(self, mode: bool = True) -> "FullFinetune":
         """Training or evaluation mode of the trained networks."""
         for name, network in _networks(self.components).items():
-            network.train(mode and self.trained_parts.get(name, False))  # those kept for saving stay in evaluation mode
+            network.train(
+                mode and self.trained_parts.get(name, False)
+            )  # networks kept only for saving stay in evaluation mode
         return self
 
     def named(self) -> dict[str, nn.Parameter]:
@@ -94,7 +98,7 @@ def _networks(components: ModelComponents) -> dict[str, nn.Module]:
 def _denoiser_groups(components: ModelComponents, family: Family, config: RunConfig) -> Iterator[dict[str, Any]]:
     rate, rates = config.optim.learning_rate, config.optim.block_lrs
     if not rate:
-        return  # as in sd-scripts, learning_rate 0 freezes the U-Net, whatever block_lr says
+        return  # as in sd-scripts, learning_rate 0 freezes the U-Net even with block_lr
     if not rates:
         fixed = family.is_frozen if isinstance(family, HasFrozenParts) else None
         learn = [p for path, p in components.denoiser.named_parameters() if not (fixed and fixed(path))]
@@ -120,11 +124,11 @@ def _encoder_groups(components: ModelComponents, config: RunConfig) -> Iterator[
 
 
 def _read(name: str, encoder: nn.Module) -> list[nn.Parameter]:
-    """The encoder's parameters that its output depends on."""
+    """Return the encoder's parameters that affect its output."""
     if name != "clip_l":
         return list(encoder.parameters())
     paths = dict(encoder.named_parameters())
-    # transformers 5 has "encoder.layers", before it there was "text_model." in front
+    # transformers 5 has "encoder.layers"; earlier versions put "text_model." before it
     last = max(int(p.split("encoder.layers.")[1].split(".")[0]) for p in paths if "encoder.layers." in p)
     unread = tuple(pattern.format(last=last) for pattern in UNREAD)
     return [p for path, p in paths.items() if not path.removeprefix("text_model.").startswith(unread)]

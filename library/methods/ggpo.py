@@ -1,11 +1,10 @@
-"""GGPO: noise added to the output of an adapted layer in training, larger where its weights and gradients are large.
+"""GGPO: noise added to an adapted layer's output in training, larger where weights and gradients are large.
 
-sd-scripts adds x P^T, P random of the weight's shape, each row i scaled by
-(sigma * |W_i + dW_i| + beta * |G_i|^2) / sqrt(out). |W_i| is the mean over all rows of the frozen weight, dW = s U D
-the adapter's product and G = s (U gD + gU D) what its gradient means for the weight, U being lora_up, D lora_down.
+sd-scripts adds x P^T, P random of the weight's shape, each row i scaled by (sigma * |W_i + dW_i| + beta * |G_i|^2) /
+sqrt(out). |W_i| is the mean over all rows of the frozen weight, dW = s U D the adapter's product and G = s (U gD + gU
+D) the implied gradient of the weight, with U = lora_up, D = lora_down.
 
-Neither dW nor G is ever formed: the squared length of row i of A B is A_i (B B^T) A_i^T, and B B^T is as small as the
-rank.
+Neither dW nor G is formed: the squared length of row i of A B is A_i (B B^T) A_i^T, and B B^T is as small as the rank.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,16 +15,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Noise = tuple[float, float]  # sigma, beta
-TOGETHER = 2**23  # numbers of adapters that are looked at in one go
+TOGETHER = 2**23  # adapter values processed together
 
 
 def typical_row(weight: Tensor) -> Tensor:
-    """The mean length of a weight's rows, a float32 scalar where the weight is."""
+    """Return the mean length of a weight's rows, a float32 scalar on the weight's device."""
     return weight.detach().float().norm(dim=1).mean()
 
 
 def scales(up: Tensor, down: Tensor, gradients: tuple[Tensor, Tensor], s: float, base: Tensor, noise: Noise) -> Tensor:
-    """How strong the noise of each row is: up [out, r], down [r, in], the gradients of both -> [out], float32."""
+    """Return the noise strength of each row: up [out, r], down [r, in], the gradients of both -> [out], float32."""
     u, d, (gu, gd) = up.float(), down.float(), (g.float() for g in gradients)
     own = s * s * ((u @ (d @ d.T)) * u).sum(1)
     gradient = s * s * squares((u, d), (gu, gd))
@@ -34,7 +33,9 @@ def scales(up: Tensor, down: Tensor, gradients: tuple[Tensor, Tensor], s: float,
 
 
 def squares(factors: tuple[Tensor, Tensor], gradients: tuple[Tensor, Tensor]) -> Tensor:
-    """The squared length of each row of U gD + gU D: [..., out, r] and [..., r, in], both twice -> [..., out]."""
+    """Return the squared length of each row of U gD + gU D: [..., out, r] and [..., r, in], both twice ->
+    [..., out].
+    """
     (u, d), (gu, gd) = factors, gradients
     both = (u @ (gd @ gd.mT)) * u + 2 * (u @ (gd @ d.mT)) * gu + (gu @ (d @ d.mT)) * gu
     return both.sum(-1)
@@ -42,15 +43,15 @@ def squares(factors: tuple[Tensor, Tensor], gradients: tuple[Tensor, Tensor]) ->
 
 @torch.no_grad()
 def mean_gradient(adapters: Iterable[Any]) -> Tensor | None:
-    """`norm/avg_grad_norm` of sd-scripts: the mean length of G's rows, averaged over the linear adapters that learn.
-
-    None where there are none. Adapters of one shape are taken together, as far as that needs little memory.
+    """`norm/avg_grad_norm` of sd-scripts: the mean length of G's rows, averaged over trained linear adapters. None
+    without any.
     """
+    # Adapters of one shape are stacked, as far as that takes little memory.
     alike: dict[Any, list[Any]] = {}
     for adapter in adapters:
         up, down = adapter.lora_up, adapter.lora_down
         learns = isinstance(up, nn.Linear) and up.weight.grad is not None and down.weight.grad is not None
-        if learns:  # not split ones, which sd-scripts leaves out as well
+        if learns:  # sd-scripts leaves out split adapters, too
             alike.setdefault((up.weight.shape, down.weight.shape, up.weight.device), []).append(adapter)
     means = []
     for (up, down, _), members in alike.items():
@@ -74,7 +75,7 @@ def disturbance(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def gradients_of(down: nn.Linear | nn.Conv2d, ups: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
-    """The gradients of lora_up and lora_down; None where they do not learn."""
+    """Return the gradients of lora_up and lora_down; None if they are not trained."""
     found = [gradient for layer in (down, *ups) if (gradient := layer.weight.grad) is not None]
     if len(found) <= len(ups):
         return None

@@ -1,4 +1,4 @@
-"""ControlNet-LLLite: trains small networks beside layers of the denoiser to follow a control image."""
+"""ControlNet-LLLite: trains small networks beside layers of the denoiser that follow a control image."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -19,22 +19,22 @@ from library.methods.base import dtype_of
 from library.methods.frozen_base import FrozenBaseMethod
 from library.methods.small_files import tensors_of
 
-PARTS = ("conditioning1", "down", "mid", "up")  # of the names in a file
-BEGINNING = "lllite_"  # of all names in a file
+PARTS = ("conditioning1", "down", "mid", "up")  # parts of a name in a file
+BEGINNING = "lllite_"  # prefix of all names in a file
 NOTHING = "nothing is trained: learning_rate is 0; 2e-4 is usual"
 
 
 class ControlPicture:
-    """The control image [B, 3, H, W] in -1..1 that all layers read in this pass; without one they are as before."""
+    """The control image [B, 3, H, W] in -1..1 that all layers use in this pass; None disables them."""
 
     pixels: Tensor | None = None
 
 
 class ControlledLinear(nn.Module):
-    """A linear layer whose input is moved by what a small network makes of it and of the control image."""
+    """A linear layer whose input is shifted by a small network's output for it and the control image."""
 
     def __init__(self, layer: nn.Linear, halvings: int, sizes: tuple[int, int], dropout: float) -> None:
-        """`halvings`: how often the latents were halved where the layer is; `sizes`: cond_emb_dim and network_dim."""
+        """`halvings`: how often latents are halved before the layer; `sizes`: cond_emb_dim and network_dim."""
         super().__init__()
         channels, width = sizes
         self.layer, self.dropout = layer, dropout
@@ -47,13 +47,13 @@ class ControlledLinear(nn.Module):
         self.picture = ControlPicture()
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, tokens, C], one token for each place of the latents as they are here."""
+        """x [B, tokens, C], one token per position of the latents at this level."""
         if (pixels := self.picture.pixels) is None:
             return self.layer(x)
         return self.layer(x + self.change(x, pixels))
 
     def change(self, x: Tensor, pixels: Tensor) -> Tensor:
-        """What is added to the layer's input, [B, tokens, C]."""
+        """Return the shift of the layer's input, [B, tokens, C]."""
         seen = _embedded(self.conditioning1, pixels)
         inside = self.mid(torch.cat([seen.expand(len(x), -1, -1), self.down(x)], dim=-1))
         return self.up(functional.dropout(inside, self.dropout, self.training))
@@ -106,8 +106,8 @@ class LLLite(FrozenBaseMethod):
 
 
 def attach(components: ModelComponents, family: Family, config: ControlRun) -> LLLite:
-    """Put small networks beside the layers that the family names. The model must be frozen already."""
-    assert isinstance(family, HasControlledLayers)  # or it had no such script
+    """Add small networks beside the layers that the family names. The model must be frozen already."""
+    assert isinstance(family, HasControlledLayers)  # only such families have this script
     control, picture = config.control, show_picture(components.denoiser)
     layers = {}
     for path, halvings in list(family.controlled_layers(components.denoiser)):
@@ -127,7 +127,7 @@ def attach(components: ModelComponents, family: Family, config: ControlRun) -> L
 
 
 def show_picture(denoiser: Any) -> ControlPicture:
-    """Let a denoiser take a control image among its conditions; what its layers read of it."""
+    """Make a denoiser accept a control image among its conditions; return the holder that its layers read."""
     denoiser.__class__ = _shown(type(denoiser))
     denoiser.control_picture = ControlPicture()
     return denoiser.control_picture
@@ -139,7 +139,7 @@ def problems(config: ControlRun) -> Iterator[Problem]:
 
 
 def _embedding(channels: int, depth: int) -> nn.Sequential:
-    """Pixels -> `channels` at the size of latents that were halved `depth` - 1 times; layers as in upstream's files."""
+    """Layers from pixels to `channels` at the size of latents halved `depth` - 1 times, as in upstream's files."""
     half = channels // 2
     steps = {1: [(channels, 2)], 2: [(channels, 4)], 3: [(half, 4), (channels, 2)]}[depth]
     made: list[nn.Module] = [nn.Conv2d(3, half, 4, 4)]
@@ -149,11 +149,9 @@ def _embedding(channels: int, depth: int) -> nn.Sequential:
 
 
 def _embedded(layers: nn.Sequential, pixels: Tensor) -> Tensor:
-    """What convolutions that step as far as they reach make of pixels [B, 3, H, W]: [B, tokens, C], one product each.
-
-    As convolutions they would be compiled again for some sizes of image: PyTorch compares height, width and channels to
-    choose the order of an answer in memory.
-    """
+    """Apply convolutions with stride = kernel size to pixels [B, 3, H, W]: [B, tokens, C], one product each."""
+    # Convolutions would be recompiled for some image sizes: PyTorch compares height, width and channels to choose the
+    # memory format of the output.
     x = pixels.permute(0, 2, 3, 1)
     for layer in layers:
         if isinstance(layer, nn.Conv2d):
@@ -167,14 +165,15 @@ def _embedded(layers: nn.Sequential, pixels: Tensor) -> Tensor:
 
 @functools.cache
 def _shown(cls: type[nn.Module]) -> type[nn.Module]:
-    """A denoiser that takes the control image among its conditions, so that it is an input of what records a pass."""
+    """Return a denoiser class that accepts the control image among its conditions."""
 
+    # As an argument it becomes an input of recorded passes.
     class Shown(cls):
         control_picture: ControlPicture
 
         def forward(self, *args: Any, added_cond_kwargs: dict[str, Tensor], **kwargs: Any) -> Any:
             pixels = self.control_picture.pixels = added_cond_kwargs.get("control")
-            if pixels is not None:  # compiled blocks read it, and what they are called with does not tell its size
+            if pixels is not None:  # compiled blocks read it, but their arguments do not reveal its size
                 for side in (2, 3):
                     torch_private.mark_dynamic(pixels, side)
             return super().forward(*args, added_cond_kwargs=added_cond_kwargs, **kwargs)

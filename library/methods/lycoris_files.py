@@ -1,4 +1,4 @@
-"""What lycoris-lora keeps otherwise in its layers than in its files: scales, and DyLoRA's blocks."""
+"""Differences between lycoris-lora's layers and its files: scales, and DyLoRA's blocks."""
 
 import math
 from collections.abc import Mapping
@@ -9,19 +9,21 @@ from torch import Tensor
 
 
 def block_sizes(network: Any) -> dict[str, int]:
-    """The ranks that DyLoRA trains together, by adapter. It scales by alpha / blocks in use, and other programs by
-    alpha / rank: so the alpha of a file, which is for these, is that of the network times this."""
+    """Return the ranks that DyLoRA trains together, by adapter."""
+    # DyLoRA scales by alpha / blocks in use, other programs by alpha / rank: so a file's alpha, written for these, is
+    # the network's alpha times the block size.
     return {adapter.lora_name: adapter.block_size for adapter in network.loras if hasattr(adapter, "up_list")}
 
 
 def takes_the_weight(adapter: Any) -> bool:
-    """Whether it holds the layer's weight itself, as algo=full does; without it the layer computes nothing."""
+    """Return whether it holds the layer's weight itself, as algo=full does; the layer computes nothing without it."""
     return getattr(adapter, "is_diff", None) is False
 
 
 def match_scale_of_file(adapter: Any) -> None:
-    """With rs_lora, let the scale in training be the one that readers of the file use: alpha / rank for GLoRA, whose
-    alpha the package leaves as it is, and 1 for LoKr of whole matrices, whose alpha nobody reads."""
+    """With rs_lora, train with the scale that readers of the file use: alpha / rank for GLoRA, whose alpha the package
+    leaves unchanged, and 1 for LoKr of whole matrices, whose alpha nobody reads.
+    """
     if not getattr(adapter, "rs_lora", False):
         return
     if type(adapter).__name__ == "GLoRAModule":
@@ -31,7 +33,7 @@ def match_scale_of_file(adapter: Any) -> None:
 
 
 def put_blocks(adapter: Any, tensors: Mapping[str, Tensor]) -> list[str]:
-    """Take over a DyLoRA, which the package writes whole and keeps in blocks of ranks. Returns the names taken."""
+    """Load a DyLoRA, which the package writes whole but keeps in blocks of ranks. Returns the consumed names."""
     if not hasattr(adapter, "up_list"):
         return []
     names = [f"{adapter.lora_name}.lora_up.weight", f"{adapter.lora_name}.lora_down.weight"]

@@ -1,4 +1,4 @@
-"""The choices of layers that lycoris-lora knows by name: its own with our classes, and those in files of the user's."""
+"""lycoris-lora's layer presets by name: its own with our classes, and those in the user's files."""
 
 import contextlib
 import importlib
@@ -13,13 +13,13 @@ from library.config.problems import ConfigError
 from library.families import network_args
 from library.families.shared.network_args import wrong_argument
 
-OF_ATTENTION = "attn-only"  # looks for attention by the class names of sd-scripts' U-Net, which are others here
+OF_ATTENTION = "attn-only"  # finds attention by sd-scripts' class names, which differ here
 
 
 @contextlib.contextmanager
 def known_presets(preset: str, denoiser: nn.Module) -> Iterator[None]:
-    """Within the context, the package finds a preset's file as a preset of that name, and so never opens it: its parser
-    has no limits. Raises ConfigError when that file cannot be read, or is no preset."""
+    """Register a preset file under its name within the context. Raises ConfigError if it is unreadable or no preset."""
+    # The package would otherwise open the file itself, with a parser without limits.
     known = importlib.import_module("lycoris.config").PRESET
     own = {type(module).__name__ for module in denoiser.modules() if type(module).__name__.endswith("Attention")}
     before = dict(known)
@@ -41,7 +41,7 @@ def _preset_of_file(preset: str) -> JsonObject:
         raise ConfigError(*(wrong_argument("preset", ": {why}", why=why) for why in e.problems)) from e
     try:
         return importlib.import_module("lycoris.config_sdk").PresetConfig.from_dict(found).to_dict()
-    except ImportError:  # older versions of the package take the table as it is
+    except ImportError:  # older versions of the package accept the table directly
         return found
     except (ValueError, TypeError, AttributeError) as e:
         raise ConfigError(

@@ -1,9 +1,9 @@
-"""A denoiser that several processes hold in parts (FSDP2): each has some rows of every weight, of its gradient and of
-what the optimizer keeps for it.
+"""A denoiser sharded over several processes (FSDP2): each holds some rows of every weight, its gradient and its
+optimizer state.
 
-A block's weights are gathered before it computes and freed behind it. The optimizer knows nothing of this: it steps
-ordinary parameters that are the rows of this process. A whole tensor is made one at a time, when something asks for its
-numbers; only the first process does, and the others send it their rows.
+A block's weights are gathered before it computes and freed afterwards. The optimizer is unaware of this: it steps
+ordinary parameters that are this process' rows. Whole tensors are built one at a time when their values are read, only
+by the first process; the others send it their rows.
 """
 
 import contextlib
@@ -18,37 +18,37 @@ from torch import Tensor, distributed, nn
 from library.compiler.subclass import keep_class_name
 from library.compiler.torch_private import LazyTensor
 
-State = dict[str, Any]  # of an optimizer, as its state_dict
+State = dict[str, Any]  # an optimizer's state_dict
 
-DONE = -1  # the first process sends it when it needs no further tensor
+DONE = -1  # sent by the first process when it needs no further tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which rows of a weight this process has."""
+    """The rows of a weight that this process holds."""
 
     shape: torch.Size  # of the whole weight
     first: int
     last: int  # exclusive
 
     def own(self, whole: Tensor) -> Tensor:
-        """This process' rows of a tensor that is as large as the weight."""
+        """Return this process' rows of a tensor as large as the weight."""
         return whole[self.first : self.last]
 
 
 def rows_of(p: Tensor) -> Rows | None:
-    """Which rows of a weight a parameter is; None for one that is whole."""
+    """Return which rows of a weight a parameter holds; None for a whole one."""
     return vars(p).get("rows")
 
 
 def whole_shape(p: Tensor) -> torch.Size:
-    """The shape of the weight that a parameter is, or is a part of."""
+    """Return the shape of the whole weight of a parameter."""
     rows = rows_of(p)
     return rows.shape if rows else p.shape
 
 
 def own_part(whole: Tensor, p: Tensor) -> Tensor:
-    """This process' rows of a tensor that belongs to a parameter, such as an optimizer state."""
+    """Return this process' rows of a tensor that belongs to a parameter, such as an optimizer state."""
     rows = rows_of(p)
     return rows.own(whole) if rows else whole
 
@@ -59,14 +59,14 @@ def collected(tensor: Tensor) -> bool:
 
 # Why: docs/decisions/2026-11-22-whole-models-in-shards.md
 class ShardedModel:
-    """A denoiser in shards, and the parameters that are this process' rows of it, by their names in the denoiser."""
+    """A sharded denoiser, and the parameters that are this process' rows, by their names in the denoiser."""
 
     def __init__(self, denoiser: nn.Module, block_classes: Sequence[str], device: torch.device) -> None:
-        """Shard the denoiser, block by block, onto the device. References to its whole weights keep these alive."""
-        # Loaded late: it takes as long as half of PyTorch.
+        """Shard the denoiser block by block onto the device. References to its whole weights keep these alive."""
+        # Import late, as it takes as long as half of PyTorch.
         from torch.distributed.fsdp import fully_shard
 
-        # Which says that nothing may change in place what a network answers, as nothing does here.
+        # It warns against in-place changes of a network's output, which never happen here.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
         self._rank, self._ranks, self._device = distributed.get_rank(), distributed.get_world_size(), device
         mesh = distributed.init_device_mesh(device.type, (self._ranks,))
@@ -75,10 +75,10 @@ class ShardedModel:
                 continue
             for p in module.parameters():
                 if not p.is_contiguous():
-                    p.data = p.data.contiguous()  # convolutions in another order cannot be cut into rows
+                    p.data = p.data.contiguous()  # channels-last convolutions cannot be cut into rows
             cls = type(module)
-            # The outermost module lets go as well after the forward pass: what a step, a resumed state or an average
-            # changes is then all that there is.
+            # The root also frees its weights after the forward pass, so that steps, resumed states and averages
+            # change the only copy.
             fully_shard(module, mesh=mesh, reshard_after_forward=True)
             keep_class_name(type(module), cls, "sharded")
         self._denoiser: Any = denoiser
@@ -92,10 +92,10 @@ class ShardedModel:
             for name in tensors.keys() & self._numbers.keys():
                 tensors[name] = self.whole(name)
 
-        denoiser.register_state_dict_post_hook(put_whole)  # what it is saved by
+        denoiser.register_state_dict_post_hook(put_whole)  # saving reads the state dict
 
     def _rows(self, p: Any) -> Any:
-        """A parameter that is this process' rows of a weight."""
+        """Return a parameter that holds this process' rows of a weight."""
         size = -(-p.shape[0] // self._ranks)
         first, last = (min(rank * size, p.shape[0]) for rank in (self._rank, self._rank + 1))
         with torch.no_grad():
@@ -106,11 +106,13 @@ class ShardedModel:
     # ---- a step
 
     def expect_gradients(self, last: bool) -> None:
-        """Before a backward pass: gradients are exchanged in the `last` one of a step, and added up here until then."""
+        """Prepare for a backward pass: gradients are exchanged in the `last` one of a step, and accumulated
+        until then.
+        """
         self._denoiser.set_requires_gradient_sync(last)
 
     def take_gradients(self) -> None:
-        """After the last backward pass of a step: hand the gradients, means of all processes', to the parameters."""
+        """After the last backward pass of a step: assign the gradients, averaged over processes, to the parameters."""
         with torch.no_grad():
             for name, p in self._weights.items():
                 self.parameters[name].grad = None if p.grad is None else p.grad.to_local()
@@ -121,8 +123,8 @@ class ShardedModel:
             p.grad = None
 
     def clip(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
-        """Clip gradients to a norm over all of them, in all processes; returns the norm they had, float32."""
-        squares = torch.zeros(2, device=self._device)  # of sharded parameters, and of whole ones
+        """Clip gradients to a norm over all of them, in all processes; return their norm before, float32."""
+        squares = torch.zeros(2, device=self._device)  # sums for sharded and for whole parameters
         learning = [p for p in parameters if p.grad is not None]
         for whole in (False, True):
             some = [p.grad for p in learning if p.grad is not None and (rows_of(p) is None) == whole]
@@ -140,7 +142,7 @@ class ShardedModel:
         return self._lazy(self._numbers[name])
 
     def offer(self, own: Tensor, rows: Rows) -> Tensor:
-        """A whole tensor, collected when read. Every process calls this with its rows, in the same order."""
+        """Return a whole tensor, gathered when read. Collective: every process passes its rows, in the same order."""
         self._offered.append((own, rows))
         return self._lazy(len(self._offered) - 1)
 
@@ -150,7 +152,7 @@ class ShardedModel:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
-        """In the first process: whole tensors can be collected inside. The others are in `serve` meanwhile."""
+        """In the first process: allow reading whole tensors within this context, while the others run `serve`."""
         self._serving = True
         try:
             yield
@@ -159,7 +161,7 @@ class ShardedModel:
             self._forget_offers()
 
     def serve(self) -> None:
-        """In all other processes: send the first one the rows it asks for, until it sends DONE."""
+        """In all other processes: send the requested rows to the first one until it sends DONE."""
         while (number := self._announce(DONE)) != DONE:
             self._gather(number)
         self._forget_offers()
@@ -169,7 +171,7 @@ class ShardedModel:
         del self._offered[len(self._numbers) :]
 
     def _announce(self, number: int) -> int:
-        """What the first process says."""
+        """Broadcast a number from rank 0."""
         said = torch.tensor(number, device=self._device)
         distributed.broadcast(said, 0)
         return int(said)
@@ -183,7 +185,7 @@ class ShardedModel:
         return found
 
     def _gather(self, number: int) -> Tensor | None:
-        """A whole tensor in host memory, in the first process."""
+        """Return a whole tensor in host memory, in the first process."""
         own, rows = self._offered[number]
         size = -(-rows.shape[0] // self._ranks)
         padded = torch.zeros((size, *rows.shape[1:]), dtype=own.dtype, device=self._device)
@@ -191,14 +193,14 @@ class ShardedModel:
         if self._rank:
             distributed.gather(padded)
             return None
-        whole = padded.new_empty((self._ranks * size, *rows.shape[1:]))  # on the device, as copies there are fast
+        whole = padded.new_empty((self._ranks * size, *rows.shape[1:]))  # on the device, where copies are fast
         distributed.gather(padded, [*whole.chunk(self._ranks)])
         return whole[: rows.shape[0]].cpu()
 
     # ---- what an optimizer keeps
 
     def offered_state(self, state: State, weights: Sequence[nn.Parameter]) -> State:
-        """An optimizer's state_dict with whole tensors in place of rows; `weights` are its parameters."""
+        """Return an optimizer's state_dict with whole tensors in place of rows; `weights` are its parameters."""
 
         def offered(value: Tensor, p: nn.Parameter, rows: Rows) -> Tensor:
             return self.offer(value, rows) if value.shape == p.shape else value
@@ -207,7 +209,7 @@ class ShardedModel:
 
 
 def own_state(state: State, weights: Sequence[nn.Parameter]) -> State:
-    """What this process has of a state_dict with whole tensors, whose optimizer steps `weights`."""
+    """Return this process' part of a state_dict with whole tensors, for an optimizer of `weights`."""
 
     def own(value: Tensor, p: nn.Parameter, rows: Rows) -> Tensor:
         return rows.own(value).to(p.device, copy=True) if value.shape == rows.shape else value

@@ -1,4 +1,4 @@
-"""Files of what has been learned beside a model: their tensors, whatever wrote them."""
+"""Files of weights trained beside a model: their tensors, whatever program wrote them."""
 
 from pathlib import Path
 
@@ -12,7 +12,9 @@ from library.config.problems import ConfigError
 
 
 def tensors_of(path: str | Path, what: str) -> dict[str, Tensor]:
-    """The tensors of a .safetensors, .pt or .ckpt file by name. ConfigError when it is not there, or not `what`."""
+    """Return the tensors of a .safetensors, .pt or .ckpt file by name. Raises ConfigError if it is missing, or not
+    `what`.
+    """
     path = Path(path)
     if not path.is_file():
         raise ConfigError("{path} does not exist", path=path)
@@ -21,16 +23,17 @@ def tensors_of(path: str | Path, what: str) -> dict[str, Tensor]:
             return load_file(path)
         tensors = torch.load(path, map_location="cpu", weights_only=True)
         return tensors.get("state_dict", tensors)
-    except Exception as e:  # every reader has its own exceptions for "this is something else"
+    except Exception as e:  # every reader has its own exceptions for foreign files
         if environment.lacks_memory(e):
             raise
-        # What PyTorch says of a file that is more than tensors is a page, which ends with the advice to trust it.
+        # PyTorch's own message about files with more than tensors is a page long and ends with the advice to trust
+        # them.
         why = "it holds more than tensors, or is damaged" if path.suffix != ".safetensors" else e
         raise ConfigError("{path} is not {what}: {why}", path=path, what=what, why=why) from e
 
 
 def names_of(path: str | Path) -> set[str]:
-    """The names of the tensors in such a file; of .safetensors from its header alone. ConfigError as above."""
+    """Return the tensor names of such a file; of .safetensors from its header alone. Raises ConfigError as above."""
     path = Path(path)
     if path.suffix != ".safetensors" or not path.is_file():
         return set(tensors_of(path, "a file of tensors"))

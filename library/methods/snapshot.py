@@ -17,7 +17,9 @@ def take(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def differing(
     here: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]], changes: Message | None = None
 ) -> Problem | None:
-    """The problem if names or shapes of trained and saved tensors differ; `changes` are the options that do."""
+    """Return the problem if names or shapes of trained and saved tensors differ; `changes` are the options
+    that differ.
+    """
     what = [
         Message(template, tensors=counted(len(names), "tensor"), layer=min(names))
         for template, names in (
@@ -52,7 +54,7 @@ def _shown(shape: tuple[int, ...]) -> str:
 
 @torch.no_grad()
 def put_back(named: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Copy saved values into the parameters. ConfigError, and nothing changed, when names or shapes differ."""
+    """Copy saved values into the parameters. Raises ConfigError, changing nothing, if names or shapes differ."""
     here, saved = ({name: tuple(whole_shape(tensor)) for name, tensor in some.items()} for some in (named, tensors))
     if problem := differing(here, saved):
         raise ConfigError(problem)

@@ -1,4 +1,4 @@
-"""Which layers get an adapter, and of what size: one table line per network module, the walk is the same."""
+"""Which layers get an adapter, and its size: one table line per network module; the walk is shared."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ class TargetLayer:
     """A layer that could carry an adapter."""
 
     part: str  # "denoiser", or a text encoder's short name
-    path: str  # in the module tree
-    name: str  # in the file
+    path: str  # path in the module tree
+    name: str  # name in the file
     layer: nn.Linear | nn.Conv2d
-    inside: str  # class name of the block it is in; "" for none
+    inside: str  # class name of its block; "" for none
 
     @property
     def is_large_conv(self) -> bool:
@@ -38,7 +38,7 @@ class TargetLayer:
 
 @dataclass(frozen=True)
 class AdapterPlan:
-    """The config's choice of adapters; `spec` answers for a layer."""
+    """The config's choice of adapters; `spec` returns the adapter of a layer."""
 
     args: NetworkArgs
     rank: int
@@ -54,7 +54,7 @@ class AdapterPlan:
         return self.spec_of_rank(found, rank, alpha) if rank else None
 
     def spec_of_rank(self, found: TargetLayer, rank: int, alpha: float | int) -> AdapterSpec:
-        """A spec of this rank, with the dropouts and the splitting the config asks for."""
+        """Return a spec of this rank, with the config's dropouts and splits."""
         return AdapterSpec(
             rank=rank,
             alpha=alpha or rank,
@@ -67,19 +67,23 @@ class AdapterPlan:
         )
 
     def wants(self, part: str) -> bool:
-        """Whether this part of the model carries adapters."""
+        """Return whether this part of the model carries adapters."""
         if part == "denoiser":
             return self.denoiser
         return self.encoders and self.args.adapts_encoder(part)
 
 
 def plan(config: AdapterRun, blocks: tuple[str, ...]) -> AdapterPlan:
-    """Read the config. `blocks` are the class names that the family offers. Raises ConfigError for wrong arguments."""
+    """Return the plan of a config. `blocks` are the class names that the family offers. Raises ConfigError for wrong
+    arguments.
+    """
     network, args = config.network, network_args.read(config)
     return AdapterPlan(
         args=args,
         rank=network.network_dim or DEFAULT_RANK,
-        alpha=1 if network.network_alpha == 1 else network.network_alpha,  # sd-scripts' default is an integer
+        alpha=1
+        if network.network_alpha == 1
+        else network.network_alpha,  # sd-scripts' default is an integer, which its files show
         dropout=network.network_dropout or 0.0,
         blocks=args.classes(blocks),
         denoiser=not network.network_train_text_encoder_only,
@@ -91,7 +95,7 @@ def plan(config: AdapterRun, blocks: tuple[str, ...]) -> AdapterPlan:
 def layers(
     root: nn.Module, part: str, name_of: Callable[[str, str], str], blocks: tuple[str, ...]
 ) -> Iterator[TargetLayer]:
-    """Every linear layer and convolution of one network, in the order of its tree, with the block it is in."""
+    """Yield every linear layer and convolution of a network in tree order, with its block."""
     inside: dict[str, str] = {}
     for path, module in root.named_modules():
         parent = path.rpartition(".")[0]

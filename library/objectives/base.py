@@ -1,4 +1,4 @@
-"""The value that an objective makes of a batch. Importing this needs no torch."""
+"""The batch that an objective produces. Importing this does not load torch."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
 """Noise prediction on a discrete schedule of 1000 steps (SDXL): noised latents, targets and loss weights.
 
-Everything is looked up in tables on the device of the latents, so that a training step never waits for it.
-Formulas: DDPM (arXiv 2006.11239), v-prediction (2202.00512), zero terminal SNR (2305.08891), min-SNR (2303.09556),
-input perturbation (2301.11706); their combination is that of kohya-ss/sd-scripts.
+All values come from tables on the latents' device, so a training step never waits for the device. Formulas: DDPM (arXiv
+2006.11239), v-prediction (2202.00512), zero terminal SNR (2305.08891), min-SNR (2303.09556), input perturbation
+(2301.11706); combined as in kohya-ss/sd-scripts.
 """
 
 import hashlib
@@ -18,16 +18,16 @@ from library.objectives.base import NoisedBatch
 
 STEPS = 1000
 BETA_START, BETA_END = 0.00085, 0.012
-LARGEST_SNR = 1000.0  # the first steps are nearly free of noise; the ratio is clipped there
+LARGEST_SNR = 1000.0  # clips the ratio of the first, nearly noise-free steps
 
 
 def betas() -> Tensor:
-    """The schedule all Stable Diffusion models were trained with ("scaled linear"), float32 [1000]."""
+    """Return the schedule that all Stable Diffusion models were trained with ("scaled linear"), float32 [1000]."""
     return torch.linspace(BETA_START**0.5, BETA_END**0.5, STEPS, dtype=torch.float32) ** 2
 
 
 def alphas(terminal_zero: bool = False) -> Tensor:
-    """Cumulative products of 1 - beta (abar), float32 [1000]; with `terminal_zero` scaled to end in zero."""
+    """Return cumulative products of 1 - beta (abar), float32 [1000]; with `terminal_zero` rescaled to end in zero."""
     alpha_bar = torch.cumprod(1.0 - betas(), dim=0)
     if not terminal_zero:
         return alpha_bar
@@ -36,9 +36,9 @@ def alphas(terminal_zero: bool = False) -> Tensor:
 
 
 def weights(loss: sections.Loss, v_prediction: bool) -> Tensor:
-    """The loss weight of each timestep, float32 [1000]: the product of every weighting that is switched on.
+    """Return the loss weight of each timestep, float32 [1000]: the product of all enabled weightings.
 
-    The signal-to-noise ratio is that of the schedule before `zero_terminal_snr`, as in sd-scripts.
+    The signal-to-noise ratio is that before `zero_terminal_snr`, as in sd-scripts.
     """
     alpha_bar = alphas()
     snr = alpha_bar / (1.0 - alpha_bar)
@@ -56,7 +56,7 @@ def weights(loss: sections.Loss, v_prediction: bool) -> Tensor:
 
 
 def huber_thresholds(loss: sections.Loss, alpha_bar: Tensor) -> Tensor | None:
-    """The threshold c of the huber and smooth_l1 losses by timestep, float32 [1000]; None for losses without one."""
+    """Return the threshold c of the huber and smooth_l1 losses by timestep, float32 [1000]; None for other losses."""
     if loss.loss_type not in ("huber", "smooth_l1"):
         return None
     if loss.huber_schedule == "exponential":
@@ -92,7 +92,7 @@ class Diffusion:
         self._tables: dict[torch.device, Tables] = {}
 
     def tables(self, device: torch.device) -> Tables:
-        """The tables on a device; copied there once."""
+        """Return the tables on a device, copied there once."""
         if device not in self._tables:
             host = self._host
             thresholds = None if host.huber_c is None else host.huber_c.to(device)
@@ -123,7 +123,7 @@ class Diffusion:
         )
 
     def timesteps(self, count: int, device: torch.device, generator: torch.Generator) -> Tensor:
-        """One timestep per image, uniform from min_timestep up to but without max_timestep; int64 [count]."""
+        """Draw one timestep per image, uniform in [min_timestep, max_timestep); int64 [count]."""
         low = self.options.min_timestep or 0
         high = STEPS if self.options.max_timestep is None else self.options.max_timestep
         if low >= high:
@@ -131,7 +131,9 @@ class Diffusion:
         return torch.randint(low, high, (count,), generator=generator, device=device)
 
     def noise(self, clean: Tensor, generator: torch.Generator) -> Tensor:
-        """The noise to be predicted: Gaussian, with an offset per channel and a pyramid of coarser noise by option."""
+        """Return the noise to predict: Gaussian, optionally with an offset per channel and a pyramid of
+        coarser noise.
+        """
         options = self.options
         noise = _normal(clean.shape, clean, generator)
         if options.noise_offset:
@@ -141,7 +143,7 @@ class Diffusion:
         return noise
 
     def offset(self, clean: Tensor, generator: torch.Generator) -> Tensor | float:
-        """The strength of the offset noise: one number, or [B, C, 1, 1] when it follows the latents' means."""
+        """Return the strength of the offset noise: one number, or [B, C, 1, 1] if it follows the latents' means."""
         options, strength = self.options, self.options.noise_offset or 0.0
         if options.noise_offset_random_strength:
             strength = strength * torch.rand(1, generator=generator, device=clean.device)
@@ -151,11 +153,12 @@ class Diffusion:
         return strength
 
     def pyramid(self, noise: Tensor, generator: torch.Generator) -> Tensor:
-        """Noise at ever coarser sizes, added with falling weight; the sum is scaled to a standard deviation of one.
+        """Add noise at ever coarser sizes with falling weight, rescaled to a standard deviation of one.
 
-        https://wandb.ai/johnowhitaker/multires_noise. The sizes are needed on the host, so they are drawn from
-        the generator's state, which the host has: for its numbers it would have to wait.
+        https://wandb.ai/johnowhitaker/multires_noise
         """
+        # The host needs the sizes, so they are drawn from the generator's state, which it knows; reading drawn values
+        # would wait for the device.
         height, width = noise.shape[-2:]
         host_random = _host_random(generator)
         for i in range(self.options.multires_noise_iterations or 0):
@@ -169,7 +172,7 @@ class Diffusion:
         return noise / noise.std()
 
     def perturbed(self, noise: Tensor, generator: torch.Generator) -> Tensor:
-        """The noise that is added: with `ip_noise_gamma` a little more than the target contains."""
+        """Return the noise to add: with `ip_noise_gamma` slightly more than the target contains."""
         options, gamma = self.options, self.options.ip_noise_gamma
         if not gamma:
             return noise
@@ -183,6 +186,6 @@ def _normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) ->
 
 
 def _host_random(generator: torch.Generator) -> random.Random:
-    """A random source on the host seeded by a generator's state, so it is the same again after a resume."""
+    """Return a host generator seeded by a generator's state, so that it is the same after a resume."""
     state = generator.get_state().numpy().tobytes()
     return random.Random(hashlib.blake2b(state, digest_size=8).digest())

@@ -1,9 +1,9 @@
-"""Flow matching: noised latents, targets, sampling of timesteps, and loss weights.
+"""Flow matching: noised latents, targets, timestep sampling, and loss weights.
 
-sigma in [0, 1] is the share of noise: x = (1 - sigma) * x0 + sigma * noise; the target is noise - x0, whatever the
+sigma in [0, 1] is the share of noise: x = (1 - sigma) * x0 + sigma * noise; the target is noise - x0 for every
 prediction type. A FLUX timestep is 1000 * sigma; our denoiser takes sigma itself. Formulas are those of
-kohya-ss/sd-scripts, or of kohya-ss/musubi-tuner for the models that it trains. Every number stays on the latents'
-device: nothing here makes the host wait.
+kohya-ss/sd-scripts, or of kohya-ss/musubi-tuner for the models that it trains. All values stay on the latents' device:
+nothing here synchronises.
 """
 
 import math
@@ -16,10 +16,10 @@ from library.config import sections
 from library.config.problems import ConfigError
 from library.objectives.base import NoisedBatch
 
-Line = tuple[tuple[int, float], tuple[int, float]]  # numbers of image tokens, and mu
+Line = tuple[tuple[int, float], tuple[int, float]]  # two points: number of image tokens, and mu
 LINE: Line = sections.Flow.shift_line
-TABLE = 1000  # steps of the table that `timestep_sampling = sigma` draws from
-REDRAWS = 1000  # draws for each image with preserve_distribution_shape, all at once, so that nothing waits
+TABLE = 1000  # length of the table that `timestep_sampling = sigma` draws from
+REDRAWS = 1000  # draws per image with preserve_distribution_shape, all at once, so that nothing synchronises
 NO_SNR = "huber_schedule: snr needs a schedule that flow matching does not have; set it to constant or exponential"
 
 
@@ -32,8 +32,8 @@ def noised(
 ) -> NoisedBatch:
     """Mix noise into latents [B, C, h, w] by the options of the sections `noise` and `loss`; all float32.
 
-    The generator lives on the latents' device; noise, timesteps and perturbation are drawn from it in this order.
-    `sigmas` [B] are drawn unless given.
+    The generator is on the latents' device; noise, timesteps and perturbation are drawn from it in this order. `sigmas`
+    [B] are drawn unless given.
     """
     latents = latents.float()
     eps = _normal(latents, generator)
@@ -54,7 +54,7 @@ def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def perturbation(latents: Tensor, noise: sections.Flow, generator: torch.Generator) -> Tensor | float:
-    """Noise in the input of the model that the target does not contain (ip_noise_gamma), or 0."""
+    """Return noise in the model's input that the target does not contain (ip_noise_gamma), or 0."""
     if not noise.ip_noise_gamma:
         return 0.0
     strength: Tensor | float = noise.ip_noise_gamma
@@ -64,9 +64,9 @@ def perturbation(latents: Tensor, noise: sections.Flow, generator: torch.Generat
 
 
 def sampled(latents: Tensor, noise: sections.Flow, generator: torch.Generator) -> Tensor:
-    """One sigma per image [B], distributed by timestep_sampling, between min_timestep and max_timestep.
+    """Return one sigma per image [B], distributed by timestep_sampling, between min_timestep and max_timestep.
 
-    A distribution is scaled into that range as in musubi-tuner, or drawn from until it falls inside it.
+    A distribution is scaled into that range as in musubi-tuner, or drawn from until it falls inside.
     """
     count, (low, high) = latents.shape[0], noise.timestep_range
     if noise.timestep_sampling != "sigma" and noise.redraws_timesteps:
@@ -76,7 +76,7 @@ def sampled(latents: Tensor, noise: sections.Flow, generator: torch.Generator) -
 
 
 def inside(sigmas: Tensor, count: int, low: float, high: float) -> Tensor:
-    """The first `count` of these sigmas that lie in the range; where there are too few, others are scaled into it."""
+    """Return the first `count` of these sigmas in the range; if too few, scale others into it."""
     fits = (sigmas >= low) & (sigmas <= high)
     order = torch.argsort((~fits).to(torch.uint8), stable=True)[:count]
     chosen = sigmas[order]
@@ -84,7 +84,7 @@ def inside(sigmas: Tensor, count: int, low: float, high: float) -> Tensor:
 
 
 def drawn(count: int, latents: Tensor, noise: sections.Flow, generator: torch.Generator) -> Tensor:
-    """So many sigmas [count], distributed by timestep_sampling; flux_shift depends on the latents' size."""
+    """Draw sigmas [count], distributed by timestep_sampling; flux_shift depends on the latents' size."""
     device = latents.device
 
     def uniform() -> Tensor:
@@ -106,7 +106,7 @@ def drawn(count: int, latents: Tensor, noise: sections.Flow, generator: torch.Ge
 
 
 def density(noise: sections.Flow, uniform: Callable[[], Tensor], normal: Callable[[], Tensor]) -> Tensor:
-    """A position in the table for each image, in [0, 1]: the half of weighting_scheme that chooses timesteps."""
+    """Draw a position in the table per image, in [0, 1]: the part of weighting_scheme that chooses timesteps."""
     if noise.weighting_scheme == "logit_normal":
         return torch.sigmoid(noise.logit_mean + noise.logit_std * normal())
     u = uniform()
@@ -124,7 +124,7 @@ def from_table(u: Tensor, shift: float, low: float = 0.0, high: float = 1.0) -> 
 
 
 def unshifted(sigma: float, shift: float) -> float:
-    """The sigma that `shifted` moves to this one; 0 and 1 stay where they are."""
+    """Return the sigma that `shifted` maps to this one; 0 and 1 are fixed points."""
     return sigma / (shift - (shift - 1) * sigma) if 0 < sigma < 1 else sigma
 
 
@@ -133,38 +133,42 @@ def shifted(sigmas: Tensor, shift: float) -> Tensor:
 
 
 def shift_of_tokens(tokens: int, line: Line = LINE) -> float:
-    """mu for a number of image tokens: linear through two points and beyond. The shift is e^mu."""
+    """Return mu for a number of image tokens: linear through two points and beyond. The shift is e^mu."""
     (few, low), (many, high) = line
     return low + (tokens - few) * (high - low) / (many - few)
 
 
 def shift_of_size(height: int, width: int, line: Line = LINE) -> float:
-    """mu for latents of a height and width; a token is a square of 2 by 2."""
+    """Return mu for latents of a height and width; a token is a square of 2 by 2."""
     return shift_of_tokens((height // 2) * (width // 2), line)
 
 
 def schedule(steps: int, tokens: int, shift: bool = True) -> list[float]:
-    """The steps + 1 sigmas of a sampling run, from 1 to 0; shifted for the number of tokens (dev) or not (schnell)."""
+    """Return the steps + 1 sigmas of a sampling run, from 1 to 0; shifted by the number of tokens (dev) or not
+    (schnell).
+    """
     line = torch.linspace(1, 0, steps + 1)
     return (shifted(line, math.exp(shift_of_tokens(tokens))) if shift else line).tolist()
 
 
 def weights(sigmas: Tensor, noise: sections.Flow) -> Tensor:
-    """The loss weight of each image [B]: weighting_scheme, which FLUX.1 applies to sigma_scaled predictions only."""
+    """Return the loss weight of each image [B]: weighting_scheme, which FLUX.1 applies only to sigma_scaled
+    predictions.
+    """
     if noise.model_prediction_type != "sigma_scaled" and not noise.always_weighted:
         return torch.ones_like(sigmas)
     if noise.weighted_by_step and noise.timestep_sampling != "sigma":
-        # musubi-tuner looks a timestep up in its table of 1000, counted from 1, and takes the nearest.
+        # musubi-tuner looks up the nearest timestep in its table of 1000, counted from 1.
         sigmas = (sigmas * TABLE + 1).round().clamp(1, TABLE) / TABLE
     if noise.weighting_scheme == "sigma_sqrt":
-        return sigmas.clamp_min(1e-6) ** -2  # a sigma of exactly 0 would weigh infinitely much
+        return sigmas.clamp_min(1e-6) ** -2  # a sigma of exactly 0 would get infinite weight
     if noise.weighting_scheme == "cosmap":
         return 2 / (math.pi * (1 - 2 * sigmas + 2 * sigmas**2))
     return torch.ones_like(sigmas)
 
 
 def huber_threshold(sigmas: Tensor, loss: sections.Loss) -> Tensor | None:
-    """The threshold between square and linear of huber and smooth_l1 [B]; None for the other losses."""
+    """Return the threshold between square and linear of huber and smooth_l1 [B]; None for other losses."""
     if loss.loss_type not in ("huber", "smooth_l1"):
         return None
     if loss.huber_schedule == "constant":
@@ -175,10 +179,10 @@ def huber_threshold(sigmas: Tensor, loss: sections.Loss) -> Tensor | None:
 
 
 def prediction(output: Tensor, noisy: Tensor, sigmas: Tensor | None, kind: str) -> Tensor:
-    """The model's output -> what is compared with the target, by model_prediction_type."""
+    """Convert the model's output to what is compared with the target, by model_prediction_type."""
     if kind == "raw":
         return output
     if kind == "additive":
         return output + noisy
-    assert sigmas is not None  # those of a NoisedBatch, which has them under flow matching
+    assert sigmas is not None  # a NoisedBatch of flow matching always has them
     return output * -sigmas.view(-1, 1, 1, 1) + noisy

@@ -1,6 +1,6 @@
-"""The loss: per element, then one number per image, then their mean.
+"""The loss: per element, then one value per image, then their mean.
 
-Nothing here waits for the device: masks and weights stay tensors, and cost nothing where there are none.
+Nothing here synchronises with the device: masks and weights stay tensors, and cost nothing if absent.
 """
 
 from typing import Any
@@ -11,14 +11,14 @@ from torch import Tensor
 from library.config.run_config import RunConfig
 from library.objectives.base import NoisedBatch
 
-SMALLEST_AREA = 1e-6  # of a black mask, whose loss stays 0
+SMALLEST_AREA = 1e-6  # avoids division by 0 for a black mask, whose loss stays 0
 
 
 def elementwise(pred: Tensor, target: Tensor, config: RunConfig, noised: NoisedBatch | None = None) -> Tensor:
-    """The loss of every element, in float32; shapes as `pred`.
+    """Return the loss of every element, in float32, in the shape of `pred`.
 
     Huber is the pseudo-Huber loss 2c (sqrt(d^2 + c^2) - c), smooth_l1 the same over c, with one threshold c per image
-    (`noised.huber_c`, [B]); without one it is huber_c * huber_scale.
+    (`noised.huber_c`, [B]), else huber_c * huber_scale.
     """
     difference = pred.float() - target.float()
     kind = config.loss.loss_type
@@ -42,9 +42,9 @@ def per_image(
 ) -> Tensor:
     """[B, C, h, w] -> [B]: multiplied by the mask, averaged over all but the batch, multiplied by the weights.
 
-    `weight` [B] is the objective's (`noised.weight`), `image_weight` [B] the data's (regularisation images). `mask`
-    [B, 1, h, w] in 0..1 counts what is masked out as zero loss and does not rescale the rest, as sd-scripts does; with
-    `by_area` the rest is divided by the mean of the mask, which makes it the mean loss of the area that counts.
+    `weight` [B] is the objective's (`noised.weight`), `image_weight` [B] the data's (regularisation images). `mask` [B,
+    1, h, w] in 0..1 counts masked elements as zero loss without rescaling the rest, as sd-scripts does; with `by_area`
+    the result is divided by the mean of the mask, which makes it the mean loss of the unmasked area.
     """
     area: Tensor | None = None
     if mask is not None:

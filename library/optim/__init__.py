@@ -1,1 +1,1 @@
-"""Optimizers, their learning rate schedules, and what belongs to a step of theirs: fused backward, rounding, EMA."""
+"""Optimizers, their learning rate schedules, and parts of a step: fused backward, rounding, EMA."""

@@ -1,4 +1,4 @@
-"""Load the classes that `optimizer_type` and `lr_scheduler_type` name, and read their arguments."""
+"""Load the classes named by `optimizer_type` and `lr_scheduler_type`, and parse their arguments."""
 
 import ast
 import contextlib
@@ -18,7 +18,7 @@ from library.imports import without_collecting, without_optional
 from library.optim.names import FREE, SPECS, OptimizerSpec
 from library.optim.names import spec_of as spec_named
 
-# What belongs to one weight alone, and steps it in the type that it is given: besides these, all of three packages.
+# Optimizers with independent state per weight that step in its dtype, in addition to all of three packages.
 ALONE = ("came", "adammini", "muon")
 
 
@@ -27,8 +27,9 @@ def spec_of(config: RunConfig) -> OptimizerSpec:
 
 
 def arguments(config: RunConfig, given: JsonMapping | None = None) -> JsonObject:
-    """optimizer_args, or what was `given` instead, over the defaults of the table. Raises ConfigError naming every
-    argument that cannot be read."""
+    """Return optimizer_args, or `given` instead, over the defaults of the table. Raises ConfigError naming every
+    unreadable argument.
+    """
     if given is None:
         given = read_arguments(config.optim.optimizer_args, "optimizer_args")
     own = {**spec_of(config).defaults, **given}
@@ -52,10 +53,8 @@ def is_schedule_free(config: RunConfig) -> bool:
 
 
 def steps_alone(config: RunConfig) -> bool:
-    """Whether all of the optimizer's state belongs to single weights, and it steps in the dtype of its parameters.
-
-    Not the 8-bit and paged ones of bitsandbytes, nor those that adapt the learning rate, which read all weights.
-    """
+    """Return whether all optimizer state belongs to single weights, and steps keep the dtype of the parameters."""
+    # Excluded are bitsandbytes' 8-bit and paged optimizers, and those that adapt the learning rate from all weights.
     cls = spec_of(config)
     if cls in [SPECS[name] for name in ALONE]:
         return True
@@ -63,10 +62,8 @@ def steps_alone(config: RunConfig) -> bool:
 
 
 def steps_rows(config: RunConfig) -> bool:
-    """Whether the optimizer is elementwise, so that rows of a weight can be stepped separately.
-
-    Not the 8-bit ones: the blocks by which they scale their states differ between a row and the whole weight.
-    """
+    """Return whether the optimizer is elementwise, so that rows of a weight can be stepped separately."""
+    # 8-bit optimizers scale states by blocks, which differ between a row and the whole weight.
     cls = spec_of(config)
     others = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
     return cls.module in ("torch.optim", "lion_pytorch", FREE) and cls.name not in others
@@ -76,7 +73,9 @@ def steps_rows(config: RunConfig) -> bool:
 
 
 def read_arguments(pairs: Iterable[str], option: str) -> JsonObject:
-    """["weight_decay=0.1", "betas=0.9,0.99"] -> Python values. Raises ConfigError naming all that cannot be read."""
+    """Parse ["weight_decay=0.1", "betas=0.9,0.99"] into Python values. Raises ConfigError naming all that are
+    unreadable.
+    """
     found, wrong = dict[str, Any](), list[Problem]()
     for pair in pairs:
         key, equal, text = pair.partition("=")
@@ -84,7 +83,7 @@ def read_arguments(pairs: Iterable[str], option: str) -> JsonObject:
             if not equal or not key.strip().isidentifier():
                 raise ValueError(pair)
             found[key.strip()] = ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two for thousands of signs
+        except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two for thousands of characters
             wrong.append(
                 Problem(
                     option,
@@ -98,15 +97,15 @@ def read_arguments(pairs: Iterable[str], option: str) -> JsonObject:
 
 
 def missing_package(module: str) -> MessageLike:
-    """What to install if the module's package is missing, "" if it is there."""
+    """Return what to install if the module's package is missing, "" if it is there."""
     package = module.split(".")[0]
     return "" if packages.installed(package) else packages.absent(package)
 
 
 def load_subclass(cls: OptimizerSpec, base: type) -> type:
-    """Import a class that derives from `base`. Raises ConfigError as `import_class` does, and for anything else."""
+    """Import a class that derives from `base`. Raises ConfigError like `import_class`, and for anything else."""
     made = import_class(cls)
-    if not isinstance(made, type) or not issubclass(made, base) or made is base:  # which cannot take a step itself
+    if not isinstance(made, type) or not issubclass(made, base) or made is base:  # the base itself cannot step
         raise ConfigError(
             "{module}.{name} is no subclass of {base}", module=cls.module, name=cls.name, base=base.__name__
         )
@@ -114,13 +113,13 @@ def load_subclass(cls: OptimizerSpec, base: type) -> type:
 
 
 def import_class(cls: OptimizerSpec) -> type:
-    """Import a class. Raises ConfigError when the module has none of that name, or cannot be imported here."""
-    if made := getattr(sys.modules.get(cls.module), cls.name, None):  # each bundle loads it again
+    """Import a class. Raises ConfigError if the module lacks it, or cannot be imported here."""
+    if made := getattr(sys.modules.get(cls.module), cls.name, None):  # reuse it, as every bundle loads the class
         return made
     try:
         with _without_warnings(cls.module), without_collecting(), without_optional(cls.module):
             module = importlib.import_module(cls.module)
-    except Exception as e:  # a package that does not fit this machine may raise anything
+    except Exception as e:  # a package built for another machine may raise anything
         raise ConfigError("{module} cannot be loaded: {why}", module=cls.module, why=e) from e
     known = {name.lower(): made for name, made in vars(module).items() if isinstance(made, type)}
     if (made := getattr(module, cls.name, None) or known.get(cls.name.lower())) is None:
@@ -144,13 +143,13 @@ def _without_warnings(module: str) -> Iterator[None]:
 
 
 def unknown_arguments(function: Any, own: Iterable[str], option: str, title: str) -> Iterator[Problem]:
-    """A sentence for each argument that a function does not take."""
+    """Return a sentence for each argument that a function does not take."""
     function = package_class(function)
     try:
         known = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return
-    # Classes of pytorch_optimizer accept any argument and ignore unknown ones.
+    # Classes of pytorch_optimizer silently ignore unknown arguments.
     passes_on = not getattr(function, "__module__", "").startswith("pytorch_optimizer.")
     if passes_on and any(p.kind is p.VAR_KEYWORD for p in known.values()):
         return
@@ -162,5 +161,5 @@ def unknown_arguments(function: Any, own: Iterable[str], option: str, title: str
 
 
 def package_class(cls: Any) -> Any:
-    """The package's class behind one of our subclasses (sorted_groups); any other class unchanged."""
+    """Return the package's class behind one of our subclasses (sorted_groups); any other class unchanged."""
     return cls.__mro__[1] if getattr(cls, "__module__", "") == "library.optim.sorted_groups" else cls

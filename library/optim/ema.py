@@ -1,4 +1,6 @@
-"""Exponential moving average (EMA) of the weights: averages out the noise of single steps; saved beside each file."""
+"""Exponential moving average (EMA) of the weights: averages out the noise of single steps, and is saved beside each
+file.
+"""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -36,8 +38,8 @@ class ExponentialMovingAverage:
     def wanted(
         cls, method: TrainingMethod, config: RunConfig, device: torch.device, main: bool
     ) -> "ExponentialMovingAverage | None":
-        """The average of a run with ema_decay, else None. Only the process that saves keeps it, but with a sharded
-        model each process keeps the average of its rows."""
+        """Return the average of a run with ema_decay, else None."""
+        # Only the process that saves keeps it; with a sharded model each keeps the average of its rows.
         on = config.optim.ema_decay and (main or method.shards)
         return cls(method.parameters(), config, device, method.shards) if on else None
 
@@ -46,26 +48,30 @@ class ExponentialMovingAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Update the average after a step, if it is one of those that count.
+        """Update the average after a step, if that step counts.
 
-        A weight's share fades by `ema_decay` with every step. It fades faster at first, so that the model which the
-        training started from is soon forgotten: the n-th update keeps at most (1 + n) / (10 + n).
+        A weight's share decays by `ema_decay` per step, and faster at first, so that the initial model is soon
+        forgotten: the n-th update keeps at most (1 + n) / (10 + n).
         """
         if step % self._every:
             return
         number = step // self._every
         decay = min(self._decay**self._every, (1 + number) / (10 + number))
-        # PyTorch's AveragedModel would copy whole networks, in their own dtype; its update is what is needed of it.
+        # PyTorch's AveragedModel would copy whole networks in their own dtype; only its update function is used.
         lerp = get_ema_multi_avg_fn(decay)
         if all(p.dtype == torch.float32 and p.device == self._device for p in self._parameters):
             lerp(self.values, [*self._parameters], number)
             return
-        for value, p in zip(self.values, self._parameters, strict=True):  # one by one: a copy of all may be too large
+        for value, p in zip(
+            self.values, self._parameters, strict=True
+        ):  # one at a time, as a copy of all may be too large
             lerp([value], [p.to(self._device, torch.float32)], number)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, the networks hold the average; the weights are kept in CPU memory and restored bit for bit."""
+        """Put the average into the networks within this context; the weights wait in CPU memory and are restored bit
+        for bit.
+        """
         kept = [p.detach().to("cpu", copy=True) for p in self._parameters]
         try:
             self._put(self.values)
@@ -79,7 +85,7 @@ class ExponentialMovingAverage:
             p.copy_(value)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The average by index of each parameter."""
+        """Return the average by parameter index."""
         found = {f"{i:05d}": value.contiguous() for i, value in enumerate(self.values)}
         for name, p in zip(found, self._parameters, strict=True):
             if self._shards and (rows := rows_of(p)):
@@ -87,7 +93,7 @@ class ExponentialMovingAverage:
         return found
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load a saved average. ConfigError when it is of other weights."""
+        """Load a saved average. Raises ConfigError if it belongs to other weights."""
         if [tensors[name].shape for name in sorted(tensors)] != [whole_shape(p) for p in self._parameters]:
             raise ConfigError("resume: the state's average is of another model; resume with its own config")
         for name, value, p in zip(sorted(tensors), self.values, self._parameters, strict=True):

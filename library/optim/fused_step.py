@@ -1,7 +1,7 @@
-"""Many small optimizers with the interface of one: each steps a bundle of weights by itself.
+"""Many small optimizers behind the interface of one: each steps a bundle of weights.
 
-It serves two purposes. Weights in half precision are stepped in float32 with stochastic rounding, one bundle at a time,
-so that only its copies are in float32. And an optimizer that steps within the backward pass, as soon as a bundle has
+This serves two purposes. Weights in half precision are stepped in float32 with stochastic rounding, one bundle at a
+time, so that only its copies are in float32. And an optimizer that steps within the backward pass, once a bundle has
 its gradients, frees these before the next ones are computed.
 """
 
@@ -18,13 +18,13 @@ from library.methods.sharding import rows_of, whole_shape
 from library.optim.stochastic_rounding import StepRNG, write
 
 Group = dict[str, Any]
-WIDENED = 2**24  # weights in float32 at a time; a larger tensor is a bundle of its own
+WIDENED = 2**24  # weights in float32 at a time; a larger tensor is its own bundle
 HALF = (torch.bfloat16, torch.float16)
 
 
 # Why: docs/decisions/2026-11-22-optimizer-steps-in-parts.md
 class PartialOptimizer:
-    """Weights that are stepped together, by an optimizer of their own.
+    """Weights that are stepped together by their own optimizer.
 
     It steps master parameters, which during the step are the weights, or copies of them in float32. So the weights'
     memory, dtype and place in the autograd graph never change.
@@ -34,12 +34,13 @@ class PartialOptimizer:
         self, group: Group, weights: Sequence[tuple[int, nn.Parameter]], make: Callable, step_rng: StepRNG
     ) -> None:
         """`group` is the group of the whole optimizer, whose learning rate applies; weights come with their index in
-        it."""
+        it.
+        """
         self.group, self.weights, self._step_rng = group, weights, step_rng
         self.waiting: set[int] = set()  # ids of weights that have no gradient yet
         self.stepped = -1  # the last step that was taken
         own = {key: value for key, value in group.items() if key != "params"}
-        # Of as many dimensions as the weights, by which an optimizer may sort them.
+        # Empty, but with the weights' number of dimensions, by which an optimizer may sort them.
         self._master_params = [nn.Parameter(torch.empty((0,) * max(1, p.dim()), device=p.device)) for _, p in weights]
         self.optimizer = make([{**own, "params": self._master_params}])
 
@@ -50,7 +51,7 @@ class PartialOptimizer:
     def step(self, step: int) -> None:
         """Update the weights that have a gradient, and free the gradients."""
         self.stepped = step
-        for group in self.optimizer.param_groups:  # several if the optimizer has sorted the weights
+        for group in self.optimizer.param_groups:  # several, if the optimizer has sorted the weights
             group["lr"] = self.group["lr"]
         lent = []
         for (number, p), master_param in zip(self.weights, self._master_params, strict=True):
@@ -80,7 +81,8 @@ class PartialOptimizer:
         master_param.data = master_param.new_empty(0)
 
     def _narrow(self, master_param: nn.Parameter, p: nn.Parameter, put: Callable[[Tensor, Tensor], Any]) -> None:
-        """Keep the optimizer's state of matrices in bfloat16 too; float16 cannot hold the squares of gradients."""
+        """Store the optimizer's states of matrices in bfloat16, too."""
+        # float16 cannot hold the squares of gradients.
         if p.dtype != torch.bfloat16 or p.dim() < 2:
             return
         state = self.optimizer.state[master_param]
@@ -90,7 +92,7 @@ class PartialOptimizer:
                 put(state[key], value)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the optimizer's state; tensors that were kept in bfloat16 become bfloat16 again, without loss."""
+        """Load the optimizer's state; tensors that were stored in bfloat16 become bfloat16 again, losslessly."""
         self.optimizer.load_state_dict(state)
         for (_, p), master_param in zip(self.weights, self._master_params, strict=True):
             self._narrow(master_param, p, Tensor.copy_)
@@ -102,10 +104,10 @@ class PartitionedOptimizer(torch.optim.Optimizer):
     def __init__(
         self, groups: list[Group], bundles: Callable[[Group], Iterable[list[nn.Parameter]]], make: Callable, seed: int
     ) -> None:
-        """`bundles` cuts a group's weights; `make` makes an optimizer from parameter groups."""
+        """`bundles` splits a group's weights; `make` creates an optimizer from parameter groups."""
         super().__init__(groups, {"lr": None})
         self.steps = 0
-        self.limit = 0.0  # on the norm of each gradient, where it is stepped within the backward pass
+        self.limit = 0.0  # norm limit of each gradient when stepping within the backward pass
         self._norms: list[Tensor] = []
         self._share: Callable[[Tensor], Any] | None = None
         numbers = {p: i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
@@ -117,11 +119,10 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         ]
 
     def step_early(self, limit: float, share: Callable[[Tensor], Any] | None = None) -> None:
-        """From now on step each bundle within the backward pass, when the last of its gradients has come.
-
-        Each gradient is clipped alone, to the norm `limit` (0: not at all), since their common norm is not yet known.
-        `share` makes a gradient the mean of all processes'.
+        """Step each bundle within the backward pass from now on, once its last gradient has arrived. `share` averages a
+        gradient over all processes.
         """
+        # Each gradient is clipped alone to the norm `limit` (0: off), as the common norm is not known yet.
         self.limit, self._share = limit, share
         for bundle in self.bundles:
             bundle.wait()
@@ -130,7 +131,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
 
     def _arrived(self, bundle: PartialOptimizer, p: nn.Parameter) -> None:
         """A gradient has arrived: step the bundle when it is the last one."""
-        if bundle.stepped == self.steps:  # the step is repeated after a failed compilation
+        if bundle.stepped == self.steps:  # already done, if a failed compilation repeats the step
             p.grad = None
             return
         if self._share and p.grad is not None:
@@ -144,7 +145,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # pyrefly: ignore[bad-override]
-        """Step what has not been stepped within the backward pass."""
+        """Step the bundles that were not stepped within the backward pass."""
         for bundle in self.bundles:
             if any(p.grad is not None for _, p in bundle.weights):
                 bundle.step(self.steps)
@@ -157,7 +158,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             bundle.wait()
 
     def norm(self) -> Tensor | None:
-        """The norm of all gradients that were stepped within the last backward pass, before they were clipped."""
+        """Return the norm, before clipping, of all gradients stepped within the last backward pass."""
         norms, self._norms = self._norms, []
         return torch.stack(norms).square().sum().sqrt() if norms else None
 
@@ -166,7 +167,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         return {"steps": self.steps, "groups": groups, "bundles": [b.optimizer.state_dict() for b in self.bundles]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the states of all bundles. ConfigError when the weights are bundled in another way."""
+        """Load the states of all bundles. Raises ConfigError if the weights are bundled differently."""
         if len(state_dict.get("bundles", ())) != len(self.bundles):
             raise ConfigError("resume: the state is of a run with another optimizer; resume with its own config")
         self.steps = state_dict["steps"]
@@ -184,10 +185,12 @@ def one_by_one(group: Group) -> Iterator[list[nn.Parameter]]:
 
 
 def by_size(group: Group) -> Iterator[list[nn.Parameter]]:
-    """As many tensors as may be widened at once."""
+    """Yield bundles of as many tensors as may be in float32 at once."""
     bundle: list[nn.Parameter] = []
     for p in group["params"]:
-        if bundle and sum(whole_shape(b).numel() for b in (*bundle, p)) > WIDENED:  # for any number of ranks
+        if (
+            bundle and sum(whole_shape(b).numel() for b in (*bundle, p)) > WIDENED
+        ):  # by whole weights, so that bundles do not depend on the number of ranks
             yield bundle
             bundle = []
         bundle.append(p)
@@ -195,7 +198,7 @@ def by_size(group: Group) -> Iterator[list[nn.Parameter]]:
 
 
 def by_count(number: int, total: int) -> Callable[[Group], Iterator[list[nn.Parameter]]]:
-    """`number` bundles of equally many tensors among `total`; each group begins a new one."""
+    """Yield `number` bundles of equally many tensors among `total`; each group starts a new one."""
     size = math.ceil(total / number)
 
     def cut(group: Group) -> Iterator[list[nn.Parameter]]:
@@ -206,7 +209,7 @@ def by_count(number: int, total: int) -> Callable[[Group], Iterator[list[nn.Para
 
 
 def by_block(blocks: Iterable[nn.Module]) -> Callable[[Group], Iterator[list[nn.Parameter]]]:
-    """One bundle for each block, and one for what is outside of them."""
+    """Yield one bundle per block, and one for all other weights."""
     block_of = {id(p): i for i, block in enumerate(blocks, start=1) for p in block.parameters()}
 
     def cut(group: Group) -> Iterator[list[nn.Parameter]]:

@@ -1,4 +1,4 @@
-"""Learning rate schedules: transformers' and diffusers', by the names and with the numbers of sd-scripts."""
+"""Learning rate schedules of transformers and diffusers, with the names and numbers of sd-scripts."""
 
 import inspect
 import re
@@ -32,7 +32,7 @@ from library.optim.classes import (
 TRANSFORMERS, DIFFUSERS = "transformers.optimization", "diffusers.optimization"
 NO_SCHEDULER = "{chosen}: {why}; write module.Class, such as torch.optim.lr_scheduler.LinearLR, or leave it empty"
 NOT_TAKEN = ": {title} does not take these values ({why})"
-MAX_GROUPS = 64  # with a list for as many a schedule is tried before the model is known
+MAX_GROUPS = 64  # largest number of groups tried for a schedule with lists before the model is known
 FUNCTIONS = {
     "constant": OptimizerSpec(TRANSFORMERS, "get_constant_schedule"),
     "constant_with_warmup": OptimizerSpec(TRANSFORMERS, "get_constant_schedule_with_warmup"),
@@ -49,9 +49,9 @@ FUNCTIONS = {
 
 
 def schedule(optimizer: Optimizer, config: RunConfig, total_steps: int) -> LRScheduler:
-    """The learning rate over `total_steps` steps of the scheduler (optimizer steps times processes).
+    """Return the learning rate over `total_steps` scheduler steps (optimizer steps times processes).
 
-    Warm-up and decay that are shares are taken of that total. Raises ConfigError in the words of `problems`.
+    Warm-up and decay given as shares refer to that total. Raises ConfigError with the messages of `problems`.
     """
     if wrong := list(problems(config)):
         raise ConfigError(*wrong)
@@ -72,7 +72,7 @@ def schedule(optimizer: Optimizer, config: RunConfig, total_steps: int) -> LRSch
 
 
 def _build(optimizer: Optimizer, config: RunConfig, own: JsonObject, total_steps: int) -> LRScheduler:
-    """The schedule of a config for an optimizer. Raises whatever its class does for arguments that make no sense."""
+    """Return a config's schedule for an optimizer. Raises its class' errors for impossible arguments."""
     if config.optim.lr_scheduler_type:
         return load_subclass(_custom(config), LRScheduler)(optimizer, **own)
     name, given = _chosen(config)
@@ -83,7 +83,7 @@ def _build(optimizer: Optimizer, config: RunConfig, own: JsonObject, total_steps
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
-    """What is wrong with the choice of schedule, a sentence each."""
+    """Return what is wrong with the choice of schedule, a sentence each."""
     try:
         own, is_read = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args"), True
     except ConfigError as e:
@@ -104,7 +104,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
         )
         return
     yield from _needs(name, config, own)
-    if (own and name != "adafactor") or name == "polynomial":  # loading one loads much else
+    if (own and name != "adafactor") or name == "polynomial":  # importing it takes long
         wrong = [*unknown_arguments(import_class(FUNCTIONS[name]), own, "lr_scheduler_args", name)]
         yield from wrong
         if is_read and not wrong and (why := _tried(config, own)):
@@ -112,14 +112,15 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def too_long(config: RunConfig, total: int) -> Iterator[Problem]:
-    """Warm-up and decay of warmup_stable_decay that are longer than all `total` steps of the schedule, and a schedule
-    that cannot be followed that far, such as OneCycleLR of fewer steps."""
+    """Return problems of warmup_stable_decay phases longer than all `total` steps, and of schedules that end earlier,
+    such as OneCycleLR with fewer steps.
+    """
     optim = config.optim
     yield from _ends_early(config, total)
     if not _falls_at_the_end(config):
         return
     warm, decay = steps_of(optim.lr_warmup_steps, total), steps_of(optim.lr_decay_steps, total)
-    if warm < total < warm + decay:  # a longer warm-up alone ends on its way up, which is a remark
+    if warm < total < warm + decay:  # a longer warm-up alone just ends early, which is only a remark
         yield Problem(
             "lr_decay_steps",
             "come to {decay}, and lr_warmup_steps to {warm}: more than all {total}, so that the learning rate would "
@@ -153,7 +154,7 @@ def _ends_early(config: RunConfig, total: int) -> Iterator[Problem]:
 
 
 def for_groups(config: RunConfig, rates: Sequence[float]) -> Iterator[Problem]:
-    """Lists among lr_scheduler_args that are not of as many values as there are groups with a rate of their own."""
+    """Return problems of lists among lr_scheduler_args without one value per group with its own rate."""
     try:
         own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
     except ConfigError:
@@ -164,7 +165,7 @@ def for_groups(config: RunConfig, rates: Sequence[float]) -> Iterator[Problem]:
 
 
 def has_lists(config: RunConfig) -> bool:
-    """Whether an argument of the schedule is a list, which may have to be of one value for each group."""
+    """Return whether an argument of the schedule is a list, which may need one value per group."""
     try:
         own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
     except ConfigError:
@@ -173,7 +174,7 @@ def has_lists(config: RunConfig) -> bool:
 
 
 def notes(config: RunConfig) -> Iterator[Problem]:
-    """What is allowed but seldom meant: a warm-up that an optimizer does not follow, a decay that never begins."""
+    """Return what is allowed but rarely intended: a warm-up that an optimizer ignores, a decay that never begins."""
     if without := own_warmup(config):
         yield without
     if _falls_at_the_end(config) and not config.optim.lr_decay_steps:
@@ -186,7 +187,7 @@ def notes(config: RunConfig) -> Iterator[Problem]:
 
 
 def _falls_at_the_end(config: RunConfig) -> bool:
-    """Whether lr_decay_steps decides when the rate falls."""
+    """Return whether lr_decay_steps decides when the rate falls."""
     optim = config.optim
     own = {pair.partition("=")[0].strip() for pair in optim.lr_scheduler_args}
     named = optim.lr_scheduler == "warmup_stable_decay" and not optim.lr_scheduler_type
@@ -221,7 +222,7 @@ def _needs(name: str, config: RunConfig, own: JsonObject) -> Iterator[Problem]:
 
 
 def _are_rules(text: Any) -> bool:
-    """Whether text says how the rate changes: factor:step pairs, and the factor after the last of these steps."""
+    """Return whether text defines the rate: factor:step pairs, then the factor after the last step."""
     *pairs, last = (part.split(":") for part in str(text).split(","))
     try:
         numbers = [(float(factor), int(step)) for factor, step in pairs]
@@ -242,8 +243,9 @@ def _custom_problems(config: RunConfig, own: JsonObject, is_read: bool) -> Itera
 
 
 def load_problems(config: RunConfig, own: JsonObject | None = None, is_read: bool = True) -> Iterator[Problem]:
-    """What is wrong with the class of lr_scheduler_type, which is imported for that; of arguments that are not
-    `is_read` only the names are known."""
+    """Return what is wrong with the class of lr_scheduler_type, which is imported for that; of arguments that are not
+    `is_read` only names are checked.
+    """
     chosen, cls = config.optim.lr_scheduler_type, _custom(config)
     own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args") if own is None else own
     try:
@@ -258,7 +260,7 @@ def load_problems(config: RunConfig, own: JsonObject | None = None, is_read: boo
 
 
 def _unusable(made: type, own: JsonObject, title: str) -> Iterator[Problem]:
-    """What a schedule needs that cannot be given as text, or is not given."""
+    """Return what a schedule requires that text cannot express, or that is missing."""
     needed = [*_needed(made.__init__)]
     beyond = [one.name for one in needed if re.search("Callable|LRScheduler", str(one.annotation))]
     beyond += [one.name for one in _needed(made.step)]
@@ -281,10 +283,10 @@ def _unusable(made: type, own: JsonObject, title: str) -> Iterator[Problem]:
 
 
 def _needed(function: Callable[..., object]) -> Iterator[inspect.Parameter]:
-    """The arguments that a method has no values for by itself, besides the optimizer."""
+    """Return the arguments without defaults of a method, besides the optimizer."""
     try:
         known = [*inspect.signature(function).parameters.values()][1:]
-    except (TypeError, ValueError):  # of a class that is not Python's
+    except (TypeError, ValueError):  # classes in C have no signature
         return
     for one in known:
         is_plain = one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
@@ -293,19 +295,20 @@ def _needed(function: Callable[..., object]) -> Iterator[inspect.Parameter]:
 
 
 def _tried(config: RunConfig, own: JsonObject, total: int | None = None, rates: Sequence[float] = ()) -> str:
-    """Why a schedule cannot be followed for `total` steps of groups with these rates, '' if it can or is not used.
-    Where the total is not known, only its first step is tried."""
+    """Return why a schedule fails within `total` steps of groups with these rates, "" if it works or is unused. Without
+    a known total, only its first step is tried.
+    """
     if is_schedule_free(config) or (relative_step(config) and not config.optim.lr_scheduler_type):
         return ""
     rate = config.optim.learning_rate
-    # One for each group: how many there are is known when the model is.
+    # The number of groups is unknown before the model is, so try each.
     most = max((len(one) for one in own.values() if isinstance(one, list | tuple)), default=1)
     groups = rates or [rate] * (most if 0 < most <= MAX_GROUPS else 1)
     cls = spec_of(config)
     is_known = not missing_package(cls.module) and code_names.may_look(cls.module)
     try:
         given = arguments(config)
-    except ConfigError:  # said of optimizer_args
+    except ConfigError:  # reported for optimizer_args
         given = {}
     spec = cls if is_known else OptimizerSpec("torch.optim", "AdamW")
     length = total or int(config.steps.max_train_steps)
@@ -320,7 +323,7 @@ def _custom(config: RunConfig) -> OptimizerSpec:
 
 
 def _chosen(config: RunConfig) -> tuple[str, str]:
-    """The schedule's name and what follows its colon. Adafactor with relative_step brings its own."""
+    """Return the schedule's name and the text after its colon. Adafactor with relative_step has its own."""
     name, _, given = config.optim.lr_scheduler.partition(":")
     if relative_step(config):
         return "adafactor", given if name == "adafactor" else ""
@@ -328,13 +331,13 @@ def _chosen(config: RunConfig) -> tuple[str, str]:
 
 
 def steps_of(value: int | float, total: int) -> int:
-    """Steps, or a share of all steps, as steps."""
+    """Convert steps, or a share of all steps, to steps."""
     return int(value * total) if isinstance(value, float) else value
 
 
 def _settings(name: str, optim: Optim, total: int) -> JsonObject:
     warmup, decay = steps_of(optim.lr_warmup_steps, total), steps_of(optim.lr_decay_steps, total)
-    # More of them than there are steps is no mistake to any schedule, nor to sd-scripts: the rate stops on its way.
+    # More warm-up steps than steps are allowed, as in sd-scripts and all schedules: the rate just stops on its way up.
     plain: JsonObject = {"num_warmup_steps": warmup}
     whole = {**plain, "num_training_steps": total}
     least = optim.lr_scheduler_min_lr_ratio

@@ -1,6 +1,6 @@
-"""Optimizers by name: whose class each is, and what is nearest to it where its package cannot be used.
+"""Optimizers by name: their classes, and the nearest alternative if a package does not work.
 
-No package is imported here, so that the page can use it. `library.optim.classes` imports the chosen one.
+Imports no package, so that the page can use it. `library.optim.classes` imports the chosen one.
 """
 
 from dataclasses import dataclass, field
@@ -14,16 +14,16 @@ from library.config.run_config import RunConfig
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """Where an optimizer comes from."""
+    """The location and properties of an optimizer."""
 
     module: str
     name: str
     needs: str = ""  # the package behind the module, if the module is not part of it
-    always: JsonObject = field(default_factory=dict)  # arguments the name stands for
-    defaults: JsonObject = field(default_factory=dict)  # arguments optimizer_args may change
-    instead: tuple[str, ...] = ("AdamW",)  # what to use where the package does not work, the nearest first
-    finds_rate: bool = False  # it adapts the learning rate: learning_rate is a factor, usually 1
-    one_rate: bool = False  # that factor is the same for all weights
+    always: JsonObject = field(default_factory=dict)  # fixed arguments implied by the name
+    defaults: JsonObject = field(default_factory=dict)  # arguments that optimizer_args may override
+    instead: tuple[str, ...] = ("AdamW",)  # alternatives if the package does not work, nearest first
+    finds_rate: bool = False  # adapts the learning rate, so learning_rate is a factor, usually 1
+    one_rate: bool = False  # whether that factor must be the same for all weights
 
     @property
     def package(self) -> str:
@@ -34,7 +34,7 @@ BNB, FREE, DADAPT, EXPERIMENTAL = "bitsandbytes.optim", "schedulefree", "dadapta
 NESTEROV = {"always": {"nesterov": True}, "defaults": {"momentum": 0.9}}
 FINDS = {"finds_rate": True, "instead": ("Prodigy", "ProdigyPlusScheduleFree", "DAdaptAdam", "AdamW")}
 FINDS_ONE = {**FINDS, "one_rate": True}
-# Names are read without regard to case, as sd-scripts does.
+# Names are case-insensitive, as in sd-scripts.
 SPECS = {
     "adamw": OptimizerSpec("torch.optim", "AdamW"),
     "sgdnesterov": OptimizerSpec("torch.optim", "SGD", **NESTEROV),
@@ -62,7 +62,7 @@ SPECS = {
     "sgdschedulefree": OptimizerSpec(FREE, "SGDScheduleFree", instead=("SGDNesterov",)),
     "came": OptimizerSpec("pytorch_optimizer", "CAME"),
     "adammini": OptimizerSpec("library.optim.sorted_groups", "AdamMini", "pytorch_optimizer"),
-    # By default steps are as long as AdamW's, so that its learning rates serve.
+    # By default steps are as long as AdamW's, so that the same learning rates work.
     "muon": OptimizerSpec(
         "library.optim.sorted_groups", "Muon", "pytorch_optimizer", defaults={"use_adjusted_lr": True}
     ),
@@ -70,7 +70,7 @@ SPECS = {
 
 
 def spec_of(name: str) -> OptimizerSpec:
-    """The spec of an optimizer: a line of the table, torch.optim.<Name>, or module.Class."""
+    """Return the spec of an optimizer: a line of the table, torch.optim.<Name>, or module.Class."""
     module, _, cls = name.rpartition(".")
     known = SPECS.get(cls.lower())
     if known and (not module or known.package == module.split(".")[0]):
@@ -79,7 +79,7 @@ def spec_of(name: str) -> OptimizerSpec:
 
 
 def package_problem(name: str) -> MessageLike:
-    """Why the package of an optimizer cannot be used, without importing it; '' if it can."""
+    """Return why an optimizer's package cannot be used, without importing it; "" if it can."""
     package = spec_of(name).package
     if not packages.installed(package):
         return packages.absent(package)
@@ -88,14 +88,14 @@ def package_problem(name: str) -> MessageLike:
 
 
 def nearest(name: str) -> str:
-    """The optimizer to use where the package of this one does not work: the first whose package does."""
+    """Return the nearest optimizer whose package works."""
     own = spec_of(name)
     others = (other for other in own.instead if spec_of(other).package != own.package)
     return next((other for other in others if not package_problem(other)), "AdamW")
 
 
 def advice(config: RunConfig) -> tuple[Message, JsonObject]:
-    """What to set where the package of an optimizer does not work: in words, and as values of options."""
+    """Return what to set if an optimizer's package does not work: in words, and as option values."""
     name = config.optim.optimizer
     other = nearest(name)
     if not spec_of(name).finds_rate or spec_of(other).finds_rate:

@@ -39,7 +39,7 @@ __all__ = ["averaged", "describe", "eval_mode", "notes", "optimizer", "problems"
 
 log = logging.getLogger(__name__)
 
-HIGH_FOR_ADAPTERS, HIGH_FOR_MODELS, HIGH_FOR_ANY = 2e-2, 2e-3, 100.0  # learning rates above these can only be mistakes
+HIGH_FOR_ADAPTERS, HIGH_FOR_MODELS, HIGH_FOR_ANY = 2e-2, 2e-3, 100.0  # higher learning rates can only be mistakes
 USUAL_RATES = (
     "AdamW",
     "AdamW8bit",
@@ -56,10 +56,10 @@ USUAL_RATES = (
 
 
 def optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> Any:
-    """The optimizer of all trained parameters, one group per learning rate. Call when they are at their final place.
+    """Return the optimizer of all trained parameters, one group per learning rate. Call it after they are placed.
 
-    AdamW is fused on CUDA, unless optimizer_args say otherwise. Weights in half precision, and those that are stepped
-    within the backward pass, are stepped in bundles, rounded by what `seed` decides. Raises ConfigError in the words of
+    AdamW is fused on CUDA, unless optimizer_args disable that. Weights in half precision, and those stepped within the
+    backward pass, are stepped in bundles, with rounding seeded by `seed`. Raises ConfigError with the messages of
     `problems`.
     """
     if wrong := list(problems(config)):
@@ -67,7 +67,7 @@ def optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> Any:
     groups = method.groups()
     if wrong := _rates(config, {group["name"]: group["lr"] for group in groups}):
         raise ConfigError(wrong)
-    if relative_step(config):  # Adafactor sets its own rate, and refuses one that is given
+    if relative_step(config):  # Adafactor sets its own rate and rejects another
         groups = [{key: value for key, value in group.items() if key != "lr"} for group in groups]
     log.info("optimizer %s, %s", describe(config), ", ".join(f"{g['name']} {g.get('lr')}" for g in groups))
     cut = bundled(method, groups, config)
@@ -79,7 +79,7 @@ def optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> Any:
 
 
 def bundled(method: TrainingMethod, groups: list[dict[str, Any]], config: RunConfig) -> Any:
-    """How the weights are cut into bundles that are stepped one after the other; None: all are stepped at once."""
+    """Return how weights are split into bundles that are stepped in turn; None: all at once."""
     early = config.optim.stepped_early
     if early == "fused_backward_pass":
         return fused_step.one_by_one
@@ -96,14 +96,14 @@ def bundled(method: TrainingMethod, groups: list[dict[str, Any]], config: RunCon
 def _construct(config: RunConfig, groups: list[dict[str, Any]]) -> Any:
     cls, own = spec_of(config), arguments(config)
     always = dict(cls.always)
-    # Weights that are swapped are on the host at this moment, and may be stepped there; the fused kernels do both.
+    # Swapped weights are on the host now and may be stepped there; fused kernels support both.
     with_cuda = any(p.is_cuda for group in groups for p in group["params"])
     if cls.name == "AdamW" and cls.module == "torch.optim" and with_cuda and not {"fused", "foreach"} & own.keys():
         always["fused"] = True
     rate = None if relative_step(config) else config.optim.learning_rate
     try:
         return load_subclass(cls, Optimizer)(groups, lr=rate, **always, **own)
-    except (ValueError, TypeError) as error:  # such as torch.optim.Muon, which takes nothing but matrices
+    except (ValueError, TypeError) as error:  # such as torch.optim.Muon, which accepts only matrices
         raise ConfigError(
             Problem(
                 "optimizer_type",
@@ -121,7 +121,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
         own = arguments(config)
     except ConfigError as e:
         yield from e.problems
-    is_refused = cls.name.lower() == "automagic"  # by the rules of the options
+    is_refused = cls.name.lower() == "automagic"  # the option's own rules reject it
     if not is_refused and (unusable := _unusable(cls)):
         advice, fix = names.advice(config)
         yield Problem(
@@ -164,7 +164,9 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _rates(config: RunConfig, rates: Mapping[str, float | None]) -> Problem | None:
-    """The problem that rates differ although the optimizer has one for all, and would raise at its first step."""
+    """Return the problem that rates differ although the optimizer supports only one, and would raise at its
+    first step.
+    """
     if not spec_of(config).one_rate or len({rate for rate in rates.values() if rate}) < 2:
         return None
     given = together([f"{name} {rate}" for name, rate in rates.items()])
@@ -184,7 +186,7 @@ def _rates(config: RunConfig, rates: Mapping[str, float | None]) -> Problem | No
 
 
 def zero_rate_problems(config: RunConfig) -> Iterator[Problem]:
-    """The problem that every learning rate of this training is 0."""
+    """Return the problem that every learning rate is 0."""
     if spec_of(config) is names.SPECS["adafactor"]:
         return
     rates = _rates_of_adapters(config) if isinstance(config, AdapterRun) else _rates_of_models(config)
@@ -196,7 +198,7 @@ def zero_rate_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _rates_of_adapters(config: AdapterRun) -> dict[str, float]:
-    """Options and values of the learning rates of all parts with adapters; {} where patterns set them."""
+    """Return options and values of the learning rates of all parts with adapters; {} if patterns set them."""
     optim, network, given = config.optim, config.network, tuple(config.optim.text_encoder_lr)
     if any("_reg_lrs" in pair for pair in network.network_args):
         return {}
@@ -225,7 +227,7 @@ def _rates_of_models(config: RunConfig) -> dict[str, float]:
 
 
 def notes(config: RunConfig) -> Iterator[Problem]:
-    """Options that are probably not intended, or have no effect."""
+    """Return options that are probably unintended, or have no effect."""
     name = spec_of(config).name
     if spec_of(config).finds_rate and config.optim.learning_rate <= 0.1:
         yield Problem(
@@ -265,7 +267,7 @@ def notes(config: RunConfig) -> Iterator[Problem]:
         )
     precision = config.precision
     half = "full_bf16" if precision.full_bf16 else "full_fp16" if precision.full_fp16 else ""
-    by_chance = name == "ProdigyPlusScheduleFree" and precision.full_bf16  # it has stochastic rounding itself
+    by_chance = name == "ProdigyPlusScheduleFree" and precision.full_bf16  # it has its own stochastic rounding
     if half and not steps_alone(config) and not by_chance:
         yield Problem(
             half,
@@ -285,7 +287,7 @@ def notes(config: RunConfig) -> Iterator[Problem]:
 
 
 def named_code_problems(config: RunConfig) -> Iterator[Problem]:
-    """What is wrong with classes of packages that are not listed: they are imported, before anything else is."""
+    """Return what is wrong with classes of unlisted packages, which are imported before anything else."""
     unlisted = code_names.unlisted(config)
     if "optimizer_type" in unlisted:
         yield from _load_problems(spec_of(config), arguments(config), config.optim.optimizer)
@@ -302,20 +304,20 @@ def describe(config: RunConfig) -> str:
 
 
 def train_mode(made: Any) -> None:
-    """A schedule-free optimizer steps in this mode; others have no modes."""
+    """Switch a schedule-free optimizer to the mode in which it steps; others have no modes."""
     if callable(switch := getattr(made, "train", None)):
         switch()
 
 
 def eval_mode(made: Any) -> None:
-    """A schedule-free optimizer shows its averaged weights in this mode."""
+    """Switch a schedule-free optimizer to its averaged weights."""
     if callable(switch := getattr(made, "eval", None)):
         switch()
 
 
 @contextlib.contextmanager
 def averaged(made: Any) -> Iterator[None]:
-    """Inside, a schedule-free optimizer shows its averaged weights, for samples, validation and saving."""
+    """Use the averaged weights of a schedule-free optimizer within this context, for samples, validation and saving."""
     eval_mode(made)
     try:
         yield
@@ -324,7 +326,7 @@ def averaged(made: Any) -> Iterator[None]:
 
 
 def _unusable(cls: OptimizerSpec) -> MessageLike:
-    """Why the package of an optimizer cannot be used, and how to install it; tries a step with it."""
+    """Return why an optimizer's package cannot be used, and how to install it; tries a step."""
     if absent := missing_package(cls.package):
         return absent
     error = tried(cls) if cls in names.SPECS.values() and cls.package in packages.PACKAGES else ""
@@ -332,7 +334,7 @@ def _unusable(cls: OptimizerSpec) -> MessageLike:
 
 
 def tried(cls: OptimizerSpec) -> str:
-    """What went wrong when this optimizer stepped a small weight here, '' if nothing did."""
+    """Return the error of this optimizer when it stepped a small weight here, "" if none."""
     packages.remember(cls.package, error := trial.optimizer(cls))
     return error
 
@@ -356,7 +358,7 @@ def _load_problems(cls: OptimizerSpec, own: dict[str, Any], title: str) -> Itera
         for name in sorted(cls.always.keys() & own.keys())
     ]
     yield from unknown
-    # Of the table, what no argument changes has been tried with the package.
+    # Optimizers of the table without changed arguments were already tried with their package.
     if not unknown and (own or cls not in names.SPECS.values()) and (error := trial.arguments(cls, own)):
         template = ": {title} does not take these values ({why})" if own else ": {title} cannot be used ({why})"
         yield Problem("optimizer_args" if own else "optimizer_type", template, title=title, why=error)

@@ -1,4 +1,4 @@
-"""Continue with a saved optimizer where the config has changed: its rates and arguments apply, the moments stay."""
+"""Continue with a saved optimizer under a changed config: its rates and arguments apply, the moments stay."""
 
 import json
 import warnings
@@ -16,15 +16,15 @@ from library.optim import optimizers, trial
 from library.optim.classes import arguments, read_arguments, spec_of
 
 Groups = list[dict[str, Any]]
-# How a step is computed on this device, not what it computes: always those of this process.
+# These affect how a step is computed, not its result, so this process' own values apply.
 KERNELS = ("fused", "foreach", "capturable", "differentiable")
 RATES, WEIGHTS = ("lr", "initial_lr"), ("params", "name")
-ESTIMATE = ("d", "d0", "d_prev", "d_max")  # the step size that Prodigy and D-Adaptation find, and where it started
+ESTIMATE = ("d", "d0", "d_prev", "d_max")  # the step size estimated by Prodigy and D-Adaptation, and its start
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a state says of its optimizer."""
+    """A state's facts about its optimizer."""
 
     optimizer: JsonObject  # its state_dict
     schedule: JsonObject
@@ -58,7 +58,7 @@ def take_over(
     """
     _use_own_kernels(saved.optimizer, optimizer)
     moved = saved.rescheduled or _has_other_rates(optimizer, saved)
-    if moved:  # before the saved rates are in the groups
+    if moved:  # before loading puts the saved rates into the groups
         _advance(schedule, int(saved.schedule.get("last_epoch", 0)), config)
     own = [dict(group) for group in _groups(optimizer)]
     load(saved.optimizer)
@@ -72,13 +72,13 @@ def take_over(
         updates.append({name: new[name] for name in names})
     if not any(updates):
         return
-    with optimizers.averaged(optimizer):  # a schedule-free one derives the averaged weights from its betas
+    with optimizers.averaged(optimizer):  # a schedule-free optimizer derives the averaged weights from its betas
         for group, update in zip(_groups(optimizer), updates, strict=True):
             group.update(update)
 
 
 def changed_arguments(settings: JsonMapping, config: RunConfig) -> set[str]:
-    """The names in optimizer_args whose values differ from those of a state."""
+    """Return the names in optimizer_args whose values differ from a state's."""
     before, now = _saved_arguments(settings, config), arguments(config)
     if before is None:
         return set()
@@ -86,13 +86,14 @@ def changed_arguments(settings: JsonMapping, config: RunConfig) -> set[str]:
 
 
 def only_for_starts(settings: JsonMapping, config: RunConfig) -> list[str]:
-    """The changed arguments that act when an optimizer starts, and no more in a resumed training."""
+    """Return changed arguments that act only when an optimizer starts, so not in a resumed training."""
     return sorted(changed_arguments(settings, config) & {*ESTIMATE})
 
 
 def needs_other_memory(settings: JsonMapping, config: RunConfig) -> bool:
-    """Whether the optimizer keeps something of each weight with the config's arguments that it did not keep, or kept
-    in another shape, with those of a state; found by stepping a small weight with both."""
+    """Return whether the config's arguments make the optimizer keep other tensors per weight than the state's; found by
+    stepping a small weight with both.
+    """
     before = _saved_arguments(settings, config)
     if before is None or not changed_arguments(settings, config):
         return False
@@ -101,7 +102,7 @@ def needs_other_memory(settings: JsonMapping, config: RunConfig) -> bool:
 
 
 def _saved_arguments(settings: JsonMapping, config: RunConfig) -> JsonObject | None:
-    """The arguments of a state, None where it does not tell them."""
+    """Return the arguments of a state, None if it lacks them."""
     try:
         given = read_arguments(settings["optimizer_args"] or (), "optimizer_args")
     except (KeyError, ConfigError):
@@ -120,14 +121,14 @@ def _stored_groups(state: JsonMapping) -> Groups:
 
 
 def _read_described(found: JsonMapping | None, count: int) -> list[JsonObject | None]:
-    """What `described` wrote, by group; None for each where it is not there or of other groups."""
+    """Return what `described` wrote, by group; None for each if it is missing or has other groups."""
     if not found or len(found["groups"]) != count:
         return [None] * count
     return [found["kinds"][number] for number in found["groups"]]
 
 
 def _use_own_kernels(state: JsonMapping, optimizer: Any) -> None:
-    """Before loading: where the state's tensors go depends on it."""
+    # The placement of the state's tensors depends on these settings.
     for stored, own in zip(_stored_groups(state), _groups(optimizer), strict=False):
         stored.update({name: own[name] for name in KERNELS if name in stored and name in own})
 
@@ -141,9 +142,9 @@ def _advance(schedule: LRScheduler, steps: int, config: RunConfig) -> None:
     """Move a new schedule to where it would be after `steps` steps, and the groups' rates with it."""
     if steps < 1:
         return
-    with warnings.catch_warnings():  # about an optimizer that has not stepped yet
+    with warnings.catch_warnings():  # the optimizer has not stepped yet
         warnings.simplefilter("ignore")
-        if isinstance(schedule, LambdaLR):  # which computes the rate of any step
+        if isinstance(schedule, LambdaLR):  # computes the rate of any step directly
             schedule.last_epoch = steps - 1
             schedule.step()
             return
@@ -164,11 +165,13 @@ def _advance(schedule: LRScheduler, steps: int, config: RunConfig) -> None:
 
 
 def _changed_names(group: JsonMapping, new: JsonMapping, made: JsonMapping | None, changed: set[str]) -> Iterator[str]:
-    """The settings of a loaded group that the config has changed; not what training itself has moved since `made`."""
+    """Return settings of a loaded group that the config has changed; not what training itself has changed
+    since `made`.
+    """
     for name, value in new.items():
         if name in (*RATES, *WEIGHTS, *KERNELS, *ESTIMATE) or isinstance(value, Tensor):
             continue
-        if name not in group:  # what another schedule, or a newer package, keeps there
+        if name not in group:  # kept by another schedule or a newer package
             yield name
         elif made is None:
             if name in changed:
@@ -178,5 +181,5 @@ def _changed_names(group: JsonMapping, new: JsonMapping, made: JsonMapping | Non
 
 
 def _plain(value: Any) -> Any:
-    """A value as it comes back from JSON; a tensor, which only training sets, counts as none."""
+    """Return a value as it returns from JSON; a tensor, which only training sets, becomes None."""
     return json.loads(json.dumps(value, default=lambda found: None if isinstance(found, Tensor) else str(found)))

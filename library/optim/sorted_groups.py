@@ -1,4 +1,4 @@
-"""Optimizers of pytorch_optimizer that want their weights sorted, over groups as all others have them."""
+"""Optimizers of pytorch_optimizer that require sorted weights, behind ordinary parameter groups."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,9 +10,9 @@ Groups = Iterable[dict[str, Any]]
 
 
 class Muon(pytorch_optimizer.Muon):
-    """Muon for weights that are matrices (kernels of convolutions count as such), and AdamW for all others.
+    """Muon for matrices (including convolution kernels), and AdamW for all other weights.
 
-    Each group becomes two of the same name and rate, as far as there are weights of both kinds.
+    Each group becomes two of the same name and rate, if it has weights of both kinds.
     """
 
     def __init__(self, params: Groups, lr: float, **arguments: Any) -> None:
@@ -26,10 +26,10 @@ class Muon(pytorch_optimizer.Muon):
 
 
 class AdamMini(pytorch_optimizer.AdamMini):
-    """Adam that scales the step of a tensor by one number for all of it, which saves half of the optimizer's memory.
+    """Adam with one step scale per tensor, which saves half of the optimizer's memory.
 
-    The package asks for a model, and knows the attention heads of language models by the names of their weights; here
-    every tensor is one block.
+    The package requires a model, and recognises attention heads of language models by weight names; here every tensor
+    is one block.
     """
 
     def __init__(self, params: Groups, lr: float, **arguments: Any) -> None:

@@ -1,7 +1,7 @@
 """Stochastic rounding: weights in half precision that keep small updates.
 
-A bfloat16 number has 8 significant bits. An update below 1/512 of a weight would be lost if the sum were rounded to the
-nearest number, so it is rounded up or down at random: right on average, however small the update.
+A bfloat16 number has 8 significant bits. An update below 1/512 of a weight would be lost by rounding to nearest, so the
+sum is rounded up or down at random: right on average, however small the update.
 """
 
 import hashlib
@@ -12,18 +12,18 @@ from torch import Tensor
 
 from library.methods.sharding import Rows
 
-LOW = 1 << 16  # what bfloat16 cuts off a float32
+LOW = 1 << 16  # range of the bits that bfloat16 drops from a float32
 
 
 class StepRNG:
-    """Random numbers that depend on the seed, the step and the weight alone: a resumed run draws the same ones."""
+    """Random numbers that depend only on the seed, the step and the weight, so that a resumed run draws the same."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def generator_for(self, device: torch.device, step: int, number: int) -> torch.Generator:
-        """The random numbers of a step for the `number`-th weight."""
+        """Return the generator of a step for the `number`-th weight."""
         if device not in self._generators:
             self._generators[device] = torch.Generator(device)
         text = f"rounding {self._seed} {step} {number}".encode()
@@ -33,10 +33,10 @@ class StepRNG:
 # Why: docs/decisions/2026-11-22-stochastic-rounding.md
 @torch.no_grad()
 def write(into: Tensor, exact: Tensor, generator: torch.Generator, rows: Rows | None = None) -> None:
-    """Write float32 numbers into a tensor of equal shape, with stochastic rounding to bfloat16, else to the nearest.
+    """Write float32 values into a tensor of equal shape, with stochastic rounding to bfloat16, else to the nearest.
 
-    float16 has three bits more and its own answer to small numbers, the scaled loss; it is rounded to the nearest.
-    `rows` says which part of a weight the tensor is: each is rounded as it would be in the whole.
+    float16 has three more bits, and loss scaling handles its small values, so it is rounded to nearest. `rows` is the
+    tensor's part of a weight, which is rounded as in the whole.
     """
     if into.dtype != torch.bfloat16:
         into.copy_(exact)

@@ -2,7 +2,7 @@
 
     python -m library.optim.trial MODULE...
 
-tries packages for who cannot load them, and prints a JSON object: by module what went wrong, '' if nothing did.
+tries packages for callers that cannot load them, and prints a JSON object: the error by module, "" if it works.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ from library.optim.classes import import_class
 from library.optim.names import SPECS, OptimizerSpec
 
 SIZE = (64, 128)  # large enough for 8-bit kernels, which leave small tensors to others
-OF_DEVICES = {"capturable", "fused", "foreach"}  # arguments that some devices take
-TRIED_STEPS = 3  # of an optimizer: the first takes nothing from what it keeps
-MAX_SCHEDULE_STEPS = 5000  # that are tried one by one, about 0.1 s
-ROUNDING = 1e-9  # how far below zero a rate that falls to zero may end, as a share of what it was
+OF_DEVICES = {"capturable", "fused", "foreach"}  # arguments that only some devices support
+TRIED_STEPS = 3  # optimizer steps to try, as the first does not use its state
+MAX_SCHEDULE_STEPS = 5000  # steps to try one by one, about 0.1 s
+ROUNDING = 1e-9  # tolerated negative end of a rate that falls to zero, relative to its start
 
 
 def package(module: str) -> str:
-    """Why a package does not work, '' if it does; cached."""
+    """Return why a package does not work, "" if it does; cached."""
     cls = next((spec for spec in SPECS.values() if spec.package == module), None)
     error = optimizer(cls) if cls else _loaded(module)
     packages.remember(module, error)
@@ -39,7 +39,7 @@ def package(module: str) -> str:
 
 
 def optimizer(cls: OptimizerSpec) -> str:
-    """Why no weight can be stepped by an optimizer, '' if it can."""
+    """Return why an optimizer cannot step any weight, "" if it can."""
     try:
         with _quiet():
             weight = torch.nn.Parameter(torch.ones(SIZE, device=device()))
@@ -48,18 +48,18 @@ def optimizer(cls: OptimizerSpec) -> str:
                 switch()
             weight.grad = torch.full_like(weight, 0.5)
             made.step()
-            moved = float(weight.detach().sum())  # on a GPU, this is where a kernel that is missing is noticed
-    except Exception as error:  # whatever a package raises: OSError for a library, RuntimeError for a device, ...
+            moved = float(weight.detach().sum())  # on a GPU, a missing kernel raises here
+    except Exception as error:  # packages raise anything: OSError for a library, RuntimeError for a device, ...
         return short_reason(error)
     return "" if moved == moved else "its first step ends in NaN"
 
 
 def arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
-    """Why an optimizer does not take these values of its arguments, or cannot step with them, '' if it can."""
+    """Return why an optimizer rejects these arguments or cannot step with them, "" if it can."""
     try:
         with _quiet():
             sizes = [SIZE] if cls.module == "torch.optim" and cls.name == "Muon" else [SIZE, SIZE[:1]]
-            # A GPU is only opened where it matters, as it may be busy with another training.
+            # Open a GPU only if it matters, as it may be busy with another training.
             on_device = cls.package in packages.PACKAGES or not OF_DEVICES.isdisjoint(own)
             where = device() if on_device else "cpu"
             weights = [torch.nn.Parameter(torch.ones(size, device=where)) for size in sizes]
@@ -81,14 +81,15 @@ def schedule(
     make: Callable[[torch.optim.Optimizer], LRScheduler],
     total: int,
 ) -> str:
-    """Why a schedule cannot be made for an optimizer, or followed for `total` steps, '' if it can. Steps a weight for
-    each of `rates`; of a long training only the first steps and the last."""
+    """Return why a schedule cannot be made for an optimizer or fails within `total` steps, "" if it works. Steps one
+    weight per rate; of a long training only the first steps and the last.
+    """
     weights = [torch.nn.Parameter(torch.ones(2, 2)) for _ in rates]
     groups = [{"params": [w], "lr": rate} for w, rate in zip(weights, rates, strict=True)]
     try:
         with _quiet():
             optimizer = _construct(cls, own, groups, rates[0])
-    except Exception:  # said of the optimizer
+    except Exception:  # reported for the optimizer
         optimizer = torch.optim.SGD(groups, lr=rates[0], momentum=0.9)
     try:
         with _quiet():
@@ -107,7 +108,7 @@ def schedule(
 
 
 def _construct(cls: OptimizerSpec, own: Mapping[str, Any], groups: list[dict[str, Any]], rate: float) -> Any:
-    """An optimizer that is ready to step. Adafactor with relative_step sets its own rate, and refuses one."""
+    """Return an optimizer that is ready to step. Adafactor with relative_step sets its own rate and rejects another."""
     given = None if own.get("relative_step") else rate
     if given is None:
         groups = [{name: value for name, value in group.items() if name != "lr"} for group in groups]
@@ -118,8 +119,9 @@ def _construct(cls: OptimizerSpec, own: Mapping[str, Any], groups: list[dict[str
 
 
 def memory(cls: OptimizerSpec, own: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The tensors that an optimizer keeps of a matrix and of a vector with these arguments, as name -> shape; {} where
-    no step can be taken."""
+    """Return the tensors that an optimizer keeps for a matrix and a vector, as name -> shape; {} if no step is
+    possible.
+    """
     weights = {"matrix": torch.ones(SIZE, device=device()), "vector": torch.ones(SIZE[0], device=device())}
     learned = {name: torch.nn.Parameter(weight) for name, weight in weights.items()}
     try:
@@ -128,7 +130,7 @@ def memory(cls: OptimizerSpec, own: Mapping[str, Any]) -> dict[str, tuple[int, .
             for weight in learned.values():
                 weight.grad = torch.full_like(weight, 0.5)
             made.step()
-    except Exception:  # said elsewhere: this asks only what is kept
+    except Exception:  # reported elsewhere; here only the state matters
         return {}
     return {
         f"{name}.{key}": tuple(value.shape)
@@ -139,16 +141,16 @@ def memory(cls: OptimizerSpec, own: Mapping[str, Any]) -> dict[str, tuple[int, .
 
 
 def device() -> str:
-    """Where a training of this process steps."""
+    """Return the device on which a training of this process steps."""
     if not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"):
         return "cpu"
     return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
 
 
 def short_reason(error: BaseException) -> str:
-    """An error in one line; where we have put it in words, that of the package."""
+    """Return an error in one line; behind our own wording, the package's."""
     error = error.__cause__ or error
-    text = error.args[0] if isinstance(error, KeyError) and error.args else error  # which shows itself as Python text
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error  # str() of a KeyError quotes its text
     lines = str(text).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].strip()[:200].rstrip(':. ')}" if lines else type(error).__name__
 

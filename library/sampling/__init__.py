@@ -1,1 +1,1 @@
-"""Pictures of a base model with finished LoRA files: side by side, with one seed, over strengths or epochs."""
+"""Images of a base model with LoRA files: side by side, with one seed, over strengths or epochs."""

@@ -28,7 +28,7 @@ from library.sampling.plan import Column
 from library.sampling.prompts import Prompt
 from library.sampling.requests import request_of
 
-AS_SEEN = pixels.Decoding(upright=True)  # control images of prompts, as viewers and diffusers show them
+AS_SEEN = pixels.Decoding(upright=True)  # decode control images of prompts as viewers and diffusers do
 REPLACED = (
     "{path} was replaced or changed while images were generated, so they show the model as it was before; generate "
     "them again for the new file"
@@ -39,7 +39,7 @@ SMALLEST = 160
 
 @dataclass
 class Sheet:
-    """The image files of a comparison, by row and column; "" where one is not generated yet."""
+    """The image files of a comparison by row and column; "" if not generated yet."""
 
     columns: list[str]
     rows: list[str]
@@ -60,7 +60,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model that is ready to sample, and the files that can be applied to it."""
+    """A model that is ready to sample, and its applicable files."""
 
     family: Family
     world: World
@@ -74,7 +74,7 @@ class OpenModel:
 
     @contextlib.contextmanager
     def encoders_on_device(self) -> Iterator[None]:
-        """Within the context, the text encoders are on the device."""
+        """Move the text encoders to the device within this context."""
         try:
             for encoder in self.components.encoders.values():
                 encoder.to(self.world.device)
@@ -85,10 +85,10 @@ class OpenModel:
 
 
 def open_model(config: RunConfig, files: Iterable[Path], report: Report, word: str = "") -> OpenModel:
-    """Load the model of a config with files of adapters, which are switched off at first, and prepare it to sample.
+    """Load a config's model with adapter files, which start switched off, and prepare it to sample.
 
-    `check_before` says what is wrong with the config. `word` is the prompt word of embeddings whose files name none.
-    Raises ConfigError for files that do not fit.
+    `check_before` reports problems of the config. `word` is the prompt word of embeddings without one. Raises
+    ConfigError for files that do not fit.
     """
     family = families.family_for(config)
     report(Message("loading the model"), 0, 1)
@@ -105,14 +105,14 @@ def open_model(config: RunConfig, files: Iterable[Path], report: Report, word: s
     applied = AppliedFiles(components, family, word)
     for path in dict.fromkeys(files):
         applied.add(path)
-    file_identity.check()  # all was read of the same files
+    file_identity.check()  # everything was read from the same files
     prepare_encoders(components.encoders, {}, config)
     prepare_denoiser(components.denoiser, family, config, world.device, ())
     return OpenModel(family, world, components, applied)
 
 
 class ColumnSampler:
-    """Generates the images of one column after another, with the same prompts and seeds."""
+    """Generates the images of one column after another with the same prompts and seeds."""
 
     def __init__(self, model: OpenModel, prompts: Sequence[Prompt], config: RunConfig) -> None:
         defaults = {**model.family.sample_defaults, "sample_sampler": config.sample.sample_sampler}
@@ -122,7 +122,7 @@ class ColumnSampler:
         self.prompts = [prompt_files.with_defaults(one, defaults, multiple) for one in _seen(prompts, config)]
 
     def __call__(self, column: Column, keep: Callable[[int, Image.Image], None]) -> None:
-        """Apply the column's files and hand each image to `keep`, with the number of its prompt."""
+        """Apply the column's files and pass each image to `keep`, with the number of its prompt."""
         model = self._model
         model.applied.set(dict(column.loras))
         with model.computing():
@@ -137,8 +137,7 @@ class ColumnSampler:
 
 @contextlib.contextmanager
 def refusing_replaced_files() -> Iterator[None]:
-    """Within the context, model files that are replaced are noticed: while they are read, or at the end. Raises
-    ConfigError then."""
+    """Raise ConfigError if model files are replaced within this context, while they are read or at the end."""
     with file_identity.watching() as files:
         yield
     if path := files.changed():
@@ -155,9 +154,9 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     store: Callable[[Sheet], None] = lambda sheet: None,
     word: str = "",
 ) -> Sheet:
-    """Generate each prompt in each column, column by column, into a new folder in `folder`. `store` is called after
-    each image; `word` is the prompt word of embeddings whose files name none. Raises ConfigError for files that do not
-    fit the model, and for files that are replaced meanwhile.
+    """Generate each prompt in each column, column by column, into a new folder in `folder`. Calls `store` after each
+    image; `word` is the prompt word of embeddings without one. Raises ConfigError for files that do not fit the model,
+    or are replaced meanwhile.
     """
     check_before(config, prompts)
     model = open_model(config, (path for column in columns for path, _ in column.loras), report, word)
@@ -187,14 +186,15 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
 
 
 def check_before(config: RunConfig, prompts: Sequence[Prompt]) -> None:
-    """Raise ConfigError, with a line for each, for images of prompts that cannot be read, and for a model that cannot
-    be loaded with this config."""
+    """Raise ConfigError, a line each, for unreadable images of prompts and for a model that cannot be loaded with this
+    config.
+    """
     if wrong := [*families.family_for(config).problems(), *_unreadable(config, prompts)]:
         raise ConfigError(*wrong)
 
 
 def _requested(prompt: Prompt, applied: AppliedFiles) -> SampleRequest:
-    """The sampler's request: words of embeddings are replaced by their tokens, and the control image is read."""
+    """Return the sampler's request: words of embeddings become their tokens, and the control image is read."""
     made, guide = request_of(prompt, AS_SEEN), prompt.controlnet_image
     with_tokens = applied.words.with_tokens
     return replace(
@@ -206,15 +206,14 @@ def _requested(prompt: Prompt, applied: AppliedFiles) -> SampleRequest:
 
 
 def _seen(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:
-    """The prompts with one seed and without images that the model is not shown; files beside it follow control
-    images."""
+    """Return the prompts with one seed and without images that the model does not use."""
     seeded = plan.with_one_seed(prompts)
     shown = (prompt_files.shown(prompt, config.control_images) for prompt in seeded)
     return [replace(one, controlnet_image=own.controlnet_image) for one, own in zip(shown, seeded, strict=True)]
 
 
 def _unreadable(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Problem]:
-    """Images of prompts that the model would be shown and that are not there or damaged."""
+    """Yield images of prompts that the model would use but that are missing or damaged."""
     for path, why in prompt_files.broken_images(prompts, config.control_images, pixels.check_file):
         if why:
             yield Problem(
@@ -225,7 +224,7 @@ def _unreadable(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Proble
 
 
 def _check_guides(prompts: Sequence[Prompt], follows: bool) -> None:
-    """Raise ConfigError where a control image is missing, does not exist, or no file follows it."""
+    """Raise ConfigError if a control image is missing, or no file follows it."""
     for prompt in prompts:
         guide = prompt.controlnet_image
         if follows and not guide:
@@ -239,7 +238,7 @@ def _check_guides(prompts: Sequence[Prompt], follows: bool) -> None:
 
 
 def side_by_side(sheet: Sheet) -> Image.Image:
-    """All images in a grid, under the titles of their columns."""
+    """Return all images in a grid, under the titles of their columns."""
     pictures = [[Image.open(name) for name in row] for row in sheet.files]
     width = max(SMALLEST, max(picture.width for row in pictures for picture in row)) + MARGIN
     heights = [max(picture.height for picture in row) + MARGIN for row in pictures]
@@ -247,7 +246,7 @@ def side_by_side(sheet: Sheet) -> Image.Image:
     pen = ImageDraw.Draw(made)
     top = TITLE
     for at, title in enumerate(sheet.columns):
-        # The default font has Latin letters only; what it lacks is left out.
+        # The default font has only Latin letters; others are dropped.
         plain = title.replace("×", "x").encode("latin-1", "replace").decode("latin-1")
         pen.text((MARGIN + at * width, 6), plain[: width // 7], fill="black")
     for row, height in zip(pictures, heights, strict=True):
@@ -259,7 +258,7 @@ def side_by_side(sheet: Sheet) -> Image.Image:
 
 
 def save_image(image: Image.Image, path: Path, facts: dict[str, str]) -> None:
-    """Write a PNG with these texts in it."""
+    """Write a PNG with these text chunks."""
     info = PngImagePlugin.PngInfo()
     for name, text in facts.items():
         info.add_itxt(name, text)

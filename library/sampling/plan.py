@@ -1,4 +1,4 @@
-"""The plan of a comparison: a column for each setting of the LoRA files, a row for each prompt. No torch in here."""
+"""The plan of a comparison: a column per setting of the LoRA files, a row per prompt. Loads no torch."""
 
 import json
 import math
@@ -15,8 +15,8 @@ from library.sampling.prompts import Prompt
 
 COMPARE = ("together", "strengths", "files")
 STRENGTHS = (0.0, 0.5, 1.0)
-MOST = 200  # images
-# Options besides those of the model: number formats, memory, sampler.
+MOST = 200  # images per comparison
+# Options besides the model's: number formats, memory, sampler.
 OPTIONS = (
     "mixed_precision",
     "fp8_base",
@@ -34,15 +34,16 @@ Weighted = Sequence[tuple[Path, float]]  # LoRA files and their strengths
 
 @dataclass(frozen=True)
 class Column:
-    """The LoRA files of one column at their strengths; none is the base model alone."""
+    """The LoRA files of one column with their strengths; none is the base model alone."""
 
     title: str
     loras: tuple[tuple[Path, float], ...]
 
 
 def columns(compare: str, loras: Weighted, strengths: Sequence[float] = STRENGTHS) -> list[Column]:
-    """The columns of a comparison: all files together, all at several strengths, or each by itself. Raises ConfigError
-    for what cannot be compared."""
+    """Return the columns of a comparison: all files together, all at several strengths, or each alone. Raises
+    ConfigError for files that cannot be compared.
+    """
     together = ", ".join(_titled(path, strength) for path, strength in loras) or "base model"
     if len({path for path, _ in loras}) < len(loras):
         raise ConfigError("A LoRA file is named twice: name each once")
@@ -59,20 +60,20 @@ def columns(compare: str, loras: Weighted, strengths: Sequence[float] = STRENGTH
 
 
 def sampling_values(family: str, values: JsonMapping) -> JsonObject:
-    """The values of a config that sampling uses."""
+    """Return the values of a config that affect sampling."""
     known = options(families.config_class(families.lora_script(family)))
     own = {name for name, option in known.items() if option.section == "model"} | {*OPTIONS}
     return {name: value for name, value in values.items() if name in own & known.keys()}
 
 
 def with_one_seed(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """The prompts; those without a seed get one, the same for all, so that columns differ by their files alone."""
+    """Give all prompts without a seed the same one, so that columns differ by their files alone."""
     seed = secrets.randbelow(2**32)
     return [prompt if prompt.seed is not None else replace(prompt, seed=seed) for prompt in prompts]
 
 
 def check_size(number_of_columns: int, prompts: Sequence[Prompt]) -> None:
-    """Raise ConfigError for no prompts, or too many images."""
+    """Raise ConfigError without prompts, or with too many images."""
     if not prompts:
         raise ConfigError("There is nothing to generate: write a prompt")
     if number_of_columns * len(prompts) > MOST:
@@ -84,8 +85,9 @@ def check_size(number_of_columns: int, prompts: Sequence[Prompt]) -> None:
 
 
 def metadata(prompt: Prompt, column: Column, model: str, tagged: Collection[Path]) -> dict[str, str]:
-    """PNG texts of an image: `parameters` as other programs read them, and everything as JSON. `tagged` are LoRA files,
-    which get the <lora:...> tags of other programs."""
+    """Return PNG texts of an image: `parameters` as other programs read them, and everything as JSON. `tagged` LoRA
+    files get other programs' <lora:...> tags.
+    """
     given: JsonObject = {name: value for name, value in asdict(prompt).items() if value is not None}
     tags = "".join(f" <lora:{path.stem}:{strength:g}>" for path, strength in column.loras if path in tagged)
     text = [prompt.prompt + tags]

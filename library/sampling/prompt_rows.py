@@ -1,4 +1,4 @@
-"""Prompt files as rows of a form, and rows as lines of a prompt file. No torch."""
+"""Prompt files as rows of a form, and rows as lines of a prompt file. Loads no torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,14 +8,14 @@ from library.config.outside_files import read_text
 from library.config.problems import ConfigError, Message, MessageLike, Problem, listed
 from library.sampling.prompts import LETTERS, Prompt, option_of, parse_line, problem_of, prompt_lines, read
 
-Row = Mapping[str, str]  # texts by field of Prompt; what a line says besides is in REST
+Row = Mapping[str, str]  # texts by field of Prompt; the rest of a line is in REST
 REST = "rest"
-REFERENCES, BETWEEN = "control_image_path", ";"  # the field that may name several files, and what divides them
+REFERENCES, BETWEEN = "control_image_path", ";"  # the field that may name several files, and their separator
 LETTER = {name: letter for letter, (name, _, _) in LETTERS.items()}
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    """The prompts of a file as texts. Raises ConfigError as `read` does; a file without prompts has no rows."""
+    """Return the prompts of a file as texts; without prompts none. Raises ConfigError like `read`."""
     if path.suffix.lower() in (".toml", ".json"):
         return [_row(prompt) for prompt in read(path)]
     return [_row_of_line(line) for _, line in prompt_lines(read_text(path))]
@@ -24,7 +24,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 def _row(prompt: Prompt) -> dict[str, str]:
     row = {name: str(value) for name, value in vars(prompt).items() if value is not None}
     shown = prompt.control_image_path or ()
-    if any(BETWEEN in path for path in shown):  # which the field cannot show
+    if any(BETWEEN in path for path in shown):  # the field cannot show the separator
         del row[REFERENCES]
         return row | {REST: "".join(f" --{LETTER[REFERENCES]} {path}" for path in shown)}
     return row | ({REFERENCES: f"{BETWEEN} ".join(shown)} if shown else {})
@@ -35,7 +35,7 @@ def _parts(name: str, value: str) -> list[str]:
 
 
 def _row_of_line(line: str) -> dict[str, str]:
-    """A line's row. What has no field, or is not understood, is kept as it is written."""
+    """Return a line's row. Parts without a field, or not understood, are kept as written."""
     first, *pieces = line.split(" --")
     row = _row(replace(parse_line(line), prompt=first))
     rest = row.get(REST, "") + "".join(f" --{piece}" for piece in pieces if option_of(piece) is None)
@@ -43,7 +43,7 @@ def _row_of_line(line: str) -> dict[str, str]:
 
 
 def line(row: Row) -> str:
-    """The line of a .txt file for a row: "a cat --n blurry --w 640 --d 1"."""
+    """Return the line of a .txt file for a row: "a cat --n blurry --w 640 --d 1"."""
     made = row["prompt"].strip()
     for name, letter in LETTER.items():
         made += "".join(f" --{letter} {value}" for value in _parts(name, row.get(name, "")))
@@ -51,9 +51,9 @@ def line(row: Row) -> str:
 
 
 def text(rows: Sequence[Row], before: str = "") -> str:
-    """A .txt file with these rows; comments and blank lines of the file `before` stay where they are.
+    """Return a .txt file with these rows; comments and blank lines of the file `before` keep their places.
 
-    Rows without a prompt are left out. Raises ConfigError for each row that cannot be written as a line.
+    Skips rows without a prompt. Raises ConfigError for each row that cannot be written as a line.
     """
     wanted = [(number, row) for number, row in enumerate(rows, start=1) if row.get("prompt", "").strip()]
     problems = [
@@ -74,7 +74,7 @@ def text(rows: Sequence[Row], before: str = "") -> str:
 
 
 def _why_not(row: Row) -> MessageLike:
-    """Why a line would not be read as this row; "" where it is."""
+    """Return why a line would not be read back as this row; "" if it would."""
     for name, value in row.items():
         if not value.isprintable():
             return Message("{name} has to be one line of text", name=name)

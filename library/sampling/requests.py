@@ -1,4 +1,4 @@
-"""The request to a sampler that a prompt becomes."""
+"""Conversion of a prompt to a sampler's request."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from library.sampling.prompts import Prompt
 
 
 def request_of(prompt: Prompt, how: pixels.Decoding) -> SampleRequest:
-    """The request to a sampler for a prompt whose defaults are filled in; reads its images."""
+    """Return the sampler's request for a prompt with its defaults filled in; reads its images."""
     filled: dict[str, Any] = {"width": prompt.width, "height": prompt.height, "steps": prompt.sample_steps}
     filled |= {"scale": prompt.scale, "guidance": prompt.guidance_scale, "seed": prompt.seed}
-    filled["shift"] = prompt.flow_shift or None  # 0 would end the sampling at its first step
+    filled["shift"] = prompt.flow_shift or None  # 0 would end sampling at the first step
     filled["controls"] = tuple(Image.fromarray(pixels.read(path, how)) for path in prompt.control_image_path or ())
     mask = prompt.control_image_mask_path
     filled["mask"] = Image.fromarray(pixels.read_mask(mask, how)) if mask else None

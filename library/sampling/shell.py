@@ -1,4 +1,4 @@
-"""`kohya sample`: pictures of a base model with LoRA files, side by side, on a GPU that no training uses."""
+"""`kohya sample`: images of a base model with LoRA files, side by side, on a GPU that no training uses."""
 
 import argparse
 import os
@@ -31,7 +31,7 @@ BASE = "pretrained_model_name_or_path"
 
 
 def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
-    """Generate; 0 when it worked. `script_of` says which script a TOML is for. Raises ConfigError."""
+    """Generate images and return the exit code 0. `script_of` returns the script of a TOML. Raises ConfigError."""
     asked = parser().parse_args(argv)
     loras = [weighted(text) for text in asked.lora]
     strengths = numbers(asked.strengths)
@@ -42,7 +42,7 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     word = asked.word or word_of(asked.config)
     with joined("sample") as work, free_devices({"cpu": asked.cpu}, work.wait) as own:
         os.environ.update(gpu_slots.environment(own))
-        generate = families.load("library.sampling.generate:generate")  # with torch, which looks for GPUs only once
+        generate = families.load("library.sampling.generate:generate")  # loads torch, which detects GPUs only once
 
         def store(sheet: "Sheet") -> None:
             work.store(sheet.as_json())
@@ -101,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def weighted(text: str) -> tuple[Path, float]:
-    """FILE=0.8 -> the file and its strength; without one it is 1. A name may have a = in it."""
+    """Split FILE=0.8 into file and strength, by default 1. A file name may contain "="."""
     path, found, number = text.rpartition("=")
     if not found or Path(text).is_file():
         path, number = text, "1"
@@ -116,7 +116,7 @@ def word_of(config: Path) -> str:
 
 
 def numbers(text: str) -> list[float]:
-    """Numbers with commas between them."""
+    """Parse comma-separated numbers."""
     try:
         return [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
@@ -124,7 +124,7 @@ def numbers(text: str) -> list[float]:
 
 
 def pair(text: str) -> tuple[str, str]:
-    """OPTION=VALUE as both."""
+    """Split OPTION=VALUE."""
     name, found, value = text.partition("=")
     if not found:
         raise ConfigError("{text}: write OPTION=VALUE", text=text)
@@ -132,7 +132,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def prompts_of(asked: argparse.Namespace) -> list[Prompt]:
-    """The prompts of the file and of the command line."""
+    """Return the prompts of the file and of the command line."""
     found = [*(prompt_files.read(asked.prompts) if asked.prompts else ())]
     found += [prompt_files.parse_line(line) for line in asked.prompt if line.strip()]
     for prompt in found:
@@ -144,8 +144,8 @@ def prompts_of(asked: argparse.Namespace) -> list[Prompt]:
 
 
 def notes(asked: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]:
-    """What of the prompts will not do what it says. Loads torch."""
-    use = replace(config.control_images, guided=True)  # control images are for files beside the model
+    """Return options of the prompts that will have no effect. Loads torch."""
+    use = replace(config.control_images, guided=True)  # LLLite files use control images
     about = use, config.shifts_samples, families.family_for(config).sample_multiple
     yield from prompt_files.notes(asked.prompts, *about) if asked.prompts else ()
     for line in asked.prompt:
@@ -153,9 +153,9 @@ def notes(asked: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]
 
 
 def config_of(path: Path, given: JsonMapping, script_of: Callable[[Path], str]) -> RunConfig:
-    """The config to sample with: of a TOML its model and how that fits into memory, of a model's file that model alone.
+    """Return the config to sample with: from a TOML its model and memory options, from a model's file that model alone.
 
-    `script_of` says which script a TOML is for.
+    `script_of` returns the script of a TOML.
     """
     if path.suffix.lower() == ".toml":
         values = read_toml(path)

@@ -1,10 +1,10 @@
-"""Weights of linear layers stored in 8 bits, and matrix products computed in them."""
+"""Linear weights stored in 8 bits, and matrix products computed with them."""
 
 from torch import nn
 
-ALIGNED = 16  # fp8 hardware multiplies rows of such lengths only; rows of int8 then begin where a GPU reads 16 bytes
+ALIGNED = 16  # fp8 hardware requires row lengths in this multiple; int8 rows then start at 16-byte boundaries
 
 
 def multiplies_in_8_bits(layer: nn.Module) -> bool:
-    """Whether a layer's matrix has a size that can be multiplied in fp8 or int8."""
+    """Return whether a layer's matrix has a size that can be multiplied in fp8 or int8."""
     return isinstance(layer, nn.Linear) and not (layer.in_features % ALIGNED or layer.out_features % ALIGNED)

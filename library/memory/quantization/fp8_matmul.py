@@ -1,12 +1,12 @@
-"""Products of frozen matrices in 8 bits, for GPUs that multiply such numbers (RTX 40, H100 and later).
+"""Products of frozen matrices in fp8, for GPUs that support it (RTX 40, H100 and later).
 
-A weight is kept as float8_e4m3 with a scale for each of its rows. In the forward pass each row of the input gets a
-scale of its own, from its largest value, and so does each row of the gradient in the backward pass; the products add up
-in float32. Row-wise scales are those of PyTorch's `_scaled_mm`; the rest is arithmetic that a compiled block does
-together with what stands before and after it.
+A weight is stored as float8_e4m3 with a scale per row. In the forward pass each row of the input gets a scale from its
+largest value, and so does each row of the gradient in the backward pass; products are summed in float32. Row-wise
+scaling is done by PyTorch's `_scaled_mm`; the rest is arithmetic that a compiled block fuses with its neighbours.
 
-With W = s * Q (s [out, 1], Q in 8 bits) the answer is x W^T = (x Q^T) * s^T, and its gradient g W = (g * s^T) Q: the
-weight's scale goes into g before that is rounded, since the hardware can only scale what is not summed over.
+With W = s * Q (s [out, 1], Q in 8 bits) the output is x W^T = (x Q^T) * s^T, and the gradient g W = (g * s^T) Q: the
+weight's scale is multiplied into g before that is rounded, since hardware can only scale dimensions that are not
+summed.
 """
 
 from typing import Any
@@ -23,21 +23,19 @@ from library.memory.quantization import one_row
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
 TINY = 1e-12  # the scale of a row of zeros
-ROUNDED_AT_ONCE = 2**22  # numbers: what rounding needs besides stays small, and leaves no holes between weights
+ROUNDED_AT_ONCE = 2**22  # values: keeps rounding's temporary memory small, without holes between weights
 
 
 # Why: docs/decisions/2026-11-22-fp8-products-scale-by-row.md
 def supports_fp8(device: torch.device) -> bool:
-    """Whether a device multiplies numbers of 8 bits."""
+    """Return whether a device multiplies fp8 numbers."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9) and torch.version.hip is None
 
 
 @torch.no_grad()
 def quantize_fp8_(layer: nn.Linear, device: torch.device, storage: torch.device) -> None:
-    """Keep a frozen layer's weight in 8 bits and multiply with it as it is. A weight of 8 bits stays bit for bit.
-
-    It is stored on `storage`, and is rounded on `device`, which does that a hundred times as fast as a processor.
-    """
+    """Store a frozen layer's weight in 8 bits on `storage`, and multiply with it. An 8-bit weight keeps its bits."""
+    # Rounding on `device` is a hundred times as fast as on a CPU.
     weight = layer.weight.data
     scale = torch.ones(layer.out_features, device=storage)
     if weight.dtype == FP8:
@@ -56,7 +54,7 @@ def quantize_fp8_(layer: nn.Linear, device: torch.device, storage: torch.device)
 
 
 def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """[..., n] -> the same in 8 bits, and the float32 scale of each row [..., 1] that brings it back."""
+    """[..., n] -> the same in 8 bits, and the float32 scale of each row [..., 1] that restores it."""
     scale = rows.abs().amax(-1, keepdim=True).float().clamp(min=TINY) / LARGEST
     return (rows.float() / scale).clamp(-LARGEST, LARGEST).to(FP8), scale
 
@@ -65,7 +63,7 @@ def _forward_fp8(layer: Any, x: Tensor) -> Tensor:
     """x [..., in] -> [..., out] in bfloat16, with input and weight in 8 bits."""
     if one_row.is_one_row(x):
         return one_row.multiplied(x.to(torch.bfloat16), layer.weight, layer.weight_scale, layer.bias)
-    if x.dim() == 2:  # one row an image: bound by reading the weight, which 8-bit products would not speed up
+    if x.dim() == 2:  # one row per image is bound by reading the weight, which 8-bit products do not speed up
         weight = layer.weight.to(torch.bfloat16) * layer.weight_scale[:, None].to(torch.bfloat16)
         return F.linear(x.to(torch.bfloat16), weight, _bias(layer))
     rows = x.to(torch.bfloat16).flatten(0, -2)
@@ -90,7 +88,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         weight, scale = ctx.saved_tensors
         quantized, rows = rounded(gradients[0].float() * scale)
-        # The hardware sums along rows that lie in one piece, here those of the transposed weight.
+        # The hardware sums along contiguous rows, here those of the transposed weight.
         transposed = weight.t().contiguous().t()
         return (
             _multiplied(quantized, transposed, rows, torch.ones_like(transposed[:1], dtype=torch.float32)),
@@ -101,6 +99,6 @@ class _Product(torch.autograd.Function):
 
 def _multiplied(left: Tensor, right: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """left [m, k] row by row, right [k, n] column by column, in 8 bits; scales [m, 1] and [1, n] -> bfloat16 [m, n]."""
-    if left.device.type != "cuda":  # the same sums, for tests
+    if left.device.type != "cuda":  # the same sums for tests on a CPU
         return ((left.float() @ right.float()) * rows * columns).to(torch.bfloat16)
     return torch_private.scaled_mm(left, right, rows, columns)

@@ -1,4 +1,4 @@
-"""How weights are stored, and in which type a run computes."""
+"""How weights are stored, and the dtype that a run computes in."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -24,10 +24,10 @@ def compute_type(config: RunConfig) -> torch.dtype:
 
 
 def storage_type(config: RunConfig) -> torch.dtype:
-    """The type the denoiser is loaded in.
+    """Return the dtype that the denoiser is loaded in.
 
-    Adapters learn on a frozen base in the compute type. A whole model learns on float32 masters, unless `full_bf16` or
-    `full_fp16` says otherwise, or the family is too large for them.
+    Adapters are trained on a frozen base in the compute dtype. A whole model is trained on float32 masters, unless
+    `full_bf16` or `full_fp16` is set, or the family is too large for them.
     """
     precision = config.precision
     whole_in_half = precision.full_bf16 or precision.full_fp16
@@ -39,12 +39,11 @@ def storage_type(config: RunConfig) -> torch.dtype:
 def store_blocks(
     blocks: Iterable[Sequence[nn.Module]], config: RunConfig, device: torch.device, waiting: Collection[nn.Module] = ()
 ) -> None:
-    """With `fp8_base`, keep the frozen matrices of the blocks in 8 bits (a plain cast, as the ecosystem does it).
+    """Store the frozen matrices of the blocks in 8 bits with `fp8_base` (a plain cast, as elsewhere in the ecosystem).
 
-    All rounding is done on `device`, one matrix after the other, and there it stays, but for blocks that are `waiting`.
-    With `fp8_compute` linear layers multiply in 8 bits too, where the device can. With `int8_base` the matrices are
-    kept as integers, and with `int8_compute` multiplied as such. Norms, biases, embeddings and everything outside the
-    blocks keep the type they were loaded in.
+    Matrices are rounded on `device` one at a time and stay there, except for blocks that are `waiting`. With
+    `fp8_compute` linear layers also multiply in 8 bits, if the device can. `int8_base` and `int8_compute` do the same
+    with integers. Norms, biases, embeddings and everything outside the blocks keep their dtype.
     """
     if config.adapters and config.precision.int8_base:
         multiply = config.precision.int8_compute and int8_matmul.supports_int8(device)
@@ -60,7 +59,7 @@ def store_blocks(
 
 
 def store_encoders(encoders: Mapping[str, nn.Module], config: RunConfig) -> None:
-    """The same for the layers of text encoders. Call it before they are used, and before they get adapters."""
+    """Do the same for layers of text encoders. Call it before they are used or get adapters."""
     if config.adapters and config.precision.fp8_encoders:
         for encoder in encoders.values():
             for layers in (m for m in encoder.modules() if isinstance(m, nn.ModuleList)):
@@ -68,7 +67,7 @@ def store_encoders(encoders: Mapping[str, nn.Module], config: RunConfig) -> None
 
 
 def store_when_read(components: ModelComponents, config: RunConfig) -> None:
-    """The same for text encoders that are deferred: each is stored so as soon as it is read."""
+    """Do the same for deferred text encoders as soon as each is read."""
     if not (config.adapters and config.precision.fp8_encoders):
         return
 
@@ -99,30 +98,30 @@ def _store(
 
 
 def frozen_layers(block: nn.Module) -> list[Any]:
-    """The layers of a block whose matrices do not learn, without those that are kept in another way already."""
+    """Return a block's layers with frozen matrices that are not stored in 8 bits yet."""
     layers = [m for m in block.modules() if isinstance(m, nn.Linear | nn.Conv2d) and not m.weight.requires_grad]
     return [layer for layer in layers if "weight_scale" not in layer._buffers]
 
 
 class StoredLinear(nn.Linear):
-    """A linear layer whose weight is stored in fewer bits than it computes in."""
+    """A linear layer that stores its weight in fewer bits than it computes in."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Cast the weight to the input's type (autocast's, where that is on), then multiply."""
+        """Cast the weight to the input's dtype (or autocast's), then multiply."""
         dtype = wanted_type(input)
         bias = None if self.bias is None else self.bias.to(dtype)
         return F.linear(input.to(dtype), self.weight.to(dtype), bias)
 
 
 class StoredConv2d(nn.Conv2d):
-    """A convolution whose weight is stored in fewer bits than it computes in."""
+    """A convolution that stores its weight in fewer bits than it computes in."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Cast the weight to the input's type (autocast's, where that is on), then convolve."""
+        """Cast the weight to the input's dtype (or autocast's), then convolve."""
         dtype = wanted_type(input)
         bias = None if self.bias is None else self.bias.to(dtype)
         return self._conv_forward(input.to(dtype), self.weight.to(dtype), bias)
 
 
-keep_class_name(StoredLinear, nn.Linear, EIGHT_BIT)  # by which adapters of other packages know what they can adapt
+keep_class_name(StoredLinear, nn.Linear, EIGHT_BIT)  # adapter packages find layers by class name
 keep_class_name(StoredConv2d, nn.Conv2d, EIGHT_BIT)

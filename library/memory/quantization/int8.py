@@ -1,7 +1,7 @@
-"""Frozen matrices kept as 8-bit integers, each row with a scale of its own: as small as fp8, and more exact.
+"""Frozen matrices stored as int8 with a scale per row: as small as fp8, and more exact.
 
-Rows of trained weights have no far outliers, so that 255 even steps fit them better than fp8's three bits of mantissa.
-Products are computed in the usual type, where inside a compiled block the way back is part of the graph, or in int8.
+Rows of trained weights have no far outliers, so 255 even steps fit them better than fp8's three mantissa bits. Products
+are computed in the usual dtype, with dequantization fused into a compiled block, or in int8.
 """
 
 from typing import Any
@@ -18,10 +18,10 @@ from library.memory.quantization import int8_matmul, multiplies_in_8_bits, one_r
 def quantize_int8_(
     layer: nn.Linear | nn.Conv2d, device: torch.device, multiply: bool = False, rotate: bool = False
 ) -> None:
-    """Keep a frozen layer's weight as integers, where it is. `device` does the rounding.
+    """Store a frozen layer's weight as int8 in place. `device` does the rounding.
 
-    With `multiply` a linear layer multiplies in int8 as well, where its sizes allow that; with `rotate` it rotates the
-    rows of its input and of its weight alike before they are rounded, which leaves their products as they are.
+    With `multiply` a linear layer also multiplies in int8, if its sizes allow that; with `rotate` it rotates the rows
+    of input and weight alike before rounding, which leaves their products unchanged.
     """
     here, dtype = layer.weight.device, layer.weight.dtype
     in_int8 = multiply and multiplies_in_8_bits(layer)
@@ -42,14 +42,14 @@ def quantize_int8_(
 
 
 def _forward_rotated(layer: Any, x: Tensor) -> Tensor:
-    """x [..., in] -> [..., out]: rotate the input as the weight was, then multiply in int8."""
+    """x [..., in] -> [..., out]: rotate the input like the weight, then multiply in int8."""
     dtype = wanted_type(x)
     return _forward_int8(layer, int8_matmul.rotated(x.to(dtype), layer.rotation.to(dtype)))
 
 
 def _forward_int8(layer: Any, x: Tensor) -> Tensor:
     """x [..., in] -> [..., out], with input and weight in int8."""
-    if x.dim() == 2:  # one row an image: bound by reading the weight, which int8 products would not speed up
+    if x.dim() == 2:  # one row per image is bound by reading the weight, which int8 products do not speed up
         return _forward_dequantized(layer, x)
     dtype = wanted_type(x)
     rows = x.to(dtype).flatten(0, -2)
@@ -58,7 +58,7 @@ def _forward_int8(layer: Any, x: Tensor) -> Tensor:
 
 
 def _forward_dequantized(layer: Any, x: Tensor) -> Tensor:
-    """The layer's output in the compute dtype, with the weight brought back from int8."""
+    """Compute the layer in the compute dtype with the dequantized weight."""
     dtype = wanted_type(x)
     if one_row.is_one_row(x):
         return one_row.multiplied(x.to(dtype), layer.weight, layer.weight_scale, layer.bias)

@@ -1,10 +1,10 @@
-"""Products of frozen matrices in int8 (W8A8), which GPUs multiply faster than 16 bits from RTX 20 on.
+"""Products of frozen matrices in int8 (W8A8), which GPUs from RTX 20 on multiply faster than 16 bits.
 
-A weight is kept as `int8.py` keeps it: W = s * Q, Q in int8, s [out, 1] a scale for each of its rows. In the forward
-pass each row of the input gets a scale r of its own, from its largest value, and x W^T = r (X Q^T) s^T, where X Q^T is
-summed in whole numbers. The gradient of the input is g W = (g * s^T) Q: the weight's scale lies along the summed side,
-so it goes into g before the rows of that are rounded. A GPU multiplies int8 fast only where both matrices lie along the
-summed side, so the backward pass turns Q first, which a compiled block does as fast as it copies it.
+A weight is stored as in `int8.py`: W = s * Q, Q in int8, s [out, 1] a scale per row. In the forward pass each row of
+the input gets a scale r from its largest value, and x W^T = r (X Q^T) s^T, where X Q^T is summed in integers. The
+gradient of the input is g W = (g * s^T) Q: the weight's scale lies along the summed dimension, so it is multiplied into
+g before its rows are rounded. A GPU multiplies int8 fast only if both matrices are contiguous along the summed
+dimension, so the backward pass transposes Q first, which a compiled block does as fast as a copy.
 """
 
 from typing import Any
@@ -16,19 +16,19 @@ from library.compiler import torch_private
 
 LARGEST = 127
 TINY = 1e-12  # the scale of a row of zeros
-BLOCK = 64  # numbers of a row that are rotated together
+BLOCK = 64  # values of a row that are rotated together
 
 
 # Why: docs/decisions/2026-11-22-int8-products-by-one-kernel.md
 def supports_int8(device: torch.device) -> bool:
-    """Whether int8 products are computed on a device: an NVIDIA GPU from RTX 20 on, and Triton."""
+    """Return whether int8 products run on a device: an NVIDIA GPU from RTX 20 on, with Triton."""
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device) >= (7, 5) and torch_private.has_triton()
 
 
 def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """[m, k] -> the same in int8, and the float32 scale of each row [m, 1] that brings it back."""
+    """[m, k] -> the same in int8, and the float32 scale of each row [m, 1] that restores it."""
     scale = rows.abs().amax(-1, keepdim=True).float().clamp(min=TINY) / LARGEST
     return (rows.float() / scale).round().to(torch.int8), scale
 
@@ -43,7 +43,8 @@ def hadamard() -> Tensor:
 
 def rotated(rows: Tensor, rotation: Tensor) -> Tensor:
     """[..., n] -> the same with each BLOCK of a row multiplied by the Hadamard matrix, which spreads outliers and so
-    lowers the rounding error."""
+    reduces the rounding error.
+    """
     return (rows.unflatten(-1, (-1, BLOCK)) @ rotation).flatten(-2)
 
 
@@ -66,7 +67,7 @@ class Int8Product(torch.autograd.Function):
         return torch.ops.kohya.int8_product(quantized, transposed, rows, None, gradients[0].dtype), None, None
 
 
-# An operator of its own, which a compiled graph calls as it is: the same kernel and numbers, compiled or not.
+# A custom operator, which compiled graphs call unchanged: the same kernel and values, compiled or not.
 @torch.library.custom_op("kohya::int8_product", mutates_args=())
 def int8_product(left: Tensor, weight: Tensor, rows: Tensor, columns: Tensor | None, dtype: torch.dtype) -> Tensor:
     """left [m, k] in int8 and its scales `rows` [m, 1], times a transposed weight [n, k] in int8 -> [m, n] in `dtype`.
@@ -84,6 +85,6 @@ def _(left: Tensor, weight: Tensor, rows: Tensor, columns: Tensor | None, dtype:
 
 @int8_product.register_kernel("cuda")
 def _(left: Tensor, weight: Tensor, rows: Tensor, columns: Tensor | None, dtype: torch.dtype) -> Tensor:
-    from library.memory.quantization import int8_triton as kernels  # PyTorch has Triton with a GPU only
+    from library.memory.quantization import int8_triton as kernels  # PyTorch includes Triton only for GPUs
 
     return kernels.multiply(left, weight, rows, columns, dtype)

@@ -1,32 +1,34 @@
-"""The int8 product of `int8_matmul` as a Triton kernel. cuBLASLt wants the right matrix column by column, which in the
-backward pass would cost a transposed copy of every weight, and writes int32, which another kernel would have to scale.
+"""The int8 product of `int8_matmul` as a Triton kernel.
+
+cuBLASLt requires the right matrix column by column, which in the backward pass would cost a transposed copy of every
+weight, and writes int32, which another kernel would have to scale.
 """
 
-# Triton tells arguments that are known when it compiles by their annotation, which is no type.
+# Triton recognises compile-time arguments by an annotation that is no type.
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton  # comes with PyTorch for GPUs, and with no other
+import triton  # only PyTorch's GPU builds include it
 import triton.language as tl
 from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """What one program of the kernel computes: rows x columns, summed `depth` at a time."""
+    """The work of one program of the kernel: rows x columns, summed `depth` at a time."""
 
     rows: int
     columns: int
     depth: int
     warps: int
-    stages: int  # tiles that are fetched ahead: rows and columns x depth x stages bytes of shared memory
+    stages: int  # prefetched tiles: rows and columns x depth x stages bytes of shared memory
 
 
 LARGE = Tiles(128, 256, 128, 8, 3)  # 144 KiB of shared memory: data center GPUs from A100 on
 USUAL = Tiles(128, 128, 64, 8, 4)  # 64 KiB: RTX 30 to 50 have 99
-SMALL = Tiles(64, 128, 64, 4, 4)  # few rows, such as those of a text
+SMALL = Tiles(64, 128, 64, 4, 4)  # few rows, such as a text's
 OLD = Tiles(128, 128, 64, 8, 2)  # RTX 20
 
 
@@ -45,7 +47,7 @@ def _product(  # noqa: PLR0913 - a kernel takes no objects
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    # Programs that run at the same time share rows and columns: eight rows of tiles before the next column.
+    # Process eight rows of tiles before the next column, so that concurrent programs share rows and columns in cache.
     i, j = tl.swizzle2d(tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1), 8)
     row, column, depth = i * M + tl.arange(0, M), j * N + tl.arange(0, N), tl.arange(0, K)
     left += row.to(tl.int64)[:, None] * k + depth[None, :]
@@ -68,7 +70,7 @@ def _product(  # noqa: PLR0913 - a kernel takes no objects
 def multiply(
     left: Tensor, weight: Tensor, rows: Tensor, columns: Tensor | None, dtype: torch.dtype, tiles: Tiles | None = None
 ) -> Tensor:
-    """As `int8_matmul.int8_product`, on a GPU. Whole numbers add up to the same in whichever tiles."""
+    """As `int8_matmul.int8_product`, on a GPU. Integer sums do not depend on the tiles."""
     left, weight = left.contiguous(), weight.contiguous()
     (m, k), n = left.shape, weight.shape[0]
     out = torch.empty((m, n), device=left.device, dtype=dtype)
@@ -96,7 +98,7 @@ def multiply(
 
 
 def tiles_for(m: int, capability: tuple[int, int]) -> Tiles:
-    """Tiles that fit into the shared memory of a GPU, for a product with m rows."""
+    """Return tiles that fit into a GPU's shared memory, for a product with m rows."""
     if capability < (8, 0):
         return OLD
     if m <= SMALL.rows * 2:
