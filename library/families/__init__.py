@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from library.families.base import Family
 
 FAMILIES = ("sdxl", "flux", "flux_2", "qwen_image", "zimage", "anima")  # folders, in the order of the page
-# The default of `kohya demo`: two graphs, which any CPU compiles within a minute.
+# The default of `kohya demo`, as any CPU compiles its two graphs within a minute.
 SHOWN_BY_DEMO = "flux"
 
 
@@ -84,6 +84,7 @@ def load(where: str) -> Any:
 
 
 def random_module(family: str) -> Any:
-    """The module that builds a family's networks with random weights: TINY and FULL sizes, TINY_OPTIONS of configs,
-    random, input_shapes, adopt, write."""
+    """Return the module that builds a family's networks with random weights. It defines TINY and FULL sizes,
+    TINY_OPTIONS of configs, random, input_shapes, adopt, write.
+    """
     return importlib.import_module(f"library.families.{family}.random")

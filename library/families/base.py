@@ -142,7 +142,7 @@ class BlockCost:
 
 
 class Family(Protocol):
-    """Everything in which model families differ. No other part of library/ may depend on which family it is.
+    """Everything in which model families differ. No other part of library/ may depend on the family.
 
     A family object holds the run's config, so its methods take none.
     """
@@ -301,9 +301,9 @@ class Family(Protocol):
     ) -> "Tensor":
         """The prediction in the parametrization of the target, float32 [B, C, h, w]. `denoiser` may be wrapped.
 
-        sizes: float32 [B, 6], original height and width, crop top and left, target height and width.
-        controls: the results of capabilities.TakesControls.control_latents for control and reference images.
-        For inpainting, the latents of the image outside the mask, and the mask [B, 1, H, W], 1 where to inpaint. For a
+        sizes: float32 [B, 6], original height and width, crop top and left, target height and width. controls: the
+        results of capabilities.TakesControls.control_latents for control and reference images. For inpainting, the
+        latents of the image outside the mask, and the mask [B, 1, H, W] with 1 in the region to inpaint. For a
         ControlNet-LLLite, the pixels of its control image.
         """
         ...

@@ -171,7 +171,7 @@ def _has_convolutions(family: str) -> bool:
 
 
 LYCORIS = "lycoris.kohya"
-# networks.<this>, with or without a family's name appended, are algorithms of LyCORIS here.
+# networks.<name>, with or without a family's name appended, is an algorithm of LyCORIS here.
 ALGORITHMS = {"dylora": "dylora", "oft": "diag-oft", "loha": "loha", "lokr": "lokr"}
 HINTS = {"dropout": "; write --network_dropout instead"}
 
@@ -338,7 +338,7 @@ def lycoris_settings(config: AdapterRun) -> JsonObject:
         name: known[name].read(text) if known.get(name, known["algo"]).type is bool else text
         for name, text in given.items()
     }
-    settings.pop("train_block_indices", None)  # of ours
+    settings.pop("train_block_indices", None)  # our own argument, unknown to the package
     return settings
 
 

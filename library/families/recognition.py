@@ -63,7 +63,7 @@ def _stable_diffusion(shapes: Shapes) -> str:
 
 
 def wrong(path: str | Path, wanted: str) -> ConfigError:
-    """The error for a file of another kind than the wanted one, with its description."""
+    """Return the error for a file of another kind than the wanted one, with its description."""
     try:
         found = describe(weights.header(path) if Path(path).suffix.lower() == ".safetensors" else {})
     except ConfigError as e:

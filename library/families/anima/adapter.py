@@ -28,7 +28,7 @@ class AdapterShape:
 
     @classmethod
     def of(cls, shapes: Mapping[str, Iterable[int]]) -> "AdapterShape":
-        """Tensor shapes by the denoiser's keys -> sizes. KeyError names the first key that is missing."""
+        """Return sizes from tensor shapes by the denoiser's keys. KeyError names the first missing key."""
         words, width = shapes[f"{PREFIX}embed.weight"]
         first = f"{PREFIX}blocks.0"
         return cls(
@@ -57,7 +57,9 @@ class Projections(nn.Module):
     def qkv(
         self, x: Tensor, context: Tensor, pe: Tensor | None = None, pe_context: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, S, C], context [B, T, any] -> q, k (normed and, by their tables, turned) and v, each [B, H, any, D]."""
+        """x [B, S, C], context [B, T, any] -> q, k (normed and, with their tables, rotated) and v, each [B,
+        H, any, D].
+        """
         if context is x:
             made = projections(x, self.q_proj, self.k_proj, self.v_proj)
         else:
@@ -70,7 +72,7 @@ class Projections(nn.Module):
 
 
 class AdapterAttention(Projections):
-    """Attention of the tokens of T5 over themselves, or over what Qwen3 says; the block attends."""
+    """Attention of T5's tokens over themselves, or over Qwen3's states; the block calls the kernel."""
 
     def __init__(self, width: int, context: int, head: int):
         super().__init__(width, context, head)
@@ -78,7 +80,7 @@ class AdapterAttention(Projections):
 
 
 class LLMAdapterTransformerBlock(nn.Module):
-    """Attention over the own tokens, attention over those of Qwen3, MLP."""
+    """Self-attention, cross-attention to Qwen3's tokens, MLP."""
 
     attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = staticmethod(sdpa)
 
@@ -95,8 +97,9 @@ class LLMAdapterTransformerBlock(nn.Module):
     def forward(  # noqa: PLR0913 - two rows of tokens, each with a mask and a table
         self, x: Tensor, states: Tensor, own: Tensor, seen: Tensor, pe: Tensor, pe_states: Tensor
     ) -> Tensor:
-        """x [B, T, C], states [B, L, source], own [B, T] and seen [B, L], true for what may be looked at, pe and
-        pe_states [2, T or L, D / 2] -> x."""
+        """x [B, T, C], states [B, L, source], own [B, T] and seen [B, L], true for visible tokens, pe and pe_states [2,
+        T or L, D / 2] -> x.
+        """
         inside = self.norm_self_attn(x).to(x.dtype)
         x = x + self.self_attn.o_proj(self.attend(*self.self_attn.qkv(inside, inside, pe, pe), own))
         inside = self.norm_cross_attn(x).to(x.dtype)
@@ -117,10 +120,12 @@ class AnimaAdapter(nn.Module):
         self.tables = RopeTableCache()
 
     def forward(self, states: Tensor, mask: Tensor, ids: Tensor, ids_mask: Tensor) -> Tensor:
-        """States of Qwen3 [B, L, source], zero behind each caption, with their mask, and ids of T5 [B, T] with theirs
-        -> the text that the denoiser reads [B, T, C], zero behind each caption."""
+        """States of Qwen3 [B, L, source], zero after each caption, with their mask, and ids of T5 [B, T] with theirs ->
+        the text for the denoiser [B, T, C], zero after each caption.
+        """
         own, seen = ids_mask.to(torch.bool), mask.to(torch.bool)
-        # An empty caption has nothing to look at, of which attention may make NaN: it looks at the zeros behind it.
+        # An empty caption would have no visible token, for which attention may return NaN, so it sees the zeros after
+        # it.
         seen = seen | ~seen.any(dim=1, keepdim=True)
         x = self.embed(ids.long()).to(states.dtype)
         pe, pe_states = (self.positions(row, tokens.shape[1], ids.device) for row, tokens in enumerate((ids, states)))
@@ -129,11 +134,9 @@ class AnimaAdapter(nn.Module):
         return self.norm(self.out_proj(x)).to(states.dtype) * own[..., None]
 
     def positions(self, row: int, length: int, device: torch.device) -> Tensor:
-        """The RoPE table for a text [2, length, D / 2], kept by length.
-
-        Each of both rows of tokens has its own: one tensor for both would be a fact of the compiled block, which is
-        made again wherever it is not so, and that ends the recording of a CUDA graph.
-        """
+        """Return the RoPE table for a text [2, length, D / 2], cached by length."""
+        # Each row of tokens has its own table: sharing a tensor would become a guard of the compiled block, whose
+        # failure recompiles it and ends the recording of a CUDA graph.
         return self.tables.of(
             (row, length), device, lambda: rope(torch.arange(length, device=device)[:, None], (self.head,))
         )

@@ -59,7 +59,7 @@ def files_of(config: Any) -> PartFiles:
 
 
 def checkpoint_of(config: Any) -> Checkpoint:
-    """How the files of this run become networks."""
+    """Return how this run's files are loaded."""
     files, lengths = files_of(config), (config.model.qwen3_max_token_length, config.model.t5_max_token_length)
     return dataclasses.replace(
         CHECKPOINT,
@@ -95,7 +95,7 @@ def problems(files: PartFiles, config: RunConfig) -> Iterator[Problem]:
 
 
 def _adapter_shapes(files: PartFiles, config: RunConfig) -> Shapes:
-    """Of an adapter with a file of its own that is on this machine and in order; `fitting` says what is not."""
+    """Return the shapes of a separate, valid adapter file on this machine; `fitting` reports an invalid one."""
     with contextlib.suppress(ConfigError):
         if "llm_adapter" in files.parts and (path := files.present(config, "llm_adapter")):
             return plain_shapes(read_entries(path), "llm_adapter")
@@ -113,7 +113,7 @@ def plain_shapes(entries: Entries, part: str) -> Shapes:
 def open_denoiser(
     files: PartFiles, config: RunConfig, path: Path, dtype: torch.dtype, keep_8_bits: bool, mmap: bool = True
 ) -> Any:
-    """DenoiserFile.open, with the adapter of a file of its own where there is one."""
+    """DenoiserFile.open, with the adapter from its own file, if there is one."""
     beside: Extra = {}
     if "llm_adapter" in files.parts:
         file = weights.read(files.located(config, "llm_adapter"), mmap)

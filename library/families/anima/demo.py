@@ -1,4 +1,4 @@
-"""What the demo says of Anima, and whether its LoRA fits the model in diffusers."""
+"""The demo of Anima: its configs, and the check of its LoRA in diffusers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,12 +11,12 @@ from library.families.shared import diffusers_layers, tensor_names, weights
 from library.families.shared.diffusers_layers import Sizes
 from library.families.shared.lora_names import matrices
 
-Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
+Line = tuple[str, Any, str]  # option, value, and the value of a real training
 ENDINGS = {"lora_down.weight": "lora_A.weight", "lora_up.weight": "lora_B.weight"}
 
 
 def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made."""
+    """Return the tables of a demo TOML for this model; `models` are the files written by random.write."""
     return {
         "model": [
             ("pretrained_model_name_or_path", str(models["anima"]), "real: anima-base-v1.0.safetensors"),
@@ -30,9 +30,9 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
 
 
 def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
-    """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model.
+    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model.
 
-    diffusers wants the paths of the model with dots, which `kohya tools convert --to diffusers` writes.
+    diffusers requires dotted model paths, which `kohya tools convert --to diffusers` writes.
     """
     path = config.model.pretrained_model_name_or_path or ""
     shapes = weights.header(path)

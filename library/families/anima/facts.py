@@ -1,18 +1,18 @@
-"""What Anima states about itself."""
+"""The static facts of Anima."""
 
 import re
 
 from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds
 
 TRANSFORMER = "an Anima transformer"
-BARE = "a Cosmos-Predict2 transformer"  # or one of Anima whose adapter has a file of its own
+BARE = "a Cosmos-Predict2 transformer"  # or Anima's, with the adapter in a separate file
 ADAPTER = "a text adapter of Anima"
-MARK = "blocks.0.cross_attn.o_proj.weight"  # of the adapter, with or without a prefix
+MARK = "blocks.0.cross_attn.o_proj.weight"  # a tensor of the adapter, with or without a prefix
 AROUND = ("x_embedder.", "t_embedder.", "final_layer.")  # of the transformer, outside of its blocks
 
 
 def recognise(shapes: Shapes) -> str:
-    """What a checkpoint is of Anima. Its transformer is Cosmos-Predict2's, which has no adapter."""
+    """Describe an Anima checkpoint: Cosmos-Predict2's transformer with an adapter."""
     adapter = any(name.endswith(MARK) for name in shapes)
     in_folder = {"patch_embed.proj.weight", "transformer_blocks.0.norm1.linear_1.weight"} <= shapes.keys()
     if in_folder or any(re.match(r"blocks\.\d+\.adaln_modulation_self_attn\.", name) for name in shapes):
@@ -23,7 +23,7 @@ def recognise(shapes: Shapes) -> str:
 
 
 def hub_model(title: str, name: str) -> HubModel:
-    """One of the transformers of the publisher's repository, with the parts that all of them need."""
+    """Return a transformer of the publisher's repository, with the parts that all of them need."""
     places = {
         "pretrained_model_name_or_path": (f"diffusion_models/{name}", 4_182_000_000),
         "qwen3": ("text_encoders/qwen_3_06b_base", 1_192_000_000),

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 
 TARGET = "t5"  # the tokenizer whose ids the adapter reads
 TEXT = ("prompt_embeds", "attn_mask", "t5_input_ids", "t5_attn_mask")  # in the order of the denoiser's arguments
-RATES = ("llm_adapter.", ".self_attn.", ".cross_attn.", ".mlp.", ".adaln_modulation")  # what has its own, in this order
+RATES = (
+    "llm_adapter.",
+    ".self_attn.",
+    ".cross_attn.",
+    ".mlp.",
+    ".adaln_modulation",
+)  # parts with their own rate, in order
 
 
 class AnimaFamily(OneEncoderFamily):
@@ -42,12 +48,12 @@ class AnimaFamily(OneEncoderFamily):
     text_cache = TextCache(
         suffix="_anima_te.npz", keys=TEXT, without_caption=text_encoder.without_caption, rate="caption_dropout_rate"
     )
-    # The number of the image's tokens varies, of x and pe; that of the text does not.
+    # The number of image tokens varies (x and pe), that of text tokens does not.
     block_inputs = {
         adapter.BLOCK: BlockInputs(streams=(0,), dynamic=()),
         BLOCK: BlockInputs(streams=(0,), dynamic=((0, 1), (4, 1))),
     }
-    # A fifth of a block is modulation, which is asked once for an image; the text is a small part of the tokens.
+    # A fifth of a block is modulation, computed once per image; text is a small part of the tokens.
     block_costs = {
         adapter.BLOCK: BlockCost("llm_adapter.blocks", activations=4, used=0.1),
         BLOCK: BlockCost("blocks", activations=30, used=0.7),
@@ -64,7 +70,7 @@ class AnimaFamily(OneEncoderFamily):
     # ---- files
 
     def tokenizer_folders(self) -> dict[str, tuple[Path, str]]:
-        """Those of Qwen3 and of T5."""
+        """Return the folders of the tokenizers of Qwen3 and T5."""
         found = super().tokenizer_folders()
         given, name = self.config.model.t5_tokenizer_path, tokenizers.T5_XXL
         folder = tokenizers.named(given, name, "t5_tokenizer_path") if given else None
@@ -87,14 +93,14 @@ class AnimaFamily(OneEncoderFamily):
 
     @property
     def caption_limit(self) -> CaptionLimit:
-        """Tokens of T5 without the end mark: Qwen3 makes fewer of the same words."""
+        """T5 tokens without the end mark; Qwen3 needs fewer for the same words."""
         length = self.config.model.t5_max_token_length
         more = f"t5_max_token_length = {text_encoder.LONGEST}" if length < text_encoder.LONGEST else ""
         return CaptionLimit(TARGET, length - 1, more)
 
     @property
     def text_lengths(self) -> Mapping[str, int]:
-        """Of the arrays in the text cache."""
+        """Token lengths of the arrays in the text cache."""
         options = self.config.model
         lengths = (options.qwen3_max_token_length,) * 2 + (options.t5_max_token_length,) * 2
         return dict(zip(TEXT, lengths, strict=True))
@@ -102,8 +108,9 @@ class AnimaFamily(OneEncoderFamily):
     def text(
         self, components: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
     ) -> dict[str, Tensor]:
-        """Captions -> prompt_embeds [B, L, 1024] of Qwen3, zero behind each caption, with attn_mask [B, L];
-        t5_input_ids and t5_attn_mask [B, T]. Gradients flow where they are on."""
+        """Captions -> prompt_embeds [B, L, 1024] of Qwen3, zero after each caption, with attn_mask [B, L]; t5_input_ids
+        and t5_attn_mask [B, T]. Gradients flow if enabled.
+        """
         if ENCODER not in (tuple(components.encoders) if encoders is None else encoders):
             return {}
         states, mask = self.checkpoint.encode(components.encoders[ENCODER], components.tokenizers[ENCODER], captions)
@@ -132,4 +139,4 @@ class AnimaFamily(OneEncoderFamily):
 
 
 if TYPE_CHECKING:
-    _complete: type[Family] = AnimaFamily  # the type checker names what is missing
+    _complete: type[Family] = AnimaFamily  # the type checker reports missing members

@@ -1,4 +1,4 @@
-"""Names of Anima's tensors: those of its own files, which are ours, and those of diffusers' folders."""
+"""Anima's tensor names: those of its own files, which are ours, and those of diffusers' folders."""
 
 from collections.abc import Iterable
 
@@ -31,11 +31,11 @@ INSIDE = {
 }
 BLOCKS = "transformer_blocks."  # of diffusers
 EMBEDDING = "embed.weight"  # of the adapter, in any file that has one
-UNUSED = ("pos_embedder.", "accum_")  # tables and counters in some files, which the sizes tell
+UNUSED = ("pos_embedder.", "accum_")  # tables and counters in some files, which follow from the sizes
 
 
 def canonical(path: str) -> str:
-    """A path of either tree -> ours."""
+    """Convert a path of either tree to ours."""
     if path.startswith(BLOCKS):
         number, _, inside = path.removeprefix(BLOCKS).partition(".")
         return f"blocks.{number}.{INSIDE.get(inside, inside)}"
@@ -53,7 +53,7 @@ def sources(names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
 
 
 def adapter(names: Iterable[str]) -> dict[str, str]:
-    """Keys of a file that has an adapter, alone or in a whole model -> {the denoiser's key: key in the file}."""
+    """Keys of a file with an adapter, alone or in a whole model -> {the denoiser's key: key in the file}."""
     names = list(names)
     prefix = next((name.removesuffix(EMBEDDING) for name in names if name.endswith(EMBEDDING)), PREFIX)
     return {PREFIX + name.removeprefix(prefix): name for name in names if name.startswith(prefix)}

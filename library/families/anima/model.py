@@ -1,7 +1,7 @@
 """The Anima denoiser: Cosmos-Predict2's transformer and the adapter that makes its text, in the tree of its own files.
 
-Module paths are the names of LoRA modules, and classes of blocks are those by which LyCORIS finds them; `keys` knows
-diffusers' names.
+Module paths are the names of LoRA modules, and LyCORIS finds blocks by their class names; `keys` knows diffusers'
+names.
 
 Shape letters in this file: B images, S tokens of the image, L and T tokens of the text for Qwen3 and for T5, C hidden
 width, H heads, D width of one head, so that C = H * D. Times are sigmas, 0 (image) to 1 (noise).
@@ -28,9 +28,9 @@ from library.families.shared.transformer import (
 )
 
 BLOCK = "Block"
-PADDING = 4  # of a token's inputs, the last: whether its latents are padding, which an image never has
+PADDING = 4  # the last inputs of a token, which mark padding latents; an image has none
 THETA = 10000.0
-LARGER = 4.0  # how many times wider than those of its first training the images are that the positions are made for
+LARGER = 4.0  # the positions are stretched for images this many times as wide as in the first training
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class AnimaShape:
 
     @classmethod
     def of(cls, shapes: Mapping[str, Iterable[int]]) -> "AnimaShape":
-        """Tensor shapes by this model's keys -> sizes. KeyError names the first key that is missing."""
+        """Return sizes from tensor shapes by this model's keys. KeyError names the first missing key."""
         channels = tuple(shapes["final_layer.linear.weight"])[0]
         hidden, inputs = shapes["x_embedder.proj.1.weight"]
         if inputs != channels + PADDING:
@@ -72,7 +72,8 @@ class AnimaShape:
 
     @property
     def theta(self) -> float:
-        """The base of the positions, stretched for larger images. The frame is 0, so that one serves all axes."""
+        """The base of the positions, stretched for larger images."""
+        # The frame is always 0, so one base serves all axes.
         side = self.axes[1]
         return THETA * LARGER ** (side / (side - 2))
 
@@ -82,7 +83,7 @@ def count(names: Iterable[str]) -> int:
 
 
 class AnimaAttention(Projections):
-    """Attention of the image's tokens over themselves, or over the text; the block attends."""
+    """Attention of the image's tokens over themselves, or over the text; the block calls the kernel."""
 
     def __init__(self, width: int, context: int, head: int):
         super().__init__(width, context, head)
@@ -102,14 +103,14 @@ class AnimaMLP(nn.Module):
 
 
 def modulation(sizes: AnimaShape, number: int) -> nn.Sequential:
-    """Layers that make so many vectors of the time's embedding."""
+    """Return layers that map the time embedding to `number` vectors."""
     narrow, wide = sizes.modulation, number * sizes.hidden
     down, up = nn.Linear(sizes.hidden, narrow, bias=False), nn.Linear(narrow, wide, bias=False)
     return nn.Sequential(nn.SiLU(), down, up)
 
 
 class Block(nn.Module):
-    """Attention over the image, attention over the text, MLP; each is modulated by the time."""
+    """Self-attention, cross-attention to the text, MLP; each modulated by the time."""
 
     attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = staticmethod(sdpa)
 
@@ -149,14 +150,16 @@ class PatchEmbed(nn.Module):
 
 
 class Anima(nn.Module):
-    """Anima (or any smaller one) as its sizes say."""
+    """Anima (or a smaller one), depending on its sizes."""
 
     def __init__(self, sizes: AnimaShape):
         super().__init__()
         self.sizes = sizes
         self.x_embedder = PatchEmbed(sizes)
         hidden = sizes.hidden
-        time = TimestepEmbedding(hidden, hidden, 3 * hidden, bias=False)  # the part of the modulation that all share
+        time = TimestepEmbedding(
+            hidden, hidden, 3 * hidden, bias=False
+        )  # the part of the modulation shared by all blocks
         self.t_embedder = nn.Sequential(nn.Identity(), time)
         self.t_embedding_norm = WeightedRMSNorm(hidden)
         self.llm_adapter = AnimaAdapter(sizes.adapter)

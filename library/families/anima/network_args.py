@@ -1,4 +1,4 @@
-"""What `--network_args` may say to Anima's LoRA (`networks.lora_anima`)."""
+"""`--network_args` of Anima's LoRA (`networks.lora_anima`)."""
 
 import re
 from dataclasses import dataclass
@@ -25,8 +25,9 @@ class AnimaArgs(BlockArgs):
     train_llm_adapter: bool = opt(False, "adapters on the text adapter as well", label="Text adapter learns as well")
 
     def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
-        """Patterns come first, what a pattern includes before what is left out by default; then blocks are chosen, and
-        the text adapter by its switch."""
+        """Return a layer's rank: patterns first, inclusion before default exclusion; then blocks, and the text adapter
+        by its switch.
+        """
         inside = layer.part == "denoiser"
         usual = not EXCLUDED.fullmatch(layer.path) and (self.train_llm_adapter or not layer.path.startswith(ADAPTER))
         included = any(re.fullmatch(one, layer.path) for one in regexes(self.include_patterns))

@@ -1,4 +1,4 @@
-"""What can be set when Anima is trained."""
+"""The options of Anima."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from library.config.problems import Problem
 from library.config.run_config import Rule
 from library.config.schema import opt, section
 
-# Parsed by sd-scripts for every family, without a meaning for this one.
+# Options that sd-scripts parses for every family, but that mean nothing here.
 INEFFECTIVE = {
     "max_token_length": "captions of Anima are as long as qwen3_max_token_length and t5_max_token_length",
 }
 
-# Flags of sd-scripts that are options here under another name, and those that nothing here needs.
+# Flags of sd-scripts with another name here, and those that are not needed.
 ALIASES = {"unsloth_offload_checkpointing": "cpu_offload_checkpointing"}
 FOREIGN = {
     "attn_mode": "attention is PyTorch's SDPA; attention_kernel chooses among its kernels",
     "vae_chunk_size": "images are encoded whole; vae_batch_size says how many at once",
     "vae_disable_cache": "a single image needs no cache in the VAE",
 }
-# When sigmoid_scale does nothing.
+# Values with which sigmoid_scale has no effect.
 SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
 RATES = ("self_attn_lr", "cross_attn_lr", "mlp_lr", "mod_lr", "llm_adapter_lr")
 
@@ -89,7 +89,7 @@ class AnimaFlow(sections.TransformerFlow):
     weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = opt(
         "uniform", "How timesteps are weighted: the loss, and with sigma sampling their choice."
     )
-    weighted_by_step: ClassVar[bool] = False  # sd-scripts, which trains Anima, weighs by sigma itself
+    weighted_by_step: ClassVar[bool] = False  # sd-scripts weights Anima's loss by sigma itself
     size_shift: ClassVar[str] = "flux_shift"
 
 
@@ -98,7 +98,7 @@ class AnimaAdapterCache(sections.TextBatchCache):
     """What is encoded once when adapters are trained."""
 
     def check(self, run: Any) -> Iterator[Problem]:
-        """The outputs of a trained text encoder change, so they cannot be cached."""
+        """Reject caching the outputs of a trained text encoder, as these change."""
         yield from sections.TextBatchCache.check(self, run)
         if self.text and not run.network.network_train_unet_only:
             yield Problem(
@@ -133,8 +133,7 @@ class AnimaFullOptim(sections.FullOptim):
 
     @property
     def block_lrs(self) -> tuple[float, ...]:
-        """The rates of what has none of its own, and of the parts above in the order of AnimaFamily.rate_names; none
-        where all are alike."""
+        """The default rate, and those of the parts in the order of AnimaFamily.rate_names; none if all are equal."""
         parts = (self.llm_adapter_lr, self.self_attn_lr, self.cross_attn_lr, self.mlp_lr, self.mod_lr)
         rates = [self.learning_rate if rate is None else rate for rate in parts]
         return (self.learning_rate, *rates) if any(rate is not None for rate in parts) else ()
@@ -147,7 +146,7 @@ NETWORK = sections.network_of(sections.Network, "networks.lora_anima")
 
 @dataclass(frozen=True, kw_only=True)
 class AnimaRun:
-    """What all trainings of Anima share."""
+    """The common base of all Anima trainings."""
 
     family: ClassVar[str] = "anima"
     script_with = staticmethod(families.script_with)

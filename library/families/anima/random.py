@@ -14,7 +14,7 @@ from library.families.shared import language_model, random_networks, random_toke
 from library.families.shared.random_networks import T5_WORDS, InputShapes, RandomNetworks, prefixed
 from library.families.shared.random_sizes import FULL_QWEN_VAE, LanguageModelSizes, QwenVaeSizes
 
-WORDS = 151936  # of the published vocabulary of Qwen3, with room
+WORDS = 151936  # size of Qwen3's published vocabulary, with spare rows
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def shape(sizes: AnimaSizes, words: int) -> AnimaShape:
 
 
 def random(sizes: AnimaSizes = TINY, words: int = WORDS, target_words: int = T5_WORDS) -> RandomNetworks:
-    """The networks of these sizes, for tokenizers with so many words."""
+    """Return the networks of these sizes, for tokenizers with so many words."""
     return RandomNetworks(
         lambda: random_networks.empty(lambda: Anima(shape(sizes, target_words))),
         {"text_encoder": lambda: language_model.empty_qwen3(**sizes.text_settings(words))},
@@ -83,11 +83,11 @@ def random(sizes: AnimaSizes = TINY, words: int = WORDS, target_words: int = T5_
 
 
 def adopt(family: AnimaFamily, denoiser: nn.Module) -> None:
-    """It reads nothing else from headers."""
+    """Do nothing: this family reads nothing else from headers."""
 
 
 def input_shapes(family: AnimaFamily, denoiser: Anima) -> InputShapes:
-    """What this denoiser reads, for one image."""
+    """Return this denoiser's inputs for one image."""
     lengths, sizes = family.text_lengths, denoiser.sizes
     text = {
         name: (length, sizes.adapter.source) if name == "prompt_embeds" else (length,)

@@ -13,11 +13,13 @@ from library.objectives import flow
 if TYPE_CHECKING:
     from library.families.anima.family import AnimaFamily
 
-SHIFT = 3.0  # of the sigmas, at any size of image, unless the prompt names another
+SHIFT = 3.0  # shift of the sigmas at any image size, unless the prompt sets another
 
 
 class AnimaSampler(FlowSampler):
-    """From latents to tokens and back in each step: the model answers in another order than it reads."""
+    """Converts latents to tokens and back in each step, as the model's output has another channel order
+    than its input.
+    """
 
     family: "AnimaFamily"
 

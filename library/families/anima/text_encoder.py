@@ -1,4 +1,4 @@
-"""Anima's text: states of Qwen3-0.6B, and ids of T5's tokenizer, which its adapter brings together."""
+"""Anima's text: states of Qwen3-0.6B, and ids of T5's tokenizer, combined by its adapter."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,8 +8,8 @@ from torch import Tensor
 
 from library.families.shared import language_model, t5
 
-LONGEST = 512  # tokens of a caption, for either tokenizer
-EMPTY = 1  # the id that an empty caption is for T5: its end
+LONGEST = 512  # maximum tokens of a caption, for either tokenizer
+EMPTY = 1  # T5's id for an empty caption: its end mark
 
 
 def encode(model: Any, tokenizer: Any, captions: Sequence[str], length: int = LONGEST) -> tuple[Tensor, Tensor]:

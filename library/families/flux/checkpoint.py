@@ -40,7 +40,7 @@ DENOISER = DoubleStreamFile(
     keys.sources,
     lambda shapes: Flux(Sizes.of(shapes)),
 )
-# What the parts are called by their headers.
+# Descriptions of the parts by their headers.
 KINDS = {"clip_l": "a CLIP text encoder", "t5xxl": "a T5 text encoder", "ae": "a VAE"}
 PLAIN = {"denoiser": tensor_names.without_prefix, "clip_l": clip.plain, "t5xxl": t5.plain, "ae": autoencoder.plain}
 FILES = {name: PartFiles(dict(_parts(variant))) for name, variant in VARIANTS.items()}  # by model_type
@@ -85,7 +85,7 @@ def another(path: Path, entries: Entries, model_type: str) -> Problem | None:
 
 
 def title(config: RunConfig) -> str:
-    """What the transformer's single file calls itself in its metadata, "" where it does not say. Raises ConfigError."""
+    """Return the name of the transformer in its single file's metadata, "" if it has none. Raises ConfigError."""
     path = FILES["flux"].present(config, "denoiser")
     if path is None or path.suffix != ".safetensors" or not weights.entries(path):
         return ""
@@ -98,7 +98,7 @@ def plain_shapes(entries: Entries, part: str) -> dict[str, tuple[int, ...]]:
 
 
 def unfit(path: Path, entries: Entries, part: str, about: Part) -> Message | None:
-    """Why a file cannot serve as a part, in a sentence with the fix; None when it can."""
+    """Return why a file cannot serve as a part, with the fix; None if it can."""
     shapes = plain_shapes(entries, part)
     of, found = recognition.described({name: tuple(entry["shape"]) for name, entry in entries.items()})
     if found == "a LoRA file":
@@ -127,7 +127,7 @@ def unfit(path: Path, entries: Entries, part: str, about: Part) -> Message | Non
 
 
 def unusual(path: Path, shapes: Shapes) -> Message | None:
-    """Why a transformer with FLUX.1's names is still none that is trained here: in pixels, or an inpainting variant."""
+    """Return why a transformer with FLUX.1's names is not supported: in pixel space, or an inpainting variant."""
     if FACTS.recognise(shapes).startswith(RADIANCE):
         return Message(
             "{path} is Chroma Radiance, which works on pixels and is not trained here: use Chroma1-HD or Chroma1-Base",

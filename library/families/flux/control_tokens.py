@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 SIDE = 16  # pixels of one token
 MEGAPIXEL = 1024 * 1024
-# Widths and heights that Kontext was trained with, and their turns.
+# Widths and heights that Kontext was trained with, and the transposed ones.
 _SHAPES = (
     (672, 1568),
     (688, 1504),
@@ -30,23 +30,26 @@ KONTEXT_SHAPES = tuple(sorted({*_SHAPES, *((height, width) for width, height in 
 
 
 def packed(controls: Sequence[Tensor], inpaints: bool) -> list[Tensor]:
-    """Latents of reference images -> their tokens; for a model that inpaints, the latents of what is around a mask
-    [B, C, 2 h, 2 w] and the mask [B, 1, 16 h, 16 w] -> one tensor of channels for the tokens of the image."""
+    """Return the tokens of reference latents. For an inpainting model, combine the latents around a mask [B, C, 2 h, 2
+    w] and the mask [B, 1, 16 h, 16 w] into extra channels of the image tokens.
+    """
     if not inpaints:
         return [packing.pack(latents) for latents in controls]
     around, mask = controls
-    pixels = torch.nn.functional.pixel_unshuffle(mask, 8)  # each latent pixel's square, row by row
+    pixels = torch.nn.functional.pixel_unshuffle(mask, 8)  # the mask square of each latent pixel, row by row
     return [torch.cat((packing.pack(around), packing.pack(pixels)), dim=-1)]
 
 
 def shown(tokens: Tensor, more: Sequence[Tensor], inpaints: bool) -> Tensor:
-    """Tokens of the noised image [B, S, 64] with those of `packed`: behind them, or as further channels of each."""
+    """Combine tokens of the noised image [B, S, 64] with those of `packed`: appended, or as further channels."""
     more = [one.to(tokens).expand(len(tokens), -1, -1) for one in more]
     return torch.cat((tokens, *more), dim=-1 if inpaints else 1) if more else tokens
 
 
 def reference_size(size: tuple[int, int], area: int) -> tuple[int, int]:
-    """Width and height of a reference image beside a preview of so many pixels: the nearest of Kontext's shapes."""
+    """Return width and height of a reference image beside a preview of `area` pixels: the nearest of
+    Kontext's shapes.
+    """
     _, width, height = min((abs(size[0] / size[1] - w / h), w, h) for w, h in KONTEXT_SHAPES)
     scale = (area / MEGAPIXEL) ** 0.5
     return max(SIDE, round(width * scale / SIDE) * SIDE), max(SIDE, round(height * scale / SIDE) * SIDE)
@@ -59,5 +62,5 @@ def pixels(image: "Image.Image", size: tuple[int, int]) -> Tensor:
 
 
 def paint_mask(mask: "Image.Image", size: tuple[int, int]) -> Tensor:
-    """A mask scaled to (width, height) as [1, 1, H, W]: 1 where it is bright and has to be painted, else 0."""
+    """Scale a mask to (width, height) as [1, 1, H, W]: 1 where it is bright, so in the region to inpaint, else 0."""
     return (pixels(mask.convert("L"), size)[:, :1] >= 0).float()

@@ -1,4 +1,4 @@
-"""What the demo says of FLUX.1, and whether its LoRA fits the model in diffusers."""
+"""The demo of FLUX.1: its configs, and the check of its LoRA in diffusers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,13 +10,14 @@ from library.families.flux import keys
 from library.families.shared import weights
 from library.families.shared.diffusers_layers import ADAPTER, Sizes, layers
 
-REAL = 3072  # FLUX.1's width, which diffusers' converter has written into it for the fused layer of single blocks
-Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
+REAL = 3072  # FLUX.1's width, hard-coded in diffusers' converter for the fused layer of single blocks
+Line = tuple[str, Any, str]  # option, value, and the value of a real training
 
 
 def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made. {references}
-    stands for the folder of the reference images."""
+    """Return the tables of a demo TOML for this model; `models` are the files written by random.write. {references} is
+    replaced by the folder of reference images.
+    """
     files: list[Line] = [
         ("t5xxl", str(models["t5xxl"]), ""),
         ("ae", str(models["ae"]), ""),
@@ -43,7 +44,7 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
 
 
 def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
-    """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
+    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
     import torch
     from diffusers import ChromaTransformer2DModel, FluxTransformer2DModel, loaders
 
@@ -70,7 +71,8 @@ def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes
 
 
 def _as_wide_as_the_real_one(tensors: JsonObject, width: int) -> JsonObject:
-    """Fused outputs of single blocks (q, k, v, mlp) padded with zeros to FLUX.1's own sizes, as diffusers cuts them."""
+    """Pad fused outputs of single blocks (q, k, v, mlp) with zeros to FLUX.1's own sizes."""
+    # diffusers splits them at these sizes.
     out = dict(tensors)
     for name, tensor in tensors.items():
         if "_single_blocks_" in name and name.endswith("_linear1.lora_up.weight"):

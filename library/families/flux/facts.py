@@ -1,4 +1,4 @@
-"""What FLUX.1 states about itself."""
+"""The static facts of FLUX.1."""
 
 import re
 
@@ -16,26 +16,28 @@ from library.families.flux.variants import (
     named_by,
 )
 
-# Tensors whose sizes are the channels that a transformer reads and answers with, in the layouts of BFL and diffusers.
+# Tensors with the input and output channels of a transformer, in the layouts of BFL and diffusers.
 IN_AND_OUT = (("img_in.weight", "final_layer.linear.weight"), ("x_embedder.weight", "proj_out.weight"))
-# Later models, which share names with FLUX.1, and are not trained here.
+# Later, unsupported models that share names with FLUX.1.
 LATER = (
     (r"^early_stream_modulations\.", None, "a FLUX.3 transformer"),
     (r"^double_blocks\.0\.img_(attn\.norm\.key_norm\.weight|mlp\.gate_proj)", None, "a transformer like FLUX.1's"),
 )
 
 
-# Of blocks that are not the first, by which a part of a file is told; a matrix of each has so many times as many rows.
+# Tensors of later blocks, by which a part of a file is recognised, and the ratio of rows of a matrix in each.
 LATER_BLOCKS = (
     (re.compile(r"(^|\.)double_blocks\.\d+\.(img|txt)_attn\.qkv\.weight$"), 3, ""),
     (re.compile(r"(^|\.)single_blocks\.\d+\.linear1\.weight$"), 7, ""),
     (re.compile(r"(^|\.)single_transformer_blocks\.\d+\.proj_mlp\.weight$"), 4, FOLDER),
 )
-MODULATION = re.compile(r"_mod\.lin\.|\.modulation\.lin\.|\.norm1?\.linear\.")  # of a block; Chroma's have none
+MODULATION = re.compile(
+    r"_mod\.lin\.|\.modulation\.lin\.|\.norm1?\.linear\."
+)  # modulation of a block, absent in Chroma
 
 
 def part_of(shapes: Shapes) -> str:
-    """What a part of a file is that lacks the first blocks."""
+    """Describe a part of a file without the first blocks."""
     for pattern, times, layout in LATER_BLOCKS:
         if any(pattern.search(name) and shape[0] == times * shape[-1] for name, shape in shapes.items() if shape):
             if any(map(MODULATION.search, shapes)):
@@ -45,8 +47,9 @@ def part_of(shapes: Shapes) -> str:
 
 
 def recognise(shapes: Shapes) -> str:
-    """What a checkpoint is of FLUX.1. SD3 shares names with it, but has no single blocks; where one modulation serves
-    all blocks, or an MLP is not four times as wide as its stream, it is a later model."""
+    """Describe a FLUX.1 checkpoint. SD3 shares names with it, but has no single blocks. A later model has one
+    modulation for all blocks, or an MLP not four times as wide as its stream.
+    """
     if any("double_stream_modulation_img." in name or "to_qkv_mlp_proj" in name for name in shapes):
         return ""
     if any(name.endswith("_mlp.0.weight") and shape[0] != 4 * shape[-1] for name, shape in shapes.items() if shape):
@@ -79,7 +82,7 @@ PARTS = (
 
 
 def hub_model(title: str, name: str, size: int, model_type: str = "") -> HubModel:
-    """One of those that Black Forest Labs has published as FLUX.1-NAME, with a file of the name in small letters."""
+    """Return a model published by Black Forest Labs as FLUX.1-NAME, with a file of the lower-case name."""
     file = f"flux1-{name.lower()}.safetensors"
     options = {"model_type": model_type} if model_type else {}
     return HubModel(title, (HubFile(MODEL, f"black-forest-labs/FLUX.1-{name}", file, size), *PARTS), options)

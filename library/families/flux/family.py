@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 PREFIXES = {"denoiser": "lora_unet", "clip_l": "lora_te1", "t5xxl": "lora_te3"}
 T5_STEP = 64  # a shortened text length is a multiple of this many tokens
-T5_LENGTH = {False: 512, True: 256}  # tokens that the others and schnell (True) were trained with
-POOLED = 768  # numbers of CLIP-L in sd-scripts' caches, zeros where the model does not read them
+T5_LENGTH = {False: 512, True: 256}  # training lengths in tokens; True: schnell
+POOLED = 768  # width of CLIP-L's vector in sd-scripts' caches; zeros if the model does not use it
 
 
 class FluxFamily(TransformerFamily):
@@ -47,7 +47,7 @@ class FluxFamily(TransformerFamily):
         keys=("l_pooled", "t5_out", "txt_ids", "t5_attn_mask"),
         options=("apply_t5_attn_mask",),
     )
-    # The number of tokens varies: of img, txt, pe and mask, and of joint, pe and mask.
+    # Dimensions with varying numbers of tokens: img, txt, pe and mask; joint, pe and mask.
     block_inputs = {
         "DoubleStreamBlock": BlockInputs(streams=(0, 1), dynamic=((0, 1), (1, 1), (3, 1), (4, 1))),
         "SingleStreamBlock": BlockInputs(streams=(0,), dynamic=((0, 1), (2, 1), (3, 1))),
@@ -119,8 +119,9 @@ class FluxFamily(TransformerFamily):
 
     @property
     def caption_limit(self) -> CaptionLimit:
-        """Tokens of T5 in a step without the end mark; CLIP-L sees the beginning alone. What has to be fetched to be
-        known counts as a model that is not schnell."""
+        """T5 tokens per step without the end mark; CLIP-L reads only the beginning. A model not yet downloaded counts
+        as not schnell.
+        """
         options, most = self.config.model, T5_LENGTH[False]
         here = options.t5xxl_max_token_length or self.files.present(self.config, "denoiser")
         length = self.text_length if here else most
@@ -129,12 +130,12 @@ class FluxFamily(TransformerFamily):
         return CaptionLimit("t5xxl", length - 1, "" if length >= most else f"t5xxl_max_token_length = {most}")
 
     def tokenizers_of_captions(self) -> tokenizers.Tokenizers:
-        """Those of the text encoders that there are. Raises ConfigError where one cannot be had."""
+        """Return the tokenizers of the existing text encoders. Raises ConfigError if one is unavailable."""
         found = {part: (self._tokenizer_folder(part), name) for part, (name, _) in self.tokenizers.items()}
         return tokenizers.Tokenizers(found)
 
     def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:
-        """Tokens of T5 that a step reads of these captions, as t5xxl_train_length says; None for all."""
+        """Return the number of T5 tokens that a step uses for these captions, by t5xxl_train_length; None for all."""
         wanted = self.config.model.t5xxl_train_length
         if wanted == "max":
             return None
@@ -144,10 +145,10 @@ class FluxFamily(TransformerFamily):
         return min(-(-longest // T5_STEP) * T5_STEP, self.text_length)
 
     def problems(self) -> Iterator[Problem]:
-        """What is missing or wrong among the model's files, each in a sentence; reads headers only."""
+        """Yield what is missing or wrong among the model's files; reads headers only."""
         wrong = list(checkpoint.problems(self.config, self.config.model.model_type))
         yield from wrong
-        for encoder in self.tokenizers:  # one is looked for beside the networks, so it is said once these are found
+        for encoder in self.tokenizers:  # searched beside the networks, so reported once these are found
             about = (encoder, checkpoint.BASE)
             if not self.files.named(self.config, encoder) or any(one.option in about for one in wrong):
                 continue
@@ -208,13 +209,13 @@ class FluxFamily(TransformerFamily):
         return found
 
     def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
-        """All networks on the CPU, in sizes that their files tell. Raises ConfigError.
+        """Load all networks on the CPU, in the sizes of their files. Raises ConfigError.
 
-        The transformer is in `dtype`, the others in `frozen`, if that is given. With `deferring` these wait in
-        `deferred`, and their files are not opened.
+        The transformer is in `dtype`, the others in `frozen`, if given. With `deferring` those stay in `deferred`, and
+        their files are not opened.
 
-        The blocks' matrices stay in 8 bits when the file has them so and fp8_base is set. The autoencoder is in float32
-        with no_half_vae, and in place of float16, whose range it exceeds.
+        With fp8_base 8-bit matrices of the blocks stay 8-bit. The autoencoder is in float32 with no_half_vae, and
+        instead of float16, whose range it exceeds.
         """
         config, mmap = self.config, not self.config.model.disable_mmap_load_safetensors
         paths = {part: self.files.located(config, part) for part in self.files.parts}
@@ -253,7 +254,7 @@ class FluxFamily(TransformerFamily):
         return bypassed or path.startswith(f"{APPROXIMATOR}.")
 
     def swap_plan(self, number: int) -> dict[str, int]:
-        """`blocks_to_swap` -> blocks of each kind: one half as double blocks, two single ones for each of the other."""
+        """`blocks_to_swap` -> blocks of each kind: half as double blocks, and two single ones for each of the rest."""
         double, single = number // 2, 2 * (number - number // 2)
         return {"DoubleStreamBlock": min(double, self.depth[0]), "SingleStreamBlock": min(single, self.depth[1])}
 
@@ -279,8 +280,8 @@ class FluxFamily(TransformerFamily):
     ) -> dict[str, Tensor]:
         """Captions -> l_pooled [B, 768] of CLIP-L; t5_out [B, L, 4096], txt_ids [B, L, 3], t5_attn_mask [B, L] of T5.
 
-        With apply_t5_attn_mask T5 does not look at padding either. Gradients flow where they are on. Without CLIP-L
-        l_pooled is zeros, as sd-scripts keeps them.
+        With apply_t5_attn_mask T5 ignores padding, too. Gradients flow if enabled. Without CLIP-L l_pooled is zeros, as
+        in sd-scripts' caches.
         """
         wanted = tuple(components.encoders) if encoders is None else encoders
         out: dict[str, Tensor] = {}
@@ -325,10 +326,8 @@ class FluxFamily(TransformerFamily):
         device: torch.device,
         references: Sequence[tuple[int, int]] = (),
     ) -> dict[str, Any]:
-        """Text and positions as the denoiser takes them; `size` is the height and width in tokens, as in `references`.
-
-        Chroma sees one token of padding after the words, which the mask has when it is shifted by one.
-        """
+        """Return text and positions for the denoiser; `size` and `references` are heights and widths in tokens."""
+        # Chroma sees one padding token after the words, so its mask is shifted by one.
         mask = text["t5_attn_mask"] if self.config.model.apply_t5_attn_mask else None
         if mask is not None and self.variant.padding_seen:
             mask = torch.nn.functional.pad(mask[:, :-1], (1, 0), value=1)
@@ -345,4 +344,4 @@ class FluxFamily(TransformerFamily):
 
 
 if TYPE_CHECKING:
-    _complete: type[Family] = FluxFamily  # the type checker names what is missing
+    _complete: type[Family] = FluxFamily  # the type checker reports missing members

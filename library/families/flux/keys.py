@@ -36,10 +36,10 @@ TREES = DoubleStreamKeys(
         "linear1": ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"),
         "linear2": ("proj_out",),
     },
-    # SD3 shares some, but has no single blocks.
+    # SD3 shares some of these, but has no single blocks.
     marks=("transformer_blocks.0.attn.add_k_proj.weight", "single_transformer_blocks.0.proj_mlp.weight"),
 )
-# In place of these, which it lacks, Chroma has an approximator.
+# Chroma has an approximator instead of these.
 MODULATIONS = ("time_in.", "vector_in.", SWAPPED, "img_mod.", "txt_mod.", "modulation.")
 APPROXIMATOR = "distilled_guidance_layer."
 
@@ -49,15 +49,15 @@ def is_diffusers(names: Iterable[str]) -> bool:
 
 
 def blocks(names: Iterable[str]) -> dict[str, int]:
-    """How many blocks of each class a transformer has, from its plain keys in either layout."""
+    """Return the number of blocks of each class in a transformer, from its plain keys in either layout."""
     double, single = TREES.counts(names)
     return {"DoubleStreamBlock": double, "SingleStreamBlock": single}
 
 
 def sources(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Diffusers keys -> {BFL key: the diffusers keys it is made of, in the order of their rows}.
+    """Diffusers keys -> {BFL key: its diffusers keys, in the order of their rows}.
 
-    Raises KeyError with the name of a tensor that is missing.
+    Raises KeyError with the name of a missing tensor.
     """
     names = set(names)
     guided = "time_text_embed.guidance_embedder.linear_1.weight" in names
@@ -65,7 +65,7 @@ def sources(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _layers(names: Iterable[str]) -> int:
-    """How many layers the approximator has; 0 where there is none, as in FLUX.1."""
+    """Return the number of the approximator's layers; 0 without one, as in FLUX.1."""
     layers = f"{APPROXIMATOR}layers."
     return len({name.removeprefix(layers).split(".")[0] for name in names if name.startswith(layers)})
 

@@ -1,10 +1,10 @@
 """The FLUX.1 denoiser and Chroma's, in the tree of their own checkpoints.
 
 Module paths are the keys of the single files (`double_blocks.0.img_attn.qkv.weight`) and the names of LoRA modules, so
-nothing is renamed on the way in or out. The matrices that the files hold fused (q, k, v; q, k, v and MLP) stay fused.
+loading and saving rename nothing. Fused matrices (q, k, v; q, k, v and MLP) stay fused.
 
-Shape letters in this file: B images, S tokens (I of the image, L of the text, S = L + I), C hidden width, H heads,
-D width of one head, so that C = H * D.
+Shape letters in this file: B images, S tokens (I of the image, L of the text, S = L + I), C hidden width, H heads, D
+width of one head, so that C = H * D.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,11 +42,11 @@ class Sizes:
     double_blocks: int
     single_blocks: int
     guidance: bool
-    approximator: tuple[int, int, int] | None = None  # of Chroma: channels of its input, width, layers
+    approximator: tuple[int, int, int] | None = None  # Chroma's: input channels, width, layers
 
     @classmethod
     def of(cls, shapes: Mapping[str, Iterable[int]]) -> "Sizes":
-        """Tensor shapes by key of the single file -> sizes. KeyError names the first key that is missing."""
+        """Return sizes from tensor shapes by single-file key. KeyError names the first missing key."""
         hidden, in_channels = shapes["img_in.weight"]
         approximator = None
         if f"{APPROXIMATOR}.in_proj.weight" in shapes:
@@ -68,7 +68,7 @@ class Sizes:
 
     @property
     def is_schnell(self) -> bool:
-        """Whether neither guidance nor an approximator is there: it reads fewer words and its noise is not shifted."""
+        """Return whether neither guidance nor approximator exists: shorter text, and unshifted noise."""
         return not self.guidance and self.approximator is None
 
     @property
@@ -78,9 +78,9 @@ class Sizes:
 
 
 class Approximator(nn.Module):
-    """The network of Chroma that replaces all modulations of FLUX.1: it computes a vector for each of their outputs.
+    """Chroma's network that replaces all modulations of FLUX.1: it computes a vector for each of their outputs.
 
-    It was distilled from them and is never trained, so that no gradients are computed for it.
+    Distilled from them and never trained, so no gradients are computed for it.
     """
 
     def __init__(self, channels: int, width: int, layers: int, hidden: int):
@@ -93,7 +93,7 @@ class Approximator(nn.Module):
 
     @torch.no_grad()
     def forward(self, timesteps: Tensor, count: int) -> Tensor:
-        """Timesteps [B] in 0..1 -> `count` vectors [B, count, C], each of its own number, the time and guidance 0."""
+        """Timesteps [B] in 0..1 -> `count` vectors [B, count, C], each from its index, the time and guidance 0."""
         quarter = self.channels // 4
         time, guidance = sinusoids(timesteps, quarter), sinusoids(torch.zeros_like(timesteps), quarter)
         numbers = sinusoids(torch.arange(count, device=timesteps.device), 2 * quarter)
@@ -106,7 +106,7 @@ class Approximator(nn.Module):
 
 
 class Flux(PositionTables, nn.Module):
-    """FLUX.1 dev or schnell (or any smaller one), or Chroma, as its sizes say."""
+    """FLUX.1 dev or schnell (or a smaller one), or Chroma, depending on its sizes."""
 
     def __init__(self, sizes: Sizes):
         super().__init__()
@@ -139,10 +139,9 @@ class Flux(PositionTables, nn.Module):
     ) -> Tensor:
         """Packed latents -> the velocity, packed alike.
 
-        img [B, I, in channels]; img_ids [I, 3] and txt_ids [L, 3], positions shared by the whole batch; txt [B, L, text
-        channels]; timesteps [B] in 0..1 and guidance [B], float32; y [B, vector channels], which Chroma does not read;
-        txt_attention_mask [B, L], 1 or true where the text may be seen, None for everywhere.
-        Without guidance its embedding is left out.
+        img [B, I, in channels]; img_ids [I, 3] and txt_ids [L, 3], positions shared by the batch; txt [B, L, text
+        channels]; timesteps [B] in 0..1 and guidance [B], float32; y [B, vector channels], unused by Chroma;
+        txt_attention_mask [B, L], 1 or true where text is visible, None for all. A model without guidance ignores it.
         """
         doubles, singles, last = self.vectors(timesteps, y, guidance)
         img = self.img_in(img.to(self.img_in.weight.dtype))
@@ -162,7 +161,7 @@ class Flux(PositionTables, nn.Module):
     def vectors(
         self, timesteps: Tensor, y: Tensor, guidance: Tensor | None
     ) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor]:
-        """What each double block, each single block and the last layer are conditioned on."""
+        """Return the conditioning of each double block, each single block and the last layer."""
         double, single = self.sizes.double_blocks, self.sizes.single_blocks
         if not self.sizes.approximator:
             vec = self.conditioning(timesteps, y, guidance)
@@ -174,7 +173,7 @@ class Flux(PositionTables, nn.Module):
         return torch.cat(tuple(halves), dim=2).unbind(1), of_single.unflatten(1, (single, 3)).unbind(1), last
 
     def conditioning(self, timesteps: Tensor, y: Tensor, guidance: Tensor | None) -> Tensor:
-        """Time, guidance and pooled text as one vector [B, C]."""
+        """Return time, guidance and pooled text as one vector [B, C]."""
         vec = self.time_in(sinusoids(timesteps)) + self.vector_in(y)
         if self.guidance_in is None or guidance is None:
             return vec
@@ -182,6 +181,6 @@ class Flux(PositionTables, nn.Module):
 
     @staticmethod
     def joint_mask(txt_mask: Tensor, img: Tensor) -> Tensor:
-        """[B, L] of the text -> [B, L + I] boolean: every image token may be seen."""
+        """[B, L] of the text -> [B, L + I] boolean; all image tokens are visible."""
         everywhere = torch.ones(img.shape[:2], dtype=torch.bool, device=img.device)
         return torch.cat((txt_mask.to(torch.bool), everywhere), dim=1)

@@ -1,4 +1,4 @@
-"""What `--network_args` may say to FLUX.1's LoRA (`networks.lora_flux`)."""
+"""`--network_args` of FLUX.1's LoRA (`networks.lora_flux`)."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -160,13 +160,13 @@ class FluxArgs(PatternArgs):
         return part != "t5xxl" or self.train_t5xxl
 
     def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
-        """The texts that are small languages of their own."""
+        """Check the values that have a syntax of their own."""
         yield from self.unreadable(
             train_double_block_indices=indices, train_single_block_indices=indices, in_dims=ranks
         )
 
     def notes(self, _run: RunConfig | None = None) -> Iterator[Problem]:
-        """What has no effect, and why."""
+        """Return arguments without effect, and why."""
         for name in ("conv_dim", "conv_alpha"):
             if getattr(self, name) is not None:
                 yield Problem("network_args", "{name} has no effect: its blocks have no convolutions", name=name)

@@ -15,7 +15,7 @@ from library.config.schema import opt, section
 from library.config.values import Option
 from library.families.flux.variants import VARIANTS, FluxVariant, named_by
 
-# Parsed by sd-scripts for every family, without a meaning for this one.
+# Options that sd-scripts parses for every family, but that mean nothing here.
 INEFFECTIVE = {
     **sections.FLOW_INEFFECTIVE,
     "vae": "FLUX.1 has its autoencoder in ae; vae is only written into the metadata",
@@ -34,7 +34,7 @@ INEFFECTIVE_RULES: tuple[Rule, ...] = (
     ("random_masks", lambda c: c.control_images.inpaints, "only FLUX.1 Fill is shown masks"),
 )
 
-# When sigmoid_scale does nothing.
+# Values with which sigmoid_scale has no effect.
 SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
 OTHERS = {
     "clip_l": "the CLIP-L text encoder (clip_l.safetensors)",
@@ -102,12 +102,12 @@ class FluxModel(sections.Model):
 
     @property
     def text_tokens(self) -> int | None:
-        """The most tokens of text that a step reads, where an option limits them."""
+        """Return the maximum number of text tokens per step, if an option limits it."""
         known, most = self.t5xxl_max_token_length, 256 if self.t5xxl_train_length == "256" else None
         return min(known, most) if known and most else known or most
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Captions that are encoded in each step may have another length each time; Chroma masks their padding."""
+        """Reject varying lengths of captions that are encoded in each step; Chroma masks their padding."""
         yield from sections.Model.check(self, run)
         if getattr(run.data, "control_directory", None) and not self.variant.control_images.most:
             yield Problem(
@@ -133,7 +133,7 @@ class FluxModel(sections.Model):
             )
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
-        """A length that does not cut anything has no effect."""
+        """Warn of a length that cuts nothing."""
         if self.t5xxl_train_length == "256" and (self.t5xxl_max_token_length or 512) <= 256:
             yield Problem(
                 "t5xxl_train_length",
@@ -145,7 +145,7 @@ class FluxModel(sections.Model):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FluxLoraModel(FluxModel):
-    """The same when adapters are trained."""
+    """The same for training adapters."""
 
     no_half_vae: bool = opt(
         False, "Run the autoencoder in float32.", label="Autoencoder in full precision", advanced=True
@@ -170,7 +170,7 @@ RANDOM_MASKS = opt(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FluxData(sections.Data):
-    """The images, and what Kontext and Fill are shown beside them."""
+    """The images, and the control images of Kontext and Fill."""
 
     control_directory: str | None = REFERENCES
     random_masks: int = RANDOM_MASKS
@@ -178,7 +178,7 @@ class FluxData(sections.Data):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FluxAdapterData(sections.AdapterData):
-    """The same when adapters are trained."""
+    """The same for training adapters."""
 
     control_directory: str | None = REFERENCES
     random_masks: int = RANDOM_MASKS
@@ -189,7 +189,7 @@ class FluxAdapterCache(sections.TextBatchCache):
     """What is encoded once when adapters are trained."""
 
     def check(self, run: Any) -> Iterator[Problem]:
-        """A trained T5 cannot be cached; CLIP-L can be trained while T5 is cached."""
+        """Reject caching a trained T5; CLIP-L can be trained while T5 is cached."""
         yield from sections.TextBatchCache.check(self, run)
         if self.text and "train_t5xxl=True" in run.network.network_args:
             yield Problem(
@@ -239,7 +239,7 @@ NETWORK = sections.network_of(sections.Network, "networks.lora_flux")
 
 @dataclass(frozen=True, kw_only=True)
 class FluxRun:
-    """What all trainings of FLUX.1 share."""
+    """The common base of all FLUX.1 trainings."""
 
     family: ClassVar[str] = "flux"
     script_with = staticmethod(families.script_with)
@@ -261,7 +261,7 @@ class FluxLora(FluxRun, sections.AdapterRun):
 
     script: ClassVar[str] = "flux_train_network"
     title: ClassVar[str] = "FLUX.1 LoRA"
-    # Written by the kohya_ss page into the configs of this script, too.
+    # The kohya_ss GUI writes these into configs of this script, too.
     foreign: ClassVar[Mapping[str, str]] = {"mem_eff_save": "adapter files are small"}
 
     model: FluxLoraModel = section(FluxLoraModel)

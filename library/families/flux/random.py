@@ -39,10 +39,10 @@ class FluxSizes:
     t5_mlp: int = 128
     vae: tuple[int, ...] = (32, 32, 32, 32)
     channels: int = 16
-    guidance: bool = True  # dev; schnell is without
-    inputs: int = 1  # channels that are read, as a multiple of those of latents
-    name: str = ""  # of its file, where sizes do not tell which relative it is
-    approximator: tuple[int, int, int] | None = None  # of Chroma: channels of its input, width, layers
+    guidance: bool = True  # dev has it, schnell does not
+    inputs: int = 1  # input channels as a multiple of the latents'
+    name: str = ""  # file name, if sizes do not determine the variant
+    approximator: tuple[int, int, int] | None = None  # Chroma's: input channels, width, layers
     resolutions: tuple[int, ...] = (64, 128)
 
 
@@ -83,7 +83,7 @@ def model_sizes(config: FluxLora | FluxTrain, full: bool) -> FluxSizes:
 
 
 def random(sizes: FluxSizes = TINY, clip_words: int = CLIP_WORDS, t5_words: int = T5_WORDS) -> RandomNetworks:
-    """The networks of these sizes, for tokenizers with so many words."""
+    """Return the networks of these sizes, for tokenizers with so many words."""
     shape = Sizes(
         in_channels=4 * sizes.channels * sizes.inputs,
         out_channels=4 * sizes.channels,
@@ -129,13 +129,13 @@ def _t5(sizes: FluxSizes, words: int) -> nn.Module:
 
 
 def adopt(family: FluxFamily, denoiser: Flux) -> None:
-    """Tell a family what it otherwise reads from the header of its checkpoint."""
+    """Set what a family otherwise reads from the header of its checkpoint."""
     family.is_schnell = denoiser.sizes.is_schnell
     family.depth = (denoiser.sizes.double_blocks, denoiser.sizes.single_blocks)
 
 
 def input_shapes(family: FluxFamily, denoiser: Flux) -> InputShapes:
-    """What this denoiser reads, for one image."""
+    """Return this denoiser's inputs for one image."""
     length, sizes = min(family.text_length, family.config.model.text_tokens or family.text_length), denoiser.sizes
     text = {"l_pooled": (sizes.vector_channels or POOLED,), "t5_out": (length, sizes.text_channels)}
     text |= {"txt_ids": (length, 3), "t5_attn_mask": (length,)}
@@ -146,10 +146,10 @@ def input_shapes(family: FluxFamily, denoiser: Flux) -> InputShapes:
 def write(
     folder: Path, seed: int = 0, guidance: bool = True, dtype: torch.dtype = torch.bfloat16, sizes: FluxSizes = TINY
 ) -> dict[str, Path]:
-    """Write the four files of a tiny dev (schnell without `guidance`) model and its tokenizers into a folder.
+    """Write the four files of a tiny dev model (schnell without `guidance`) and its tokenizers into a folder.
 
-    With `sizes` of FULL the text encoders know more words than these tokenizers. Chroma has no CLIP-L.
-    Returns paths by part: flux, clip_l, t5xxl, ae (all .safetensors), and the tokenizers' folders.
+    With FULL `sizes` the text encoders have larger vocabularies than these tokenizers. Chroma has no CLIP-L. Returns
+    paths by part: flux, clip_l, t5xxl, ae (all .safetensors), and the tokenizers' folders.
     """
     folder = Path(folder)
     stem = "tiny-chroma" if sizes.approximator else f"tiny-flux1-{sizes.name or ('dev' if guidance else 'schnell')}"
@@ -172,7 +172,7 @@ def write(
 
 
 def _with_unit_latents(tensors: Tensors) -> Tensors:
-    """Let the random encoder answer like a trained one: latents of about unit size, with nearly no variance."""
+    """Make the random encoder's output like a trained one's: latents of about unit size with almost no variance."""
     half = tensors["encoder.conv_out.bias"].shape[0] // 2
     tensors["encoder.conv_out.weight"][:half] *= 6
     tensors["encoder.conv_out.weight"][half:] *= 0.1

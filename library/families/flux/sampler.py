@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FluxSampler(FlowSampler):
-    """Kontext reads reference images as tokens behind those of the image, Fill as channels of each token."""
+    """Kontext gets reference images as additional tokens, Fill as additional channels of each token."""
 
     family: "FluxFamily"
 
@@ -32,7 +32,7 @@ class FluxSampler(FlowSampler):
         return packing.unpack(self.denoised(request, text, (height, width), controls), height, width)
 
     def controls(self, request: SampleRequest, device: torch.device) -> list[Tensor]:
-        """What the model is shown besides, as `predict` takes it. To paint everything, the picture may be left out."""
+        """Return the control inputs for `predict`. The image may be omitted to inpaint everything."""
         (height, width), use = self.size(request), self.family.variant.control_images
         if not use.inpaints:
             sizes = [control_tokens.reference_size(one.size, height * width) for one in request.controls[: use.most]]
@@ -72,7 +72,7 @@ class FluxSampler(FlowSampler):
         return self.integrate(noise.to(device), sigmas, request, velocity)
 
     def encoded(self, pixels: Tensor) -> Tensor:
-        """Latents of a picture beside noise and words. The VAE comes to its device for this and goes back."""
+        """Return latents of an image. The VAE is moved to the device for this and back."""
         with self.vae_on(pixels.device):
             return self.family.control_latents(self.components, pixels)
 

@@ -14,25 +14,25 @@ DEV = {"sample_steps": 20, "scale": 1.0, "guidance_scale": 3.5}
 
 @dataclass(frozen=True, kw_only=True)
 class FluxVariant(Variant):
-    """One relative. Those that share a header with another can only be told by the option or the file's name."""
+    """One variant. Variants with the same header are distinguished by the option or the file's name."""
 
-    found: str  # what `recognise` calls its transformer
-    transformer: str  # the same with a file that people have
-    files: tuple[str, ...]  # patterns of that file's name, where several models are in one folder
+    found: str  # its description by `recognise`
+    transformer: str  # the same with the usual file
+    files: tuple[str, ...]  # patterns of its file name, for folders with several models
     tokenizer: str = "tokenizer_2"  # the folder of T5's, in a diffusers model
     text_encoder: str = "text_encoder_2"  # and T5's own
     encoders: tuple[str, ...] = ("clip_l", "t5xxl")
-    inputs: int = 1  # channels that the transformer reads, as a multiple of those that it answers with
-    musubi: tuple[str, str] | None = None  # short and full name in caches of musubi-tuner, which are then its caches
-    guided: bool = True  # whether guidance_scale may mean something to it
-    padding_seen: int = 0  # tokens of padding that the transformer sees where T5's mask is applied
-    used: tuple[float, float] = (0.333, 0.8)  # share of a double and of a single block that each token meets
+    inputs: int = 1  # input channels as a multiple of output channels
+    musubi: tuple[str, str] | None = None  # short and full name in musubi-tuner's caches, whose format it then uses
+    guided: bool = True  # whether guidance_scale can have an effect
+    padding_seen: int = 0  # padding tokens that stay visible when T5's mask is applied
+    used: tuple[float, float] = (0.333, 0.8)  # share of a double and a single block's weights applied to each token
     base_model_version: str = "flux1"
     architecture: str = ""  # dev or schnell, as the header says
     sample_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType(DEV))
 
 
-FLEX = r"flex[._-]?1"  # a model whose header is dev's, in its name
+FLEX = r"flex[._-]?1"  # recognised by name, as its header equals dev's
 FILL, DEPTH = "a FLUX.1 Fill transformer", "a FLUX.1 Depth or Canny transformer"
 # Why: docs/decisions/2026-11-22-variants-share-a-folder.md
 TRANSFORMER, CHROMA, RADIANCE = "a FLUX.1 transformer", "a Chroma transformer", "a Chroma Radiance transformer"
@@ -95,13 +95,14 @@ VARIANTS = {
 
 
 def named_by(test: Callable[[FluxVariant], bool]) -> dict[str, tuple[str, ...]]:
-    """The option, and the values of it, that name the variants which pass a test."""
+    """Return the option and those of its values whose variants pass a test."""
     return {"model_type": tuple(name for name, variant in VARIANTS.items() if test(variant))}
 
 
 def chosen(model_type: str, model: str | Path | None, title: str = "") -> FluxVariant:
-    """The variant of a run. Krea is dev with other weights, so that its name is enough, in the path or the file's own
-    `title`; nothing that is computed in training depends on it."""
+    """Return the variant of a run. Krea is dev with other weights, so its name in the path or the file's `title` is
+    enough; no computation depends on it.
+    """
     if model_type == "flux" and "krea" in f"{model} {title}".lower():
         return VARIANTS["krea"]
     return VARIANTS[model_type]

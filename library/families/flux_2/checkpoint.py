@@ -97,7 +97,7 @@ def without_encoder(config: Any) -> Iterator[Problem]:
 
 
 def widths(own: Shapes) -> dict[str, tuple[str, int]]:
-    """A tensor of each part, and how many columns it has for a denoiser of these shapes."""
+    """Return a tensor of each part, and its number of columns for a denoiser of these shapes."""
     if not {"txt_in.weight", "img_in.weight"} <= own.keys():
         return {}
     return {
@@ -107,8 +107,9 @@ def widths(own: Shapes) -> dict[str, tuple[str, int]]:
 
 
 def another(path: Path, sizes: Flux2Shape, config: Any) -> Iterator[Problem]:
-    """The problem of a transformer that is of another model than model_version says. Distilled kleins have the header
-    of their base: where nobody has said which one a file is, its name or folder may contradict."""
+    """Return the problem of a transformer that does not match model_version. Distilled kleins have the header of their
+    base: without a chosen version, the file's name or folder may contradict.
+    """
     version, found = config.model.model_version, recognised(sizes.hidden, sizes.guidance)
     if found == "dev" and not version:
         yield Problem(
@@ -144,7 +145,7 @@ def another(path: Path, sizes: Flux2Shape, config: Any) -> Iterator[Problem]:
 
 
 def calls_itself_distilled(path: Path) -> bool:
-    """Whether the name of a model is that of a distilled klein, or its folder says that it is one."""
+    """Return whether a model's file name or folder names a distilled klein."""
     whole = whole_model(path)
     name = (whole or path).name.lower()
     if "klein" in name:
@@ -185,7 +186,7 @@ CACHED_CHECKPOINT = replace(DEV_CHECKPOINT, files=CACHED_FILES, readers={"vae": 
 
 
 def sizes_of(config: Any) -> Flux2Shape | None:
-    """The sizes of the transformer, from its header; None where its file is not here."""
+    """Return the sizes of the transformer, from its header; None if its file is not on this machine."""
     with contextlib.suppress(ConfigError, KeyError):
         if path := FILES.present(config, "denoiser"):
             shapes = plain_shapes(read_entries(path), "denoiser")
@@ -194,7 +195,7 @@ def sizes_of(config: Any) -> Flux2Shape | None:
 
 
 def checkpoint_of(config: Any, sizes: Flux2Shape | None) -> Checkpoint:
-    """The files of a model, told by its transformer, or by the options where that is not here."""
+    """Return the files of a model, determined by its transformer, or by the options without one."""
     if not (sizes.guidance if sizes else config.model.model_version == "dev"):
         return CHECKPOINT
     return DEV_CHECKPOINT if DEV_FILES.named(config, "text_encoder") else CACHED_CHECKPOINT

@@ -1,4 +1,4 @@
-"""What the demo says of FLUX.2, and whether its LoRA fits the model in diffusers."""
+"""The demo of FLUX.2: its configs, and the check of its LoRA in diffusers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +11,11 @@ from library.families.flux_2.model import Flux2Shape
 from library.families.shared import diffusers_layers, tensor_names, weights
 from library.families.shared.diffusers_layers import Sizes
 
-Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
+Line = tuple[str, Any, str]  # option, value, and the value of a real training
 
 
 def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made."""
+    """Return the tables of a demo TOML for this model; `models` are the files written by random.write."""
     return {
         "model": [
             ("pretrained_model_name_or_path", str(models["flux_2"]), "real: flux-2-klein-base-4b.safetensors"),
@@ -28,7 +28,7 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
 
 
 def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
-    """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
+    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
     stored = weights.header(config.model.pretrained_model_name_or_path or "")
     known = {plain: stored[name] for plain, name in tensor_names.without_prefix(stored).items()}
     assert not TREES.is_diffusers(known)  # random.write makes the original's layout
@@ -38,7 +38,7 @@ def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes
 
 
 def settings(sizes: Flux2Shape) -> dict[str, Any]:
-    """A model of these sizes as diffusers' class is told them."""
+    """Return the arguments of diffusers' class for these sizes."""
     return {
         "in_channels": sizes.in_channels,
         "num_layers": sizes.double_blocks,

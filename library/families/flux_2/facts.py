@@ -1,4 +1,4 @@
-"""What FLUX.2 states about itself."""
+"""The static facts of FLUX.2."""
 
 from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds
 
@@ -11,8 +11,9 @@ DEV_PARTS = "Comfy-Org/flux2-dev"
 
 
 def recognise(shapes: Shapes) -> str:
-    """What a checkpoint is of FLUX.2, in either layout. Its modulations serve all blocks; where a part of a file has
-    none, its blocks tell: MLPs with a gate are six times as wide as their stream."""
+    """Describe a FLUX.2 checkpoint in either layout: one modulation serves all blocks; a part without modulations is
+    recognised by gated MLPs six times as wide as the stream.
+    """
     gated = any(name.endswith(GATED) and shape[0] == 6 * shape[-1] for name, shape in shapes.items() if shape)
     joined = any("single_transformer_blocks." in name and "to_qkv_mlp_proj" in name for name in shapes)
     return TRANSFORMER if gated or joined or any(mark in shapes for mark in MARKS) else ""
@@ -24,12 +25,12 @@ def recognise_part(shapes: Shapes) -> str:
     return VAE if all(any(name.endswith(mark) for name in shapes) for mark in marks) else ""
 
 
-KLEINS = ("klein-base-9b", "klein-base-4b", "klein-9b", "klein-4b")  # whose files may look alike
+KLEINS = ("klein-base-9b", "klein-base-4b", "klein-9b", "klein-4b")  # some have identical headers
 ENCODERS = ((151936, 2560), (151936, 4096), (131072, 5120))  # Qwen3 4B and 8B, Mistral
 
 
 def hub_model(size: str, length: int, encoder: tuple[str, int]) -> HubModel:
-    """A base klein of Black Forest Labs, with text encoder and VAE of ComfyUI's repository."""
+    """Return a base klein of Black Forest Labs, with text encoder and VAE from ComfyUI's repository."""
     name, repository, (words, of_words) = f"klein-base-{size}", f"Comfy-Org/flux2-klein-{size}", encoder
     files = (
         HubFile(MODEL, f"black-forest-labs/FLUX.2-{name}", f"flux-2-{name.lower()}.safetensors", length),

@@ -35,7 +35,7 @@ class Flux2Family(OneEncoderFamily):
     swapped_class = SINGLE
     block_classes = (DOUBLE, SINGLE)
     adapter_targets = (DOUBLE, SINGLE)
-    # The number of tokens of the image varies: of img and pe, and of joint and pe.
+    # Dimensions with varying numbers of image tokens: img and pe; joint and pe.
     block_inputs = {
         DOUBLE: BlockInputs(streams=(0, 1), dynamic=((0, 1), (3, 1))),
         SINGLE: BlockInputs(streams=(0,), dynamic=((0, 1), (2, 1))),
@@ -51,7 +51,7 @@ class Flux2Family(OneEncoderFamily):
         super().__init__(config)
         self.checkpoint = checkpoint_of(config, self.sizes)
         self.positions = Flux2Positions()
-        # Images are kept as the squares that the denoiser reads.
+        # Cached images are in the squares that the denoiser reads.
         name, ending = self.version.base_model_version, f"_{self.version.short}"
         self.latent_cache = LatentCache(f"{ending}.safetensors", keyed_by_size=True, architecture=name, square=2)
         self.text_cache = TextCache(f"{ending}_te.safetensors", keys=("ctx_vec",), architecture=name)
@@ -60,7 +60,7 @@ class Flux2Family(OneEncoderFamily):
 
     @cached_property
     def sizes(self) -> Flux2Shape | None:
-        """The sizes of the transformer, from its header; None where its file is not here."""
+        """The sizes of the transformer, from its header; None if its file is not on this machine."""
         return sizes_of(self.config)
 
     @property
@@ -81,7 +81,7 @@ class Flux2Family(OneEncoderFamily):
         return self.version.sample_defaults
 
     def notes(self) -> Iterator[Problem]:
-        """What no file tells, and what distilled models lose."""
+        """Warn of what no file reveals, and of what distilled models lose."""
         named, version = self.config.model.model_version, self.version
         if not named and not version.guided:
             yield Problem(
@@ -110,7 +110,7 @@ class Flux2Family(OneEncoderFamily):
         return getattr(torch, self.config.model.vae_dtype) if part == "vae" else dtype
 
     def swap_plan(self, number: int) -> dict[str, int]:
-        """`blocks_to_swap` -> blocks of each kind: one half as double blocks, two single ones for each of the other."""
+        """`blocks_to_swap` -> blocks of each kind: half as double blocks, and two single ones for each of the rest."""
         sizes = self.sizes
         depth = (sizes.double_blocks, sizes.single_blocks) if sizes else (8, 24)
         double = min(number // 2, depth[0])
@@ -143,7 +143,7 @@ class Flux2Family(OneEncoderFamily):
     def conditions(
         self, text: dict[str, Tensor], size: tuple[int, int], device: torch.device, controls: Sequence[Tensor] = ()
     ) -> dict[str, Any]:
-        """Text and positions as the denoiser takes them; `size` is the height and width in tokens."""
+        """Return text and positions for the denoiser; `size` is the height and width in tokens."""
         references = [(one.shape[-2] // 2, one.shape[-1] // 2) for one in controls]
         states = text["ctx_vec"]
         return {
@@ -157,4 +157,4 @@ class Flux2Family(OneEncoderFamily):
 
 
 if TYPE_CHECKING:
-    _complete: type[Family] = Flux2Family  # the type checker names what is missing
+    _complete: type[Family] = Flux2Family  # the type checker reports missing members

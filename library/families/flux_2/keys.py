@@ -35,9 +35,9 @@ TREES = DoubleStreamKeys(
 
 
 def sources(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Diffusers keys -> {BFL key: the diffusers keys it is made of, in the order of their rows}.
+    """Diffusers keys -> {BFL key: its diffusers keys, in the order of their rows}.
 
-    Raises KeyError with the name of a tensor that is missing.
+    Raises KeyError with the name of a missing tensor.
     """
     names = set(names)
     guided = "time_guidance_embed.guidance_embedder.linear_1.weight" in names

@@ -1,11 +1,11 @@
 """The FLUX.2 denoiser, in the tree of its own checkpoints.
 
-Module paths are the keys of the single files (`double_blocks.0.img_attn.qkv.weight`) and the names of LoRA modules. The
-matrices that the files hold fused (q, k, v; q, k, v and MLP) stay fused. Nothing has a bias, and one modulation of each
-kind serves all blocks.
+Module paths are the keys of the single files (`double_blocks.0.img_attn.qkv.weight`) and the names of LoRA modules.
+Fused matrices (q, k, v; q, k, v and MLP) stay fused. Nothing has a bias, and one modulation of each kind serves all
+blocks.
 
-Shape letters in this file: B images, S tokens (I of the image, L of the text, S = L + I), C hidden width, H heads,
-D width of one head, so that C = H * D.
+Shape letters in this file: B images, S tokens (I of the image, L of the text, S = L + I), C hidden width, H heads, D
+width of one head, so that C = H * D.
 """
 
 from collections.abc import Iterable, Mapping
@@ -45,7 +45,7 @@ class Flux2Shape:
 
     @classmethod
     def of(cls, shapes: Mapping[str, Iterable[int]]) -> "Flux2Shape":
-        """Tensor shapes by key of the single file -> sizes. KeyError names the first key that is missing."""
+        """Return sizes from tensor shapes by single-file key. KeyError names the first missing key."""
         hidden, in_channels = shapes["img_in.weight"]
         return cls(
             in_channels=in_channels,
@@ -67,7 +67,7 @@ class Flux2Shape:
 
 
 class Flux2(PositionTables, nn.Module):
-    """FLUX.2 klein, or dev, as its sizes say."""
+    """FLUX.2 klein, or dev, depending on its sizes."""
 
     theta = THETA
 
@@ -99,8 +99,8 @@ class Flux2(PositionTables, nn.Module):
     ) -> Tensor:
         """Packed latents -> the velocity, packed alike.
 
-        img [B, I, in channels]; img_ids [I, 4] and txt_ids [L, 4], positions shared by the whole batch; txt [B, L, text
-        channels]; timesteps [B] in 0..1 and guidance [B], float32, which klein does not read.
+        img [B, I, in channels]; img_ids [I, 4] and txt_ids [L, 4], positions shared by the batch; txt [B, L, text
+        channels]; timesteps [B] in 0..1 and guidance [B], float32, unused by klein.
         """
         vec = self.time_in(sinusoids(timesteps))
         if self.guidance_in is not None and guidance is not None:

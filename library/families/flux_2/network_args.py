@@ -1,4 +1,4 @@
-"""What `--network_args` may say to FLUX.2's LoRA (`networks.lora_flux_2`)."""
+"""`--network_args` of FLUX.2's LoRA (`networks.lora_flux_2`)."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What can be set when FLUX.2 is trained."""
+"""The options of FLUX.2."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from library.config import sections
 from library.config.run_config import ControlUse, Rule
 from library.config.schema import opt, section
 
-REFERENCES = 8  # reference images of an item; more would be longer than any training has been
+REFERENCES = 8  # maximum reference images per item; more exceed any known training length
 
-# Parsed for every family, without a meaning for this one.
+# Options parsed for every family that mean nothing here.
 INEFFECTIVE = {"max_token_length": "captions of FLUX.2 are as long as 512 tokens"}
 
 INEFFECTIVE_RULES: tuple[Rule, ...] = (
     ("guidance_scale", lambda c: c.model.model_version in (None, "dev"), "there is no guidance in klein"),
 )
 
-# Flags of musubi-tuner that nothing here needs.
+# Flags of musubi-tuner that are not needed here.
 MUSUBI = {"fp8_text_encoder": "fp8_base keeps the text encoder in 8 bits as well"}
 
-# When sigmoid_scale does nothing.
+# Values with which sigmoid_scale has no effect.
 SIGMOID = "timestep_sampling is not sigmoid, shift or flux2_shift"
 OTHERS = {
     "text_encoder": "the Qwen3-4B (klein 4B) or Qwen3-8B (klein 9B) text encoder",
@@ -73,7 +73,7 @@ NETWORK = sections.network_of(sections.TransformerNetwork, "networks.lora_flux_2
 
 @dataclass(frozen=True, kw_only=True)
 class Flux2Run:
-    """What all trainings of FLUX.2 share."""
+    """The common base of all FLUX.2 trainings."""
 
     family: ClassVar[str] = "flux_2"
     script_with = staticmethod(families.script_with)

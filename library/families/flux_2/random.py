@@ -19,7 +19,7 @@ from library.families.shared.random_networks import (
 )
 from library.families.shared.random_sizes import LanguageModelSizes
 
-WORDS, DEV_WORDS = 151936, 131072  # of the published vocabularies, with room
+WORDS, DEV_WORDS = 151936, 131072  # sizes of the published vocabularies, with spare rows
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,9 @@ def shape(sizes: Flux2Sizes) -> Flux2Shape:
 
 
 def random(sizes: Flux2Sizes = TINY, words: int = 0, whole: bool = False) -> RandomNetworks:
-    """The networks of these sizes, for a tokenizer with so many words, or the published one; the text encoder is
-    `whole`, or without the layers that are not read."""
+    """Return the networks of these sizes, for a tokenizer with so many words, or the published one; the text encoder is
+    `whole`, or lacks unused layers.
+    """
     skipped = 0 if whole else text_encoder.skipped(sizes.text_layers)
     empty_encoder = language_model.empty_mistral if sizes.guidance else language_model.empty_qwen3
     words = words or (DEV_WORDS if sizes.guidance else WORDS)
@@ -95,7 +96,7 @@ def random(sizes: Flux2Sizes = TINY, words: int = 0, whole: bool = False) -> Ran
 
 
 def adopt(family: Flux2Family, denoiser: Flux2) -> None:
-    """Tell a family what it otherwise reads from the header of its checkpoint."""
+    """Set what a family otherwise reads from the header of its checkpoint."""
     family.sizes = denoiser.sizes
 
 
@@ -115,7 +116,7 @@ def write(
     places = {"tokenizer": folder / "tokenizer"}
     make_tokenizer = random_tokenizers.mistral_tokenizer if sizes.guidance else random_tokenizers.qwen_tokenizer
     words = make_tokenizer(places["tokenizer"])
-    # By as many words as it was published with Mistral is told from other language models.
+    # Mistral is recognised by its published vocabulary size.
     made = random(sizes, 0 if sizes.guidance or sizes in (FULL, LARGE) else words, whole=True)
     text = made.encoders["text_encoder"]().state_dict()
     image = {name: tensor for name, tensor in made.vae().state_dict().items() if not name.startswith("bn.")}

@@ -18,14 +18,14 @@ from library.objectives import flow
 if TYPE_CHECKING:
     from library.families.flux_2.family import Flux2Family
 
-LARGEST = 1024 * 1024  # pixels of a reference image; larger ones are scaled down
-# Lines through numbers of image tokens: mu of 10 and of 200 steps.
+LARGEST = 1024 * 1024  # maximum pixels of a reference image; larger ones are scaled down
+# Linear functions of the number of image tokens: mu for 10 and for 200 steps.
 FEW, MANY = (8.73809524e-05, 1.89833333), (0.00016927, 0.45666666)
-LONG = 4300  # tokens from which on the number of steps says nothing
+LONG = 4300  # from this number of tokens on, the number of steps has no effect
 
 
 class Flux2Sampler(FlowSampler):
-    """Reference images stand behind the tokens of the image."""
+    """Reference images follow the image as additional tokens."""
 
     family: "Flux2Family"
 
@@ -51,7 +51,7 @@ class Flux2Sampler(FlowSampler):
         return packing.unpack(tokens, height, width)
 
     def encoded(self, picture: Image.Image, device: torch.device) -> Tensor:
-        """Latents of a reference image. The VAE comes to its device for this and goes back."""
+        """Return latents of a reference image. The VAE is moved to the device for this and back."""
         with self.vae_on(device):
             return self.family.control_latents(self.components, pixels(picture).to(device))
 
@@ -60,7 +60,7 @@ class Flux2Sampler(FlowSampler):
 
 
 def pixels(picture: Image.Image) -> Tensor:
-    """A reference image as [1, 3, H, W] in -1..1: at most as large as LARGEST, its middle in whole tokens."""
+    """Return a reference image as [1, 3, H, W] in -1..1: at most LARGEST pixels, centre-cropped to whole tokens."""
     picture = picture.convert("RGB")
     width, height = picture.size
     if width * height > LARGEST:
@@ -74,7 +74,7 @@ def pixels(picture: Image.Image) -> Tensor:
 
 
 def empirical_mu(tokens: int, steps: int) -> float:
-    """How far the sigmas of so many steps are shifted, as the pipeline of the model measures it out."""
+    """Return the shift of the sigmas for so many steps, by the empirical formula of the model's pipeline."""
     (slope, base), (many_slope, many_base) = FEW, MANY
     many = many_slope * tokens + many_base
     if tokens > LONG:

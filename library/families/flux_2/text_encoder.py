@@ -1,4 +1,6 @@
-"""The text encoders, Qwen3 for the kleins and Mistral for dev: their templates, and the layers that are read."""
+"""The text encoders, Qwen3 for the kleins and Mistral for dev: their templates, and the layers that the
+denoiser reads.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,26 +12,26 @@ from torch import Tensor, nn
 
 from library.families.shared import language_model
 
-LENGTH = 512  # tokens that every caption is cut or padded to; the denoiser sees the padding
-TAPS = 3  # layers that are read: at one, two and three quarters of the model's depth
+LENGTH = 512  # every caption is cut or padded to this many tokens; the denoiser sees the padding
+TAPS = 3  # layers to read: at one, two and three quarters of the model's depth
 
 
 @dataclass(frozen=True)
 class Template:
-    """What stands around a caption, and the padding on its left or right."""
+    """The text around a caption, and whether padding is on its left or right."""
 
     before: str
     behind: str
     pad: str
     left: bool = False
-    removed: str = ""  # from captions: a token that stands for something else
+    removed: str = ""  # removed from captions: a token with another meaning
     tokens: int = 0  # of the template
 
 
 QWEN3 = Template(
     "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", "<|endoftext|>", tokens=12
 )
-# Published with the model; the line break is part of it.
+# As published with the model, including the line break.
 SYSTEM = (
     "You are an AI that reasons about image descriptions. You give structured responses focusing on object "
     "relationships, object\nattribution and actions without speculation."
@@ -40,8 +42,9 @@ MISTRAL = Template(
 
 
 def skipped(layers: int) -> int:
-    """Of so many layers, how many at the end the denoiser does not read: of 36 it reads 9, 18 and 27, of 40 it reads
-    10, 20 and 30."""
+    """Return how many of the last layers the denoiser does not read: it reads 9, 18 and 27 of 36, and 10, 20 and 30 of
+    40.
+    """
     return layers - TAPS * (layers // (TAPS + 1))
 
 
@@ -50,12 +53,12 @@ def load_qwen3(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
 
 
 def load_mistral(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
-    """Read Mistral without the layers that are not needed, and without what sees pictures."""
+    """Read Mistral without unused layers and without its vision part."""
     return language_model.load_mistral(path, dtype, mmap, skipped)
 
 
 def encode(model: Any, tokenizer: Any, captions: Sequence[str], template: Template = QWEN3) -> tuple[Tensor]:
-    """Captions -> what three layers say of each token, side by side [B, 512, 3 C], that of the padding as well."""
+    """Captions -> the outputs of three layers for each token, side by side [B, 512, 3 C], including padding."""
     ids = torch.full((len(captions), LENGTH), tokenizer.convert_tokens_to_ids(template.pad))
     mask = torch.zeros_like(ids)
     for row, caption in enumerate(captions):

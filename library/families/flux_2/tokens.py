@@ -1,4 +1,4 @@
-"""The tokens that FLUX.2 reads of images, and where all are: (image, row, column, word)."""
+"""FLUX.2's image tokens, and their positions: (image, row, column, word)."""
 
 from collections.abc import Sequence
 
@@ -7,17 +7,16 @@ from torch import Tensor
 
 from library.families.shared import packing
 
-APART = 10  # between the target and a reference image, and from one of these to the next
+APART = 10  # distance between the target and the first reference image, and between two of these
 
 
 class Flux2Positions(packing.Positions):
-    """The same kept tensors with a fourth number, which counts the words."""
+    """Cached position tensors with a fourth number, which counts words."""
 
     def image(
         self, height: int, width: int, device: torch.device, references: Sequence[tuple[int, int]] = ()
     ) -> Tensor:
-        """Positions of an image of so many tokens, then those of reference images, whose first number is 10, 20 and so
-        on."""
+        """Positions of an image's tokens, then those of reference images, whose first number is 10, 20 and so on."""
 
         def make() -> Tensor:
             found = packing.Positions.image(self, height, width, device, references)
@@ -27,7 +26,7 @@ class Flux2Positions(packing.Positions):
         return self._kept(("image of four numbers", height, width, device, *references), make)
 
     def text(self, length: int, device: torch.device) -> Tensor:
-        """Positions of a text: its words are counted."""
+        """Positions of a text, whose words are counted."""
 
         def make() -> Tensor:
             ids = torch.zeros(length, 4, device=device)
@@ -38,6 +37,6 @@ class Flux2Positions(packing.Positions):
 
 
 def shown(tokens: Tensor, controls: Sequence[Tensor]) -> Tensor:
-    """Tokens of the noised image [B, S, C], and those of latents of reference images behind them."""
+    """Append the tokens of reference latents to those of the noised image [B, S, C]."""
     more = [packing.pack(latents).to(tokens).expand(len(tokens), -1, -1) for latents in controls]
     return torch.cat((tokens, *more), dim=1) if more else tokens

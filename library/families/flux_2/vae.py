@@ -1,7 +1,7 @@
-"""FLUX.2's autoencoder: its names in single files, and its latents, whose statistics lie in the file.
+"""FLUX.2's autoencoder: its single-file names, and its latents, normalised by statistics in the file.
 
-Everywhere here latents are [B, 32, H / 8, W / 8], normalised. The file, musubi-tuner's caches and the denoiser know
-them as squares of 2 by 2, that is [B, 128, H / 16, W / 16].
+Latents here are [B, 32, H / 8, W / 8], normalised. The file, musubi-tuner's caches and the denoiser use squares of 2 by
+2, so [B, 128, H / 16, W / 16].
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from library.families.shared.tensor_names import inverse, renamed
 from library.families.shared.weights import assign
 from library.imports import without_optional
 
-EPS = 1e-4  # that is added to the variance
+EPS = 1e-4  # added to the variance
 COUNTED = "bn.num_batches_tracked"
 
 
@@ -36,7 +36,7 @@ def load(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
 
 
 def build(tensors: Mapping[str, Tensor]) -> nn.Module:
-    """The autoencoder of the sizes of its tensors (diffusers names), which it takes over without a copy."""
+    """Return the autoencoder with the sizes of its tensors (diffusers names), which are not copied."""
     settings = autoencoder.settings(tensors)
     with empty_weights.empty_weights():
         model = _class()(**settings)
@@ -60,7 +60,7 @@ def to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def normalised(vae: Any, latents: Tensor) -> Tensor:
-    """What the encoder answers [B, C, h, w] -> latents of about unit size, float32."""
+    """Encoder output [B, C, h, w] -> latents of about unit size, float32."""
     mean, deviation = statistics(vae, latents.device)
     return pixel_shuffle((pixel_unshuffle(latents.float(), 2) - mean) / deviation, 2)
 

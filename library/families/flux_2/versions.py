@@ -1,4 +1,4 @@
-"""The models of FLUX.2: what `model_version` names, and where each one differs. No torch in here."""
+"""The models of FLUX.2 that `model_version` selects, and their differences. Loads no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ DEV = BASE | {"negative_prompt": "", "scale": 1.0, "guidance_scale": 4.0}
 
 @dataclass(frozen=True, kw_only=True)
 class Flux2Version(Variant):
-    """One model. Distilled kleins share their header with the base models that they were made of."""
+    """One model. Distilled kleins share their header with their base models."""
 
     short: str  # musubi-tuner's short name, in names of caches
     hidden: int  # width of the published transformer
@@ -44,13 +44,13 @@ VERSIONS = {
 
 
 def recognised(hidden: int, guided: bool) -> str:
-    """The model that a header is of, as far as it tells: of a distilled klein, its base."""
+    """Return the model of a header, as far as it is determined: the base of a distilled klein."""
     if guided:
         return "dev"
     return "klein-base-9b" if hidden >= VERSIONS["klein-base-9b"].hidden else "klein-base-4b"
 
 
 def fits(version: str, hidden: int, guided: bool) -> bool:
-    """Whether a header may be of a version. Widths that no published model has say nothing."""
+    """Return whether a header may belong to a version. Unpublished widths match any."""
     known = {one.hidden for one in VERSIONS.values()}
     return VERSIONS[version].guided == guided and (VERSIONS[version].hidden == hidden or hidden not in known)

@@ -53,7 +53,7 @@ PIPELINES = {  # of diffusers -> the value of model_version
 
 @functools.cache
 def checkpoint_of(variant: QwenVariant) -> Checkpoint:
-    """How the files of a relative become networks."""
+    """Return how a variant's files are loaded."""
     seeing = bool(variant.template)
     parts = PARTS | ({"text_encoder": SEEING} if seeing else {})
     words = {"denoiser": (TRANSFORMER, EDIT_2511), "vae": VAE, "text_encoder": TEXT_ENCODER}
@@ -106,7 +106,9 @@ def problems(files: PartFiles, plain_shapes: Callable[[Entries, str], Shapes], c
 
 
 def another(path: Path, config: Any) -> Iterator[Problem]:
-    """A model of another version than the options say. Where nothing but its name speaks, the user is asked."""
+    """Return the problem of a model of another version than the options name. If only its name indicates that, the user
+    is asked.
+    """
     given, certain = config.model.model_version, version_of(path)
     if certain == "layered":
         yield Problem(
@@ -137,7 +139,7 @@ def another(path: Path, config: Any) -> Iterator[Problem]:
 
 
 def version_of(path: Path) -> str:
-    """The value of model_version that a model's folder or header says for certain, else ""."""
+    """Return the model_version that a model's folder or header proves, else ""."""
     if whole := whole_model(path):
         found = PIPELINES.get(pipeline(whole), "")
         return "edit-2511" if found == "edit-2509" and has_still_references(whole) else found
@@ -150,7 +152,7 @@ def has_still_references(whole: Path) -> bool:
 
 
 def load_text_encoder(seeing: bool, path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
-    """Read Qwen2.5-VL, or its language model alone: a single file, or a folder of whatever version of transformers."""
+    """Read Qwen2.5-VL, or its language model alone, from a file or a folder of any transformers version."""
     file = weights.read(path, mmap)
     with complete(path, TEXT_ENCODER):
         named = text_encoder.plain_names(file, seeing)

@@ -1,4 +1,4 @@
-"""What the demo says of Qwen-Image, and whether its LoRA fits the model in diffusers."""
+"""The demo of Qwen-Image: its configs, and the check of its LoRA in diffusers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,12 +9,13 @@ from library.config.run_config import RunConfig
 from library.families.shared import diffusers_layers, tensor_names, weights
 from library.families.shared.diffusers_layers import Sizes
 
-Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
+Line = tuple[str, Any, str]  # option, value, and the value of a real training
 
 
 def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made. {references}
-    stands for the folder of the reference images."""
+    """Return the tables of a demo TOML for this model; `models` are the files written by random.write. {references} is
+    replaced by the folder of reference images.
+    """
     edit = "edit" in models["qwen_image"].name
     real = f"real: qwen_image_{'edit_2511_' if edit else ''}bf16.safetensors"
     shown = ("control_directory", "{references}", "real: other images of the same names; here grey ones")
@@ -31,7 +32,7 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
 
 
 def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
-    """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
+    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
     path = config.model.pretrained_model_name_or_path or ""
     shapes = weights.header(path)
     known = {plain: shapes[name] for plain, name in tensor_names.without_prefix(shapes).items()}

@@ -1,4 +1,4 @@
-"""What Qwen-Image states about itself."""
+"""The static facts of Qwen-Image."""
 
 import re
 
@@ -7,15 +7,17 @@ from library.families.qwen_image.variants import EDIT_2511, EDITS, TRANSFORMER, 
 
 VAE = "a Qwen-Image VAE"
 TEXT_ENCODER = "a Qwen2.5-VL text encoder"
-INDEX = "__index_timestep_zero__"  # an empty tensor by which ComfyUI knows Qwen-Image-Edit-2511
-# Tensors that only relatives have.
+INDEX = "__index_timestep_zero__"  # empty tensor by which ComfyUI recognises Qwen-Image-Edit-2511
+# Tensors that only other variants have.
 RELATIVES = {"time_text_embed.addition_t_embedding.weight": "Qwen-Image-Layered", INDEX: EDIT_2511}
 MODULATION = re.compile(r"(^|\.)transformer_blocks\.\d+\.(img|txt)_mod\.1\.weight$")
-NEWER = "txt_in.text_norm.weight"  # of a network whose other names differ as well
+NEWER = "txt_in.text_norm.weight"  # of a newer network whose other names differ, too
 
 
 def recognise(shapes: Shapes) -> str:
-    """What a checkpoint is of Qwen-Image, with or without a prefix. Any block tells, so that a part of a file does."""
+    """Describe a Qwen-Image checkpoint, with or without a prefix. Any block is enough, so a part of a file is
+    recognised.
+    """
     if any(name.endswith(NEWER) for name in shapes):
         return "Qwen-Image-2.1"
     if not any(map(MODULATION.search, shapes)):
@@ -24,7 +26,7 @@ def recognise(shapes: Shapes) -> str:
 
 
 def recognise_part(shapes: Shapes) -> str:
-    """What else a file is of Qwen-Image. Its VAE has convolutions over time, its text encoder biases in attention."""
+    """Describe another file of Qwen-Image: its VAE has convolutions over time, its text encoder biases in attention."""
     for name, shape in shapes.items():
         if len(shape) == 5 and name.endswith(("decoder.conv_in.weight", "decoder.conv1.weight")):
             seen = shapes.get(f"{name.rpartition('decoder.')[0]}encoder.conv_in.weight", (0, 3))[1]
@@ -41,7 +43,7 @@ def options_of(version: str) -> dict[str, str | bool]:
 
 
 def hub_model(title: str, name: str, version: str = "") -> HubModel:
-    """One of the transformers of a repository, with the parts that all of them have."""
+    """Return a transformer of a repository, with the parts that all of them share."""
     repository = f"Comfy-Org/Qwen-Image{'-Edit' if version else ''}_ComfyUI"
     places = {
         "pretrained_model_name_or_path": (f"diffusion_models/{name}", 40_861_031_488),

@@ -43,7 +43,7 @@ class QwenFamily(OneEncoderFamily):
     swapped_class = BLOCK
     block_classes = (BLOCK,)
     adapter_targets = (BLOCK,)
-    # A third of a block is modulation, which is asked once for an image; of the rest one half is for the words.
+    # A third of a block is modulation, computed once per image; half of the rest is for text.
     block_costs = {BLOCK: BlockCost("transformer_blocks", activations=30, used=0.333)}
     sample_defaults = {"negative_prompt": " ", "width": 1024, "height": 1024, "sample_steps": 25, "scale": 4.0}
     text_lengths: Mapping[str, int] = MappingProxyType(
@@ -59,7 +59,7 @@ class QwenFamily(OneEncoderFamily):
             f"_{variant.short}.safetensors", keyed_by_size=True, architecture="qwen_image", frames=True
         )
         self.text_cache = replace(TEXT_CACHE, suffix=f"_{variant.short}_te.safetensors")
-        # The number of tokens varies: of img, txt, pe and mask, and of what says which are of reference images.
+        # Dimensions with varying numbers of tokens: img, txt, pe, mask, and the marks of reference tokens.
         sizes = ((0, 1), (1, 1), (3, 1), (4, 1), *([(5, 0)] if variant.still_references else []))
         self.block_inputs = {BLOCK: BlockInputs(streams=(0, 1), dynamic=sizes)}
 
@@ -121,4 +121,4 @@ class QwenFamily(OneEncoderFamily):
 
 
 if TYPE_CHECKING:
-    _complete: type[Family] = QwenFamily  # the type checker names what is missing
+    _complete: type[Family] = QwenFamily  # the type checker reports missing members

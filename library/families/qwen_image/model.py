@@ -1,10 +1,10 @@
-"""The Qwen-Image denoiser, in the tree of its own checkpoints, which is diffusers' tree as well.
+"""The Qwen-Image denoiser, in the tree of its own checkpoints, which is also diffusers' tree.
 
 Module paths are the keys of the files (`transformer_blocks.0.attn.to_q.weight`) and the names of LoRA modules, so
-nothing is renamed on the way in or out.
+loading and saving rename nothing.
 
-Shape letters in this file: B images, S tokens (I of the image and its reference images, L of the text, S = L + I),
-C hidden width, H heads, D width of one head, so that C = H * D.
+Shape letters in this file: B images, S tokens (I of the image and its reference images, L of the text, S = L + I), C
+hidden width, H heads, D width of one head, so that C = H * D.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,11 +44,11 @@ class QwenShape:
     head: int
     mlp: int
     blocks: int
-    still_references: bool = False  # tokens of reference images are modulated as at time 0; no tensor says so
+    still_references: bool = False  # whether reference tokens are modulated as at time 0; no tensor shows it
 
     @classmethod
     def of(cls, shapes: Mapping[str, Iterable[int]], still_references: bool = False) -> "QwenShape":
-        """Tensor shapes by plain key -> sizes. KeyError names the first key that is missing."""
+        """Return sizes from tensor shapes by plain key. KeyError names the first missing key."""
         hidden, in_channels = shapes["img_in.weight"]
         return cls(
             in_channels=in_channels,
@@ -98,7 +98,7 @@ class Attention(nn.Module):
 
 
 class GELU(nn.Module):
-    """A layer and its activation, under the name that it has in the files."""
+    """A layer and its activation, under their name in files."""
 
     def __init__(self, hidden: int, mlp: int):
         super().__init__()
@@ -122,7 +122,7 @@ class FeedForward(nn.Module):
 
 
 class QwenImageTransformerBlock(nn.Module):
-    """Image and text, each with weights of its own, that attend to one another."""
+    """Joint attention of image and text, each with its own weights."""
 
     attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = staticmethod(sdpa)
 
@@ -162,7 +162,7 @@ class QwenImageTransformerBlock(nn.Module):
 
 
 class TimeTextEmbed(nn.Module):
-    """The conditioning vector, of the timestep only, in spite of its name in the files."""
+    """The conditioning vector, of the timestep only, despite its name in files."""
 
     def __init__(self, hidden: int):
         super().__init__()
@@ -187,7 +187,7 @@ class LastNorm(nn.Module):
 
 
 class QwenImage(nn.Module):
-    """Qwen-Image (or any smaller one) as its sizes say."""
+    """Qwen-Image (or a smaller one), depending on its sizes."""
 
     def __init__(self, sizes: QwenShape):
         super().__init__()
@@ -242,8 +242,9 @@ class QwenImage(nn.Module):
 
 
 def table(sizes: Sequence[Size], length: int, device: torch.device, axes: tuple[int, int, int]) -> Tensor:
-    """Cosines and sines [2, L + I, D / 2]. Rows and columns of each image count from its middle, and its number is the
-    third axis; a text goes on behind the border of the largest, on all axes alike."""
+    """Return cosines and sines [2, L + I, D / 2]. Rows and columns of each image count from its centre, and its index
+    is the first axis; text continues beyond the border of the largest, equally on all axes.
+    """
     text = torch.arange(length, device=device) + max(side // 2 for size in sizes for side in size)
     ids = [text[:, None].expand(-1, 3).float()]
     for number, (height, width) in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""What `--network_args` may say to Qwen-Image's LoRA (`networks.lora_qwen_image`)."""
+"""`--network_args` of Qwen-Image's LoRA (`networks.lora_qwen_image`)."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What can be set when Qwen-Image is trained."""
+"""The options of Qwen-Image."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from library.families.qwen_image.variants import EDITS, VARIANTS, QwenVariant
 
 LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
 
-# Parsed for every family, without a meaning for this one.
+# Options parsed for every family that mean nothing here.
 INEFFECTIVE = {"max_token_length": "captions of Qwen-Image may have any length up to 1024 tokens"}
 
-# Flags of musubi-tuner that nothing here needs.
+# Flags of musubi-tuner that are not needed here.
 MUSUBI = {
     "fp8_vl": "fp8_base keeps the text encoder in 8 bits as well",
     "num_layers": "the number of blocks is read from the file",
 }
 
-# When sigmoid_scale does nothing.
+# Values with which sigmoid_scale has no effect.
 SIGMOID = "timestep_sampling is not sigmoid, shift or qwen_shift"
 OTHERS = {
     "text_encoder": "the Qwen2.5-VL text encoder (qwen_2.5_vl_7b.safetensors)",
@@ -83,14 +83,14 @@ class QwenModel(sections.Model):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OldVersions:
-    """How musubi-tuner once named the Edit models."""
+    """musubi-tuner's former flags for the Edit models."""
 
     edit: bool = opt(False, "Qwen-Image-Edit.")
     edit_plus: bool = opt(False, "Qwen-Image-Edit-2509.")
 
 
 def version(old: JsonMapping, given: Collection[str]) -> tuple[JsonObject, list[Problem]]:
-    """The model_version that old flags name, unless it is set besides."""
+    """Return the model_version of old flags, unless it is also set."""
     names = {"edit": "edit", "edit_plus": "edit-2509"}
     on = [name for name in names if old.get(name)]
     if not on:
@@ -116,7 +116,7 @@ class QwenFlow(sections.TransformerFlow):
     size_shift: ClassVar[str] = "qwen_shift"
 
 
-EDITED = {"model_version": EDITS}  # the values with which the model is shown reference images
+EDITED = {"model_version": EDITS}  # values whose models take reference images
 MEMORY = sections.memory_of(59)
 COMPILE = sections.compile_of(block="QwenImageTransformerBlock")
 NETWORK = sections.network_of(sections.TransformerNetwork, "networks.lora_qwen_image")
@@ -124,7 +124,7 @@ NETWORK = sections.network_of(sections.TransformerNetwork, "networks.lora_qwen_i
 
 @dataclass(frozen=True, kw_only=True)
 class QwenRun:
-    """What all trainings of Qwen-Image share."""
+    """The common base of all Qwen-Image trainings."""
 
     family: ClassVar[str] = "qwen_image"
     script_with = staticmethod(families.script_with)

@@ -1,8 +1,7 @@
-"""Reference images of Qwen-Image-Edit: additional tokens of the transformer, and image tokens of Qwen2.5-VL's prompt.
+"""Reference images of Qwen-Image-Edit: additional tokens of the transformer, and image tokens in Qwen2.5-VL's prompt.
 
-The text encoder's own positions count pictures in rows and columns. transformers 5 does so only where it is told which
-tokens are pictures, which diffusers does not tell it; here they are counted as the models were trained, and as
-musubi-tuner has them.
+The text encoder's positions count images in rows and columns. transformers 5 does so only if it is told which tokens
+are images, which diffusers does not do; here they are counted as in the models' training, and as in musubi-tuner.
 """
 
 import importlib
@@ -25,10 +24,10 @@ PATCH, MERGED, FRAMES = (
     2,
 )  # pixels of a patch's side; patches of a token's side; frames that a picture stands for
 TOKEN = PATCH * MERGED  # pixels of a token's side
-FEWEST, MOST = 56 * 56, 12845056  # least and most pixels of an image in the text encoder
+FEWEST, MOST = 56 * 56, 12845056  # minimum and maximum pixels of an image in the text encoder
 MEAN, DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-SECTIONS = [16, 24, 24]  # pairs of a head's channels that turn with frame, row and column
-MULTIPLE = 32  # pixels that the sides of a reference image are multiples of, as the pipelines scale it
+SECTIONS = [16, 24, 24]  # channel pairs of a head rotated by frame, row and column
+MULTIPLE = 32  # sides of reference images are multiples of this many pixels, as in the pipelines
 VISION = "visual."  # prefix of the vision encoder's tensors
 MARK = f"{VISION}patch_embed.proj.weight"
 VISION_HEAD = 80  # width of a head there
@@ -37,14 +36,14 @@ Size = tuple[int, int]
 
 
 def scaled_size(size: Size, area: int) -> Size:
-    """Width and height of as many pixels as `area`, of nearly the shape of `size`."""
+    """Return width and height of about `area` pixels with nearly the proportions of `size`."""
     width = math.sqrt(area * size[0] / size[1])
     height = width * size[1] / size[0]
     return max(MULTIPLE, round(width / MULTIPLE) * MULTIPLE), max(MULTIPLE, round(height / MULTIPLE) * MULTIPLE)
 
 
 def seen_size(size: Size, area: int) -> Size:
-    """Width and height of a picture as the text encoder takes it, that is scaled to about `area` pixels before."""
+    """Return an image's width and height in the text encoder, after scaling to about `area` pixels."""
     width, height = scaled_size(size, area)
     sides = [round(side / TOKEN) * TOKEN for side in (width, height)]
     if math.prod(sides) > MOST:
@@ -73,7 +72,7 @@ def tokens_of(latents: Tensor, references: Sequence[Tensor]) -> tuple[Tensor, li
 class ImagePatches(NamedTuple):
     """An image as input of the text encoder."""
 
-    patches: Tensor  # [rows * columns, 3 * FRAMES * PATCH * PATCH], the four of a token after each other
+    patches: Tensor  # [rows * columns, 3 * FRAMES * PATCH * PATCH], the four of a token in a row
     rows: int
     columns: int
 
@@ -84,7 +83,7 @@ class ImagePatches(NamedTuple):
 
 
 def seen(image: Image.Image, area: int) -> ImagePatches:
-    """A picture cut into patches, after it was scaled to about `area` pixels."""
+    """Scale an image to about `area` pixels and cut it into patches."""
     first = image.convert("RGB").resize(scaled_size(image.size, area), Image.Resampling.LANCZOS)
     scaled = np.asarray(first.resize(seen_size(image.size, area), Image.Resampling.BICUBIC)).astype("float32") / 255
     colours = torch.from_numpy((scaled - np.array(MEAN, "float32")) / np.array(DEVIATION, "float32"))
@@ -96,9 +95,10 @@ def seen(image: Image.Image, area: int) -> ImagePatches:
 
 # Why: docs/decisions/2026-11-23-pictures-in-the-prompt.md
 def positions(ids: Sequence[int], picture: int, shown: Sequence[ImagePatches]) -> Tensor:
-    """Frame, row and column of each token [3, L]: words count on all three alike, pictures from where they begin.
+    """Return frame, row and column of each token [3, L]: words count on all three axes alike, images from where they
+    begin.
 
-    `ids` has the token `picture` as often as a picture has tokens.
+    `ids` contains the token `picture` once per image token.
     """
     found, at, now, left = [], 0, 0, iter(shown)
     while at < len(ids):
@@ -134,8 +134,9 @@ class VisionLanguageModel(nn.Module):
 
 
 def build(tensors: Mapping[str, Tensor]) -> VisionLanguageModel:
-    """The model of the sizes of its tensors by plain name, which it takes over without a copy. KeyError names the first
-    that is missing."""
+    """Return the model with the sizes of its tensors by plain name, which are not copied. KeyError names the first
+    missing one.
+    """
     made = empty(**settings({name: tuple(tensor.shape) for name, tensor in tensors.items()}))
     language = {name: tensor for name, tensor in tensors.items() if not name.startswith(VISION)}
     visual = {name.removeprefix(VISION): tensor for name, tensor in tensors.items() if name.startswith(VISION)}
@@ -145,7 +146,7 @@ def build(tensors: Mapping[str, Tensor]) -> VisionLanguageModel:
 
 
 def settings(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """What `empty` needs, from shapes by plain name. KeyError names the first that is missing."""
+    """Return the arguments of `empty` from shapes by plain name. KeyError names the first missing one."""
     words, hidden = shapes["embed_tokens.weight"]
     width = shapes[MARK][0]
     blocks = {name.split(".")[2] for name in shapes if name.startswith(f"{VISION}blocks.")}

@@ -15,7 +15,7 @@ from library.families.shared import random_networks, random_tokenizers
 from library.families.shared.random_networks import InputShapes, RandomNetworks
 from library.families.shared.random_sizes import FULL_QWEN_VAE, QwenVaeSizes
 
-WORDS = 152064  # of the published vocabulary, with room
+WORDS = 152064  # size of the published vocabulary, with spare rows
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class QwenSizes(QwenVaeSizes):
     text_mlp: int = 128
     text_groups: int = 1
     resolutions: tuple[int, ...] = (64, 128)
-    vision: int = 0  # width of what sees pictures in the text encoder, a multiple of 80 (heads); 0: it has none
+    vision: int = 0  # width of the vision encoder, a multiple of 80 (heads); 0: none
     vision_mlp: int = 96
     vision_layers: int = 2
     still_references: bool = False  # as Qwen-Image-Edit-2511
@@ -65,7 +65,7 @@ def model_sizes(config: Any, full: bool) -> QwenSizes:
 
 
 def random(sizes: QwenSizes = TINY, words: int = WORDS) -> RandomNetworks:
-    """The networks of these sizes, for a tokenizer with so many words."""
+    """Return the networks of these sizes, for a tokenizer with so many words."""
     shape = QwenShape(
         in_channels=4 * sizes.channels,
         out_channels=4 * sizes.channels,
@@ -92,11 +92,11 @@ def _text_encoder(sizes: QwenSizes, words: int) -> nn.Module:
 
 
 def adopt(family: QwenFamily, denoiser: nn.Module) -> None:
-    """It reads nothing else from headers."""
+    """Do nothing: this family reads nothing else from headers."""
 
 
 def input_shapes(family: QwenFamily, denoiser: QwenImage) -> InputShapes:
-    """What this denoiser reads, for one image with a caption of usual length."""
+    """Return this denoiser's inputs for one image with a caption of usual length."""
     sizes, variant = denoiser.sizes, family.variant
     width, height = pictures.seen_size((1024, 1024), variant.condition_area or 1)
     shown = variant.control_images.least

@@ -23,12 +23,12 @@ LAST = 0.02  # the sigma of the last step
 
 
 class QwenSampler(FlowSampler):
-    """The Edit models are shown reference images behind the tokens of the image."""
+    """The Edit models get reference images as additional tokens after the image's."""
 
     family: "QwenFamily"
 
     def guided(self, negative: Tensor, prompt: Tensor, scale: float) -> Tensor:
-        """Away from the negative prompt, each token as long as the prompt's."""
+        """Move away from the negative prompt, keeping the norm of the prompt's prediction for each token."""
         made = super().guided(negative, prompt, scale)
         return made * (prompt.norm(dim=-1, keepdim=True) / made.norm(dim=-1, keepdim=True))
 
@@ -52,8 +52,9 @@ class QwenSampler(FlowSampler):
         return packing.unpack(tokens, height, width)
 
     def references(self, request: SampleRequest, device: torch.device) -> list[Tensor]:
-        """Latents of the reference images, each of its own shape at as many pixels as the preview has; so many as the
-        model takes. The VAE comes to its device for this and goes back."""
+        """Return latents of the reference images, as many as the model takes, each with its own proportions at the
+        preview's number of pixels. The VAE is moved to the device for this and back.
+        """
         height, width = self.size(request)
         found = []
         for one in request.controls[: self.family.variant.control_images.most]:
@@ -63,7 +64,7 @@ class QwenSampler(FlowSampler):
         return found
 
     def encode_request(self, request: SampleRequest) -> dict[str, Tensor]:
-        """The prompts with the reference images, where the text encoder is shown these."""
+        """Encode the prompts, with the reference images if the text encoder reads these."""
         if not self.family.variant.template:
             return super().encode_request(request)
         shown = request.controls[: self.family.variant.control_images.most]
@@ -78,7 +79,9 @@ class QwenSampler(FlowSampler):
 
 
 def schedule(steps: int, tokens: int) -> list[float]:
-    """The steps + 1 sigmas of a sampling run: shifted for the number of tokens, stretched to end at LAST, then 0."""
+    """Return the steps + 1 sigmas of a sampling run: shifted for the number of tokens, stretched to end at LAST, then
+    0.
+    """
     line = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
     left = 1 - flow.shifted(line, math.exp(flow.shift_of_tokens(tokens, LINE)))
     if steps > 1:

@@ -11,8 +11,8 @@ from library.families.shared import language_model
 from library.families.shared.language_model import HEAD
 from library.families.shared.weights import assign
 
-LONGEST = 1024  # tokens of a caption with what stands behind it
-STEP = 64  # a batch of captions is as long as a multiple of so many tokens
+LONGEST = 1024  # maximum tokens of a caption with the template's end
+STEP = 64  # lengths of batches of captions are multiples of this many tokens
 SYSTEM = (
     "Describe the image by detailing the color, shape, size, texture, quantity, text, "
     "spatial relationships of the objects and background:"
@@ -30,12 +30,12 @@ BEHIND = "<|im_end|>\n<|im_start|>assistant\n"
 
 
 def build(tensors: Mapping[str, Tensor]) -> nn.Module:
-    """The model of the sizes of its tensors (names without prefix), which it takes over without a copy."""
+    """Return the model with the sizes of its tensors (names without prefix), which are not copied."""
     return assign(empty(**sizes({name: tuple(tensor.shape) for name, tensor in tensors.items()})), tensors)
 
 
 def sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """What `empty` needs, from shapes by name. KeyError names the first that is missing."""
+    """Return the arguments of `empty` from shapes by name. KeyError names the first missing one."""
     words, hidden = shapes["embed_tokens.weight"]
     return {
         "words": words,
@@ -47,7 +47,8 @@ def sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
 
 
 def empty(words: int, hidden: int, mlp: int, layers: int, groups: int) -> nn.Module:
-    """A model without memory for its weights. For text alone, Qwen2.5-VL is Qwen2: all three axes count alike."""
+    """Return a model without memory for its weights."""
+    # For text alone Qwen2.5-VL equals Qwen2, as all three position axes count alike.
     return language_model.empty(
         "Qwen2",
         vocab_size=words,
@@ -61,7 +62,7 @@ def empty(words: int, hidden: int, mlp: int, layers: int, groups: int) -> nn.Mod
 
 
 def plain_names(names: Iterable[str], seeing: bool = False) -> dict[str, str]:
-    """Keys of a file -> {key of the language model: key in the file}; with what sees pictures, if that is asked for."""
+    """Keys of a file -> {key of the language model: key in the file}; with the vision encoder if `seeing`."""
     names = list(names)
     found = language_model.plain_names(names)
     if seeing:
@@ -84,8 +85,9 @@ def longest(tokenizer: Any, captions: Iterable[str], before: str = BEFORE) -> in
 
 
 def encode(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Captions -> the last hidden states behind the template's head [B, L, C], zero behind each caption, and a mask
-    [B, L] of the tokens that are a caption's own. L is a multiple of STEP."""
+    """Captions -> the last hidden states after the template's head [B, L, C], zero after each caption, and a mask [B,
+    L] of the caption's own tokens. L is a multiple of STEP.
+    """
     ids, dropped = tokens(tokenizer, captions)
     return language_model.encode(model, ids, STEP, dropped)
 

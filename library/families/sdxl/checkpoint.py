@@ -1,4 +1,4 @@
-"""SDXL's files: which are needed, and their problems, from headers alone."""
+"""SDXL's files: which are required, and their problems, from headers alone."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ from library.families import recognition
 from library.families.sdxl import expected_tensors, keys, model
 from library.families.shared import hub, weights
 
-CHANNELS = 4  # of latents
+CHANNELS = 4  # latent channels
 OPTION = "pretrained_model_name_or_path"
 WANTED = "an SDXL .safetensors file, a diffusers folder or a Hugging Face id (owner/name)"
 
@@ -18,7 +18,7 @@ def vae_files(names: Iterable[str]) -> list[str]:
 
 
 def problems_of(path: Path, vae: str | None) -> Iterator[Problem]:
-    """What is wrong with a base model on this machine; `vae` replaces its VAE, which may then be absent."""
+    """Return what is wrong with a local base model; `vae` replaces its VAE, which may then be missing."""
     try:
         if path.is_file():
             other = _whole(path, vae) if path.suffix.lower() not in weights.PICKLED else None
@@ -63,14 +63,14 @@ def problems_of(path: Path, vae: str | None) -> Iterator[Problem]:
 
 
 def blocks_of(path: Path) -> dict[str, int]:
-    """How many blocks of each class the U-Net of a sound model has; nothing where that is in no header."""
+    """Return the number of blocks of each class in a valid model's U-Net; empty if no header contains it."""
     files = weights.files(path / "unet" if path.is_dir() else path)
     names = [name for file in files if file.suffix == ".safetensors" for name in weights.header(file)]
     return keys.blocks(names if path.is_dir() else keys.split(names)[0]["denoiser"])
 
 
 def _whole(path: Path, vae: str | None) -> MessageLike | None:
-    """Why a single file, possibly one of several shards, is no SDXL checkpoint; None when it is."""
+    """Return why a single file, possibly a shard, is no SDXL checkpoint; None if it is."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weights.files(path):
         shapes |= weights.header(file)
@@ -78,7 +78,7 @@ def _whole(path: Path, vae: str | None) -> MessageLike | None:
 
 
 def problems_of_vae(vae: str, token: str | None) -> Iterator[Problem]:
-    """What is wrong with a VAE that replaces the base model's: a file, a folder or a Hugging Face id."""
+    """Return what is wrong with a VAE that replaces the base model's: a file, a folder or a Hugging Face id."""
     if problem := hub.missing("--vae", vae, "a VAE's .safetensors file or folder, or leave it out"):
         yield problem
         return

@@ -10,17 +10,18 @@ from library.families.sdxl import emphasis
 from library.families.shared import clip, tokenizers
 
 TOKENIZERS = {"clip_l": (tokenizers.CLIP_L, "tokenizer"), "clip_g": (tokenizers.CLIP_G, "tokenizer_2")}
-PADS = {"clip_l": None, "clip_g": 0}  # what follows the EOS of a short caption; None is EOS again
+PADS = {"clip_l": None, "clip_g": 0}  # token after the EOS of a short caption; None repeats EOS
 HIDDEN = {"clip_l": "hidden_state1", "clip_g": "hidden_state2"}
 
 
 def encoded(
     components: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None, chunks: int, weighted: bool
 ) -> dict[str, Tensor]:
-    """Captions cut or padded to so many chunks of 75 tokens -> hidden_state1, hidden_state2 [B, L, C] and pool2 [B, C].
+    """Encode captions, cut or padded to `chunks` of 75 tokens, -> hidden_state1, hidden_state2 [B, L, C] and pool2 [B,
+    C].
 
-    Hidden states are those before the last layer, without the final norm; the pooled vector is the last layer's, at the
-    first EOS of the first chunk, times the projection. Weights of `(emphasis:1.2)` multiply hidden states only.
+    Hidden states come from before the last layer, without the final norm; the pooled vector is the last layer's at the
+    first EOS of the first chunk, times the projection. Weights of `(emphasis:1.2)` only multiply hidden states.
     """
     out = {}
     for name in encoders or tuple(TOKENIZERS):
@@ -41,7 +42,7 @@ def encoded(
 
 
 def for_prompts(components: ModelComponents, prompts: Sequence[str], longest: int) -> dict[str, Tensor]:
-    """Prompts of a preview, emphasis read, all padded to the chunks the longest of them needs, at most `longest`."""
+    """Encode a preview's prompts with emphasis, all padded to the chunks of the longest, at most `longest`."""
     tokenizer = next(iter(components.tokenizers.values()))
     tokens = max(emphasis.length(tokenizer, prompt) for prompt in prompts)
     chunks = min(max(clip.chunks_of(tokens), 1), longest)

@@ -1,4 +1,4 @@
-"""What the demo says of SDXL, and whether its LoRA fits the model in diffusers."""
+"""The demo of SDXL: its configs, and the check of its LoRA in diffusers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,13 +9,13 @@ from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.families.shared.diffusers_layers import Sizes, layers
 
-# All kinds of blocks of a U-Net take minutes to compile on a processor; these take seconds, and do most of the work.
+# Compiling all kinds of U-Net blocks takes minutes on a CPU; these take seconds, and do most of the work.
 BLOCKS = ("compile_blocks", "transformer:all", "all kinds of blocks, without this line, compile longer")
-Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
+Line = tuple[str, Any, str]  # option, value, and the value of a real training
 
 
 def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made."""
+    """Return the tables of a demo TOML for this model; `models` are the files written by random.write."""
     return {
         "model": [("pretrained_model_name_or_path", str(models["sdxl"]), "real: sd_xl_base_1.0.safetensors")],
         "compile": [BLOCKS],
@@ -23,7 +23,7 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
 
 
 def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
-    """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
+    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
     import torch
     from diffusers import loaders, utils
 

@@ -14,7 +14,7 @@ SIGN = re.compile(r"\\[()\[\]\\]|:\s*([+-]?\d*\.?\d+)\s*\)|[()\[\]]")
 
 
 def parse(text: str) -> list[tuple[str, float]]:
-    """A text as pieces with weights; brackets that never close count to the end, those never opened are plain text."""
+    """Split a text into weighted pieces; unclosed brackets extend to the end, unopened ones are plain text."""
     pieces: list[list] = []
     opened: list[tuple[str, int]] = []  # bracket, first piece inside it
 
@@ -44,7 +44,8 @@ def parse(text: str) -> list[tuple[str, float]]:
 
 
 def _joined(pieces: list[list]) -> list[tuple[str, float]]:
-    """Neighbours of equal weight as one piece, so that a word with an escaped bracket is one word for the tokenizer."""
+    """Join neighbours of equal weight."""
+    # The tokenizer must see a word with an escaped bracket as one word.
     out: list[tuple[str, float]] = []
     for text, weight in pieces:
         if text and out and out[-1][1] == weight:
@@ -55,7 +56,7 @@ def _joined(pieces: list[list]) -> list[tuple[str, float]]:
 
 
 def tokens(tokenizer: Any, texts: Sequence[str], chunks: int, pad: int | None) -> tuple[Tensor, Tensor]:
-    """Token ids [B, chunks, 77] as clip.tokens makes them, and a weight [B, 75 * chunks + 2] for each merged token."""
+    """Return token ids [B, chunks, 77] like clip.tokens, and a weight [B, 75 * chunks + 2] per merged token."""
     inner, rows, emphasis = chunks * (clip.LENGTH - 2), [], []
     for text in texts:
         ids: list[int] = []

@@ -1,4 +1,4 @@
-"""Which tensors an SDXL consists of, and which of them a checkpoint lacks, from headers alone."""
+"""The tensors of a complete SDXL, and which of them a checkpoint lacks, from headers alone."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ TRANSFORMER = (
 
 
 def unet(shapes: Shapes) -> list[str]:
-    """Of a U-Net, by diffusers' names."""
+    """Return the tensor names of a U-Net in diffusers' layout."""
     layout, depth = keys.Layout.of(shapes), dict(model.depths(shapes))
     levels = list(enumerate(layout.attention))
     resnets, attentions = ["mid_block.resnets.0", "mid_block.resnets.1"], {"mid_block.attentions.0": "mid_block"}
@@ -64,7 +64,7 @@ WANTED = {
 
 
 def tells_shapes(path: Path) -> bool:
-    """Whether what a file holds is known without its numbers: torch's oldest format has to be read whole."""
+    """Return whether a file's content is known without reading its data; torch's oldest format has to be read whole."""
     if path.suffix.lower() not in weights.PICKLED:
         return True
     with path.open("rb") as file:
@@ -72,8 +72,7 @@ def tells_shapes(path: Path) -> bool:
 
 
 def lacking(path: Path, vae: str | None) -> Message | None:
-    """The sentence about a model that is not whole; None for one that is. With a VAE of its own the model's is not
-    used."""
+    """Return a sentence about an incomplete model; None for a complete one. A separate VAE replaces the model's."""
     pieces = [file for part in model.FOLDERS.values() if (path / part).is_dir() for file in weights.files(path / part)]
     if not all(map(tells_shapes, pieces or weights.files(path))):
         return None
@@ -92,7 +91,7 @@ def lacking(path: Path, vae: str | None) -> Message | None:
 
 
 def lacking_vae(path: Path) -> Message | None:
-    """The sentence about a VAE that is not whole; None for one that is."""
+    """Return a sentence about an incomplete VAE; None for a complete one."""
     files = weights.files(path / "vae" if (path / "vae").is_dir() else path)
     if not all(map(tells_shapes, files)):
         return None

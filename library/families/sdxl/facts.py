@@ -1,4 +1,4 @@
-"""What SDXL states about itself."""
+"""The static facts of SDXL."""
 
 import re
 
@@ -9,7 +9,7 @@ CHECKPOINT, UNET_ALONE = "an SDXL checkpoint", "an SDXL U-Net without text encod
 
 
 def recognise(shapes: Shapes) -> str:
-    """What a checkpoint is of SDXL: the Stable Diffusions differ in their text encoders."""
+    """Describe an SDXL checkpoint; other versions of Stable Diffusion have other text encoders."""
 
     def some(*starts: str) -> bool:
         return any(name.startswith(starts) for name in shapes)
@@ -22,7 +22,7 @@ def recognise(shapes: Shapes) -> str:
         return CHECKPOINT if some("conditioner.embedders.1.model.") else ""
     if some("conditioner.embedders.1."):
         return CHECKPOINT
-    if not some("model.diffusion_model.input_blocks."):  # a part; the older ones have but one layer for each attention
+    if not some("model.diffusion_model.input_blocks."):  # a part; older versions have one layer per attention
         return UNET_ALONE if any(map(DEEP.search, shapes)) else ""
     if some("conditioner.embedders.0.model."):
         return "an SDXL refiner checkpoint"

@@ -17,7 +17,7 @@ from library.objectives import diffusion
 
 Put = Callable[[Path, Mapping[str, Tensor]], None]
 
-# Folder -> the package and the class that read it. The class's name is the one that old versions know as well.
+# Folder -> package and class that read it, under a class name that old versions know, too.
 LIBRARY = {
     "unet": ("diffusers", "UNet2DConditionModel"),
     "vae": ("diffusers", "AutoencoderKL"),
@@ -29,10 +29,10 @@ LIBRARY = {
 
 
 def write(components: ModelComponents, folder: Path, put: Put, v_prediction: bool, zero_snr: bool) -> None:
-    """Write the model into an existing folder. `put(path, tensors)` writes a file of weights.
+    """Write the model into an existing folder. `put(path, tensors)` writes a weights file.
 
     Text encoders get the names of the published models (`text_model.*`), which every version of transformers reads. The
-    scheduler is that of the model it was trained from where that is a folder, as is usual.
+    scheduler is that of the original model if it was a folder, as usual.
     """
     import diffusers
 
@@ -67,7 +67,7 @@ def _tokenizer(tokenizer: Any, place: Path) -> None:
 
 
 def usual_scheduler() -> Any:
-    """The scheduler that the published SDXL models come with."""
+    """Return the scheduler of the published SDXL models."""
     from diffusers import EulerDiscreteScheduler
 
     options = {"beta_start": diffusion.BETA_START, "beta_end": diffusion.BETA_END, "beta_schedule": "scaled_linear"}
@@ -84,7 +84,7 @@ def _scheduler(components: ModelComponents, place: Path, v_prediction: bool, zer
         settings = {**usual.config, "_class_name": type(usual).__name__}
     if v_prediction:
         settings["prediction_type"] = "v_prediction"
-    if zero_snr:  # as the paper that found it (2305.08891) samples
+    if zero_snr:  # the sampling of its paper (2305.08891)
         settings |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
     _text(place / "scheduler_config.json", settings)
     return settings["_class_name"]

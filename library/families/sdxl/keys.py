@@ -1,6 +1,7 @@
-"""Names of an SDXL checkpoint: one table per part, from diffusers' module paths to the single file's, read both ways.
+"""Names of an SDXL checkpoint: one table per part from diffusers' module paths to the single file's, used in both
+directions.
 
-The U-Net's paths in the single file are also the adapters' names (`lora_unet_input_blocks_4_1_proj_in`).
+The U-Net's paths in the single file are also the adapter names (`lora_unet_input_blocks_4_1_proj_in`).
 """
 
 import functools
@@ -26,7 +27,7 @@ PREFIXES = {
 }
 DROPPED = ("model_ema.",)  # a second copy of the weights, in files saved for research
 LOGIT_SCALE = "conditioner.embedders.1.model.logit_scale"
-FULL_LOGIT_SCALE = math.log(100.0)  # where CLIP's training clamps it; diffusers folders do not store it
+FULL_LOGIT_SCALE = math.log(100.0)  # the clamp of CLIP's training; diffusers folders do not store the value
 
 RESNET = {
     "norm1": "in_layers.0",
@@ -56,7 +57,7 @@ class Layout:
 
     @classmethod
     def of(cls, names: Iterable[str]) -> "Layout":
-        """The layout behind tensor names without prefix, in the diffusers or the single file's tree."""
+        """Derive the layout from plain tensor names in diffusers' or the single file's tree."""
         names = set(names)
         if any(name.startswith("down_blocks.") for name in names):
             down = {tuple(name.split(".")[1:4]) for name in names if name.startswith("down_blocks.")}
@@ -71,7 +72,7 @@ class Layout:
 
 
 def blocks(names: Iterable[str]) -> dict[str, int]:
-    """How many blocks of each class a U-Net has, from tensor names without prefix in either tree."""
+    """Return the number of blocks of each class in a U-Net, from plain tensor names in either tree."""
     names = list(names)
     transformers = {found[0] for name in names if (found := re.match(r".+\.transformer_blocks\.\d+\.", name))}
     residual = sum(name.endswith((".in_layers.2.weight", ".conv1.weight")) for name in names)
@@ -104,7 +105,7 @@ def unet_table(layout: Layout) -> dict[str, str]:
 
 
 def clip_g_table(layers: int) -> dict[str, str]:
-    """transformers module path -> open_clip module path; q, k, v and the two bare matrices are handled apart."""
+    """transformers module path -> open_clip module path; q, k, v and the two bare matrices are handled separately."""
     names = {
         "text_model.embeddings.token_embedding": "token_embedding",
         "text_model.embeddings.position_embedding.weight": "positional_embedding",
@@ -123,11 +124,11 @@ def clip_g_table(layers: int) -> dict[str, str]:
 
 
 def split(names: Iterable[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """The names of a single file by part, {part: {name without prefix: name}}, and {plain name: name} of what belongs
-    to no part. Other programs wrap all of them in a prefix of their own.
+    """Return the names of a single file by part, {part: {plain name: name}}, and {plain name: name} of the rest. Other
+    programs add a common prefix.
 
-    The rest (`logit_scale`, `position_ids`, marks such as `v_pred`) is kept, so that a saved file has all that the
-    loaded one had.
+    The rest (`logit_scale`, `position_ids`, marks such as `v_pred`) is kept, so that a saved file has everything that
+    the loaded one had.
     """
     names = list(names)
     wrapped = not any(name.startswith((*PREFIXES.values(),)) for name in names)
@@ -145,7 +146,7 @@ def split(names: Iterable[str]) -> tuple[dict[str, dict[str, str]], dict[str, st
 
 
 def to_diffusers(part: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors (or, for the U-Net, anything) of one part by single-file name without prefix -> by diffusers name."""
+    """Convert plain single-file names of one part to diffusers names; U-Net values may be anything."""
     if part == "denoiser":
         table = inverse(unet_table(Layout.of(tensors)))
         return {renamed(name, table): tensor for name, tensor in tensors.items()}
@@ -155,7 +156,7 @@ def to_diffusers(part: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_single(part: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors of one part by diffusers name -> by the single file's name, prefix included."""
+    """Convert diffusers names of one part to single-file names, prefix included."""
     if part == "denoiser":
         table = unet_table(Layout.of(tensors))
         named = {renamed(name, table): tensor for name, tensor in tensors.items()}
@@ -167,7 +168,7 @@ def to_single(part: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _open_clip_to_transformers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """CLIP-G: three stacked matrices are taken apart, and the projection P (used as h P) becomes a Linear's weight."""
+    """Convert CLIP-G: split three stacked matrices, and store the projection P (used as h P) as a Linear's weight."""
     table = inverse(clip_g_table(count(tensors, "transformer.resblocks.")))
     out = {}
     for name, tensor in tensors.items():
@@ -177,14 +178,16 @@ def _open_clip_to_transformers(tensors: Mapping[str, Tensor]) -> dict[str, Tenso
             where, kind = name.split(".attn.in_proj_")
             layer = where.replace("transformer.resblocks.", "text_model.encoder.layers.")
             for letter, piece in zip("qkv", tensor.chunk(3), strict=True):
-                out[f"{layer}.self_attn.{letter}_proj.{kind}"] = piece.clone()  # each its own storage
+                out[f"{layer}.self_attn.{letter}_proj.{kind}"] = (
+                    piece.clone()
+                )  # its own storage, without the other rows
         else:
             out[renamed(name, table)] = tensor
     return out
 
 
 def _transformers_to_open_clip(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """CLIP-G the other way; what another tool stacked in rows is stacked again in the same order."""
+    """Convert CLIP-G back; rows stacked by other tools are restacked in the same order."""
     table = clip_g_table(len({n.split(".")[3] for n in tensors if n.startswith("text_model.encoder.layers.")}))
     out = {}
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""Names of the layers that a LoRA of SDXL changes."""
+"""LoRA layer names of SDXL."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ ENCODERS = {"clip_l": "text_model.encoder.layers.", "clip_g": "transformer.resbl
 
 
 class SdxlLoraNames(LoraNames):
-    """The U-Net has other names in diffusers, and the second text encoder others in transformers."""
+    """The U-Net has different names in diffusers, and the second text encoder in transformers."""
 
     prefixes: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "kohya": {"denoiser": "lora_unet_", "clip_l": "lora_te1_", "clip_g": "lora_te2_"},
@@ -41,7 +41,7 @@ class SdxlLoraNames(LoraNames):
     mergeable: ClassVar[tuple[str, ...]] = (CHECKPOINT, UNET_ALONE)
 
     def canonical(self, path: str) -> tuple[str, int, int]:
-        """The single file's path of one of the U-Net."""
+        """Return the single file's path of a U-Net path."""
         if path.startswith(DIFFUSERS):
             path = renamed(path, keys.unet_table(keys.Layout()))
         return path, 0, 1
@@ -54,7 +54,7 @@ class SdxlLoraNames(LoraNames):
         return re.search(r"\.(in_layers\.2|out_layers\.3|op|conv)$|^input_blocks\.0\.0$|^out\.2$", path) is not None
 
     def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
-        """In the single file; query, key and value of CLIP-G are one matrix there."""
+        """Locate a weight in the single file, where query, key and value of CLIP-G are one matrix."""
         if part not in ("denoiser", *ENCODERS):
             return None
         prefix = keys.PREFIXES[part]
@@ -67,7 +67,7 @@ class SdxlLoraNames(LoraNames):
         return WeightSlice(f"{prefix}{path}.weight")
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
-        """Attention and MLP, and with `convolutions` the residual blocks of the U-Net as well."""
+        """Return attention and MLP layers; with `convolutions` also the U-Net's residual blocks."""
         for path in matrices(shapes, keys.PREFIXES["denoiser"]):
             extra = convolutions and path.startswith(BLOCKS) and path != "input_blocks.0.0"
             if TRANSFORMER.match(path) or extra:

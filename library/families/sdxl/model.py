@@ -1,4 +1,4 @@
-"""An SDXL checkpoint on disk -> its networks in memory, of whatever sizes its tensors have."""
+"""Load SDXL checkpoints into networks with the sizes of their tensors."""
 
 import contextlib
 import functools
@@ -22,7 +22,7 @@ from library.families.shared.transformer import projections
 from library.families.shared.weights import Source
 from library.imports import without_optional
 
-SCALE = 0.13025  # latents are VAE samples times this
+SCALE = 0.13025  # factor from VAE samples to latents
 SIZE_CHANNELS = 256  # each of the six numbers of the size conditioning becomes a sinusoid of this length
 FOLDERS = {"denoiser": "unet", "vae": "vae", "clip_l": "text_encoder", "clip_g": "text_encoder_2"}
 BLAME = {"denoiser": "U-Net", "vae": "VAE", "clip_l": "first text encoder (CLIP-L)", "clip_g": "second text encoder"}
@@ -30,17 +30,19 @@ BLAME = {"denoiser": "U-Net", "vae": "VAE", "clip_l": "first text encoder (CLIP-
 
 @dataclass
 class OpenCheckpoint:
-    """An open checkpoint: what reads the tensors of each part, and what export must give back that is in no part."""
+    """An open checkpoint: readers for the tensors of each part, and leftover data for export."""
 
     path: Path
     unet: dict[str, Source]  # diffusers name -> tensor
-    shapes: dict[str, tuple[int, ...]]  # of these
+    shapes: dict[str, tuple[int, ...]]  # of the U-Net's tensors
     parts: dict[str, Callable[[], dict[str, Tensor]]]  # the other parts -> their tensors by diffusers name
     rest: dict[str, Tensor] = field(default_factory=dict)
 
 
 def wanted_files(names: Iterable[str], half: bool) -> list[str]:
-    """Which files of a repository to fetch: each part's weights once (fp16 if `half`), configs, tokenizers."""
+    """Return which files of a repository to download: each part's weights once (fp16 if `half`), configs,
+    tokenizers.
+    """
     names = list(names)
     out = [name for name in names if name.startswith(("tokenizer/", "tokenizer_2/", "scheduler/"))]
     for folder in FOLDERS.values():
@@ -53,8 +55,9 @@ def wanted_files(names: Iterable[str], half: bool) -> list[str]:
 
 
 def opened(path: Path, half: bool, mmap: bool, vae: str | None = None) -> OpenCheckpoint:
-    """Open a single file or a diffusers folder. Raises ConfigError when a part is absent or it is something else; the
-    VAE may be where `vae` is another one."""
+    """Open a single file or a diffusers folder. Raises ConfigError if a part is missing or foreign; the VAE may be
+    missing if `vae` is another one.
+    """
     return _folder(path, half, mmap) if path.is_dir() else _single(path, mmap, vae)
 
 
@@ -92,14 +95,14 @@ def _folder(path: Path, half: bool, mmap: bool) -> OpenCheckpoint:
 
 
 def canonical(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of a diffusers folder by the names used here, whichever version of diffusers or transformers wrote it."""
+    """Return tensors of a diffusers folder under our names, whichever version of diffusers or transformers wrote it."""
     if part == "vae":
         return autoencoder.to_diffusers(tensors)
     return {clip.canonical(name): tensor for name, tensor in tensors.items() if not name.endswith("position_ids")}
 
 
 def read_vae(path: Path, half: bool, mmap: bool) -> dict[str, Tensor]:
-    """The VAE of --vae: a file in either layout, with or without a prefix, a VAE's folder, or a whole model's."""
+    """Read the VAE of --vae: a file in either layout, with or without a prefix, a VAE's folder, or a whole model's."""
     folder = path / "vae" if (path / "vae").is_dir() else path
     file = weights.Weights(weights.files(folder, "fp16" if half else None), mmap)
     if not any(name.endswith(autoencoder.MARKER) for name in file):
@@ -108,7 +111,7 @@ def read_vae(path: Path, half: bool, mmap: bool) -> dict[str, Tensor]:
 
 
 def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = None) -> Message | None:
-    """Why a single file is not the SDXL checkpoint that it should be, in a sentence with the fix; None when it is."""
+    """Return why a single file is not the expected SDXL checkpoint, with the fix; None if it is."""
     parts, _ = keys.split(shapes)
     of, found = recognition.described(shapes)
     if found == "a LoRA file":
@@ -141,7 +144,7 @@ def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = 
 
 
 def misfit(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Message | None:
-    """Why a U-Net with SDXL's names is still no plain SDXL: inpainting inputs, or a distilled tree."""
+    """Return why a U-Net with SDXL's names is no plain SDXL: inpainting inputs, or a distilled tree."""
     named = keys.to_diffusers("denoiser", shapes)
     channels = named.get("conv_in.weight", (0, 4))[1]
     if channels != 4:
@@ -163,7 +166,7 @@ def misfit(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Message | None:
 
 
 def depths(names: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """(block, number of transformer layers) of every attention in a U-Net of diffusers names."""
+    """Return (block, number of transformer layers) of every attention in a U-Net with diffusers names."""
     found: dict[str, set[str]] = {}
     for name in names:
         where, inside, below = name.partition(".transformer_blocks.")
@@ -200,13 +203,14 @@ def unet_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 def empty_unet(shapes: Mapping[str, tuple[int, ...]]) -> nn.Module:
-    """A U-Net of these shapes without memory; one shared attention processor, so that compiled graphs are shared."""
+    """Return a U-Net of these shapes on the meta device."""
+    # A single attention processor lets all blocks share compiled graphs.
     unet_class, residual = _classes()
     with empty_weights.empty_weights():
         unet = unet_class(**unet_config(shapes))
     unet.set_attn_processor(SharedInputAttention())
     for module in unet.modules():
-        if isinstance(module, residual):  # 1 in some blocks, 1.0 in others: two graphs where one would do
+        if isinstance(module, residual):  # 1 in some blocks and 1.0 in others would need two graphs
             module.output_scale_factor = float(module.output_scale_factor)
     return unet
 
@@ -221,7 +225,7 @@ class SharedInputAttention:
         encoder_hidden_states: Tensor | None = None,
         attention_mask: None = None,  # SDXL has none
     ) -> Tensor:
-        """[B, S, C] and the text [B, L, text channels], or None where the tokens look at themselves -> [B, S, C]."""
+        """[B, S, C] and the text [B, L, text channels], or None for self-attention -> [B, S, C]."""
         if encoder_hidden_states is None:
             made = projections(hidden_states, attn.to_q, attn.to_k, attn.to_v)
         else:
@@ -233,24 +237,25 @@ class SharedInputAttention:
 
 @functools.cache
 def _classes() -> tuple[Any, Any]:
-    """diffusers' U-Net, without what it does in every pass for adapters of peft, which it imports for that, and its
-    residual blocks."""
+    """Return diffusers' U-Net without its per-pass handling of peft adapters, which would import peft, and its residual
+    blocks.
+    """
     with without_optional("diffusers"):
         from diffusers.models import UNet2DConditionModel, resnet
 
     class Unet(UNet2DConditionModel):
         forward = inspect.unwrap(UNet2DConditionModel.forward)
 
-    Unet.__name__ = Unet.__qualname__ = UNet2DConditionModel.__name__  # which stands in the folders that it is saved to
+    Unet.__name__ = Unet.__qualname__ = UNet2DConditionModel.__name__  # saved folders name this class
     return Unet, resnet.ResnetBlock2D
 
 
 def open_unet(
     stored: OpenCheckpoint, dtype: torch.dtype, keep_fp8: bool = False
 ) -> tuple[nn.Module, Callable[[WeightPlacement | None], object]]:
-    """The U-Net of a checkpoint without its weights, and what reads these in `dtype`.
+    """Return the U-Net of a checkpoint without its weights, and its reader for `dtype`.
 
-    With `keep_fp8` the matrices of its blocks that are in 8 bits stay so.
+    With `keep_fp8` 8-bit matrices of its blocks stay 8-bit.
     """
     with _blamed(stored, "denoiser"):
         unet = empty_unet(stored.shapes)
@@ -288,6 +293,6 @@ PARTS = {
 
 
 def _short(error: Exception) -> str:
-    """The first telling line of an error of load_state_dict, which can be hundreds of lines long."""
+    """Return the first informative line of a load_state_dict error, which can have hundreds."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[1] if len(lines) > 1 else lines[0] if lines else type(error).__name__)[:160]

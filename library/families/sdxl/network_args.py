@@ -1,4 +1,4 @@
-"""What `--network_args` may say to SDXL's LoRA (`networks.lora`, `networks.lora_fa`)."""
+"""`--network_args` of SDXL's LoRA (`networks.lora`, `networks.lora_fa`)."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -82,7 +82,7 @@ class SdxlArgs(NetworkArgs):
     )
 
     def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
-        """The lists that must have one value per block."""
+        """Check the lists that need one value per block."""
         for name in ("block_dims", "block_alphas", "conv_block_dims", "conv_block_alphas"):
             if (given := len(getattr(self, name))) not in (0, NUM_BLOCKS):
                 yield wrong_argument(
@@ -100,7 +100,7 @@ class SdxlArgs(NetworkArgs):
             yield wrong_argument("conv_block_alphas", "needs conv_block_dims or conv_dim")
 
     def notes(self, _run: RunConfig | None = None) -> Iterator[Problem]:
-        """What has no effect, and why."""
+        """Return arguments without effect, and why."""
         yield from NetworkArgs.notes(self)
         if self.block_lr_zero_threshold and not self.block_weights:
             yield Problem(
@@ -118,7 +118,7 @@ class SdxlArgs(NetworkArgs):
         return (1.0, *(f if f > self.block_lr_zero_threshold else 0.0 for f in factors), 1.0)
 
     def chosen_blocks(self, counts: Sequence[int]) -> list[list[float]]:
-        """A block whose rank or factor is 0 carries no adapters; the first and the last of all have no group."""
+        """Return the factors by block; rank or factor 0 means no adapters. The first and last blocks have no group."""
         factors = self.block_weights or (1.0,) * NUM_BLOCKS
         learns = self.block_dims or (1,) * NUM_BLOCKS
         shown = iter([factor if rank else 0.0 for factor, rank in zip(factors, learns, strict=True)][1:-1])
@@ -129,7 +129,7 @@ class SdxlArgs(NetworkArgs):
         return NetworkArgs.classes(self, targets) if asked else targets
 
     def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
-        """Blocks of the U-Net may have ranks of their own, and convolutions others."""
+        """Return a layer's rank; U-Net blocks may have their own, and convolutions another."""
         if not layer.inside:
             return NO_ADAPTER
         ranks, alphas = self.block_dims, self.block_alphas
@@ -140,7 +140,7 @@ class SdxlArgs(NetworkArgs):
             return rank, alpha
         block = self.block_of(layer.name)
         if self.block_weights and not self.block_weights[block]:
-            return NO_ADAPTER  # a block that does not learn is left out of the file
+            return NO_ADAPTER  # an untrained block is left out of the file
         return ranks[block] if ranks else rank, alphas[block] if alphas else alpha
 
     def block_of(self, name: str) -> int:

@@ -1,4 +1,4 @@
-"""What can be set when SDXL is trained."""
+"""The options of SDXL."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from library.config.reading import numbers
 from library.config.run_config import RunConfig
 from library.config.schema import opt, section
 
-# Parsed by sd-scripts for every family, without a meaning for this one.
+# Options that sd-scripts parses for every family, but that mean nothing here.
 INEFFECTIVE = {"clip_skip": "SDXL always uses the last but one layer; it is only written into the metadata"}
 
 
@@ -86,7 +86,7 @@ class SdxlEmbeddingCache(sections.Cache):
 
 
 def slow_products(precision: sections.Precision, run: RunConfig) -> Iterator[Problem]:
-    """That 8-bit products make this model slower, or what else is to be said of them."""
+    """Warn that 8-bit products make this model slower, or give other remarks on them."""
     if precision.fp8_compute:
         template = "makes SDXL slower, whose matrix products are small (measured on an H200): leave it out"
         yield Problem("fp8_compute", template)
@@ -139,7 +139,7 @@ class SdxlFullOptim(sections.FullOptim):
         return tuple(float(rate) for rate in self.block_lr.split(",")) if self.block_lr else ()
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """The U-Net has 23 places for a rate."""
+        """Check that the U-Net gets 23 rates."""
         yield from sections.FullOptim.check(self, run)
         if self.block_lrs and len(self.block_lrs) != 23:
             yield Problem("block_lr", "needs 23 rates with commas between, got {count}", count=len(self.block_lrs))
@@ -201,7 +201,7 @@ class SdxlTrain(SdxlRun, sections.FullRun):
 
 @dataclass(frozen=True, kw_only=True)
 class SdxlTextualInversion(SdxlRun, sections.EmbeddingRun):
-    """Textual inversion for SDXL: a new word learns a meaning."""
+    """Textual inversion for SDXL: trains a new word."""
 
     script: ClassVar[str] = "sdxl_train_textual_inversion"
     title: ClassVar[str] = "SDXL textual inversion"
@@ -212,7 +212,7 @@ class SdxlTextualInversion(SdxlRun, sections.EmbeddingRun):
 
 @dataclass(frozen=True, kw_only=True)
 class SdxlControlLLLite(SdxlRun, sections.ControlRun):
-    """ControlNet-LLLite for SDXL: a small network learns to follow a control image."""
+    """ControlNet-LLLite for SDXL: a small network that follows a control image."""
 
     script: ClassVar[str] = "sdxl_train_control_net_lllite"
     title: ClassVar[str] = "SDXL ControlNet-LLLite"

@@ -53,7 +53,7 @@ def model_sizes(_config: RunConfig, full: bool) -> SdxlSizes:
 
 
 def random(sizes: SdxlSizes = TINY, words: int = CLIP_WORDS) -> RandomNetworks:
-    """The networks of these sizes, for tokenizers with so many words."""
+    """Return the networks of these sizes, for tokenizers with so many words."""
     return RandomNetworks(
         lambda: _unet(sizes),
         {
@@ -70,7 +70,7 @@ def _unet(sizes: SdxlSizes) -> nn.Module:
         from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
     attention = tuple(depth > 0 for depth in sizes.depth)
-    unet: Any = UNet2DConditionModel  # which declares numbers where it takes one for each level
+    unet: Any = UNet2DConditionModel  # its annotations lack the per-level lists that it accepts
     made = random_networks.empty(
         lambda: unet(
             block_out_channels=sizes.unet,
@@ -89,12 +89,12 @@ def _unet(sizes: SdxlSizes) -> nn.Module:
 
 
 def adopt(family: SdxlFamily, denoiser: nn.Module) -> None:
-    """Tell a family what it otherwise reads from the header of its checkpoint."""
+    """Set what a family otherwise reads from the header of its checkpoint."""
     family.layout = keys.Layout.of({name: tuple(p.shape) for name, p in denoiser.named_parameters()})
 
 
 def input_shapes(_: Any, denoiser: Any) -> InputShapes:
-    """What this denoiser reads, for one image."""
+    """Return this denoiser's inputs for one image."""
     wide = denoiser.config.cross_attention_dim
     pooled = denoiser.add_embedding.linear_1.in_features - 6 * model.SIZE_CHANNELS
     first = 768 if wide == 2048 else wide // 3
@@ -132,11 +132,13 @@ def write_diffusers(folder: Path, seed: int = 0, dtype: torch.dtype = torch.floa
 
 
 def _tensors(folder: Path, seed: int, dtype: torch.dtype, sizes: SdxlSizes) -> dict[str, dict[str, Tensor]]:
-    """Random tensors of every part by diffusers name, and the tokenizers whose vocabularies fit them."""
+    """Return random tensors of every part by diffusers name, and tokenizers with matching vocabularies."""
     folder.mkdir(parents=True, exist_ok=True)
     words = random_tokenizers.clip_tokenizer(folder / "tokenizer")
     random_tokenizers.clip_tokenizer(folder / "tokenizer_2", pad="!")
-    made = random(sizes, CLIP_WORDS if sizes == FULL else words)  # other programs expect so many in a full one
+    made = random(
+        sizes, CLIP_WORDS if sizes == FULL else words
+    )  # other programs expect the published vocabulary in a full model
     networks = {"denoiser": made.denoiser(), "vae": made.vae(), **{n: make() for n, make in made.encoders.items()}}
     out = {}
     for i, (part, network) in enumerate(networks.items()):

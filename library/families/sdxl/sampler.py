@@ -1,4 +1,4 @@
-"""Sample images of SDXL with the parts of a training, without a pipeline and without touching global random state."""
+"""Sample images of SDXL with the networks of a training, without a pipeline or changes of global random state."""
 
 import inspect
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import diffusers
 import numpy as np
 import torch
-from diffusers.schedulers.scheduling_lms_discrete import LMSDiscreteScheduler  # diffusers' own name wants scipy
+from diffusers.schedulers.scheduling_lms_discrete import LMSDiscreteScheduler  # its public name requires scipy
 from numpy.polynomial import Polynomial
 from PIL import Image
 from torch import Tensor
@@ -21,9 +21,9 @@ from library.objectives.base import NoisedBatch
 if TYPE_CHECKING:
     from library.families.sdxl.family import SdxlFamily
 
-LEAST_SIGNAL = 2**-24  # as in diffusers' own rescaled schedules
-LONGEST = 3  # chunks of 75 tokens that a prompt may have
-# --sample_sampler -> the scheduler's class in diffusers, and what differs from its defaults.
+LEAST_SIGNAL = 2**-24  # as in diffusers' rescaled schedules
+LONGEST = 3  # maximum chunks of 75 tokens per prompt
+# --sample_sampler -> the scheduler's class in diffusers, and changes of its defaults.
 SAMPLERS: dict[str, tuple[str, dict]] = {
     "ddim": ("DDIMScheduler", {}),
     "pndm": ("PNDMScheduler", {"skip_prk_steps": True}),
@@ -41,9 +41,9 @@ SAMPLERS |= {f"k_{name}": SAMPLERS[name] for name in ("lms", "euler", "euler_a",
 
 
 def scheduler(name: str | None, v_prediction: bool, terminal_zero: bool = False) -> Any:
-    """A diffusers scheduler on the schedule of the training. Latents are not clipped to [-1, 1]: they exceed it.
+    """Return a diffusers scheduler on the training's schedule. Latents exceed [-1, 1], so they are not clipped.
 
-    `terminal_zero`: on the rescaled schedule of zero_terminal_snr, beginning with its last step, which is pure noise.
+    `terminal_zero`: use the rescaled schedule of zero_terminal_snr, starting with its last step, pure noise.
     """
     if (name or "ddim") not in SAMPLERS:
         raise ConfigError(
@@ -68,14 +68,17 @@ def scheduler(name: str | None, v_prediction: bool, terminal_zero: bool = False)
 
 
 def rescaled_betas() -> list[float]:
-    """The betas of the schedule that ends without signal; its last step keeps as little as sigmas can be made of."""
+    """Return the betas of the schedule without terminal signal; its last step keeps the least signal that sigmas can
+    express.
+    """
     alpha_bar = diffusion.alphas(terminal_zero=True).double().clamp(min=LEAST_SIGNAL)
     return (1 - alpha_bar / torch.cat((torch.ones(1), alpha_bar[:-1]))).tolist()
 
 
 def _lms() -> type:
-    """LMS with its coefficients integrated exactly: they are polynomials, so scipy is not needed for them."""
+    """Return LMS with exactly integrated coefficients."""
 
+    # They are polynomials, so scipy is not needed.
     class Lms(LMSDiscreteScheduler):
         def get_lms_coefficient(self, order: int, t: int, current_order: int) -> float:
             sigmas = [float(s) for s in self.sigmas]
@@ -91,7 +94,7 @@ def _lms() -> type:
 
 
 class SdxlSampler(Sampler):
-    """Denoises with the scheduler that sample_sampler names."""
+    """Denoises with the scheduler of sample_sampler."""
 
     family: "SdxlFamily"
 

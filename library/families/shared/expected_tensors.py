@@ -1,7 +1,7 @@
-"""The expected tensor names of networks. Those of text encoders and autoencoders are derived without building these,
-which would import packages for seconds.
+"""The expected tensor names of networks.
 
-Each function takes the plain names in a file, which may be incomplete, and returns all names of a complete one.
+Names of text encoders and autoencoders are derived without building these, as importing their packages takes seconds.
+Each function takes the plain names in a file, possibly incomplete, and returns all names of a complete one.
 """
 
 import itertools
@@ -143,7 +143,9 @@ def video_autoencoder(shapes: Shapes) -> list[str]:
     """The tensors of Qwen-Image's VAE, by diffusers name."""
     resnet = ("{norm1,norm2}.gamma", f"{{conv1,conv2}}.{BOTH}")
     levels, each = count(shapes, "decoder.up_blocks."), count(shapes, "decoder.up_blocks.0.resnets.")
-    down = [f"encoder.down_blocks.{n}" for n in range(max(levels * each - 1, 0))]  # one resnet less, what halves, ...
+    down = [
+        f"encoder.down_blocks.{n}" for n in range(max(levels * each - 1, 0))
+    ]  # one resnet fewer, a downsampler, ...
     halving = [one for n, one in enumerate(down, start=1) if each and n % each == 0]
     up = [f"decoder.up_blocks.{n}.resnets.{i}" for n in range(levels) for i in range(each)]
     doubling = [f"decoder.up_blocks.{n}.upsamplers.0" for n in range(levels - 1)]

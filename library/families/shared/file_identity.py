@@ -1,4 +1,4 @@
-"""Notice model files that are replaced or changed while a training reads them, part by part and over minutes."""
+"""Detect model files that are replaced or changed while a training reads them, in parts and over minutes."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ DAMAGED = "{path} is damaged: {tensors} with NaN or infinity, first {tensor}; ch
 
 
 class WatchedFiles:
-    """Files by what they were when they were first opened, or expected to be."""
+    """Files with their state when they were first opened, or expected to be."""
 
     def __init__(self) -> None:
         self._known: dict[Path, os.stat_result] = {}
@@ -29,7 +29,7 @@ class WatchedFiles:
         for path in paths:
             try:
                 now = path.stat()
-            except OSError:  # who opens it says so
+            except OSError:  # opening the file reports it
                 continue
             if _differs(self._known.setdefault(path, now), now):
                 raise ConfigError(CHANGED, path=path)
@@ -66,7 +66,7 @@ _watched: ContextVar[WatchedFiles | None] = ContextVar("_watched", default=None)
 
 @contextlib.contextmanager
 def watching() -> Iterator[WatchedFiles]:
-    """Within the context, every file of weights that is opened has to stay what it was at the first time."""
+    """Require every weights file opened within this context to stay unchanged from its first use."""
     files = WatchedFiles()
     token = _watched.set(files)
     try:
@@ -76,7 +76,7 @@ def watching() -> Iterator[WatchedFiles]:
 
 
 def note(*paths: Path) -> None:
-    """Call with files that are opened, or will be. Raises ConfigError where one is watched and has changed."""
+    """Register files that are or will be opened. Raises ConfigError if a watched one has changed."""
     if files := _watched.get():
         files.note(paths)
 
@@ -90,12 +90,12 @@ def check() -> None:
 def _differs(known: os.stat_result, now: os.stat_result) -> bool:
     if (known.st_size, known.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
         return True
-    # Some network disks number a file anew at each look; a file that took another's place has another time as well.
+    # Some network disks change a file's inode number at every look; a replaced file also has another time.
     return known.st_ino != now.st_ino and known.st_ctime_ns != now.st_ctime_ns
 
 
 def _not_finite(path: Path) -> list[str]:
-    """The names of weights that hold NaN or infinity. Buffers may: tables of schedules do."""
+    """Return names of weights that hold NaN or infinity. Buffers such as schedule tables legitimately may."""
     found = []
     try:
         with safe_open(path, framework="pt") as file:

@@ -94,7 +94,7 @@ def listed(name: str, token: str | None = None) -> list[str]:
 
 
 def answered(question: Callable[[], Answer]) -> Answer:
-    """The result of a request to the hub, with a short timeout and no retry, to report a missing network soon."""
+    """Return the result of a hub request with a short timeout and no retry, to report a missing network soon."""
     answer: list[Answer | Exception] = []
 
     def ask() -> None:

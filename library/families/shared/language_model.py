@@ -38,10 +38,9 @@ def rounded(ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> int:
 
 def encode(model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> tuple[Tensor, Tensor]:
     """Token ids -> the last hidden states [B, L, C] after the first `dropped`, zero after each caption, and a mask [B,
-    L] of the tokens that are a caption's own. L is a multiple of `step`.
-
-    Captions are padded on the right, which causal attention does not see.
+    L] of the caption's own tokens. L is a multiple of `step`.
     """
+    # Captions are padded on the right, which causal attention never sees.
     length = rounded(ids, step, dropped) or step  # if all captions are empty
     device = next(model.parameters()).device
     padded = torch.zeros(len(ids), dropped + length, dtype=torch.long)
@@ -62,7 +61,7 @@ def empty(
     With `skipped` layers at its end removed it has no final norm either: its output is then hidden_states[-1 - skipped]
     of the whole model. `norm`: whether it has one otherwise.
     """
-    # From its own module: from `transformers`, the type checker would read every model.
+    # Import from its own module: through `transformers`, the type checker would read every model.
     module = importlib.import_module(f"transformers.models.{kind.lower()}")
     settings["num_hidden_layers"] -= skipped
     rope = {"rope_type": "default", "rope_theta": theta}

@@ -28,9 +28,9 @@ class Checkpoint:
     files: PartFiles
     problems: Callable[[Any], Iterator[Problem]]  # of a config: what is missing or wrong among the parts
     plain_shapes: Callable[[Entries, str], Shapes]  # of a part, by the network's own keys
-    # Path, type, whether 8 bits stay, mapping -> a network without weights, and what reads these.
+    # Path, dtype, whether to keep 8 bits, mapping -> a network without weights, and its reader.
     open_denoiser: Callable[..., tuple[nn.Module, Callable[[WeightPlacement | None], object]]]
-    readers: Mapping[str, Callable[..., nn.Module]]  # of the other two: path, type, mapping
+    readers: Mapping[str, Callable[..., nn.Module]]  # readers of the other two: path, dtype, mapping
     tokenizer: str  # on the hub
     encode: Callable[[Any, Any, Sequence[str]], tuple[Tensor, ...]]  # encoder, tokenizer, captions -> states and mask
     # Tokenizer, captions -> the length of a batch of them; None where all captions have the same length.
@@ -39,7 +39,7 @@ class Checkpoint:
     around: int = 0  # tokens of the template among them
 
     def __deepcopy__(self, memo: object) -> "Checkpoint":
-        return self  # nothing in it changes, and copies of a family share it
+        return self  # immutable, so copies of a family share it
 
 
 class OneEncoderFamily(TransformerFamily):
@@ -71,13 +71,13 @@ class OneEncoderFamily(TransformerFamily):
         return iter(())
 
     def tokenizer_folders(self) -> dict[str, tuple[Path, str]]:
-        """The folder and the name on the hub of each tokenizer. Raises ConfigError where one cannot be had."""
+        """Return the folder and the hub name of each tokenizer. Raises ConfigError if one is unavailable."""
         name = self.checkpoint.tokenizer
         read = ENCODER in self.checkpoint.files.parts
         return {ENCODER: (self.tokenizer_folder(name, "tokenizer"), name)} if read else {}
 
     def tokenizer_folder(self, name: str, subfolder: str) -> Path:
-        """Where a tokenizer is: beside one of the networks, in the sub-folder that diffusers has for it, or fetched."""
+        """Return the folder of a tokenizer: beside a network, in diffusers' sub-folder for it, or downloaded."""
         options = self.config.model
         base = options.pretrained_model_name_or_path
         whole = part_files.whole_model(Path(base)) if base and Path(base).exists() else None
@@ -98,10 +98,10 @@ class OneEncoderFamily(TransformerFamily):
         return found
 
     def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
-        """All three networks on the CPU, in sizes that their files tell. Raises ConfigError.
+        """Load all three networks on the CPU, in the sizes of their files. Raises ConfigError.
 
-        The transformer is in `dtype`, the other two in `frozen`, if that is given. With `deferring` these wait in
-        `deferred`, and their files are not opened. The VAE is in float32 in place of float16, whose range it exceeds.
+        The transformer is in `dtype`, the other two in `frozen`, if given. With `deferring` those two stay in
+        `deferred`, and their files are not opened. A float16 VAE becomes float32, as its values exceed float16.
         """
         config, mmap = self.config, not self.config.model.disable_mmap_load_safetensors
         paths = {part: self.checkpoint.files.located(config, part) for part in self.checkpoint.files.parts}
@@ -141,7 +141,7 @@ class OneEncoderFamily(TransformerFamily):
         return CaptionLimit(ENCODER, self.checkpoint.most - self.checkpoint.around)
 
     def tokenizers_of_captions(self) -> tokenizers.Tokenizers:
-        """Those of the text encoder and of whatever else reads captions. ConfigError where one is not available."""
+        """Return the tokenizers of everything that reads captions. Raises ConfigError if one is unavailable."""
         return tokenizers.Tokenizers(self.tokenizer_folders())
 
     def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:

@@ -28,7 +28,7 @@ class Part:
     what: str
     inside: tuple[str, ...]  # patterns of paths, the preferred one first
     marker: tuple[str, ...]  # a tensor that only this network has, in each of its layouts
-    # What a file holds by plain name -> the names of all that a whole one has, where that is known from names alone.
+    # Plain names of a file -> all names of a complete one, if they follow from names alone.
     tensors: Callable[[Shapes], list[str]] = lambda _shapes: []
 
 

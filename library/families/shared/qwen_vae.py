@@ -53,7 +53,7 @@ STD = (
 
 
 def part(what: str, file: str) -> Part:
-    """The option of this VAE, for the table of a family's parts: what belongs there in words, and its file's name."""
+    """Return the option of this VAE for a family's table of parts: its description in words, and its file's name."""
     return Part("vae", what, ("vae", file), (qwen_vae_names.MARK,), expected_tensors.video_autoencoder)
 
 
@@ -114,11 +114,11 @@ def load(path: Path, dtype: torch.dtype, mmap: bool = True) -> ImageVAE:
 
 
 def build(tensors: Mapping[str, Tensor]) -> ImageVAE:
-    """The VAE of the sizes of its tensors (diffusers' names), which it takes over without a copy."""
+    """Return the VAE with the sizes of its tensors (diffusers' names), which are not copied."""
     steps = sorted({int(name.split(".")[2]) for name in tensors if name.startswith("encoder.down_blocks.")})
     last = {n: f"encoder.down_blocks.{n}" for n in steps if f"encoder.down_blocks.{n}.resample.1.weight" in tensors}
     base = tensors["encoder.conv_in.weight"].shape[0]
-    resnets = min(last)  # of each level, and behind them what halves the picture
+    resnets = min(last)  # per level; a downsampler follows them
     widths = [tensors[f"encoder.down_blocks.{n}.conv2.weight"].shape[0] for n in steps if n % (resnets + 1) == 0]
     return assign_to(
         empty(
@@ -138,7 +138,7 @@ def assign_to(made: ImageVAE, tensors: Mapping[str, Tensor]) -> ImageVAE:
 
 
 def empty(base: int, widths: tuple[int, ...], resnets: int, channels: int, over_time: list[bool]) -> ImageVAE:
-    """A VAE on the meta device; `widths` are those of its levels, as multiples of `base`."""
+    """Return a VAE on the meta device; `widths` of its levels are multiples of `base`."""
     with without_optional("diffusers"):
         from diffusers.models.autoencoders.autoencoder_kl_qwenimage import AutoencoderKLQwenImage
 

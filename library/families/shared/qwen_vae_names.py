@@ -1,4 +1,4 @@
-"""Names of the tensors of Qwen-Image's VAE, in the layouts that its files have. Other families have it as well."""
+"""Tensor names of Qwen-Image's VAE, which other families share, in the layouts of its files."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 MARK, SINGLE_MARK = "decoder.conv_in.weight", "decoder.conv1.weight"  # in each layout
-PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")  # what the names of its tensors begin with
+PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")  # prefixes of its tensor names
 SINGLE_PARTS = ("encoder.", "decoder.", "conv1.", "conv2.")
 
 # Single file (Wan 2.1) -> diffusers, inside a residual block and inside an attention of the VAE.
@@ -25,8 +25,9 @@ MIDDLE = ("mid_block.resnets.0", "mid_block.attentions.0", "mid_block.resnets.1"
 
 
 def plain(names: Iterable[str]) -> dict[str, str]:
-    """Keys of a VAE's file in either layout, with any prefix -> {diffusers' key: key in the file}. Others are left
-    out."""
+    """Return keys of a VAE's file in either layout, with any prefix -> {diffusers' key: key in the file}. Others are
+    skipped.
+    """
     names = list(names)
     marks = (MARK, SINGLE_MARK)
     before = next((name.removesuffix(mark) for name in names for mark in marks if name.endswith(mark)), "")
@@ -39,7 +40,7 @@ def plain(names: Iterable[str]) -> dict[str, str]:
 def _from_single(names: Iterable[str]) -> dict[str, str]:
     """Keys of a single file without prefix -> {diffusers' key: key}."""
     names = [name for name in names if name.startswith(SINGLE_PARTS)]
-    # Resnets of a level, and the layer after them that changes the size; the encoder has one resnet less.
+    # Resnets of a level, and the resizing layer after them; the encoder has one resnet fewer.
     middle = {f"{side}.middle.{n}": f"{side}.{new}" for side in ("encoder", "decoder") for n, new in enumerate(MIDDLE)}
     ends = {
         f"{side}.{old}": f"{side}.{new}"

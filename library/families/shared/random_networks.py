@@ -127,8 +127,9 @@ def random_weights(shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int, dty
 def write_files(
     folder: Path, parts: Mapping[str, tuple[str, Mapping[str, Tensor], Layout]], seed: int, dtype: torch.dtype
 ) -> dict[str, Path]:
-    """Write parts of a model with random weights, each as STEM.safetensors, given by the stem, the tensors whose names
-    and shapes it has, and what makes its file's tensors of these; returns their paths."""
+    """Write parts of a model with random weights as STEM.safetensors; return their paths. Each part is given by its
+    stem, tensors with the names and shapes, and a function that converts them to the file's tensors.
+    """
     places = {}
     for number, (part, (stem, named, layout)) in enumerate(parts.items()):
         shapes = [(name, tuple(tensor.shape)) for name, tensor in named.items()]

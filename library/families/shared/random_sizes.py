@@ -12,7 +12,7 @@ FULL_QWEN_VAE: dict[str, Any] = {"vae": 96, "vae_widths": (1, 2, 4, 4), "vae_res
 
 @dataclass(frozen=True)
 class LanguageModelSizes:
-    """Width and depth of a language model that is the text encoder."""
+    """Width and depth of a language model used as text encoder."""
 
     text: int = 48
     text_layers: int = 2

@@ -14,7 +14,7 @@ from torch import Tensor
 from library.families.base import ModelComponents, SampleRequest
 from library.families.shared import decoding
 
-KEPT = 64  # encoded prompts of earlier requests that are kept; those that are remembered together are kept whole
+KEPT = 64  # encoded prompts of earlier requests to cache; prompts encoded together are never dropped
 TOKEN = 16  # pixels of a side of one token of a transformer
 
 
@@ -94,9 +94,9 @@ class Sampler(ABC):
         return {name: tensor[0 if self.is_guided(request) else 1 :].to(device) for name, tensor in known.items()}
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Latents -> pixels [3, H, W] in [0, 1]; without the memory for that in tiles, then in tiles on the CPU.
+        """Decode latents to pixels [3, H, W] in [0, 1]; if memory is short in tiles, then in tiles on the CPU.
 
-        Raises the error of the last way that was tried.
+        Raises the error of the last attempt.
         """
         ways = [("", latents.device), ("tiles", latents.device), ("CPU", torch.device("cpu"))]
         ways = [way for way in ways if way[0] != "tiles" or not decoding.fits_in_a_tile(latents)]
@@ -109,7 +109,7 @@ class Sampler(ABC):
             else:
                 self.decoded_by = way or self.decoded_by
                 return (pixels[0].float() / 2 + 0.5).clamp(0, 1)
-            if torch.cuda.is_available():  # outside of the handler, where the error keeps what it met
+            if torch.cuda.is_available():  # outside of the handler, whose error keeps tensors alive
                 torch.cuda.empty_cache()
         raise AssertionError("the last way returns or raises")
 
@@ -126,7 +126,7 @@ class Sampler(ABC):
 
     @contextlib.contextmanager
     def vae_on(self, device: torch.device) -> Iterator[Any]:
-        """Within the context, the VAE is on this device; inside another such context for the device it stays there."""
+        """Move the VAE to this device within the context; inside another context for the same device it stays there."""
         vae: Any = self.components.vae  # an AutoencoderKL
         if vae is None:
             raise TypeError("sample images need a VAE")

@@ -118,6 +118,7 @@ def encode(model: Any, ids: Tensor, mask: Tensor | None) -> Tensor:
     """Token ids [B, L] -> the last hidden states after the final norm [B, L, C]; without mask also of padding."""
     device = model.shared.weight.device
     if mask is not None:
-        # As [B, 1, L, L]: for a mask [B, L] transformers would sync with the device to check whether it masks anything.
+        # As [B, 1, L, L], because transformers synchronises with the device to check whether a mask [B, L] masks
+        # anything.
         mask = mask.to(device, torch.bool, non_blocking=True)[:, None, None].expand(-1, 1, ids.shape[1], -1)
     return model(input_ids=ids.to(device, non_blocking=True), attention_mask=mask).last_hidden_state

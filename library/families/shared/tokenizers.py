@@ -23,7 +23,7 @@ QWEN3_SMALL = "Qwen/Qwen3-0.6B"
 MISTRAL = "mistralai/Mistral-Small-3.1-24B-Instruct-2503"
 
 _trained_from: ContextVar[str | Path | None] = ContextVar("trained_from", default=None)
-LONGEST = 1_000_000  # tokens; captions are cut by us, so the tokenizer need not warn
+LONGEST = 1_000_000  # tokens; we truncate captions, so the tokenizer must not warn
 
 # The files of each kind of tokenizer; one complete set is enough.
 STORED = {
@@ -73,8 +73,7 @@ def _marked(folder: Path) -> str:
 
 @contextlib.contextmanager
 def trained_from(model: str | Path | None) -> Iterator[None]:
-    """Within the context, tokenizers are also looked for beside this model: a file that was trained from it has none
-    beside itself."""
+    """Also look for tokenizers beside this model within the context, as a model trained from it has none."""
     before = _trained_from.set(model)
     try:
         yield
@@ -102,10 +101,10 @@ def find(
     cache_dir: str | Path | None = None,
     token: str | None = None,
 ) -> Path:
-    """The folder of a tokenizer, downloaded when it is not on this machine.
+    """Return the folder of a tokenizer, downloaded if it is not on this machine.
 
     `model` is the checkpoint's file or folder and `subfolder` the tokenizer's place in a diffusers layout. A download
-    is copied to `cache_dir` as well, if given. Raises ConfigError when the tokenizer is not available.
+    is also copied to `cache_dir`, if given. Raises ConfigError if the tokenizer is unavailable.
     """
     looked = list(places(name, model, subfolder, cache_dir))
     for folder in looked:

@@ -50,8 +50,8 @@ class TimestepEmbedding(nn.Module):
         self.linear_2 = nn.Linear(hidden, outputs, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, channels] in the dtype of the layers -> [B, outputs]. Their weights are not asked for it: LyCORIS may
-        have put its own in their place."""
+        """[B, channels] in the layers' dtype -> [B, outputs]."""
+        # The dtype is not read from the weights, as LyCORIS may have replaced them.
         return self.linear_2(F.silu(self.linear_1(x)))
 
 
@@ -59,7 +59,7 @@ class FinalLayer(nn.Module):
     """The modulated norm and the projection after the blocks. LyCORIS finds the class by its name."""
 
     def __init__(self, linear: nn.Linear, **modulation: nn.Module):
-        """`modulation`, by its name in the files, makes of the time's embedding a scale, or a shift and a scale."""
+        """`modulation`, by its name in files, maps the time embedding to a scale, or to shift and scale."""
         super().__init__()
         ((self._modulation, layers),) = modulation.items()
         self.linear = linear
@@ -92,13 +92,11 @@ def rotated_halves(x: Tensor, pe: Tensor) -> Tensor:
 
 
 class DenseGradient(torch.autograd.Function):
-    """The identity for the output of attention [B, H, S, D]; its gradient is contiguous as [B, S, H, D].
+    """The identity for the output of attention [B, H, S, D]; its gradient is contiguous as [B, S, H, D]."""
 
-    cuDNN's attention remembers its backward plans by the order in memory of q, k and v, and not of this gradient
-    (ATen/native/cudnn/MHA.cpp in torch 2.11 to 2.13). Eager and compiled code order it differently: the plan of one,
-    used by the other, read out of bounds. Nothing but this makes sure that the order never varies.
-    """
-
+    # cuDNN's attention caches backward plans by the memory order of q, k and v, but not of this gradient
+    # (ATen/native/cudnn/MHA.cpp in torch 2.11 to 2.13). Eager and compiled code order it differently, and a plan of one
+    # used by the other read out of bounds.
     @staticmethod
     def forward(ctx: Any, output: Tensor) -> Tensor:
         return output.view_as(output)
@@ -123,10 +121,8 @@ def finite(x: Tensor) -> Tensor:
 
 
 def sinusoids(t: Tensor, channels: int = TIME_CHANNELS, scale: float = 1000.0) -> Tensor:
-    """[B] in 0..1 -> [B, channels]: cosines, then sines, of t * scale at frequencies from 1 down to 1/10000.
-
-    In float32 to the end: in bfloat16 a timestep above 512 would be rounded to a multiple of 4.
-    """
+    """[B] in 0..1 -> [B, channels]: cosines, then sines, of t * scale at frequencies from 1 down to 1/10000."""
+    # float32 to the end: in bfloat16 a timestep above 512 would be rounded to a multiple of 4.
     half = channels // 2
     steps = torch.arange(half, dtype=torch.float32, device=t.device)
     angles = scale * t.float()[:, None] * torch.exp(-math.log(10000) * steps / half)
@@ -171,7 +167,7 @@ class RopeTableCache:
     def of(self, sizes: tuple[int, ...], device: torch.device, make: Callable[[], Any]) -> Any:
         """The cached table for these sizes on this device, or a new one."""
         if not self.keeps or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            return make()  # a cached one may be evicted, but a CUDA graph keeps its address
+            return make()  # a cached table may be evicted, but a CUDA graph keeps its address
         key = (*sizes, device)
         found = self._known.pop(key, None)
         if found is None:

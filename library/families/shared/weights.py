@@ -44,9 +44,9 @@ BITS = {
 }
 SCALES = ("scale_weight", "weight_scale")  # names of the scale of an 8-bit weight in ComfyUI's files
 SCALED = (*SCALES, "scaled_fp8", "scale_input", "input_scale", "comfy_quant")
-TOKENIZERS = ("tekken_model", "spiece_model")  # the bytes of a tokenizer, in text encoders of ComfyUI
+TOKENIZERS = ("tekken_model", "spiece_model")  # tokenizer bytes inside ComfyUI's text encoder files
 LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
-# In the order in which the safetensors package lays them out.
+# In the order in which the safetensors package writes them.
 TYPES = {
     "I64": "int64",
     "F64": "float64",
@@ -158,7 +158,7 @@ class FileRange:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A tensor for a model: its range in a file, if it is exactly that, and a function that reads it on the host."""
+    """A tensor for a model: its byte range in a file, if it equals that, and a function that reads it on the host."""
 
     range: FileRange | None
     read: Callable[[], Any]
@@ -220,7 +220,7 @@ class Weights(Mapping):
             source = _opened(path, mmap)
             names = source.entries if isinstance(source, TensorFile) else source
             self._where |= {name.replace(COMPILED, ""): (source, name) for name in names}
-        # Scales of 8-bit weights: by the name of the weight, and not tensors of their own.
+        # Scales of 8-bit weights by the weight's name; they are not listed as tensors.
         marks = {name: self._where.pop(name) for name in list(self._where) if name.rpartition(".")[2] in SCALED}
         self._scales = {
             f"{layer}.weight": place

@@ -1,4 +1,4 @@
-"""What the demo says of Z-Image, and whether its LoRA fits the model in diffusers."""
+"""The demo of Z-Image: its configs, and the check of its LoRA in diffusers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,11 +9,11 @@ from library.config.run_config import RunConfig
 from library.families.shared import diffusers_layers, tensor_names, weights
 from library.families.shared.diffusers_layers import Sizes
 
-Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
+Line = tuple[str, Any, str]  # option, value, and the value of a real training
 
 
 def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made."""
+    """Return the tables of a demo TOML for this model; `models` are the files written by random.write."""
     return {
         "model": [
             ("pretrained_model_name_or_path", str(models["zimage"]), "real: z_image_bf16.safetensors"),
@@ -26,7 +26,7 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
 
 
 def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
-    """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
+    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
     path = config.model.pretrained_model_name_or_path or ""
     stored = weights.header(path)
     known = {plain: stored[name] for plain, name in tensor_names.without_prefix(stored).items()}

@@ -1,4 +1,4 @@
-"""What Z-Image states about itself."""
+"""The static facts of Z-Image."""
 
 import re
 
@@ -10,8 +10,9 @@ OMNI = "a Z-Image-Omni transformer"
 
 
 def recognise(shapes: Shapes) -> str:
-    """What a checkpoint is of Z-Image. Lumina 2 shares most names, but pads no tokens, and modulates its blocks by
-    another layer, which tells a part of a file; Turbo is alike."""
+    """Describe a Z-Image checkpoint. Lumina 2 shares most names, but pads no tokens, and has other modulation layers in
+    its blocks; Turbo has the same names.
+    """
     whole = {"cap_embedder.1.weight", "cap_pad_token", "layers.0.attention_norm1.weight"} <= shapes.keys()
     if not whole and not any(map(MODULATION.search, shapes)):
         return ""
@@ -19,7 +20,7 @@ def recognise(shapes: Shapes) -> str:
 
 
 def hub_model(title: str, name: str, size: int, version: str) -> HubModel:
-    """One of the transformers that ComfyUI's repositories have, with the parts that all of them need."""
+    """Return a transformer of ComfyUI's repositories, with the parts that all of them need."""
     repository = f"Comfy-Org/{name}"
     places = {
         "pretrained_model_name_or_path": (f"diffusion_models/{name}_bf16", size),

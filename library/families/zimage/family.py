@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from library.families.shared.sampler import Sampler
 
 NOISE, CONTEXT, BLOCK = CONTAINERS
-# The number of tokens varies: of the stream, pe and mask. Modulated blocks are given the time between the first two.
+# Dimensions with varying numbers of tokens: stream, pe and mask. Modulated blocks take the time after the stream.
 MODULATED = BlockInputs(streams=(0,), dynamic=((0, 1), (2, 3), (3, 1)))
 
 
 class ZImageFamily(OneEncoderFamily):
-    """Z-Image: a transformer, Qwen3-4B and FLUX.1's autoencoder. Its time and its velocity run from noise to image;
-    both are inverted here."""
+    """Z-Image: a transformer, Qwen3-4B and FLUX.1's autoencoder. Its time and velocity run from noise to image; both
+    are inverted here.
+    """
 
     config: ZImageLora | ZImageTrain
     name = "zimage"
@@ -52,7 +53,7 @@ class ZImageFamily(OneEncoderFamily):
         CONTEXT: BlockInputs(streams=(0,), dynamic=((0, 1), (1, 3), (2, 1))),
         BLOCK: MODULATED,
     }
-    # The text is a small part of the tokens, and the refiners of each kind see but one of the two.
+    # Text is a small part of the tokens, and each kind of refiner sees only text or image.
     block_costs = {
         NOISE: BlockCost("noise_refiner"),
         CONTEXT: BlockCost("context_refiner", activations=2, used=0.05),
@@ -75,7 +76,7 @@ class ZImageFamily(OneEncoderFamily):
         return usual | ({"sample_steps": 9, "scale": 0.0} if self.is_turbo else {})
 
     def notes(self) -> Iterator[Problem]:
-        """What no file tells, and what Turbo loses."""
+        """Warn of what no file reveals, and of what Turbo loses."""
         if not self.config.model.model_version:
             yield Problem(
                 "model_version",
@@ -97,15 +98,16 @@ class ZImageFamily(OneEncoderFamily):
     # ---- a training step
 
     def latents(self, components: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
-        """Pixels [B, 3, H, W] in [-1, 1] -> modes as the autoencoder gives them, float32 [B, 16, H / 8, W / 8]: so
-        musubi-tuner keeps them. Nothing is drawn."""
+        """Pixels [B, 3, H, W] in [-1, 1] -> unscaled modes, float32 [B, 16, H / 8, W / 8], as in musubi-tuner's caches.
+        Nothing is drawn.
+        """
         vae: Any = components.vae  # an AutoencoderKL
         first = next(vae.parameters())
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
             return vae.encode(pixels.to(first.device, first.dtype)).latent_dist.mode().float()
 
     def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
-        """Latents are cached as the autoencoder gives them, and scaled here."""
+        """Scale the cached, unscaled latents, and return one training step."""
         scale, shift = autoencoder.FLUX
         scaled = (latents.float() - shift) * scale
         return super().noised(scaled, generator, timesteps)
@@ -124,4 +126,4 @@ class ZImageFamily(OneEncoderFamily):
 
 
 if TYPE_CHECKING:
-    _complete: type[Family] = ZImageFamily  # the type checker names what is missing
+    _complete: type[Family] = ZImageFamily  # the type checker reports missing members

@@ -1,4 +1,4 @@
-"""Names of Z-Image's tensors: those of diffusers, which are ours, and those of the original and of ComfyUI's files."""
+"""Z-Image's tensor names: diffusers', which are ours, and those of the original and of ComfyUI's files."""
 
 from collections.abc import Iterable, Mapping
 
@@ -11,11 +11,11 @@ from library.families.zimage.model import PATCH
 OUTSIDE = {"x_embedder": f"all_x_embedder.{PATCH}", "final_layer": f"all_final_layer.{PATCH}"}
 INSIDE = {"q_norm": "norm_q", "k_norm": "norm_k", "out": "to_out.0"}
 FUSED, PIECES = "attention.qkv", ("to_q", "to_k", "to_v")
-UNUSED = ("norm_final.weight",)  # in some files, and read by nobody
+UNUSED = ("norm_final.weight",)  # present in some files, used by no program
 
 
 def canonical(path: str) -> str:
-    """A path of either tree -> ours; that of the fused matrix stays as it is."""
+    """Convert a path of either tree to ours; the fused matrix keeps its path."""
     first, _, rest = path.partition(".")
     if first in OUTSIDE:
         return f"{OUTSIDE[first]}.{rest}" if rest else OUTSIDE[first]
@@ -27,14 +27,14 @@ def canonical(path: str) -> str:
 
 
 def apart(path: str) -> tuple[str, ...]:
-    """A path as `canonical` gives it -> our layers that it is, in the order of its rows."""
+    """Split a `canonical` path into our layers, in the order of its rows."""
     if not path.endswith(f".{FUSED}"):
         return (path,)
     return tuple(path.replace(FUSED, f"attention.{piece}") for piece in PIECES)
 
 
 def sources(names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
-    """Plain keys of a file in either layout -> {our key: key in the file, which of its row pieces, of how many}."""
+    """Plain keys of a file in either layout -> {our key: key in the file, index of the row slice, number of slices}."""
     found = {}
     for name in names:
         path, _, ending = name.rpartition(".")

@@ -1,6 +1,6 @@
-"""The Z-Image denoiser, in the tree that diffusers and the LoRA files of other trainers have.
+"""The Z-Image denoiser, in the tree of diffusers and of other trainers' LoRA files.
 
-Module paths are the names of LoRA modules; `keys` knows the files whose names differ.
+Module paths are the names of LoRA modules; `keys` handles files with other names.
 
 Shape letters in this file: B images, S tokens (I of the image, L of the text, both with their padding), C hidden width,
 H heads, D width of one head, so that C = H * D. Times run from 0 (noise) to 1 (image), unlike sigmas.
@@ -29,8 +29,8 @@ from library.families.shared.transformer import (
 
 NORM_EPS = 1e-5
 THETA = 256.0
-MULTIPLE = 32  # tokens of text and of image are padded to multiples of so many; this padding is seen
-PATCH = "2-1"  # in names: 2 by 2 latents and 1 frame are a token
+MULTIPLE = 32  # text and image tokens are padded to multiples of this; the padding is visible
+PATCH = "2-1"  # part of names: a token is 2 by 2 latents of 1 frame
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ZImageShape:
 
     @classmethod
     def of(cls, shapes: Mapping[str, Iterable[int]]) -> "ZImageShape":
-        """Tensor shapes by this model's keys -> sizes. KeyError names the first key that is missing."""
+        """Return sizes from tensor shapes by this model's keys. KeyError names the first missing key."""
         hidden, in_channels = shapes[f"all_x_embedder.{PATCH}.weight"]
         middle, last = (tuple(shapes[f"t_embedder.mlp.{n}.weight"])[0] for n in (0, 2))
         return cls(
@@ -88,7 +88,7 @@ def counts(names: Iterable[str]) -> dict[str, int]:
 
 
 class ZImageAttention(nn.Module):
-    """Self-attention of one row of tokens; the block attends."""
+    """Self-attention of one row of tokens; the block calls the kernel."""
 
     def __init__(self, hidden: int, head: int):
         super().__init__()
@@ -120,7 +120,7 @@ class ZImageMLP(nn.Module):
 
 
 class ZImageLayers(nn.Module):
-    """What all blocks are made of."""
+    """Common layers of all blocks."""
 
     attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = staticmethod(sdpa)
 
@@ -155,7 +155,7 @@ class ZImageContextRefiner(ZImageLayers):
 
 
 class ZImageTransformerBlock(ZImageLayers):
-    """A block that is modulated by the time."""
+    """A block modulated by the time."""
 
     def __init__(self, sizes: ZImageShape):
         super().__init__(sizes)
@@ -202,7 +202,7 @@ class RopeTables(NamedTuple):
 
 
 class ZImage(nn.Module):
-    """Z-Image (or any smaller one) as its sizes say."""
+    """Z-Image (or a smaller one), depending on its sizes."""
 
     def __init__(self, sizes: ZImageShape):
         super().__init__()
@@ -241,7 +241,7 @@ class ZImage(nn.Module):
         txt = self.cap_embedder[1](self.cap_embedder[0](txt).to(dtype))
         txt = torch.where(own[..., None], txt, self.cap_pad_token.to(txt.dtype))
 
-        lengths = (own.sum(1) + MULTIPLE - 1) // MULTIPLE * MULTIPLE  # of each caption with the padding that is seen
+        lengths = (own.sum(1) + MULTIPLE - 1) // MULTIPLE * MULTIPLE  # of each caption with its visible padding
         seen = torch.arange(txt.shape[1], device=txt.device) < lengths[:, None]
         everywhere = torch.ones(img.shape[:2], dtype=torch.bool, device=img.device)
         images, texts = positions.of_images(lengths + 1), positions.of_texts()
@@ -268,7 +268,7 @@ class ZImage(nn.Module):
 
 
 def tables(height: int, width: int, length: int, device: torch.device, axes: tuple[int, int, int]) -> RopeTables:
-    """A text counts from 1 on the first axis; its image goes on there, and has rows and columns. Padding is at 0."""
+    """Text counts from 1 on the first axis; its image continues there, with rows and columns. Padding is at 0."""
     count = height * width
     padded = -(-count // MULTIPLE) * MULTIPLE
     rows, columns = torch.meshgrid(

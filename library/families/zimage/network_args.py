@@ -1,4 +1,4 @@
-"""What `--network_args` may say to Z-Image's LoRA (`networks.lora_zimage`)."""
+"""`--network_args` of Z-Image's LoRA (`networks.lora_zimage`)."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What can be set when Z-Image is trained."""
+"""The options of Z-Image."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from library.config import sections
 from library.config.run_config import Rule
 from library.config.schema import opt, section
 
-# Parsed for every family, without a meaning for this one.
+# Options parsed for every family that mean nothing here.
 INEFFECTIVE = {"max_token_length": "captions of Z-Image may have any length up to 512 tokens"}
 
-# Flags of musubi-tuner that nothing here needs.
+# Flags of musubi-tuner that are not needed here.
 MUSUBI = {
     "fp8_llm": "fp8_base keeps the text encoder in 8 bits as well",
     "use_32bit_attention": "attention is PyTorch's SDPA",
 }
 
-# When sigmoid_scale does nothing.
+# Values with which sigmoid_scale has no effect.
 SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
 OTHERS = {
     "text_encoder": "the Qwen3-4B text encoder (qwen_3_4b.safetensors)",
@@ -63,7 +63,7 @@ NETWORK = sections.network_of(sections.TransformerNetwork, "networks.lora_zimage
 
 @dataclass(frozen=True, kw_only=True)
 class ZImageRun:
-    """What all trainings of Z-Image share."""
+    """The common base of all Z-Image trainings."""
 
     family: ClassVar[str] = "zimage"
     script_with = staticmethod(families.script_with)

@@ -20,7 +20,7 @@ from library.families.zimage import keys, text_encoder
 from library.families.zimage.family import ZImageFamily
 from library.families.zimage.model import ZImage, ZImageShape
 
-WORDS = 151936  # of the published vocabulary, with room
+WORDS = 151936  # size of the published vocabulary, with spare rows
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def shape(sizes: ZImageSizes) -> ZImageShape:
 
 
 def random(sizes: ZImageSizes = TINY, words: int = WORDS, skipped: int = text_encoder.SKIPPED) -> RandomNetworks:
-    """The networks of these sizes, for a tokenizer with so many words."""
+    """Return the networks of these sizes, for a tokenizer with so many words."""
     return RandomNetworks(
         lambda: random_networks.empty(lambda: ZImage(shape(sizes))),
         {"text_encoder": lambda: language_model.empty_qwen3(skipped, **sizes.text_settings(words))},
@@ -89,11 +89,11 @@ def random(sizes: ZImageSizes = TINY, words: int = WORDS, skipped: int = text_en
 
 
 def adopt(family: ZImageFamily, denoiser: nn.Module) -> None:
-    """It reads nothing else from headers."""
+    """Do nothing: this family reads nothing else from headers."""
 
 
 def input_shapes(family: ZImageFamily, denoiser: ZImage) -> InputShapes:
-    """What this denoiser reads, for one image with a caption of usual length."""
+    """Return this denoiser's inputs for one image with a caption of usual length."""
     length, sizes = 2 * text_encoder.STEP, denoiser.sizes
     text = {"llm_embed": (length, sizes.text_channels), "llm_mask": (length,)}
     return InputShapes(sizes.in_channels // 4, text)
@@ -120,5 +120,5 @@ def write(
 
 
 def _single(tensors: Tensors) -> Tensors:
-    tensors["cap_embedder.0.weight"] += 1  # a norm, which its name does not say
+    tensors["cap_embedder.0.weight"] += 1  # a norm, despite its name
     return keys.to_single(tensors)

@@ -14,11 +14,11 @@ from library.objectives import flow
 if TYPE_CHECKING:
     from library.families.zimage.family import ZImageFamily
 
-SHIFT = 3.0  # of the sigmas, at any size of image, unless the prompt names another
+SHIFT = 3.0  # shift of the sigmas at any image size, unless the prompt sets another
 
 
 class ZImageSampler(FlowSampler):
-    """The model counts from noise to image, and its scale from the prompt on."""
+    """The model's time runs from noise to image, and its guidance scale starts at 0."""
 
     family: "ZImageFamily"
 
@@ -26,7 +26,7 @@ class ZImageSampler(FlowSampler):
         return request.scale > 0.0
 
     def guided(self, negative: Tensor, prompt: Tensor, scale: float) -> Tensor:
-        """As the model's own pipeline counts: a scale of 0 is the prompt alone."""
+        """Apply guidance like the model's own pipeline: a scale of 0 is the prompt alone."""
         return prompt + scale * (prompt - negative)
 
     def latents(self, request: SampleRequest) -> Tensor:

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from library.families.shared import language_model
 
-SKIPPED = 1  # layers at the end, which the denoiser does not read
-LONGEST = 512  # tokens of a caption with what stands around it
-STEP = 64  # a batch of captions is as long as a multiple of so many tokens
+SKIPPED = 1  # layers at the end that the denoiser does not read
+LONGEST = 512  # maximum tokens of a caption with its template
+STEP = 64  # lengths of batches of captions are multiples of this many tokens
 BEFORE = "<|im_start|>user\n"
 BEHIND = "<|im_end|>\n<|im_start|>assistant\n"
 
@@ -26,6 +26,7 @@ def longest(tokenizer: Any, captions: Collection[str]) -> int:
 
 
 def encode(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Captions -> the states before the last layer, template included [B, L, C], zero behind each, and a mask [B, L] of
-    the tokens that are a caption's own. L is a multiple of STEP."""
+    """Captions -> the states before the last layer, template included [B, L, C], zero after each, and a mask [B, L] of
+    the caption's own tokens. L is a multiple of STEP.
+    """
     return language_model.encode(model, tokens(tokenizer, captions), STEP)
