@@ -1,4 +1,4 @@
-"""The parser of a command's arguments: argparse's, which also says what a misspelt word was probably meant to be."""
+"""argparse for our commands, with suggestions for misspelt words."""
 
 import argparse
 import sys
@@ -9,17 +9,17 @@ from library.config.values import did_you_mean
 
 
 class Arguments(argparse.ArgumentParser):
-    """A parser whose errors name the option, choice or subcommand that is most like the word that it does not know."""
+    """A parser whose errors name the option, choice or subcommand closest to an unknown word."""
 
     _given: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyrefly: ignore[bad-override]
-        """As argparse does, which calls this for subcommands, too."""
+        """Parse like argparse, which calls this for subcommands, too."""
         self._given = sys.argv[1:] if args is None else args
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """End with argparse's sentence and the word that was meant."""
+        """Exit with argparse's message and the probably intended word."""
         words = {word.partition("=")[0] for word in self._given}
         known = {word for word in self._words() if word.startswith("-") or word in message} - words
         told = (did_you_mean(word, _alike(word, known)) for word in sorted(words) if word in message)
@@ -27,7 +27,7 @@ class Arguments(argparse.ArgumentParser):
         super().error(message + meant)
 
     def _words(self) -> Iterator[str]:
-        """Options, choices and subcommands, and those of subcommands."""
+        """Return options, choices and subcommands, including those of subcommands."""
         for action in self._actions:
             yield from action.option_strings
             yield from map(str, action.choices or ())

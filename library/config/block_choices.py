@@ -1,6 +1,6 @@
-"""What `compile_blocks` and `compile_from_step` say about kinds of blocks, read part by part.
+"""Parsers for `compile_blocks` and `compile_from_step`.
 
-`kinds` are the words that a family has for its blocks, with their classes.
+`kinds` maps a family's words for its blocks to their classes.
 """
 
 import re
@@ -10,18 +10,18 @@ from typing import Any
 from library.config.problems import ConfigError, Message, Problem
 from library.config.values import did_you_mean, quoted
 
-# Class of block, first and last (None: all), and the backend that is named for these, or "".
+# Class of block, first and last (None: all), and their backend, or "".
 BlockChoice = tuple[str, tuple[int, int] | None, str]
 
 
 def classes_by_word(kinds: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Words for blocks -> their classes. Where a family tells several kinds of transformer block apart, "transformer"
-    means all of them."""
+    """Words for blocks -> their classes."""
+    # "transformer" means all kinds in a family that distinguishes several.
     return {"transformer": tuple(kinds.values())} | {name: (cls,) for name, cls in kinds.items()}
 
 
 def chosen_blocks(text: str, kinds: Mapping[str, str]) -> list[BlockChoice]:
-    """The parts of "double:0-9,single:all=aot_eager". ConfigError for what is no kind, no range or no backend."""
+    """Parse "double:0-9,single:all=aot_eager". Raises ConfigError for an unknown kind, range or backend."""
     found: list[BlockChoice] = []
     classes, kind = classes_by_word(kinds), ""
     for part in _parts(text):
@@ -49,7 +49,7 @@ def chosen_blocks(text: str, kinds: Mapping[str, str]) -> list[BlockChoice]:
 
 
 def steps_by_word(text: str, kinds: Mapping[str, str]) -> list[tuple[str, int]]:
-    """The words of "transformer:20, resnet:80" with their steps; "" is the word of a step alone. Raises ConfigError."""
+    """Parse "transformer:20, resnet:80" into steps by word; "" is the word of a lone step. Raises ConfigError."""
     found: dict[str, int] = {}
     classes, known = classes_by_word(kinds), set[str]()
     for part in _parts(text):
@@ -86,7 +86,7 @@ def steps_by_word(text: str, kinds: Mapping[str, str]) -> list[tuple[str, int]]:
 
 
 def never_begun(text: str, kinds: Mapping[str, str], last: int) -> Iterator[Problem]:
-    """Blocks that stay eager, as the training ends with the step `last`, before compiling of them begins."""
+    """Return blocks that stay eager because the training ends with step `last` before they would be compiled."""
     steps = steps_by_word(text, kinds)
     late = {word: step for word, step in steps if step > last}
     known = {cls for word, _ in steps if word for cls in classes_by_word(kinds)[word]}
@@ -120,7 +120,7 @@ def _no_blocks(template: str, **arguments: Any) -> ConfigError:
 
 
 def _range(kind: str, text: str) -> tuple[int, int]:
-    """3 or "0-9" -> the first and the last."""
+    """Parse 3 or "0-9" into the first and the last."""
     found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", text)
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
     if first > last:

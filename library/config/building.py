@@ -1,4 +1,4 @@
-"""Values by option name -> a checked config: from one layer of them or several, with every problem at once."""
+"""Build a checked config from one or several layers of values, reporting every problem at once."""
 
 import dataclasses
 import logging
@@ -12,7 +12,7 @@ from library.config.schema import options, section_options, values
 from library.config.values import Option, closest, did_you_mean
 
 C = TypeVar("C", bound=RunConfig)
-FOLLOWED = 4  # rules that a fix may break, one after the other, before it is no longer a fix
+FOLLOWED = 4  # maximum rules that a fix may break in sequence
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reading(Generic[C]):
-    """What came of reading values that may be wrong, so that all else can be judged as well.
+    """A config read from possibly wrong values, so that everything else can still be checked.
 
-    In `config` an option whose value cannot be read has its default; `wrong` names these options, and those that a
-    misspelt name was meant for: what a later check says of them would only be a consequence of `problems`.
+    In `config` an unreadable option has its default; `wrong` names these options, and those that a misspelt name
+    probably meant: later problems about them would only be consequences of `problems`.
     """
 
     config: C
@@ -43,10 +43,10 @@ class Reading(Generic[C]):
 
 
 def build(config: type[C], values: JsonMapping, source: str = "", notes: list[MessageLike] | None = None) -> C:
-    """Values by option name -> a checked config.
+    """Build a checked config from values by option name.
 
-    Raises ConfigError with every problem, a line each. Remarks (a key that is ignored, an option without effect) are
-    appended to `notes`; without such a list they are logged as warnings.
+    Raises ConfigError with every problem, a line each. Remarks (an ignored key, an option without effect) are appended
+    to `notes`; without a list they are logged as warnings.
     """
     return build_layers(config, [Layer(values, source)], notes)
 
@@ -65,9 +65,9 @@ def build_layers(config: type[C], layers: Iterable[Layer], notes: list[MessageLi
 
 
 def read_layers(config: type[C], layers: Iterable[Layer], unreadable: Collection[str] = ()) -> Reading[C]:
-    """Like `build_layers`, but problems are returned and never raised.
+    """Like `build_layers`, but return problems instead of raising them.
 
-    `unreadable` are options that somebody tried to set in a way that could not be understood.
+    `unreadable` are options that somebody tried to set in a way that could not be parsed.
     """
     known, meant_for = options(config), set[str]()
     problems: list[Problem] = []
@@ -102,7 +102,7 @@ def read_layers(config: type[C], layers: Iterable[Layer], unreadable: Collection
             problems += [problem.replaced(option=title, place=place) for problem in e.problems]
             wrong.add(name)
     made = _assemble(config, read)
-    # A rule that speaks of a value which could not be read would only repeat that it is wrong.
+    # A rule about an unreadable value would only repeat that it is wrong.
     problems += [p for p in _ask(made, "check") if wrong.isdisjoint(p.options)]
     notes = remarks if problems else [*remarks, *_ask(made, "notes")]
     return Reading(made, problems, notes, frozenset(wrong))
@@ -126,10 +126,10 @@ def notes(config: RunConfig) -> list[Problem]:
 
 
 def working_fix(problem: Problem, config: RunConfig) -> JsonObject:
-    """The values that mend a problem of this config, by option name; none where they would lead to another mistake.
+    """Return option values that fix a problem of this config; empty if they would cause another.
 
-    Where the problem's own fix breaks another rule, the fix of that rule is added; and where that cannot be, the switch
-    that the problem is about is put off.
+    If the problem's own fix breaks a rule, that rule's fix is added; if this fails, the switch that caused the problem
+    is turned off.
     """
     known = options(type(config))
     wanted = {name: value for name, value in problem.fix.items() if name in known}
@@ -144,9 +144,9 @@ def working_fix(problem: Problem, config: RunConfig) -> JsonObject:
 
 
 def _completed(problem: Problem, wanted: JsonObject, before: Reading[C]) -> JsonObject | None:
-    """Values that mend a problem, with what the rules ask for that they break.
+    """Return values that fix a problem, with the fixes of the rules that they break.
 
-    Nothing where they leave the problem standing, and None where the rules contradict them.
+    Empty if the problem remains, None if the rules contradict each other.
     """
     stood = {_rule(one) for one in before.problems} - {_rule(problem)}
     for _ in range(FOLLOWED):
@@ -167,7 +167,7 @@ def _rule(problem: Problem) -> tuple[str, str, frozenset[str]]:
 
 
 def read_section(cls: type | Mapping[str, Option], layer: Layer, problems: list[Problem]) -> JsonObject:
-    """The values of one table -> checked values by name, for a section class or any options; problems are appended."""
+    """Parse the values of one table into checked values by name, for a section class or options; append problems."""
     known, read = cls if isinstance(cls, Mapping) else section_options(cls), {}
     for name, value in layer.values.items():
         if name not in known:
@@ -184,7 +184,7 @@ def read_section(cls: type | Mapping[str, Option], layer: Layer, problems: list[
 def _resolve(
     config: type[RunConfig], layer: Layer, name: str, value: Any, problems: list[Problem], remarks: list[Problem]
 ) -> str | None:
-    """The option a name stands for, or None when there is nothing to set; says why in `problems` or `remarks`."""
+    """Return the option of a name, or None if there is nothing to set; explain that in `problems` or `remarks`."""
     place, known = layer.place, options(config)
     if name in known:
         return name

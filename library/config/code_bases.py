@@ -1,6 +1,6 @@
-"""What a class derives from, as far as source files say it: none of the code is run.
+"""The base classes of a class according to source files; runs none of the code.
 
-A class may also come of a call, a decorator or a compiled module. What that makes nobody knows without running it.
+A class may also result from a call, a decorator or a compiled module, which cannot be known without running it.
 """
 
 import ast
@@ -15,18 +15,18 @@ from pathlib import Path
 from library.config.outside_files import read_text
 from library.config.problems import ConfigError
 
-LARGEST = 3_000_000  # bytes of a source file
-DEEPEST = 30  # classes and modules from one to the next
-# The classes that options expect, by name: the modules that have them.
+LARGEST = 3_000_000  # maximum bytes of a source file
+DEEPEST = 30  # maximum depth of classes and modules to follow
+# Modules that define the base classes expected by options, by class name.
 EXPECTED = {
     "Optimizer": ("torch.optim", "torch.optim.optimizer"),
     "LRScheduler": ("torch.optim.lr_scheduler",),
 }
-Known = bool | None  # whether something derives from a class; None where only running it would tell
+Known = bool | None  # whether something derives from a class; None if only running it would show
 
 
 def derives(module: str, name: str, base: str) -> Known:
-    """Whether a class of a module derives from one of `EXPECTED`; None where its source does not say that."""
+    """Return whether a class of a module derives from one of `EXPECTED`; None if its source does not show it."""
     return _derives(module, name, base, DEEPEST)
 
 
@@ -45,13 +45,13 @@ def _derives(module: str, name: str, base: str, left: int) -> Known:
 
 
 def _any(answers: Iterator[Known]) -> Known:
-    """True where one of them is, else None where one of them is unknown."""
+    """True if any is, else None if any is unknown."""
     seen = [*answers]
     return True if True in seen else None if None in seen else False
 
 
 def _defined(one: ast.stmt, module: str, name: str, base: str, left: int) -> Known:
-    """The same of a statement that defines a name."""
+    """Apply `_derives` to a statement that defines a name."""
     if isinstance(one, ast.ClassDef):
         if one.decorator_list or one.keywords:
             return None
@@ -68,7 +68,7 @@ def _defined(one: ast.stmt, module: str, name: str, base: str, left: int) -> Kno
 
 
 def _expression(given: ast.expr, module: str, base: str, left: int) -> Known:
-    """The same of what stands where a class is expected: a name, or one in a module."""
+    """Apply `_derives` to an expression for a class: a name, or an attribute of a module."""
     if isinstance(given, ast.Subscript):  # Generic[T]
         return _expression(given.value, module, base, left)
     if isinstance(given, ast.Name):
@@ -82,7 +82,7 @@ def _expression(given: ast.expr, module: str, base: str, left: int) -> Known:
 
 
 def _imported(module: str, name: str) -> str:
-    """The module that a name stands for in another: of `import a.b` the name is a."""
+    """Return the module that a name in another module refers to; for `import a.b` the name is a."""
     tree = source(module)
     for one in _definitions(tree, name) if tree else ():
         if isinstance(one, ast.Import):
@@ -95,7 +95,7 @@ def _imported(module: str, name: str) -> str:
 
 
 def _from_stars(module: str, tree: ast.Module, name: str, base: str, left: int) -> Known:
-    """The same of a name that a module has from `from other import *`, if it has."""
+    """Apply `_derives` to a name that a module gets from `from other import *`."""
     for one in _statements(tree.body):
         if isinstance(one, ast.ImportFrom) and any(alias.name == "*" for alias in one.names):
             origin = _origin(one, module)
@@ -106,7 +106,7 @@ def _from_stars(module: str, tree: ast.Module, name: str, base: str, left: int) 
 
 
 def _origin(one: ast.ImportFrom, module: str) -> str:
-    """The module that a statement imports from."""
+    """Return the module that a statement imports from."""
     if not one.level:
         return one.module or ""
     parts = module.split(".")
@@ -116,7 +116,7 @@ def _origin(one: ast.ImportFrom, module: str) -> str:
 
 
 def _definitions(tree: ast.Module, name: str) -> Iterator[ast.stmt]:
-    """The statements outside of functions and classes that give a name its value."""
+    """Return the statements outside of functions and classes that bind a name."""
     for one in _statements(tree.body):
         if isinstance(one, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             names = {one.name}
@@ -135,7 +135,7 @@ def _bound(alias: ast.alias) -> str:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements, those in branches included."""
+    """Yield statements, including those in branches."""
     for one in body:
         inner = [getattr(one, part, []) for part in ("body", "orelse", "finalbody")]
         if isinstance(one, ast.If | ast.Try | ast.With | ast.For | ast.While):
@@ -152,7 +152,7 @@ def is_package(module: str) -> bool:
 
 
 def source(module: str) -> ast.Module | None:
-    """The source of a module; None of one that has no readable source."""
+    """Return the parsed source of a module; None without readable source."""
     spec = spec_of(module)
     if spec is None or not spec.origin or Path(spec.origin).suffix != ".py":
         return None
@@ -165,7 +165,7 @@ def source(module: str) -> ast.Module | None:
 
 @lru_cache(maxsize=256)
 def _parsed(path: str, changed: int) -> ast.Module | None:
-    """The source in a file; `changed` tells it from what it was before."""
+    """Parse a file; `changed` invalidates the cache."""
     try:
         return ast.parse(read_text(path, LARGEST))
     except (ConfigError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -173,7 +173,8 @@ def _parsed(path: str, changed: int) -> ast.Module | None:
 
 
 def spec_of(module: str) -> importlib.machinery.ModuleSpec | None:
-    """Where a module is, found without importing the packages that it is in."""
+    """Locate a module."""
+    # Without importing its parent packages, as `find_spec` would.
     root, *inner = module.split(".")
     try:
         spec = importlib.util.find_spec(root)
@@ -181,7 +182,7 @@ def spec_of(module: str) -> importlib.machinery.ModuleSpec | None:
             if spec is None or spec.submodule_search_locations is None:
                 return None
             name = ".".join([root, *inner[:at]])
-            # Texts, since transformers puts in paths once it is imported, in which nothing is found.
+            # Strings, as transformers adds Path objects once imported, in which nothing is found.
             places = [str(place) for place in spec.submodule_search_locations]
             spec = importlib.machinery.PathFinder.find_spec(name, places)
     except (ImportError, ValueError, AttributeError, OSError):

@@ -1,7 +1,7 @@
-"""Options that name code, and what can be said of a name without running any of it.
+"""Options that name code, and what can be checked without running any of it.
 
-Importing a module runs it, so a name is looked up in the files of its package: of packages that are not listed here
-nothing is imported before a training starts, and from the page only after a confirmation on this computer.
+Importing a module runs it, so a name is looked up in its package's files: nothing of an unlisted package is imported
+before a training starts, and from the page only after a confirmation on this computer.
 """
 
 import ast
@@ -14,7 +14,7 @@ from library.config.run_config import RunConfig
 from library.config.schema import options, values
 from library.config.values import did_you_mean
 
-# Modules whose classes are offered; what is in a package counts, too.
+# Modules whose classes are offered, including submodules of packages.
 LISTED = (
     "torch.optim",
     "transformers.optimization",
@@ -31,9 +31,9 @@ LISTED = (
     "library.optim.sorted_groups",
 )
 MODULES = ("network_module",)  # options that name a module and not a class
-BACKEND = "compile_backend"  # which an installed package may bring
-CREATE = "create_network"  # what a network module has
-BASES = {"optimizer_type": "Optimizer", "lr_scheduler_type": "LRScheduler"}  # what classes of options derive from
+BACKEND = "compile_backend"  # installed packages may add backends
+CREATE = "create_network"  # function of a network module
+BASES = {"optimizer_type": "Optimizer", "lr_scheduler_type": "LRScheduler"}  # required base class by option
 
 
 def code_options(config: type[RunConfig]) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ def is_listed(module: str) -> bool:
 
 
 def may_look(module: str) -> bool:
-    """Whether a check may import a module: it is listed, or runs already."""
+    """Return whether a check may import a module: it is listed, or already loaded."""
     return is_listed(module) or module in sys.modules
 
 
@@ -54,13 +54,13 @@ def is_absent(name: str) -> bool:
 
 
 def unlisted(config: RunConfig) -> Mapping[str, str]:
-    """The names of code that is not listed, by the option that names it."""
+    """Return names of unlisted code by the option that names it."""
     given, known = values(config), options(type(config))
     found: dict[str, str] = {}
     for option in code_options(type(config)):
         names = sorted(config.compile.backends) if option == BACKEND else [str(given[option] or "")]
         for name in names:
-            # Of a class its module counts; one without a module is PyTorch's.
+            # A class counts by its module; one without a module is PyTorch's.
             module = name if option in (*MODULES, BACKEND) else name.rpartition(".")[0]
             if module and name not in known[option].choices and not is_listed(module):
                 found[option] = name
@@ -68,9 +68,9 @@ def unlisted(config: RunConfig) -> Mapping[str, str]:
 
 
 def why_not_class(module: str, name: str, option: str) -> Message | str:
-    """Why a name cannot be a class of a module that an option takes, "" where it can be one.
+    """Return why a name cannot be a class that the option accepts, "" if it can.
 
-    It is looked up in source files, and nothing is run.
+    Looks it up in source files and runs nothing.
     """
     if why := why_not_module(module):
         return why
@@ -86,7 +86,7 @@ def why_not_class(module: str, name: str, option: str) -> Message | str:
 
 
 def why_not_network(module: str) -> Message | str:
-    """Why a module cannot make a network, "" where it can, from its file alone."""
+    """Return why a module cannot create a network, "" if it can, from its file alone."""
     if why := why_not_module(module):
         return why
     found = _names(module)
@@ -96,7 +96,7 @@ def why_not_network(module: str) -> Message | str:
 
 
 def why_not_module(module: str) -> Message | str:
-    """Why no code of an option can be in a module: it belongs to Python itself, or does not exist."""
+    """Return why a module cannot contain an option's code: it belongs to Python itself, or does not exist."""
     root = module.partition(".")[0]
     if root in sys.stdlib_module_names or root in sys.builtin_module_names:
         return Message("{module} belongs to Python itself and holds nothing that trains", module=module)
@@ -106,7 +106,7 @@ def why_not_module(module: str) -> Message | str:
 
 
 class _Names:
-    """What a module defines, from its source."""
+    """The names that a module defines, from its source."""
 
     def __init__(self, body: list[ast.stmt]) -> None:
         self.classes = {one.name for one in body if isinstance(one, ast.ClassDef)}
@@ -115,7 +115,7 @@ class _Names:
         self.others = {(alias.asname or alias.name).partition(".")[0] for alias in imported}
         made = [target for one in body if isinstance(one, ast.Assign) for target in one.targets]
         self.others |= {target.id for target in made if isinstance(target, ast.Name)}
-        # Names may also come of other statements, which nobody can know without running them.
+        # Other statements may define names, too, which cannot be known without running them.
         plain = ast.ClassDef | ast.FunctionDef | ast.Import | ast.ImportFrom | ast.Expr | ast.Assign | ast.AnnAssign
         self.is_open = any(not isinstance(one, plain) for one in body) or "__getattr__" in self.functions
         self.is_open = self.is_open or any(alias.name == "*" for alias in imported)

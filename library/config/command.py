@@ -1,4 +1,4 @@
-"""A config file -> the command that trains with it. Pure: nothing is started, read or written here."""
+"""Convert a config file to the command that trains with it. Pure: starts, reads and writes nothing."""
 
 import importlib.util
 import re
@@ -19,9 +19,9 @@ from library.config.values import did_you_mean, quoted
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "sd-scripts"
-MANY = 4096  # processes, machines or threads: more than anyone has
+MANY = 4096  # upper limit of processes, machines and threads
 EXTRA = "extra_accelerate_launch_args"
-OTHER_SCRIPTS = ("-m", "-h", "--module", "--no_python", "--help")  # what is started would not be the training
+OTHER_SCRIPTS = ("-m", "-h", "--module", "--no_python", "--help")  # these would start something other than the training
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,16 +47,16 @@ class Launch:
 
 
 def command(config_path: str | Path, script: str, **how: Any) -> list[str]:
-    """The arguments that train with a config file: this Python, `accelerate launch`, the script, the file.
+    """Return the arguments that train with a config file: this Python, `accelerate launch`, the script, the file.
 
-    `how` sets fields of Launch; what is None is left to its default. Raises ConfigError for values it cannot have.
+    `how` sets fields of Launch; None keeps the default. Raises ConfigError for invalid values.
     """
     launch = launch_options(how)
     one = {
         "--num_processes": launch.num_processes,
         "--num_machines": launch.num_machines,
         "--mixed_precision": launch.mixed_precision,
-        "--dynamo_backend": "no",  # blocks are compiled by the training itself; the user's accelerate config may differ
+        "--dynamo_backend": "no",  # the training compiles blocks itself; the user's accelerate config may say otherwise
         "--gpu_ids": launch.gpu_ids,
         "--machine_rank": launch.machine_rank,
         "--main_process_ip": launch.main_process_ip,
@@ -67,10 +67,10 @@ def command(config_path: str | Path, script: str, **how: Any) -> list[str]:
     for flag, value in one.items():
         arguments += [] if value is None else [flag, str(value)]
     if "--use_fsdp" in launch.extra_accelerate_launch_args:
-        pass  # means several processes too, and accelerate takes no second word for it
+        pass  # this already means several processes, and accelerate rejects both flags
     elif launch.num_processes > 1:
-        # Without it accelerate starts a single process where it sees no second GPU. The name misleads: its processes
-        # meet on the CPU as well, if they make their Accelerator with cpu=True or ACCELERATE_USE_CPU is set.
+        # Otherwise accelerate starts a single process without a second GPU. Despite its name the flag works on a CPU
+        # as well, if Accelerator gets cpu=True or ACCELERATE_USE_CPU is set.
         arguments.append("--multi_gpu")
     elif launch.cpu:
         arguments.append("--cpu")
@@ -79,7 +79,7 @@ def command(config_path: str | Path, script: str, **how: Any) -> list[str]:
 
 
 def launch_options(how: dict[str, Any]) -> Launch:
-    """Values by name, of any origin, -> checked launch options. Raises ConfigError with all that is wrong."""
+    """Return checked launch options from values of any origin. Raises ConfigError with every problem."""
     problems: list[Problem] = []
     launch = _launch(how, problems)
     if problems:
@@ -88,7 +88,7 @@ def launch_options(how: dict[str, Any]) -> Launch:
 
 
 def launch_problems(how: Mapping[str, Any]) -> list[Problem]:
-    """All that is wrong with launch options."""
+    """Return every problem of launch options."""
     problems: list[Problem] = []
     _launch(how, problems)
     return problems
@@ -118,7 +118,7 @@ def _launch(how: Mapping[str, Any], problems: list[Problem]) -> Launch:
 
 
 def _extra(launch: Launch) -> Iterator[Problem]:
-    """Arguments that accelerate does not have, or that say something else than the options of the same name."""
+    """Return arguments that accelerate lacks, or that contradict the options of the same name."""
     given, known = launch.extra_accelerate_launch_args, _flags()
     if given and not given[0].startswith("-"):
         yield Problem(EXTRA, ": {given} belongs to no option; write --option value", given=quoted(given[0]))
@@ -145,7 +145,8 @@ def _extra(launch: Launch) -> Iterator[Problem]:
 
 @lru_cache(maxsize=1)
 def _flags() -> frozenset[str]:
-    """The options of the installed accelerate's launcher, read and not run; nothing where it is not there."""
+    """Return the flags of the installed accelerate's launcher; empty if it is not installed."""
+    # Its source is parsed, not run, as importing it loads torch.
     spec = importlib.util.find_spec("accelerate")
     places = (
         [Path(place) / "commands" / "launch.py" for place in (spec.submodule_search_locations or ())] if spec else []
@@ -155,7 +156,7 @@ def _flags() -> frozenset[str]:
 
 
 def printable(arguments: list[str]) -> str:
-    """The command as one would type it: quoted for the shell of this platform."""
+    """Return the command as typed: quoted for this platform's shell."""
     if sys.platform == "win32":
         return subprocess.list2cmdline(arguments)
     return shlex.join(arguments)

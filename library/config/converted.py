@@ -1,4 +1,4 @@
-"""Options of sd-scripts for FLUX.1 that became blocks_to_swap there, and that old configs still contain."""
+"""sd-scripts' former FLUX.1 options that old configs still contain, converted to blocks_to_swap."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ SPLIT = 18  # blocks, as sd-scripts reads split_mode
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OldBlocks:
-    """How blocks were once sent to host memory."""
+    """Former options for swapping blocks to host memory."""
 
     split_mode: bool = opt(False, "Load the double and the single blocks in turn.")
     double_blocks_to_swap: int | None = opt(None, "Keep this many double blocks in CPU memory.", min=0)
@@ -22,11 +22,10 @@ OLD_BLOCKS = section_options(OldBlocks)
 
 
 def blocks(old: JsonMapping, given: bool) -> tuple[JsonObject, list[Problem]]:
-    """Checked values by old name -> the value of blocks_to_swap, if it has to be set, and what to say about it.
+    """Convert checked values by old name to blocks_to_swap, if that must be set, with a remark.
 
-    `given`: blocks_to_swap is set already, and then it is what counts, also when it is 0. Nothing is said where the
-    old options are off. As sd-scripts converts them: 18 for split_mode, else all double blocks and half the single
-    ones.
+    `given`: blocks_to_swap is set already and wins, even if 0. Disabled old options give no remark. As in sd-scripts:
+    18 for split_mode, else all double blocks and half of the single ones.
     """
     on = [name for name in OLD_BLOCKS if old.get(name)]
     if not on:

@@ -1,7 +1,7 @@
-"""What the data is: the dataset TOML or JSON of sd-scripts, or else the folders of the run's own options.
+"""The data: sd-scripts' dataset TOML or JSON, or else the folders of the run's own options.
 
-A file has [general], [[datasets]] and [[datasets.subsets]]. What a subset does not say, its dataset says, then
-[general], then the run's options, then the default here. The answer is the same shape for both ways of describing data.
+A file has [general], [[datasets]] and [[datasets.subsets]]. A subset's missing values come from its dataset, then
+[general], then the run's options, then the defaults here. Both ways of describing data give the same structure.
 """
 
 import math
@@ -28,7 +28,7 @@ Interpolation = Literal["lanczos", "nearest", "bilinear", "linear", "bicubic", "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubsetConfig:
-    """One folder, or one metadata file, of images, with how they are used."""
+    """One folder, or one metadata file, of images, with its options."""
 
     image_dir: str | None = opt(None, "folder of images", kind="folder")
     metadata_file: str | None = opt(None, "captions of all images in one file (.json, .jsonl, .csv, .tsv)", kind="file")
@@ -71,17 +71,19 @@ class SubsetConfig:
     no_resize_control: bool = opt(False, "leave reference images as large as they are, up to control_resolution")
     custom_attributes: JsonObject | None = opt(None, "diff_output_preservation = true keeps the base model's answer")
 
-    trigger_phrase: str = ""  # of the run's metadata; it takes the place of [trigger] in captions
+    trigger_phrase: str = ""  # from the run's metadata; replaces [trigger] in captions
 
     @property
     def control_directories(self) -> tuple[str, ...]:
-        """The folders of its first, second, ... reference images; those with a suffix are among the images."""
+        """The folders of its first, second, ... reference images; with a suffix, reference images lie among
+        the images.
+        """
         first = self.control_directory or (self.image_dir if self.control_suffix else None)
         return (first, *self.more_control_directories) if first else ()
 
     @property
     def kind(self) -> str:
-        """Where its captions and masks come from: "metadata", "masked" or "folder"."""
+        """The source of its captions and masks: "metadata", "masked" or "folder"."""
         if self.metadata_file:
             return "metadata"
         return "masked" if self.conditioning_data_dir else "folder"
@@ -89,10 +91,10 @@ class SubsetConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetConfig:
-    """Images that are trained at one resolution; of a resolution of several sizes each has a data set of its own.
+    """Images trained at one resolution; several sizes give one data set each.
 
     Without a dataset file `subsets` is empty: they are the <repeats>_<words> folders in `train_data_dir` and
-    `reg_data_dir`, or these folders themselves where they hold images and no such folders; each is a
+    `reg_data_dir`, or these folders themselves if they contain images and no such folders; each is a
     `replace(dataset.template, image_dir=..., num_repeats=..., class_tokens=..., is_reg=...)`.
     """
 
@@ -108,10 +110,10 @@ class DatasetConfig:
     validation_seed: int | None = opt(None, "chooses the images that are held out")
     resize_interpolation: Interpolation | None = opt(None, "how images are resized")
 
-    sizes: tuple[tuple[int, int], ...] = ()  # all that these images are trained at, of which `resolution` is one
+    sizes: tuple[tuple[int, int], ...] = ()  # all sizes of these images, including `resolution`
     table: int = 0  # the index of its [[datasets]] table in the file
     subsets: tuple[SubsetConfig, ...] = ()
-    repeated: tuple[str, ...] = ()  # folders and metadata files of further subsets, which are not used
+    repeated: tuple[str, ...] = ()  # folders and metadata files of duplicate subsets, which are ignored
     template: SubsetConfig = SubsetConfig()  # a subset's values from the run's options alone
     train_data_dir: str | None = None
     reg_data_dir: str | None = None
@@ -127,16 +129,16 @@ SUBSET_ONLY = {
     "alpha_mask",
 }
 SUBSET_KEYS = section_options(SubsetConfig)
-# What [general] and [[datasets]] may hold: their own values, and those that all their subsets share.
+# [general] and [[datasets]] may contain their own values, and defaults for their subsets.
 DATASET_KEYS = {k: o for k, o in SUBSET_KEYS.items() if k not in SUBSET_ONLY} | dict(section_options(DatasetConfig))
 SUFFIXES = (".toml", ".json")
 MUSUBI = {"image_directory", "image_jsonl_file", "cache_directory"}  # keys of another trainer's dataset files
-# What the run's options are called where the name differs.
+# Names of the run's options that differ.
 RUN_NAMES = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
 
 
 def load(config: RunConfig) -> tuple[DatasetConfig, ...]:
-    """The data of a run. Raises ConfigError with everything that is wrong with its dataset file, a line each."""
+    """Return the data of a run. Raises ConfigError with every problem of its dataset file, a line each."""
     made, problems = drafted(config)
     if problems:
         raise ConfigError(*problems)
@@ -144,12 +146,12 @@ def load(config: RunConfig) -> tuple[DatasetConfig, ...]:
 
 
 def drafted(config: RunConfig) -> tuple[tuple[DatasetConfig, ...], list[Problem]]:
-    """The data of a run as far as it is right, and everything that is wrong with its dataset file."""
+    """Return the valid part of a run's data, and every problem of its dataset file."""
     if config.data.dataset_config:
         problems: list[Problem] = []
         try:
             return _datasets(config.data.dataset_config, config, problems), problems
-        except ConfigError as error:  # about the file as a whole, and a reader looks for the field
+        except ConfigError as error:  # about the whole file, so add the option's name
             whole = [Problem("dataset_config", ": {problem}", problem=problem) for problem in error.problems]
             return (), whole
     bases = _at_each_size(_from_run(config))
@@ -163,9 +165,9 @@ def drafted(config: RunConfig) -> tuple[tuple[DatasetConfig, ...], list[Problem]
 
 
 def _datasets(path: str | Path, config: RunConfig, problems: list[Problem]) -> tuple[DatasetConfig, ...]:
-    """The datasets of one file, with the run's options behind them, and problems appended.
+    """Return the datasets of one file, with the run's options as defaults; append problems.
 
-    Raises ConfigError only where there is nothing to go on with.
+    Raises ConfigError only if it cannot continue.
     """
     found, name = tables(Path(path)), Path(path).name
     if MUSUBI & {key for table in _tables(found, "datasets", name, []) for key in table}:
@@ -185,9 +187,9 @@ def _datasets(path: str | Path, config: RunConfig, problems: list[Problem]) -> t
         before = len(problems)
         own = [replace(one, table=i - 1) for one in _dataset(table, f"{name} dataset {i}", behind, problems)]
         made += own
-        # A rule that speaks of a value which could not be read would only repeat that it is wrong.
+        # A rule about an unreadable value would only repeat that it is wrong.
         spoken = {option for problem in problems[before:] for option in problem.options}
-        if not table.get("subsets") and "subsets" not in spoken:  # else each of them says what it lacks
+        if not table.get("subsets") and "subsets" not in spoken:  # otherwise each subset reports what it lacks
             problems.append(_wrong(f"{name} dataset {i}:", "", "it has no [[datasets.subsets]] table with images"))
         broken = dict.fromkeys(p for one in own for p in _rules(one, f"{name} dataset {i}:", config))
         problems += [problem for problem in broken if spoken.isdisjoint(problem.options)]
@@ -197,10 +199,10 @@ def _datasets(path: str | Path, config: RunConfig, problems: list[Problem]) -> t
 
 
 def decided(config: RunConfig) -> list[str]:
-    """Options of the run that are set in vain: its dataset file says the same thing for every one of its images."""
+    """Return options of the run that have no effect because the dataset file sets them for every image."""
     try:
         found = tables(Path(config.data.dataset_config or ""))
-    except ConfigError:  # which is said by itself
+    except ConfigError:  # reported elsewhere
         return []
     general, every = found.get("general"), _tables(found, "datasets", "", [])
     shared = set(general if isinstance(general, Mapping) else ())
@@ -211,7 +213,7 @@ def decided(config: RunConfig) -> list[str]:
 
 
 def _from_run(config: RunConfig) -> JsonObject:
-    """What the run's options say about datasets and subsets, by the names used here."""
+    """Return the run's options about datasets and subsets, by the names used here."""
     found: JsonObject = {}
     parts = [getattr(config, name) for name in ("data", "captions", "validation") if hasattr(config, name)]
     for name in [*SUBSET_KEYS, *DATASET_KEYS]:
@@ -227,22 +229,22 @@ def _from_run(config: RunConfig) -> JsonObject:
 
 
 def _make(cls: type, *layers: JsonMapping) -> Any:
-    """A table from its layers: the last one in which a value is set wins."""
+    """Build a table from layers: the last layer with a value wins."""
     names = {f.name for f in fields(cls)}
     return cls(**{k: v for layer in layers for k, v in layer.items() if k in names and v is not None})
 
 
 def _at_each_size(*layers: JsonMapping) -> list[DatasetConfig]:
-    """A data set for each size of the resolution that wins in these layers, the largest first."""
+    """Return a data set per size of the resolution that wins in these layers, the largest first."""
     chosen = next((layer["resolution"] for layer in reversed(layers) if layer.get("resolution")), ())
     base = _make(DatasetConfig, *layers, {"sizes": chosen})
-    # Of some families the first size has the keys that sd-scripts reads in a file of latents, and where somebody has
-    # trained at one size before, it is mostly the largest.
+    # In some families the first size gets the keys that sd-scripts reads in a latents file; an earlier training at one
+    # size mostly used the largest.
     return [replace(base, resolution=size) for size in sorted(chosen, key=math.prod, reverse=True) or (None,)]
 
 
 def _wrong(source: str, key: str, template: str, **facts: Any) -> Problem:
-    """A problem of one key in a dataset file, or of all there where that is ""; `source` says which part of it."""
+    """Return a problem of one key in a dataset file, or of the whole file for ""; `source` names the part."""
     place = f"in {source} " if source.endswith(":") else f"in {source}: "
     return Problem(key, template, place=place, topic="images", **facts)
 
@@ -262,7 +264,7 @@ def _dataset(table: JsonMapping, source: str, behind: Layers, problems: list[Pro
             problems.append(_wrong(f"{source} subset {i}", "image_dir", "is not set; name the folder of its images"))
         if not (place := subset.metadata_file or subset.image_dir):
             continue
-        # The same folder twice in one dataset counts once, as in sd-scripts, however it is written.
+        # A folder listed twice in one dataset counts once, as in sd-scripts, however it is spelled.
         key = os.path.normcase(os.path.realpath(place))
         repeated += [place] if key in subsets else []
         subsets.setdefault(key, subset)
@@ -271,7 +273,7 @@ def _dataset(table: JsonMapping, source: str, behind: Layers, problems: list[Pro
 
 
 def _read(table: Any, known: Mapping[str, Option], source: str, problems: list[Problem]) -> JsonObject:
-    """The values of one table, with advice about keys that belong to another level."""
+    """Parse the values of one table, with advice about keys of other levels."""
     if not isinstance(table, Mapping):
         problems.append(_wrong(source, "", "must be a table, got {table}", table=quoted(table)))
         return {}
@@ -296,7 +298,7 @@ def _tables(table: JsonMapping, key: str, source: str, problems: list[Problem]) 
 
 
 def tables(path: Path) -> JsonObject:
-    """The tables of a dataset file. Raises ConfigError when it cannot be read as one."""
+    """Return the tables of a dataset file. Raises ConfigError if it cannot be parsed."""
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError("{path} must end in one of {suffixes}", path=path, suffixes=", ".join(SUFFIXES))
     if path.suffix.lower() == ".toml":
@@ -308,7 +310,7 @@ def tables(path: Path) -> JsonObject:
 
 
 def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[Problem]:
-    """What must hold among the values of one dataset, and between them and the run's options."""
+    """Yield violated rules among one dataset's values, and between them and the run's options."""
     if not dataset.resolution:
         yield _wrong(source, "resolution", "is not set; 1024 is usual")
     if dataset.enable_bucket:
@@ -337,12 +339,12 @@ def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[P
 
 
 def _clashes(subset: SubsetConfig, place: str, config: RunConfig) -> Iterator[Problem]:
-    """Options of a subset that do not go with what is encoded once, or with reference images."""
+    """Yield options of a subset that conflict with encoding once, or with reference images."""
     for name, template in clashes_with_cache(config).items() if config.cache.text else ():
         if getattr(subset, name):
             yield _wrong(place, name, template)
     clashes = [("cache_latents", name) for name in ("color_aug", "random_crop") if config.cache.latents]
-    # They change the image, and what the model is shown beside it would no longer fit to it.
+    # They change the image, which would no longer match its control image.
     moved = ["color_aug", "random_crop", "face_crop_aug_range", *["flip_aug"] * config.control_images.captioned]
     clashes += [("control_directory", name) for name in moved if subset.control_directory]
     for cache, name in clashes:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from library.config.problems import ConfigError
 
-# What libraries say, each in an error of its own, where memory cannot be had.
+# Messages of libraries when memory allocation fails, each in its own error type.
 NO_MEMORY = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
@@ -22,11 +22,11 @@ NO_MEMORY = (
     "can't start new thread",
     "error 1455",
 )
-# Variables of proxies and certificates, in either case.
+# Proxy and certificate variables, in upper and lower case.
 NETWORK = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir")
-SWITCHED_ON = ("1", "true", "yes", "on")  # what accelerate reads as such in its variables
+SWITCHED_ON = ("1", "true", "yes", "on")  # values that accelerate reads as true
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
-ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # settings of PyTorch's memory, where it looks for them
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # variables of PyTorch's allocator settings
 # Who has started this process, as it was before seconds of imports in which a launcher may be killed.
 PARENT = os.getppid()
 DIRECT = "KOHYA_WITHOUT_LAUNCHER"  # set where that is the page or a shell, which may go away
@@ -54,14 +54,14 @@ def reader_may_leave() -> Iterator[None]:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error says that the computer's memory is used up, or a limit on it."""
+    """Return whether an error means that RAM, or a limit on it, is exhausted."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
     return any(sign in str(error) for sign in NO_MEMORY)
 
 
 def check() -> None:
-    """Raise ConfigError where the cache folder that is named cannot be made."""
+    """Raise ConfigError if the chosen cache folder cannot be created."""
     if not (wanted := os.environ.get(CACHE)):
         return
     try:
@@ -77,10 +77,10 @@ def check() -> None:
 
 # Why: docs/decisions/2026-11-23-memory-without-holes.md
 def expand_segments() -> None:
-    """Before torch is loaded: let what it takes of a GPU's memory grow in place, unless the user has settings for that.
-
-    On Linux alone. Drivers in WSL fail at it, and on Windows there is none.
+    """Enable expandable segments of PyTorch's GPU allocator, unless the user has settings for it. Call it before torch
+    loads.
     """
+    # Only on Linux: WSL drivers fail, and Windows lacks it.
     in_wsl = "microsoft" in platform.release().lower()
     if sys.platform == "linux" and not in_wsl and not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"
@@ -88,8 +88,8 @@ def expand_segments() -> None:
 
 @contextlib.contextmanager
 def without_network_settings() -> Iterator[None]:
-    """Inside, no variable names a proxy or certificates: a package that makes a client when it is imported would fail
-    at one that is wrong, whether it is used or not."""
+    """Hide proxy and certificate variables within this context."""
+    # A package that creates a client on import would fail at a wrong one, even if the client is never used.
     known = {name: os.environ.pop(name) for name in [*os.environ] if name.lower() in NETWORK}
     try:
         yield
@@ -102,7 +102,7 @@ def processes() -> int:
 
 
 def shards_asked() -> int:
-    """The version of FSDP that `accelerate launch` was told to use, 0 where it was not."""
+    """Return the FSDP version requested from `accelerate launch`, 0 for none."""
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() not in SWITCHED_ON:
         return 0
     return 2 if os.environ.get("FSDP_VERSION") == "2" else 1
@@ -113,5 +113,5 @@ def first_process() -> bool:
 
 
 def forget() -> None:
-    """Let PyTorch be loaded in this process all the same, to look for other mistakes."""
+    """Allow loading PyTorch in this process anyway, to check for other mistakes."""
     os.environ.pop(CACHE, None)

@@ -1,4 +1,4 @@
-"""Fixes that several rules share: values of options that mend a problem."""
+"""Fixes shared by several rules: option values that resolve a problem."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,11 +8,11 @@ from library.config.problems import Problem, together
 from library.config.run_config import RunConfig
 from library.config.schema import defaults
 
-COMMON_ARGUMENTS = ("weight_decay", "betas", "eps")  # of optimizers, which mean the same in most of them
+COMMON_ARGUMENTS = ("weight_decay", "betas", "eps")  # arguments with the same meaning in most optimizers
 
 
 def exclusive(config: RunConfig, first: str, *others: str) -> Problem:
-    """The problem of options that exclude each other; its fix switches the second off."""
+    """Return the problem of mutually exclusive options; its fix switches the second off."""
     return Problem(
         first,
         "and {others} exclude each other: choose one",
@@ -28,7 +28,7 @@ def in_bf16(run: RunConfig) -> JsonObject:
 
 
 def bucket_limits(sizes: Iterable[tuple[int, int]], buckets: Any) -> JsonObject:
-    """The fix that is limits of buckets around all sizes of a resolution, by multiples of 64."""
+    """Return a fix with bucket limits around all sizes of a resolution, in multiples of 64."""
     sides = [side for size in sizes for side in size]
     least, most = min(buckets.min_bucket_reso, *sides), max(buckets.max_bucket_reso, *sides)
     return {"min_bucket_reso": least // 64 * 64 or 64, "max_bucket_reso": -(-most // 64) * 64}
@@ -39,7 +39,7 @@ def carried(arguments: Iterable[str]) -> tuple[str, ...]:
 
 
 def other_optimizer(run: RunConfig, name: str, rate: float | None = None) -> JsonObject:
-    """The fix that is another optimizer, with the arguments that mean the same to it; `rate` is for all that learns."""
+    """Return a fix with another optimizer and the arguments that it shares; `rate` applies to everything trained."""
     optim = run.optim
     kept = carried(optim.optimizer_args)
     found: JsonObject = {"optimizer_type": name}

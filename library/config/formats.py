@@ -11,9 +11,9 @@ from library.config.schema import changed, flat
 
 
 def read_toml(path: str | Path) -> JsonObject:
-    """Values by option name. Tables are for the reader's eye: as in sd-scripts, their names do not matter.
+    """Return values by option name. As in sd-scripts, table names do not matter.
 
-    Raises ConfigError as `load_toml` does, and for an option that stands in two tables.
+    Raises ConfigError like `load_toml`, and for an option in two tables.
     """
     twice: list[Problem] = []
     found = flat(load_toml(path), twice)
@@ -23,7 +23,7 @@ def read_toml(path: str | Path) -> JsonObject:
 
 
 def to_toml(config: RunConfig, comment: str = "", secrets: bool = False) -> str:
-    """TOML of what differs from the defaults, a table per section, with a comment on top if wanted."""
+    """Return non-default values as TOML, a table per section, optionally with a comment on top."""
     blocks = ["\n".join(f"# {line}".rstrip() for line in comment.splitlines())] if comment else []
     for name, members in changed(config, secrets).items():
         blocks.append("\n".join([f"[{name}]", *(f"{k} = {toml_value(v)}" for k, v in members.items())]))
@@ -31,7 +31,7 @@ def to_toml(config: RunConfig, comment: str = "", secrets: bool = False) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """One value as TOML. Paths of Windows become 'literal strings', so that they can be read. NaN is refused."""
+    """Return one value as TOML. Windows paths become readable 'literal strings'. Rejects NaN."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):

@@ -1,6 +1,6 @@
-"""Options that have no effect because of other options, and why. A form greys them; the trainer ignores them.
+"""Options without effect because of other options, and why. A form greys them out; the trainer ignores them.
 
-A rule is about one or several options and names the option that would wake them, so that a reader knows what to change.
+A rule covers one or several options and names the option that would enable them, so that a reader knows what to change.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ def remark(name: str, reason: MessageLike, **arguments: Any) -> Problem:
 # Why: docs/decisions/2026-11-20-one-table-of-ineffective-options.md
 # Why: docs/decisions/2026-11-20-ineffective-fields-stay-usable.md
 def remarks(config: RunConfig, others: Iterable[MessageLike]) -> Iterator[Problem]:
-    """A remark on each option that is set and does nothing, but for those that others speak of already."""
+    """Return a remark on each set option without effect, unless other remarks cover it."""
     named = {name for one in others if isinstance(one, Problem) for name in one.options}
     ineffective, known = ineffective_options(config), options(type(config))
     for name, value in values(config).items():
@@ -30,7 +30,7 @@ def remarks(config: RunConfig, others: Iterable[MessageLike]) -> Iterator[Proble
 
 
 def ineffective_options(config: RunConfig) -> dict[str, Message]:
-    """Options of a config that have no effect -> the reason, a text that goes on after "No effect:"."""
+    """Return options without effect -> the reason, a text that continues "No effect:"."""
     known = options(type(config))
     fixed = {**INEFFECTIVE_EVERYWHERE, **config.ineffective}
     found = {name: reason for name, reason in fixed.items() if name in known}
@@ -64,7 +64,7 @@ def _dataset(config: RunConfig) -> bool:
 
 
 def _tags(config: RunConfig) -> bool:
-    """Whether captions are taken apart: shuffled, dropped or warmed up tag by tag; a subset may do so by itself."""
+    """Return whether captions are split into tags: shuffled, dropped or warmed up; a subset may enable that, too."""
     captions = config.captions
     return bool(
         captions.shuffle_caption
@@ -75,7 +75,7 @@ def _tags(config: RunConfig) -> bool:
 
 
 def _rate(config: AdapterRun) -> bool:
-    """Whether a part of the adapters learns at learning_rate, because it has no rate of its own."""
+    """Return whether a part of the adapters uses learning_rate, because it has no rate of its own."""
     network, optim = config.network, config.optim
     image = optim.unet_lr is None and not network.network_train_text_encoder_only
     return image or (not optim.text_encoder_lr and not network.network_train_unet_only)

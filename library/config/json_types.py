@@ -1,7 +1,6 @@
-"""Names for what is read from or written as JSON and TOML: files of runs and datasets, forms, requests, presets.
+"""Type names for data read from or written as JSON and TOML: files of runs and datasets, forms, requests, presets.
 
-What a file holds is known only once it was looked at, so the values of objects are not checked: a reader that uses
-one turns it into a value of its own type.
+Values of objects are not typed, as the content of a file is known only after parsing: readers convert what they use.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,4 +8,4 @@ from typing import Any, TypeAlias, Union
 
 JsonValue: TypeAlias = Union[None, bool, int, float, str, "Sequence[JsonValue]", "JsonMapping"]  # noqa: UP007
 JsonObject: TypeAlias = dict[str, Any]  # a table: in memory it may hold paths and numbers that are converted on writing
-JsonMapping: TypeAlias = Mapping[str, Any]  # the same, only read
+JsonMapping: TypeAlias = Mapping[str, Any]  # the same, read-only

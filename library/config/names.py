@@ -1,6 +1,6 @@
-"""Names that old command lines and TOML files contain and that are no options here, each with what to do about it."""
+"""Names in old command lines and TOML files that are no options here, each with what to do instead."""
 
-# Another spelling of an option that exists. Read as that option, with a note.
+# Other spellings of existing options, read as those with a note.
 ALIASES: dict[str, str] = {
     "caption_extention": "caption_extension",
     "skip_latents_validity_check": "skip_cache_check",
@@ -10,9 +10,9 @@ _DEEPSPEED = (
     "DeepSpeed is not used; several GPUs share the work with `accelerate launch --num_processes N`, and memory "
     "is saved by blocks_to_swap, fused_backward_pass or fp8_base"
 )
-_BLOCKS = "set blocks_to_swap"  # a family that still reads them has them in its `old`
+_BLOCKS = "set blocks_to_swap"  # families that still convert them list them in `old`
 
-# Flags of sd-scripts that are gone. Asking for one is an error with this advice; leaving it off (false, 0) is not.
+# Removed flags of sd-scripts. Setting one is an error with this advice; leaving it off (false, 0) is not.
 RETIRED: dict[str, str] = {
     "split_mode": _BLOCKS,
     "double_blocks_to_swap": _BLOCKS,
@@ -37,7 +37,7 @@ _GUI = "it is a setting of the kohya_ss page that no script reads"
 _SCRIPT = "no script reads it"
 _LAUNCHER = "it belongs to `accelerate launch`"
 
-# Keys that are harmless to leave out: ignored, with a note.
+# Harmless keys that are ignored with a note.
 FOREIGN: dict[str, str] = {
     "mem_eff_attn": _SDPA,
     "diffusers_xformers": _SDPA,

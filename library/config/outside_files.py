@@ -1,8 +1,8 @@
-"""The one door for files from outside: configs, data sets, prompts, captions, lists of images, headers of weights.
+"""The only readers of files from outside: configs, data sets, prompts, captions, image lists, weight headers.
 
-Anybody can have written them, so each is taken as hostile: only ordinary files are opened, never a pipe or a device,
-and a file has limits of size, depth and length of names and numbers, which keep the time of any parser within seconds.
-Whatever is beyond them is a ConfigError that names the file.
+Anybody may have written them, so each is treated as hostile: only regular files are opened, never a pipe or a device,
+and limits on size, depth and the length of names and numbers keep any parser within seconds. Files beyond them raise a
+ConfigError that names the file.
 """
 
 import codecs
@@ -22,24 +22,24 @@ import yaml
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
 
-# The most bytes of a file by what it is; a real one has a hundredth of it.
+# Maximum bytes by kind of file; real files have a hundredth of it.
 SETTINGS = 1_000_000  # of a config, a data set, prompts
 CAPTION = 100_000  # of the caption of one image
-LIST = 512_000_000  # of an image list: 300 bytes for each image
-TOKENIZER = 64_000_000  # of a file of a tokenizer: the largest vocabularies have 35 MB
-YAML = 100_000  # the parser of YAML is slow
-DEEPEST = 50  # tables within tables
-LONGEST_NAME = 5000  # characters of a key; lists of images have paths as keys
-LONGEST_NUMBER = 40  # digits
-PATIENCE = 10.0  # seconds for a file of YAML
+LIST = 512_000_000  # of an image list, with 300 bytes per image
+TOKENIZER = 64_000_000  # of a tokenizer file; the largest vocabularies have 35 MB
+YAML = 100_000  # smaller, as the YAML parser is slow
+DEEPEST = 50  # maximum nesting of tables
+LONGEST_NAME = 5000  # maximum characters of a key; image lists have paths as keys
+LONGEST_NUMBER = 40  # maximum digits
+PATIENCE = 10.0  # time limit in seconds for parsing YAML
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-# Half of a character, as JSON can write it. In keys, U+DC80 to U+DCFF are bytes of file names that are not UTF-8.
+# Lone surrogates, which JSON can contain. In keys, U+DC80 to U+DCFF are bytes of file names that are not UTF-8.
 _LONE = re.compile(r"[\ud800-\udfff]")
 _HALF = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
-# What is no code in TOML: texts and comments.
+# TOML's strings and comments, whose content is no syntax.
 _QUOTED = re.compile(
-    r'"""(?:[^\\]|\\.)*?(?:"""|\Z)|'  # one that is not closed goes on to the end: nothing is looked at twice
+    r'"""(?:[^\\]|\\.)*?(?:"""|\Z)|'  # an unclosed string extends to the end, so nothing is scanned twice
     r"\'\'\'.*?(?:\'\'\'|\Z)|"
     r'"(?:[^"\\\n]|\\.)*"?|'
     r"'[^'\n]*'?|"
@@ -54,7 +54,7 @@ _AS_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 def check_regular(path: str | Path) -> os.stat_result:
-    """The facts of an ordinary file. Raises ConfigError for an absent one, a folder, a pipe and a device."""
+    """Return the stat of a regular file. Raises ConfigError for a missing one, a folder, a pipe or a device."""
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -70,11 +70,11 @@ def check_regular(path: str | Path) -> os.stat_result:
 
 @contextlib.contextmanager
 def opened(path: str | Path) -> Iterator[BinaryIO]:
-    """An ordinary file, open for reading. Raises ConfigError as `check_regular` does, or when it cannot be read."""
+    """Open a regular file for reading. Raises ConfigError like `check_regular`, or if it is unreadable."""
     check_regular(path)
     try:
         with open(path, "rb", opener=_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # it was exchanged in between
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # it was replaced in between
                 raise ConfigError("{path} is a pipe or a device; name an ordinary file", path=path)
             yield file
     except OSError as e:
@@ -86,7 +86,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def read_bytes(path: str | Path, most: int = SETTINGS) -> bytes:
-    """The content of an ordinary file. Raises ConfigError for any other, and for one of more than `most` bytes."""
+    """Return the content of a regular file. Raises ConfigError for any other, and above `most` bytes."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(most + 1) or b"" if size <= most else b""
@@ -96,7 +96,7 @@ def read_bytes(path: str | Path, most: int = SETTINGS) -> bytes:
 
 
 def check_size(path: str | Path, most: int = SETTINGS) -> None:
-    """Raise ConfigError as `read_bytes` does, for a file that a package's own parser will open."""
+    """Raise ConfigError like `read_bytes`, for a file that a package's own parser will open."""
     if (size := check_regular(path).st_size) > most:
         raise _too_large(path, size, most)
 
@@ -107,7 +107,9 @@ def _too_large(path: str | Path, size: int, most: int) -> ConfigError:
 
 
 def read_text(path: str | Path, most: int = SETTINGS) -> str:
-    """The text of a file, its line ends as "\\n". Raises ConfigError as `read_bytes` does, or when it is not text."""
+    """Return the text of a file with "
+    " line ends. Raises ConfigError like `read_bytes`, or if it is no text.
+    """
     try:
         text = decoded(read_bytes(path, most))
     except UnicodeError:
@@ -116,9 +118,9 @@ def read_text(path: str | Path, most: int = SETTINGS) -> str:
 
 
 def decoded(data: bytes) -> str:
-    """The text that the bytes of a file are: UTF-8, or the UTF-16 that Windows' editor marks.
+    """Decode a file's bytes as UTF-8, or as UTF-16 marked by Windows' editor.
 
-    Raises UnicodeDecodeError, also for NUL, which is in UTF-16 without its mark.
+    Raises UnicodeDecodeError, also for NUL, which unmarked UTF-16 contains.
     """
     encoding = "utf-16" if data.startswith(UTF_16) else "utf-8-sig"
     text = data.decode(encoding)
@@ -131,18 +133,19 @@ def decoded(data: bytes) -> str:
 
 
 def load_toml(path: str | Path) -> JsonObject:
-    """A TOML file as it is. Raises ConfigError when it is absent, not text, not TOML, or beyond a limit."""
+    """Load a TOML file. Raises ConfigError if it is missing, not text, not TOML, or beyond a limit."""
     return parse_toml(read_text(path), path)
 
 
 def load_json(path: str | Path, most: int = SETTINGS) -> Any:
-    """A JSON file as it is. Raises ConfigError when it is absent, not JSON, beyond a limit, or has a key twice."""
+    """Load a JSON file. Raises ConfigError if it is missing, not JSON, beyond a limit, or has a duplicate key."""
     return parse_json(read_text(path, most), path)
 
 
 def table_of(path: str | Path, most: int = SETTINGS) -> JsonObject:
-    """The table in a JSON file that only tells more about what lies beside it, as the settings in a model's folder do;
-    empty where it is absent, beyond a limit, or no table."""
+    """Return the table of an auxiliary JSON file, such as the settings in a model's folder; empty if it is missing,
+    beyond a limit, or no table.
+    """
     try:
         found = load_json(path, most)
     except ConfigError:
@@ -155,7 +158,7 @@ def load_yaml(path: str | Path) -> Any:
 
 
 def parse_toml(text: str, path: str | Path) -> JsonObject:
-    """The tables of a text in TOML; `path` names it in messages. Raises ConfigError."""
+    """Parse TOML text; `path` names it in messages. Raises ConfigError."""
     _refuse_long_keys(text, path)
     try:
         found = tomllib.loads(text)
@@ -163,18 +166,18 @@ def parse_toml(text: str, path: str | Path) -> JsonObject:
         if Path(path).suffix.lower() in (".json", ".yaml", ".yml"):
             advice = "{path} is not a TOML file; convert it: kohya import {path} -o run.toml"
             raise ConfigError(advice, path=path) from None
-        is_escape = "escape" in str(e) or "hex value" in str(e)  # what the \U of C:\Users is called
+        is_escape = "escape" in str(e) or "hex value" in str(e)  # the error for the \U of C:\Users
         hint = Message("; in double quotes write \\\\ for \\, or use single quotes") if is_escape else ""
         raise ConfigError("{path} is not valid TOML: {why}{hint}", path=path, why=e, hint=hint) from None
     except RecursionError:
         raise _too_deep(path) from None
-    except ValueError as e:  # a number that Python does not read, or a date that is none
+    except ValueError as e:  # a number that Python rejects, or an invalid date
         raise ConfigError("{path} is not valid TOML: {why}{hint}", path=path, why=e, hint="") from None
     return checked(found, path)
 
 
 def parse_json(text: str | bytes, path: str | Path | Message) -> Any:
-    """What a text in JSON holds; `path` names it in messages. Raises ConfigError."""
+    """Parse JSON text; `path` names it in messages. Raises ConfigError."""
     try:
         found = json.loads(text, object_pairs_hook=lambda pairs: once(pairs, path))
     except ConfigError:
@@ -187,7 +190,7 @@ def parse_json(text: str | bytes, path: str | Path | Message) -> Any:
 
 
 def parse_yaml(text: str, path: str | Path) -> Any:
-    """What a text in YAML holds; `path` names it in messages. Raises ConfigError."""
+    """Parse YAML text; `path` names it in messages. Raises ConfigError."""
     try:
         found = _LimitedLoader(text, path).get_single_data()
     except ConfigError:
@@ -200,7 +203,7 @@ def parse_yaml(text: str, path: str | Path) -> Any:
 
 
 def _as_json(value: Any) -> Any:
-    """What YAML has besides JSON, which nobody expects: keys that are no text, sets, bytes; dates are as in TOML."""
+    """Reject YAML's additions to JSON: keys that are no text, sets, bytes; dates are as in TOML."""
     if isinstance(value, dict):
         return {key if isinstance(key, str) else str(key): _as_json(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set):
@@ -209,7 +212,7 @@ def _as_json(value: Any) -> Any:
 
 
 class _LimitedLoader(yaml.SafeLoader):
-    """A loader that rejects duplicate keys, aliases, and what is deeper or takes longer than any file of settings."""
+    """A loader that rejects duplicate keys, aliases, and content deeper or slower than any settings file."""
 
     def __init__(self, text: str, path: str | Path) -> None:
         super().__init__(text)
@@ -237,7 +240,7 @@ class _LimitedLoader(yaml.SafeLoader):
 
 
 def once(pairs: Iterable[tuple[Any, Any]], path: str | Path | Message) -> dict[Any, Any]:
-    """A table in which each key was written once, as TOML has it. Raises ConfigError naming one that was not."""
+    """Return a table, rejecting duplicate keys like TOML. Raises ConfigError naming one."""
     found: dict[Any, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -248,7 +251,7 @@ def once(pairs: Iterable[tuple[Any, Any]], path: str | Path | Message) -> dict[A
 
 @contextlib.contextmanager
 def named_by(option: str) -> Iterator[None]:
-    """Turn what is wrong with a file into problems of the option that names it."""
+    """Convert errors of a file to problems of the option that names it."""
     try:
         yield
     except ConfigError as e:
@@ -259,8 +262,9 @@ def named_by(option: str) -> Iterator[None]:
 
 
 def checked(found: Any, path: str | Path | Message) -> Any:
-    """The same values. Raises ConfigError where they are too deep, a key or a number is too long to mean anything, or
-    a text holds half of a character."""
+    """Return the values. Raises ConfigError if they are nested too deeply, a key or number is too long, or a text has a
+    lone surrogate.
+    """
     level, depth = [found], 0
     while level:
         if (depth := depth + 1) > DEEPEST:
@@ -284,7 +288,7 @@ def checked(found: Any, path: str | Path | Message) -> Any:
 
 
 def _refuse_half(text: str, path: str | Path | Message, half: re.Pattern[str]) -> None:
-    """Raise ConfigError for a text that no file can hold and no text encoder reads."""
+    """Raise ConfigError for a lone surrogate, which no file can hold and no text encoder reads."""
     if not text.isascii() and (found := half.search(text)):
         template = "{path} holds half of a character ({half}) after {text}; delete it or write it whole"
         before = text[max(0, found.start() - 20) : found.start()]
@@ -292,7 +296,8 @@ def _refuse_half(text: str, path: str | Path | Message, half: re.Pattern[str]) -
 
 
 def _refuse_long_keys(text: str, path: str | Path) -> None:
-    """Raise ConfigError for a key of very many parts, a.b.c.d: the parser takes the square of their number."""
+    """Raise ConfigError for a dotted key of very many parts."""
+    # The parser's time is quadratic in their number.
     bare = _QUOTED.sub("'", text)
     if any(part.count(".") > DEEPEST for part in re.split(r"[,=\[\]{}\n]", bare)):
         raise _too_deep(path)

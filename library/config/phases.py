@@ -1,4 +1,4 @@
-"""What a training does outside of its steps, where others decide by it."""
+"""Phases of a training outside its steps that other code tests for."""
 
 from library.config.problems import Message
 

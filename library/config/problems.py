@@ -1,7 +1,7 @@
-"""Messages and problems as values: what people read of a training, made where the rule is.
+"""Messages and problems as values, created by the rule that reports them.
 
-A message keeps the template, by which it is translated, and what was put into it; it becomes text where somebody reads
-it. A problem carries what a form needs as well: the option that it is about, and the values that would mend it.
+A message keeps its template, which is the key of its translations, and its arguments; it becomes text where it is
+shown. A problem also carries what a form needs: its option, and values that would fix it.
 """
 
 import re
@@ -34,7 +34,7 @@ __all__ = [
     "together",
 ]
 FLAG = "--"  # the place of an option of a command line
-# What names of options have in them, or are; other names are words as well (kohya_gui/i18n/labels.js).
+# Marks of option names; other names are also words (kohya_gui/i18n/labels.js).
 NAMED = re.compile(r"\w_\w|\b(?:fsdp|sdpa|xformers|lowram|highvram|t5xxl|qwen3)\b")
 SURROGATES = re.compile("[\ud800-\udfff]")
 FIELD = re.compile(r"\{\{|\}\}|\{([^\W\d]\w*)\}|([{}])")  # doubled braces, a plain field, and a brace that is neither
@@ -54,9 +54,9 @@ def _byte(found: re.Match[str]) -> str:
 
 class Message:
     """A sentence for people, as a value: a `template`, the key of its translations, and `arguments`, which may be
-    messages as well. It becomes text where somebody reads it: `str()` gives English.
+    messages, too. `str()` renders it in English.
 
-    `plural` is the template for any `count` but one, as in gettext; "": there is no such form.
+    `plural` is the template for any `count` but one, as in gettext; "" for none.
     """
 
     __slots__ = ("arguments", "plural", "template")
@@ -105,7 +105,7 @@ class Message:
         return (self.template, *sorted(self.arguments.items(), key=itemgetter(0)), self.plural)
 
     def as_json(self) -> JsonObject:
-        """The text, its template and its arguments, for another process or a browser."""
+        """Return text, template and arguments, for another process or a browser."""
         inner = {
             name: value.as_json() if isinstance(value, Message) else value for name, value in self.arguments.items()
         }
@@ -123,8 +123,8 @@ class Message:
         return arguments, self.template if arguments else change(self.template)
 
     def capitalized(self) -> "Message":
-        """The same with a capital letter in front, which languages without them need no line of their own for; a name
-        that was put in front stays as it is."""
+        """Return the message with a leading capital; an argument at the start stays."""
+        # Languages without capitals then need no separate translation.
         first = re.match(r"\{(\w+)\}", self.template)
         if first and (inner := self.arguments.get(first[1])) is not None:
             return self._with({first[1]: inner.capitalized()}) if isinstance(inner, Message) else self
@@ -140,11 +140,11 @@ class Message:
 
 
 class Problem(Message):
-    """A sentence about an option, or about something else where `option` is "".
+    """A sentence about an option, or about something else if `option` is "".
 
-    `also` are the other options whose values the rule reads; `fix` are values by option name that would mend it;
-    `place` stands before the option's name where it was not set in a form ("--", "in cat.toml: "); `topic` is said
-    where no option tells it; `code` is for programs that treat this very problem in a way of its own.
+    `also` are other options that the rule reads; `fix` are values by option name that would solve it; `place` precedes
+    the option's name if it was not set in a form ("--", "in cat.toml: "); `topic` is set if no option implies it;
+    `code` lets programs treat this problem specially.
     """
 
     __slots__ = ("also", "code", "fix", "option", "place", "topic")
@@ -157,9 +157,9 @@ class Problem(Message):
 
     def __init__(self, option: str, template: str, *, also: str | Iterable[str] = (), fix: Mapping[str, Any] = {},
                  topic: str = "", code: str = "", **arguments: Any) -> None:  # fmt: skip
-        """The sentence is the option and the template, which begins with ":" where a colon follows the option.
+        """The sentence is the option and the template, which begins with ":" if a colon follows the option.
 
-        `also` may be written as names with blanks between.
+        `also` may be given as space-separated names.
         """
         place = arguments.pop("place", "")
         super().__init__(template, **arguments)
@@ -180,7 +180,7 @@ class Problem(Message):
 
     @property
     def about(self) -> Message:
-        """The sentence as it stands below a field: without the option in front, where it is a whole one without it."""
+        """The sentence as shown below a field: without the option at the start, if it is complete without it."""
         if self.option and self.template.startswith(("and ", "=", "(")):
             return self.replaced(place="")
         return Message(self.template.removeprefix(":").lstrip(), **self.arguments)
@@ -193,7 +193,7 @@ class Problem(Message):
         return self.replaced(template=template, **arguments)
 
     def replaced(self, **changes: Any) -> "Problem":
-        """The same with another option, place or fix."""
+        """Return a copy with another option, place or fix."""
         facts = {name: getattr(self, name) for name in FACTS}
         given: dict[str, Any] = {"option": self.option, "template": self.template, **facts, **self.arguments}
         return Problem(**given | changes)
@@ -205,7 +205,7 @@ class Problem(Message):
 
 
 class OptionName(Message):
-    """The name of an option as an argument of a text. A form shows the label of the option's field instead."""
+    """The name of an option as an argument of a message. A form shows its field's label instead."""
 
     __slots__ = ()
 
@@ -233,16 +233,16 @@ def option_values(shown: Mapping[str, str]) -> Message:
     return listed([Message(template, option=option_name(name), value=value) for name, value in shown.items()])
 
 
-MessageLike = str | Message  # plain text of the user's or of another program, or a sentence of ours
+MessageLike = str | Message  # plain text from the user or another program, or a sentence of ours
 
 
 def counted(count: int, noun: str) -> Message:
-    """Things and how many there are: 1 image, 2 images."""
+    """Return a number of things: 1 image, 2 images."""
     return ngettext(f"{{count}} {noun}", f"{{count}} {noun}s", count)
 
 
 def ngettext(template: str, plural: str, count: int, **arguments: Any) -> Message:
-    """A sentence about so many things, as gettext has it: one template for one of them, and one for more or none."""
+    """Return a sentence about a number of things, with a singular and a plural template, as in gettext."""
     made = Message(template, count=f"{count:,}", **arguments)
     made._set(plural=plural)
     return made
@@ -264,15 +264,15 @@ def together(names: Iterable[MessageLike]) -> MessageLike:
     return Message("{first} and {last}", first=listed(first), last=last) if first else last
 
 
-Report = Callable[[Message, int, int], None]  # what is done now, how much of how much; it may raise to end the work
+Report = Callable[[Message, int, int], None]  # current work, done, total; may raise to end the work
 
 
 def how_made(found: Any) -> Iterator[JsonObject]:
-    """How the texts among some values were made, of those that are not their template as it stands or name options."""
+    """Return templates and arguments of the texts among some values, except plain templates and option names."""
     if isinstance(found, Message):
         if found.arguments or str(found) != found.template or NAMED.search(str(found)):
             yield found.as_json()
-        if "\n" in str(found):  # each line is shown by itself
+        if "\n" in str(found):  # each line is shown separately
             yield from how_made(found.arguments)
     elif isinstance(found, Mapping):
         for value in found.values():
@@ -283,8 +283,9 @@ def how_made(found: Any) -> Iterator[JsonObject]:
 
 
 def locate_texts(found: Any, at: tuple[str | int, ...] = ()) -> Iterator[JsonObject]:
-    """The messages among some values as JSON, with the names and numbers that lead to each (`at`): the same words
-    elsewhere, such as a caption of the user's, are no message of ours."""
+    """Return the messages among some values as JSON, with the path (`at`) to each: the same words elsewhere, such as in
+    a user's caption, are no message.
+    """
     if isinstance(found, Message):
         yield {**found.as_json(), "at": list(at)}
     elif isinstance(found, Mapping):
@@ -296,10 +297,10 @@ def locate_texts(found: Any, at: tuple[str | int, ...] = ()) -> Iterator[JsonObj
 
 
 def restored(found: Any, made: Iterable[JsonMapping]) -> Any:
-    """Values as another process has stored them, with the messages that `locate_texts` lists.
+    """Return values stored by another process, with the messages listed by `locate_texts`.
 
-    A place that holds another text by now, or none, stays as it is; so does what older versions stored without places,
-    and a text that its template and arguments do not give: whoever edits a file would choose what is formatted.
+    A place that now holds another text stays unchanged; so do values stored by older versions without places, and a
+    text that its template and arguments do not produce, as an edited file could otherwise choose what is formatted.
     """
     texts = {tuple(one["at"]): one for one in made if "at" in one}
 
@@ -315,7 +316,7 @@ def restored(found: Any, made: Iterable[JsonMapping]) -> Any:
 
 
 def _is_sound(sent: JsonMapping) -> bool:
-    """Whether a stored message gives the text that stands beside it, decided without formatting anything longer."""
+    """Return whether a stored message produces the text beside it, without formatting anything longer."""
     arguments, text = sent["arguments"], sent["text"]
     inner = [one for one in arguments.values() if not isinstance(one, str)]
     if not (isinstance(text, str) and all(isinstance(one, dict) and _is_sound(one) for one in inner)):
@@ -349,10 +350,10 @@ def _text(sent: JsonMapping) -> Message:
 
 
 class ConfigError(ValueError):
-    """Everything the user must fix: `problems`. As text it is one line for each."""
+    """Everything the user must fix, in `problems`. As text it has a line for each."""
 
     def __init__(self, *problems: MessageLike, **arguments: Any) -> None:
-        """Problems, or one template with its arguments."""
+        """Takes problems, or one template with its arguments."""
         self.problems = [Problem("", str(problems[0]), **arguments)] if arguments else [*problems_of(problems)]
         super().__init__("\n".join(map(str, self.problems)))
 
@@ -362,9 +363,9 @@ class ConfigError(ValueError):
 
 
 def problems_of(texts: Iterable[MessageLike]) -> Iterator[Problem]:
-    """Problems as they are, messages as problems, and of plain texts a problem for each line.
+    """Convert texts to problems: messages become one each, plain texts one per line.
 
-    A message with a plural, or with an argument that is named like a fact of problems, becomes the argument of one.
+    A message with a plural, or with an argument named like a fact of problems, becomes the argument of one.
     """
     for text in texts:
         if isinstance(text, Problem):

@@ -1,4 +1,4 @@
-"""Parsers of values that are more than a number or a word: each turns what a user may write into what is stored."""
+"""Parsers of values beyond a number or a word, from what a user may write to what is stored."""
 
 import re
 from collections.abc import Callable
@@ -7,10 +7,11 @@ from typing import Any
 from library.config.problems import ConfigError
 from library.config.values import WIDE, quoted, to_float, to_int, to_str
 
-LARGEST = 65536  # pixels on a side; nothing is trained at more
-# Of an adapter. No layer has so many rows, but LoKr reads a rank above them, usually 100000, as "whole matrices".
+LARGEST = 65536  # maximum pixels of a side
+# Maximum rank of an adapter. No layer has so many rows, but LoKr reads a rank above them, usually 100000, as "whole
+# matrices".
 LARGEST_RANK = 1_000_000
-MOST_SIZES = 16  # that images are trained at
+MOST_SIZES = 16  # maximum number of sizes per training
 ONE_SIZE = "must be one size in pixels or width,height (1024 or 1024,768), got {value}"
 OF_RESOLUTION = (
     "must be one size in pixels or width,height (1024 or 1024,768), or several sizes with ; between them (512;1024), "
@@ -19,7 +20,7 @@ OF_RESOLUTION = (
 
 
 def count(value: Any) -> int | None:
-    """How many of something; 0 is how forms say "not set"."""
+    """Parse a count; forms write "not set" as 0."""
     result = to_int(value)
     if result < 0:
         raise ConfigError("must be at least 1 (or 0 for not set), got {value}", value=quoted(value))
@@ -31,7 +32,7 @@ def count_or_off(value: Any) -> int | None:
 
 
 def minutes(value: Any) -> float | None:
-    """A time in minutes; 0 is how forms say "not set"."""
+    """Parse a time in minutes; forms write "not set" as 0."""
     result = to_float(value)
     if not 0 <= result < float("inf"):
         raise ConfigError("must be a number of minutes above 0 (or 0 for not set), got {value}", value=quoted(value))
@@ -39,7 +40,7 @@ def minutes(value: Any) -> float | None:
 
 
 def steps_or_share(value: Any) -> int | float:
-    """Steps (100), or a share of the training (0.05, "5%")."""
+    """Parse steps (100), or a share of the training (0.05, "5%")."""
     if isinstance(value, str) and value.translate(WIDE).strip().endswith("%"):
         result = to_float(value.strip()[:-1]) / 100
     else:
@@ -49,16 +50,16 @@ def steps_or_share(value: Any) -> int | float:
 
 def resolution(value: Any) -> str:
     """A resolution as text: 1024 or [1024, 1024] -> "1024" or "1024,1024"; several sizes -> "512;1024,768"."""
-    sizes(value)  # raises for what they cannot be together
+    sizes(value)  # raises for invalid combinations
     return ";".join(",".join(map(str, _sides(part, OF_RESOLUTION))) for part in _size_parts(value))
 
 
 # Why: docs/decisions/2026-11-27-several-sizes.md
 def sizes(value: Any) -> tuple[tuple[int, int], ...]:
-    """The sizes of a resolution as (width, height), one number being a square.
+    """Return the sizes of a resolution as (width, height), one number being a square.
 
-    Two numbers are the width and height of one size, as in sd-scripts; three or more are squares. Sizes with a
-    semicolon between them, "512;1024,768", are as many as there are, and so are those of a list of lists.
+    Two numbers are width and height of one size, as in sd-scripts; three or more are squares. Semicolons separate
+    sizes, "512;1024,768", as does a list of lists.
     """
     parts = _size_parts(value)
     if len(parts) > MOST_SIZES:
@@ -71,7 +72,7 @@ def sizes(value: Any) -> tuple[tuple[int, int], ...]:
 
 
 def _size_parts(value: Any) -> list[Any]:
-    """What stands for one size each."""
+    """Return the parts that stand for one size each."""
     if isinstance(value, list | tuple):
         are_sides = all(isinstance(part, int | float) or str(part).strip().isdigit() for part in value)
         return [value] if len(value) <= 2 and are_sides else list(value)
@@ -87,7 +88,7 @@ def _size_parts(value: Any) -> list[Any]:
 
 
 def positive_pair(value: Any) -> tuple[int, int]:
-    """A resolution as (width, height); one number means a square."""
+    """Parse a resolution as (width, height); one number means a square."""
     sides = _sides(value)
     return sides[0], sides[-1]
 
@@ -104,7 +105,7 @@ def _sides(value: Any, expected: str = ONE_SIZE) -> list[int]:
 
 
 def pair(value: Any) -> str:
-    """Two numbers, the smaller first: "2.0,4.0" or [2.0, 4.0] -> "2.0,4.0"."""
+    """Parse two numbers, the smaller first: "2.0,4.0" or [2.0, 4.0] -> "2.0,4.0"."""
     sides = _parts(value, to_float)
     if len(sides) != 2 or not 0 < sides[0] <= sides[1]:
         raise ConfigError("must be two numbers, the smaller first (2.0,4.0), got {value}", value=quoted(value))
@@ -125,7 +126,7 @@ def numbers(value: Any) -> str:
 
 
 def _parts(value: Any, read: Callable[[Any], Any], between: str = ",") -> list[Any]:
-    """The parts of a list or of a text, each read; none when one of them cannot be."""
+    """Parse each part of a list or text; empty if one fails."""
     try:
         parts = (
             list(value) if isinstance(value, list | tuple) else re.split(between, to_str(value).translate(WIDE).strip())
@@ -136,7 +137,7 @@ def _parts(value: Any, read: Callable[[Any], Any], between: str = ",") -> list[A
 
 
 def extension(value: Any) -> str:
-    """The ending of a file's name, with its dot."""
+    """Parse a file name's extension, with its dot."""
     text = to_str(value).strip()
     if set(text) & set("/\\\0"):
         raise ConfigError("must be the ending of a name, such as .txt, got {value}", value=quoted(text))
@@ -144,12 +145,12 @@ def extension(value: Any) -> str:
 
 
 def separator(value: Any) -> str:
-    """What separates tags; a comma where nothing is written."""
+    """Return the tag separator, by default a comma."""
     return to_str(value) or ","
 
 
 def token_length(value: Any) -> int | None:
-    """75, 150 or 225 tokens; 75 is what "not set" means."""
+    """Parse 75, 150 or 225 tokens; 75 is stored as "not set"."""
     result = to_int(value)
     return None if result == 75 else result
 

@@ -1,11 +1,11 @@
-"""Regular expressions from a config: anybody can have written them, and some take forever on a name of 40 letters."""
+"""Limits for regular expressions from a config, some of which would take forever on a name of 40 letters."""
 
 import re
 
 from library.config.problems import ConfigError
 from library.config.values import quoted
 
-MOST_REPEATS = 6  # n of them may take as many steps as a name has letters, to the power of n
+MOST_REPEATS = 6  # n repeats may take (letters of a name)^n steps
 REPEATED = re.compile(r"[*+]|\{\d*(?:,\d*)?\}")
 ANY = re.compile(r"[*+?]|\{\d*(?:,\d*)?\}")
 PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?(?:P<\w+>|P=\w+|<?[=!]|>|[aiLmsux-]*:|[aiLmsux]+))?|.", re.S)
@@ -19,8 +19,8 @@ def refuse_endless(pattern: str) -> None:
 
 
 def _is_endless(text: str) -> bool:
-    """Whether a repeated group repeats or chooses within itself, or very many parts are repeated."""
-    groups, at, repeats = [False], 0, 0  # whether each group that is open may match in several ways
+    """Return whether a repeated group repeats or alternates inside, or very many parts are repeated."""
+    groups, at, repeats = [False], 0, 0  # per open group, whether it can match in several ways
     while match := PART.match(text, at):
         part, at = match[0], match.end()
         varies = False

@@ -1,6 +1,6 @@
-"""The config of a run, as all code outside of its family sees it."""
+"""The config of a run as seen by code outside of its family."""
 
-# ruff: noqa: D102 - what a section holds is said where it is declared
+# ruff: noqa: D102 - sections are documented where they are declared
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, dataclass
@@ -13,29 +13,29 @@ if TYPE_CHECKING:
     from library.config import sections
     from library.config.problems import Problem
 
-# Options with blanks between, when they have an effect, and the reason shown otherwise.
+# Space-separated options, when they have an effect, and the reason shown otherwise.
 Rule = tuple[str, Callable[[Any], Any], MessageLike]
 
 
 @dataclass(frozen=True)
 class ControlUse:
-    """What pictures a model is shown besides noise and words."""
+    """The images that a model takes besides noise and text."""
 
-    least: int = 0  # reference images of an item that it cannot be trained without
-    most: int = 0  # reference images of an item
-    captioned: bool = False  # the text encoder is shown them, too, so that captions are encoded once, with them
-    inpaints: bool = False  # the picture itself without what a mask covers, and the mask
-    guided: bool = False  # the control image of each, from conditioning_data_dir, as pixels
-    random_masks: int = 0  # that are drawn for an image without one; 0: each needs its own
+    least: int = 0  # required reference images per item
+    most: int = 0  # maximum reference images per item
+    captioned: bool = False  # whether the text encoder reads them, too, so captions are encoded once with them
+    inpaints: bool = False  # whether it takes the image outside of a mask, and the mask
+    guided: bool = False  # whether it takes a control image from conditioning_data_dir, as pixels
+    random_masks: int = 0  # masks drawn for an image without one; 0: each needs its own
 
 
 @dataclass(frozen=True)
 class CaptionChange:
-    """What is made of captions, before a text encoder reads them, for words that learn."""
+    """Changes of captions for trained words, before a text encoder reads them."""
 
-    word: str = ""  # in whose place `words` are put; "" where it stays
+    word: str = ""  # replaced by `words`; "" for no replacement
     words: str = ""
-    sentences: tuple[str, ...] = ()  # one of which comes instead of each caption
+    sentences: tuple[str, ...] = ()  # one of these replaces each caption
 
     def of_prompt(self, prompt: str) -> str:
         return prompt.replace(self.word, self.words) if self.word else prompt
@@ -47,8 +47,8 @@ UNCHANGED = CaptionChange()
 class RunConfig(Protocol):
     """The sections that the configs of all families have; a family's own class adds options to them.
 
-    Those of adapter trainings only, `network` and `validation`, have a config that is an `AdapterRun`; `embedding` has
-    one that is an `EmbeddingRun`, `control` one that is a `ControlRun`.
+    Sections of some kinds only: `network` and `validation` in an `AdapterRun`, `embedding` in an `EmbeddingRun`,
+    `control` in a `ControlRun`.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -63,7 +63,7 @@ class RunConfig(Protocol):
     usual_rate: ClassVar[str]
     file_kind: ClassVar[tuple[str, str]]
     grid: ClassVar[int]
-    shifts_samples: ClassVar[bool]  # whether a prompt can say how far the sigmas of its sample are shifted
+    shifts_samples: ClassVar[bool]  # whether a prompt can set the shift of its sample's sigmas
     ineffective: ClassVar[Mapping[str, str]]
     ineffective_rules: ClassVar[tuple[Rule, ...]]
     aliases: ClassVar[Mapping[str, str]]

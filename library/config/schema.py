@@ -1,11 +1,11 @@
-"""The one place that knows what a config consists of.
+"""The definition of what a config consists of.
 
 A run's config is a frozen dataclass of sections; a section is a frozen dataclass of options, each declared once with
-`opt`. The flags, the TOML reader and writer, the form, docs/options.md and the checks are all derived from that.
+`opt`. Flags, TOML reader and writer, form, docs/options.md and checks are all derived from that.
 
-A section, or the run itself, may have three methods, each yielding problems: `check(run)` for rules across options
-that are broken, `notes(run)` for what the user should know though nothing is broken, and `missing(run)` for what must
-be filled in before a training can start (an untouched form is a valid config that cannot be started).
+A section, or the run itself, may have three methods that yield problems: `check(run)` for violated rules across
+options, `notes(run)` for remarks on a valid config, and `missing(run)` for what must be filled in before a training can
+start (an untouched form is a valid config that cannot be started).
 """
 
 import dataclasses
@@ -19,18 +19,17 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.values import Option
 
-S = TypeVar("S")  # of a section
+S = TypeVar("S")  # a section
 HINTS = {"usual", "min", "max", "ceiling", "kind", "parse", "label", "advanced", "shown_with"}
 
 
 def opt(default: Any, help: str, **hints: Any) -> Any:
     """Declare one option: its default, one sentence of help, and hints.
 
-    Hints: `min`, `max`; `ceiling`, a number beyond anything that can be trained, which can only be a mistake; `kind`
-    ("file", "files", "folder", "code" for a name of it, "secret", "text" for several lines); `parse`, a function from
-    any value to the option's type; `usual`, what is proposed instead of a negative number (else the default; None:
-    nothing); `label`, where the name alone reads badly; `advanced`, to fold it away; `shown_with`, see
-    `Option.shown_with`.
+    Hints: `min`, `max`; `ceiling`, a number beyond anything trainable, so certainly a mistake; `kind` ("file", "files",
+    "folder", "code" for a name of it, "secret", "text" for several lines); `parse`, a function from any value to the
+    option's type; `usual`, the proposal for a negative number (else the default; None: nothing); `label`, if the name
+    alone reads badly; `advanced`, to fold it away; `shown_with`, see `Option.shown_with`.
     """
     if unknown := set(hints) - HINTS:
         raise TypeError(f"unknown hints: {', '.join(sorted(unknown))}")
@@ -55,7 +54,7 @@ def options(config: type) -> Mapping[str, Option]:
 
 @functools.cache
 def section_options(cls: type, name: str = "") -> Mapping[str, Option]:
-    """The options of one section class by name; fields that are not made by `opt` are left out."""
+    """Return the options of one section class by name, without fields not declared by `opt`."""
     hints = typing.get_type_hints(cls)
     fields = (f for f in dataclasses.fields(cls) if "help" in f.metadata)
     return types.MappingProxyType({f.name: _option(f, hints[f.name], name) for f in fields})
@@ -67,7 +66,7 @@ def _option(field: dataclasses.Field, hint: Any, section: str) -> Option:
     kinds = [k for k in kinds if k is not type(None)]
     choices = tuple(c for k in kinds if get_origin(k) is Literal for c in get_args(k))
     plain = [k for k in kinds if get_origin(k) is not Literal]
-    kind = plain[-1] if plain else type(choices[0])  # of `int | float` the wider one, which is last
+    kind = plain[-1] if plain else type(choices[0])  # the last type of `int | float` is the wider one
     many = get_origin(kind) is tuple and get_args(kind)[-1] is ...
     kind = get_args(kind)[0] if many else get_origin(kind) or kind
     is_open = bool(choices and plain)  # Literal["a", "b"] | str: these, or anything else
@@ -79,9 +78,9 @@ def values(config: Any) -> JsonObject:
 
 
 def changed(config: Any, secrets: bool = False) -> dict[str, JsonObject]:
-    """What differs from the defaults, by section: a preset, a run's TOML and its record are all this.
+    """Return what differs from the defaults, by section: the content of a preset, a run's TOML and its record.
 
-    Tokens and keys stay out of files unless `secrets` is asked for.
+    Tokens and keys are left out unless `secrets` is set.
     """
     out: dict[str, JsonObject] = {}
     for name, value in values(config).items():
@@ -92,10 +91,9 @@ def changed(config: Any, secrets: bool = False) -> dict[str, JsonObject]:
 
 
 def flat(sections: JsonMapping, problems: list[Problem] | None = None) -> JsonObject:
-    """One level of tables taken away: {"optim": {"learning_rate": 1}} -> {"learning_rate": 1}.
+    """Remove one level of tables: {"optim": {"learning_rate": 1}} -> {"learning_rate": 1}.
 
-    An option that stands in two tables has no value that could be meant: it is appended to `problems`, or raised as
-    ConfigError without such a list.
+    An option in two tables is ambiguous: it is appended to `problems`, or raised as ConfigError without such a list.
     """
     out: JsonObject = {}
     places: dict[str, MessageLike] = {}

@@ -1,7 +1,7 @@
-"""One option, and how its value is read from and shown as text.
+"""One option, and how its value is parsed from and shown as text.
 
 A value may come from a command line (always text), from TOML or JSON (typed, but old files hold numbers as text), or
-from a form. All of them pass through `Option.read`, so they are checked by the same rules and fail in the same words.
+from a form. All pass through `Option.read`, so the same rules and messages apply.
 """
 
 import contextlib
@@ -28,20 +28,20 @@ KINDS = {
     tuple: "two numbers",
 }
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
-# What an East Asian keyboard writes for ASCII, and the minus sign of typeset pages.
+# Full-width characters of East Asian keyboards, and the typographic minus sign.
 CODE = re.compile(r"[^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*")  # the name of a class, a module or a backend
-LONGEST_CODE = 200  # characters of it
-LARGEST = 10**12  # no number of a training means anything beyond; in half precision it would be infinite
-LIMITS = "limits"  # the code of the problem of a number beyond its limits
+LONGEST_CODE = 200  # maximum characters of such a name
+LARGEST = 10**12  # larger numbers have no meaning in a training, and are infinite in half precision
+LIMITS = "limits"  # problem code of a number beyond its limits
 WIDE = {0x3000: " ", 0x2212: "-", **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}}
-# Blanks, and marks of direction that Windows adds where a path is copied from a dialog.
+# Whitespace, and direction marks that Windows adds to paths copied from a dialog.
 AROUND = " \t\r\n\u00a0\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff"
 QUOTES = {'"': '"', "'": "'", "\u201c": "\u201d"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Option:
-    """One option, resolved from its field: all that the shell, the TOML reader, the form and the docs need."""
+    """One option, resolved from its field, as used by shell, TOML reader, form and docs."""
 
     name: str
     section: str
@@ -49,7 +49,7 @@ class Option:
     many: bool  # takes any number of values; the value is a tuple
     optional: bool  # None is a value: "not set"
     choices: tuple[Any, ...]
-    open: bool  # other values than the choices are allowed
+    open: bool  # values besides the choices are allowed
     default: Any
     hints: JsonMapping
 
@@ -67,25 +67,27 @@ class Option:
 
     @property
     def shown_with(self) -> Mapping[str, tuple[str, ...]]:
-        """Another option -> the values of it with which this one means something; empty: with all."""
+        """Another option -> its values with which this one has an effect; empty: with all."""
         return self.hints.get("shown_with", {})
 
     @property
     def kind(self) -> str:
-        """What it stands for: "file", "files", "folder", "code", "secret", "text" (several lines), or "" for itself."""
+        """What the value stands for: "file", "files", "folder", "code", "secret", "text" (several lines), or "" for
+        itself.
+        """
         return self.hints.get("kind", "")
 
     @property
     def expects(self) -> Message:
-        """What a value must be, in words."""
+        """Describe the expected value in words."""
         if self.choices and not self.open:
             return Message("one of {choices}", choices=", ".join(map(str, self.choices)))
         return Message("{one}, or several", one=Message(KINDS[self.type])) if self.many else Message(KINDS[self.type])
 
     def read(self, value: Any) -> Any:
-        """A value of any origin -> the declared type. Raises ConfigError without the option's name in it.
+        """Parse a value of any origin into the declared type. Raises ConfigError without the option's name.
 
-        None and "" mean "not set": the answer is then None, an empty tuple, or the default of a text option.
+        None and "" mean "not set": returns None, an empty tuple, or the default of a text option.
         """
         if isinstance(value, str) and not self.many and self.kind in ("file", "folder", "secret"):
             value = strip_pasted(value)
@@ -100,7 +102,7 @@ class Option:
         return self._one(value)
 
     def text(self, value: Any) -> str:
-        """A value as one line of text that `read` turns back into it; "" where nothing is set."""
+        """Return a value as one line of text that `read` parses back; "" if not set."""
         if value is None:
             return ""
         if self.many:
@@ -120,17 +122,17 @@ class Option:
         )
 
     def _items(self, value: Any) -> list[Any]:
-        if isinstance(value, list | tuple):  # of a command line, whose words may have commas
+        if isinstance(value, list | tuple):  # words of a command line may contain commas
             are_words = self.type in (int, float)
             parts = (self._items(v) if are_words and isinstance(v, str) and v.strip() else [v] for v in value)
             return [item for part in parts for item in part]
         if not isinstance(value, str):
             return [value]
-        # "1e-4, 1e-5" is how people write two numbers; in text a comma may be part of the value (betas=0.9,0.99).
+        # People separate numbers by commas ("1e-4, 1e-5"); in text a comma may be part of the value (betas=0.9,0.99).
         if self.type not in (int, float):
             return split(value)
         value = value.translate(WIDE)
-        if re.search(r"\d,0\d", value):  # else "0,0001" would be the two numbers 0 and 1
+        if re.search(r"\d,0\d", value):  # otherwise "0,0001" would be the two numbers 0 and 1
             raise self._refused(value, _pointed(value))
         return split(value.replace(",", " "))
 
@@ -190,7 +192,7 @@ class Option:
         raise self._refused(value, closest(str(value), map(str, self.choices)))
 
     def _refused(self, value: Any, meant: str = "") -> ConfigError:
-        """The error about a value that is of another kind than it must be; `meant` is what was probably meant."""
+        """Return the error about a value of the wrong kind; `meant` is the probable intention."""
         hint, fix = Message(" (did you mean {name}?)", name=meant) if meant else "", {self.name: meant} if meant else {}
         return ConfigError(
             Problem(
@@ -205,7 +207,7 @@ class Option:
 
 
 def to_bool(value: Any) -> bool:
-    """True, False, 0, 1 and the usual words -> bool."""
+    """Parse True, False, 0, 1 and the usual words."""
     word = str(value).strip().casefold()
     if isinstance(value, bool | int | str) and word in TRUE + FALSE:
         return word in TRUE
@@ -213,7 +215,7 @@ def to_bool(value: Any) -> bool:
 
 
 def to_float(value: Any) -> float:
-    """A finite number, also written as text ("5e-5"). No option means anything by infinity or NaN."""
+    """Parse a finite number, possibly text ("5e-5"). Infinity and NaN are invalid for every option."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(value)
     result = float(value.translate(WIDE) if isinstance(value, str) else value)
@@ -223,9 +225,9 @@ def to_float(value: Any) -> float:
 
 
 def to_int(value: Any) -> int:
-    """A whole number, also written as text or as 1600.0."""
+    """Parse an integer, possibly text or 1600.0."""
     if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value):
-        return int(value)  # exact for any length, which a float is not
+        return int(value)  # exact for any length, unlike float
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     result = to_float(value)
@@ -235,7 +237,7 @@ def to_int(value: Any) -> int:
 
 
 def to_str(value: Any) -> str:
-    """Text; a bare number of a TOML file is taken as its digits."""
+    """Return text; a bare number of a TOML file becomes its digits."""
     if isinstance(value, bool) or not isinstance(value, str | int | float | Path):
         raise ValueError(value)
     return str(value)
@@ -246,14 +248,14 @@ def to_path(value: Any) -> Path:
 
 
 def strip_pasted(text: str) -> str:
-    """A path or token as people paste it, without blanks, quotes and invisible marks around it."""
+    """Strip whitespace, quotes and invisible marks around a pasted path or token."""
     text = text.strip(AROUND)
     quoted = len(text) > 1 and QUOTES.get(text[0]) == text[-1]
     return text[1:-1].strip(AROUND) if quoted else text
 
 
 def expand_home(value: Any) -> Any:
-    """A path with the home folder for the ~ that it begins with; other users' homes are left alone."""
+    """Expand a leading ~ to the home folder; other users' homes stay."""
     is_meant = isinstance(value, str) and (value == "~" or value[:2] in ("~/", "~\\"))
     return os.path.expanduser(value) if is_meant else value
 
@@ -276,26 +278,26 @@ CONVERT: dict[type, Callable[[Any], Any]] = {
 
 
 def quoted(value: Any) -> str:
-    """A value as it appears in a message: short, and in quotes when it is text."""
+    """Return a value for a message: shortened, and in quotes if it is text."""
     text = repr(str(value)) if isinstance(value, str | Path) else str(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def closest(name: str, known: Any) -> str:
-    """The known name that was probably meant by an unknown one, or ""."""
+    """Return the known name that an unknown one probably meant, or ""."""
     names = {k.casefold(): k for k in known}
     close = difflib.get_close_matches(name.strip("-").replace("-", "_").casefold(), names, n=1, cutoff=0.6)
     return names[close[0]] if close else ""
 
 
 def did_you_mean(name: str, known: Any, shown: Callable[[str], MessageLike] = str) -> MessageLike:
-    """The ending " (did you mean ...?)" when something close is known, else nothing; `shown` makes its argument."""
+    """Return " (did you mean ...?)" if a known name is close, else ""; `shown` formats it."""
     close = closest(name, known)
     return Message(" (did you mean {name}?)", name=shown(close)) if close else ""
 
 
 def _pointed(value: Any) -> str:
-    """What a number that was written with commas was meant to be, 0.5 for 0,5; "" where that is not known."""
+    """Return a number with a decimal comma as probably meant, 0.5 for 0,5; "" if unclear."""
     if not isinstance(value, str) or "," not in value:
         return ""
     grouped = re.fullmatch(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+\s*", value)
@@ -307,7 +309,7 @@ def _pointed(value: Any) -> str:
 
 
 def split(text: str) -> list[str]:
-    """Text -> items, cut at blanks outside quotes. A backslash is an ordinary character, as Windows paths need."""
+    """Split text at whitespace outside quotes. A backslash is an ordinary character, as Windows paths need."""
     lexer = shlex.shlex(text, posix=True)
     lexer.whitespace_split, lexer.escape, lexer.commenters = True, "", ""
     try:
@@ -317,7 +319,7 @@ def split(text: str) -> list[str]:
 
 
 def join(items: Any) -> str:
-    """Items -> one line that `split` cuts back into them."""
+    """Join items into one line that `split` splits again."""
     return " ".join(_quoted(str(item)) for item in items)
 
 

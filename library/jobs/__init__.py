@@ -1,1 +1,1 @@
-"""Jobs: commands that the page runs as processes of their own, and their options as forms."""
+"""Jobs: commands that the page runs as separate processes, and their options as forms."""

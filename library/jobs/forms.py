@@ -1,4 +1,4 @@
-"""Commands as forms: fields derived from the options of the shell, and a filled form as the words of its command."""
+"""Commands as forms: fields derived from the shell's options, and a filled form as the words of its command."""
 
 import argparse
 import dataclasses
@@ -12,7 +12,7 @@ from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Message
 
 Maker = Callable[[type[argparse.ArgumentParser]], argparse.ArgumentParser]
-# (text, kind, label) -> the path that may be used, or the id of a model on the hub, or ConfigError
+# (text, kind, label) -> a permitted path, or the id of a model on the hub, or ConfigError
 Guard = Callable[[str, str, str], Path | str]
 
 
@@ -42,7 +42,7 @@ class CommandForm:
 
 
 class _Telling(argparse.ArgumentParser):
-    """An argument parser that raises ConfigError instead of ending the process."""
+    """An argument parser that raises ConfigError instead of exiting."""
 
     def error(self, message: str) -> Any:
         raise ConfigError(message)
@@ -59,10 +59,10 @@ class CommandForms:
     left_out: frozenset[str] = frozenset()
     suggestions: Mapping[str, Mapping[str, str]] = dataclasses.field(
         default_factory=dict
-    )  # of a text field: titles and texts
+    )  # titles and texts of a text field
 
     def all(self) -> dict[str, CommandForm]:
-        """Every subcommand that has a title, by its name."""
+        """Return every subcommand with a title, by name."""
         sub = next(
             a for a in self.parser(argparse.ArgumentParser)._actions if isinstance(a, argparse._SubParsersAction)
         )
@@ -73,7 +73,7 @@ class CommandForms:
         }
 
     def words(self, name: str, values: JsonMapping, guard: Guard) -> list[str]:
-        """A filled form -> the words after `kohya`. Every path goes through `guard`.
+        """Convert a filled form to the words after `kohya`. Every path passes through `guard`.
 
         Raises ConfigError with what is missing or wrong, by the field's label.
         """
@@ -103,7 +103,7 @@ class CommandForms:
 
 
 def _filled(fields: tuple[CommandField, ...], values: JsonMapping, guard: Guard) -> list[str]:
-    """The words of a form's fields, each asked to be filled in that must be."""
+    """Return the words of a form's fields; required ones must be filled in."""
     words, missing = [], []
     for field in fields:
         given = values.get(field.name)
@@ -133,7 +133,7 @@ def _kind(action: argparse.Action) -> str:
 
 
 def _words(field: CommandField, given: Any, guard: Guard) -> Iterator[str]:
-    """The words of one field; none when nothing is in it."""
+    """Return the words of one field; none if it is empty."""
     if field.kind == "flag":
         if given is True:
             yield field.flag
@@ -152,9 +152,9 @@ def _words(field: CommandField, given: Any, guard: Guard) -> Iterator[str]:
 
 
 def _weighted(line: str, field: CommandField, guard: Guard) -> str:
-    """A file with its weight, "FILE=0.8"; without one it counts once."""
+    """Split a file and its weight, "FILE=0.8"; the default weight is 1."""
     path, found, weight = line.rpartition("=")
-    if not found or line.lower().endswith(".safetensors"):  # a name may have a = in it
+    if not found or line.lower().endswith(".safetensors"):  # a name may contain "="
         path, weight = line, "1"
     try:
         number = float(weight)

@@ -1,9 +1,9 @@
-"""Commands that the page runs as processes of their own: measurements, tools, captioning, probes.
+"""Commands that the page runs as separate processes: measurements, tools, captioning, probes.
 
-Each has a folder `<user data>/jobs/<kind>-<time>-<hex>/`: job.json (what it is and how it stands), launcher.json (which
-process it is, until that says so itself), log.txt (what it says), result.json (what came of it so far), `stop` when it
-was asked to stop, and whatever the command adds. The process writes them (work.py), the page and the shell read, so a
-job goes on when the page is closed, and is found again. No torch in here.
+Each has a folder `<user data>/jobs/<kind>-<time>-<hex>/`: job.json (what it is and its state), launcher.json (its
+process, until it records itself), log.txt (its output), result.json (its result so far), `stop` if it should stop, and
+whatever the command adds. The process writes them (work.py), page and shell read them, so a job survives the page and
+is found again. Loads no torch.
 """
 
 import contextlib
@@ -25,19 +25,19 @@ from library.runs import layout, process, reader, registry
 from library.runs import start as launching
 
 JOB, RESULT, STOP = "job.json", "result.json", "stop"
-FOLDER = "KOHYA_JOB_DIR"  # in the environment: the folder of the job that this process is
-KEPT = 12  # folders of each kind that are kept; a trace can have a hundred megabytes
-PATIENCE = 20.0  # seconds that a process may take until its launcher is on record
+FOLDER = "KOHYA_JOB_DIR"  # environment variable: the folder of this process' job
+KEPT = 12  # folders to keep per kind, as a trace can have a hundred megabytes
+PATIENCE = 20.0  # seconds until a process' launcher must be on record
 GONE = "It ended without a message."
 
 
 # Why: docs/decisions/2026-11-20-background-jobs-talk-through-files.md
 class BackgroundJob(reader.ProcessFolder):
-    """A job in its present state; it is never "starting", as its process begins at once."""
+    """A job in its current state; it is never "starting", as its process begins at once."""
 
     @property
     def kind(self) -> str:
-        """What it is: doctor, bench, profile, cache, tools, caption or probe."""
+        """Its kind: doctor, bench, profile, cache, tools, caption or probe."""
         return str(self.facts.get("kind", ""))
 
     @property
@@ -71,17 +71,17 @@ def every(*kinds: str) -> list[BackgroundJob]:
 
 
 def find(job_id: Any) -> BackgroundJob:
-    """One job by its id. Raises ConfigError when there is none."""
+    """Return one job by its id. Raises ConfigError if there is none."""
     if layout.is_id(job_id) and (root() / job_id / JOB).is_file():
         return at(root() / job_id)
     raise ConfigError("This is not there any more: load the page again.")
 
 
 def at(folder: Path) -> BackgroundJob:
-    """The job in this folder. One whose process has ended without recording a result is marked as failed."""
+    """Return the job in this folder. If its process has ended without a result, mark it as failed."""
     facts, asked = layout.load(folder / JOB), (folder / STOP).exists()
     if facts.get("state") == "running" and not _lives(folder, facts):
-        facts = layout.load(folder / JOB)  # it may have ended normally between the two reads
+        facts = layout.load(folder / JOB)  # it may have ended normally between both reads
         if facts.get("state") == "running":
             ended = {"state": "stopped", "error": ""} if asked else {"state": "interrupted", "error": GONE}
             facts |= {**ended, "ended": time.time(), "doing": None}
@@ -94,16 +94,16 @@ def at(folder: Path) -> BackgroundJob:
 def _lives(folder: Path, facts: JsonMapping) -> bool:
     if known := _identity(folder, facts):
         return process.alive(known)
-    return time.time() - facts.get("started", 0) < PATIENCE  # it is being started at this moment
+    return time.time() - facts.get("started", 0) < PATIENCE  # it may just be starting
 
 
 def _identity(folder: Path, facts: JsonMapping) -> JsonObject:
-    """The process as it has recorded itself, or before that as its launcher has."""
+    """Return the process' identity as recorded by itself, or earlier by its launcher."""
     return dict(facts) if "pid" in facts else layout.load(folder / layout.LAUNCHER)
 
 
 def new(kind: str) -> Path:
-    """A new folder; the oldest ones of this kind go."""
+    """Create a folder; delete the oldest ones of this kind."""
     for old in every(kind)[KEPT - 1 :]:
         if not old.active:
             shutil.rmtree(old.folder, ignore_errors=True)
@@ -122,7 +122,7 @@ def new(kind: str) -> Path:
 def start(
     kind: str, arguments: Sequence[str], folder: Path | None = None, environment: Mapping[str, str] = os.environ
 ) -> BackgroundJob:
-    """Run `kohya <arguments>` as a process of its own, in a folder that `new` has made."""
+    """Run `kohya <arguments>` as a separate process, in a folder created by `new`."""
     folder = folder or new(kind)
     facts = {"kind": kind, "state": "running", "started": time.time(), "arguments": list(arguments)}
     layout.store(folder / JOB, facts)
@@ -132,7 +132,7 @@ def start(
     except OSError as error:
         layout.store(folder / JOB, {**facts, "state": "failed", "error": str(error)})
         raise ConfigError("{kind} could not be started: {why}", kind=kind, why=error.strerror or error) from error
-    with contextlib.suppress(psutil.Error):  # it has ended already and recorded how
+    with contextlib.suppress(psutil.Error):  # it has already ended and recorded how
         layout.store(folder / layout.LAUNCHER, process.identity(child.pid))
     return at(folder)
 
@@ -142,14 +142,16 @@ def command(arguments: Sequence[str]) -> list[str]:
 
 
 def stop(job: BackgroundJob, at_once: bool = False) -> BackgroundJob:
-    """Ask a job to stop at its next step; asked again, or with `at_once`, end it. Its results so far are kept."""
+    """Request a job to stop at its next step; the second request, or `at_once`, ends it. Its results so far
+    are kept.
+    """
     if not job.active:
         return job
     if at_once or job.state == "stopping":
         if living := process.find(_identity(job.folder, job.facts)):
             process.end([living])
         facts = layout.load(job.folder / JOB)
-        if facts.get("state") != "finished":  # whatever state the ended process has recorded
+        if facts.get("state") != "finished":  # overrides any other state that the process recorded
             ended = {"state": "stopped", "error": "", "ended": time.time(), "doing": None}
             layout.store(job.folder / JOB, {**facts, **ended})
     write_atomic(job.folder / STOP, "")

@@ -1,4 +1,4 @@
-"""The process of a job: it records its progress, its result and its end, and sees requests to stop."""
+"""The process of a job: records its progress, result and end, and handles requests to stop."""
 
 import argparse
 import os
@@ -15,20 +15,20 @@ from library.config.problems import ConfigError, Message, MessageLike, Report
 from library.jobs.job import FOLDER, JOB, RESULT, STOP, new
 from library.runs import layout, process
 
-MISUSED = 2  # the exit code of a command that was not told what to do
-OFTEN = 0.2  # seconds between two records of the same phase
+MISUSED = 2  # exit code of a command without arguments
+OFTEN = 0.2  # minimum seconds between two records of the same phase
 
 
 class JobRecord:
-    """What a command does, written into the folder of its job; nowhere without one. A context manager."""
+    """The record of a command in its job's folder; without a folder it writes nothing. A context manager."""
 
     def __init__(self, kind: str, folder: Path | None) -> None:
         self.kind = kind
         self._said: tuple[MessageLike, float] = "", 0.0
-        self.folder: Any = folder  # a Path; None where nothing is written
+        self.folder: Any = folder  # a Path; None to write nothing
         self._facts: JsonObject = {}
         self._end = {"state": "finished", "error": ""}
-        self._usual: Any = None  # the handler of SIGTERM before
+        self._usual: Any = None  # the previous SIGTERM handler
         self._is_handed_on = False
 
     def __enter__(self) -> "JobRecord":
@@ -46,7 +46,7 @@ class JobRecord:
             signal.signal(signal.SIGTERM, self._usual)
 
     def phase(self, text: Message, done: int = 0, total: int = 0) -> None:
-        """Record the present phase and its progress. Raises KeyboardInterrupt if the job was asked to stop."""
+        """Record the current phase and its progress. Raises KeyboardInterrupt if the job should stop."""
         before, when = self._said
         if not self.folder or (text == before and time.monotonic() - when < OFTEN and done != total):
             return
@@ -70,7 +70,7 @@ class JobRecord:
         self._is_handed_on = True
 
     def fail(self) -> None:
-        """The command has said that it did not work: its job has failed, without an error."""
+        """Mark the job as failed without an error, which the command has printed."""
         self._end = {"state": "failed", "error": ""}
 
     def _write(self, **news: Any) -> None:
@@ -80,16 +80,16 @@ class JobRecord:
 
 
 def joined(kind: str) -> JobRecord:
-    """The work of a command that has a folder only when the page has started it.
+    """Return the record of a command that has a folder only if the page started it.
 
-    SIGTERM ends it as Ctrl+C does, so that partial results are kept and cleaned up.
+    SIGTERM ends it like Ctrl+C, so that partial results are kept and cleaned up.
     """
-    given = os.environ.pop(FOLDER, None)  # not for the processes that this one starts
+    given = os.environ.pop(FOLDER, None)  # child processes must not inherit it
     return JobRecord(kind, Path(given) if given else None)
 
 
 def ahead_of(kind: str) -> JobRecord:
-    """The work of a command that starts another process to do it, which joins it: until then this one may wait."""
+    """Return the record of a command that starts another process, which then joins it; until then this one may wait."""
     given = os.environ.get(FOLDER)
     return JobRecord(kind, Path(given) if given else None)
 
@@ -100,7 +100,7 @@ def run_command(
     argv: list[str],
     work: Callable[[argparse.Namespace, Report], int],
 ) -> int:
-    """Do what a shell or the page asks of a command; without arguments its help is shown. Returns the exit code."""
+    """Run a command of a shell or the page; without arguments print its help. Return the exit code."""
     if not argv:
         known.print_help()
         return MISUSED
@@ -114,7 +114,7 @@ def _print_phase(text: Message, done: int, total: int) -> None:
 
 
 def begin(kind: str, folder: Path | None = None) -> JobRecord:
-    """The work of a command that keeps its result: in the folder that is given, its job's, or a new one."""
+    """Return the record of a command that keeps its result: in the given folder, its job's, or a new one."""
     found = joined(kind)
     return JobRecord(kind, folder or found.folder or new(kind))
 

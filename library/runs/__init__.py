@@ -1,7 +1,6 @@
-"""A run as a folder of files: what a training writes about itself, and how others read, start and stop it.
+"""A run as a folder of files: what a training records, and how other processes read, start and stop it.
 
-`<output_dir>/runs/<run id>/` holds run.json (what it is and how it stands), progress.jsonl (what happened, one JSON
-object per line), log.txt and run.toml. The trainer writes them; the page, the shell and tests only read. What waits for
-its turn is in the queue, a file as well, which a process of its own works off. It imports neither torch nor gradio, so
-that it loads quickly.
+`<output_dir>/runs/<run id>/` holds run.json (settings and state), progress.jsonl (events, one JSON object per line),
+log.txt and run.toml. The trainer writes them; page, shell and tests only read. Waiting trainings are in the queue, also
+a file, with its own worker process. Imports neither torch nor gradio, so that it loads quickly.
 """

@@ -1,7 +1,7 @@
-"""A support bundle: what is needed to find out why a run failed, without private data of the user.
+"""A support bundle: what is needed to diagnose a failed run, without private data.
 
-Settings are shown by name; of their values only numbers, switches and words from a fixed list. From the log goes every
-line that quotes a caption or a prompt; of a line that names a file of the user's, only what stands before it is kept.
+Settings are shown by name; of their values only numbers, switches and words from a fixed list. Log lines that quote a
+caption or prompt are removed; of a line that names a user's file, only the part before it is kept.
 """
 
 import io
@@ -68,12 +68,12 @@ EVENTS = {
     "warning": ("text",),
     "error": ("text",),
 }
-NEWEST = 3000  # events
-LINES, BYTES = 2000, 400_000  # of the log
+NEWEST = 3000  # newest events to include
+LINES, BYTES = 2000, 400_000  # limits of the log's end
 
 
 def bundle(run: reader.RecordedRun, doctor: str = "") -> bytes:
-    """The zip file of a run; `doctor` is what `kohya doctor --json` has printed."""
+    """Return the zip file of a run; `doctor` is the output of `kohya doctor --json`."""
     clean = redaction.redactor_for(run)
     parts = {
         "README.txt": README,

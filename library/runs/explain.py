@@ -1,4 +1,4 @@
-"""From the end of a log to the cause of the failure, in one sentence."""
+"""Find the cause of a failure in the end of a log, as one sentence."""
 
 import re
 import tomllib
@@ -7,24 +7,24 @@ from pathlib import Path
 from library.config.problems import Message, MessageLike
 
 _TABLES = tomllib.loads(Path(__file__).with_name("known_errors.toml").read_text(encoding="utf-8"))
-# (pattern, advice) for exceptions, and for what ends a process before Python can raise one
+# (pattern, advice) for exceptions, and for messages of processes that ended without one
 KNOWN, ENDINGS = (
     [("|".join(error["patterns"]), str(error["advice"])) for error in _TABLES[name]] for name in ("known", "endings")
 )
 OURS = re.compile(r"^(?:[\w.]+\.)?ConfigError: (.+?)(?=^\S*Traceback|^\s*$|\Z)", re.M | re.S)
 USAGE = re.compile(r"^[\w./\\-]+\.py: error:\s*(.+?)(?=^Traceback|^\s*$|\Z)", re.M | re.S)
-SAID = re.compile(r"(?:^error: .+\n?)+", re.M)  # how our scripts report what the user has to fix
+SAID = re.compile(r"(?:^error: .+\n?)+", re.M)  # the format in which our scripts report problems
 EXCEPTION = re.compile(r"^(?:[\w]+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b.*", re.M)
-LONGEST = 2000  # characters of an exception's message
+LONGEST = 2000  # maximum characters of an exception's message
 LAUNCHER = re.compile(r"CalledProcessError|ChildFailedError|torch\.distributed\.elastic")
 
 
 def cause(log: str) -> MessageLike | None:
-    """The most likely cause of a failure in the last part of a log, or None when it shows none.
+    """Return the most likely cause of a failure in the end of a log, or None.
 
-    The trainer's own messages win, since they already say what to do; then exceptions that are known well enough to
-    advise on, the last one first; then what ends a process without one; then the last exception as it is. What the
-    launcher raises because its child failed is no cause.
+    The trainer's own messages come first, as they contain advice; then well-known exceptions, the last first; then
+    endings without an exception; then the last exception unchanged. The launcher's error about its failed child is no
+    cause.
     """
     for pattern in (OURS, USAGE):
         if found := pattern.findall(log):

@@ -14,17 +14,17 @@ from library.config.json_types import JsonObject
 
 
 def run(arguments: list[str], variables: Mapping[str, str]) -> int:
-    """Run a training, or its launcher, to its end with additional environment variables. Returns its exit code, 128 + n
-    where signal n ended it.
+    """Run a training, or its launcher, to its end with additional environment variables. Return its exit code, 128 + n
+    if signal n ended it.
 
-    SIGINT (Ctrl+C) and SIGTERM are forwarded to the training, which finishes its step and saves, and is waited for. A
-    launcher does not get them: it would end and leave its training behind.
+    Forwards SIGINT (Ctrl+C) and SIGTERM to the training, which finishes its step and saves. A launcher does not get
+    them, as it would end and leave its training behind.
     """
-    # A process group of its own, so that the terminal sends Ctrl+C to this process alone.
+    # Use a new process group, so that the terminal sends Ctrl+C only to this process.
     apart: JsonObject = {} if os.name == "nt" else {"process_group": 0, "stdin": subprocess.DEVNULL}
     child = subprocess.Popen(arguments, env={**os.environ, **variables}, **apart)
     launched = environment.DIRECT not in variables
-    if os.name == "nt":  # where a console's Ctrl+C reaches everyone, and launchers wait
+    if os.name == "nt":  # a console's Ctrl+C reaches all processes there, and launchers wait
         handlers: dict[int, Any] = {signal.SIGINT: signal.SIG_IGN}
     else:
         handlers = dict.fromkeys(
@@ -40,7 +40,7 @@ def run(arguments: list[str], variables: Mapping[str, str]) -> int:
 
 
 def _pass_on(pid: int, number: int, launched: bool) -> None:
-    """Send a signal to a process, or to the training that it has launched, once that has begun."""
+    """Send a signal to a process, or to the training it has launched, once that has started."""
     with contextlib.suppress(psutil.NoSuchProcess):
         known = psutil.Process(pid)
         for process in (launched and known.children()) or [known]:

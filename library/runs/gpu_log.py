@@ -10,16 +10,17 @@ from dataclasses import asdict
 from library.runs import gpu_slots, machine
 
 IS_WINDOWS = sys.platform == "win32"
-SPACING = 10.0  # seconds between two samples: each takes some hundredths of a second of this thread
-SHARED_EVERY = 3  # samples between two queries of shared memory, each of which starts a process on Windows
-TIMEOUT = 20  # seconds of that process
-FULL = 0.95  # of a GPU's own memory
-GROWN = 0.5  # GiB of shared memory that were added since it was full
+SPACING = 10.0  # seconds between two samples, each of which takes some hundredths of a second
+SHARED_EVERY = 3  # samples between two queries of shared memory, which start a process on Windows
+TIMEOUT = 20  # timeout of that process in seconds
+FULL = 0.95  # share of a GPU's own memory that counts as full
+GROWN = 0.5  # GiB of additional shared memory that count as spilling
 SPILLED = (
     "The GPU's memory is full, and {size} GiB of this training are in the computer's memory, which slows its steps "
     "down many times: lower the batch size or the resolution, or use gradient_checkpointing or blocks_to_swap"
 )
-# English on every Windows, which the names of counters for typeperf are not. [_] is _, which alone stands for any sign.
+# WMI names are English on every Windows, unlike typeperf's counters. [_] is a literal _, which alone matches any
+# character.
 SHARED = (
     "(Get-CimInstance Win32_PerfFormattedData_GPUPerformanceCounters_GPUProcessMemory "
     "-Filter \"Name LIKE 'pid[_]{pid}[_]%'\" | Measure-Object SharedUsage -Sum).Sum"
@@ -27,22 +28,22 @@ SHARED = (
 
 
 class GpuLog:
-    """Samples the GPUs of this process until `ended`; `event(kind, **data)` gets the samples, `say` a warning."""
+    """Samples this process' GPUs until `ended`; `event(kind, **data)` gets the samples, `say` a warning."""
 
     def __init__(self, event: Callable[..., None], say: Callable[[str], None], ended: threading.Event) -> None:
         self._event, self._say, self._ended = event, say, ended
         self._samples, self._shared, self._spilled = 0, 0.0, 0.0
 
     def follow(self) -> None:
-        """Sample periodically; where there is no GPU, only once."""
+        """Sample periodically; without a GPU only once."""
         while self.look() and not self._ended.wait(SPACING):
             self._samples += 1
 
     def look(self) -> bool:
-        """Log one sample of the GPUs; False where there are none."""
+        """Log one sample of the GPUs; return False without any."""
         visible = gpu_slots.devices()
         every = machine.read_gpus() if gpu_slots.CPU not in visible else []
-        own = [gpu for gpu in every if gpu.index in visible] or every  # devices may be named otherwise than by numbers
+        own = [gpu for gpu in every if gpu.index in visible] or every  # devices may be named by UUID
         if not own:
             return False
         if IS_WINDOWS and self._samples % SHARED_EVERY == 0:
@@ -52,10 +53,8 @@ class GpuLog:
         return True
 
     def _measure_spilled(self, is_full: bool) -> None:
-        """Measure how much shared memory this process has added since a GPU was full, and warn the first time.
-
-        Shared memory from before does not count: pinned memory, such as that of swapped blocks, is part of it.
-        """
+        """Measure shared memory added by this process since a GPU was full, and warn once."""
+        # Earlier shared memory is legitimate, such as the pinned memory of swapped blocks.
         shared = shared_memory(os.getpid())
         if shared is None:
             return
@@ -68,7 +67,7 @@ class GpuLog:
 
 
 def shared_memory(pid: int) -> float | None:
-    """GiB of the computer's memory that a process uses for its GPU, as the driver model of Windows (WDDM) counts it."""
+    """Return the GiB of RAM that a process uses for its GPU, as counted by Windows' driver model (WDDM)."""
     command = ["powershell.exe", "-NoProfile", "-NonInteractive", "-Command", SHARED.format(pid=pid)]
     hidden = getattr(subprocess, "CREATE_NO_WINDOW", 0)
     try:

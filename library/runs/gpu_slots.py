@@ -1,4 +1,4 @@
-"""Which GPUs there are, and which of them a training gets: one device per GPU, or a single one on the processor."""
+"""The GPUs of this machine, and which of them a training gets: one device per GPU, or a single one on a CPU."""
 
 import contextlib
 import os
@@ -13,11 +13,11 @@ from library.runs import layout, locking, machine, process, registry
 
 CPU = "cpu"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-PATIENCE = 15.0  # seconds that another may take to start a training
+PATIENCE = 15.0  # seconds to wait for another process that starts a training
 
 
 def devices() -> tuple[str, ...]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; ("cpu",) where there is none."""
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; ("cpu",) without any."""
     given = os.environ.get(VISIBLE)
     if given is not None:
         shown = tuple(part.strip() for part in given.split(",") if part.strip() not in ("", "-1"))
@@ -36,8 +36,9 @@ def _count() -> int:
 
 @contextlib.contextmanager
 def choosing() -> Iterator[None]:
-    """Hold the lock under which devices are assigned on this machine. Raises ConfigError when another process does not
-    release it."""
+    """Hold the lock for assigning devices on this machine. Raises ConfigError if another process does not
+    release it.
+    """
     with locking.held(Path(registry.data_folder()) / "devices.lock", PATIENCE) as mine:
         if not mine:
             raise ConfigError("another training is just being started: try again in a moment")
@@ -45,7 +46,7 @@ def choosing() -> Iterator[None]:
 
 
 def taken(active: Iterable[JsonMapping]) -> set[str]:
-    """The devices of runs that work, from their run.json. A run that was started in a shell may use any of them."""
+    """Return the devices of active runs, from their run.json. A run started in a shell may use any."""
     found: set[str] = set()
     for facts in active:
         found |= set(facts.get("devices") or (*devices(), CPU))
@@ -54,9 +55,9 @@ def taken(active: Iterable[JsonMapping]) -> set[str]:
 
 # Why: docs/decisions/2026-11-20-gpus-are-given-to-one-training.md
 def choose(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
-    """The devices that a training gets out of those that are free; () when it has to wait.
+    """Return the devices that a training gets out of the free ones; () if it must wait.
 
-    `how` are its launch options. Raises ConfigError for GPUs that this machine does not have.
+    `how` are its launch options. Raises ConfigError for GPUs that this machine lacks.
     """
     every, left = devices(), tuple(free)
     if how.get("cpu") or every == (CPU,):
@@ -69,7 +70,7 @@ def choose(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
         return wanted if set(wanted) <= set(left) else ()
     count = len(every) if asked == "all" else min(processes(how), len(every))
     known = [device for device in every if device in left]
-    if len(known) > count:  # other programs may use some: take those with most memory left
+    if len(known) > count:  # other programs may use some, so prefer those with most free memory
         room = {gpu.index: gpu.total - gpu.used for gpu in machine.read_gpus()}
         most = sorted(known, key=lambda device: -room.get(device, 0.0))[:count]
         known = [device for device in known if device in most]
@@ -77,7 +78,7 @@ def choose(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
 
 
 def problems(how: JsonMapping) -> list[Problem]:
-    """All that is wrong with launch options; of GPUs only where this machine knows what it has."""
+    """Return every problem of launch options; of GPUs only if this machine's are known."""
     found, every = launch_problems(how), devices()
     if every == (CPU,) or str(how.get("cpu") or "").lower() in ("true", "1", "yes", "on"):
         return found
@@ -94,7 +95,7 @@ def problems(how: JsonMapping) -> list[Problem]:
 
 
 def _absent(wanted: Iterable[str], every: Iterable[str]) -> Problem | None:
-    """The problem of a GPU that this machine does not have, if there is one."""
+    """Return the problem of a GPU that this machine lacks, if any."""
     unknown = next((name for name in wanted if name not in every), "")
     here = ", ".join(every)
     return (
@@ -104,7 +105,7 @@ def _absent(wanted: Iterable[str], every: Iterable[str]) -> Problem | None:
 
 @contextlib.contextmanager
 def holding(own: Iterable[str]) -> Iterator[None]:
-    """This process, which is no run, has these devices within the context; nobody else gets them."""
+    """Reserve these devices for this process, which is no run, within the context."""
     path = _holders() / f"{os.getpid()}.json"
     layout.store(path, {**process.identity(), "devices": list(own)})
     try:
@@ -114,7 +115,7 @@ def holding(own: Iterable[str]) -> Iterator[None]:
 
 
 def held() -> set[str]:
-    """The devices of living processes that are no runs."""
+    """Return the devices reserved by living processes that are no runs."""
     found: set[str] = set()
     for path in _holders().glob("*.json"):
         facts = layout.load(path)
@@ -133,19 +134,19 @@ def free(active: Iterable[JsonMapping]) -> tuple[str, ...]:
 
 
 def environment(own: Iterable[str]) -> dict[str, str]:
-    """What lets a training see its own devices only."""
+    """Return variables that limit a training to its devices."""
     own = tuple(own)
-    # Numbered as nvidia-smi does it, and not by speed.
+    # Number GPUs like nvidia-smi, not by speed.
     return {} if CPU in own else {VISIBLE: ",".join(own), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def launch_options(how: JsonMapping, own: Iterable[str]) -> JsonObject:
-    """The launch options of a training that got these devices."""
+    """Return the launch options of a training with these devices."""
     own = tuple(own)
     if CPU in own:
         return dict(how)
     several = {"main_process_port": how.get("main_process_port") or 0} if processes(how) > 1 else {}
-    return {**how, "gpu_ids": ",".join(own), **several}  # 0: any port that is free, as another run may have the usual
+    return {**how, "gpu_ids": ",".join(own), **several}  # 0: any free port, as another run may use the default
 
 
 def processes(how: JsonMapping) -> int:

@@ -1,4 +1,4 @@
-"""Wait for free GPUs for a process that is no training, and reserve them."""
+"""Wait for free GPUs for a process other than a training, and reserve them."""
 
 import contextlib
 import time
@@ -9,7 +9,7 @@ from library.config.problems import Message
 from library.runs import gpu_slots, reader
 
 WAITS = "waiting for images that are generated, or a cache that is made"
-WAITING = 1.0  # seconds between two checks
+WAITING = 1.0  # seconds between two polls
 
 
 @contextlib.contextmanager

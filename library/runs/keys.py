@@ -1,6 +1,6 @@
-"""Tokens and keys that the user wants kept: in one file of their own that nobody else may read, and in no config.
+"""Tokens and keys that the user wants kept: in a private file of their own, and in no config.
 
-A training gets them by its environment. What stands in the environment already wins over what is kept here.
+A training gets them by its environment. Variables that are already set win.
 """
 
 import os
@@ -24,7 +24,7 @@ def kept() -> dict[str, str]:
 
 
 def keep(given: Mapping[str, str | None]) -> list[str]:
-    """Keep what is given and not empty; the names of what is new. The file is readable by its owner only (0600)."""
+    """Store given non-empty values; return the names of new ones. Only the owner may read the file (0600)."""
     new = {name: value for name, value in given.items() if name in ENVIRONMENT and value and kept().get(name) != value}
     if new:
         store_privately(place(), {**kept(), **{name: str(value) for name, value in new.items()}})
@@ -45,7 +45,7 @@ def store_privately(path: Path, values: JsonMapping) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(temporary: Path) -> None:
-        # Made with the rights it has to have: between making and changing them anyone could read.
+        # Create the file with these rights; changing them afterwards would leave it readable for a moment.
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(layout.dump(values, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""What starts a training's process: `accelerate launch`, or the script itself where that would only set variables."""
+"""The command that starts a training: `accelerate launch`, or the script itself if that would only set variables."""
 
 import os
 import sys
@@ -11,8 +11,8 @@ import yaml
 from library.config import environment
 from library.config.command import Launch, command, launch_options
 
-# What a file of `accelerate config` may say while a single process is still started as if there were none: the value
-# that changes nothing, and None where our own options come first.
+# Values of an `accelerate config` file with which a single process can be started without the launcher: the neutral
+# value, or None if our own options take precedence.
 WITHOUT_EFFECT = {
     "compute_environment": "LOCAL_MACHINE",
     "distributed_type": "NO",
@@ -32,15 +32,15 @@ WITHOUT_EFFECT = {
     "rdzv_backend": None,
     "same_network": None,
 }
-# What MPI says of its processes, by which accelerate shares the threads of a processor.
+# Variables of MPI by which accelerate divides CPU threads.
 MPI = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
 
 
 # Why: docs/decisions/2026-11-22-one-process-without-a-launcher.md
 def starting(config_path: str | Path, script: str, **how: Any) -> tuple[list[str], dict[str, str]]:
-    """The arguments that train with a config file, and the variables to set for them; see `command`.
+    """Return the arguments that train with a config file, and their environment variables; see `command`.
 
-    Raises ConfigError for launch options that do not go together.
+    Raises ConfigError for contradictory launch options.
     """
     arguments = command(config_path, script, **how)
     variables = _variables(launch_options(how))
@@ -50,7 +50,7 @@ def starting(config_path: str | Path, script: str, **how: Any) -> tuple[list[str
 
 
 def _variables(launch: Launch) -> dict[str, str] | None:
-    """What `accelerate launch` would set for its only process; None where it would do more than that."""
+    """Return the variables that `accelerate launch` would set for its only process; None if it would do more."""
     if launch.num_processes > 1 or launch.num_machines > 1 or launch.extra_accelerate_launch_args:
         return None
     if not launch.cpu and not _is_plain(_config_file()):
@@ -80,14 +80,14 @@ def _variables(launch: Launch) -> dict[str, str] | None:
 
 
 def _config_file() -> Path:
-    """Where accelerate keeps the answers to `accelerate config`."""
+    """Return the path of the answers to `accelerate config`."""
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     home = os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))
     return Path(os.path.expanduser(home), "accelerate", "default_config.yaml")
 
 
 def _is_plain(path: Path) -> bool:
-    """Whether there is no such file, or it asks for nothing beyond a process."""
+    """Return whether the file is missing, or asks for nothing beyond a single process."""
     if path.with_suffix(".json").is_file():
         return False
     try:

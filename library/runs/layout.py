@@ -1,7 +1,7 @@
-"""The names inside the folders of runs and jobs, and how their files are read and written.
+"""File names inside the folders of runs and jobs, and how these files are read and written.
 
-Beside the texts of a file, in `texts`, stands where they are and how they were made: the page shows them in its
-reader's language. Nothing is told apart by how it reads, so that words of the user's stay the user's.
+A file's `texts` list where its messages are and how they were made, so that the page shows them in its reader's
+language. Nothing is recognised by its wording, so a user's own words stay unchanged.
 """
 
 import json
@@ -21,15 +21,15 @@ from library.files import json_text, write_atomic
 
 RUN, PROGRESS, LOG, TOML = "run.json", "progress.jsonl", "log.txt", "run.toml"
 STOP, LAUNCHER = "stop", "launcher.json"
-ROOM = ".room"  # holds space on the disk while a run works
-STOPS = ("", "after_step", "now", "kill")  # how a run may be asked to end, the more urgent the later
-REQUESTS = ("sample", "save")  # done after the step, as soon as a file `<request>-now` is there
+ROOM = ".room"  # reserves disk space while a run is active
+STOPS = ("", "after_step", "now", "kill")  # requests to end a run, in order of urgency
+REQUESTS = ("sample", "save")  # carried out after the step when a file `<request>-now` exists
 
 ACTIVE = ("starting", "running", "stopping")
 FINAL = ("finished", "stopped", "failed", "interrupted")
 
 NUMBER = (int, float)
-# The types of facts of runs and of their processes; those that are not here may be of any type.
+# Types of facts of runs and their processes; others may have any type.
 TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("started", "ended", "heartbeat", "restored", "process_start", "since_boot"), NUMBER),
     **dict.fromkeys(("step", "total_steps", "epochs"), NUMBER),
@@ -40,25 +40,25 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("config", "phase", "hardware", "versions", "data", "compile", "products"), (dict,)),
     **dict.fromkeys(("devices",), (list,)),
 }
-LARGEST = 2**53  # of a fact that is a number
+LARGEST = 2**53  # maximum numeric fact
 TEXTS = "texts"
 SECRETS = ("wandb_api_key", "huggingface_token")
 OLD_NAMES = {"lanes": "devices"}  # of facts, in files of older versions
 
 
 def new_id(name: str) -> str:
-    """A run id that sorts by time within a name: `<name>-<YYYYmmdd-HHMMSS>-<4 hex>`, safe as a folder's name."""
+    """Return a run id that sorts by time within a name: `<name>-<YYYYmmdd-HHMMSS>-<4 hex>`, safe as a folder name."""
     plain = re.sub(r"[^\w.-]+", "_", name).strip("._-")[:80] or "run"
     return f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def is_id(text: Any) -> bool:
-    """Whether `text` can be a run id at all: one plain name, so that it can never lead out of a folder."""
+    """Return whether `text` can be a run id: one plain name, so that it never leads out of a folder."""
     return isinstance(text, str) and re.fullmatch(r"[\w][\w.-]{0,120}", text) is not None
 
 
 def stop_asked(folder: Path) -> str:
-    """How this run was asked to stop: one of STOPS, "" for not at all."""
+    """Return the stop requested for this run: one of STOPS, "" for none."""
     try:
         asked = (folder / STOP).read_text(encoding="utf-8").strip()
     except OSError:
@@ -71,7 +71,9 @@ def request_file(folder: Path, request: str) -> Path:
 
 
 def load(path: Path) -> JsonObject:
-    """A JSON object from a file, less facts of a wrong type; empty when the file is missing, half gone or no object."""
+    """Return a JSON object from a file, without facts of a wrong type; empty if the file is missing, truncated or no
+    object.
+    """
     try:
         found = parsed(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -81,13 +83,13 @@ def load(path: Path) -> JsonObject:
 
 
 def section(facts: JsonMapping, name: str) -> JsonObject:
-    """The options of a section that differ from their defaults, as a run's facts have them; {} where there are none."""
+    """Return the non-default options of a section in a run's facts; {} without any."""
     found = (facts.get("config") or {}).get(name)
     return found if isinstance(found, dict) else {}
 
 
 def _is_sound(name: str, value: Any) -> bool:
-    """Whether a fact may be used: others edit these files by hand, and a disk may damage them."""
+    """Return whether a fact is valid, as people edit these files and disks damage them."""
     if value is None or name not in TYPES:
         return name not in TYPES or TYPES[name] != NUMBER  # None is no number; what is not there has a default
     if not isinstance(value, TYPES[name]) or isinstance(value, bool) and bool not in TYPES[name]:
@@ -96,7 +98,7 @@ def _is_sound(name: str, value: Any) -> bool:
 
 
 def load_changed(path: str) -> JsonObject:
-    """Like `load`, but a file is read anew only when it was written since; not to be changed by who asked for it."""
+    """Like `load`, but read a file again only after a change; callers must not modify the result."""
     return _loaded(path, signature(path))
 
 
@@ -106,22 +108,22 @@ def _loaded(path: str, written: tuple[int, int, int]) -> JsonObject:
 
 
 def signature(path: str) -> tuple[int, int, int]:
-    """What differs once a file was written: when, how long it is, and which file it is; zeros where there is none."""
+    """Return what changes with every write of a file: time, length and inode; zeros without a file."""
     try:
         found = os.stat(path)
     except OSError:
         return 0, 0, 0
-    # `store` makes a new file of each write, so two within one tick of the clock differ, too.
+    # `store` creates a new file for each write, so two writes within one clock tick differ, too.
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def store(path: Path, values: JsonMapping) -> None:
-    """Write a JSON object so that a reader sees the old one or the new one, never a torn one."""
+    """Write a JSON object atomically: readers see the old one or the new one."""
     write_atomic(path, dump(values, indent=1) + "\n")
 
 
 def parsed(text: str | bytes) -> JsonObject:
-    """What `dump` wrote, its texts as they were made; empty for what is no object. Raises ValueError."""
+    """Parse what `dump` wrote, with its messages; empty if it is no object. Raises ValueError."""
     found = json.loads(text)
     if not isinstance(found, dict):
         return {}
@@ -133,19 +135,19 @@ def parsed(text: str | bytes) -> JsonObject:
 
 
 def dump(values: JsonMapping, indent: int | None = None) -> str:
-    """Strict JSON: NaN and infinity become null, and whatever JSON does not know becomes a number or a text."""
+    """Return strict JSON: NaN and infinity become null, and unknown types a number or text."""
     made = [*problems.locate_texts(values)]
     return json_text(_plain({**values, TEXTS: made} if made else values), indent=indent)
 
 
 def without_secrets(values: JsonMapping) -> JsonObject:
-    """The values less every token and key, whether they lie flat or by section."""
+    """Return the values without tokens and keys, flat or by section."""
     kept = {name: value for name, value in values.items() if name not in SECRETS}
     return {name: without_secrets(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
 def secrets_in(values: JsonMapping) -> list[str]:
-    """Every token and key among the values, whether they lie flat or by section."""
+    """Return every token and key among the values, flat or by section."""
     found = [str(value) for name, value in values.items() if name in SECRETS and value]
     return found + [s for value in values.values() if isinstance(value, Mapping) for s in secrets_in(value)]
 
@@ -158,7 +160,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(inner) for inner in value]
     try:
-        number = float(value)  # also what NumPy and torch call a number
+        number = float(value)  # NumPy and torch scalars, too
     except (TypeError, ValueError):
         return str(value)
     return number if math.isfinite(number) else None

@@ -11,7 +11,7 @@ PROGRESS = "train_state.json"  # in a state's folder, written with it
 
 
 def step_of(state: Path) -> int | None:
-    """After which step a state was saved; None for what is no state."""
+    """Return the step after which a state was saved; None if it is no state."""
     try:
         step = json.loads((state / PROGRESS).read_text(encoding="utf-8"))["current_step"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -20,10 +20,10 @@ def step_of(state: Path) -> int | None:
 
 
 def earlier(folder: Path) -> tuple[Path, int | None] | None:
-    """The folder of the run that the one in `folder` goes on with, and after which step, where that is known."""
+    """Return the folder of the run that the one in `folder` resumes, and the step, if known."""
     facts = layout.load(folder / layout.RUN)
     state, at = _state(folder, facts), _before_first(folder)
-    if at is None and state:  # later its folder may hold another state
+    if at is None and state:  # only now, as the folder may hold another state later
         at = step_of(state)
     found = _named(facts) or (_maker(facts, state, at or 0) if state else None)
     if found is None or not _began(found) < _began(facts):  # a run resumes an older one, so there are no cycles
@@ -32,7 +32,7 @@ def earlier(folder: Path) -> tuple[Path, int | None] | None:
 
 
 def _before_first(folder: Path) -> int | None:
-    """The step before the first that a run has told of."""
+    """Return the step before the first recorded step of a run."""
     try:
         with (folder / layout.PROGRESS).open(encoding="utf-8") as lines:
             first = next((line for line in lines if '"kind": "step"' in line and line.endswith("\n")), "{}")
@@ -43,7 +43,7 @@ def _before_first(folder: Path) -> int | None:
 
 
 def _state(folder: Path, facts: JsonMapping) -> Path | None:
-    """The state that a run begins with; what the page has prepared says so in its TOML only."""
+    """Return the state that a run resumes; for a run prepared by the page it is only in its TOML."""
     config = facts.get("config")
     if not isinstance(config, dict):
         try:
@@ -56,7 +56,7 @@ def _state(folder: Path, facts: JsonMapping) -> Path | None:
 
 
 def _named(facts: JsonMapping) -> JsonObject | None:
-    """The run that the page says is gone on with."""
+    """Return the run that the page names as resumed."""
     try:
         place = registry.folder(facts["resumes"])
     except KeyError:
@@ -65,7 +65,7 @@ def _named(facts: JsonMapping) -> JsonObject | None:
 
 
 def _maker(facts: JsonMapping, state: Path, at: int) -> JsonObject | None:
-    """The newest older run that has written states of this name there, and got as far."""
+    """Return the newest older run that wrote states of this name there, and got as far."""
     wanted = state.parent.absolute()
     every = [{**layout.load(place / layout.RUN), "at": place} for place in registry.folders().values()]
     found = [

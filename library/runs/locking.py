@@ -6,14 +6,14 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-PERIOD = 0.02  # seconds between two tries
+PERIOD = 0.02  # seconds between two attempts
 
 
 @contextlib.contextmanager
 def held(path: Path, patience: float) -> Iterator[bool]:
-    """Hold the lock within the context. The value is False when another held it for `patience` seconds."""
+    """Hold the lock within the context. The value is False if another process held it for `patience` seconds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # No fallback to a lock that is the mere existence of a file: it would outlive a process that is killed.
+    # No fallback to a lock by mere existence of a file, which would outlive a killed process.
     lock = FileLock(path, timeout=patience, poll_interval=PERIOD, fallback_to_soft=False)
     try:
         lock.acquire()

@@ -12,19 +12,19 @@ from typing import Any
 import psutil
 import pynvml
 
-SPACING = 2.5  # seconds between two looks at the GPUs; each takes some hundredths of a second, more on large machines
-SOLD = 0.945  # a card sold with 24 GB tells of 23.6 to 24 GiB, one of 8 GB of 7.6 at least
+SPACING = 2.5  # seconds between two queries of the GPUs, each of which takes some hundredths of a second or more
+SOLD = 0.945  # a card sold with 24 GB reports 23.6 to 24 GiB, one with 8 GB at least 7.6
 GIB = 2**30
 
 
 def has_memory(gib: float, gigabytes: int) -> bool:
-    """Whether a GPU that tells of `gib` GiB is sold as one of this many GB, or of more."""
+    """Return whether a GPU that reports `gib` GiB is sold with at least `gigabytes` GB."""
     return gib >= gigabytes * SOLD
 
 
 @dataclass(frozen=True, slots=True)
 class GpuStatus:
-    """A GPU, numbered as nvidia-smi does it. Memory in GiB; None for what it does not tell."""
+    """A GPU, numbered like nvidia-smi. Memory in GiB; None for unreported values."""
 
     index: str
     name: str
@@ -38,7 +38,7 @@ class GpuStatus:
 
 @contextlib.contextmanager
 def _driver() -> Iterator[bool]:
-    """Open the driver's library, and close it afterwards; False where there is none that works."""
+    """Open the driver's library within the context; yields False without a working one."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -63,7 +63,7 @@ def gpu_count() -> int:
 
 
 def read_gpus() -> list[GpuStatus]:
-    """Every GPU that tells of its memory. Asks the driver, which takes a moment."""
+    """Return every GPU that reports its memory. Queries the driver, which takes a moment."""
     with _driver() as works:
         number = int(_ask_driver(pynvml.nvmlDeviceGetCount) or 0) if works else 0
         return [gpu for index in range(number) if (gpu := _read(index))]
@@ -72,7 +72,7 @@ def read_gpus() -> list[GpuStatus]:
 def _read(index: int) -> GpuStatus | None:
     if (handle := _ask_driver(pynvml.nvmlDeviceGetHandleByIndex, index)) is None:
         return None
-    # The second version does not count what the driver reserves for itself; drivers before 510 have the first only.
+    # Version 2 excludes memory reserved by the driver; drivers before 510 only have version 1.
     memory = _ask_driver(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     memory = memory or _ask_driver(pynvml.nvmlDeviceGetMemoryInfo, handle)
     if memory is None:
@@ -92,7 +92,7 @@ def _read(index: int) -> GpuStatus | None:
 
 
 def _ask_driver(question: Callable[..., Any], *given: Any) -> Any:
-    """A query of the driver; None where a GPU does not support it."""
+    """Query the driver; None if a GPU does not support it."""
     try:
         return question(*given)
     except pynvml.NVMLError:
@@ -108,14 +108,14 @@ class GpuMonitor:
     _busy: threading.Lock = field(default_factory=threading.Lock)
 
     def now(self) -> list[GpuStatus]:
-        """The GPUs as they were at the last look."""
+        """Return the GPUs at the last reading."""
         if time.monotonic() - self._at > SPACING and self._busy.acquire(blocking=False):
             self._at = time.monotonic()
             threading.Thread(target=self._look, name="gpu-monitor", daemon=True).start()
         return self._found
 
     def known(self) -> list[GpuStatus]:
-        """The GPUs, for whoever can wait for the first look at them."""
+        """Return the GPUs, waiting for the first reading."""
         if not self._found:
             with self._busy:
                 self._found = self._found or read_gpus()
@@ -133,13 +133,13 @@ GPUS = GpuMonitor()
 
 
 def memory() -> dict[str, float]:
-    """The computer's memory in GiB: used and total."""
+    """Return the computer's used and total memory in GiB."""
     found = psutil.virtual_memory()
     return {"used": round((found.total - found.available) / 2**30, 1), "total": round(found.total / 2**30, 1)}
 
 
 def disk(place: str | Path) -> dict[str, float]:
-    """Space on the disk of a folder in GB: free and total; {} where it is gone."""
+    """Return free and total space in GB of a folder's disk; {} if the folder is gone."""
     try:
         found = shutil.disk_usage(place)
     except OSError:

@@ -1,4 +1,4 @@
-"""Identify processes: a process id alone is not enough, since the system reuses it."""
+"""Identify processes: a process id is not enough, since the system reuses it."""
 
 import contextlib
 import os
@@ -12,33 +12,32 @@ import psutil
 from library.config.json_types import JsonObject
 
 HOST = socket.gethostname()
-GRACE = 5.0  # seconds a process has between being asked to end and being ended
+GRACE = 5.0  # seconds between terminating and killing a process
 
 
 def identity(pid: int | None = None) -> JsonObject:
-    """What identifies a process permanently: its id, its start time, and the machine.
+    """Return what identifies a process permanently: its id, start time and machine.
 
-    The start time changes when the clock is set, but not its distance from the boot time.
+    The start time changes when the clock is set, but not relative to the boot time.
     """
     pid = pid or os.getpid()
     try:
         start = psutil.Process(pid).create_time()
-    except psutil.NoSuchProcess:  # a child that ended at once, and was taken note of
+    except psutil.NoSuchProcess:  # a child that ended at once, before it was identified
         start = time.time()
     after_boot = {"boot": boot, "since_boot": start - psutil.boot_time()} if (boot := _boot()) else {}
     return {"pid": pid, "process_start": start, "host": HOST, **after_boot}
 
 
 def _boot() -> str:
-    """The id of this boot of the system; only Linux has one, and only there the distance from the boot time is
-    constant."""
+    """Return the id of this boot; only Linux has one, and only there is the offset from the boot time constant."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
 
 
 def find(known: JsonObject) -> psutil.Process | None:
-    """The running process that `identity` described, or None when it ended, even if another one has its id now."""
+    """Return the running process described by `identity`, or None if it ended, even if its id was reused."""
     pid, start = known.get("pid"), known.get("process_start")
     if not isinstance(pid, int) or pid < 0 or not isinstance(start, int | float) or known.get("host", HOST) != HOST:
         return None
@@ -47,7 +46,7 @@ def find(known: JsonObject) -> psutil.Process | None:
         seen, since_boot = found.create_time(), known.get("since_boot")
         if isinstance(since_boot, int | float) and known.get("boot") == _boot():
             seen, start = seen - psutil.boot_time(), since_boot
-        # On other systems than Linux a clock correction can move it a little.
+        # On other systems a clock correction can shift it slightly.
         if abs(seen - start) > 2 or found.status() == psutil.STATUS_ZOMBIE:
             return None
     except psutil.Error:
@@ -56,12 +55,12 @@ def find(known: JsonObject) -> psutil.Process | None:
 
 
 def alive(known: JsonObject) -> bool:
-    """Whether the process that `identity` described still runs on this machine."""
+    """Return whether the process described by `identity` still runs on this machine."""
     return find(known) is not None
 
 
 def exists(pid: Any) -> bool:
-    """Whether some process has this id and is no zombie."""
+    """Return whether a process with this id exists and is no zombie."""
     try:
         return isinstance(pid, int) and pid >= 0 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -69,7 +68,7 @@ def exists(pid: Any) -> bool:
 
 
 def kill(roots: list[psutil.Process], grace: float = GRACE) -> bool:
-    """Kill processes and their descendants, parents first. Returns whether all have ended."""
+    """Kill processes and their descendants, parents first. Return whether all have ended."""
     doomed = _with_children(roots)
     for victim in doomed:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -79,8 +78,9 @@ def kill(roots: list[psutil.Process], grace: float = GRACE) -> bool:
 
 
 def end(roots: list[psutil.Process], grace: float = GRACE) -> bool:
-    """Terminate processes and their descendants, and kill those left after `grace` seconds. Returns whether all have
-    ended."""
+    """Terminate processes and their descendants, and kill those left after `grace` seconds. Return whether all have
+    ended.
+    """
     doomed = _with_children(roots)
     for victim in doomed:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,8 +1,8 @@
 """The queue of trainings: one file that any number of browsers may change, and a worker process that starts its
 entries.
 
-`<home>/queue/queue.json` says what waits and in which order; beside it lies each entry's config, without tokens (see
-`keys`). Whoever changes the file holds its lock. The page shows what the file says and keeps nothing itself.
+`<home>/queue/queue.json` lists what waits in order; beside it are the entries' configs, without tokens (see `keys`).
+Writers of the file hold its lock. The page shows the file and keeps no state of its own.
 """
 
 import contextlib
@@ -22,16 +22,16 @@ from library.runs import layout, locking, process, reader, registry, start
 
 RUNNER = [sys.executable, "-m", "library.runs.worker"]
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 10.0  # seconds that another browser may hold the file
-ARRIVAL = 10.0  # seconds until a worker that was started must have recorded itself
-BY_USER = "by you"  # why it is paused, when it was told to
-MOST = 500  # entries that may wait
-KEPT = 50  # entries that have ended and are still shown
+PATIENCE = 10.0  # seconds to wait for the file's lock
+ARRIVAL = 10.0  # seconds until a started worker must have recorded itself
+BY_USER = "by you"  # reason of a requested pause
+MOST = 500  # maximum waiting entries
+KEPT = 50  # finished entries to keep
 
 
 @dataclass
 class QueueEntry:
-    """One training that waits, works or has ended."""
+    """One training that waits, is active or has ended."""
 
     id: str
     script: str
@@ -42,9 +42,9 @@ class QueueEntry:
     folder: str = ""
     resumes: str = ""
     added: float = 0.0
-    run: str = ""  # the run's id, once it was started
-    ended: str = ""  # how it ended: a run's final state, or "failed" where it could not even begin
-    error: MessageLike = ""  # why it could not begin
+    run: str = ""  # the run's id, once started
+    ended: str = ""  # a run's final state, or "failed" if it could not start
+    error: MessageLike = ""  # why it could not start
 
     @property
     def waits(self) -> bool:
@@ -56,10 +56,10 @@ class Queue:
     """All entries in their order, and the state of the worker."""
 
     entries: list[QueueEntry] = field(default_factory=list)
-    paused: MessageLike = ""  # why nothing is started, "" when it goes on
-    go_on: bool = True  # with the next one, when one fails
-    worker: JsonObject = field(default_factory=dict)  # the process that works it off
-    called: float = 0.0  # when that process was started last
+    paused: MessageLike = ""  # why nothing is started, "" if not paused
+    go_on: bool = True  # continue with the next entry after a failure
+    worker: JsonObject = field(default_factory=dict)  # the worker process
+    called: float = 0.0  # last start of the worker process
 
     @property
     def waiting(self) -> list[QueueEntry]:
@@ -75,7 +75,7 @@ class Queue:
         return bool(self.waiting) and not self.paused and not self.is_worked
 
     def find(self, entry_id: str) -> QueueEntry:
-        """An entry by its id. Raises ConfigError when another browser has removed it."""
+        """Return an entry by its id. Raises ConfigError if another browser has removed it."""
         for entry in self.entries:
             if entry.id == entry_id:
                 return entry
@@ -87,12 +87,13 @@ def place() -> Path:
 
 
 def read() -> Queue:
-    """The queue as it stands. Its file is read when it was written since the last time: the page asks every second."""
+    """Return the current queue."""
+    # The file is parsed only after a change, as the page asks every second.
     return _queue(layout.load_changed(str(place() / "queue.json")))
 
 
 def _queue(found: JsonMapping) -> Queue:
-    """The queue that a file holds, which shares nothing with what was read of it."""
+    """Return the queue of a file's content, sharing no objects with it."""
     found = copy.deepcopy(found)
     known = {f.name for f in fields(QueueEntry)}
     given = [entry for entry in found.get("entries") or [] if isinstance(entry, dict) and layout.is_id(entry.get("id"))]
@@ -109,7 +110,7 @@ def _queue(found: JsonMapping) -> Queue:
 
 @contextlib.contextmanager
 def changing() -> Iterator[Queue]:
-    """The queue, to be changed and written back; nobody else changes it meanwhile."""
+    """Yield the queue for changes and write it back; the lock keeps others out meanwhile."""
     with locking.held(place() / "queue.lock", PATIENCE) as mine:
         if not mine:
             raise ConfigError("The queue is being changed by another program: try again in a moment.")
@@ -121,7 +122,7 @@ def changing() -> Iterator[Queue]:
 
 
 def add(job: start.TrainingJob, first: bool = False) -> QueueEntry:
-    """Put a job at the end of the queue (or in front), and start the worker unless the queue was halted."""
+    """Append a job to the queue (or put it first), and start the worker unless the queue is halted."""
     entry = QueueEntry(
         f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
         job.script,
@@ -151,7 +152,7 @@ def add(job: start.TrainingJob, first: bool = False) -> QueueEntry:
 
 
 def job_of(entry: QueueEntry) -> start.TrainingJob:
-    """What an entry is to start. Raises ConfigError when its config is gone."""
+    """Return the job of an entry. Raises ConfigError if its config is gone."""
     try:
         toml = _toml(entry).read_text(encoding="utf-8")
     except OSError:
@@ -164,7 +165,7 @@ def job_of(entry: QueueEntry) -> start.TrainingJob:
 
 
 def remove(entry_id: str) -> None:
-    """Take an entry out; a training that works goes on."""
+    """Remove an entry; an active training continues."""
     with changing() as queue:
         entry = queue.find(entry_id)
         queue.entries.remove(entry)
@@ -172,7 +173,7 @@ def remove(entry_id: str) -> None:
 
 
 def move(entry_id: str, by: int) -> None:
-    """Move a waiting entry among those that wait: by -1 it comes sooner, by 1 later; at the ends it stays."""
+    """Move a waiting entry among the waiting ones: by -1 sooner, by 1 later; no wrap-around."""
     with changing() as queue:
         entry, waiting = queue.find(entry_id), queue.waiting
         if entry not in waiting:
@@ -185,7 +186,7 @@ def move(entry_id: str, by: int) -> None:
 
 
 def clear() -> None:
-    """Take out all that has ended."""
+    """Remove all ended entries."""
     with changing() as queue:
         for entry in [e for e in queue.entries if state_of(e)[0] in layout.FINAL]:
             queue.entries.remove(entry)
@@ -213,7 +214,7 @@ def after_failure(go_on: bool) -> None:
 
 
 def state_of(entry: QueueEntry) -> tuple[str, MessageLike]:
-    """How an entry stands, "waiting" or a run's state, and why it failed."""
+    """Return the state of an entry, "waiting" or a run's state, and why it failed."""
     if entry.run:
         try:
             run = reader.run(entry.run)
@@ -224,7 +225,7 @@ def state_of(entry: QueueEntry) -> tuple[str, MessageLike]:
 
 
 def queued_sentence(entry: QueueEntry) -> Message:
-    """What became of an entry that was just added, in a sentence."""
+    """Describe what happened to a just added entry."""
     queue = read()
     before = [e for e in queue.waiting if e.added < entry.added]
     if queue.paused or queue.halted:
@@ -236,7 +237,7 @@ def queued_sentence(entry: QueueEntry) -> Message:
 
 
 def work() -> None:
-    """Start the worker if none runs. Of two that start at once, the one that gets the lock stays."""
+    """Start the worker if none runs. Of two started at once, the one that gets the lock stays."""
     with changing() as queue:
         if not queue.waiting or queue.paused or queue.is_worked:
             return

@@ -14,15 +14,15 @@ from library.config.problems import ConfigError, MessageLike
 from library.runs import explain, layout, lineage, process, registry
 from library.runs.curve import Curve
 
-SILENCE = 60.0  # seconds without a heartbeat after which a run on another machine counts as ended
-FRESH = 6.0  # seconds within which a heartbeat says more than the time at which a process seems to have started
-PATIENCE = 30.0  # seconds that a prepared run may take until its launcher is on record
-TOLD = 5000  # events of a kind that are kept
+SILENCE = 60.0  # a run on another machine counts as ended after this many seconds without a heartbeat
+FRESH = 6.0  # a heartbeat this recent (seconds) outweighs a differing start time of the process
+PATIENCE = 30.0  # seconds until a prepared run's launcher must be on record
+TOLD = 5000  # maximum events per kind
 
 
 @dataclass(frozen=True)
 class ProcessFolder:
-    """The folder of a process that others follow, and what its main file says."""
+    """The folder of a process that others follow, and the content of its main file."""
 
     folder: Path
     facts: JsonObject = field(repr=False)
@@ -42,7 +42,7 @@ class ProcessFolder:
 
 
 class RecordedRun(ProcessFolder):
-    """One run as it stands now."""
+    """One run in its current state."""
 
     @property
     def is_here(self) -> bool:
@@ -59,7 +59,7 @@ def runs() -> list[RecordedRun]:
 
 
 def run(run_id: str) -> RecordedRun:
-    """One run by its id. Raises KeyError when there is none."""
+    """Return one run by its id. Raises KeyError if there is none."""
     return at(registry.folder(run_id))
 
 
@@ -68,8 +68,10 @@ def active() -> RecordedRun | None:
 
 
 def at(folder: Path) -> RecordedRun:
-    """The run in this folder. One whose process has ended without recording it is marked as ended, in its file, too."""
-    path = os.path.join(folder, layout.RUN)  # quicker than folder / layout.RUN, and asked for every run every second
+    """Return the run in this folder. If its process has ended without recording that, mark it as ended, in its file,
+    too.
+    """
+    path = os.path.join(folder, layout.RUN)  # faster than folder / layout.RUN, and called for every run every second
     facts = layout.load_changed(path) or registry.working(folder.name)
     if facts.get("state") not in layout.ACTIVE:
         return RecordedRun(folder, facts)
@@ -78,7 +80,7 @@ def at(folder: Path) -> RecordedRun:
         facts = layout.load(Path(path))
         if facts.get("state") in layout.ACTIVE:
             facts |= {"state": ended[0], "error": ended[1], "ended": facts.get("heartbeat", time.time())}
-            with contextlib.suppress(OSError, ConfigError):  # a full disk: the next look tries again
+            with contextlib.suppress(OSError, ConfigError):  # on a full disk the next read tries again
                 layout.store(Path(path), facts)
     elif layout.stop_asked(folder):
         facts = {**facts, "state": "stopping"}
@@ -86,7 +88,7 @@ def at(folder: Path) -> RecordedRun:
 
 
 def _how_it_ended(folder: Path, facts: JsonObject) -> tuple[str, MessageLike | None] | None:
-    """State and cause of a run whose record says that it works but whose process has ended; None when it works."""
+    """Return state and cause of a run that is recorded as active but whose process has ended; None if it is active."""
     begun = "pid" in facts  # the trainer itself has taken the record over
     known = facts if begun else layout.load(folder / layout.LAUNCHER)
     if known.get("host", process.HOST) != process.HOST:
@@ -105,12 +107,13 @@ def _how_it_ended(folder: Path, facts: JsonObject) -> tuple[str, MessageLike | N
 
 
 def _is_beating(facts: JsonObject) -> bool:
-    """Whether a process of this id has written a heartbeat just now: its start time changes when the clock is set."""
+    """Return whether a process with this id has just written a heartbeat."""
+    # Its start time is no evidence, as it changes when the clock is set.
     return abs(time.time() - facts.get("heartbeat", 0)) < FRESH and process.exists(facts.get("pid"))
 
 
 def tail(folder: Path, lines: int = 200, size: int = 65536) -> str:
-    """The last lines of a run's log. Only the end of the file is read, however long it is."""
+    """Return the last lines of a run's log. Reads only the end of the file."""
     try:
         with (folder / layout.LOG).open("rb") as log:
             log.seek(0, 2)
@@ -118,17 +121,19 @@ def tail(folder: Path, lines: int = 200, size: int = 65536) -> str:
             text = log.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    # A progress bar overwrites its line: only its last state counts.
+    # A progress bar overwrites its line, so only its last state counts.
     return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in text.split("\n")[-lines:])
 
 
 def read(run_id: str, since: int = 0) -> tuple[list[JsonObject], int]:
-    """What happened after byte `since` of progress.jsonl, and the byte to go on from. KeyError: no such run."""
+    """Return the events after byte `since` of progress.jsonl, and the byte to continue from. KeyError for an unknown
+    run.
+    """
     return events(registry.folder(run_id), since)
 
 
 def events(folder: Path, since: int = 0) -> tuple[list[JsonObject], int]:
-    """Like `read`, for a folder. A line still being written waits for the next call; a broken one is left out."""
+    """Like `read`, for a folder. An incomplete line waits for the next call; a broken one is skipped."""
     try:
         with (folder / layout.PROGRESS).open("rb") as progress:
             progress.seek(0, 2)
@@ -150,29 +155,32 @@ def events(folder: Path, since: int = 0) -> tuple[list[JsonObject], int]:
 
 
 class RunProgress:
-    """All events of a run so far, reduced to what the panel shows. `update` reads only what is new."""
+    """All events of a run so far, reduced to what the panel shows. `update` reads only new ones."""
 
     def __init__(self, folder: Path, line: Curve | None = None) -> None:
         self.folder, self.offset = folder, 0
         self.line = line or Curve()
         self.last: JsonObject = {}  # the newest step line
-        self.phase: JsonObject | None = None  # what goes on outside the steps
+        self.phase: JsonObject | None = None  # current work outside the steps
         self.events: dict[str, deque[JsonObject]] = {}  # the newest events of every other kind
-        self._path, self._read = os.path.join(folder, layout.PROGRESS), (0, 0, 0)  # its file, as it was read last
+        self._path, self._read = (
+            os.path.join(folder, layout.PROGRESS),
+            (0, 0, 0),
+        )  # its file, and that file's signature at the last read
         self._lock = threading.Lock()
 
     @property
     def curve(self) -> list[tuple[int, float, float]]:
-        """Step, loss and smoothed loss, those of the runs that this one goes on with in front."""
+        """Step, loss and smoothed loss, preceded by those of the resumed run."""
         return self.line.points
 
     def update(self) -> "RunProgress":
-        """Read what was written since the last call. Thread-safe."""
+        """Read events since the last call. Thread-safe."""
         with self._lock:
             written = layout.signature(self._path)
             if written == self._read:
                 return self
-            self._read = written  # what is written from now on makes another one
+            self._read = written  # later writes change the signature
             found, self.offset = events(self.folder, self.offset)
             for event in found:
                 self._take(event)
@@ -192,7 +200,7 @@ class RunProgress:
 
 @lru_cache(maxsize=16)
 def progress(folder: Path) -> RunProgress:
-    """The one Progress of a folder, so that every reader of this process shares what was already read."""
+    """Return the only RunProgress of a folder, so that all readers of this process share it."""
     before = lineage.earlier(folder)
     if before is None:
         return RunProgress(folder)

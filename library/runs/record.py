@@ -24,8 +24,8 @@ from library.runs.gpu_log import GpuLog
 from library.runs.refusal import Secrets
 
 HEARTBEAT = 2.0  # seconds between two heartbeats
-ROOM = 2**17  # bytes that are kept free on the disk for the end of a run's record
-SPACING = 0.5  # seconds between two lines about the same phase, since caching may report every image
+ROOM = 2**17  # bytes reserved on the disk for the end of a run's record
+SPACING = 0.5  # seconds between two lines about the same phase, as caching may report every image
 
 STORY = "The whole story is in"  # the log
 DELETED = (
@@ -59,7 +59,7 @@ class Record:
         with contextlib.suppress(OSError):
             self._room.write_bytes(bytes(ROOM))
         self._write()
-        with contextlib.suppress(OSError, RuntimeError, ConfigError):  # the check has said that the page cannot list it
+        with contextlib.suppress(OSError, RuntimeError, ConfigError):  # the check has reported that it cannot be listed
             registry.add(folder, facts)
         threading.Thread(target=self._beat, name="run heartbeat", daemon=True).start()
         threading.Thread(target=GpuLog(self.event, self.say, self._ended).follow, name="gpu log", daemon=True).start()
@@ -68,13 +68,13 @@ class Record:
     def start(
         cls, config: JsonMapping, script: str, output_dir: str | Path, output_name: str | None, title: str = ""
     ) -> "Record":
-        """Begin a run's folder, or take over the one that the page prepared (KOHYA_RUN_DIR).
+        """Create a run's folder, or take over the one prepared by the page (KOHYA_RUN_DIR).
 
-        `config` is what differs from the defaults, flat or by section; tokens and keys in it are not written.
+        `config` are the non-default values, flat or by section; tokens and keys in it are not written.
         """
         prepared = os.environ.get("KOHYA_RUN_DIR", "")
         facts = layout.load(Path(prepared) / layout.RUN) if prepared else {}
-        in_shell = facts.get("state") != "starting"  # also when the variable is left over from a run that ended
+        in_shell = facts.get("state") != "starting"  # even if the variable is left over from an ended run
         if in_shell:
             folder = Path(output_dir).absolute() / "runs" / layout.new_id(output_name or script)
             folder.mkdir(parents=True)
@@ -106,7 +106,7 @@ class Record:
         self.note(total_steps=int(total_steps), **facts)
 
     def note(self, **facts: Any) -> None:
-        """Add facts to run.json; a mapping is merged into what is there: note(hardware={"gpu": "L40S"})."""
+        """Add facts to run.json; a mapping is merged: note(hardware={"gpu": "L40S"})."""
         with self._lock:
             for name, value in facts.items():
                 known = self.facts.get(name)
@@ -114,7 +114,7 @@ class Record:
         self._write()
 
     def phase(self, name: Message, done: int | None = None, total: int | None = None) -> None:
-        """Record the phase before, between or after the steps: `caching latents`, 312 of 1000."""
+        """Record the current phase outside of steps: `caching latents`, 312 of 1000."""
         now, (last, said) = time.monotonic(), self._phase_said
         with self._lock:
             self.facts["phase"] = {"name": name, "done": done, "total": total}
@@ -123,14 +123,16 @@ class Record:
             self.event("phase", name=name, done=done, total=total)
 
     def step(self, values: JsonMapping) -> None:
-        """One line of the loss curve: step, epoch, loss, avr_loss, lr {name: rate}, grad_norm, s_it, eta (seconds)."""
+        """Record a point of the loss curve: step, epoch, loss, avr_loss, lr {name: rate}, grad_norm, s_it, eta
+        (seconds).
+        """
         with self._lock:
             self.facts |= {"step": int(values.get("step", self.facts["step"])), "phase": None}
         self._phase_said = ("", 0.0)
         self.event("step", **values)
 
     def event(self, kind: str, **data: Any) -> None:
-        """Anything else that a reader should know: compile, saved, sample, warning, error."""
+        """Record any other event: compile, saved, sample, warning, error."""
         line = self._hidden.redact(layout.dump({"t": round(time.time(), 3), "kind": kind, **data}))
         # A full disk ends the training when it saves, not when it logs a line.
         with self._lock, contextlib.suppress(OSError):
@@ -138,15 +140,15 @@ class Record:
                 self._progress.write(line + "\n")
 
     def say(self, line: MessageLike) -> None:
-        """A line for the console that is also kept in log.txt, whoever started the run."""
+        """Print a line that is also kept in log.txt, whoever started the run."""
         text = str(line)
         with contextlib.suppress(OSError):  # a terminal that was closed, a pipe whose reader left
-            print(self._hidden.redact(text) + "\n", end="", flush=True)  # in one write: threads may print
+            print(self._hidden.redact(text) + "\n", end="", flush=True)  # one write, as threads may print
         if self._log:
             self._keep(text + "\n")
 
     def _keep(self, text: str) -> None:
-        """Put text into the log; what is said on the console of a run that the page started gets there by itself."""
+        """Append text to the log, unless the console of a page-started run already goes there."""
         with contextlib.suppress(OSError):
             if self._log and self._log.stream:
                 self._log.stream.write(self._hidden.redact(text))
@@ -156,7 +158,7 @@ class Record:
                 log.write(self._hidden.redact(text))
 
     def stop_requested(self) -> str:
-        """What a reader asked for: one of layout.STOPS. One look at the disk per call."""
+        """Return the requested stop, one of layout.STOPS. Accesses the disk once per call."""
         asked = layout.stop_asked(self.folder)
         with self._lock:
             if asked and self.facts["state"] == "running":
@@ -164,7 +166,7 @@ class Record:
         return asked
 
     def requests(self) -> list[str]:
-        """What a reader wants to be done now, of layout.REQUESTS. Taken from the disk by asking."""
+        """Return pending requests of layout.REQUESTS, and delete them from the disk."""
         found = []
         for request in layout.REQUESTS:
             with contextlib.suppress(OSError):
@@ -173,14 +175,16 @@ class Record:
         return found
 
     def stopping(self, how: str = "after_step") -> None:
-        """Somebody asked for a stop, maybe by other means than the file: readers shall see no difference."""
+        """Record a requested stop; one by signal looks the same to readers as one by file."""
         with contextlib.suppress(OSError, ConfigError):
             if layout.STOPS.index(layout.stop_asked(self.folder)) < layout.STOPS.index(how):
                 write_atomic(self.folder / layout.STOP, how)
             self.stop_requested()
 
     def finish(self, state: str, error: MessageLike | None = None) -> None:
-        """Close the record as finished, stopped or failed, with the cause in one sentence. The first call counts."""
+        """Close the record as finished, stopped or failed, with the cause in one sentence. Only the first
+        call counts.
+        """
         if state not in layout.FINAL:
             raise ValueError(f"A run ends as one of {', '.join(layout.FINAL)}, not as {state!r}.")
         with self._lock:
@@ -188,7 +192,7 @@ class Record:
                 return
             self._restore()
             self._ended.set()
-            with contextlib.suppress(OSError):  # how it ended can be written on a full disk, too
+            with contextlib.suppress(OSError):  # frees reserved space, so that the end is recorded on a full disk, too
                 self._room.unlink(missing_ok=True)
             if error:
                 redact = self._hidden.redact
@@ -232,7 +236,7 @@ class Record:
         self._copy.update()
         if self._progress.closed or restoring.is_same(self._progress, self.folder / layout.PROGRESS):
             return
-        with contextlib.suppress(OSError, ConfigError):  # a disk that was unmounted: the next heartbeat tries again
+        with contextlib.suppress(OSError, ConfigError):  # after an unmount the next heartbeat tries again
             self._copy.restore()
             self._progress = restoring.copied(self._progress, self.folder / layout.PROGRESS)
             if self._log and self._log.stream:
@@ -250,12 +254,12 @@ class Record:
             self.facts["heartbeat"] = time.time()
             try:
                 layout.store(self.folder / layout.RUN, self.facts)
-            except (OSError, ConfigError):  # a full disk, or a reader's open file: the next heartbeat tries again
+            except (OSError, ConfigError):  # after a full disk or a reader's open file the next heartbeat tries again
                 logging.getLogger(__name__).debug("run.json could not be written", exc_info=True)
 
 
 def sentence(error: BaseException) -> MessageLike:
-    """An exception as a sentence for users: a ConfigError's own, others with their type in front."""
+    """Return an exception as a sentence for users: a ConfigError's own, others preceded by their type."""
     if isinstance(error, ConfigError):
         return error.said
     text = str(error).strip()
@@ -264,7 +268,8 @@ def sentence(error: BaseException) -> MessageLike:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Versions of packages, read from their metadata so that nothing heavy is imported."""
+    """Return versions of packages."""
+    # From metadata, so that nothing heavy is imported.
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -275,13 +280,13 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> JsonObject:
-    """The machine as far as it is known without torch; the trainer adds its GPU with `note`."""
+    """Return the hardware known without torch; the trainer adds its GPU with `note`."""
     memory = psutil.virtual_memory().total / 2**30
     return {"system": platform.platform(), "cpus": os.cpu_count(), "memory_gb": round(memory, 1)}
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that drops lines on a full disk, without an error for each of them."""
+    """A log file that silently drops lines on a full disk."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - of the standard library
         if not isinstance(sys.exception(), OSError):

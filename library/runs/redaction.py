@@ -17,15 +17,15 @@ from library.runs import keys, layout, reader
 from library.runs.refusal import ENVIRONMENT, Secrets
 
 ROOT = Path(__file__).resolve().parents[2]
-SHORT = 4  # characters; shorter texts occur everywhere, and reveal nothing
-MOST_FILES, MOST_BYTES = 5000, 20_000  # of files with captions that are read, and of each of them
+SHORT = 4  # minimum characters; shorter texts occur everywhere and reveal nothing
+MOST_FILES, MOST_BYTES = 5000, 20_000  # limits: caption files to read, and bytes of each
 CAPTIONS = (".txt", ".caption", ".json", ".jsonl", ".csv", ".tsv", ".toml")
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif", ".jxl")
 # Options with folders of masks and references.
 SECOND_PICTURES = ("conditioning_data_dir", "control_directory", "more_control_directories")
-SETTINGS = re.compile(r"[\w.,:=+ -]{0,60}")  # values that are a word from a list, and no path or sentence
+SETTINGS = re.compile(r"[\w.,:=+ -]{0,60}")  # values that are words from a list, not paths or sentences
 
-# Options whose values are names of this program; of every other text option only whether it is set is kept.
+# Options whose values are this program's own names; of other text options only whether they are set is kept.
 WORDS = frozenset(
     (
         "network_module",
@@ -76,14 +76,14 @@ class Redactor:
     """Removes the private data of one run from texts."""
 
     secrets: Secrets
-    names: tuple[tuple[re.Pattern[str], str], ...]  # what is replaced, and by what; the longest first
+    names: tuple[tuple[re.Pattern[str], str], ...]  # patterns and their replacements, the longest first
     quoted: frozenset[str]  # captions and prompts: a line that contains one is removed
 
     def text(self, text: str) -> str:
         return "\n".join(self._line(line) for line in text.splitlines()) + ("\n" if text.endswith("\n") else "")
 
     def inside(self, value: JsonValue) -> Any:
-        """A JSON value, redacted in all its texts and field names."""
+        """Redact all texts and keys of a JSON value."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Message):
@@ -98,13 +98,13 @@ class Redactor:
         line = TOKENS.sub("<token>", self.secrets.redact(line))
         for name, shown in self.names:
             line = name.sub(lambda _, shown=shown: shown, line)
-        # Paths may hold spaces, so where one ends is unknown: the rest of the line is removed.
+        # Paths may contain spaces, so their end is unknown and the rest of the line is removed.
         found = PATH.search(line)
         return f"{line[: found.start()]}<path>" if found else line
 
 
 def redactor_for(run: reader.RecordedRun) -> Redactor:
-    """The Redactor of a run: for its own texts, its data set's, and this user's."""
+    """Return the Redactor of a run: for its own texts, its data set's, and this user's."""
     config = run.facts.get("config") or {}
     private = {value: f"<{name}>" for name, value in _texts(config) if name not in WORDS}
     private |= {Path(value).name: shown for value, shown in private.items() if "/" in value or "\\" in value}
@@ -130,7 +130,7 @@ def redactor_for(run: reader.RecordedRun) -> Redactor:
 
 
 def _installation() -> Iterator[tuple[str, str]]:
-    """The folders of the program and of Python, whose names stay out, and what is in them does not."""
+    """Return the folders of the program and of Python, whose own names are hidden, but not the paths inside."""
     yield str(ROOT), "<program>"
     for folder in dict.fromkeys((sys.prefix, sys.base_prefix)):
         if len(folder) >= SHORT:
@@ -138,13 +138,13 @@ def _installation() -> Iterator[tuple[str, str]]:
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """How a name is found in a line: a word anywhere, a path only where it ends at a separator or at the end of a name.
-    Of /data/cat, which is shown as <home>, /data/cats is no part, and would be shown as <home>s."""
+    """Return the pattern of a name in a line: a word anywhere, a path only at a path boundary."""
+    # /data/cat, shown as <home>, is no prefix of /data/cats, which would become <home>s.
     return re.compile(re.escape(name) + (r"(?![\w.~-]*\w)" if PATH.match(name) else ""))
 
 
 def settings(config: JsonMapping) -> JsonObject:
-    """The settings of a run by name; only values that are numbers, switches and names of this program are kept."""
+    """Return the settings of a run by name; only numbers, switches and this program's names are kept."""
     plain = layout.without_secrets(config)
     return {name: settings(v) if isinstance(v, Mapping) else _shown(name, v) for name, v in plain.items()}
 
@@ -167,7 +167,7 @@ def _texts(config: JsonMapping) -> Iterator[tuple[str, str]]:
 
 
 def _people() -> Iterator[tuple[str, str]]:
-    """The names of the user, the home folder and the computer."""
+    """Return the names of the user, the home folder and the computer."""
     yield str(Path.home()), "<home>"
     yield socket.gethostname(), "<computer>"
     try:
@@ -182,7 +182,7 @@ def _people() -> Iterator[tuple[str, str]]:
 
 
 def _data(config: JsonMapping) -> Iterator[Path]:
-    """The files of the data set, and those that hold captions or prompts."""
+    """Return the files of the data set, and those with captions or prompts."""
     folders = [text for _, text in _texts_of(config, ("train_data_dir", "reg_data_dir", *SECOND_PICTURES))]
     for name, text in _texts_of(config, ("dataset_config", "in_json", "sample_prompts", "validation_prompts")):
         file = Path(text).expanduser()
@@ -203,7 +203,7 @@ def _texts_of(config: JsonMapping, names: tuple[str, ...]) -> list[tuple[str, st
 
 
 def _folders_in(file: Path) -> list[str]:
-    """Folders and files that a data set's own config names."""
+    """Return folders and files named by a data set's own config."""
     try:
         found = load_toml(file)
     except ConfigError:
@@ -215,7 +215,7 @@ def _folders_in(file: Path) -> list[str]:
 
 
 def _lines(file: Path) -> Iterator[str]:
-    """What stands in a file of captions or prompts, line by line; of JSON and TOML the quoted texts as well."""
+    """Return the lines of a caption or prompt file; of JSON and TOML also the quoted texts."""
     try:
         with opened(file) as source:
             content = source.read(MOST_BYTES).decode("utf-8", "replace")

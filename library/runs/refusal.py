@@ -1,4 +1,4 @@
-"""Record why a training fails before its record begins, and keep secrets out of all records. Quick to import."""
+"""Record why a training fails before its record begins, and keep secrets out of all records. Imports quickly."""
 
 import contextlib
 import os
@@ -9,8 +9,8 @@ from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError
 from library.runs import layout
 
-ENVIRONMENT = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # where secrets come from besides the config
-SHORTEST = 6  # characters; a shorter word is no secret, and hiding it would spoil the text
+ENVIRONMENT = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # sources of secrets besides the config
+SHORTEST = 6  # minimum characters; a shorter word is no secret, and hiding it would garble the text
 
 
 class Secrets:
@@ -21,17 +21,17 @@ class Secrets:
         self._words = sorted({word for words in own for word in words if len(word) >= SHORTEST}, key=len, reverse=True)
 
     def redact(self, text: str) -> str:
-        """The text without them."""
+        """Return the text without secrets."""
         for word in self._words:
             text = text.replace(word, "***")
         return text
 
 
 def refuse(error: ConfigError) -> None:
-    """Write the error of a training whose record has not begun into the folder that the page prepared, if any."""
+    """Write the error of a training without a record into the folder prepared by the page, if any."""
     prepared = os.environ.get("KOHYA_RUN_DIR", "")
     facts = layout.load(Path(prepared) / layout.RUN) if prepared else {}
     if facts.get("state") == "starting":
         ended = {"state": "failed", "error": error.said.changed(Secrets({}).redact), "ended": time.time()}
-        with contextlib.suppress(OSError, ConfigError):  # a full disk: the log has the error as well
+        with contextlib.suppress(OSError, ConfigError):  # on a full disk only the log has the error
             layout.store(Path(prepared) / layout.RUN, facts | ended)

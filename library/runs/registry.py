@@ -1,5 +1,4 @@
-"""Where the runs of this user are: one small file per run with its folder, so that the page finds runs started in a
-shell."""
+"""The locations of this user's runs: a small pointer file per run, so that the page finds runs started in a shell."""
 
 import errno
 import os
@@ -12,7 +11,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Message
 from library.runs import layout, process
 
-# Facts of run.json that a pointer repeats: of the run, of its process and of its devices.
+# Facts of run.json that a pointer repeats, about the run, its process and its devices.
 COPIED_FACTS = (
     "id",
     "script",
@@ -43,7 +42,7 @@ def data_folder() -> Path:
 
 
 def unusable() -> Message | None:
-    """Why runs cannot be listed in the user's data folder; None where they can. Makes the folder."""
+    """Return why runs cannot be listed in the user's data folder, else None. Creates the folder."""
     pointers = Path("~")
     try:
         pointers = data_folder() / "runs"
@@ -53,13 +52,13 @@ def unusable() -> Message | None:
         why = os.strerror(errno.EACCES)
     except OSError as error:
         why = error.strerror or type(error).__name__
-    except RuntimeError as error:  # `~` of a user without a home
+    except RuntimeError as error:  # `~` of a user without a home folder
         why = str(error)
     return Message(UNLISTED, folder=pointers, why=why)
 
 
 def add(folder: Path, facts: JsonMapping | None = None) -> None:
-    """Add a pointer to a run's folder; with the `facts` of its process the run is found even without its folder."""
+    """Add a pointer to a run's folder; the `facts` of its process find the run even without its folder."""
     pointers = data_folder() / "runs"
     pointers.mkdir(parents=True, exist_ok=True)
     about = {name: (facts or {})[name] for name in COPIED_FACTS if name in (facts or {})}
@@ -67,7 +66,7 @@ def add(folder: Path, facts: JsonMapping | None = None) -> None:
 
 
 def working(run_id: str) -> JsonObject:
-    """The pointer's facts of a run whose process is alive although its folder was deleted; else nothing."""
+    """Return the pointer's facts of a run whose process is alive although its folder was deleted; else empty."""
     known = layout.load(data_folder() / "runs" / f"{run_id}.json") if layout.is_id(run_id) else {}
     if not _is_alive(known):
         return {}
@@ -75,7 +74,7 @@ def working(run_id: str) -> JsonObject:
 
 
 def folders() -> dict[str, Path]:
-    """The folders of all runs, by id, that exist or whose process is alive."""
+    """Return the folders of all runs by id that exist or whose process is alive."""
     pointers = data_folder() / "runs"
     try:
         changed = pointers.stat().st_mtime_ns
@@ -93,7 +92,7 @@ def _is_alive(about: JsonMapping) -> bool:
 
 @lru_cache(maxsize=4)
 def _pointers(pointers: Path, changed: int) -> dict[str, JsonObject]:
-    """All pointers. The page reads them every second, so they are cached; writing one changes the folder's time."""
+    """Return all pointers. Cached, as the page reads them every second; writing one changes the folder's time."""
     found = {}
     for pointer in pointers.glob("*.json"):
         about = layout.load(pointer)
@@ -103,7 +102,9 @@ def _pointers(pointers: Path, changed: int) -> dict[str, JsonObject]:
 
 
 def folder(run_id: str) -> Path:
-    """The folder of one run. Raises KeyError for an id that is malformed, unknown or whose folder is gone for good."""
+    """Return the folder of one run. Raises KeyError if the id is malformed or unknown, or its folder is permanently
+    gone.
+    """
     if layout.is_id(run_id):
         found = layout.load(data_folder() / "runs" / f"{run_id}.json").get("folder")
         if found and (Path(found).is_dir() or working(run_id)):

@@ -1,6 +1,6 @@
-"""Keep the files of a running training open, so that its record can be restored when its folder is deleted.
+"""Keep a running training's files open, so that its record can be restored if its folder is deleted.
 
-An open file can be read after it was deleted, so its contents are copied back from there. (Windows deletes no open
+An open file stays readable after deletion, so its content is copied back from there. (Windows does not delete open
 files.)
 """
 
@@ -13,7 +13,7 @@ from typing import IO
 from library.files import write_atomic
 from library.runs import layout
 
-SMALL = (layout.TOML, layout.LAUNCHER)  # written once, when the run is prepared
+SMALL = (layout.TOML, layout.LAUNCHER)  # written only once, when the run is prepared
 CONSOLE = (1, 2)  # standard output and errors: the log of a run that the page started
 
 
@@ -27,7 +27,7 @@ class FolderCopy:
         self.update()
 
     def update(self) -> None:
-        """Read files that were added to the folder since the last call."""
+        """Read files added to the folder since the last call."""
         for name in SMALL:
             if name not in self._small:
                 with contextlib.suppress(OSError):
@@ -37,7 +37,7 @@ class FolderCopy:
                 self._log = (self.folder / layout.LOG).open("rb")
 
     def restore(self) -> None:
-        """Write missing files again; the console continues into the new log. Raises OSError."""
+        """Write missing files again; the console continues in the new log. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for name, content in self._small.items():
             if not (self.folder / name).exists():
@@ -62,7 +62,7 @@ class FolderCopy:
 
 
 def is_same(file: IO[bytes] | IO[str], path: Path) -> bool:
-    """Whether an open file is still the one under this name."""
+    """Return whether an open file is still the one with this name."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError:

@@ -10,16 +10,16 @@ from library.runs.lineage import step_of
 
 
 def newest_state(run: reader.RecordedRun) -> Path | None:
-    """The state folder with the most steps that this run has saved, else the one it started from; None: neither."""
+    """Return this run's state folder with the most steps, else the one it started from; None without either."""
     told = reader.progress(run.folder).update().events
     mine: dict[Path, int] = {}
-    for kind in ("saved", "saving"):  # a run that was killed between the two has a whole state, too
+    for kind in ("saved", "saving"):  # a run killed between the two has a complete state, too
         for event in told.get(kind, ()):
             path = Path(run.facts.get("folder") or ".", str(event.get("file") or ""))
             if path in mine or not path.name.endswith("-state"):
                 continue
             step = step_of(path)
-            # What was to be replaced, and was not, may be another run's.
+            # A folder that was about to be replaced may still be another run's.
             if step is not None and (kind == "saved" or step == event.get("step")):
                 mine[path] = step
     if mine:
@@ -29,13 +29,13 @@ def newest_state(run: reader.RecordedRun) -> Path | None:
 
 
 def settings(run: reader.RecordedRun) -> JsonObject:
-    """What differed from the defaults in a run, by section."""
+    """Return a run's non-default values by section."""
     found = run.facts.get("config")
     return {name: values for name, values in (found or {}).items() if isinstance(values, dict)}
 
 
 def is_wanted(run: reader.RecordedRun, others: Iterable[reader.RecordedRun]) -> bool:
-    """Whether a run has something left to do that no other run has taken over."""
+    """Return whether a run has work left that no other run has taken over."""
     left = run.state in ("interrupted", "stopped", "failed") and not run.active
     return left and not any(other.facts.get("resumes") == run.id for other in others)
 
@@ -47,7 +47,7 @@ def launch_options(run: reader.RecordedRun) -> JsonObject:
 
 
 def toml(run: reader.RecordedRun) -> str:
-    """The config file of a run that the page started, "" for others."""
+    """Return the config file of a run started by the page, "" for others."""
     try:
         return (run.folder / layout.TOML).read_text(encoding="utf-8")
     except OSError:
@@ -55,7 +55,7 @@ def toml(run: reader.RecordedRun) -> str:
 
 
 def problems(run: reader.RecordedRun) -> Iterator[Message]:
-    """What prevents resuming."""
+    """Return what prevents resuming."""
     if run.active:
         yield Message("{run} is still {state}: stop it first.", run=run.id, state=Message(run.state))
     if not run.facts.get("script"):

@@ -1,4 +1,4 @@
-"""Start a run in processes of its own, which outlive the page, the browser and the shell."""
+"""Start runs in separate processes that outlive the page, the browser and the shell."""
 
 import os
 import shutil
@@ -24,22 +24,22 @@ from library.runs.launcher import starting
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A training that can be started: what the launcher has to know of a config, without the config's class."""
+    """A training to start: what the launcher needs from a config, without the config's class."""
 
     script: str
     title: str
     name: str
-    output: str  # an absolute folder
+    output: str  # absolute output folder
     toml: str
     how: JsonMapping = field(default_factory=dict)  # fields of library.config.command.Launch
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # by the variable that hands them over
-    folder: str = ""  # what relative paths in the config start from
-    resumes: str = ""  # the run that is gone on with
-    queued: str = ""  # the entry of the queue that it comes from
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # by environment variable
+    folder: str = ""  # base of relative paths in the config
+    resumes: str = ""  # the run to resume
+    queued: str = ""  # its entry in the queue
 
 
 def job(config: RunConfig, **how: Any) -> TrainingJob:
-    """The job of a config; see `launch`. Raises ConfigError for launch options that do not go together."""
+    """Return the job of a config; see `launch`. Raises ConfigError for contradictory launch options."""
     launch_options(how)
     secrets = {variable: value for name, variable in keys.ENVIRONMENT.items() if (value := _secret(config, name))}
     output = Path(config.save.output_dir or "").absolute()
@@ -49,16 +49,18 @@ def job(config: RunConfig, **how: Any) -> TrainingJob:
 
 
 def launch(config: RunConfig, **how: Any) -> str:
-    """Write the config into a new run folder and start a training on it; the run's id.
+    """Write the config into a new run folder, start a training on it, and return the run's id.
 
-    `how` goes to `library.runs.launcher.starting` (number of processes and the like). Secrets of the config reach the
-    training by its environment and are written nowhere. Raises ConfigError when the run cannot begin.
+    `how` goes to `library.runs.launcher.starting` (number of processes and the like). Secrets reach the training by its
+    environment and are not written. Raises ConfigError if the run cannot start.
     """
     return begin(job(config, **how))
 
 
 def begin(asked: TrainingJob) -> str:
-    """Start a job on free devices; the run's id. Raises ConfigError when there are none, or it cannot begin."""
+    """Start a job on free devices and return the run's id. Raises ConfigError without devices, or if it
+    cannot start.
+    """
     with gpu_slots.choosing():
         active = [run for run in reader.runs() if run.active and run.is_here]
         own = gpu_slots.choose(asked.how, gpu_slots.free(run.facts for run in active))
@@ -137,9 +139,9 @@ def _prepare(asked: TrainingJob, own: Sequence[str]) -> Path:
         layout.store(folder / layout.RUN, facts)
         registry.add(folder)
     except (OSError, ConfigError) as error:
-        if not isinstance(error, FileExistsError):  # else it would count as a training that is starting
+        if not isinstance(error, FileExistsError):  # otherwise it would count as starting
             shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, ConfigError):  # a full disk, which says what to do
+        if isinstance(error, ConfigError):  # such as a full disk, with its own advice
             raise
         raise ConfigError(
             Problem(
@@ -150,16 +152,16 @@ def _prepare(asked: TrainingJob, own: Sequence[str]) -> Path:
 
 
 def detached(arguments: Sequence[str], log: Path, given: Mapping[str, str], folder: str = "") -> subprocess.Popen[Any]:
-    """Start a process in a session of its own (a process group without a console on Windows), its words in a file."""
+    """Start a process in its own session (on Windows a process group without console), with its output in a file."""
     apart: JsonObject = {"start_new_session": True}
     if sys.platform == "win32":
         apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.DETACHED_PROCESS}
     place = folder if folder and Path(folder).is_dir() else None
-    own = {**given, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}  # as the file is read, on Windows too
+    own = {**given, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}  # readers expect UTF-8, on Windows, too
     with log.open("ab") as out:
         started = subprocess.Popen(
             list(arguments), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=own, cwd=place, **apart
         )
-    # Someone has to take note of the end, or the ended process stays in the table as a zombie.
+    # Wait for the end, or the process stays in the table as a zombie.
     threading.Thread(target=started.wait, name="reaper", daemon=True).start()
     return started

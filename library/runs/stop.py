@@ -1,4 +1,4 @@
-"""Request a run to stop, from any process on its machine. It saves before it ends; one that hangs can be killed."""
+"""Request a run to stop, from any process on its machine. It saves before it ends; a hanging one can be killed."""
 
 import os
 import time
@@ -11,16 +11,16 @@ from library.files import UNFINISHED, write_atomic
 from library.runs import layout, process, reader
 from library.runs.lineage import step_of
 
-PATIENCE = 120.0  # seconds without activity after which a run that was asked to end is taken to hang
-STEPS = 20  # or as many steps, where these take longer
+PATIENCE = 120.0  # a run that should end counts as hanging after this many seconds without activity
+STEPS = 20  # or after the time of this many steps, if longer
 
 
 def request(run_id: str, how: str) -> None:
-    """Ask a run to stop: "after_step" lets it finish its step, "now" ends the step early; both save what was trained.
+    """Request a run to stop: "after_step" finishes its step, "now" ends the step early; both save what was trained.
 
-    "kill" ends its processes, and what is not saved is lost. Raises KeyError for an unknown run, ValueError for an
-    unknown request, and ConfigError to kill a run on another computer. A run that has ended is left as it is, and an
-    earlier, stronger request stays.
+    "kill" ends its processes and loses unsaved work. Raises KeyError for an unknown run, ValueError for an unknown
+    request, and ConfigError to kill a run on another computer. An ended run is left alone, and an earlier, stronger
+    request stays.
     """
     if how not in layout.STOPS[1:]:
         raise ValueError(f"A run stops after_step or now, or by kill, not {how!r}.")
@@ -36,9 +36,9 @@ def request(run_id: str, how: str) -> None:
 
 
 def request_output(run_id: str, what: str) -> None:
-    """Ask a run to generate its samples ("sample") or to save a file and a state ("save") after this step.
+    """Request a run to generate samples ("sample") or to save a file and a state ("save") after this step.
 
-    Raises KeyError for an unknown run and ValueError for an unknown request. A run that has ended is left as it is.
+    Raises KeyError for an unknown run and ValueError for an unknown request. An ended run is left alone.
     """
     if what not in layout.REQUESTS:
         raise ValueError(f"A run can {' or '.join(layout.REQUESTS)} on the way, not {what!r}.")
@@ -48,7 +48,7 @@ def request_output(run_id: str, what: str) -> None:
 
 
 def lost_now(run: reader.RecordedRun) -> tuple[str, float]:
-    """What stopping with "now" would discard, and how many seconds of work that is.
+    """Return what "now" would discard, and how many seconds of work that is.
 
     "start": loading, caching and compiling, as no step is done; "step": the batches of an unfinished step; "look":
     samples or a validation; "": nothing.
@@ -66,7 +66,7 @@ def lost_now(run: reader.RecordedRun) -> tuple[str, float]:
 
 
 def lost_by_kill(run: reader.RecordedRun) -> tuple[int | None, float]:
-    """After which step the newest state was saved, None where there is none, and the seconds of work since then."""
+    """Return the step of the newest state, None without one, and the seconds of work since then."""
     events = reader.progress(run.folder).update().events.get("saved", ())
     saved = [(event.get("t", 0.0), step_of(Path(str(event.get("file") or "")))) for event in events]
     when, step = max(((t, step) for t, step in saved if step is not None), default=(None, None))
@@ -74,7 +74,7 @@ def lost_by_kill(run: reader.RecordedRun) -> tuple[int | None, float]:
 
 
 def hangs(run: reader.RecordedRun) -> bool:
-    """Whether a run that was asked to end now has written nothing for long."""
+    """Return whether a run that should end now has written nothing for long."""
     if not run.active or layout.stop_asked(run.folder) not in ("now", "kill"):
         return False
     progress = reader.progress(run.folder).update()
@@ -84,7 +84,7 @@ def hangs(run: reader.RecordedRun) -> bool:
 
 
 def _activity(run: reader.RecordedRun, progress: reader.RunProgress) -> Iterator[float]:
-    """Times of the request, of the newest lines, and of writes to files that are being saved."""
+    """Yield times of the request, of the newest lines, and of writes to files being saved."""
     yield 0.0
     yield from (t for part in (progress.last, progress.phase or {}) if isinstance(t := part.get("t"), int | float))
     yield from (event.get("t", 0.0) for event in list(progress.events.get("saved", ()))[-1:])
@@ -106,7 +106,7 @@ def _changed(path: Path) -> float:
 def _end(found: reader.RecordedRun) -> None:
     known = (layout.load(found.folder / layout.LAUNCHER), found.facts)
     if not process.kill([p for p in map(process.find, known) if p is not None]):
-        return  # the process still exists: it is shown as stopping until it has ended
+        return  # the process still exists, so it is shown as stopping until it has ended
     facts = layout.load(found.folder / layout.RUN)
     if facts.get("state") in layout.ACTIVE:
         layout.store(found.folder / layout.RUN, facts | {"state": "stopped", "ended": time.time(), "phase": None})

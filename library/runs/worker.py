@@ -1,7 +1,7 @@
 """The queue's worker process: `python -m library.runs.worker`. It ends when nothing is left to do.
 
-It outlives the page and the browser. Several may be started, but only the one that holds the lock works. Trainings are
-no part of it and go on without it; the next worker finds them by their records.
+It outlives page and browser. Several may be started, but only the one with the lock works. Trainings are independent of
+it; the next worker finds them by their records.
 """
 
 import os
@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from library.config.problems import ConfigError, Message
 from library.runs import gpu_slots, layout, locking, process, queue, reader, start
 
-PERIOD = 0.5  # seconds between two looks at the queue
-HANDOVER = 5.0  # seconds that the worker before may take to end
+PERIOD = 0.5  # seconds between two polls of the queue
+HANDOVER = 5.0  # seconds that a previous worker may take to end
 
 
 # Why: docs/decisions/2026-11-20-queue-is-a-file-with-a-worker.md
 def main() -> int:
-    """Work until nothing waits and nothing that was started from the queue works."""
+    """Work until no entry waits and no training of the queue is active."""
     for name in ("SIGINT", "SIGHUP"):  # signals of a terminal are not for the worker
         if number := getattr(signal, name, None):
             signal.signal(number, signal.SIG_IGN)
@@ -30,10 +30,10 @@ def main() -> int:
 
 
 def advance() -> bool:
-    """Note what has ended and start what can begin; whether there is more to come."""
+    """Record ended entries and start what can start; return whether there is more to do."""
     try:
         with queue.changing() as found:
-            # Before it is noted how runs ended: one that fails in between still has its devices.
+            # Before recording how runs ended: one that fails in between still has its devices.
             active = [run for run in reader.runs() if run.active and run.is_here]
             for entry in found.entries:
                 note(found, entry)
@@ -43,13 +43,13 @@ def advance() -> bool:
             goes_on = works or bool(found.waiting and not found.paused)
             found.worker, found.called = (process.identity() if goes_on else {}), 0.0
             return goes_on
-    except (ConfigError, OSError) as error:  # a full disk, or a browser that holds the file: look again
+    except (ConfigError, OSError) as error:  # a full disk, or a browser that holds the lock: try again
         print(f"{time.strftime('%H:%M:%S')} {error}", file=sys.stderr, flush=True)
         return True
 
 
 def note(found: queue.Queue, entry: queue.QueueEntry) -> None:
-    """Write down how a training ended, and pause after a failure where that is wanted."""
+    """Record how a training ended, and pause after a failure if configured."""
     if not entry.run or entry.ended:
         return
     state, _ = queue.state_of(entry)
@@ -60,7 +60,7 @@ def note(found: queue.Queue, entry: queue.QueueEntry) -> None:
 
 
 def after(found: queue.Queue, entry: queue.QueueEntry) -> None:
-    """A training of the queue has ended."""
+    """Handle an ended training of the queue."""
     if entry.ended in ("failed", "interrupted") and not found.go_on:
         found.paused = Message(
             "{name} has failed." if entry.ended == "failed" else "{name} was interrupted.", name=entry.name
@@ -68,14 +68,13 @@ def after(found: queue.Queue, entry: queue.QueueEntry) -> None:
 
 
 def start_next(found: queue.Queue, active: Sequence[reader.RecordedRun]) -> None:
-    """Start the entries for which devices are free, in order; an entry that waits for certain GPUs keeps them from
-    later ones."""
+    """Start entries in order as long as devices are free; an entry that waits for certain GPUs reserves them."""
     known = {run.facts.get("queued"): run.id for run in active}
     free = list(gpu_slots.free(run.facts for run in active))
     for entry in found.waiting:
         if found.paused or not free:
             return
-        if entry.id in known:  # started by a worker that ended before it could say so
+        if entry.id in known:  # started by a worker that ended before it recorded that
             entry.run = known[entry.id]
             continue
         try:
@@ -91,7 +90,7 @@ def start_next(found: queue.Queue, active: Sequence[reader.RecordedRun]) -> None
 
 
 def _left(entry: queue.QueueEntry, free: list[str]) -> list[str]:
-    """What those behind an entry may have, which waits for devices itself."""
+    """Return the devices left for entries after one that waits for devices."""
     asked = str(entry.how.get("gpu_ids") or "").replace(" ", "").split(",")
     if entry.how.get("cpu"):
         return [device for device in free if device != gpu_slots.CPU]

@@ -1,4 +1,4 @@
-"""The options that families share, by theme. A family's own are in families/<name>/options.py."""
+"""The options that families share, by theme. A family's own options are in families/<name>/options.py."""
 
 from library.config.sections.adapters import (
     AdapterData,

@@ -20,7 +20,7 @@ class Network:
     network_module: Literal["networks.lora", "lycoris.kohya"] | str | None = opt(
         None, "The network module, that is the adapter type. Empty: LoRA.", label="Network module", kind="code"
     )
-    usual: ClassVar[str] = "networks.lora"  # what an empty network_module means
+    usual: ClassVar[str] = "networks.lora"  # default of an empty network_module
     network_dim: int | None = opt(
         None,
         "16 suits most; higher learns more detail and makes a larger file. Empty: 4.",
@@ -80,7 +80,7 @@ class Network:
         return self.network_module or self.usual
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Rules about which adapters are trained and how they are initialized."""
+        """Check which adapters are trained and how they are initialized."""
         if self.network_train_unet_only and self.network_train_text_encoder_only:
             yield Problem(
                 "network_train_unet_only",
@@ -120,7 +120,7 @@ class AdapterData(Data):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterOptim(Optim):
-    """The same, with rates of their own for the parts that adapters are in."""
+    """The same, with rates for the parts that carry adapters."""
 
     unet_lr: float | None = opt(
         None,
@@ -136,7 +136,7 @@ class AdapterOptim(Optim):
     )
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
-        """What is for the whole model only."""
+        """Warn of options for full trainings only."""
         if self.fused_backward_pass:
             yield Problem(
                 "fused_backward_pass",
@@ -167,7 +167,7 @@ class AdapterSteps(Steps):
         return self.initial_step is not None or self.initial_epoch is not None
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """The first step lies before the last."""
+        """Check that the first step lies before the last."""
         yield from Steps.check(self, run)
         if self.max_train_epochs and (self.initial_epoch or 0) > self.max_train_epochs and self.initial_step is None:
             yield Problem(
@@ -187,7 +187,7 @@ class AdapterSteps(Steps):
             )
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
-        """What begins anew all the same."""
+        """Warn of what restarts anyway."""
         if self.initial_epoch and self.initial_step is not None:
             yield Problem(
                 "initial_epoch", "has no effect here: initial_step says where to begin", fix={"initial_epoch": None}
@@ -230,10 +230,10 @@ class FrozenPrecision(Precision):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterPrecision(FrozenPrecision):
-    """The same, with what adapters inside of it need."""
+    """The same, with options for adapters."""
 
     def check(self, run: Any) -> Iterator[Problem]:
-        """LyCORIS adds its product to the weights, in the type they are kept in, unless told to go around them."""
+        """Reject dtypes that LyCORIS cannot handle: unless bypassing, it adds its product to the stored weights."""
         yield from FrozenPrecision.check(self, run)
         module = run.network.module
         if not (self.fp8_denoiser or self.int8_base) or not module.startswith("lycoris"):

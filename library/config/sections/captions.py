@@ -1,4 +1,4 @@
-"""The captions of the images: where they are read, and how they are varied from epoch to epoch."""
+"""The captions of the images: where they are read, and how they vary by epoch."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from library.config.schema import opt
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Captions:
-    """The words that go with the images, and how they vary from epoch to epoch."""
+    """The captions of the images, and how they vary by epoch."""
 
     caption_extension: str = opt(".caption", "The extension of caption files, usually .txt.", parse=extension)
     shuffle_caption: bool = opt(
@@ -73,7 +73,7 @@ USUAL_VARIANTS = 4
 
 
 def clashes_with_cache(run: RunConfig) -> dict[str, str]:
-    """Options that change captions from step to step in ways that are not encoded once -> a template of the problem."""
+    """Return options that change captions by step in ways that cannot be encoded once -> a template of the problem."""
     never = {"token_warmup_step": "cannot be used with cache_text_encoder_outputs: switch one of them off"}
     if run.cache.cached_caption_variants > 1:
         return never

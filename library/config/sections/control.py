@@ -1,4 +1,4 @@
-"""Options for training ControlNet-LLLite: a small network beside a frozen model that follows control images."""
+"""Options of ControlNet-LLLite: a small network beside a frozen model that follows control images."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ class ControlData(AdapterData):
     )
 
     def missing(self, run: RunConfig) -> Iterator[Problem]:
-        """Without control images there is nothing to follow."""
+        """Require control images."""
         yield from AdapterData.missing(self, run)
         if not self.conditioning_data_dir and not self.dataset_config:
             yield Problem("conditioning_data_dir", "is not set: choose the folder of control images")
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """What would tear an image and its control image apart."""
+        """Reject options that would separate an image from its control image."""
         yield from AdapterData.check(self, run)
         if self.masked_loss:
             yield Problem(
@@ -60,7 +60,7 @@ class Control:
     network_weights: str | None = opt(None, "An LLLite file to continue from.", label="Continue from", kind="file")
 
     def missing(self, run: RunConfig) -> Iterator[Problem]:
-        """Both sizes, which have no default upstream either."""
+        """Require both sizes, which have no default upstream either."""
         for name, usual in (("cond_emb_dim", 32), ("network_dim", 64)):
             if not getattr(self, name):
                 yield Problem(name, "is not set: {usual} is usual", usual=usual, fix={name: usual})

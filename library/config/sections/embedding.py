@@ -1,4 +1,4 @@
-"""Options of textual inversion: vectors of new words are trained, the model stays frozen."""
+"""Options of textual inversion: trains vectors of new words; the model stays frozen."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from library.config.run_config import CaptionChange, RunConfig
 from library.config.schema import opt
 from library.config.sections.learning import Optim
 
-# What the image of a caption can be called; the names of sd-scripts' templates for objects, and how often each comes.
+# Words for an image in a caption: those of sd-scripts' object templates, with their frequencies.
 OBJECT_SIGHTS = {
     "a photo of": "a/the/my/one/a clean/the clean/a dirty/a cool/the cool/a nice/the nice/a small/the small/the weird/"
     "the large",
@@ -54,13 +54,13 @@ class Embedding:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words that a text encoder gets, one for each vector: cat, cat1, cat2."""
+        """The words that a text encoder gets, one per vector: cat, cat1, cat2."""
         word = self.token_string or ""
         return (word, *(f"{word}{number}" for number in range(1, self.num_vectors_per_token)))
 
     @property
     def caption_change(self) -> CaptionChange:
-        """All vectors instead of the word alone, and ready sentences where they are asked for."""
+        """Replace the word by all its vectors, and captions by template sentences if enabled."""
         words = " ".join(self.words)
         sentences = OBJECTS if self.use_object_template else STYLES if self.use_style_template else ()
         replaced = self.token_string or "" if len(self.words) > 1 else ""
@@ -71,7 +71,7 @@ class Embedding:
             yield Problem("token_string", "is not set: write the word that shall learn, such as sks-cat")
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """One word, and one kind of sentence."""
+        """Require one word, and only one kind of sentence."""
         word = self.token_string or ""
         if len(word.split()) > 1 or word != word.strip():
             yield Problem(

@@ -1,4 +1,4 @@
-"""What models that are trained by flow matching have in common: noise, timesteps, losses and files."""
+"""Common options of models trained by flow matching: noise, timesteps, losses and files."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from library.config.sections.outputs import FullSave
 
 _NOISE = "it is for diffusion models, and this model is trained by flow matching"
 _WEIGHT = "it weighs steps of a diffusion model; for this model see weighting_scheme"
-# Parsed for every family, without a meaning for these.
+# Options parsed for every family that mean nothing to these.
 FLOW_INEFFECTIVE: Mapping[str, str] = {
     "v_parameterization": "this model always predicts a velocity",
     "clip_skip": "this model uses a fixed layer; it is only written into the metadata",
@@ -32,7 +32,7 @@ FLOW_INEFFECTIVE: Mapping[str, str] = {
 
 
 def flow_rules(sigmoid: str) -> tuple[Rule, ...]:
-    """When options of timesteps mean something; `sigmoid` says when sigmoid_scale does not."""
+    """Return when timestep options have an effect; `sigmoid` lists values without sigmoid_scale."""
     return (*_RULES, ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"), sigmoid))
 
 
@@ -122,10 +122,10 @@ class Flow(Noise):
         label="Keep the distribution's shape",
         advanced=True,
     )
-    always_weighted: ClassVar[bool] = False  # by weighting_scheme, also where no prediction is sigma_scaled
-    weighted_by_step: ClassVar[bool] = False  # by the sigma of the nearest of 1000 timesteps, as in musubi-tuner
-    size_shift: ClassVar[str]  # the timestep_sampling that shifts by the number of tokens of an image
-    # Two numbers of tokens with the logarithm of their shift; others lie on the line through both. As FLUX has it.
+    always_weighted: ClassVar[bool] = False  # apply weighting_scheme even if the prediction is not sigma_scaled
+    weighted_by_step: ClassVar[bool] = False  # weight by the nearest of 1000 timesteps, as in musubi-tuner
+    size_shift: ClassVar[str]  # timestep_sampling with a shift by an image's number of tokens
+    # Two numbers of tokens with the logarithm of their shift; others are interpolated linearly. FLUX's values.
     shift_line: ClassVar[tuple[tuple[int, float], tuple[int, float]]] = ((256, 0.5), (4096, 1.15))
 
     @property
@@ -146,7 +146,8 @@ class FlowLoss(Loss):
     """Loss function and loss weighting."""
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """A straight path has no signal-to-noise table to take a threshold from."""
+        """Reject losses that need a signal-to-noise table."""
+        # A straight path has none.
         if self.loss_type in ("huber", "smooth_l1") and self.huber_schedule == "snr":
             yield Problem(
                 "huber_schedule",
@@ -164,7 +165,7 @@ class SafetensorsSave(FullSave):
     only_safetensors: ClassVar[bool] = True
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
-        """One kind of file."""
+        """Warn that only .safetensors is written."""
         if self.save_model_as not in (None, "safetensors"):
             yield Problem(
                 "save_model_as",

@@ -55,8 +55,8 @@ SchedulerName = Literal[
 ]
 ON_HUB = r"[\w.-]+/[\w.-]+/[^:]+(:[^:]*(:(model|dataset|space)?)?)?"  # a folder in a repository of Hugging Face
 
-LONGEST = 10**9  # steps; at ten a second, three years
-# Options by which weights are stepped within the backward pass, as soon as their gradients are there.
+LONGEST = 10**9  # maximum steps; three years at ten per second
+# Options that step weights within the backward pass, as soon as their gradients are complete.
 WARMS_UP = ("adamwschedulefree", "sgdschedulefree")  # schedule-free optimizers with an argument warmup_steps
 EARLY = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optimizers")
 
@@ -69,7 +69,7 @@ class Optim:
         2e-6,
         "1e-4 for LoRA, 1e-5 for a full model, 1 for Prodigy. Lower it if images are distorted.",
         min=0.0,
-        usual=None,  # which is another one for each kind of training
+        usual=None,  # differs by kind of training
     )
     optimizer_type: OptimizerName | str = opt(
         "",
@@ -148,7 +148,7 @@ class Optim:
 
     @property
     def stepped_early(self) -> str:
-        """The option that asks for steps within the backward pass. Adapters have few gradients to save by them."""
+        """The option that steps within the backward pass; "" here, as adapters have few gradients to save."""
         return ""
 
     @property
@@ -160,7 +160,7 @@ class Optim:
     def without_schedule(self) -> str:
         """Why the optimizer follows no schedule: "schedule-free", "relative" (Adafactor with relative_step), or "".
 
-        Its warm-up is an argument of its own, if it has one.
+        Its warm-up, if any, is an argument of its own.
         """
         name = self.optimizer.rpartition(".")[2].casefold()
         given = {key.strip(): text.strip() for key, _, text in (pair.partition("=") for pair in self.optimizer_args)}
@@ -176,7 +176,7 @@ class Optim:
         return ()
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """One optimizer, and what it can be combined with."""
+        """Require one optimizer, and reject invalid combinations."""
         chosen = {"use_8bit_adam": self.use_8bit_adam, "use_lion_optimizer": self.use_lion_optimizer}
         chosen["optimizer_type"] = bool(self.optimizer_type)
         if sum(chosen.values()) > 1:
@@ -219,15 +219,15 @@ class Optim:
 
 
 def own_warmup(run: RunConfig) -> Problem | None:
-    """The problem with lr_warmup_steps beside an optimizer that follows no schedule; None beside others.
+    """Return the problem of lr_warmup_steps with an optimizer that follows no schedule; None for others.
 
-    Its fix keeps the warm-up where the optimizer has one: as an argument of its own.
+    Its fix keeps the warm-up as the optimizer's own argument, if it has one.
     """
     optim, kind = run.optim, run.optim.without_schedule
     if not optim.lr_warmup_steps or not kind:
         return None
     steps = optim.lr_warmup_steps
-    if isinstance(steps, float):  # a share of a length that is known where it is no number of epochs
+    if isinstance(steps, float):  # a share of the length, which is known unless it is set in epochs
         steps = 0 if run.steps.max_train_epochs else int(steps * run.steps.max_train_steps)
     wanted = "warmup_init=True" if kind == "relative" else f"warmup_steps={steps}"
     has_none = kind != "relative" and optim.optimizer.rpartition(".")[2].casefold() not in WARMS_UP
@@ -268,7 +268,7 @@ def _no_accumulation(name: str) -> Problem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FullOptim(Optim):
-    """The same, with options that save memory when the whole model is trained."""
+    """The same, with options that save memory in full trainings."""
 
     fused_optimizer_groups: int | None = opt(
         None,
@@ -283,7 +283,7 @@ class FullOptim(Optim):
         return next((name for name in EARLY if getattr(self, name, None)), "")
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """One way of stepping early, and only with gradients that are whole and unscaled."""
+        """Allow one way of stepping early, and only with whole, unscaled gradients."""
         yield from Optim.check(self, run)
         chosen = [name for name in EARLY if getattr(self, name, None)]
         if len(chosen) > 1:
@@ -349,7 +349,7 @@ class Steps:
         return False
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Held-out images measure when to stop, and a state on the hub needs a name."""
+        """Require held-out images for early stopping, and a valid name of a state on the hub."""
         known = values(run)
         if self.early_stop_patience and not run.data.dataset_config and not known.get("validation_split"):
             yield _without_held_out("validation_split" in known)
@@ -363,7 +363,9 @@ class Steps:
 
 
 def _without_held_out(has_share: bool) -> Problem:
-    """The problem of early_stop_patience without held-out images, where a run has an option for their share or not."""
+    """Return the problem of early_stop_patience without held-out images; `has_share`: the run has an option for their
+    share.
+    """
     name, share = "early_stop_patience", "validation_split"
     if has_share:
         return Problem(name, "needs held-out images: set validation_split, such as 0.1", also=share, fix={share: 0.1})

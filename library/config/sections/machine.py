@@ -1,4 +1,4 @@
-"""How a training uses the machine: numbers, memory, several processes."""
+"""How a training uses the hardware: precision, memory, several processes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class Precision:
         return self.fp8_base
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """What needs which mixed precision."""
+        """Check what requires which mixed precision."""
         if self.full_fp16 and self.full_bf16:
             yield exclusive(run, "full_fp16", "full_bf16")
         for name, needs in (("full_fp16", "fp16"), ("full_bf16", "bf16")):
@@ -114,7 +114,7 @@ class Precision:
             )
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
-        """A trained model cannot be stored in 8 bits."""
+        """Warn that a trained model cannot be stored in 8 bits."""
         if self.fp8_base and not run.adapters:
             yield Problem(
                 "fp8_base",
@@ -178,14 +178,14 @@ class Memory:
         return self.gradient_checkpointing or self.cpu_offload_checkpointing or bool(self.blocks_to_swap)
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Options that contradict each other."""
+        """Reject contradictory options."""
         if self.checkpoint_keep_attention and self.cpu_offload_checkpointing:
             yield exclusive(run, "checkpoint_keep_attention", "cpu_offload_checkpointing")
         if self.lowram and self.highvram:
             yield exclusive(run, "lowram", "highvram")
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
-        """The attention that is really used, what needs checkpointing, and what is slow."""
+        """Remark on the attention actually used, on what needs checkpointing, and on slow options."""
         if self.blocks_to_swap and not run.adapters and not run.optim.stepped_early:
             yield Problem(
                 "blocks_to_swap",
@@ -233,7 +233,7 @@ class Distributed:
     )
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """What a model in shards cannot do."""
+        """Reject what a sharded model cannot do."""
         if not self.fsdp:
             return
         if run.adapters:

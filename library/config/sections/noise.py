@@ -1,4 +1,4 @@
-"""What is asked of the model: noise and timesteps, and the loss."""
+"""Noise, timesteps, and the loss."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ class Noise:
     )
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Rules about noise."""
+        """Check noise options."""
         if self.adaptive_noise_scale is not None and self.noise_offset is None:
             yield Problem(
                 "adaptive_noise_scale",
@@ -82,7 +82,7 @@ class Noise:
             )
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
-        """What is allowed but seldom meant."""
+        """Warn of values that are allowed but rarely intended."""
         if self.zero_terminal_snr and not run.model.v_parameterization:
             yield Problem(
                 "zero_terminal_snr",
@@ -139,7 +139,7 @@ class Loss:
     )
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Weights that belong to one kind of prediction."""
+        """Reject weightings of another kind of prediction."""
         if self.scale_v_pred_loss_like_noise_pred and not run.model.v_parameterization:
             yield Problem(
                 "scale_v_pred_loss_like_noise_pred",

@@ -1,4 +1,4 @@
-"""What a training leaves behind: files, sample images, uploads, logs."""
+"""The outputs of a training: files, sample images, uploads, logs."""
 
 import re
 from collections import Counter
@@ -13,14 +13,14 @@ from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.config.values import LARGEST, quoted
 
-REPOSITORIES = ("model", "dataset", "space")  # that Hugging Face has
-DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # what Windows has in every folder
-LONGEST = 200  # bytes of a name: file systems allow 255, and a step, an ending and a mark of being written come behind
+REPOSITORIES = ("model", "dataset", "space")  # kinds of repositories on Hugging Face
+DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # reserved names in every folder of Windows
+LONGEST = 200  # maximum bytes of a name: file systems allow 255, including step, extension and temporary suffix
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Save:
-    """Where the result goes, and what is kept on the way."""
+    """Where the result goes, and what is kept meanwhile."""
 
     output_dir: str | None = opt(
         None, "The folder for the results: models, states and samples.", kind="folder", label="Output folder"
@@ -93,7 +93,7 @@ class Save:
             yield Problem("output_dir", "is not set: choose a folder for the results")
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Each step is chosen once, and files have to get the name, on every system."""
+        """Require distinct steps, and names that are valid on every system."""
         if twice := sorted(step for step, times in Counter(self.save_at_steps).items() if times > 1):
             yield Problem(
                 "save_at_steps",
@@ -147,7 +147,7 @@ class EmbeddingSave(Save):
 class FullSave(Save):
     """The same, for whole models."""
 
-    only_safetensors: ClassVar[bool] = False  # whether no other kind of file has readers
+    only_safetensors: ClassVar[bool] = False  # whether other programs read no other format
 
     save_model_as: Literal["ckpt", "safetensors", "diffusers", "diffusers_safetensors"] | None = opt(
         None, "The format of the file or folder. Empty: the format of the base model.", label="File format"
@@ -258,7 +258,7 @@ class Hub:
     async_upload: bool = opt(False, "Upload in the background, during the training.", label="Upload in the background")
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """An upload needs an address."""
+        """Require a repository for uploads."""
         if self.save_state_to_huggingface and not self.huggingface_repo_id:
             yield Problem(
                 "save_state_to_huggingface",
@@ -316,8 +316,8 @@ class Log:
     console_log_simple: bool = opt(False, "Print plain lines, without colors.", label="Simple log", advanced=True)
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """TensorBoard writes into a folder, and nowhere else."""
-        for option in ("log_prefix", "log_tracker_name"):  # both are parts of the path below it
+        """Require a folder for TensorBoard, which writes nowhere else."""
+        for option in ("log_prefix", "log_tracker_name"):  # both become parts of the log's path
             name = getattr(self, option) or ""
             if ".." in name.replace("\\", "/").split("/") or name.startswith(("/", "\\")) or ":" in name:
                 yield Problem(option, "leads out of logging_dir: write a name", fix={option: None})

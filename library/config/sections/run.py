@@ -1,4 +1,4 @@
-"""What every run's config has besides its sections."""
+"""The parts of every run's config besides its sections."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ INEFFECTIVE_EVERYWHERE: Mapping[str, str] = {
 }
 
 
-# The order of the sections in files, in the page and in docs/options.md.
+# Section order in files, in the page and in docs/options.md.
 SECTIONS = (
     "model",
     "data",
@@ -46,39 +46,39 @@ SECTIONS = (
 
 
 class Run:
-    """The part of a run's config that is the same for all: its facts, old names, and rules about its own options.
+    """The common part of a run's config: its facts, old names, and rules about its own options.
 
-    What a class says of `ineffective`, `aliases` and `foreign` options is added to what its bases say.
+    `ineffective`, `aliases` and `foreign` of a class are added to those of its bases.
     """
 
     order: ClassVar[tuple[str, ...]] = SECTIONS
     family: ClassVar[str]  # the folder in library/families
     script: ClassVar[str]  # the file in sd-scripts/ without .py
-    title: ClassVar[str]  # what a person calls it
-    kind: ClassVar[str]  # what learns, in one word: presets are named after it
+    title: ClassVar[str]  # display name
+    kind: ClassVar[str]  # what is trained, in one word; part of preset names
     told_by: ClassVar[str] = ""  # an option, or the beginning of several, that tells a file of this kind from others
-    adapters: ClassVar[bool]  # what learns is small and has a file of its own, and the model stays as it is
-    can_be_left_out: ClassVar[bool] = False  # whether a pass can do without what learns, and the base model answers
-    usual_rate: ClassVar[str]  # a learning rate to begin with, as a person writes it
-    file_kind: ClassVar[tuple[str, str]]  # what modelspec calls such a file, and what it adds to the architecture
+    adapters: ClassVar[bool]  # whether small weights with their own file are trained beside a frozen model
+    can_be_left_out: ClassVar[bool] = False  # whether a pass can leave out the trained weights and use the base model
+    usual_rate: ClassVar[str]  # usual learning rate, as text
+    file_kind: ClassVar[tuple[str, str]]  # modelspec's name of such a file, and its suffix of the architecture
     grid: ClassVar[int]  # bucket_reso_steps must be a multiple of this many pixels
-    shifts_samples: ClassVar[bool] = False  # whether a prompt can say how far the sigmas of its sample are shifted
-    ineffective: ClassVar[Mapping[str, str]] = {}  # options that sd-scripts knows but that do nothing here -> why
+    shifts_samples: ClassVar[bool] = False  # whether a prompt can set the shift of its sample's sigmas
+    ineffective: ClassVar[Mapping[str, str]] = {}  # options of sd-scripts without effect here -> why
     ineffective_rules: ClassVar[
         tuple[Rule, ...]
     ] = ()  # the same for options of the family's own, as the others are set
 
-    # "option" or "option=value" that is declared but not honoured yet -> why, and what to do instead: a flag is never
+    # Declared "option" or "option=value" that is not supported yet -> why, and what to do instead, as no flag is
     # accepted and ignored.
     pending: ClassVar[Mapping[str, str]] = {}
 
-    # An option -> a script that has it, or "": this room knows of no scripts, those who make one of it do.
+    # An option -> a script that has it, or "". Set by code that knows the scripts, which this package does not.
     script_with: ClassVar[Callable[[str], str]] = staticmethod(lambda option: "")
 
     aliases: ClassVar[Mapping[str, str]] = ALIASES
     retired: ClassVar[Mapping[str, str]] = RETIRED
     foreign: ClassVar[Mapping[str, str]] = FOREIGN
-    old: ClassVar[Mapping[str, Option]] = {}  # options that `convert` makes others of
+    old: ClassVar[Mapping[str, Option]] = {}  # former options handled by `convert`
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -100,27 +100,27 @@ class Run:
 
     @staticmethod
     def convert(old: JsonMapping, given: Collection[str]) -> tuple[JsonObject, list[Problem]]:
-        """Checked values of `old` options -> values of those that took their place, and what to tell the user.
+        """Convert checked values of `old` options to values of their replacements, with remarks.
 
-        `given` are the options that are set besides.
+        `given` are the options that are also set.
         """
         return converted.blocks(old, "blocks_to_swap" in given)
 
     def check(self) -> Iterator[Problem]:
-        """Refuse what this version cannot do yet, so that no flag is accepted and ignored."""
+        """Reject unsupported options, so that no flag is accepted and ignored."""
         for name, value in self._touched():
             if problem := self.refusal(name, value):
                 yield problem
 
     @classmethod
     def refusal(cls, name: str, value: Any) -> Problem | None:
-        """The problem of an option that differs from its default and cannot be used in this script yet."""
+        """Return the problem of a non-default option that this script does not support yet."""
         reason = cls.pending.get(name) or cls.pending.get(f"{name}={value}", "")
         fix = {name: schema.options(cls)[name].default}
         return Problem(name, "does not work yet: {reason}", reason=Message(reason), fix=fix) if reason else None
 
     def notes(self) -> Iterator[Problem]:
-        """Say which options are set but do nothing in this kind of run."""
+        """Report set options without effect in this kind of run."""
         for name, _ in self._touched():
             if reason := self.ineffective.get(name) or INEFFECTIVE_EVERYWHERE.get(name):
                 fix = schema.defaults(self, name)

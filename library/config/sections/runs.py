@@ -1,4 +1,4 @@
-"""The sections that trainings of a kind have in every family, which puts its own in the place of some."""
+"""The sections that trainings of one kind share in all families; a family replaces some by its own."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
