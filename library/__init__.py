@@ -1,8 +1,8 @@
-"""Training of image models: configs, families, data, learners, the step, and the runs it leaves behind."""
+"""Training of image models: configs, families, data, methods, the training loop, and its runs."""
 
 import os
 
 # Why: docs/decisions/2026-11-20-onnx-runtime-telemetry.md
-# Where ONNX Runtime is installed, torch.compile loads it as well, and it reports its use to its makers unless told not
-# to before it is loaded. Nothing of ours reports to anyone.
+# torch.compile also loads an installed ONNX Runtime, which sends telemetry unless disabled before it is loaded. This
+# project sends none.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"

@@ -1,4 +1,4 @@
-"""The compiling of blocks under its published names; the work is done in `library.compiler`."""
+"""Block compilation under its published names; implemented in `library.compiler`."""
 
 from library.compiler.blocks import (
     add_compile_arguments,

@@ -1,4 +1,4 @@
-"""Files that are never half written: everything goes to a temporary name, is flushed, and is renamed into place."""
+"""Atomic writing of files: everything goes to a temporary name, is flushed, and is renamed into place."""
 
 import contextlib
 import errno
@@ -26,30 +26,30 @@ UNFINISHED = re.compile(
     r"\.(?P<stem>.+)\.(?P<pid>\d+)-(?P<here>[0-9a-f]{4})[0-9a-f]{8}\.(?P<kind>tmp|old)(?P<suffix>\.\w+)?"
 )
 DAY = 86400.0
-LONGEST_NAME = 255  # bytes of a file's name on the usual disks; Windows and macOS count letters, and allow more
+LONGEST_NAME = 255  # maximum bytes of a file name; Windows and macOS count characters, and allow more
 RESERVED = re.compile(
     r"(con|prn|aux|nul|com[\d¹²³]|lpt[\d¹²³])(\..*)?", re.I
-)  # devices that Windows has in every folder
+)  # reserved device names in every folder of Windows
 
 
 def cache_folder() -> Path:
-    """Where the user keeps what can be made again: inside KOHYA_HOME, where that is set."""
+    """Return the folder for reproducible data: inside KOHYA_HOME, if that is set."""
     home = os.environ.get("KOHYA_HOME")
     return Path(home).expanduser() / "cache" if home else platformdirs.user_cache_path("kohya", appauthor=False)
 
 
 def write_atomic(path: str | Path, content: bytes | str | Callable[[Path], object]) -> Path:
-    """Write a file so that `path` holds either what it held before or all of `content`, also after a power cut.
+    """Write a file so that `path` holds either its old content or all of `content`, even after a power failure.
 
-    `content` is bytes, text (UTF-8, line ends as they are), or a function that writes a file at the path it is given.
-    That temporary path is in the same folder and has the same suffix (np.savez and image writers look at it). The
-    folder is made if needed. Raises ConfigError when the disk is full or the place is not writable.
+    `content` is bytes, text (UTF-8, line ends unchanged), or a function that writes a file at a given temporary path,
+    which has the same folder and suffix (np.savez and image writers depend on it). Creates the folder if needed. Raises
+    ConfigError if the disk is full or not writable.
     """
     path = Path(path)
     mark = f".{_mark()}.tmp{path.suffix}"
     stem = path.stem.encode("utf-8", "surrogatepass")[-(LONGEST_NAME - 1 - len(mark.encode())) :].decode(
         errors="ignore"
-    )  # a long one's end
+    )  # the end of a long name
     temporary = path.with_name(f".{stem}{mark}")
     try:
         with clear_errors(path):
@@ -65,9 +65,9 @@ def write_atomic(path: str | Path, content: bytes | str | Callable[[Path], objec
 
 
 def write_folder_atomic(path: str | Path, fill: Callable[[Path], object]) -> Path:
-    """Write a folder that is there under its name only when it is complete; one of that name gives way to it.
+    """Write a folder that appears under its name only when complete, replacing an existing one.
 
-    `fill` writes the files into the folder that it is given. Raises ConfigError as `write_atomic` does.
+    `fill` writes the files into the given folder. Raises ConfigError like `write_atomic`.
     """
     path = Path(path)
     mark = _mark()
@@ -93,25 +93,26 @@ def write_folder_atomic(path: str | Path, fill: Callable[[Path], object]) -> Pat
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder so that it is never there in part: it loses its name first."""
+    """Delete a folder so that it never exists in part."""
+    # Rename it first, so that it loses its name at once.
     doomed = path.with_name(f".{path.name}.{_mark()}.tmp")
     try:
         _replace(path, doomed)
-    except OSError:  # on Windows somebody reads in it
+    except OSError:  # open files block renaming on Windows
         doomed = path
     shutil.rmtree(doomed, ignore_errors=True)
 
 
 def json_text(value: Any, **how: Any) -> str:
-    """JSON as people read it; where a file name in it is not UTF-8, escaped, as UTF-8 has no letters for it."""
+    """Return readable JSON; file names that are not UTF-8 are escaped."""
     text = json.dumps(value, ensure_ascii=False, **how)
     return json.dumps(value, **how) if SURROGATES.search(text) else text
 
 
 def clean_up(folder: str | Path, ours: Callable[[str], object]) -> None:
-    """Remove what writers that died on the way have left in a folder; `ours` says of which names.
+    """Delete what killed writers have left in a folder; `ours` selects names.
 
-    A folder whose exchange was cut off between the two renames gets its name, as its new content was complete.
+    A folder interrupted between the two renames gets its name, as its new content was complete.
     """
     with contextlib.suppress(OSError):
         found = [(path, UNFINISHED.fullmatch(path.name)) for path in Path(folder).iterdir() if path.name[0] == "."]
@@ -126,12 +127,12 @@ def clean_up(folder: str | Path, ours: Callable[[str], object]) -> None:
 
 
 def _mark() -> str:
-    """Who writes: process, computer, and a number by chance."""
+    """Return an identifier of the writer: process, computer, and a random number."""
     return f"{os.getpid()}-{HERE}{secrets.token_hex(4)}"
 
 
 def _is_left(path: Path, mark: re.Match[str]) -> bool:
-    """Whether the process that writes this is gone. Of other computers we only know how old it is."""
+    """Return whether the writing process is gone. Files of other computers are judged by age."""
     import psutil
 
     try:
@@ -147,7 +148,7 @@ def _is_left(path: Path, mark: re.Match[str]) -> bool:
 
 
 def free_space(path: str | Path) -> int:
-    """Bytes free where `path` is or will be; the nearest folder that exists answers."""
+    """Return the free bytes where `path` is or will be, by its nearest existing folder."""
     place = Path(path).absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -155,7 +156,7 @@ def free_space(path: str | Path) -> int:
 
 
 def need_space(path: str | Path, size: int) -> None:
-    """Raise ConfigError unless `size` bytes (and a little) fit where `path` will be."""
+    """Raise ConfigError unless `size` bytes (and a little more) fit where `path` will be."""
     free = free_space(path)
     if free < size + 2**20:
         raise ConfigError(
@@ -168,7 +169,7 @@ def need_space(path: str | Path, size: int) -> None:
 
 @contextlib.contextmanager
 def clear_errors(path: str | Path) -> Iterator[None]:
-    """Turn "no space left", "permission denied" and the like into one sentence about `path`."""
+    """Convert "no space left", "permission denied" and the like into one sentence about `path`."""
     try:
         yield
     except OSError as e:
@@ -184,7 +185,7 @@ def clear_errors(path: str | Path) -> Iterator[None]:
             ) from e
         if isinstance(e, FileExistsError | NotADirectoryError):
             raise ConfigError("cannot write {path}: a file has the name of its folder", path=path) from e
-        if isinstance(e, FileNotFoundError):  # a drive that is gone, or a place where there are no folders
+        if isinstance(e, FileNotFoundError):  # a missing drive, or a parent that is no folder
             raise ConfigError("cannot write {path}: its folder cannot be made", path=path) from e
         raise
 
@@ -206,7 +207,8 @@ def _sync(file: Path) -> None:
 
 
 def _replace(temporary: Path, path: Path) -> None:
-    """Rename over `path`. On Windows a reader or a virus scanner may hold the old file for a moment, so try again."""
+    """Rename over `path`, with retries."""
+    # On Windows a reader or a virus scanner may hold the old file for a moment.
     for pause in (0.05, 0.1, 0.2, 0.4, 0.8) if WINDOWS else ():
         try:
             os.replace(temporary, path)
@@ -217,7 +219,8 @@ def _replace(temporary: Path, path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename itself last. Windows has no such call, and some network folders refuse it."""
+    """Make the rename itself durable."""
+    # Windows has no such call, and some network folders reject it.
     if WINDOWS:
         return
     with contextlib.suppress(OSError):
@@ -229,7 +232,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def size_text(size: float) -> str:
-    """A number of bytes as disks, browsers and the page's panel count them: 81.7 GB, 335 MB."""
+    """Return a number of bytes as disks, browsers and the page's panel show it: 81.7 GB, 335 MB."""
     for unit in ("bytes", "KB", "MB", "GB"):
         if size < 1000 or unit == "GB":
             break

@@ -1,4 +1,4 @@
-"""Importing large packages in a fraction of their time. No torch."""
+"""Import large packages in a fraction of their time. Loads no torch."""
 
 import contextlib
 import gc
@@ -6,9 +6,9 @@ import importlib
 import sys
 from collections.abc import Iterator
 
-# Adapters, layers of few bits, kernels of attention: nothing here uses them through these two.
+# Adapters, quantised layers, attention kernels: nothing here uses them through these two packages.
 UNUSED = ("peft", "bitsandbytes", "torchao", "gguf", "xformers", "flash_attn", "flash_attn_3", "sageattention")
-# Where a package keeps what it knows of others, and by which name: a value, or a function that answers.
+# Where a package stores the availability of others, and under which name: a value, or a function.
 KNOWN = {
     "diffusers": ("diffusers.utils.import_utils", "_{}_available", False),
     "transformers": ("transformers.utils", "is_{}_available", lambda *_: False),
@@ -17,7 +17,8 @@ KNOWN = {
 
 @contextlib.contextmanager
 def without_collecting() -> Iterator[None]:
-    """Inside, cyclic garbage is not looked for: what is imported stays, and PyTorch alone makes millions of objects."""
+    """Disable garbage collection within this context."""
+    # Imported objects stay alive, and PyTorch alone creates millions, which each collection would scan.
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -30,8 +31,9 @@ def without_collecting() -> Iterator[None]:
 # Why: docs/decisions/2026-11-22-diffusers-without-optional-packages.md
 @contextlib.contextmanager
 def without_optional(module: str) -> Iterator[None]:
-    """Inside, modules of this one's package are imported as if those packages in `UNUSED` were absent that nobody has
-    loaded yet. Only diffusers and transformers load them; afterwards both answer again that they are there."""
+    """Import modules of this one's package as if not yet loaded packages in `UNUSED` were absent. Only diffusers and
+    transformers load them; afterwards both report them as available again.
+    """
     package = module.split(".")[0]
     if package not in KNOWN:
         yield

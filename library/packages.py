@@ -1,8 +1,7 @@
-"""Packages that a training may need beside PyTorch: whether each is there and loads, and the command that installs it.
+"""Packages that a training may need besides PyTorch: whether each is installed and loads, and how to install it.
 
-Loading one takes PyTorch and seconds, so who must not wait (the page) asks what is known: from the files of the
-package, and from the last time that it was really tried. setup.sh, `kohya doctor`, `kohya check` and every training
-try, and remember what came of it.
+Loading one takes PyTorch and seconds, so callers that must not wait (the page) use what is known from the package's
+files and from the last attempt. setup.sh, `kohya doctor`, `kohya check` and every training try, and store the result.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ from library.config.values import did_you_mean
 from library.files import cache_folder, write_atomic
 
 # Why: docs/decisions/2026-11-22-optimizer-packages-are-installed.md
-# The name by which it is imported -> the name by which it is installed.
+# Import name -> name for installing.
 PACKAGES = {
     "bitsandbytes": "bitsandbytes",
     "dadaptation": "dadaptation",
@@ -37,8 +36,8 @@ PACKAGES = {
     "schedulefree": "schedulefree",
 }
 LOCKED = Path(__file__).resolve().parents[1] / "constraints.txt"
-AGAIN = 600.0  # seconds after which a package that did not load is tried again
-PATIENCE = 120.0  # seconds for loading one in a process of its own
+AGAIN = 600.0  # retry a failed package after this many seconds
+PATIENCE = 120.0  # timeout in seconds for loading one in a separate process
 
 
 def title(module: str) -> str:
@@ -53,7 +52,7 @@ def locked() -> Mapping[str, str]:
 
 
 def command(*modules: str, again: bool = False) -> str:
-    """What to type to install packages into the environment that runs now, in the versions that were tested."""
+    """Return the command that installs packages into the current environment, in the tested versions."""
     names = [title(module) for module in modules]
     wanted = [f"{name}=={locked()[name]}" if name in locked() else name for name in names]
     line = [sys.executable, "-m", "pip", "install", *(["--force-reinstall", "--no-deps"] * again), *wanted]
@@ -61,7 +60,7 @@ def command(*modules: str, again: bool = False) -> str:
 
 
 def installed(module: str) -> bool:
-    """Whether a package can be found, without loading it."""
+    """Return whether a package can be found, without loading it."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
@@ -69,8 +68,8 @@ def installed(module: str) -> bool:
 
 
 def absent(module: str) -> Message:
-    """The sentence's end about a package that is not there."""
-    if module not in PACKAGES:  # nobody knows what a registry has under a name that was only typed
+    """Return the end of a sentence about a missing package."""
+    if module not in PACKAGES:  # never suggest installing an arbitrary typed name from a registry
         template = "names the package {package}, which is not installed here{hint}"
         return Message(template, package=module, hint=did_you_mean(module, PACKAGES))
     return Message("needs a package that is not installed: {command}", command=command(module))
@@ -82,10 +81,10 @@ def broken(module: str, error: str) -> Message:
 
 
 def failure(module: str) -> str:
-    """Why a package that is installed does not load, '' where it does, as far as that is known or soon found out.
+    """Return why an installed package does not load, "" if it does, as far as known or quickly found out.
 
-    What was tried before counts until the package is another. What never was is taken to load if it is just what pip
-    has put there; else, and where it failed some time ago, it is tried, in a process of its own.
+    An earlier result counts until the package changes. A never tried one counts as loading if its files are exactly
+    pip's; otherwise, and some time after a failure, it is tried in a separate process.
     """
     known = _known().get(module, {})
     if known.get("of") == _print(module):
@@ -97,7 +96,7 @@ def failure(module: str) -> str:
 
 
 def examine(modules: Iterable[str], patience: float = PATIENCE) -> dict[str, str]:
-    """Load packages in a process of its own: by module why it does not load, '' if it does. That is remembered."""
+    """Load packages in a separate process and store the results: by module the error, "" if it loads."""
     wanted = [module for module in modules if installed(module)]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     line = [sys.executable, "-P", "-m", "library.optim.trial", *wanted]
@@ -110,12 +109,12 @@ def examine(modules: Iterable[str], patience: float = PATIENCE) -> dict[str, str
 
 
 def remember(module: str, error: str) -> None:
-    """Keep what came of really loading a package."""
+    """Store the result of really loading a package."""
     known, now = _known(), _print(module)
     if known.get(module, {}).get("of") == now and known[module]["error"] == error and not error:
         return
     known[module] = {"of": now, "error": error, "when": time.time()}
-    with contextlib.suppress(OSError, ConfigError):  # then it is tried again the next time
+    with contextlib.suppress(OSError, ConfigError):  # without a stored result it is tried again next time
         write_atomic(_place(), json.dumps(known, indent=1))
 
 
@@ -137,13 +136,13 @@ def _known() -> dict[str, dict]:
 
 
 def _print(module: str) -> str:
-    """Which package this is, of which PyTorch, in which environment: when it changes, what was tried counts no more."""
+    """Return an identifier of a package, its PyTorch and environment; a change invalidates earlier results."""
     facts = [sys.prefix, _version("torch"), _version(title(module)), *map(str, _origin(module))]
     return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def _origin(module: str) -> tuple[str, int, int]:
-    """The file that is loaded first, when it was changed, and its size."""
+    """Return the first loaded file, its modification time and size."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         if (spec := importlib.util.find_spec(module)) and spec.origin:
             about = os.stat(spec.origin)
@@ -158,7 +157,7 @@ def _version(name: str) -> str:
 
 
 def _untouched(module: str) -> bool:
-    """Whether a package is the tested version, with all its files as long as pip has written them, and found first."""
+    """Return whether a package is the tested version, found first, with all its files as long as pip wrote them."""
     name = title(module)
     try:
         package = importlib.metadata.distribution(name)
@@ -177,7 +176,7 @@ def _untouched(module: str) -> bool:
 
 
 def lines(found: Mapping[str, str]) -> Iterator[str]:
-    """What setup.sh says of the packages, by module why each does not load."""
+    """Return setup.sh's lines about the packages, from the errors by module."""
     for module in PACKAGES:
         if not installed(module):
             yield f"{title(module)} is not installed. To install it: {command(module)}"
@@ -190,6 +189,6 @@ def lines(found: Mapping[str, str]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    missing = list(lines(examine(PACKAGES, patience=600.0)))  # they are new: nothing is compiled or in memory yet
+    missing = list(lines(examine(PACKAGES, patience=600.0)))  # new packages have no compiled or cached files yet
     print("\n".join(missing) or "The optimizers' packages and LyCORIS work.")
     sys.exit(bool(missing))

@@ -1,1 +1,1 @@
-"""Files of adapters: their names and formats, read and written tensor by tensor, and checked."""
+"""Adapter files: their names and formats; reading and writing tensor by tensor, and verification."""

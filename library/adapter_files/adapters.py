@@ -1,4 +1,4 @@
-"""Files of adapters in memory: their modules, whatever the names in the file are."""
+"""Adapter files in memory: their modules, independent of the names in the file."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import parse_json
 from library.config.problems import ConfigError, Message, MessageLike
 
-FOLDED = "kohya_folded_alpha"  # metadata: the alphas of a file whose format has none
+FOLDED = "kohya_folded_alpha"  # metadata key for the alphas of a format without alphas
 NO_PEFT = (
     "{module} is {kind}, which diffusers has no names for: make a LoRA of it first, with {command}, or choose comfy or "
     "kohya as the names"
@@ -30,7 +30,7 @@ NO_BIAS = (
     "or choose comfy or kohya as the names"
 )
 HALF = "{name} lacks its {matrix} matrix: the file is damaged or was edited"
-OTHER_KINDS = {  # by a pattern in keys
+OTHER_KINDS = {  # pattern in keys -> kind
     "dora_scale": "DoRA",
     "lora_magnitude_vector": "DoRA",
     "hada_": "LoHa",
@@ -52,7 +52,7 @@ class Lora:
     family: str
     adapters: dict[Module, AdapterFactors]  # plain LoRA
     metadata: Metadata = field(default_factory=dict)
-    style: str = ""  # the family's own by default
+    style: str = ""  # "": the family's own
     others: dict[Module, LayerChange] = field(default_factory=dict)  # of all other kinds
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Lora:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The widest type of its matrices."""
+        """The widest dtype of its matrices."""
         others = (tensor for change in self.others.values() for name, tensor in change.parts.items() if name != ALPHA)
         kinds = {adapter.up.dtype for adapter in self.adapters.values()}
         kinds |= {tensor.dtype for tensor in others if tensor.is_floating_point()}
@@ -68,8 +68,9 @@ class Lora:
 
 
 def read(path: str | Path, wanted: str = "") -> Lora:
-    """An adapter of any kind in any of the formats; of the family `wanted` where its names may be that one's. Raises
-    ConfigError for anything else."""
+    """Read an adapter of any kind in any of the formats, of the family `wanted` if its names allow that. Raises
+    ConfigError for anything else.
+    """
     stored, metadata = storage.opened(path), storage.metadata_of(path)
     try:
         found = grouped(stored)
@@ -92,7 +93,7 @@ def read(path: str | Path, wanted: str = "") -> Lora:
 
 
 def kohya_named(path: Path, tensors: dict[str, Tensor], family: str) -> dict[str, Tensor]:
-    """The tensors of a file of adapters of any kind for a family, under kohya's names. Raises ConfigError."""
+    """Return the tensors of an adapter file of any kind for a family, under kohya's names. Raises ConfigError."""
     if all(name.startswith("lora_") for name in tensors) and not names.of_other_tree(tensors, family):
         return tensors
     try:
@@ -100,11 +101,13 @@ def kohya_named(path: Path, tensors: dict[str, Tensor], family: str) -> dict[str
     except ConfigError:
         if all(names.split(name) for name in tensors):
             raise
-        return {names.kohya_key(name): tensor for name, tensor in tensors.items()}  # layers that are no module of ours
+        return {
+            names.kohya_key(name): tensor for name, tensor in tensors.items()
+        }  # layers that our model does not have
 
 
 def odd_alpha(name: str, parts: Mapping[str, Tensor]) -> MessageLike:
-    """What is wrong with the alpha of a module, which is one number where there is one; "" if nothing is."""
+    """Return what is wrong with a module's alpha, which must be one number if present; "" if nothing."""
     if ALPHA not in parts or parts[ALPHA].numel() == 1:
         return ""
     template = "{name} has an alpha of {count} numbers instead of one: the file is damaged or was edited"
@@ -112,8 +115,9 @@ def odd_alpha(name: str, parts: Mapping[str, Tensor]) -> MessageLike:
 
 
 def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """{module's name: its tensors, such as "down", "up" and "alpha"}. ConfigError for keys that are of no adapter, and
-    for modules of which a part is missing."""
+    """Return {module's name: its tensors, such as "down", "up" and "alpha"}. Raises ConfigError for unknown keys and
+    incomplete modules.
+    """
     found: dict[str, dict[str, Tensor]] = {}
     for key in tensors:
         parts = names.split_any(key, tensors.keys())
@@ -136,36 +140,36 @@ def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def fit_together(parts: Mapping[str, Tensor]) -> bool:
-    """Whether both matrices of a LoRA have its rank."""
+    """Return whether both matrices of a LoRA have the same rank."""
     up, down = parts[UP], parts[DOWN]
     return min(up.ndim, down.ndim) >= 2 and up.shape[1] == down.shape[0]
 
 
 def not_known(key: str) -> Message:
-    """A sentence about a key that belongs to no adapter."""
+    """Return a message about a key that belongs to no adapter."""
     if kind := other_kind(key):
         return Message("{key} belongs to {kind}, not to LoRA or LyCORIS: choose another file", key=key, kind=kind)
     return Message("{key} is no part of an adapter that is known: LoRA and the kinds of LyCORIS are", key=key)
 
 
 def other_kind(key: str) -> str:
-    """Which kind of adapter a key belongs to that is none of a plain LoRA, "" for none that is known."""
+    """Return the kind of adapter of a key that is no plain LoRA's, "" if unknown."""
     return next((kind for mark, kind in OTHER_KINDS.items() if re.search(mark, key)), "")
 
 
 def style_of(found: Iterable[str]) -> str:
-    """Which format the names of modules are in."""
+    """Return the format of the modules' names."""
     found = list(found)
     first = min(
         [name for name in found if not name.startswith(names.TEXT)] or found
-    )  # encoders' may be kept as they were
+    )  # text encoders' names may be unchanged
     if first.startswith("lora_"):
         return "kohya"
     return "comfy" if first.startswith(("diffusion_model.", "text_encoders.")) else "diffusers"
 
 
 def assembled(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Module, AdapterFactors]:
-    """Adapters by module; pieces of fused layers are put together exactly."""
+    """Return adapters by module; slices of fused layers are joined exactly."""
     adapters: dict[Module, AdapterFactors] = {}
     apart: dict[Module, list[AdapterFactors | None]] = {}
     for name, parts in found.items():
@@ -185,8 +189,9 @@ def assembled(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Mo
 
 
 def placed(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Module, LayerChange]:
-    """Modules that are no plain LoRA. ConfigError for those of a part of a layer that is one in the model here, as only
-    the products of plain LoRA can be put together and taken apart."""
+    """Return modules that are no plain LoRA. Raises ConfigError for a slice of a layer that is fused here, as only
+    plain LoRA products can be joined and split.
+    """
     out: dict[Module, LayerChange] = {}
     for name, parts in found.items():
         found_as, change = names.parsed(name, family), LayerChange(dict(parts))
@@ -203,14 +208,16 @@ def placed(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Modul
 
 
 def tensors_of(lora: Lora, style: str) -> tuple[dict[str, Tensor], Metadata]:
-    """The file's tensors in a format, and what its metadata must say in addition."""
+    """Return the file's tensors in a format, and required additions to its metadata."""
     out: dict[str, Tensor] = {}
     endings, extra = names.endings(lora.family, style), {}
     for module, adapter in sorted(lora.adapters.items()):
         written = adapter if ALPHA in endings else _folded(adapter)
         for name, piece in _spelled(lora.family, module, written, style):
-            out[name + endings[DOWN]] = piece.down.clone()  # pieces may share one
-            flat = piece.down.ndim == 4 and piece.up.ndim == 2 and style != "kohya"  # of DyLoRA, as diffusers needs it
+            out[name + endings[DOWN]] = piece.down.clone()  # slices may share a tensor
+            flat = (
+                piece.down.ndim == 4 and piece.up.ndim == 2 and style != "kohya"
+            )  # of DyLoRA; diffusers requires this shape
             out[name + endings[UP]] = piece.up[:, :, None, None] if flat else piece.up
             if ALPHA in endings:
                 rank = torch.tensor(float(piece.rank))
@@ -226,7 +233,7 @@ def tensors_of(lora: Lora, style: str) -> tuple[dict[str, Tensor], Metadata]:
 
 
 def _no_peft(module: Module, change: LayerChange) -> ConfigError:
-    """Why a module that is no plain LoRA cannot be written for diffusers, and what to write instead."""
+    """Return why a module that is no plain LoRA cannot be written for diffusers, and what to write instead."""
     command = "kohya tools merge FILE {} --out NEW"
     if change.bias() is not None or change.kind.title == "norm":
         return ConfigError(NO_BIAS, module=module.kohya, command=command.format("--base MODEL"))
@@ -244,7 +251,7 @@ def _spelled(family: str, module: Module, adapter: AdapterFactors, style: str) -
 
 
 def _folded(adapter: AdapterFactors) -> AdapterFactors:
-    """The strength inside `up`: exact where its type can hold that, else in float32."""
+    """Fold the strength into `up`: exactly if its dtype can hold that, else in float32."""
     if adapter.strength == 1.0:
         return AdapterFactors(adapter.down, adapter.up)
     exact = adapter.up.double() * adapter.strength
@@ -253,7 +260,7 @@ def _folded(adapter: AdapterFactors) -> AdapterFactors:
 
 
 def _record(lora: Lora) -> str:
-    """The alphas for the way back: the most common one as "*", others by name."""
+    """Return the alphas for converting back: the most common one as "*", others by name."""
     each = {
         module.kohya: None
         if a.alpha is None
@@ -278,7 +285,7 @@ def _unfolded(module: Module, adapter: AdapterFactors, recorded: JsonMapping) ->
 
 
 def add_alphas(found: Mapping[str, dict[str, Tensor]], metadata: Mapping[str, str]) -> None:
-    """diffusers keeps alphas in the metadata: one per part, and patterns of names for those that differ."""
+    """Read alphas from diffusers' metadata: one per part, and name patterns for exceptions."""
     try:
         facts: JsonObject = parse_json(metadata.get("lora_adapter_metadata", "{}"), "lora_adapter_metadata")
         for name, parts in found.items():

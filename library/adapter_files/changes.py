@@ -1,7 +1,7 @@
-"""What a module of an adapter that is no plain LoRA changes about its layer: LyCORIS' kinds, and DoRA.
+"""The weight change of an adapter module that is no plain LoRA: LyCORIS' kinds, and DoRA.
 
-The formulas are those of the package's forward pass in training. All sums are made in float32. A strength of 0 leaves
-the layer as it is; where a kind multiplies the weight (DoRA, OFT), less than 1 interpolates towards the identity.
+Formulas follow the package's forward pass in training. Sums are in float32. Strength 0 leaves the layer unchanged; for
+kinds that multiply the weight (DoRA, OFT), a strength below 1 interpolates towards the identity.
 """
 
 import functools
@@ -21,14 +21,14 @@ NUMBERS = (ALPHA, ON_INPUT)
 LACKS = "{name}, of {kind}, lacks {parts}: the file is damaged or was edited"
 BROKEN = "{name} holds NaN or infinity ({parts})"
 ONE = torch.ones(1)
-OF_RANK = (DOWN, "hada_w1_b", "lokr_w2_b", "lokr_w1_b", "a2.weight")  # tensors that have a row for each rank
-TINY = 1e-8  # added to the norm of OFT's generator, as the package does
+OF_RANK = (DOWN, "hada_w1_b", "lokr_w2_b", "lokr_w1_b", "a2.weight")  # tensors with a row per rank
+TINY = 1e-8  # added to the norm of OFT's generator, as in the package
 Parts = Mapping[str, Tensor]
 Formula = Callable[[Parts, Tensor, float], Tensor]  # tensors of a module, weight, strength -> change of the weight
 
 
 def rank_of(parts: Parts) -> int | None:
-    """The rank that alpha is relative to; None for kinds that have none."""
+    """Return the rank that alpha is relative to; None for kinds without one."""
     return next((parts[name].shape[0] for name in OF_RANK if name in parts), None)
 
 
@@ -38,7 +38,7 @@ def _scale(parts: Parts) -> float:
 
 
 def low_rank(parts: Parts) -> tuple[Tensor, Tensor]:
-    """(up [out, rank], down [rank, in * k * k]) of a LoRA, with a Tucker core or without one."""
+    """Return (up [out, rank], down [rank, in * k * k]) of a LoRA, with or without a Tucker core."""
     up, down = parts[UP].flatten(1), parts[DOWN].flatten(1)
     if MID in parts:
         down = torch.einsum("m n ..., n i -> m i ...", parts[MID], down).flatten(1)
@@ -64,7 +64,7 @@ def _loha(parts: Parts, weight: Tensor, strength: float) -> Tensor:
 
 
 def _sides(parts: Parts) -> tuple[Tensor, Tensor]:
-    """Both factors of LoKr's product."""
+    """Return both factors of LoKr's product."""
     left = parts["lokr_w1"] if "lokr_w1" in parts else parts["lokr_w1_a"] @ parts["lokr_w1_b"]
     if "lokr_w2" in parts:
         right = parts["lokr_w2"]
@@ -80,14 +80,14 @@ def _lokr(parts: Parts, weight: Tensor, strength: float) -> Tensor:
     left, right = _sides(parts)
     left = left.reshape(*left.shape, *(1 for _ in range(right.ndim - left.ndim)))
     product = torch.kron(left, right.contiguous()).reshape(weight.shape)
-    return product * (strength * _scale(parts))  # of two whole matrices there is no rank, and alpha means nothing
+    return product * (strength * _scale(parts))  # two whole matrices have no rank, so alpha has no effect
 
 
 def _rotations(parts: Parts, rows: int) -> Tensor:
-    """Orthogonal blocks by Cayley's transform of the stored ones."""
+    """Return orthogonal blocks by Cayley's transform of the stored ones."""
     blocks = parts["oft_blocks"]
     generator = blocks - blocks.transpose(-1, -2)
-    if limit := float(parts.get(ALPHA, 0.0)) * rows:  # the constraint, which stands where others have their alpha
+    if limit := float(parts.get(ALPHA, 0.0)) * rows:  # the constraint, stored as alpha
         generator = generator * (limit / (generator.norm() + TINY)).clamp(max=1.0)
     one = torch.eye(blocks.shape[-1], device=blocks.device)
     return (one + generator) @ torch.linalg.inv(one - generator)
@@ -100,7 +100,7 @@ def _rescaled(parts: Parts, turned: Tensor, strength: float) -> Tensor:
 
 
 def _along(weight: Tensor, dim: int, values: Tensor) -> Tensor:
-    """One value for each row or column of a weight, to multiply it by. RuntimeError when there are not as many."""
+    """Broadcast one value per row or column over a weight. Raises RuntimeError if their number differs."""
     return values.reshape([size if at == dim else 1 for at, size in enumerate(weight.shape)])
 
 
@@ -116,7 +116,8 @@ def _oft(parts: Parts, weight: Tensor, strength: float) -> Tensor:
 
 
 def _boft(parts: Parts, weight: Tensor, strength: float) -> Tensor:
-    """Stage i turns rows that are 2^i half blocks apart."""
+    """Apply BOFT's stages."""
+    # Stage i rotates rows that are 2^i half blocks apart.
     size = parts["oft_blocks"].shape[-1]
     one, turned = torch.eye(size, device=weight.device), weight.flatten(1)
     for stage, turns in enumerate(_rotations(parts, weight.shape[0])):
@@ -145,15 +146,15 @@ def _added(name: str) -> Formula:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of adapter: what its files say, and its formula."""
+    """A kind of adapter: its tensors in files, and its formula."""
 
     title: str
-    needed: tuple[tuple[str, ...], ...]  # of each group of tensors one, which may be several names with + between
+    needed: tuple[tuple[str, ...], ...]  # one of each group of tensors; "+" joins several names
     formula: Formula
-    uses_weight: bool = False  # its change depends on the weight, so that it is that of one base model alone
+    uses_weight: bool = False  # whether its change depends on the weight, so on one base model
 
 
-KINDS = {  # by a tensor that only it has, or the beginning of its tensors' names; the first that fits counts
+KINDS = {  # by a unique tensor, or the prefix of its tensors' names; the first match counts
     "oft_blocks": Kind("OFT", (("oft_blocks",),), _oft, True),
     "a1.weight": Kind("GLoRA", tuple((f"{name}.weight",) for name in ("a1", "a2", "b1", "b2")), _glora, True),
     "hada_": Kind("LoHa", tuple((f"hada_w{n}_{half}",) for n in "12" for half in "ab"), _loha),
@@ -170,13 +171,13 @@ KINDS = {  # by a tensor that only it has, or the beginning of its tensors' name
 
 @dataclass(frozen=True)
 class LayerChange:
-    """One module of a file, of any kind: its tensors by the names that follow the module's in the file."""
+    """One module of a file, of any kind: its tensors by their names after the module's."""
 
     parts: Parts
 
     @functools.cached_property
     def kind(self) -> Kind:
-        """Which kind it is; LoRA where its tensors tell none."""
+        """Its kind; LoRA if its tensors determine none."""
         for mark, kind in KINDS.items():
             if mark in self.parts or (mark.endswith("_") and any(name.startswith(mark) for name in self.parts)):
                 return kind
@@ -184,7 +185,7 @@ class LayerChange:
 
     @property
     def title(self) -> str:
-        """The kind as it is called in messages."""
+        """The name of the kind in messages."""
         if MAGNITUDE in self.parts and self.kind is KINDS[DOWN]:
             return "DoRA"
         blocks = self.parts.get("oft_blocks")
@@ -212,7 +213,7 @@ class LayerChange:
         )
 
     def ready(self, device: torch.device | str | None = None) -> "LayerChange":
-        """The same with all its tensors in float32 (on a device), as `delta` needs them; numbers stay as they are."""
+        """Return it with all tensors in float32 (on a device), as `delta` requires; scalars are unchanged."""
         return LayerChange(
             {
                 name: one if name in NUMBERS else one.to(device or one.device, torch.float32)
@@ -221,7 +222,7 @@ class LayerChange:
         )
 
     def to(self, dtype: torch.dtype | None) -> "LayerChange":
-        """The same in another type, alpha as well where it can hold that; None changes nothing."""
+        """Return it in another dtype, including alpha if that can hold it; None changes nothing."""
         if dtype is None:
             return self
 
@@ -233,7 +234,7 @@ class LayerChange:
         return LayerChange({name: stored(name, one) for name, one in self.parts.items()})
 
     def delta(self, weight: Tensor, strength: float = 1.0) -> Tensor:
-        """What is added to a float32 weight. Raises RuntimeError or IndexError where sizes do not fit."""
+        """Return what is added to a float32 weight. Raises RuntimeError or IndexError if sizes do not match."""
         if MAGNITUDE not in self.parts:
             return self.kind.formula(self.parts, weight, strength)
         changed = weight + self.kind.formula(self.parts, weight, 1.0)
@@ -244,7 +245,7 @@ class LayerChange:
         return None if found is None else found.float() * strength
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether it is for a weight of this shape."""
+        """Return whether it fits a weight of this shape."""
         blank = self.ready("meta")
         bias = blank.bias()
         try:
@@ -254,7 +255,7 @@ class LayerChange:
         return whole and (bias is None or tuple(bias.shape) == tuple(shape[:1]))
 
     def shape(self) -> tuple[int, ...] | None:
-        """The shape of its product, where kernels of convolutions may be flat; None where the weight decides it."""
+        """The shape of its product, possibly with flattened convolution kernels; None if the weight determines it."""
         parts = self.parts
         if self.kind.uses_weight or not self.has_weight:
             return None
@@ -271,8 +272,9 @@ class LayerChange:
         return tuple(parts[self.kind.needed[0][0]].shape)
 
     def exact_factors(self) -> tuple[Tensor, Tensor] | None:
-        """(up, down) of the plain LoRA of alpha = rank that has the very same product, float32 matrices; None where it
-        would not be smaller than the product, or the weight plays a part."""
+        """Return (up, down) of the plain LoRA with alpha = rank and exactly the same product, float32 matrices; None if
+        it would not be smaller than the product, or depends on the weight.
+        """
         if self.uses_weight or self.bias() is not None:
             return None
         parts = self.ready().parts
@@ -288,7 +290,7 @@ class LayerChange:
         return None
 
     def problem(self, name: str) -> MessageLike:
-        """What is wrong with it by itself, under its name; "" if nothing is."""
+        """Return what is wrong with the module itself, under its name; "" if nothing."""
         if missing := self.missing:
             return Message(LACKS, name=name, kind=self.title, parts=", ".join(missing))
         if broken := sorted(part for part, one in self.parts.items() if not storage.is_finite(one)):
@@ -298,7 +300,9 @@ class LayerChange:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it is known to change nothing; DoRA never is, as its magnitudes alone may."""
+        """Return whether it certainly changes nothing; never for DoRA, as its magnitudes alone may change
+        the weight.
+        """
         bias = self.bias()
         if MAGNITUDE in self.parts or (bias is not None and bool(bias.any())):
             return False
@@ -314,7 +318,7 @@ class LayerChange:
         return all(any(not bool(parts[name].any()) for name in group) for group in groups)
 
     def norm(self) -> float | None:
-        """The Frobenius norm of the change of the weight; None where that depends on the weight."""
+        """Return the Frobenius norm of the weight's change; None if it depends on the weight."""
         if self.uses_weight:
             return None
         shape = self.shape()
@@ -322,8 +326,9 @@ class LayerChange:
 
 
 def _with_magnitudes(weight: Tensor, magnitudes: Tensor) -> Tensor:
-    """DoRA: each row, or each column, of a weight brought to a length. `magnitudes` is [out] or [out, 1, ...] for rows,
-    [1, in, ...] for columns."""
+    """DoRA: rescale each row or column of a weight. `magnitudes` is [out] or [out, 1, ...] for rows, [1, in, ...] for
+    columns.
+    """
     by_rows = magnitudes.ndim == 1 or magnitudes.shape[0] == magnitudes.numel()
     along = 0 if by_rows else 1
     others = [dim for dim in range(weight.ndim) if dim != along]

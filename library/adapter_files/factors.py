@@ -1,4 +1,4 @@
-"""The two matrices of a plain LoRA module, and fused layers put together from their pieces and taken apart again."""
+"""The two matrices of a plain LoRA module; joining and splitting fused layers."""
 
 from dataclasses import dataclass
 
@@ -8,16 +8,16 @@ from torch import Tensor
 from library.adapter_files import storage
 from library.config.problems import ConfigError
 
-MLP = 4  # the MLP of fused layers is so many times as wide as its stream
+MLP = 4  # width of fused layers' MLP relative to the stream
 
 
 @dataclass(frozen=True)
 class AdapterFactors:
-    """One module's change of its weight: alpha / rank * up @ down. Tensors are as the file has them."""
+    """One module's weight change: alpha / rank * up @ down. Tensors are as in the file."""
 
     down: Tensor  # [rank, in] or [rank, in, k, k]
     up: Tensor  # [out, rank] or [out, rank, 1, 1]
-    alpha: Tensor | None = None  # none means alpha = rank
+    alpha: Tensor | None = None  # None: alpha = rank
 
     @property
     def rank(self) -> int:
@@ -42,14 +42,14 @@ class AdapterFactors:
         return up @ down
 
     def like(self, up: Tensor, down: Tensor, alpha: float | None = None) -> "AdapterFactors":
-        """An adapter of this kind of layer from matrices [out, r] and [r, in * k * k]."""
+        """Return an adapter of the same layer type from matrices [out, r] and [r, in * k * k]."""
         rank = down.shape[0]
         up = up.reshape(up.shape[0], rank, *(1 for _ in self.up.shape[2:]))
         value = torch.tensor(float(rank) if alpha is None else alpha)
         return AdapterFactors(down.reshape(rank, *self.down.shape[1:]).contiguous(), up.contiguous(), value)
 
     def to(self, dtype: torch.dtype | None) -> "AdapterFactors":
-        """The same in another type, alpha as well where it can hold that; None changes nothing."""
+        """Return it in another dtype, including alpha if that can hold it; None changes nothing."""
         if dtype is None:
             return self
         down, up = (storage.cast("the LoRA", t, dtype) for t in (self.down, self.up))
@@ -61,9 +61,9 @@ def swapped(adapter: AdapterFactors) -> AdapterFactors:
 
 
 def joined(parts: list[AdapterFactors | None]) -> AdapterFactors:
-    """Adapters of query, key, value (and MLP) as one of the fused layer: the same product.
+    """Join adapters of query, key, value (and MLP) into one of the fused layer, with the same product.
 
-    With one `down` for all it is kept; otherwise `down` is stacked and `up` block-diagonal, and the rank is the sum.
+    A `down` shared by all is kept; otherwise `down` is stacked and `up` block-diagonal, and the rank is the sum.
     """
     present = [part for part in parts if part is not None]
     first, width = present[0], present[0].down.shape[1]
@@ -71,7 +71,7 @@ def joined(parts: list[AdapterFactors | None]) -> AdapterFactors:
     same = all(torch.equal(p.down, first.down) and p.strength == first.strength for p in present)
     if same and len(present) == len(parts):
         return AdapterFactors(first.down, torch.cat([p.up for p in present]), first.alpha)
-    # One strength has to do for all; where they differ they go into the matrices.
+    # The fused layer has one strength, so differing ones are folded into the matrices.
     differ = len({p.strength for p in present}) > 1
     ups = [p.factors()[0] if differ else p.up for p in present]
     up = torch.zeros(
@@ -88,9 +88,9 @@ def joined(parts: list[AdapterFactors | None]) -> AdapterFactors:
 
 
 def taken_apart(adapter: AdapterFactors, count: int) -> list[AdapterFactors | None]:
-    """The other way: the pieces of a fused layer's adapter, with the strength of the whole; None for one that has none.
+    """Split a fused layer's adapter into slices, with the strength of the whole; None for a missing slice.
 
-    A block-diagonal `up` gives each piece its own ranks; otherwise all share `down`.
+    A block-diagonal `up` gives each slice its own ranks; otherwise all share `down`.
     """
     width = adapter.down.shape[1]
     sizes = [width, width, width, adapter.up.shape[0] - 3 * width][:count]
@@ -116,7 +116,7 @@ def taken_apart(adapter: AdapterFactors, count: int) -> list[AdapterFactors | No
 
 
 def _ranks(used: list[Tensor]) -> list[int] | None:
-    """How many columns each row block has for itself, from which columns it uses; None when they share some."""
+    """Return the number of columns used only by each row block; None if blocks share columns."""
     table = torch.stack(used)  # [blocks, rank]
     count, rank = table.shape
     if rank % count == 0:

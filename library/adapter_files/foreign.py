@@ -1,4 +1,4 @@
-"""Models that are not trained here, whose adapters have names like those of a family that is."""
+"""Unsupported models whose adapters have names like those of a supported family."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ForeignModel:
-    """What tells the adapters of a model: what their metadata say, paths of layers, and inputs of layers."""
+    """How to recognise a model's adapters: metadata, layer paths, and layer inputs."""
 
     title: str
-    said: str  # a pattern of ss_base_model_version and modelspec.architecture
-    paths: str = ""  # a pattern of paths that no family here has
-    wide: tuple[str, int] = ("", 0)  # a pattern of paths that a family here has too, and their inputs
+    said: str  # pattern of ss_base_model_version and modelspec.architecture
+    paths: str = ""  # pattern of paths that no supported family has
+    wide: tuple[str, int] = ("", 0)  # pattern of paths shared with a supported family, and their inputs
 
 
 UNET = r"^(input_blocks\.[12]\.1|output_blocks\.(9|1[01])\.1|down_blocks\.0\.attentions|up_blocks\.3\.attentions)\."
@@ -36,8 +36,9 @@ FOREIGN = (
 
 
 def foreign_model(base: str, paths: Iterable[str], sizes: Mapping[str, tuple[int, int]]) -> str:
-    """The title of a model that is not trained here and that an adapter is for; "" where nothing says so. `base` is
-    from its metadata, `sizes` are inputs and outputs of layers by path."""
+    """Return the title of an unsupported model that an adapter is for; "" without evidence. `base` is from its
+    metadata, `sizes` are inputs and outputs of layers by path.
+    """
     paths = list(paths)
     for model in FOREIGN:
         if re.search(model.said, base, re.IGNORECASE) if base else False:

@@ -1,4 +1,4 @@
-"""One module of several adapters: their sum, exact or cut to a rank."""
+"""One module of several adapters: their sum, exact or reduced to a rank."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from library.adapter_files.models import ModelFile
 from library.adapter_files.names import ALPHA, DOWN, UP, Module, names_of
 from library.config.problems import ConfigError
 
-Weighted = Sequence[tuple[str | Path, float]]  # files of adapters and their weights
+Weighted = Sequence[tuple[str | Path, float]]  # adapter files and their weights
 Part = AdapterFactors | LayerChange
-POWER_STEPS = 6  # of the quick decomposition
-KERNEL = (3, 3)  # of all large convolutions that adapters are for
+POWER_STEPS = 6  # power iterations of the randomised SVD
+KERNEL = (3, 3)  # kernel of all large convolutions with adapters
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks that sums are cut to; none keeps them exact."""
+    """The ranks that sums are reduced to; None keeps them exact."""
 
     rank: int | None = None
     conv_rank: int | None = None  # of convolutions; the same as `rank` when not given
@@ -48,7 +48,9 @@ EXACT = Ranks()
 def joined(
     module: Module, family: str, parts: Sequence[tuple[Part, float]], ranks: Ranks, model: ModelFile | None
 ) -> Part:
-    """The sum of what several files change in one layer. ConfigError where they are for layers of other sizes."""
+    """Return the sum of several files' changes to one layer. Raises ConfigError if they are for different
+    layer sizes.
+    """
     shapes = [_shape(module, family, part, model) for part, _ in parts]
     shape = max(shapes, key=len)
     if any(
@@ -75,14 +77,14 @@ def joined(
 
 
 def adapter_of(up: Tensor, down: Tensor, shape: Sequence[int]) -> AdapterFactors:
-    """A LoRA of alpha = rank from matrices [out, r] and [r, in * k * k], for a weight of a shape."""
+    """Return a LoRA with alpha = rank from matrices [out, r] and [r, in * k * k], for a weight's shape."""
     rank = down.shape[0]
     up = up.reshape(up.shape[0], rank, *(1 for _ in shape[2:])).contiguous()
     return AdapterFactors(down.reshape(rank, *shape[1:]).contiguous(), up, torch.tensor(float(rank)))
 
 
 def with_bias(adapter: AdapterFactors, bias: Tensor | None) -> Part:
-    """A LoRA that changes the bias as well, if there is something to change."""
+    """Return a LoRA that also changes the bias, if that changes."""
     if bias is None:
         return adapter
     alpha = torch.tensor(float(adapter.rank)) if adapter.alpha is None else adapter.alpha
@@ -90,7 +92,9 @@ def with_bias(adapter: AdapterFactors, bias: Tensor | None) -> Part:
 
 
 def shape_of(module: Module, family: str, part: Part) -> tuple[int, ...] | None:
-    """The shape of the weight that a part is for, from its own tensors; None where the weight alone tells."""
+    """Return the shape of the weight that a module is for, from its own tensors; None if only the weight
+    determines it.
+    """
     if isinstance(part, AdapterFactors):
         return part.up.shape[0], *part.down.shape[1:]
     shape = part.shape()
@@ -130,7 +134,7 @@ def _dense(
     limit: int | None,
     model: ModelFile | None,
 ) -> Part:
-    """The sum as a whole matrix, which is kept as it is or cut to a rank."""
+    """Return the sum as a full matrix, kept or reduced to a rank."""
     place = model.place(module) if model is not None else None
     base = place.of(model.tensor(place.key)).float() if model is not None and place else torch.zeros(*shape)
     whole, biases, has_weight = torch.zeros(*shape), [], False
@@ -151,7 +155,7 @@ def _dense(
 
 
 def nearest(change: Tensor, rank: int) -> AdapterFactors:
-    """The LoRA of a rank that comes nearest to a change of a weight."""
+    """Return the best LoRA of a rank for a weight change."""
     u, s, v = writing.decomposed(change.flatten(1), min(rank, *change.flatten(1).shape), POWER_STEPS)
     rank = min(rank, len(s))
     return adapter_of(u[:, :rank] * s[:rank], v[:rank], change.shape)

@@ -1,4 +1,4 @@
-"""Checkpoints as the tools see them: which tensor a LoRA's module changes, and tensors one at a time."""
+"""Checkpoints for the tools: the tensor that a LoRA module changes, and tensors one at a time."""
 
 import functools
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ from library.families.shared.lora_names import WeightSlice
 
 
 class ModelFile:
-    """A checkpoint or a denoiser that a LoRA can be merged into, fp8 as well, in any layout of its family."""
+    """A checkpoint or denoiser that a LoRA can be merged into, including fp8, in any layout of its family."""
 
     def __init__(self, path: str | Path) -> None:
-        """Reads headers only. Raises ConfigError when the file is something else."""
+        """Reads headers only. Raises ConfigError for other files."""
         self.path, self.entries = Path(path), storage.entries(path)
         shapes = {name.replace(tensor_names.COMPILED, ""): tuple(e["shape"]) for name, e in self.entries.items()}
         self.codes = {name.replace(tensor_names.COMPILED, ""): e["dtype"] for name, e in self.entries.items()}
@@ -53,7 +53,7 @@ class ModelFile:
         return rows[0] if self.made_of[key] == (key,) else self.names.joined(key, rows)
 
     def dtype(self, key: str) -> torch.dtype:
-        """The type a tensor is stored in. ConfigError for one that is not known."""
+        """Return a tensor's stored dtype. Raises ConfigError if it is unknown."""
         code = self.codes[self.made_of[key][0]]
         if code not in storage.CODES:
             raise ConfigError(
@@ -71,7 +71,7 @@ class ModelFile:
         return place if place and place.key in self.shapes else None
 
     def size(self, module: Module) -> tuple[int, ...] | None:
-        """The shape of a module's weight, or None when this file has none such."""
+        """Return the shape of a module's weight, or None if this file lacks it."""
         place = self.place(module)
         if place is None:
             return None
@@ -79,7 +79,7 @@ class ModelFile:
         return rows // place.parts, *rest
 
     def bias_place(self, module: Module) -> WeightSlice | None:
-        """Where a module's bias is, or None when it has none."""
+        """Locate a module's bias; None if it has none."""
         place = self.names.slice_of(module.part, module.path, self.shapes)
         if place is None:
             return None
@@ -87,7 +87,7 @@ class ModelFile:
         return WeightSlice(key, place.part, place.parts) if key in self.shapes else None
 
     def modules(self, convolutions: bool) -> Iterator[Module]:
-        """What sd-scripts' LoRA adapts: attention and MLP, and with `convolutions` residual blocks as well."""
+        """Return what sd-scripts' LoRA adapts: attention and MLP, with `convolutions` also residual blocks."""
         yield from (Module(part, path) for part, path in self.names.layers(self.shapes, convolutions))
 
 

@@ -1,6 +1,6 @@
-"""Names of LoRA modules: kohya's, those of diffusers and PEFT, and those that ComfyUI takes from its own model tree.
+"""Names of LoRA modules: kohya's, those of diffusers and PEFT, and those from ComfyUI's own model tree.
 
-What differs between families stands in their lora_names.
+Differences between families are in their lora_names.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ ENDINGS = {
     ".lora_linear_layer.up.weight": UP,
     ".alpha": ALPHA,
 }
-# Endings of tensors that a plain LoRA has not -> what they are called in a module.
+# Suffixes of tensors beyond plain LoRA -> their names in a module.
 OTHER_ENDINGS = {
     **{
         f".{part}": part
@@ -73,17 +73,17 @@ PARTS = {
     "lora_up.weight": UP,
     **{part: part for part in (ALPHA, *OTHER_ENDINGS.values())},
     "weight": "weight",
-}  # what follows a module's name in kohya's files -> what the tensor is called in it
-SCALES = ".weight"  # of iA3, where the module has `on_input` besides
+}  # suffix after a module's name in kohya's files -> the tensor's name in the module
+SCALES = ".weight"  # of iA3, recognised by `on_input` in the same module
 WRITTEN = {
     "kohya": {DOWN: ".lora_down.weight", UP: ".lora_up.weight", ALPHA: ".alpha"},
     "diffusers": {DOWN: ".lora_A.weight", UP: ".lora_B.weight"},
 }
-# Tensors of LyCORIS whose sides, multiplied, are those of the layer.
+# Tensors of LyCORIS whose sizes multiply to the layer's.
 PRODUCT = re.compile(r"(?P<module>.+)\.(?:hada_w1|lokr_w[12]|diff)(?P<half>_[ab])?")
-# Beginnings of names of text encoders, and the part that such layers are of where their family adapts none.
+# Prefixes of text encoder names, and the part of such layers in families that adapt none.
 TEXT, TEXT_PART = ("lora_te", "text_encoder"), "text encoder"
-# Words with underscores of their own, the longer of two before the shorter; every other underscore was a dot.
+# Words that contain underscores, longer ones first; every other underscore replaces a dot.
 WORDS = r"""(?:input|output|down|up|double|single|transformer|single_transformer)_blocks | (?:middle|mid)_block
     | proj_(?:in|out|mlp) | to_(?:q|k|v|out|add_out) | (?:in|out|emb)_layers | skip_connection | linear_[12]
     | conv_(?:in|out|shortcut|norm_out) | time_emb_proj | (?:time|add)_embedding | time_embed | label_emb
@@ -94,7 +94,7 @@ WORDS = r"""(?:input|output|down|up|double|single|transformer|single_transformer
 
 
 class ForeignModelError(ConfigError):
-    """An adapter of a model that is not trained here."""
+    """An adapter of an unsupported model."""
 
 
 @dataclass(frozen=True, order=True)
@@ -106,7 +106,7 @@ class Module:
 
     @property
     def kohya(self) -> str:
-        """Its name in kohya's files, by which it is called in messages too."""
+        """Its name in kohya's files, also used in messages."""
         if self.part == TEXT_PART:
             return self.path
         prefixes = (known.prefixes["kohya"].get(self.part) for known in every())
@@ -130,20 +130,21 @@ def _words() -> re.Pattern[str]:
 
 
 def dotted(name: str) -> str:
-    """ "input_blocks_4_1_proj_in" -> "input_blocks.4.1.proj_in"; a name with dots is left as it is."""
+    """ "input_blocks_4_1_proj_in" -> "input_blocks.4.1.proj_in"; a dotted name is unchanged."""
     return name if "." in name else ".".join(_words().findall(name))
 
 
 def split(key: str) -> tuple[str, str] | None:
-    """A file's key -> (module's name, "down", "up" or "alpha"); None for what is no part of a plain LoRA."""
+    """A file's key -> (module's name, "down", "up" or "alpha"); None if it is not of a plain LoRA."""
     key = cleaned(key)
     ending = next((ending for ending in ENDINGS if key.endswith(ending)), None)
     return (key.removesuffix(ending), ENDINGS[ending]) if ending else None
 
 
 def split_any(key: str, keys: Collection[str] = ()) -> tuple[str, str] | None:
-    """A file's key -> (module's name, what the tensor is in it), of any kind of adapter; None for what is no part of
-    one. `keys` are all of the file, by which iA3 is recognised."""
+    """A file's key -> (module's name, tensor's name in it), for any kind of adapter; None for other keys. `keys` are
+    all keys of the file, by which iA3 is recognised.
+    """
     if found := split(key):
         return found
     clean = cleaned(key)
@@ -165,13 +166,12 @@ def family_of(
     sizes: Mapping[str, tuple[int, int]] | None = None,
     wanted: str = "",
 ) -> str:
-    """The family that the modules of a file are of; `wanted` where they may be of that one. Raises ConfigError when it
-    cannot be told."""
+    """Return the family of a file's modules; `wanted` if they allow it. Raises ConfigError if it is unclear."""
     names = list(names)
     found = possible_families(names, metadata, sizes)
     if wanted in found:
         return wanted
-    found = [family for family in found if not of_other_tree(names, family)] or found  # kohya's names are of one tree
+    found = [family for family in found if not of_other_tree(names, family)] or found  # kohya's names follow one tree
     readings = {family: reading for family in found if (reading := _reading(names, family))}
     if len(found) > 1 and not any(names_of(family).version_word in _base(metadata) for family in found):
         if len({*readings.values()}) > 1:
@@ -191,7 +191,7 @@ def _base(metadata: Mapping[str, str]) -> str:
 
 
 def _reading(names: Iterable[str], family: str) -> "tuple[Parsed, ...]":
-    """What names stand for in a family; nothing where one is no layer of it."""
+    """Return what names refer to in a family; empty if one is no layer of it."""
     with contextlib.suppress(ConfigError):
         return tuple(parsed(name, family) for name in names)
     return ()
@@ -200,8 +200,9 @@ def _reading(names: Iterable[str], family: str) -> "tuple[Parsed, ...]":
 def possible_families(
     names: Iterable[str], metadata: Mapping[str, str], sizes: Mapping[str, tuple[int, int]] | None = None
 ) -> list[str]:
-    """The families that the modules of a file may be of, the likeliest first; `sizes` are inputs and outputs of those
-    that are known. Raises ConfigError when none can be told."""
+    """Return the possible families of a file's modules, most likely first; `sizes` are known inputs and outputs. Raises
+    ConfigError if there is none.
+    """
     base = _base(metadata)
     names, known = list(names), dict[str, LoraNames](zip(families.FAMILIES, every(), strict=True))
     paths = list(map(_path, names))
@@ -216,7 +217,7 @@ def possible_families(
             return [family]
     for path in paths:
         found = [family for family, own in known.items() if path.startswith(own.trees)]
-        if found:  # of several that share a tree, sizes and the metadata decide
+        if found:  # sizes and metadata decide between families with the same tree
             fitting = [family for family in found if _has_sizes(known[family], sizes or {})]
             return sorted(fitting or found, key=lambda family: -said[family])
     for family, own in known.items():
@@ -233,7 +234,7 @@ def _path(name: str) -> str:
 
 
 def _has_sizes(own: LoraNames, sizes: Mapping[str, tuple[int, int]]) -> bool:
-    """Whether no layer has another number of outputs for each of its inputs than in this family."""
+    """Return whether every layer's ratio of outputs to inputs matches this family."""
     for name, (inputs, outputs) in sizes.items():
         path = _path(name)
         if any(path.endswith(end) and outputs != ratio * inputs for end, ratio in own.ratios.items()):
@@ -242,14 +243,17 @@ def _has_sizes(own: LoraNames, sizes: Mapping[str, tuple[int, int]]) -> bool:
 
 
 def sizes_of(shapes: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of the modules of a LoRA, LoHa, LoKr or difference, by name, from the shapes of its tensors by
-    key."""
+    """Return inputs and outputs of the modules of a LoRA, LoHa, LoKr or difference by name, from tensor
+    shapes by key.
+    """
     found: dict[str, dict[str, int]] = {}
     for key, shape in shapes.items():
         parts, sides = split(key), list(shape)
         if parts and len(sides) > 1:
             found.setdefault(parts[0], {})[parts[1]] = sides[0] if parts[1] == UP else sides[1]
-        elif (product := PRODUCT.fullmatch(key)) and len(sides) > 1:  # of two matrices, or of one made of two
+        elif (product := PRODUCT.fullmatch(key)) and len(
+            sides
+        ) > 1:  # one of two matrices, or one that is itself a product
             one = found.setdefault(product["module"], {UP: 1, DOWN: 1})
             one[UP] *= 1 if product["half"] == "_b" else sides[0]
             one[DOWN] *= 1 if product["half"] == "_a" else sides[1]
@@ -257,8 +261,7 @@ def sizes_of(shapes: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, int]]:
 
 
 def of_other_tree(keys: Iterable[str], family: str) -> bool:
-    """Whether names in a file that look like kohya's are those of another tree than the one that is trained here, or of
-    another trainer."""
+    """Return whether names like kohya's belong to another tree than ours, or to another trainer."""
     patterns = [own.elsewhere for own in (names_of(family),) if own.elsewhere]
     known = {prefix for own in every() for prefix, part in own.other_prefixes.items() if part == "denoiser"}
     others = tuple(prefix for prefix in known if prefix.startswith("lora_"))
@@ -266,7 +269,7 @@ def of_other_tree(keys: Iterable[str], family: str) -> bool:
 
 
 def kohya_key(key: str) -> str:
-    """A key of an adapter of any kind, under a dotted path of ComfyUI's or LyCORIS' own name -> kohya's name of it."""
+    """Convert a key of any adapter kind, under a dotted path of ComfyUI or LyCORIS, to kohya's name."""
     if key.startswith("lycoris_"):
         return f"lora_unet_{key.removeprefix('lycoris_')}"
     found = re.fullmatch(r"diffusion_model\.(.+?)\.(\w+\.weight|[a-z]\w*)", key)
@@ -274,16 +277,16 @@ def kohya_key(key: str) -> str:
 
 
 class Parsed(NamedTuple):
-    """What a name in a file stands for."""
+    """What a name in a file refers to."""
 
     module: Module
-    piece: int  # which of the pieces of its rows
-    pieces: int  # of how many
-    is_swapped: bool  # whether the halves of its rows are the other way round
+    piece: int  # index of the row slice
+    pieces: int  # number of row slices
+    is_swapped: bool  # whether the halves of its rows are swapped
 
 
 def parsed(name: str, family: str) -> Parsed:
-    """What a name in any format stands for. Raises ConfigError for one that is not known."""
+    """Return what a name in any format refers to. Raises ConfigError for an unknown one."""
     own = names_of(family)
     known = own.part_of
     prefix = max((prefix for prefix in known if name.startswith(prefix)), key=len, default="")
@@ -300,7 +303,7 @@ def parsed(name: str, family: str) -> Parsed:
 
 
 def endings(family: str, style: str) -> dict[str, str]:
-    """The endings of a plain LoRA's keys in a format."""
+    """Return the suffixes of a plain LoRA's keys in a format."""
     if style != "comfy":
         return WRITTEN[style]
     shared = names_of(family).shared
@@ -309,8 +312,7 @@ def endings(family: str, style: str) -> dict[str, str]:
 
 
 def spelled(module: Module, family: str, style: str) -> tuple[str, ...]:
-    """The names of a plain LoRA's module in a format: of the pieces that it is made of there, in the order of its
-    rows."""
+    """Return the names of a plain LoRA's module in a format: its slices there, in the order of rows."""
     if module.part == TEXT_PART:
         return (module.path,)
     own = names_of(family)
@@ -325,7 +327,7 @@ def spelled(module: Module, family: str, style: str) -> tuple[str, ...]:
 
 
 def whole_name(module: Module, family: str, style: str) -> str:
-    """The name of a module that cannot be taken apart, in kohya's or ComfyUI's own tree."""
+    """Return the name of an unsplittable module, in kohya's or ComfyUI's own tree."""
     if module.part == TEXT_PART:
         return module.path
     own = names_of(family)

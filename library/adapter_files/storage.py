@@ -1,4 +1,4 @@
-"""Files of the tools: read tensor by tensor, written tensor by tensor, never over something that is there."""
+"""Files of the tools: read and written tensor by tensor, never overwriting anything."""
 
 import hashlib
 import itertools
@@ -19,10 +19,12 @@ from library.files import need_space, write_atomic
 Metadata = dict[str, str]
 TypeChoice = Callable[[str, Tensor], torch.dtype]
 
-# What `dtype` may be, by the names of save_precision.
+# Values of `dtype`, by the names of save_precision.
 DTYPES = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 CODES = {code: getattr(torch, name) for code, name in weights.TYPES.items()}
-ORDER = {dtype: (place, code) for place, (code, dtype) in enumerate(CODES.items())}  # in a file, with the type's code
+ORDER = {
+    dtype: (place, code) for place, (code, dtype) in enumerate(CODES.items())
+}  # order in a file, and the dtype's code
 
 
 def silent(what: MessageLike, done: int, total: int) -> None:
@@ -30,7 +32,7 @@ def silent(what: MessageLike, done: int, total: int) -> None:
 
 
 def dtype_of(name: str | None) -> torch.dtype | None:
-    """A precision's name -> its type; None stays None, which means: as stored. ConfigError for others."""
+    """Return a precision's dtype; None means as stored. Raises ConfigError for others."""
     if name is None or name in DTYPES:
         return DTYPES[name] if name else None
     raise ConfigError(
@@ -41,7 +43,7 @@ def dtype_of(name: str | None) -> torch.dtype | None:
 
 
 def checked(path: str | Path) -> Path:
-    """The path of a file that may be read. Raises ConfigError for what is absent, or may hold code."""
+    """Return the path of a readable file. Raises ConfigError for a missing one, or one that may contain code."""
     path = Path(path)
     if path.suffix.lower() in weights.PICKLED:
         raise ConfigError("{path} may hold code and is not opened: convert it to .safetensors first", path=path)
@@ -51,7 +53,7 @@ def checked(path: str | Path) -> Path:
 
 
 def opened(path: str | Path) -> weights.Weights:
-    """A checkpoint (a file, a shard of several, a folder) whose tensors are read when asked for."""
+    """Open a checkpoint (a file, a shard of several, a folder) whose tensors are read on demand."""
     entries(path)
     try:
         return weights.read(path)
@@ -60,19 +62,19 @@ def opened(path: str | Path) -> weights.Weights:
 
 
 def entries(path: str | Path) -> dict[str, JsonObject]:
-    """The headers of all files of a checkpoint: dtype and shape by name. ConfigError for what is none."""
+    """Return the headers of all files of a checkpoint: dtype and shape by name. Raises ConfigError for other files."""
     out: dict[str, JsonObject] = {}
     for file in weights.files(checked(path)):
         try:
             found = weights.entries(checked(file))
             out |= {name: {"dtype": about["dtype"], "shape": list(about["shape"])} for name, about in found.items()}
-        except (AttributeError, IndexError, KeyError, TypeError) as e:  # a header of JSON that is something else
+        except (AttributeError, IndexError, KeyError, TypeError) as e:  # a JSON header with other content
             raise ConfigError("{file} is a damaged safetensors file: get it again", file=file) from e
     return out
 
 
 def metadata_of(path: str | Path) -> Metadata:
-    """What a file says about itself; nothing for a folder of several files."""
+    """Return a file's metadata; empty for a folder of several files."""
     path = checked(path)
     if path.is_dir():
         return {}
@@ -82,7 +84,7 @@ def metadata_of(path: str | Path) -> Metadata:
 
 
 def header_bytes(table: Mapping[str, object], metadata: Mapping[str, str]) -> bytes:
-    """The first bytes of a .safetensors file: the header's length and the header, padded to a multiple of 8."""
+    """Return the start of a .safetensors file: the header's length and the header, padded to a multiple of 8."""
     table = {"__metadata__": dict(metadata), **table} if metadata else dict(table)
     text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
     text += b" " * (-len(text) % 8)
@@ -90,7 +92,7 @@ def header_bytes(table: Mapping[str, object], metadata: Mapping[str, str]) -> by
 
 
 def fresh(out: str | Path, *sources: str | Path) -> Path:
-    """The path of a file that may be written: .safetensors, and nothing is there yet. ConfigError otherwise."""
+    """Return the path of a new .safetensors file. Raises ConfigError for another extension or an existing file."""
     out = Path(out)
     if out.suffix.lower() != ".safetensors":
         raise ConfigError("{out}: the result is a .safetensors file; give it a name that ends so", out=out)
@@ -103,7 +105,7 @@ def fresh(out: str | Path, *sources: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class Planned:
-    """A tensor that a file will hold, and how to make it when its turn comes."""
+    """A tensor of a planned file, and how to make it."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -119,20 +121,20 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def holds(dtype: torch.dtype, tensor: Tensor) -> bool:
-    """Whether numbers of a tensor stay numbers in a type; what is infinite or NaN already does not matter."""
+    """Return whether a dtype can hold a tensor's finite values."""
     if not dtype.is_floating_point or dtype == tensor.dtype or not tensor.numel():
         return True
     if tensor.is_floating_point() and torch.finfo(dtype).max >= torch.finfo(tensor.dtype).max:
         return True
     given = tensor.detach()
     ends = torch.stack((given.float() if given.dtype.itemsize == 1 else given).aminmax()).cpu()
-    # float8_e4m3fn has no infinity: numbers that are too large become its largest one without a word.
+    # float8_e4m3fn has no infinity: too large numbers silently become its largest one.
     cut = dtype == torch.float8_e4m3fn and float(ends.float().abs().max()) > torch.finfo(dtype).max
     return (is_finite(ends.to(dtype)) and not cut) or not is_finite(ends)
 
 
 def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor in the type it is stored in. ConfigError when that type cannot hold its numbers."""
+    """Return a tensor in its stored dtype. Raises ConfigError if that cannot hold its values."""
     if not holds(dtype, tensor):
         raise ConfigError(
             "{dtype} cannot hold the numbers of {name}: use bf16 or float",
@@ -143,8 +145,8 @@ def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def exact(number: Tensor, dtype: torch.dtype) -> Tensor:
-    """A number in a type where that holds it exactly, else in float32: bfloat16 would make 260 of an alpha of 261, and
-    so change the strength."""
+    """Return a number in a dtype if that holds it exactly, else in float32."""
+    # bfloat16 would turn an alpha of 261 into 260, and so change the strength.
     cast_to = number.detach().to("cpu", dtype)
     return cast_to if torch.equal(cast_to.double(), number.detach().cpu().double()) else number.detach().cpu().float()
 
@@ -161,7 +163,7 @@ class FilePlan:
 
     @classmethod
     def kept(cls, tensors: Mapping[str, Tensor], dtype_of: TypeChoice | None = None) -> "FilePlan":
-        """A file of tensors that are in memory; `dtype_of(name, tensor)` says in which type each is stored."""
+        """Plan a file of tensors in memory; `dtype_of(name, tensor)` returns the stored dtype of each."""
 
         def planned(name: str, tensor: Tensor) -> Planned:
             return Planned(dtype_of(name, tensor) if dtype_of else tensor.dtype, tuple(tensor.shape), lambda: tensor)
@@ -174,7 +176,7 @@ class FilePlan:
         return sum(about.size for about in self.tensors.values())
 
     def header(self, metadata: Mapping[str, str]) -> bytes:
-        """The file's beginning."""
+        """Return the start of the file."""
         table, at = {}, 0
         for name, about in self.tensors.items():
             offsets = [at, at + about.size]
@@ -183,17 +185,17 @@ class FilePlan:
         return header_bytes(table, metadata)
 
     def data(self, report: Report = silent) -> Iterator[bytes | memoryview]:
-        """The tensors' bytes, each made when asked for. ConfigError where a type is too narrow for the numbers."""
+        """Yield the tensors' bytes, each made on demand. Raises ConfigError if a dtype is too narrow for the values."""
         for i, (name, about) in enumerate(self.tensors.items()):
             report(Message("writing"), i, len(self.tensors))
-            made = about.make().detach()  # a tensor whose numbers are made when asked for is asked once
+            made = about.make().detach()  # evaluates a lazy tensor only once
             stored = cast(name, made, about.dtype).reshape(about.shape)
             yield stored.reshape(-1).view(torch.uint8).numpy().data
         report(Message("writing"), len(self.tensors), len(self.tensors))
 
     def hashes(self, metadata: Mapping[str, str]) -> Metadata:
-        """The keys by which other tools know a LoRA: SHA-256 of the tensors' bytes; and, for tools of 2022, the first 8
-        digits of that of the bytes 0x100000 to 0x110000 of a file with this metadata.
+        """Return the keys by which other tools identify a LoRA: SHA-256 of the tensors' bytes; and, for tools of 2022,
+        8 digits of that of bytes 0x100000 to 0x110000 of a file with this metadata.
         """
         whole, legacy, at = hashlib.sha256(), hashlib.sha256(), 0
         for i, chunk in enumerate(itertools.chain([self.header(metadata)], self.data())):
@@ -203,7 +205,7 @@ class FilePlan:
         return {"sshs_model_hash": whole.hexdigest(), "sshs_legacy_hash": legacy.hexdigest()[:8]}
 
     def write(self, place: Path, metadata: Mapping[str, str], report: Report = silent) -> None:
-        """Write the file at `place` and read its header back. OSError when it is not what was meant to be written."""
+        """Write the file at `place` and read its header back. Raises OSError if it differs."""
         with place.open("wb") as file:
             for chunk in itertools.chain([self.header(metadata)], self.data(report)):
                 file.write(chunk)
@@ -218,6 +220,6 @@ class FilePlan:
             )
 
     def write_new(self, out: Path, metadata: Mapping[str, str], report: Report = silent) -> Path:
-        """Write the file at `out`, which must be new; nothing is left there when something fails."""
+        """Write the file at `out`, which must be new; a failure leaves nothing behind."""
         need_space(out, self.size)
         return write_atomic(fresh(out), lambda place: self.write(place, metadata, report))

@@ -1,4 +1,4 @@
-"""Is this file of adapters in order? Shapes, numbers, strength, and whether a model has all its modules."""
+"""Verify an adapter file: shapes, values, strength, and whether a model has all its modules."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ from library.adapter_files.names import ALPHA, DOWN, UP, Module
 from library.adapter_files.storage import silent
 from library.config.problems import ConfigError, Message, MessageLike, Report, counted
 
-SHOWN = 5  # of a kind, in a sentence
-MEDIAN_FACTOR = 100.0  # a module whose change is so many times the usual one is worth a look
+SHOWN = 5  # modules listed per sentence
+MEDIAN_FACTOR = 100.0  # a change this many times the median is suspicious
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,17 @@ class ModuleReport:
 
     module: str
     kind: str
-    rank: int  # 0 for kinds that have none
+    rank: int  # 0 for kinds without one
     alpha: float
     strength: float  # alpha / rank
-    norm: float | None  # Frobenius, of the change of the weight; None where that depends on the weight
-    largest: float  # of the values in its tensors
+    norm: float | None  # Frobenius norm of the weight's change; None if it depends on the weight
+    largest: float  # largest value in its tensors
     dead: bool  # changes nothing
 
 
 @dataclass
 class Findings:
-    """What was found; in order when there are no problems."""
+    """The findings; the file is valid without problems."""
 
     path: str
     family: str = ""
@@ -54,9 +54,9 @@ class Findings:
 
 
 def verify(lora: str | Path, base: str | Path | None = None, *, report: Report = silent) -> Findings:
-    """Look at a LoRA file, and with `base` whether that model has each module in the right size (headers only).
+    """Verify a LoRA file, and with `base` that the model has each module in the right size (headers only).
 
-    What is wrong with the LoRA is in the answer. Raises ConfigError for a base model that cannot be read.
+    Problems of the LoRA are returned. Raises ConfigError for an unreadable base model.
     """
     model = ModelFile(base) if base is not None else None
     found = Findings(str(lora), checked_against=str(base or ""))
@@ -109,7 +109,7 @@ def _groups(stored: Any) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
 
 
 def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> bool:
-    """One module by itself; whether it is sound."""
+    """Check one module by itself; return whether it is valid."""
     change = LayerChange(parts)
     if problem := _problem(name, parts, change):
         found.problems.append(problem)
@@ -154,7 +154,7 @@ def _problem(name: str, parts: dict[str, Tensor], change: LayerChange) -> Messag
 
 
 def _names(found: Findings, keys: list[str]) -> None:
-    """Names that this program reads, and most others do not."""
+    """Report names that this program reads but most others do not."""
     odd = [key for key in keys if names.cleaned(key) != key or ".default." in key]
     if odd:
         template = "other programs do not look for {keys}: {names}; write the file again with {command}"
@@ -186,7 +186,7 @@ def _overall(found: Findings) -> None:
 
 
 def _compare(found: Findings, modules: Mapping[Module, Part], model: ModelFile) -> None:
-    """Every module against the model's header."""
+    """Compare every module with the model's header."""
     if model.family != found.family:
         template = "the LoRA is for {family}, and {path} is a model of {other}"
         found.problems.append(Message(template, family=found.family, path=model.path, other=model.family))
@@ -219,7 +219,7 @@ def _compare(found: Findings, modules: Mapping[Module, Part], model: ModelFile) 
 
 
 def _misfit(part: Part, shape: tuple[int, ...]) -> str:
-    """What a module is for, where that is no weight of this shape."""
+    """Describe the size that a module is for, if it does not match a weight's shape."""
     if isinstance(part, LayerChange):
         return "" if part.fits(shape) else part.title
     rows, columns = part.up.shape[0], part.down[0].numel()

@@ -1,4 +1,4 @@
-"""LoRA files that the tools write: what they say about themselves, and how large their modules are."""
+"""LoRA files written by the tools: their metadata and sizes."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -16,14 +16,14 @@ from library.adapter_files.storage import Metadata, silent
 from library.config.problems import ConfigError, Report, counted
 from library.families.network_args import LYCORIS
 
-OVERSAMPLED = 16  # further directions that the quick decomposition looks at
+OVERSAMPLED = 16  # additional directions of the randomised SVD
 INHERITED = ("ss_base_model_version", "modelspec.architecture", "modelspec.implementation", "modelspec.prediction_type")
 
 
 def save(lora: Lora, out: Path, *, style: str | None = None, dtype: str | None = None, report: Report = silent) -> Path:
-    """Write a LoRA in a format (its own when none is given), with its hashes, as `out`, which must be new.
+    """Write a LoRA in a format (by default its own), with its hashes, as `out`, which must be new.
 
-    Raises ConfigError when a tensor holds no numbers (NaN, infinity), or `dtype` cannot hold them.
+    Raises ConfigError if a tensor has NaN or infinity, or exceeds `dtype`.
     """
     kind = storage.dtype_of(dtype)
     plain = {module: adapter.to(kind) for module, adapter in lora.adapters.items()}
@@ -44,7 +44,7 @@ def save(lora: Lora, out: Path, *, style: str | None = None, dtype: str | None =
 
 
 def described(family: str, comment: str, sources: Sequence[Lora] = (), model: str = "") -> Metadata:
-    """The metadata of a LoRA that is made of others, or from models that `recognise` calls `model`."""
+    """Return the metadata of a LoRA made from others, or from models that `recognise` describes as `model`."""
     facts = families.facts(family)
     version, architecture = facts.relatives.get(model, (facts.base_model_version, facts.architecture))
     out = {
@@ -61,7 +61,7 @@ def described(family: str, comment: str, sources: Sequence[Lora] = (), model: st
 
 
 def sized(lora: Lora) -> Lora:
-    """The same LoRA, with its rank and alpha in the metadata; "Dynamic" where modules differ."""
+    """Return the LoRA with its rank and alpha in the metadata; "Dynamic" if modules differ."""
     ranks = {a.rank for a in lora.adapters.values()}
     alphas = {a.rank if a.alpha is None else float(a.alpha) for a in lora.adapters.values()}
     for change in lora.others.values():
@@ -77,8 +77,9 @@ def sized(lora: Lora) -> Lora:
 
 
 def decomposed(matrix: Tensor, rank: int, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
-    """U, S and V of a matrix, of which the first `rank` count: by random projection with so many power steps where the
-    matrix is much larger; 0 takes the exact way."""
+    """Return U, S and V of a matrix, of which the first `rank` count: a randomised SVD with `iterations` power steps if
+    the matrix is much larger; 0 for an exact one.
+    """
     looked_at = 2 * rank + OVERSAMPLED
     if not iterations or 2 * looked_at > min(matrix.shape):
         return torch.linalg.svd(matrix, full_matrices=False)
@@ -90,9 +91,9 @@ def decomposed(matrix: Tensor, rank: int, iterations: int) -> tuple[Tensor, Tens
 
 
 def cut(name: str, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """U [out, r], S [r], V [r, in] of a product of thin matrices, without ever forming it; r is at most the rank.
+    """Return U [out, r], S [r], V [r, in] of a product of thin matrices without forming it; r is at most the rank.
 
-    Raises ConfigError, with the module's name, when they hold no numbers (NaN, infinity).
+    Raises ConfigError, with the module's name, for NaN or infinity.
     """
     if not (storage.is_finite(up) and storage.is_finite(down)):
         raise ConfigError("{name} holds NaN or infinity: the file is damaged", name=name)

@@ -1,1 +1,1 @@
-"""Measuring this machine."""
+"""Benchmarks of this machine."""

@@ -1,4 +1,6 @@
-"""A bench as a picture: bars for each way, in groups by part and size. SVG written here, so that nothing is needed."""
+"""A benchmark result as an image: bars per setting, grouped by part and size. Writes SVG itself, so needs
+no package.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,14 +37,12 @@ class Bar:
     row: Row
     share: float
     far: float
-    best: bool  # the quickest of several ways
+    best: bool  # the fastest of several settings
 
 
 def groups(result: JsonMapping) -> list[tuple[str, list[Bar]]]:
-    """The measured rows by part and size, the whole step first: what one wants to know.
-
-    Parts that were measured in one way only share a group at the end.
-    """
+    """Return the measured rows by part and size; parts measured with one setting share a group at the end."""
+    # The whole step comes first, as it matters most.
     found: dict[tuple[bool, str, int], list[Row]] = {}
     for row in report.measured_rows(result):
         found.setdefault((row["part"] != report.STEP, row["part"], row.get("resolution") or 0), []).append(row)
@@ -58,7 +58,7 @@ def groups(result: JsonMapping) -> list[tuple[str, list[Bar]]]:
 
 
 def _bars(rows: Sequence[tuple[str, Row]], compared: bool) -> list[Bar]:
-    # One wild 90th percentile must not flatten all the rest.
+    # An outlier among the 90th percentiles must not flatten all other bars.
     longest = min(max(row["ms"]["p90"] for _, row in rows), 1.5 * max(row["ms"]["p50"] for _, row in rows))
     quickest = min(row["ms"]["p50"] for _, row in rows)
 
@@ -77,7 +77,7 @@ def named(part: str) -> str:
 
 
 def svg(result: JsonMapping) -> str:
-    """The picture, in light or dark as its viewer likes it."""
+    """Return the image, for light and dark themes."""
     parts, y = [], TOP
     for title, bars in groups(result):
         parts.append(f'<text x="0" y="{y + 14}" class="group">{escape(title)}</text>')

@@ -1,4 +1,4 @@
-"""The machine that is measured on: what it is, and what is free on it."""
+"""The hardware to measure on, and its free memory."""
 
 import platform
 
@@ -11,14 +11,14 @@ from library.measuring import timing
 
 
 def device(asked: str) -> torch.device:
-    """The device to measure on; `auto` is the GPU where there is one. Raises ConfigError for one that is not there."""
+    """Return the device to measure on; `auto` prefers a GPU. Raises ConfigError for a missing one."""
     if asked == "auto":
         asked = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         made = torch.device(asked)
         if made.type == "cuda":
             torch.cuda.get_device_properties(made)
-            # Marks of time, streams and what Triton compiles are of the current GPU, whatever tensors say.
+            # CUDA events, streams and Triton's kernels belong to the current GPU, even if tensors are elsewhere.
             torch.cuda.set_device(torch.cuda.current_device() if made.index is None else made.index)
             return torch.device("cuda", torch.cuda.current_device())
     except (RuntimeError, AssertionError) as error:
@@ -31,14 +31,14 @@ def device(asked: str) -> torch.device:
 
 
 def half_type(on: torch.device) -> str:
-    """The `mixed_precision` that this device is quick in; `no` for a processor."""
+    """Return the fast `mixed_precision` of this device; `no` for a CPU."""
     if on.type != "cuda":
         return "no"
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
 def facts(on: torch.device) -> JsonObject:
-    """What a reader of the numbers has to know."""
+    """Return what a reader of the results needs to know about the machine."""
     found: JsonObject = {
         "device": on.type,
         "name": platform.processor() or platform.machine(),
@@ -60,7 +60,7 @@ def facts(on: torch.device) -> JsonObject:
 
 
 def free_bytes(on: torch.device) -> int:
-    """Memory that a model could take."""
+    """Return the bytes available to a model."""
     if on.type == "cuda":
         return torch.cuda.mem_get_info(on)[0]
     return psutil.virtual_memory().available

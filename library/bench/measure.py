@@ -1,4 +1,4 @@
-"""The bench itself: every part, at every size, in every way; the result grows in a file as it goes."""
+"""The benchmark itself: every part, at every size, with every setting; the result file grows meanwhile."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ SCHEMA = 1
 
 @dataclass
 class BenchRun:
-    """What to measure and how, and what has been measured."""
+    """What to measure and how, and the results."""
 
     subject: Subject
     device: torch.device
@@ -31,13 +31,13 @@ class BenchRun:
     parts: Sequence[str]
     resolutions: Sequence[int]
     plan: timing.TimingPlan
-    compile_all: bool = False  # text encoders and VAE too, which a training runs eagerly
+    compile_all: bool = False  # also text encoders and VAE, which a training runs eagerly
     say: Callable[[str], None] = print
     rows: list[JsonObject] = field(default_factory=list)
     rate: JsonObject = field(default_factory=dict)
 
     def run(self, work: JobRecord) -> JsonObject:
-        """Measure all of it; also when it is interrupted, the result file holds what was measured."""
+        """Measure everything; if interrupted, the result file holds what was measured."""
         todo = list(self._todo())
         plain = self.subject.config({})
         began, total = time.time(), len(todo)
@@ -57,7 +57,7 @@ class BenchRun:
         return found
 
     def result(self, began: float, finished: bool) -> JsonObject:
-        """The result as the file has it; docs/bench.md says what each entry means."""
+        """Return the result as in the file; docs/bench.md explains each entry."""
         found = {
             "kind": "bench",
             "schema": SCHEMA,
@@ -75,7 +75,7 @@ class BenchRun:
     # ---- what there is to do
 
     def _todo(self) -> Iterator[tuple[JsonObject, Callable[[], Iterator[JsonObject]]]]:
-        """What is measured together, as the beginning of its row, and what measures it."""
+        """Yield units of measurement: the start of their row, and the function that measures them."""
         if ENCODERS in self.parts:
             for name in self.subject.encoders():
                 yield {"part": f"text encoder {name}", "candidate": "eager"}, lambda name=name: self._encoder(name)
@@ -85,13 +85,13 @@ class BenchRun:
                 yield row, lambda part=part, at=at: self._vae(part, at)
         if BLOCKS in self.parts or STEP in self.parts:
             for resolution in self.resolutions:
-                counted: list[prepared_model.StepCost] = []  # by the first candidate, for all of this size
+                counted: list[prepared_model.StepCost] = []  # counted with the first candidate for all of this size
                 for candidate in self.candidates:
                     row = {"part": STEP, "resolution": resolution, "candidate": candidate.name}
                     yield row, lambda c=candidate, at=resolution, known=counted: self._training(c, at, known)
 
     def _careful(self, row: JsonObject, act: Callable[[], Iterator[JsonObject]]) -> Iterator[JsonObject]:
-        """What goes wrong in one measurement is its result, and the others go on."""
+        """Run one measurement; an error becomes its result, and the others continue."""
         try:
             yield from act()
         except Exception as error:
@@ -122,7 +122,7 @@ class BenchRun:
         yield from self._plain({"part": part, "resolution": resolution}, call)
 
     def _plain(self, row: JsonMapping, call: Callable[[], Any]) -> Iterator[JsonObject]:
-        """The parts without trained parameters, eager and, if asked for, compiled."""
+        """Measure parts without trained parameters, eager and optionally compiled."""
         eager = self._row({**row, "candidate": "eager"}, _no_grad(call))
         yield eager
         if self.compile_all:
@@ -131,7 +131,7 @@ class BenchRun:
             yield self._row({**row, "candidate": "compiled"}, _no_grad(compiled), eager.get("flops"))
 
     def _training(self, candidate: Candidate, at: int, known: list[prepared_model.StepCost]) -> Iterator[JsonObject]:
-        """Blocks, and then the whole step, in one way of training."""
+        """Measure blocks, then the whole step, with one candidate."""
         where = {"resolution": at, "candidate": candidate.name}
         config = self.subject.config(candidate.chosen())
         made = self.subject.make(config, self.device)
@@ -139,7 +139,7 @@ class BenchRun:
             known.append(prepared_model.count_step(self.subject, made, config, at))
         with prepared_model.open_prepared(self.subject, config, self.device, at, made) as ready:
             del made
-            # A block of a model that is compiled as one has no graph of its own.
+            # In a model compiled as a whole, a block has no graph of its own.
             apart = BLOCKS in self.parts and not (config.compile.compile and config.compile.compile_scope == "model")
             for kind, (path, call) in (known[0].blocks if apart else {}).items():
                 row = {"part": f"block {kind}", **where}
@@ -169,7 +169,7 @@ class BenchRun:
 
 
 def titled(row: JsonMapping) -> Message:
-    """A progress line: what is measured."""
+    """Return a progress line."""
     what = row["candidate"] if row["part"] == STEP else Message(row["part"])
     size = row.get("resolution")
     return Message("{what}", what=what) if size is None else Message("{what} at {size}", what=what, size=size)

@@ -1,4 +1,4 @@
-"""A model prepared for training in one of the ways that are compared, and what can be timed of it."""
+"""A model prepared for training with one candidate, and its measurable parts."""
 
 import contextlib
 import copy
@@ -32,7 +32,7 @@ Size = int | tuple[tuple[int, int], ...]  # the side of square images in pixels,
 
 @dataclass(frozen=True)
 class StepCost:
-    """What one step costs by its shapes alone, the same for every candidate: FLOPs, and what blocks are called with."""
+    """The cost of a step that follows from shapes, equal for every candidate: FLOPs, and the inputs of blocks."""
 
     step: int | None
     blocks: Mapping[str, tuple[str, shapes.Call]]  # kind -> path of the block, its arguments without memory
@@ -40,13 +40,13 @@ class StepCost:
 
 
 def count_step(subject: Subject, made: TrainableModel, config: RunConfig, resolution: int) -> StepCost:
-    """Count on a copy without memory, which is of the processor: shapes and types are the same on every device.
+    """Count a step on a copy without memory, on the CPU: shapes and dtypes are the same on every device.
 
-    A model that asks for numbers, such as the lengths of captions, has to be run for it.
+    A model that reads values, such as the lengths of captions, has to be run for it.
     """
     world, device = shapes.FakeTensorContext(), torch.device("cpu")
     empty = world.copy(made.components.denoiser, device, fp8_storage.compute_type(config))
-    apart = replace(made, family=copy.deepcopy(made.family))  # which keeps tensors between calls
+    apart = replace(made, family=copy.deepcopy(made.family))  # a family caches tensors between calls
     with world.inside(), warnings.catch_warnings(action="ignore"):
         found = _run(empty, subject.predict(apart, resolution, device), apart, config, device)
     if found.step is not None:
@@ -64,7 +64,7 @@ def count_step(subject: Subject, made: TrainableModel, config: RunConfig, resolu
 def _run(
     model: nn.Module, predict: Callable[..., Tensor], made: TrainableModel, config: RunConfig, device: torch.device
 ) -> StepCost:
-    """Count a step of a model, and of each kind of block in it."""
+    """Count a step of a model, and of each kind of its blocks."""
     total, each = [], {}
     quietly = isinstance(next(model.parameters()), FakeTensor)
 
@@ -88,7 +88,7 @@ def autocast(config: RunConfig, device: torch.device) -> contextlib.AbstractCont
 
 
 class PreparedModel:
-    """One candidate at one image size or several, ready to be timed. Close it, or its memory stays taken."""
+    """One candidate at one or several image sizes, ready to be timed. Close it to free its memory."""
 
     def __init__(
         self, subject: Subject, config: RunConfig, device: torch.device, size: Size, made: TrainableModel
@@ -96,7 +96,7 @@ class PreparedModel:
         self.subject, self.config, self.device = subject, config, device
         sides = size if isinstance(size, tuple) else ((size, size),)
         self.made, self.ranks, self.rank = made, 1, 0
-        self.averager: gradients.GradientAverager | None = None  # where several processes take the same steps
+        self.averager: gradients.GradientAverager | None = None  # set if several processes take the same steps
         self.compile_log = log = CompileLog()
         text_learns = isinstance(made.method, LearnedText)
         latents = tuple((height // FACTOR, width // FACTOR) for width, height in sides)
@@ -125,7 +125,7 @@ class PreparedModel:
         return loss
 
     def _own_loss(self, subject: FamilySubject, width: int, height: int) -> Callable[[], Tensor]:
-        """The trainer's own loss: noise, target, conditions, prediction, weighting."""
+        """Return the trainer's own loss: noise, target, conditions, prediction, weighting."""
         number = subject.batch
         latents = subject.latents(self.made, (width, height), self.device)
         shown, inpaints = subject.shown(self.made, latents), subject.config({}).control_images.inpaints
@@ -147,7 +147,7 @@ class PreparedModel:
         return lambda: compute_loss(batch)
 
     def step(self) -> Tensor:
-        """Forward, backward, clipping, optimizer: what a training repeats, one size after another. Returns the loss."""
+        """Run forward, backward, clipping and optimizer, one size after another, as in a training. Returns the loss."""
         if self.averager:
             self.averager.expect(last=True)
         loss = next(self._losses)()
@@ -166,13 +166,14 @@ class PreparedModel:
         return loss.detach()
 
     def block(self, path: str, call: shapes.Call) -> Callable[[], None]:
-        """One block, forward and backward, as it is called within the model."""
+        """Run one block, forward and backward, as within the model."""
         given, block = shapes.made_real(call, self.device), self.made.components.denoiser.get_submodule(path)
         self._begin_pass(block)
         return lambda: shapes.forward_backward(block, given, self.autocast)
 
     def _begin_pass(self, block: nn.Module) -> None:
-        """What a pass of the whole model does before its blocks: adapters get the factors that they multiply with."""
+        """Do what a pass of the whole model does before its blocks."""
+        # Adapters get their cast and scaled factors from the network's hook.
         with self.autocast():
             for prepared in self.made.method.factor_caches:
                 prepared.prepare()
@@ -181,7 +182,7 @@ class PreparedModel:
                 layer.cached_factors = tuple(x.detach().requires_grad_(x.requires_grad) for x in factors)
 
     def compiling(self) -> dict[str, Any]:
-        """What the compiler did since the model was prepared."""
+        """Return the compiler's log since the model was prepared."""
         if not self.config.compile.compile:
             return {}
         self.compile_log.drain()
@@ -198,7 +199,7 @@ class PreparedModel:
 def open_prepared(
     subject: Subject, config: RunConfig, device: torch.device, size: Size, made: TrainableModel | None = None
 ):
-    """A prepared model that is closed at the end; `size` is the side of square images, or several (width, height)."""
+    """Yield a prepared model, closed at the end; `size` is the side of square images, or several (width, height)."""
     found = PreparedModel(subject, config, device, size, made or subject.make(config, device))
     try:
         yield found

@@ -1,7 +1,8 @@
-"""`kohya probe`: a few real steps of a training at its largest bucket, sample and save included, and what would fit.
+"""`kohya probe`: run a few real steps of a training at its largest bucket, including sampling and saving, and find what
+fits.
 
-Each try is a training in a process of its own, on pictures of one colour in a temporary folder, so that nothing of the
-user's is touched and a try that runs out of memory takes nothing with it. What is measured is what is proposed.
+Each try is a training in a separate process, on single-colour images in a temporary folder, so that nothing of the
+user's is touched and running out of memory harms nothing else. Only measured settings are proposed.
 """
 
 import contextlib
@@ -38,11 +39,11 @@ from library.outputs import paths as save
 from library.runs import explain, layout, reader
 from library.runs.launcher import starting
 
-WARM, TIMED = 3, 2  # steps: the first ones load kernels and compile, and the speed leaves them out
+WARM, TIMED = 3, 2  # steps; the first load kernels and compile, so they are excluded from the speed
 TRIES = 6
 CAPTION = "a picture of one colour, and as many words about it as fit into a long caption, " * 8
 
-# What a try does without, as it is not about memory or speed.
+# Switched off in a try, as it affects neither memory nor speed.
 PLAIN = {
     "dataset_config": None,
     "in_json": None,
@@ -84,7 +85,7 @@ Attempt = Callable[[Any], Measured]
 
 
 class Probe:
-    """Tries of one config, and the best of them so far. `report` is called whenever there is something new."""
+    """Tries of one config, and the best so far. `report` is called for every news."""
 
     def __init__(
         self,
@@ -115,7 +116,8 @@ class Probe:
 
     @property
     def best(self) -> Measured | None:
-        """The fastest that fits: by images a second, since batches may differ."""
+        """Return the fastest try that fits."""
+        # Compare by images per second, as batch sizes may differ.
         good = [one for one in self.tries if not one.why]
         return min(good, key=lambda one: one.seconds / self._batch(one.changes), default=None)
 
@@ -132,7 +134,7 @@ class Probe:
         return self.tries[-1]
 
     def _faster(self) -> Iterator[Overrides]:
-        """Changes that should save time and, by what was measured, still fit; each on top of the best until now."""
+        """Yield changes that should save time and, by the measurements, still fit; each on top of the best so far."""
         if self.memory is None:
             return
         compiled = {**candidates.COMPILED, "compile_fallback": True}
@@ -146,7 +148,7 @@ class Probe:
                     yield wanted
 
     def _would_fit(self, changes: JsonMapping) -> bool:
-        """By the estimate, put right by what the best try has really taken."""
+        """Return whether changes fit by the estimate, corrected by the best try's actual memory."""
         best = self.best
         if best is None or not best.peak or self.memory is None:
             return False
@@ -155,7 +157,8 @@ class Probe:
         return best.peak * then / now <= self.memory * MEMORY_MARGIN
 
     def largest_batch(self) -> int:
-        """The largest batch that should fit beside what was found best; not tried, since it changes what is learned."""
+        """Return the largest batch that should fit with the best settings."""
+        # Not tried, since another batch size changes the training.
         best, batch = self.best, self._batch(self.best.changes if self.best else {})
         while best and batch < 64 and self._would_fit({**best.changes, "train_batch_size": batch * 2}):
             batch *= 2
@@ -173,7 +176,7 @@ class Probe:
         }
 
     def sentence(self) -> MessageLike:
-        """What is proposed."""
+        """Return the proposal in words."""
         best = self.best
         if best is None and self.tries and not self.tries[-1].lacks_memory:
             template = "It did not work, for another reason than memory: {reason}"
@@ -195,7 +198,7 @@ class Probe:
 
 
 def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path, how: JsonMapping) -> Measured:
-    """Train some steps on made pictures below `place`, and read what came of it."""
+    """Train some steps on generated images below `place`, and read the result."""
     folder = place / secrets.token_hex(4)
     made = prepared(config, size, folder)
     write_atomic(folder / "run.toml", to_toml(made))
@@ -213,7 +216,7 @@ def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path
         made.why = facts.get("error") or explain.cause(output) or Message("it ended with code {code}", code=code)
         return made
     if failed := [event for event in reader.events(found[-1])[0] if event.get("kind") == "sample_failed"]:
-        made.why = failed[0]["text"]  # the training goes on without samples, but they were asked for
+        made.why = failed[0]["text"]  # the training continues without samples, but the config wants them
         return made
     compiled = facts.get("compile") or {}
     made.seconds = _pace(found[-1], facts) or 0.0
@@ -222,8 +225,9 @@ def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path
 
 
 def prepared(config: RunConfig, size: tuple[int, int], folder: Path) -> Any:
-    """The config of a try: the same, but some steps on pictures of `size` that are made in `folder`. Where images have
-    reference images, each picture has one, and both together have that size."""
+    """Return the config of a try: the same, but some steps on images of `size` generated in `folder`. With reference
+    images, each image has one, and both together have that size.
+    """
     steps, beside = WARM + TIMED, _pictures_beside(config)
     place = folder / "images" / f"{steps * config.steps.gradient_accumulation_steps}_probe"
     if beside == "control_directory":
@@ -254,7 +258,7 @@ def prepared(config: RunConfig, size: tuple[int, int], folder: Path) -> Any:
 
 
 def _pictures_beside(config: RunConfig) -> str:
-    """The option that names the folder of the pictures beside the images, "" where there are none."""
+    """Return the option for the folder of reference or control images, "" without."""
     if config.control_images.guided:
         return "conditioning_data_dir"
     shown = getattr(config.data, "control_directory", None) or config.control_images.least
@@ -262,8 +266,9 @@ def _pictures_beside(config: RunConfig) -> str:
 
 
 def _pace(folder: Path, facts: JsonMapping) -> float | None:
-    """Seconds of a step once it runs steadily. Few steps may be asked of a GPU before it has done the first: there its
-    own clock counts, not that of the host."""
+    """Return seconds of a steady step. A GPU may receive a few steps before it has done the first, so its own clock
+    counts, not the host's.
+    """
     if facts.get("peak_memory_gb"):
         steps = [event for event in reader.events(folder)[0] if event.get("kind") == "step"]
         parts = ("data_s", "transfer_s", "compute_s")
@@ -277,11 +282,11 @@ def _pace(folder: Path, facts: JsonMapping) -> float | None:
 
 
 def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
-    """`kohya probe RUN.toml`. 0 when something fits, else 1. `script_of` guesses what a file is for."""
+    """Run `kohya probe RUN.toml`. Returns 0 if something fits, else 1. `script_of` guesses a file's script."""
     parser = Arguments(
         "kohya probe", description="Run some steps of a training, and propose settings that fit into memory."
     )
-    if len(argv) > 1 and argv[0] in RUNS:  # `kohya probe SCRIPT FILE`, as `kohya train` is written
+    if len(argv) > 1 and argv[0] in RUNS:  # `kohya probe SCRIPT FILE`, like `kohya train`
         argv = ["--script", *argv]
     parser.add_argument("file", type=Path, help="the TOML of a training")
     parser.add_argument(
@@ -300,9 +305,9 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
 
 
 def probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
-    """Probe a config on this machine. Raises ConfigError for a config that has other problems than memory."""
+    """Probe a config on this machine. Raises ConfigError for problems other than memory."""
     images = data.check(config, config.grid)
-    # Where a training has been is no matter: a probe keeps nothing there.
+    # An existing output does not matter, as a probe leaves nothing there.
     if problems := [one for one in preflight.judged(config, images)[0] if one.code != save.THERE]:
         raise ConfigError(*problems)
     if busy := reader.active():

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: PyTorch's profiler over some steps, and a trace for those who look closer."""
+"""Where the time of a training step goes: PyTorch's profiler over some steps, and a trace for details."""
 
 import time
 import warnings
@@ -17,13 +17,13 @@ from library.measuring.candidates import Candidate
 
 TRACE = "trace.json"
 WARM_UP = timing.TimingPlan(steps=5, warmup=4, seconds=20.0)
-MOST_STEPS = 5  # more only make the trace longer than a browser can show
+MOST_STEPS = 5  # more make the trace too long for a browser
 
 
 def run(
     subject: Subject, way: Candidate, device: torch.device, resolution: int, steps: int, work: JobRecord
 ) -> JsonObject:
-    """Profile some steps of a training; the result file's content. The trace goes into the work's folder."""
+    """Profile some steps of a training; return the result file's content. The trace goes into the work's folder."""
     config = subject.config(way.chosen())
     began = time.time()
     work.phase(Message("warming up: {way} at {size}", way=way.name, size=resolution), 0, 3)
@@ -56,7 +56,7 @@ def run(
 
 
 def _possible(subject: Subject, way: Candidate, options: JsonMapping) -> bool:
-    """Whether this training could have these options: some exclude each other, which rules need not know."""
+    """Return whether this training can have these options, some of which exclude each other."""
     try:
         subject.config({**way.chosen(), **options})
     except ConfigError:
@@ -74,13 +74,11 @@ def _profiled(ready: prepared_model.PreparedModel, device: torch.device, steps: 
 
 
 def rows(found: profile) -> list[profile_advice.ProfileRow]:
-    """What the profiler saw, by name: how often, and microseconds on the host or on the device itself."""
+    """Return the profiler's events by name: count, and microseconds on the host or the device itself."""
     made = []
     for event in found.key_averages():
         on_device = event.device_type != DeviceType.CPU
-        if on_device and getattr(
-            event, "is_user_annotation", False
-        ):  # a span around kernels, which have rows of their own
+        if on_device and getattr(event, "is_user_annotation", False):  # a span around kernels that have their own rows
             continue
         spent = event.self_device_time_total if on_device else event.self_cpu_time_total
         made.append(profile_advice.ProfileRow(event.key, event.count, float(spent), on_device))

@@ -1,4 +1,4 @@
-"""Random weights for a network of any size, and whether there is room for them. Speed does not depend on values."""
+"""Random weights for a network of any size, and a check of the available memory. Speed does not depend on values."""
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,9 @@ GIB = 2**30
 
 
 def placement(model: nn.Module, device: torch.device, dtype: torch.dtype, config: RunConfig) -> torch.device:
-    """Where weights are made: on the device, or on the host if some stay there or they only fit in 8 bits.
+    """Return where weights are created: on the device, or on the host if some stay there or they only fit in 8 bits.
 
-    Raises ConfigError where there is no room for them.
+    Raises ConfigError if they do not fit.
     """
     in_8_bits = config.precision.fp8_denoiser or config.precision.int8_base
     too_large = device.type == "cuda" and weight_bytes(model, dtype) > 0.9 * machine.free_bytes(device)
@@ -25,7 +25,8 @@ def placement(model: nn.Module, device: torch.device, dtype: torch.dtype, config
 
 
 def check_room(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise ConfigError where the weights do not fit: a machine that runs out of memory may take others down."""
+    """Raise ConfigError if the weights do not fit."""
+    # A machine without memory may kill other programs.
     needed, free = weight_bytes(model, dtype), machine.free_bytes(device)
     if needed > free:
         raise ConfigError(
@@ -46,9 +47,9 @@ def weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:
 def fill(
     model: nn.Module, device: torch.device, dtype: torch.dtype, seed: int = 0, waits_on_host: bool = False
 ) -> nn.Module:
-    """Random weights on the device, of a size that passes a signal on.
+    """Create random weights on the device, scaled to preserve the signal's size.
 
-    Where they only wait on the host, to be copied from there, matrices with rows of one length share their memory.
+    If they only wait on the host to be copied, matrices with rows of equal length share memory.
     """
     generator = torch.Generator(device).manual_seed(seed)
     made: dict[int, nn.Parameter] = {}
@@ -61,7 +62,7 @@ def fill(
         for name, p in module.named_parameters(recurse=False):
             if id(p) not in made and waits_on_host and p.ndim >= 2:
                 made[id(p)] = nn.Parameter(torch.empty(0, dtype=dtype))
-                made[id(p)].data = shared[_inputs(p)][: p.numel()].view(p.shape)  # with a version of its own
+                made[id(p)].data = shared[_inputs(p)][: p.numel()].view(p.shape)  # with its own version counter
             elif id(p) not in made:
                 made[id(p)] = nn.Parameter(_random(name, p, device, dtype, generator))
             setattr(module, name, made[id(p)])
@@ -71,7 +72,7 @@ def fill(
 
 
 def _inputs(weight: Tensor) -> int:
-    """How many numbers of its input each output of a layer is made from."""
+    """Return the number of inputs of each output of a layer."""
     return weight[0].numel()
 
 
@@ -80,7 +81,7 @@ def _random(name: str, like: Tensor, device: torch.device, dtype: torch.dtype, g
     if like.ndim < 2:
         return tensor.fill_(1.0 if name in ("weight", "scale") else 0.0)
     flat = tensor.view(-1)
-    few = flat[:RANDOM_VALUES]  # a processor would draw numbers for minutes
+    few = flat[:RANDOM_VALUES]  # drawing all values would take minutes on a CPU
     few.normal_(0.0, 0.7 / _inputs(like) ** 0.5, generator=generator)
     for start in range(RANDOM_VALUES, flat.numel(), RANDOM_VALUES):
         rest = flat[start : start + RANDOM_VALUES]

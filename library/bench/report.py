@@ -1,4 +1,4 @@
-"""What a bench has found, in words and as a table. Plain numbers in, text out; no torch, the page reads it too."""
+"""Benchmark results in words and as a table. Plain numbers in, text out; no torch, as the page uses it, too."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,12 +8,12 @@ from library.config.problems import Message, MessageLike, counted, listed
 
 Row = JsonMapping
 ENCODERS, ENCODE, DECODE, BLOCKS, STEP = PARTS = ("encoders", "vae-encode", "vae-decode", "blocks", "step")
-UNEVEN = 1.35  # p90 over p50, from which on times are not steady
-NEAR = 1.03  # times that are closer than this are the same; the smaller memory then decides
+UNEVEN = 1.35  # p90 / p50 from which times count as unsteady
+NEAR = 1.03  # times within this ratio count as equal; then the smaller memory decides
 
 
 def rates(flops: int | None, milliseconds: float, matmul: JsonMapping) -> JsonObject:
-    """FLOPs of a measurement, TFLOP/s, and the share of the rate that plain matrix products reach here (MFU)."""
+    """Return FLOPs of a measurement, TFLOP/s, and the share of the measured matrix product rate (MFU)."""
     if not flops:
         return {}
     tflops = flops / milliseconds / 1e9
@@ -27,9 +27,9 @@ def measured_rows(result: JsonMapping, part: str = "", resolution: int | None = 
 
 
 def best(result: JsonMapping) -> JsonObject | None:
-    """The way of training that is fastest over all sizes at which it was measured; None without any.
+    """Return the candidate that is fastest over all its measured sizes; None without any.
 
-    Only ways that worked at the most sizes are compared. Of equally fast ones the one with the least memory wins.
+    Only candidates that worked at the most sizes are compared. Of equally fast ones the one with the least memory wins.
     """
     times: dict[str, dict[int, Row]] = {}
     for row in measured_rows(result, STEP):
@@ -47,7 +47,7 @@ def best(result: JsonMapping) -> JsonObject | None:
 
 
 def sentence(result: JsonMapping, name: str) -> Message:
-    """How the best way compares with the first, size by size."""
+    """Compare the best candidate with the first, size by size."""
     base = next(iter(result.get("candidates", {})), name)
     sizes = []
     for row in measured_rows(result, STEP):
@@ -72,7 +72,7 @@ def sentence(result: JsonMapping, name: str) -> Message:
 
 
 def _with_break_even(compared: Message, row: Row, first: Row) -> Message:
-    """The comparison, and after how many steps the time of compiling is saved."""
+    """Append to a comparison after how many steps compiling has paid off."""
     spent, gain = row.get("compile", {}).get("seconds", 0.0), (first["ms"]["p50"] - row["ms"]["p50"]) / 1000
     if not spent or gain <= 0:
         return compared
@@ -85,7 +85,7 @@ def titled(row: Row) -> str:
 
 
 def line(row: Row) -> str:
-    """One measurement as a line."""
+    """Return one measurement as a line."""
     name = titled(row)
     if row["status"] != "ok":
         return f"{name}: {row['status']}, {row['why']}"
@@ -96,7 +96,7 @@ def line(row: Row) -> str:
 
 
 def cells(result: JsonMapping) -> tuple[list[str], list[list[MessageLike]]]:
-    """The table: titles, and a row of texts for each measurement."""
+    """Return the table: titles, and a row of texts per measurement."""
     titles = ["part", "size", "way", "p50", "p90", "speed", "memory", "TFLOP/s", "MFU", "compiled"]
     made, rows = [], result.get("results", ())
     order = {part: number for number, part in enumerate(dict.fromkeys(row["part"] for row in rows))}
@@ -126,7 +126,7 @@ def speed(result: JsonMapping, row: Row) -> str:
 
 
 def compiled(row: Row) -> MessageLike:
-    """Graphs and seconds."""
+    """Return graphs and seconds of compiling."""
     about = row.get("compile")
     if not about:
         return ""
@@ -135,7 +135,7 @@ def compiled(row: Row) -> MessageLike:
 
 
 def table(result: JsonMapping) -> str:
-    """The measurements in columns, what they were made on above, and what follows from them below."""
+    """Return the measurements in columns, with the machine above and conclusions below."""
     titles, rows = cells(result)
     why = [f"{titled(row)}: {row['why']}" for row in result["results"] if row["status"] != "ok"]
     lines = [*map(str, heading(result)), "", *columns([titles, *rows]), "", *why]
@@ -148,7 +148,7 @@ def table(result: JsonMapping) -> str:
 
 
 def noise_warning(result: JsonMapping) -> list[str]:
-    """A warning, when something else was at work on this machine."""
+    """Return a warning if other programs disturbed the measurements."""
     rows = measured_rows(result)
     uneven = sum(row["ms"]["p90"] > UNEVEN * row["ms"]["p50"] for row in rows)
     if uneven * 3 < len(rows) or not rows:
@@ -157,7 +157,7 @@ def noise_warning(result: JsonMapping) -> list[str]:
 
 
 def heading(result: JsonMapping) -> list[MessageLike]:
-    """What was measured, and where."""
+    """Return what was measured, and where."""
     subject, on, rate = result["subject"], result["machine"], result.get("matmul") or {}
     where = f"{on['name']}, torch {on['torch']}"
     if on["device"] == "cpu":
@@ -169,7 +169,7 @@ def heading(result: JsonMapping) -> list[MessageLike]:
 
 
 def columns(rows: Sequence[Sequence[MessageLike]]) -> Iterable[str]:
-    """Texts in columns of equal width."""
+    """Format texts in columns of equal width."""
     plain = [[str(text) for text in row] for row in rows]
     widths = [max(len(row[i]) for row in plain) for i in range(len(plain[0]))]
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in plain]

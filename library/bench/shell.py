@@ -1,6 +1,6 @@
-"""`kohya bench`: time a model's parts and its training step in several ways, or look where the time of a step goes.
+"""`kohya bench`: time a model's parts and its training step with several settings, or profile a step.
 
-Nothing heavy is imported before the options are known to be in order.
+Validates the options before importing anything heavy.
 """
 
 import argparse
@@ -44,9 +44,10 @@ The result goes into a folder with result.json, table.txt and picture.svg; docs/
 
 
 def main(argv: Sequence[str], script_of: Callable[[Path], str]) -> int:
-    """The command; 0 when all was measured. Raises ConfigError for what cannot be, KeyboardInterrupt when stopped.
+    """Run the command; return 0 if everything was measured. Raises ConfigError for invalid options, KeyboardInterrupt
+    when stopped.
 
-    `script_of` tells what kind of training a TOML describes.
+    `script_of` returns the script of a TOML.
     """
     asked = parser().parse_args(argv)
     if asked.run and asked.run.is_file() and not asked.script:
@@ -56,7 +57,7 @@ def main(argv: Sequence[str], script_of: Callable[[Path], str]) -> int:
         return 0
     check(asked)
     environment.check()
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own remarks
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler
     kind = "profile" if asked.profile else "bench"
     with begin(kind, asked.out) as work, _cold(asked.fresh):
         work.phase(Message("loading PyTorch"))
@@ -64,12 +65,12 @@ def main(argv: Sequence[str], script_of: Callable[[Path], str]) -> int:
         found = (_profiled if asked.profile else _measured)(asked, subject, work)
         if asked.json:
             print((work.folder / RESULT).read_text(encoding="utf-8"))
-    # A profile that could not be made has raised; a bench of which nothing worked has a row for each failure.
+    # A failed profile has raised; a benchmark without success has a row for each failure.
     return 0 if asked.profile or any(row["status"] == "ok" for row in found["results"]) else 1
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the options."""
     made = Arguments(
         "kohya bench",
         description="Measure this machine with a model.",
@@ -120,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def check(asked: argparse.Namespace) -> None:
-    """Raise ConfigError for everything that is wrong with the options, before anything is loaded."""
+    """Raise ConfigError for all invalid options, before anything is loaded."""
     wrong = []
     named = [name for name in ("run", "family", "diffusers") if getattr(asked, name)]
     named += ["config"] if asked.config and not asked.diffusers else []
@@ -154,7 +155,7 @@ def check(asked: argparse.Namespace) -> None:
 
 
 def _not_together(asked: argparse.Namespace) -> Iterator[str]:
-    """Options that make no sense beside others, or name nothing."""
+    """Yield options that conflict with others, or name nothing."""
     if asked.script and asked.family and config_class(asked.script).family != asked.family:
         own = ", ".join(script for script in RUNS if config_class(script).family == asked.family)
         yield f"--script {asked.script} is none of --family {asked.family}: choose from {own}"
@@ -211,7 +212,7 @@ def _measured(asked: argparse.Namespace, subject: "Subject", work: JobRecord) ->
 
 
 def _show(folder: Path, say: Any) -> None:
-    """Table and picture of what is in the result file, whole or not."""
+    """Write table and image of the result file, complete or not."""
     result = layout.load(folder / RESULT)
     if not result:
         return
@@ -242,7 +243,7 @@ def _options(subject: "Subject") -> Sequence[str]:
 
 
 def _shapes(given: Sequence[str]) -> JsonObject:
-    """NAME=1,16,64 -> a shape; frames=5 -> a number."""
+    """Parse NAME=1,16,64 as a shape, and frames=5 as a number."""
     found: JsonObject = {}
     for text in given:
         name, _, sizes = text.partition("=")
@@ -256,7 +257,7 @@ def _shapes(given: Sequence[str]) -> JsonObject:
 
 @contextlib.contextmanager
 def _cold(wanted: bool) -> Iterator[None]:
-    """Compile with an empty cache, if asked to."""
+    """Use an empty compile cache, if requested."""
     if not wanted:
         yield
         return

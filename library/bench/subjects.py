@@ -1,4 +1,4 @@
-"""What is measured: a model of this project, with random weights or as a run's TOML names it."""
+"""What is measured: a model of this project, with random weights or from a run's TOML."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ from library.memory.quantization import fp8_storage
 from library.methods.frozen_base import FrozenBaseMethod
 from library.objectives.base import NoisedBatch
 
-FACTOR = 8  # pixels of an image for each of its latents
-TEXT = 77  # tokens of a caption for CLIP
-PATH = "random"  # stands for files that are never opened
+FACTOR = 8  # pixels per latent and side
+TEXT = 77  # tokens of a CLIP caption
+PATH = "random"  # placeholder for files that are never opened
 
 
 @dataclass
 class TrainableModel:
-    """A denoiser with its trained parameters, as `prepare_denoiser` takes it."""
+    """A denoiser with its trained parameters, as required by `prepare_denoiser`."""
 
     components: ModelComponents
     family: Any
@@ -39,7 +39,7 @@ class TrainableModel:
 
 
 class LearnedText(FrozenBaseMethod):
-    """Stands for a word that learns: what text encoders, which are measured by themselves, say of captions with it."""
+    """Placeholder for a trained word: text encoder outputs of captions with it, as encoders are measured separately."""
 
     def __init__(self, config: RunConfig, texts: Mapping[str, Tensor]) -> None:
         super().__init__(config, "embedding", (), "learning_rate is 0")
@@ -53,12 +53,12 @@ class Subject(Protocol):
     """Something to measure."""
 
     title: str
-    about: JsonMapping  # for the result file
+    about: JsonMapping  # description for the result file
     batch: int
     resolutions: tuple[int, ...]
 
     def config(self, given: JsonMapping) -> RunConfig:
-        """The settings with these options on top. Raises ConfigError for a pair that cannot be."""
+        """The settings with these options on top. Raises ConfigError for an invalid combination."""
         ...
 
     def make(self, config: RunConfig, device: torch.device) -> TrainableModel:
@@ -66,11 +66,11 @@ class Subject(Protocol):
         ...
 
     def predict(self, made: TrainableModel, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
-        """What calls a denoiser for images of this size: its own denoiser, or a copy of that on another device."""
+        """A function that calls a denoiser for images of this size: its own, or a copy on another device."""
         ...
 
     def encoders(self) -> Mapping[str, Callable[[torch.device, torch.dtype], Callable[[], Any]]]:
-        """The text encoders by name: what loads one and returns a function that runs it."""
+        """Text encoders by name: a function that loads one and returns a function that runs it."""
         ...
 
     def vae(self, device: torch.device, dtype: torch.dtype) -> nn.Module | None:
@@ -82,7 +82,7 @@ class FamilySubject:
     """A model of one of our families."""
 
     def __init__(self, script: str, values: JsonMapping, size: str | None) -> None:
-        """`size` is tiny or full for random weights, None for the files that `values` name."""
+        """`size` is tiny or full for random weights, None for the files in `values`."""
         self.kind = families.config_class(script)
         self.name: str = self.kind.family
         self._module = families.random_module(self.name)
@@ -103,7 +103,7 @@ class FamilySubject:
         return build(self.kind, {**self.values, **given}, notes=[])
 
     def make(self, config: RunConfig, device: torch.device) -> TrainableModel:
-        """A new denoiser on the device, with its trained parameters."""
+        """Return a new denoiser on the device, with its trained parameters."""
         family, dtype = families.family_for(config), fp8_storage.storage_type(config)
         with prewarm_inductor(config.compile, device):
             if self.random:
@@ -124,7 +124,7 @@ class FamilySubject:
         return TrainableModel(components, family, methods.attach(components, family, config))
 
     def predict(self, made: TrainableModel, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
-        """What calls a denoiser for images of this size."""
+        """Return a function that calls a denoiser for images of this size."""
         latents = self.latents(made, resolution, device)
         ones = torch.ones(len(latents), device=device)
         noised = NoisedBatch(latents, ones, latents, ones, ones, ones)
@@ -133,20 +133,20 @@ class FamilySubject:
         return lambda denoiser: made.family.predict(denoiser, noised, text, sizes, controls)
 
     def latents(self, made: TrainableModel, size: int | tuple[int, int], device: torch.device) -> Tensor:
-        """Random latents [B, C, h, w] of images of one size: the side of a square, or (width, height)."""
+        """Return random latents [B, C, h, w] of images of one size: the side of a square, or (width, height)."""
         width, height = size if isinstance(size, tuple) else (size, size)
         channels = self._module.input_shapes(made.family, made.components.denoiser).latent_channels
         return torch.randn(self.batch, channels, height // FACTOR, width // FACTOR, device=device)
 
     def shown(self, made: TrainableModel, latents: Tensor) -> list[Tensor]:
-        """Random pictures as the model is shown them beside such latents: latents, or pixels of what is read so."""
+        """Return random control inputs for these latents: latents, or pixels for models that read pixels."""
         if self.config({}).control_images.guided:
             number, _, height, width = latents.shape
             return [torch.rand(number, 3, height * FACTOR, width * FACTOR, device=latents.device) * 2 - 1]
         return self._module.input_shapes(made.family, made.components.denoiser).controls(latents)
 
     def text(self, made: TrainableModel, device: torch.device) -> dict[str, Tensor]:
-        """Random text outputs in the shapes of the caches."""
+        """Return random text outputs in the shapes of the caches."""
         if isinstance(made.method, LearnedText):
             return {name: text.to(device) for name, text in made.method.texts.items()}
         return self._module.input_shapes(made.family, made.components.denoiser).texts(self.batch, device)
@@ -184,7 +184,7 @@ class FamilySubject:
         return found.to(device) if found is not None else None
 
     def _stored(self, dtype: torch.dtype) -> ModelComponents:
-        """Text encoders and VAE of the run's files, read once."""
+        """Read the run's text encoders and VAE, only once."""
         if self._loaded is None:
             self._loaded = families.family_for(self.config({})).load(dtype, dtype)
             self._loaded.denoiser = nn.Identity()
@@ -192,7 +192,7 @@ class FamilySubject:
 
 
 def usual(script: str) -> JsonObject:
-    """What most people train with, and words in the place of files."""
+    """Return the usual training options, with placeholders for files."""
     cls = families.config_class(script)
     given = {
         "pretrained_model_name_or_path": PATH,
@@ -217,12 +217,12 @@ def usual(script: str) -> JsonObject:
     }
     known = options(cls)
     if issubclass(cls, EmbeddingRun):
-        del given["cache_text_encoder_outputs"]  # captions with the word are read in each step
+        del given["cache_text_encoder_outputs"]  # captions with the trained word are encoded in each step
     return {name: value for name, value in given.items() if name in known}
 
 
 def subject_of_run(path: Path, script: str, values: JsonMapping) -> FamilySubject:
-    """The training that a TOML describes. Raises ConfigError when its model cannot be read."""
+    """Return the training described by a TOML. Raises ConfigError if its model is unreadable."""
     found = FamilySubject(script, {**read_toml(path), **values}, None)
     wrong = list(families.family_for(found.config({})).problems())
     if not found.values.get("pretrained_model_name_or_path"):

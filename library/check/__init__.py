@@ -1,1 +1,1 @@
-"""What is checked and estimated before a training starts."""
+"""Checks and estimates before a training starts."""

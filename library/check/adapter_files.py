@@ -1,4 +1,4 @@
-"""What is wrong with files of adapters that a training starts from, before a model is loaded."""
+"""Problems of adapter files that a training starts from, found before a model is loaded."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from library.families.shared.weights import entries
 from library.methods import small_files
 from library.train.saving import resume_state
 
-UNPICKLED = (".pt", ".pth", ".ckpt", ".bin")  # which have no header: their tensors are read
+UNPICKLED = (".pt", ".pth", ".ckpt", ".bin")  # formats without a header, whose tensors must be read
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
-    """Files that are no adapters, were made for another family, or have another rank; told by their headers."""
+    """Yield files that are no adapters, belong to another family, or have another rank, according to their headers."""
     if not isinstance(config, AdapterRun):
         return
     for option, path in _given(config):
@@ -41,7 +41,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
         except names.ForeignModelError as e:
             yield Problem(option, ": {path}: {error}", path=path, error=e.problems[0])
             continue
-        except ConfigError:  # of neither family, as far as names tell
+        except ConfigError:  # names of no known family
             continue
         if config.family not in found:
             template = ": {path} was made for {other}, and this is {title}; choose a file made for it"
@@ -53,7 +53,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def notes(config: RunConfig) -> Iterator[Problem]:
-    """Files that say they were trained for a relative of the model, whose layers have the same names."""
+    """Yield files trained for another variant of the model, whose layers have the same names."""
     if not isinstance(config, AdapterRun):
         return
     facts, own = families.facts(config.family), families.family_for(config).base_model_version
@@ -72,24 +72,24 @@ def notes(config: RunConfig) -> Iterator[Problem]:
 
 
 def _given(config: AdapterRun) -> Iterator[tuple[str, Path]]:
-    """The files of adapters that are there, each with the option that names it."""
+    """Yield existing adapter files, each with the option that names it."""
     given = {"network_weights": [config.network.network_weights or ""], "base_weights": config.network.base_weights}
     for option, paths in given.items():
         yield from ((option, Path(path)) for path in paths if Path(path).is_file())
 
 
 def _other_ranks(stored: JsonMapping, config: AdapterRun) -> Iterator[Problem]:
-    """A LoRA file of another rank, where one rank is that of all layers."""
+    """Yield a LoRA file of another rank, if one rank applies to all layers."""
     network = config.network
     own = any("_dim" in pair or "split_qkv" in pair for pair in network.network_args)
     if own or network.dim_from_weights or not network.module.startswith("networks."):
         return
     rank, down = network.network_dim or resume_state.RANK, "lora_down.weight"
-    # A fused layer of another tree has the ranks of its parts, or one for all of them.
+    # A fused layer of another tree has the sum of its parts' ranks, or one rank for all.
     own_tree = (
         item for item in stored.items() if item[0].endswith(down) and not names.of_other_tree(item[:1], config.family)
     )
-    ranks = {name: (*about["shape"], 0)[0] for name, about in own_tree}  # of a damaged file it may be no matrix
+    ranks = {name: (*about["shape"], 0)[0] for name, about in own_tree}  # in a damaged file it may be no matrix
     if odd := sorted(name for name in ranks if ranks[name] != rank):
         yield Problem(
             "network_weights",

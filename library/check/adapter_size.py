@@ -1,7 +1,7 @@
 """The size of the adapters of network settings: layers, parameters and bytes of the file, counted without weights.
 
-The page shows it while one types, so this runs as a process that answers each line of standard input with a line:
-`python -m library.check.adapter_size`. It ends after some minutes without a request, and with the page.
+The page shows it while the user types, so this runs as a process that answers each line of stdin with a line: `python
+-m library.check.adapter_size`. It ends after some idle minutes, and with the page.
 """
 
 import contextlib
@@ -31,8 +31,8 @@ from library.families.facts import block_of
 from library.families.network_args import LycorisArgs
 from library.methods.lora import LoraAdapters
 
-IDLE = 300.0  # seconds without a request after which the process ends
-# Options by which all layers are trained from new weights.
+IDLE = 300.0  # the process ends after this many seconds without a request
+# Options with which all layers are trained from new weights.
 ALL = {
     "learning_rate": 1e-4,
     "unet_lr": None,
@@ -45,11 +45,11 @@ HEADER = 120  # bytes of a file's header per tensor
 
 
 def size(config: AdapterRun) -> JsonObject:
-    """Trained layers, parameters, bytes of the file, layers of each block, and blocks of the model by group.
+    """Return trained layers, parameters, bytes of the file, layers of each block, and blocks of the model by group.
 
-    Raises ConfigError with what is wrong with the adapters, RuntimeError where only a training can count them.
+    Raises ConfigError for invalid adapters, RuntimeError if only a training can count them.
     """
-    if network_args.args_class(config) is None:  # a package whose name is being typed is not imported
+    if network_args.args_class(config) is None:  # never import a package whose name is still being typed
         raise RuntimeError(config.network.module)
     args, groups = network_args.read(config), families.facts(config.family).blocks
     family, pristine = _components(type(config), _key(config), methods.reads_encoders(config))
@@ -89,7 +89,8 @@ def size(config: AdapterRun) -> JsonObject:
 
 
 def _without_weights(config: AdapterRun, args: Any) -> AdapterRun:
-    """A config whose adapters are on the same layers, and need no weights to be made: DoRA and whole weights do."""
+    """Return a config with adapters on the same layers that can be built without weights."""
+    # DoRA and whole weights need the weights.
     if not isinstance(args, LycorisArgs) or not (args.dora_wd or args.algo == "full"):
         return config
     pairs = [p for p in config.network.network_args if p.partition("=")[0].strip() not in ("algo", "dora_wd")]
@@ -104,10 +105,10 @@ def _key(config: AdapterRun) -> str:
 
 @functools.lru_cache(maxsize=2)
 def _components(cls: type[AdapterRun], key: str, encoders: bool) -> tuple[Family, ModelComponents]:
-    """Networks without memory: those of the config's own model, or of the published one where that is not here."""
+    """Return networks without memory: the config's own model, or the published one if its files are not here."""
     known = options(cls)
     config = draft(cls, {name: known[name].read(value) for name, value in json.loads(key).items()})
-    with contextlib.suppress(Exception):  # a file that is not there, or is none: the check says so
+    with contextlib.suppress(Exception):  # the check reports missing or invalid files
         if config.model.pretrained_model_name_or_path and meta_model.is_here(config):
             return meta_model.empty_components(config, encoders)
     family = families.family_for(config)
@@ -120,7 +121,9 @@ def _components(cls: type[AdapterRun], key: str, encoders: bool) -> tuple[Family
 
 
 def answer(asked: JsonMapping) -> JsonObject:
-    """The size; in `why` what is wrong with the adapter, "" where LyCORIS looks at weights, of which there are none."""
+    """Return the size; `why` says what is wrong with the adapter, "" if LyCORIS needs weights, which are
+    missing here.
+    """
     cls: Any = families.config_class(asked["script"])
     known = options(cls)
     try:
@@ -134,7 +137,7 @@ def answer(asked: JsonMapping) -> JsonObject:
 def main() -> None:
     """Answer each line of standard input with a line."""
     logging.disable(logging.ERROR)
-    answers, sys.stdout = sys.stdout, sys.stderr  # packages say things
+    answers, sys.stdout = sys.stdout, sys.stderr  # packages print to stdout
     idle = threading.Timer(IDLE, os._exit, (0,))
     for line in sys.stdin:
         idle.cancel()

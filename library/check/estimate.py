@@ -1,8 +1,8 @@
-"""Estimate a training's peak of GPU memory and its seconds per step before it starts. `kohya probe` measures instead.
+"""Estimate a training's peak GPU memory and seconds per step before it starts. `kohya probe` measures instead.
 
-Memory is counted (weights, gradients, states of the optimizer) plus estimated activations per block and token. Time is
-the number of operations over a rate: that of an earlier run on this machine where there is one, else a share of the
-rate in its GPU's data sheet.
+Memory is counted (weights, gradients, optimizer states) plus estimated activations per block and token. Time is the
+number of operations over a rate: that of an earlier run on this machine if there is one, else a share of the GPU's data
+sheet rate.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -23,14 +23,14 @@ from library.runs import layout, reader
 GIB = 2**30
 BYTES = {"no": 4, "fp16": 2, "bf16": 2}
 
-# All of these were fitted to steps of rank 16 on an H200 at 1024 x 1024, batches of 1 and 4; docs/dev/performance.md.
+# Fitted to steps of rank 16 on an H200 at 1024 x 1024, batches of 1 and 4; docs/dev/performance.md.
 
-COMPILED = 0.725  # of the activations that autograd keeps, with the graphs of a compiler
-ATTENTION = 2.1  # inputs of a block: the size of its checkpoint with the outputs of attention
-SWAP = 1 / 110e9  # seconds per swapped byte in each step that computing does not hide
+COMPILED = 0.725  # share of autograd's activations that compiled graphs keep
+ATTENTION = 2.1  # size of a checkpoint that keeps attention outputs, in block inputs
+SWAP = 1 / 110e9  # seconds per swapped byte and step not hidden by computation
 LINK = 45e9  # bytes per second between host and device while blocks compute
-IN_TRANSIT = 4  # inputs of blocks that are being copied to the host or back at a time
-# States of the optimizer, in bytes per trained parameter.
+IN_TRANSIT = 4  # block inputs in transit between host and device at a time
+# Optimizer states in bytes per trained parameter.
 STATES = {
     "adamw8bit": 2,
     "pagedadamw8bit": 0,
@@ -56,25 +56,25 @@ STATES = {
     "dadaptsgd": 12,
     "sgdschedulefree": 4,
 }
-USUAL_STATES = 8  # two float32 numbers, as of AdamW
+USUAL_STATES = 8  # two float32 values, as in AdamW
 CONTEXT = 0.85 * GIB  # memory of the driver, cuBLAS and cuDNN
 SLACK = 1.08  # for fragmentation
-RECORDED = 0.9  # of the activations: what recordings of compiled convolutions take in addition
-FILLED = 0.95  # of the GPU's memory: what recordings that do not fit take before they are given up
+RECORDED = 0.9  # additional memory of recorded compiled convolutions, as a share of activations
+FILLED = 0.95  # share of GPU memory taken by recordings before they are given up
 
 LAUNCH = {
     False: 0.7e-3,
     True: 0.3e-3,
 }  # seconds of host work per block and pass, eager and compiled
-FULL = 64  # the rank that about equals LoKr's full factors
-WORD = 2048  # parameters of a trained word in all text encoders, about
-RUNS = 30  # earlier runs to learn from
+FULL = 64  # rank roughly equivalent to LoKr's full factors
+WORD = 2048  # approximate parameters of a trained word in all text encoders
+RUNS = 30  # earlier runs to search for a rate
 
 
 # Why: docs/decisions/2026-11-22-estimates-say-what-they-rest-on.md
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """The estimate. Sizes in GiB; `step` in seconds, None where nothing is known of the GPU."""
+    """The estimate. Sizes in GiB; `step` in seconds, None for an unknown GPU."""
 
     peak: float
     parts: dict[str, float] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class MemoryEstimate:
         return {**asdict(self), "basis": str(self.basis), "fits": self.fits}
 
     def sentence(self) -> Message:
-        """In words."""
+        """Return the estimate in words."""
         of_all = (
             Message(" of the {memory} GB of {gpu}", memory=f"{self.memory:.0f}", gpu=self.gpu)
             if self.memory and self.gpu
@@ -103,7 +103,7 @@ class MemoryEstimate:
 
 
 def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: float | None = None) -> MemoryEstimate:
-    """The estimate for batches of images of `size` (width, height) in pixels on a GPU with `memory` GiB."""
+    """Return the estimate for batches of images of `size` (width, height) in pixels on a GPU with `memory` GiB."""
     model = model_stats(config)
     parts = {name: round(value / GIB, 2) for name, value in _parts(config, model, size, memory).items() if value}
     peak = sum(parts.values()) * SLACK
@@ -114,10 +114,11 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
         rate = data_sheet_rate(gpu) * 1e12 * share
         known = Message("{share} of what this GPU can do on paper", share=f"{share:.0%}")
     passes = (3 + bool(config.memory.checkpointing)) * config.steps.gradient_accumulation_steps
-    launches = len(model.blocks) * passes * LAUNCH[config.compile.compile]  # of kernels by the host
+    launches = len(model.blocks) * passes * LAUNCH[config.compile.compile]  # kernel launches by the host
     step = max(operations(config, model, size) / rate, launches) if rate else None
     if step and config.memory.blocks_to_swap:
-        # Weights come in the forward and in the backward pass; those that learn, or their gradients, also go back.
+        # Weights are copied in for the forward and the backward pass; trained ones, or their gradients, are also
+        # copied back.
         swapped = _weights(replace(config, blocks_to_swap=0), model) - _weights(config, model)
         step = max(step + swapped * SWAP, swapped * (2 if config.adapters else 3) / LINK)
     template = "from {counted} and {known}" if rate else "from {counted}; the speed of this machine is not known yet"
@@ -155,16 +156,16 @@ def _parts(config: RunConfig, model: ModelStats, size: tuple[int, int], memory: 
         "driver": CONTEXT,
     }
     graphs = _recordings(config, model, learning, parts["activations"])
-    if not config.compile.records_graphs:  # they are recorded where there is memory left for them
+    if not config.compile.records_graphs:  # recorded only if memory is left
         graphs = min(graphs, max(0, (memory or 0) * GIB * FILLED / SLACK - sum(parts.values())))
     return {**parts, "CUDA graphs": graphs}
 
 
 def _recordings(config: RunConfig, model: ModelStats, learning: float, activations: float) -> float:
-    """What CUDA graphs take beside the steps that they record.
+    """Return the memory that CUDA graphs take in addition to the steps that they record.
 
-    A recorded backward pass has all gradients at its end, where activations were, and copies them to the places that
-    all sizes share. Those are the gradients of other trainings; an optimizer that steps early would have had none.
+    A recorded backward pass ends with all gradients, in the place of activations, and copies them to buffers shared by
+    all sizes. Other trainings have these gradients anyway; an optimizer that steps early would not.
     """
     several = environment.processes() > 1 and (config.distributed.fsdp or config.optim.stepped_early)
     if several or (config.compile.why_not_recorded(config) and not config.compile.records_graphs):
@@ -182,8 +183,8 @@ def _per_number(config: RunConfig, optimizer: str) -> float:
 
 
 def state_size(config: RunConfig, model: ModelStats) -> float:
-    """About how many bytes a state to resume from has: what learns, its average, and what the optimizer keeps."""
-    optimizer = (config.optim.optimizer or "AdamW").lower().removeprefix("paged")  # on the disk nothing is paged
+    """Return the approximate bytes of a state to resume from: trained weights, their average, and optimizer states."""
+    optimizer = (config.optim.optimizer or "AdamW").lower().removeprefix("paged")  # paging does not matter on disk
     weight = 4 if config.adapters else fp8_storage.storage_type(config).itemsize
     average = 4 if config.optim.ema_decay else 0
     return trained_parameters(config, model) * (weight + average + _per_number(config, optimizer))
@@ -208,7 +209,7 @@ def _weights(config: RunConfig, model: ModelStats) -> float:
 
 
 def trained_parameters(config: RunConfig, model: ModelStats) -> float:
-    """How many parameters are trained."""
+    """Return the number of trained parameters."""
     if isinstance(config, AdapterRun):
         rank = config.network.network_dim or 4
         if not config.network.module.startswith("networks."):  # to LyCORIS 100000 means full matrices
@@ -232,7 +233,9 @@ def saved_bytes(config: RunConfig) -> int:
 
 
 def _activations(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> float:
-    """Memory kept for the backward pass; with checkpointing the inputs of blocks, and the activations of one block."""
+    """Return memory kept for the backward pass; with checkpointing the inputs of blocks, and one block's
+    activations.
+    """
     memory, each = config.memory, BYTES[config.precision.mixed_precision]
     compiled = COMPILED if config.compile.compile else 1.0
     batch = config.data.train_batch_size
@@ -260,7 +263,9 @@ def operations(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> f
 
 
 def last_run_rate(config: RunConfig, gpu: str, model: ModelStats) -> tuple[float, MessageLike]:
-    """The rate that this GPU has shown with this family, in operations per second, and in which run; 0 without one."""
+    """Return this GPU's rate in an earlier run of this family, in operations per second, and that run; 0
+    without one.
+    """
     for run in reader.runs()[:RUNS] if gpu else ():  # the newest first
         pace = reader.progress(run.folder).update().last.get("s_it")
         if (run.facts.get("hardware") or {}).get("gpu") != gpu or not isinstance(pace, int | float) or pace <= 0:

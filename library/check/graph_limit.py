@@ -1,4 +1,4 @@
-"""Whether `compile_cache_size_limit` allows the graphs that a data set needs, known before the model is read."""
+"""Check before loading a model whether `compile_cache_size_limit` allows the graphs that a data set needs."""
 
 from collections.abc import Iterator
 
@@ -13,11 +13,7 @@ from library.memory.prepare import graphs_per_block
 
 
 def problems(config: RunConfig, images: ImageSet | None, device: torch.device) -> Iterator[Problem]:
-    """Beyond the limit blocks run eagerly; with compile_fullgraph PyTorch stops there instead.
-
-    The blocks are those of the model in the config's files, built without memory, which takes seconds: only where the
-    limit is below the number of sizes, which no block needs more graphs than.
-    """
+    """Beyond the limit blocks run eagerly; with compile_fullgraph PyTorch raises instead."""
     options = config.compile
     limit = options.compile_cache_size_limit
     if not (limit and options.compile and images and images.items and meta_model.is_here(config)):

@@ -1,4 +1,4 @@
-"""The preflight check from the page: in a process of its own, since it needs torch, and the page never loads that."""
+"""The preflight check from the page, in a separate process, since it needs torch, which the page never loads."""
 
 import json
 import os
@@ -16,21 +16,19 @@ from library.config.run_config import RunConfig
 from library.config.schema import changed, flat
 from library.runs import keys
 
-PATIENCE = 120.0  # seconds; 10,000 images take less than 10
+PATIENCE = 120.0  # timeout in seconds; 10,000 images take less than 10
 Report = dict[str, Any]  # as library.check.report.Report.as_json
 
 
 # Why: docs/decisions/2026-11-20-check-in-a-process-of-its-own.md
 def check(reading: Reading[Any], launch: JsonMapping) -> Report:
-    """The report on what came of reading a form, whatever is wrong with it already.
-
-    A check that breaks says so, and keeps nobody from training.
-    """
+    """Return the report on a form's values, including problems of reading them."""
+    # A crash of the check is reported, but does not prevent training.
     return check_all([reading], launch)[0]
 
 
 def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Report]:
-    """The reports on several forms, from one process."""
+    """Return the reports on several forms, from one process."""
     given = [
         {
             "script": reading.config.script,
@@ -65,12 +63,12 @@ def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Rep
 
 
 def sent(config: RunConfig) -> JsonObject:
-    """What differs from the defaults, for another process; tokens reach it by the environment."""
+    """Return the non-default values for another process; tokens are passed by the environment."""
     return {name: str(value) if isinstance(value, Path) else value for name, value in flat(changed(config)).items()}
 
 
 def environment(launch: JsonMapping) -> dict[str, str]:
-    """What a process has to know of how the training will be started."""
+    """Return what a process must know about the launch of the training."""
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     known = {**os.environ, **keys.environment(), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
     known |= {"ACCELERATE_USE_CPU": "true"} if launch.get("cpu") in (True, "true") else {}

@@ -1,5 +1,6 @@
-"""A training's networks as the headers of their files describe them, without the numbers: what would only be found when
-adapters are put into the loaded model, or a state is put back, is found in seconds."""
+"""A training's networks built from their files' headers without weights, to find in seconds what would otherwise fail
+when adapters are attached or a state is restored.
+"""
 
 import contextlib
 import logging
@@ -24,9 +25,9 @@ from library.train.saving.state_files import WEIGHTS
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
-    """What of `network_weights`, `base_weights`, `network_args` and `resume` does not fit the model that is named.
+    """Yield what of `network_weights`, `base_weights`, `network_args` and `resume` does not fit the model.
 
-    Asked when nothing is wrong with these in themselves.
+    Call it only if these are valid by themselves.
     """
     if not _in_question(config) or not is_here(config):
         return
@@ -35,7 +36,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     except ConfigError as e:
         yield from e.problems
         return
-    except (RuntimeError, NotImplementedError) as e:  # LyCORIS, of a kind that looks at the weights
+    except (RuntimeError, NotImplementedError) as e:  # LyCORIS' kinds that read the weights
         if not isinstance(config, AdapterRun) or config.network.module.startswith("networks."):
             raise
         logging.getLogger(__name__).debug("%s could not be tried beforehand: %s", config.network.module, e)
@@ -55,7 +56,7 @@ def _in_question(config: RunConfig) -> bool:
     if not isinstance(config, AdapterRun):
         return _resumes(config)
     if network_args.args_class(config) is None:
-        return False  # what another module does is only known when it does it
+        return False  # other modules cannot be predicted
     network = config.network
     return bool(network.network_weights or network.base_weights or network.network_args) or _resumes(config)
 
@@ -65,14 +66,14 @@ def _resumes(config: RunConfig) -> bool:
 
 
 def is_here(config: RunConfig) -> bool:
-    """Whether the model's files are on this machine."""
+    """Return whether the model's files are on this machine."""
     files = [o.name for o in options(type(config)).values() if o.section == "model" and o.kind == "file"]
     given = [getattr(config.model, name) for name in files]
     return all(Path(name).exists() for name in given if name)
 
 
 def empty_components(config: RunConfig, encoders: bool) -> tuple[Family, ModelComponents]:
-    """The networks of a config's model without memory, with or without its text encoders. Raises ConfigError."""
+    """Return the networks of a config's model without memory, optionally with its text encoders. Raises ConfigError."""
     family = families.family_for(config)
     with weights.shapes_only():
         components = family.load(torch.float32, deferring=True)
@@ -83,7 +84,7 @@ def empty_components(config: RunConfig, encoders: bool) -> tuple[Family, ModelCo
 
 def _method(config: RunConfig) -> methods.TrainingMethod:
     level = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # all that is told here will be told when it is done
+    logging.disable(logging.WARNING)  # the training repeats these warnings
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that numbers are not kept
@@ -94,13 +95,13 @@ def _method(config: RunConfig) -> methods.TrainingMethod:
 
 
 def _misfits(folder: Path, method: methods.TrainingMethod, config: RunConfig) -> Iterator[Problem]:
-    """A state of other networks, or of another optimizer over the same."""
+    """Yield mismatches of a state: other networks, or another optimizer."""
     changes = resume_state.shaping_changes(folder, config)
     here = {name: tuple(tensor.shape) for name, tensor in method.snapshot().items()}
     if problem := snapshot.differing(here, weights.header(folder / WEIGHTS), changes):
         yield problem
         return
-    with contextlib.suppress(ConfigError):  # a damaged file is not looked into here
+    with contextlib.suppress(ConfigError):  # damaged files are reported elsewhere
         saved, now = resume_state.saved_groups(folder), resume_state.group_sizes(method.groups())
         if problem := resume_state.other_groups(saved, now, changes):
             yield problem

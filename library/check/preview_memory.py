@@ -1,4 +1,4 @@
-"""What sample images take of the GPU's memory while they are decoded, beside a training that waits meanwhile."""
+"""GPU memory of decoding sample images, while the training waits."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,17 +10,23 @@ from library.config.run_config import RunConfig
 from library.measuring.model_stats import model_stats
 from library.sampling import caption_prompts, prompts
 
-HELD = ("model", "text encoders", "what learns", "optimizer", "driver")  # of the estimate's parts, between two steps
-SQUARE = 1024 * 1024  # pixels that `decoder_memory` is about
+HELD = (
+    "model",
+    "text encoders",
+    "what learns",
+    "optimizer",
+    "driver",
+)  # parts of the estimate that stay between two steps
+SQUARE = 1024 * 1024  # number of pixels that `decoder_memory` refers to
 
 
 def sentences(needs: MemoryEstimate, config: RunConfig) -> Iterator[tuple[str, Message]]:
-    """("ok" or "hint", sentence) about sample images; nothing where none are made or the prompts cannot be read."""
+    """Yield ("ok" or "hint", sentence) about sample images; nothing without any, or if the prompts are unreadable."""
     if not config.sample.wanted:
         return
     try:
         size = largest(config)
-    except (ConfigError, OSError):  # which is reported elsewhere
+    except (ConfigError, OSError):  # reported elsewhere
         return
     peak = peak_of(needs, config, size)
     shown = f"{size[0]}x{size[1]}", f"{peak:.1f}"
@@ -35,14 +41,16 @@ def sentences(needs: MemoryEstimate, config: RunConfig) -> Iterator[tuple[str, M
 
 
 def peak_of(needs: MemoryEstimate, config: RunConfig, size: tuple[int, int]) -> float:
-    """GiB while an image of this size is decoded at once: what stays between two steps, the VAE and its activations."""
+    """Return GiB while decoding an image of this size at once: what stays between two steps, the VAE and its
+    activations.
+    """
     each = 4 if config.model.float32_vae else BYTES[config.precision.mixed_precision]
     decoding = families.facts(config.family).decoder_memory * each / 2 * size[0] * size[1] / SQUARE
     return (sum(needs.parts.get(name, 0.0) for name in HELD) + model_stats(config).vae * each / GIB + decoding) * SLACK
 
 
 def largest(config: RunConfig) -> tuple[int, int]:
-    """Width and height of the largest sample image. Raises ConfigError where the prompt file cannot be read."""
+    """Return width and height of the largest sample image. Raises ConfigError if the prompt file is unreadable."""
     if not config.sample.sample_prompts:
         return caption_prompts.SIDE, caption_prompts.SIDE
     family = families.family_for(config)

@@ -1,6 +1,6 @@
-"""The preflight check as a report: topic by topic what was found, what has to be mended, and how.
+"""The preflight check as a report: findings by topic, what must be fixed, and how.
 
-`kohya check`, the page's Check button and every start from the page read the same report. No model is loaded.
+`kohya check`, the page's Check button and every start from the page use the same report. Loads no model.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from library.measuring.candidates import saving_memory
 from library.measuring.model_stats import model_stats
 from library.train.step.clock import Clock
 
-# Sections of the config -> the topic that a sentence about one of their options belongs to.
+# Sections of the config -> the topic of sentences about their options.
 TOPICS = {
     "model": "model",
     "data": "images",
@@ -59,13 +59,13 @@ ORDER = ("model", "images", "captions", "caches", "training", "GPU", "compiling"
 LAUNCH = section_options(Launch)
 NO_GPU = Message("no GPU was found: trainings run on the processor, too slow for full-size models")
 GIB = 2**30
-MANY = 20_000  # variants of captions; more are not made only to be counted
-ABSURD = 8  # times the memory that there is: by so much no estimate is wrong
+MANY = 20_000  # maximum caption variants to generate for counting
+ABSURD = 8  # times the available memory; no estimate is wrong by that much
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sentence. `verdict` is "ok", "hint" or "bad"; `fix` are values that would mend it, by option name."""
+    """One sentence. `verdict` is "ok", "hint" or "bad"; `fix` are values that would solve it, by option name."""
 
     topic: str
     verdict: str
@@ -81,7 +81,7 @@ class Finding:
 
     @property
     def advice(self) -> str:
-        """The fix in words, to be put after the text."""
+        """The fix in words, to append to the text."""
         fixes = (
             f"leave {name} out" if value is None or self._is_idle else f"{name} = {toml_value(value)}"
             for name, value in self.fix.items()
@@ -91,7 +91,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All findings in the order that is worth reading, and what the training will need."""
+    """All findings in reading order, and what the training will need."""
 
     findings: tuple[Finding, ...]
     fit: fitting.MemoryEstimate | None = None
@@ -109,9 +109,9 @@ class Report:
 
 
 def report(config: RunConfig, reading: Reading[Any] | None = None) -> Report:
-    """Look at everything that can be known before a model is loaded.
+    """Check everything that can be known before a model is loaded.
 
-    `reading` is what came of reading this config, where that found problems or notes.
+    `reading` is the result of reading this config, if that found problems or notes.
     """
     reading = reading or Reading(config, [], [])
     found = preflight.look(reading)
@@ -123,7 +123,7 @@ def report(config: RunConfig, reading: Reading[Any] | None = None) -> Report:
         Finding(topic(one, config), "hint", one, working_fix(one, config)) for one in [*reading.notes, *remarks]
     ]
     needs: fitting.MemoryEstimate | None = None
-    # What is well is counted and estimated, which values that do not go together may keep from being possible.
+    # Counts and estimates may be impossible with contradictory values.
     with contextlib.suppress(Exception) if problems else contextlib.nullcontext():
         if not problems:
             needs = fitting.estimate(_batched(config, found.images), largest(found.images, config), gpu, memory)
@@ -135,7 +135,7 @@ def report(config: RunConfig, reading: Reading[Any] | None = None) -> Report:
 
 
 def asked() -> None:
-    """Print the reports on what is asked for on stdin, as JSON both; see `library.check.isolated`."""
+    """Print the reports on the forms given as JSON on stdin, as JSON; see `library.check.isolated`."""
     print(json.dumps([_asked(given) for given in json.load(sys.stdin)]))
 
 
@@ -153,14 +153,14 @@ def _place(finding: Finding) -> tuple[int, int]:
 
 
 def topic(problem: Problem, config: RunConfig) -> str:
-    """What a problem is about, by its option where it does not say so itself."""
+    """Return the topic of a problem, by its option unless the problem states it."""
     option = options(type(config)).get(problem.option)
     by_option = TOPICS.get(option.section, "other") if option else "GPU" if problem.option in LAUNCH else "other"
     return problem.topic or by_option
 
 
 def graphics() -> tuple[str, float | None]:
-    """The first GPU's name and memory in GiB; nothing where there is none."""
+    """Return the first GPU's name and memory in GiB; empty without one."""
     if not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"):
         return "", None
     properties = torch.cuda.get_device_properties(0)
@@ -168,8 +168,9 @@ def graphics() -> tuple[str, float | None]:
 
 
 def largest(images: ImageSet | None, config: RunConfig) -> tuple[int, int]:
-    """The bucket with most pixels (width, height), reference images included; the resolution without images, with the
-    reference images as large as it that the model needs."""
+    """Return the bucket with most pixels (width, height), reference images included; without images the resolution,
+    plus required reference images of that size.
+    """
     sizes = {image.size_with_controls for image in images.items} if images else set()
     width, height = config.data.size or (1024, 1024)
     usual = (width, height * (1 + config.control_images.least))
@@ -177,7 +178,7 @@ def largest(images: ImageSet | None, config: RunConfig) -> tuple[int, int]:
 
 
 def _batched(config: RunConfig, images: ImageSet | None) -> RunConfig:
-    """The config with the largest batch that there are images for."""
+    """Return the config with the largest batch size that its images fill."""
     counts = [len(members) for members in images.buckets().values()] if images else []
     most = max(counts, default=config.data.train_batch_size)
     return replace(config, train_batch_size=most) if most < config.data.train_batch_size else config
@@ -235,7 +236,7 @@ def _images(config: RunConfig, images: ImageSet) -> Message:
 
 
 def _several_sizes(images: ImageSet) -> Iterator[Finding]:
-    """That images are trained at several sizes, which are as many data sets."""
+    """Remark that images are trained at several sizes, each a data set."""
     for sizes in dict.fromkeys(dataset.sizes for dataset in images.datasets if len(dataset.sizes) > 1):
         shown = together(str(width) if width == height else f"{width}x{height}" for width, height in sizes)
         template = "each image is trained at {count} sizes, once per repeat at each: {sizes}"
@@ -269,7 +270,7 @@ def _caches(config: RunConfig, images: ImageSet) -> Iterator[Finding]:
 
 
 def _encodings(config: RunConfig, images: ImageSet) -> Finding:
-    """How many captions the text encoders read before the first step."""
+    """Return how many captions the text encoders read before the first step."""
     variants, learned = config.cache.cached_caption_variants, images.items
     if len(learned) * variants > MANY:
         count = f"{len(learned) * variants:,}"
@@ -290,7 +291,7 @@ def _compiling(config: RunConfig, on_gpu: bool) -> Finding:
     if not config.compile.compile:
         return Finding("compiling", "ok", "torch.compile is off")
     device = torch.device("cuda" if on_gpu else "cpu")
-    if found := list(checks.problems(config.compile, device)):  # with compile_fallback they stop nothing
+    if found := list(checks.problems(config.compile, device)):  # with compile_fallback these are no errors
         return Finding("compiling", "hint", Message("{problem}; compile_fallback trains without it", problem=found[0]))
     return Finding("compiling", "ok", Message("{backend} can compile here", backend=config.compile.compile_backend))
 
@@ -299,13 +300,13 @@ def _disk(config: RunConfig) -> Finding:
     free = free_space(Path(config.save.output_dir or ""))
     one, every = saved_size(config), config.save.save_state_every_n_minutes
     state = fitting.state_size(config, model_stats(config)) if every else 0.0
-    more = _saves(config) * one + 2 * state  # the new one is whole before the old one goes
+    more = _saves(config) * one + 2 * state  # the new one is complete before the old one is deleted
     with_state = Message(", a state to resume from {state}", state=size_text(state)) if every else ""
     template = "{free} free, one saved file takes about {each}{with_state}"
     text = Message(template, free=size_text(free), each=size_text(one), with_state=with_state)
     if free < one * 1.2:
         return Finding("disk", "bad", Message("output_dir: {text}; make room, or choose another folder", text=text))
-    if free < one + 3 * state:  # another one is saved when the training is stopped
+    if free < one + 3 * state:  # stopping the training saves another state
         return Finding(
             "disk",
             "hint",
@@ -330,7 +331,7 @@ def _disk(config: RunConfig) -> Finding:
 
 
 def saved_size(config: RunConfig) -> float:
-    """About how many bytes a saved file has."""
+    """Return the approximate bytes of a saved file."""
     model = model_stats(config)
     numbers = fitting.trained_parameters(config, model)
     if not config.adapters and families.facts(config.family).saves_all_parts:
@@ -372,7 +373,7 @@ def _about_the_fit(needs: fitting.MemoryEstimate, config: RunConfig) -> Iterator
 
 
 def lines(found: Sequence[Finding]) -> Iterator[str]:
-    """For a terminal."""
+    """Return the findings as lines for a terminal."""
     mark = {"ok": "  ok", "hint": "hint", "bad": " FIX"}
     for finding in found:
         yield f"{mark[finding.verdict]}  {finding.topic:<10} {finding.text}{finding.advice}"

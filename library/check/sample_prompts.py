@@ -1,4 +1,4 @@
-"""Prompts of sample images before a model is loaded: what is missing, cannot be read, or does not do what it says."""
+"""Checks of sample prompts before a model is loaded: what is missing, unreadable, or without effect."""
 
 from collections.abc import Iterator
 
@@ -10,14 +10,14 @@ from library.sampling import prompts
 
 
 def idle_prompts(config: RunConfig, family: Family) -> list[Problem]:
-    """What of the sample prompts has no effect, or is not generated as it is written."""
+    """Yield parts of sample prompts that have no effect, or are changed."""
     path, about = config.sample.sample_prompts, (config.control_images, config.shifts_samples, family.sample_multiple)
     read = prompts.notes(path, *about) if path and config.sample.sample_images else ()
     return [*_unscheduled(config), *read]
 
 
 def _unscheduled(config: RunConfig) -> Iterator[Problem]:
-    """Prompts of sample images that nothing says when to generate."""
+    """Remark on sample prompts without a schedule."""
     if config.sample.wanted and not config.sample.scheduled:
         yield Problem(
             "sample_prompts" if config.sample.sample_prompts else "sample_from_captions",
@@ -27,7 +27,7 @@ def _unscheduled(config: RunConfig) -> Iterator[Problem]:
 
 
 def unusable_prompts(config: RunConfig) -> Iterator[Problem]:
-    """Samples without a prompt file, and a file that cannot be read, or names images that cannot."""
+    """Yield problems of samples without a prompt file, and of an unreadable file or unreadable images in it."""
     sample = config.sample
     if sample.scheduled and not sample.wanted:
         yield Problem(

@@ -1,4 +1,4 @@
-"""What does not fit the length of a training: no end, a beginning behind the end, and what the end comes before."""
+"""Checks of the length of a training: no end, a start after the end, and events that never happen."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from library.train.step.clock import Clock
 
 
 def expected_length(config: RunConfig, images: data.Check) -> Length | None:
-    """How long the training will be, where there are images to count."""
+    """Return the length of the training, if there are images to count."""
     found = images.images
     if not found or not found.items:
         return None
@@ -24,7 +24,7 @@ def expected_length(config: RunConfig, images: data.Check) -> Length | None:
 
 
 def length_problems(config: RunConfig, images: data.Check) -> Iterator[Problem]:
-    """A training that never ends, or that begins behind its end."""
+    """Yield a training that never ends, or starts after its end."""
     whole = expected_length(config, images)
     if not whole or not images.images:
         return
@@ -56,7 +56,7 @@ def length_problems(config: RunConfig, images: data.Check) -> Iterator[Problem]:
 
 
 def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
-    """What the training ends before: saves, samples, validations, and a warm-up if its length is given in epochs."""
+    """Yield what the training ends before: saves, samples, validations, and a warm-up if the length is in epochs."""
     warm, whole = config.optim.lr_warmup_steps, expected_length(config, images)
     if not whole:
         return
@@ -87,7 +87,7 @@ def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
 
 
 def _too_patient(config: RunConfig, whole: Length) -> Iterator[Problem]:
-    """A patience that the training ends before."""
+    """Remark on a patience longer than the training."""
     given, patience = schema.values(config), config.steps.early_stop_patience
     steps, epochs = given.get("validate_every_n_steps"), given.get("validate_every_n_epochs") or 1
     most = whole.epochs // epochs + (whole.total // steps if steps else 0)
@@ -98,7 +98,7 @@ def _too_patient(config: RunConfig, whole: Length) -> Iterator[Problem]:
 
 
 def _late_saves(config: RunConfig, images: data.Check) -> Iterator[Problem]:
-    """Chosen steps of files that the training does not reach."""
+    """Remark on chosen steps of files beyond the end."""
     if not images.images:
         return
     batches = data.summary(images.images, processes())["batches_per_epoch"]

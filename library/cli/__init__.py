@@ -1,1 +1,1 @@
-"""The command line: `kohya`, the four training scripts, and pages written from the options."""
+"""The command line: `kohya`, the training scripts, and pages generated from the options."""

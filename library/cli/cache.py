@@ -1,4 +1,4 @@
-"""`kohya cache`: how much compiled code is kept between trainings, and making less of it; caches of data sets."""
+"""`kohya cache`: show and reduce compiled code kept between trainings; cache data sets."""
 
 import json
 import math
@@ -18,7 +18,7 @@ GB = 1e9
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Show the cache, or make it smaller; or cache a data set. Raises ConfigError while a training may need it."""
+    """Show the cache, or reduce it; or cache a data set. Raises ConfigError while a training may need it."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in cache_data.SCRIPTS:
         return cache_data.start(argv[0], [*argv[1:]])
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def show() -> JsonObject:
-    """What is kept, the folder that was used last first, and how much may be."""
+    """Return the kept code, the last used folder first, and the limit."""
     from library.compiler import cache
 
     root = cache.default_root()
@@ -55,7 +55,7 @@ def show() -> JsonObject:
 
 
 def _less(clean: bool, limit: float | None) -> JsonObject:
-    """Remove all, or what was used longest ago until the rest keeps the limit."""
+    """Delete all, or the least recently used until the limit is met."""
     from library.compiler import cache
 
     if training := reader.active():
@@ -72,7 +72,7 @@ def _less(clean: bool, limit: float | None) -> JsonObject:
 
 
 def text(found: JsonObject) -> str:
-    """The same in words."""
+    """Return the same in words."""
     rows = []
     for folder in found["kept"]:
         days = (time.time() - folder["used"]) / 86400

@@ -1,6 +1,6 @@
-"""`kohya cache latents` and `kohya cache text`: what a training would encode first, made beforehand, on any GPUs.
+"""`kohya cache latents` and `kohya cache text`: make a training's caches beforehand, on any GPUs.
 
-The scripts of the same purpose are sd-scripts/tools/cache_latents.py and cache_text_encoder_outputs.py.
+The equivalent scripts are sd-scripts/tools/cache_latents.py and cache_text_encoder_outputs.py.
 """
 
 from pathlib import Path
@@ -28,7 +28,7 @@ FORCED = {
     ],
     "text": ["--cache_text_encoder_outputs_to_disk", "--no-cache_latents", "--no-cache_latents_to_disk"],
 }
-IGNORED = ("--skip_existing",)  # of sd-scripts: what is there and fits is always left
+IGNORED = ("--skip_existing",)  # of sd-scripts; valid caches are always kept here
 USAGE = """kohya cache {kind} RUN.toml [options]
 kohya cache {kind} --{family} --train_data_dir FOLDER --pretrained_model_name_or_path MODEL [options]
 
@@ -39,15 +39,16 @@ each for its share. {families} say for which family it is where no TOML does."""
 
 
 def start(kind: str, argv: list[str]) -> int:
-    """Look at the options here, then cache in processes of their own, on GPUs that no training uses; the exit code of
-    the launcher."""
+    """Check the options here, then cache in separate processes, on GPUs that no training uses; return the launcher's
+    exit code.
+    """
     if argv and argv[0].lower().endswith(".toml"):
         argv = ["--config_file", *argv]
     how, flags, wrong = split_launch(argv)
     if _wants_help(argv):
         print(usage(kind))
         return DONE if argv else MISUSED
-    read_options(kind, flags)  # so that mistakes are said before a launcher has loaded torch
+    read_options(kind, flags)  # reports mistakes before a launcher has loaded torch
     if problems := [*wrong, *gpu_slots.problems(how)]:
         return complain("\n".join(map(str, problems)), MISUSED)
     path, flags = split_file(flags)
@@ -60,7 +61,7 @@ def start(kind: str, argv: list[str]) -> int:
 
 
 def main(kind: str, argv: list[str]) -> int:
-    """The script: cache in this process, or its share where it is one of several. The exit code."""
+    """Cache in this process, or its share of several, and return the exit code."""
     if _wants_help(argv):
         print(usage(kind))
         return DONE if argv else MISUSED
@@ -92,7 +93,7 @@ def main(kind: str, argv: list[str]) -> int:
 
 
 def read_options(kind: str, argv: list[str]) -> Reading[RunConfig]:
-    """The config of a training that caches this and nothing else. Ends the process with all mistakes in the options."""
+    """Return the config of a training that only caches this. Exits with all mistakes in the options."""
     named = [family for family in families.FAMILIES if f"--{family}" in argv]
     flags = [flag for flag in argv if flag not in IGNORED and flag.removeprefix("--") not in named]
     path, _ = split_file(flags)
@@ -112,7 +113,7 @@ def read_options(kind: str, argv: list[str]) -> Reading[RunConfig]:
 
 
 def usage(kind: str) -> str:
-    """The help of one kind."""
+    """Return the help of one kind."""
     flags = ", ".join(f"--{family}" for family in families.FAMILIES)
     first = families.FAMILIES[0]
     return USAGE.format(kind=kind, what=WHAT[kind], option=FORCED[kind][0][2:], families=flags, family=first)

@@ -1,4 +1,4 @@
-"""`kohya check`: everything that is wrong with a training, told at once, without starting it."""
+"""`kohya check`: report every problem of a training at once, without starting it."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ kohya train, and besides:
 
 
 def main(argv: list[str]) -> int:
-    """Print what is known about a training before a model is loaded; 0 when nothing has to be fixed."""
+    """Print what is known about a training before a model is loaded; return 0 if nothing must be fixed."""
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
         return DONE if argv else MISUSED
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
 
 
 def described(argv: list[str]) -> tuple[str, Reading[Any], JsonObject]:
-    """What a command line is about in words, what came of reading it, and its launch options."""
+    """Return a description of a command line, the reading of its config, and its launch options."""
     how, rest, wrong = split_launch(argv)
     script, rest = _script(rest)
     what = rest.pop(0) if rest and not rest[0].startswith("--") else ""
@@ -85,7 +85,8 @@ def described(argv: list[str]) -> tuple[str, Reading[Any], JsonObject]:
 
 
 def reported(reading: Reading[Any]) -> Any:
-    """The report. Torch is loaded here, and not before the environment is as the training's will be."""
+    """Return the report."""
+    # Torch is imported only here, after the environment matches the training's.
     try:
         surroundings.check()
     except ConfigError as wrong:
@@ -98,14 +99,14 @@ def reported(reading: Reading[Any]) -> Any:
 
 
 def _script(argv: list[str]) -> tuple[str, list[str]]:
-    """The value of --script, and the other arguments."""
+    """Return the value of --script, and the other arguments."""
     for at, token in enumerate(argv):
         name, equals, value = token.partition("=")
         if name == "--script":
             rest = argv[at + 1 :]
             if not equals:
                 value, rest = (rest[0], rest[1:]) if rest else ("", [])
-            config_class(value)  # says which there are
+            config_class(value)  # the error lists the scripts
             return value, argv[:at] + rest
     return "", argv
 

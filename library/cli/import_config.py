@@ -1,4 +1,4 @@
-"""`kohya import` and `kohya diff`: settings of other trainers as ours, and what differs between two files."""
+"""`kohya import` and `kohya diff`: convert settings of other trainers, and compare two files."""
 
 import json
 import sys
@@ -25,7 +25,9 @@ def configs() -> dict[str, type]:
 
 
 def main(argv: list[str]) -> int:
-    """Read a file of settings of another trainer. 0 done, 1 it did not work or something in it has to be fixed."""
+    """Convert a file of settings of another trainer. Returns 0 on success, 1 on failure or if something
+    must be fixed.
+    """
     parser = Arguments(
         "kohya import",
         description="Turn the settings of kohya_ss, OneTrainer or SimpleTuner (JSON), of sd-scripts, musubi-tuner, "
@@ -67,7 +69,7 @@ def main(argv: list[str]) -> int:
 
 
 def _say(made: importers.Imported, path: Path | None) -> None:
-    """The account as text: beside the file that was written, or on stderr where the config itself is printed."""
+    """Print the report as text: beside the written file, or on stderr if the config itself is printed."""
     shown = sys.stdout if path else sys.stderr
     print(made.report(), file=shown)
     if blanks := _blanks(made):
@@ -83,7 +85,7 @@ def _blanks(made: importers.Imported) -> list[Problem]:
 
 
 def _in_json(file: Path, script: str, path: Path | None) -> int:
-    """Import, and print the account as one JSON object, also when the file is refused."""
+    """Convert, and print the report as one JSON object, even if the file is rejected."""
     try:
         if importers.is_dataset(found := importers.parse(file)):
             text, notes = importers.dataset(found)
@@ -102,7 +104,9 @@ def _in_json(file: Path, script: str, path: Path | None) -> int:
 
 
 def diff(argv: list[str]) -> int:
-    """Say what differs between two files of settings, of any trainer. 0 nothing, 1 something, 2 it did not work."""
+    """Print what differs between two files of settings, of any trainer. Returns 0 for nothing, 1 for differences, 2 on
+    failure.
+    """
     parser = Arguments("kohya diff", description="Options that differ between two files of settings.")
     parser.add_argument("first", type=Path, help="a file, or the folder of a run")
     parser.add_argument("second", type=Path, help="the other one")
@@ -138,7 +142,7 @@ def _toml(made: importers.Imported, source: Path) -> str:
 
 
 def _dataset(found: JsonObject, path: Path | None) -> int:
-    """Write or print a dataset file of musubi-tuner as ours."""
+    """Write or print a dataset file of musubi-tuner in our format."""
     text, notes = importers.dataset(found)
     if path is None:
         print(text, end="")
@@ -157,7 +161,7 @@ def _write_new(path: Path, text: str) -> None:
 
 
 def _export(made: importers.Imported, base: Path | None, path: Path | None) -> int:
-    """Write or print the JSON of kohya_ss's page, and say what has no place there."""
+    """Write or print the JSON of kohya_ss's page, and print what has no place there."""
     prompts = made.config.sample.sample_prompts
     text = made.texts.get("sample_prompts") or (read_text(prompts) if prompts and Path(prompts).is_file() else "")
     fields, lost = importers.export(made.config, configs(), importers.parse(base) if base else None, text)
@@ -176,7 +180,7 @@ def _export(made: importers.Imported, base: Path | None, path: Path | None) -> i
 
 
 def _write(made: importers.Imported, path: Path, source: Path) -> importers.Imported:
-    """Write the config, and the files that it names; none when one of them exists."""
+    """Write the config, and the files that it names; none if one of them exists."""
     if path.suffix.lower() != ".toml":
         raise ConfigError("{path} must end in .toml", path=path)
     beside = {name: path.with_name(path.stem + SUFFIX[name]).resolve() for name in made.texts}

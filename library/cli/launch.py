@@ -1,4 +1,6 @@
-"""`kohya train`, `probe` and `bench`: what a TOML is for, and the launcher's options beside those of the training."""
+"""`kohya train`, `probe` and `bench`: find the script of a TOML, and separate the launcher's options from the
+training's.
+"""
 
 import dataclasses
 import textwrap
@@ -36,7 +38,7 @@ Options are those of the script (kohya train SCRIPT --help), and those of the la
 
 # Why: docs/decisions/2026-11-20-check-before-launch.md
 def train(argv: list[str]) -> int:
-    """Check the options here and now, then train; the exit code of the training or of its launcher."""
+    """Check the options here, then train; return the exit code of the training or of its launcher."""
     if not argv or argv[0] in ("-h", "--help"):
         print(TRAIN_USAGE)
         return DONE if argv else MISUSED
@@ -46,7 +48,7 @@ def train(argv: list[str]) -> int:
         flags = ["--config_file", what, *flags]
         what = script_of(Path(what))
     flags = with_config(flags)
-    # A launcher loads torch for seconds before the script can say what is wrong, so it is asked here first.
+    # Check here first, as a launcher loads torch for seconds before the script can report mistakes.
     reading = train_script.read(config_class(what), flags, LAUNCH)
     if problems := [*reading.problems, *wrong, *gpu_slots.problems(how)]:
         reading = dataclasses.replace(reading, problems=problems)
@@ -57,7 +59,7 @@ def train(argv: list[str]) -> int:
 
 
 def probe(argv: list[str]) -> int:
-    """Try two steps with a config, and say what fits."""
+    """Try a few steps with a config, and report what fits."""
     from library.bench.probe import main  # loads torch
 
     return main(argv, script_of)
@@ -72,22 +74,23 @@ def sample(argv: list[str]) -> int:
 
 
 def script_of(path: Path) -> str:
-    """Which script a TOML is for: by its first line, as our own files begin, else by the file's name, else by the
-    options in it. Raises ConfigError when unclear."""
+    """Return the script of a TOML: by its first line, as in our own files, else by the file's name, else by its
+    options. Raises ConfigError if unclear.
+    """
     path = path_today(path)
     if script := importers.named(path, {script: config_class(script) for script in RUNS}):
         return script
     given = read_toml(path)
     importers.refuse_data(load_toml(path), path)
     known = {script: set(options(config_class(script))) for script in RUNS}
-    # An option that not every script has speaks for those that have it; what is no option anywhere says nothing.
+    # An option that only some scripts have points to those; unknown names are no evidence.
     telling = {name for name in given if any(name in names for names in known.values())}
     asked = of_told_kind(telling, {script: config_class(script) for script in RUNS})
     fitting = [script for script in asked if telling <= known[script]]
-    if len(fitting) > 1:  # of two families, not the one whose own files are not named
+    if len(fitting) > 1:  # prefer the family whose own files are named
         shared = set[str].intersection(*(known[script] for script in fitting))
         fitting = [script for script in fitting if _has_its_files(config_class(script), telling, shared)]
-    if len(fitting) > 1:  # nor the one that does not know the value of an option
+    if len(fitting) > 1:  # exclude scripts that reject the value of an option
         fitting = [script for script in fitting if not read_layers(config_class(script), [Layer(given)]).wrong]
     if len(fitting) != 1:
         template = "the training script cannot be told from {path}: name it, {runs}"
@@ -101,20 +104,21 @@ def _has_its_files(config: type[RunConfig], given: set[str], shared: set[str]) -
 
 
 def split_launch(argv: list[str]) -> tuple[JsonObject, list[str], list[Problem]]:
-    """The launcher's options by name, the rest, and what is wrong with the former. What both know (mixed_precision) is
-    the script's."""
+    """Return the launcher's options by name, the rest, and problems of the former. Shared options (mixed_precision) go
+    to the script.
+    """
     return train_script.take_flags(LAUNCH, argv)
 
 
 def with_config(flags: list[str]) -> list[str]:
-    """The flags, the first of which may be the file that --config_file names."""
+    """Return the flags; a leading file becomes the value of --config_file."""
     if flags and not flags[0].startswith("-") and (flags[0].lower().endswith(".toml") or Path(flags[0]).is_file()):
         return ["--config_file", *flags]
     return flags
 
 
 def split_file(flags: list[str]) -> tuple[str | None, list[str]]:
-    """The value of --config_file, and the other flags."""
+    """Return the value of --config_file, and the other flags."""
     for at, flag in enumerate(flags):
         if flag == "--config_file" and at + 1 < len(flags):
             return flags[at + 1], flags[:at] + flags[at + 2 :]

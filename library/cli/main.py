@@ -1,4 +1,4 @@
-"""The console command `kohya`. A subcommand's module is imported when it is asked for, so that --help is instant."""
+"""The console command `kohya`. Subcommand modules are imported on demand, so that --help is instant."""
 
 import difflib
 import importlib.metadata
@@ -14,7 +14,7 @@ DONE, FAILED, MISUSED, STOPPED = 0, 1, 2, 130
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: what it does in one line, and the function (`module:name`) that gets the arguments behind it."""
+    """A subcommand: its description in one line, and the function (`module:name`) that gets its arguments."""
 
     about: str
     entry: str
@@ -49,7 +49,7 @@ COMMANDS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one subcommand. Returns the exit code: 0 done, 1 it did not work, 2 it was called wrongly."""
+    """Run one subcommand. Returns the exit code: 0 success, 1 failure, 2 wrong usage."""
     with environment.reader_may_leave():
         return _run(sys.argv[1:] if argv is None else argv)
     return DONE
@@ -84,7 +84,7 @@ def usage() -> str:
 
 
 def complain(text: str, code: int) -> int:
-    """Say what is wrong, a line each, and hand back the exit code."""
+    """Print what is wrong, a line each, and return the exit code."""
     for line in text.splitlines():
         print(f"error: {line}", file=sys.stderr)
     return code

@@ -1,4 +1,4 @@
-"""docs/options.md, written from the options: `python -m library.cli.options_page` writes it anew."""
+"""Generate docs/options.md from the options: `python -m library.cli.options_page`."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +17,7 @@ field of the page. Flags win over the file, the file wins over the defaults.
 
 
 def page(configs: Iterable[type]) -> str:
-    """The whole page: what all trainings share once, then a chapter for what each has besides."""
+    """Return the whole page: common options first, then a chapter per training with its own."""
     configs = list(configs)
     tables_of = [dict(options(config)) for config in configs]
     shared = [o for o in tables_of[0].values() if all(t.get(o.name) == o for t in tables_of)]
@@ -30,7 +30,7 @@ def page(configs: Iterable[type]) -> str:
 
 
 def tables(known: Iterable[Option], depth: int = 2) -> str:
-    """Options as Markdown, a table per section."""
+    """Return options as Markdown, a table per section."""
     lines, last = [], ""
     for o in known:
         if o.section != last:

@@ -1,1 +1,1 @@
-"""Which saved file of a run is best: pictures side by side, held-out loss, likeness, copies, and a proposal."""
+"""Which saved file of a run is best: sample images side by side, held-out loss, likeness, copies, and a proposal."""

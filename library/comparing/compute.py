@@ -1,4 +1,4 @@
-"""Compare the saved files of a run: pictures, held-out loss, likeness and copies. Importing this loads torch."""
+"""Compare the saved files of a run: sample images, held-out loss, likeness and copies. Importing this loads torch."""
 
 import gc
 from collections.abc import Callable, Sequence
@@ -32,15 +32,15 @@ from library.sampling.plan import Column
 from library.sampling.prompts import Prompt
 
 COMPARISON = "comparison.json"
-CAPTIONS = 4  # prompts that are made of captions
-LOOKED_AT = 200  # training pictures that an encoder looks at
-HASHED = 2000  # training pictures whose hashes are compared
+CAPTIONS = 4  # prompts made from captions
+LOOKED_AT = 200  # training images to encode
+HASHED = 2000  # training images to hash
 NO_ENCODER = "Likeness to the training pictures was not measured: add --encoder dinov2 (downloaded once, 350 MB)."
 
 
 @dataclass
 class Comparison:
-    """What came of it so far; lists by column, and within a row by column."""
+    """The results so far; lists by column, and within a row by column."""
 
     run: str
     folder: Path
@@ -48,7 +48,7 @@ class Comparison:
     notes: list[Message]
     rows: list[str] = field(default_factory=list)
     pictures: list[list[str]] = field(default_factory=list)
-    copies: list[list[str]] = field(default_factory=list)  # the training picture that a picture nearly is, or ""
+    copies: list[list[str]] = field(default_factory=list)  # the training image that a sample nearly copies, or ""
     losses: list[float | None] = field(init=False)
     held_out: bool = False
     likeness: list[float | None] = field(init=False)
@@ -86,7 +86,7 @@ class Comparison:
 
 @dataclass
 class FileComparer:
-    """The work on one run. `images` are those of its data set, None where that cannot be read any more."""
+    """The comparison of one run. `images` are those of its data set, None if that is no longer readable."""
 
     config: RunConfig  # of the training
     images: ImageSet | None
@@ -96,7 +96,7 @@ class FileComparer:
     store: Callable[[Comparison], None]
 
     def __call__(self, encoder: ImageEncoder | None) -> Comparison:
-        """All of it, file by file."""
+        """Compare everything, file by file."""
         made = self.comparison
         self._measure: losses.HeldOutLoss | None = None
         if self.images is not None:
@@ -115,7 +115,7 @@ class FileComparer:
         return made
 
     def _adapters(self) -> torch.device:
-        """All files on one model."""
+        """Compare files on one model."""
         config = plan.model_config(self.config)
         base = [(Path(path), weight) for path, weight in _base_weights(self.config)]
         columns = [Column(str(one.title), (*base, (one.path, 1.0))) for one in self.comparison.files]
@@ -128,7 +128,7 @@ class FileComparer:
         return model.world.device
 
     def _models(self) -> torch.device:
-        """Each file is a model of its own."""
+        """Compare files that are whole models."""
         device = torch.device("cpu")
         for number, file in enumerate(self.comparison.files):
             config = plan.model_config(self.config, file.path)
@@ -151,7 +151,7 @@ class FileComparer:
         return sample
 
     def _column(self, number: int, column: Column, model: OpenModel, sample: ColumnSampler, config: RunConfig) -> None:
-        """Measure the loss of a file, and generate its pictures."""
+        """Measure the loss of a file, and generate its images."""
         made, file = self.comparison, self.comparison.files[number]
         done, total = number * len(made.rows), len(made.files) * len(made.rows)
         if self._measure:
@@ -168,7 +168,7 @@ class FileComparer:
 
         self.report(Message("generating"), done, total)
         sample(column, keep)
-        layout.store(made.folder / COMPARISON, made.as_json())  # what is known so far, if it ends here
+        layout.store(made.folder / COMPARISON, made.as_json())  # intermediate result, in case of an interruption
 
     def _judge(self, encoder: ImageEncoder | None, device: torch.device) -> None:
         """Find copies, measure likeness and propose a file."""
@@ -199,7 +199,7 @@ class FileComparer:
 
 
 def survey(config: RunConfig, report: Report) -> tuple[ImageSet | None, list[Message]]:
-    """The images of a run's data set; None where they cannot be read any more, with a note that says why."""
+    """Return the images of a run's data set; None with an explaining note if they are no longer readable."""
     try:
         report(Message("reading the data set"), 0, 1)
         found = finding.survey(config, report, keep=False)
@@ -212,7 +212,7 @@ def survey(config: RunConfig, report: Report) -> tuple[ImageSet | None, list[Mes
 
 
 def caption_prompts(images: ImageSet | None) -> list[Prompt]:
-    """Prompts from captions of the data set, as large as their images. Raises ConfigError where there are none."""
+    """Return prompts from captions of the data set, as large as their images. Raises ConfigError without any."""
     own = [image for image in images.items if image.caption.strip() and not image.is_reg] if images else []
     if not own:
         raise ConfigError("there are no prompts: write --prompt TEXT or --prompts FILE")
@@ -224,7 +224,7 @@ def caption_prompts(images: ImageSet | None) -> list[Prompt]:
 
 
 def sound(files: Sequence[SavedFile], config: RunConfig) -> tuple[list[SavedFile], list[Message]]:
-    """The files that can be read, and a note for each other one. Raises ConfigError where none can."""
+    """Return the readable files, and a note for each other one. Raises ConfigError if none is readable."""
     kept, wrong = [], []
     for file in files:
         try:
@@ -246,7 +246,7 @@ def _base_weights(config: RunConfig) -> Sequence[tuple[str, float]]:
 
 
 def _spread(known: Sequence[Any], most: int) -> list[Any]:
-    """At most so many of a list, evenly spread."""
+    """Return at most `most` items of a list, evenly spread."""
     if len(known) <= most:
         return [*known]
     return [known[at * len(known) // most] for at in range(most)]

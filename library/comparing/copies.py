@@ -1,4 +1,4 @@
-"""Pictures that are nearly training pictures, by the perceptual hash that finds duplicates in a data set. No torch."""
+"""Near copies of training images, found by the perceptual hash for duplicates in a data set. Loads no torch."""
 
 from collections.abc import Sequence
 
@@ -7,10 +7,10 @@ from library.curation.similar_images import NEAR, looks
 
 
 class TrainingLooks:
-    """The hashes of training pictures."""
+    """The hashes of training images."""
 
     def __init__(self, paths: Sequence[str], report: Report) -> None:
-        """Pictures that cannot be read, or are too plain to be told apart, are left out."""
+        """Skips unreadable images and images too plain to distinguish."""
         self._known: list[tuple[str, tuple[int, int]]] = []
         for number, path in enumerate(paths):
             report(Message("reading the training pictures"), number, len(paths))
@@ -18,7 +18,7 @@ class TrainingLooks:
                 self._known.append((path, found))
 
     def nearest(self, picture: str) -> str:
-        """The training picture that this one nearly is, "" where it is none."""
+        """Return the training image that this image nearly copies, "" if none."""
         own = looks(picture)
         if own is None:
             return ""

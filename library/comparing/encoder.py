@@ -1,4 +1,4 @@
-"""Likeness of pictures by an image encoder: DINOv2, CLIP or another one of transformers, in a folder."""
+"""Likeness of images by an image encoder: DINOv2, CLIP or another one of transformers, in a folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,15 +14,16 @@ from library.config.problems import ConfigError, Message, Report
 from library.downloads import model_folder
 
 ENCODERS = {"dinov2": "facebook/dinov2-base", "clip": "openai/clip-vit-large-patch14"}
-COPY = 0.95  # cosine of features from which two pictures are nearly the same
-SURE = 0.99  # the same where training pictures are very like each other
+COPY = 0.95  # cosine similarity from which two images count as near copies
+SURE = 0.99  # the same for training images that are very similar to each other
 KINDS = ("Model", "ImageProcessor")
-AT_ONCE = 16  # pictures
+AT_ONCE = 16  # batch size
 
 
 def folder_of(name: str, into: Path, report: Report) -> Path:
-    """The folder of an encoder: dinov2 and clip are downloaded once into `into`, as any id of Hugging Face; else the
-    folder of that name."""
+    """Return the folder of an encoder: dinov2, clip and Hugging Face ids are downloaded once into `into`; other names
+    are folders.
+    """
     found = model_folder.find(ENCODERS.get(name.lower(), name), model_folder.TRANSFORMERS, into, report)
     if not found.is_dir():
         template = "--encoder {name} is not there: write dinov2, clip or the folder of an image encoder"
@@ -34,12 +35,11 @@ class ImageEncoder:
     """A loaded encoder."""
 
     def __init__(self, folder: Path) -> None:
-        """Weights must be .safetensors, and no code of the folder is executed. ConfigError where it is no encoder of
-        images."""
+        """Weights must be .safetensors, and no code of the folder is executed. Raises ConfigError for other folders."""
         check_folder(folder)
         here: JsonObject = {"local_files_only": True, "trust_remote_code": False}
         try:
-            # Loaded only where likeness is wanted.
+            # Import only if likeness is requested.
             model, processor = (families.load(f"transformers.models.auto:Auto{name}") for name in KINDS)
             self._model: Any = model.from_pretrained(str(folder), use_safetensors=True, **here).eval()
             self._processor: Any = processor.from_pretrained(str(folder), **here)
@@ -54,7 +54,7 @@ class ImageEncoder:
             )
 
     def features(self, paths: Sequence[str], device: torch.device, report: Report) -> torch.Tensor:
-        """[N, D] features of length 1, float32 on the CPU. Raises ConfigError for a picture that cannot be read."""
+        """Return unit-length features [N, D], float32 on the CPU. Raises ConfigError for an unreadable image."""
         self._model.to(device)
         made = []
         for start in range(0, len(paths), AT_ONCE):
@@ -76,7 +76,8 @@ class ImageEncoder:
 
 
 def threshold(training: torch.Tensor) -> float:
-    """The cosine from which a picture is nearly a copy: that of training pictures with each other is none."""
+    """Return the cosine similarity from which an image counts as a near copy."""
+    # It must exceed the similarity of training images to each other.
     if len(training) < 2:
         return COPY
     alike = training @ training.T

@@ -23,11 +23,11 @@ from library.train.evaluation.validation import generator_of
 from library.train.step.loss import LossFunction
 from library.train.step.rng import StepGenerators
 
-FEW = 8  # images that are measured where none are held out
+FEW = 8  # images to measure if none are held out
 
 
 class AppliedMethod:
-    """Stands for a training method that has learned: nothing is trained, and what is applied can be left out."""
+    """Placeholder for a finished training method: nothing is trained, and applied files can be switched off."""
 
     trained_parts: Mapping[str, bool] = {}
     shards = None
@@ -41,7 +41,7 @@ class AppliedMethod:
 
 @dataclass
 class HeldOutLoss:
-    """Measures one file after another on the same batches. What the VAE and the text encoders make of them is kept."""
+    """Measures one file after another on the same batches; VAE and text encoder outputs are kept."""
 
     images: ImageSet
     config: RunConfig  # of the training, with its seed
@@ -49,9 +49,9 @@ class HeldOutLoss:
     _texts: list[dict[str, Tensor]] = field(default_factory=list)
 
     def __call__(self, model: OpenModel, strengths: Mapping[Any, float], config: RunConfig, report: Report) -> float:
-        """The mean loss over batches and noise levels; `strengths` are those of the files that are applied.
+        """Return the mean loss over batches and noise levels; `strengths` are those of the applied files.
 
-        `config` is what the model was opened with.
+        `config` is the one that the model was opened with.
         """
         family, device = model.family, model.world.device
         model.applied.set(strengths)
@@ -89,7 +89,7 @@ class HeldOutLoss:
         return (self.config.steps.seed or 0) if own is None else own
 
     def _with_latents(self, model: OpenModel) -> Iterator[Batch]:
-        """The batches, encoded as the training does it: image by image where it caches latents."""
+        """Return the batches, encoded like in the training: image by image if it caches latents."""
         batches = Batches(self.images, self.config, self._seed)
         most = self.config.validation.max_validation_steps if isinstance(self.config, AdapterRun) else None
         vae, device = model.components.vae, model.world.device
@@ -100,7 +100,7 @@ class HeldOutLoss:
             for number, draw in enumerate(batches.draws(epoch=1)[:most]):
                 batch = batches.make(draw).to(device)
                 assert batch.pixels is not None
-                # As the training does it, which caches latents outside of mixed precision.
+                # Like the training, which caches latents outside of mixed precision.
                 with torch.no_grad() if self.config.cache.latents else model.computing():
                     own = generator_of(self._seed, number, "image", device)
                     cached = [latent_generator(path, places[path].fit.bucket) for path in batch.paths]
@@ -110,7 +110,7 @@ class HeldOutLoss:
                     if controls and not batch.is_guided:
                         assert isinstance(model.family, TakesControls)
                         controls = tuple(model.family.control_latents(model.components, one) for one in controls)
-                if self.config.cache.text:  # captions that are cached are encoded once, without what varies
+                if self.config.cache.text:  # cached captions are encoded once, without variations
                     batch.captions = [places[path].encoded_caption for path in batch.paths]
                 yield replace(batch, latents=latents.contiguous(), pixels=None, controls=controls).to("cpu")
         finally:
@@ -123,8 +123,9 @@ class HeldOutLoss:
 
 
 def measured_on(images: ImageSet) -> tuple[ImageSet, bool]:
-    """The images to measure the loss on, and whether they are held out: the validation split, or a few of the data set
-    without augmentation."""
+    """Return the images to measure the loss on, and whether they are held out: the validation split, or a few of the
+    data set without augmentation.
+    """
     if images.validation:
         return images.validation, True
     own = [image for image in images.items if not image.is_reg] or images.items

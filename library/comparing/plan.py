@@ -1,4 +1,4 @@
-"""What is compared: a run, the files that it has saved, and the prompts. No torch in here."""
+"""What is compared: a run, its saved files, and the prompts. Loads no torch."""
 
 import math
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from library.runs import layout, lineage, reader, resume
 from library.sampling import prompts as prompt_files
 from library.sampling.prompts import Prompt
 
-KINDS = ("lora", "finetune")  # of trainings whose files are compared
+KINDS = ("lora", "finetune")  # kinds of trainings whose files can be compared
 ENDINGS = (".safetensors", ".ckpt", ".pt")
-MOST = 8  # files, unless more are wanted
+MOST = 8  # files compared by default
 AVERAGE = "-ema"
-SEED = 1  # of prompts that have none
-# What a training does and its files do not need: compiling, several GPUs, and memory for gradients.
+SEED = 1  # for prompts without a seed
+# Training options that a finished file does not need: compiling, several GPUs, and memory for gradients.
 LEFT_OUT = (
     "gradient_checkpointing",
     "cpu_offload_checkpointing",
@@ -38,21 +38,21 @@ LEFT_OUT_SECTIONS = ("compile", "distributed", "network", "log", "hub", "optim")
 
 @dataclass(frozen=True)
 class SavedFile:
-    """A file that a run has saved, or the folder of a diffusers model."""
+    """A file saved by a run, or the folder of a diffusers model."""
 
     path: Path
     step: int
 
     @property
     def title(self) -> Message:
-        """As the head of its column."""
+        """Its column title."""
         if self.path.stem.endswith(AVERAGE):
             return Message("step {step}, average", step=self.step)
         return Message("step {step}", step=self.step)
 
 
 def run_of(name: str) -> reader.RecordedRun:
-    """A run by its id or its folder; the newest one that has saved something for "". Raises ConfigError."""
+    """Return a run by its id or folder; for "" the newest with saved files. Raises ConfigError."""
     if not name:
         for run in reader.runs():
             if _saved(run):
@@ -77,7 +77,7 @@ def is_comparable(run: reader.RecordedRun) -> bool:
 
 
 def _with_earlier(run: reader.RecordedRun) -> list[tuple[reader.RecordedRun, JsonObject]]:
-    """The events of a run's files, and before them those of the runs that it goes on with, up to where it began."""
+    """Return the events of a run's files, preceded by those of the runs that it resumes, up to its start."""
     told = [(run, event) for event in _saved(run)]
     folder, most = run.folder, math.inf
     while (before := lineage.earlier(folder)) is not None:
@@ -99,9 +99,9 @@ def _saved(run: reader.RecordedRun) -> Sequence[JsonObject]:
 
 
 def files_of(run: reader.RecordedRun, most: int = MOST) -> tuple[list[SavedFile], list[Message]]:
-    """The files of a run, and of runs that it goes on with, the earliest first, and what is left out.
+    """Return the files of a run and of the runs that it resumes, earliest first, and what is left out.
 
-    At most so many, evenly spread; the last one is always among them. Raises ConfigError where there is none.
+    At most `most`, evenly spread; the last one is always included. Raises ConfigError without any.
     """
     told = _with_earlier(run)
     if not told:
@@ -114,7 +114,7 @@ def files_of(run: reader.RecordedRun, most: int = MOST) -> tuple[list[SavedFile]
             gone.append(Path(str(event["file"])).name)
         else:
             known[path] = _step(event)
-    # The last file is that of a step or an epoch, too.
+    # The last file also belongs to a step or an epoch.
     newest = {(step, path.stem.endswith(AVERAGE)): path for path, step in known.items()}
     files = sorted((SavedFile(path, step) for (step, _), path in newest.items()), key=lambda one: (one.step, one.path))
     if not files:
@@ -132,7 +132,7 @@ def files_of(run: reader.RecordedRun, most: int = MOST) -> tuple[list[SavedFile]
 
 
 def _place(run: reader.RecordedRun, name: str) -> Path | None:
-    """Where a saved file is, also after its whole folder was moved."""
+    """Return where a saved file is, even if its whole folder was moved."""
     recorded = Path(str(run.facts.get("folder") or "."), name)
     for path in (recorded, run.folder.parent.parent / recorded.name):
         if (path.is_file() and path.suffix.lower() in ENDINGS) or (path / "model_index.json").is_file():
@@ -141,7 +141,7 @@ def _place(run: reader.RecordedRun, name: str) -> Path | None:
 
 
 def config_of(run: reader.RecordedRun) -> RunConfig:
-    """What a run was trained with, with the seed that it drew. Raises ConfigError for what cannot be compared."""
+    """Return a run's config, with its drawn seed. Raises ConfigError if it cannot be compared."""
     script = str(run.facts.get("script") or "")
     if script not in families.RUNS:
         template = "{run} was made by {script}, which this version does not have"
@@ -162,7 +162,7 @@ def config_of(run: reader.RecordedRun) -> RunConfig:
 
 
 def model_config(config: RunConfig, model: Path | None = None) -> RunConfig:
-    """The config to open a model with that a run has trained or begun with: what the training alone needs is off."""
+    """Return the config to open a model that a run has trained or started from, with training-only options off."""
     kind = families.config_class(families.lora_script(config.family))
     known = options(kind)
     kept = {
@@ -176,7 +176,7 @@ def model_config(config: RunConfig, model: Path | None = None) -> RunConfig:
 
 
 def prompts_of(run: reader.RecordedRun, config: RunConfig) -> list[Prompt]:
-    """The prompts of a run's samples, from its file or as the run recorded them; none where it has none."""
+    """Return the prompts of a run's samples, from its file or its record; none if it has none."""
     place = Path(str(config.sample.sample_prompts or ""))
     if config.sample.sample_prompts and place.is_file():
         return prompt_files.read(place)

@@ -1,36 +1,37 @@
-"""Which file to take, and why: a rule over numbers. No torch in here."""
+"""Which file to choose, and why: a rule over numbers. Loads no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from library.config.problems import Message, counted, listed
 
-CLOSE = 0.002  # share of the lowest loss within which two files are equally good
+CLOSE = 0.002  # losses within this share of the lowest count as equal
 FEWEST = "lowest held-out loss of the files that copy the fewest training pictures"
 FEWEST_OF_TRAINED = "lowest loss, on images that it was trained on, of the files that copy the fewest training pictures"
 
 
 @dataclass(frozen=True)
 class FileScore:
-    """What was measured of one file; None where it could not be."""
+    """The measurements of one file; None if they failed."""
 
     title: Message
     loss: float | None
     likeness: float | None
-    copies: int  # different training pictures that its pictures nearly are
+    copies: int  # number of training images that its samples nearly copy
 
 
 @dataclass(frozen=True)
 class ProposedFile:
-    """The number of a column, and why; None where nothing speaks for one."""
+    """The number of a column, and why; None without a reason to choose one."""
 
     column: int | None
     reason: Message
 
 
 def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
-    """The file with the lowest loss of those that copy the fewest training pictures; without losses the one that is
-    most like them. `held_out` says that no file was trained on what its loss is measured on."""
+    """Return the file with the lowest loss among those that copy the fewest training images; without losses the most
+    similar one. `held_out`: no file was trained on the images of its loss.
+    """
     every = [(one.loss, at) for at, one in enumerate(scores) if one.loss is not None]
     if not every:
         return _by_likeness(scores)
@@ -62,7 +63,7 @@ def _by_likeness(scores: Sequence[FileScore]) -> ProposedFile:
 
 
 def _about_copies(scores: Sequence[FileScore], best: int) -> list[Message]:
-    """What speaks against the files that copy more."""
+    """Return the arguments against files that copy more."""
     if scores[best].copies:
         pictures = counted(scores[best].copies, "training picture")
         return [Message("it copies {pictures}, and no other file fewer", pictures=pictures)]

@@ -1,8 +1,7 @@
-"""`kohya demo`: from nothing to a trained LoRA on this machine, in minutes, with files in the real formats.
+"""`kohya demo`: train a LoRA on this machine within minutes, with files in the real formats.
 
-It writes a tiny checkpoint (random weights, real layout), a dozen pictures with captions, and a ready TOML for each
-script; trains a LoRA as any headless training is started, plainly and, on a GPU, once more compiled, and says what came
-of it.
+Writes a tiny checkpoint (random weights, real layout), a dozen captioned images, and a ready TOML for each script;
+trains a LoRA like any headless training, eagerly and, on a GPU, also compiled, and summarises the result.
 """
 
 import argparse
@@ -28,10 +27,10 @@ VARIANTS = tuple(name for known in families.every() for name in known.demo_varia
 
 # Why: docs/decisions/2026-11-20-demo-is-a-package.md
 def main(argv: list[str] | None = None) -> int:
-    """The command. Returns 0, or raises ConfigError with what went wrong."""
+    """Run the command. Returns 0, or raises ConfigError."""
     asked = _arguments().parse_args(argv)
     wanted = families.FAMILIES if asked.family == "all" else (asked.family,)
-    # A processor takes minutes to compile, and gains little by it.
+    # A CPU takes minutes to compile, and gains little.
     compiled = gpu_slots.has_gpu() if asked.compile is None else asked.compile
     with joined("demo") as work:
         demo = prepare(Path(asked.out).absolute(), wanted, compiled)
@@ -49,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 def _arguments() -> argparse.ArgumentParser:
     parser = Arguments("kohya demo", description="Make a tiny model and images, and train a LoRA on them.")
     names, default = (*families.FAMILIES, *VARIANTS, "all"), families.SHOWN_BY_DEMO
-    # Relatives have the graphs of their family, so that compiling them as well would double the time and show the same.
+    # Variants share their family's graphs, so compiling them, too, would double the time and show nothing new.
     which = f"which model; all: one of each family, without its relatives (default: {default})"
     parser.add_argument("--family", choices=names, default=default, help=which)
     parser.add_argument("--out", default="demo", metavar="DIR", help="the folder for all files (default: demo)")
@@ -64,20 +63,20 @@ def _arguments() -> argparse.ArgumentParser:
 
 
 def compare(demo: Demo, model: str, steps: int | None, compiled: bool) -> str:
-    """Train a LoRA with and without torch.compile, from the same seed; the summary of both."""
+    """Train a LoRA with and without torch.compile, from the same seed; return a summary of both."""
     script = families.lora_script(families.owner(model))
     toml = demo.configs[name_of(script, model)]
     config = build(families.config_class(script), read_toml(toml))
     name, runs = config.save.output_name or "", {}
     runs["eager"] = train(toml, script, config, f"{name}-eager", ["--no-compile"], steps)
     if compiled:
-        # A machine without a C++ compiler still gets its LoRA; the summary says why it was not compiled.
+        # Without a C++ compiler the LoRA is still trained; the summary says why it was not compiled.
         runs["compiled"] = train(toml, script, config, name, ["--compile", "--compile_fallback"], steps)
     return summary.text(model, {kind: summary.read(folder) for kind, folder in runs.items()}, config)
 
 
 def train(toml: Path, script: str, config: RunConfig, name: str, flags: list[str], steps: int | None) -> Path:
-    """Start one training headless and wait for it; the folder of its run. Raises ConfigError when it fails."""
+    """Start one headless training and wait for it; return its run's folder. Raises ConfigError on failure."""
     output = Path(config.save.output_dir or "")
     name = free_name(output, name)
     flags = ["--output_name", name, *flags, *(["--max_train_steps", str(steps)] if steps else [])]
@@ -98,7 +97,7 @@ def train(toml: Path, script: str, config: RunConfig, name: str, flags: list[str
 
 
 def free_name(output: Path, name: str) -> str:
-    """`name`, or `name-2` and so on: the first that no earlier demo has used, so that nothing is written over."""
+    """Return `name`, or `name-2` and so on: the first that no earlier demo has used, so that nothing is overwritten."""
     number, candidate = 1, name
     while any(output.glob(f"{candidate}.*")) or any((output / "runs").glob(f"{candidate}-[0-9]*-*")):
         number += 1
@@ -107,7 +106,7 @@ def free_name(output: Path, name: str) -> str:
 
 
 def closing(demo: Demo, model: str) -> list[str]:
-    """The last lines: where the files are, and what to do next."""
+    """Return the last lines: where the files are, and what to do next."""
     kohya = Path(sys.executable).with_name("kohya")
     script = families.lora_script(families.owner(model))
     again = [str(kohya), "train", script, "--config_file", str(demo.configs[name_of(script, model)])]

@@ -1,4 +1,4 @@
-"""`python -m library.demo`, the same as `kohya demo`."""
+"""`python -m library.demo`, an alias of `kohya demo`."""
 
 import sys
 

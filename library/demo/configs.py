@@ -1,4 +1,4 @@
-"""A ready TOML for each script: the demo's own files, and the settings that people really train with."""
+"""A ready TOML for each script: the demo's own files, and the settings of real trainings."""
 
 import importlib
 from collections.abc import Mapping
@@ -9,25 +9,26 @@ from library import families
 from library.config.formats import toml_value
 from library.files import write_atomic
 
-# An option, its value, and a remark for the reader. What stands in comments is what a real training would use.
+# An option, its value, and a comment for the reader: what a real training would use.
 Line = tuple[str, Any, str]
 Tables = dict[str, list[Line]]
 
-ENDINGS = {"finetune": "full", "textual-inversion": "word"}  # of the names of results, where that is not the kind
+ENDINGS = {"finetune": "full", "textual-inversion": "word"}  # suffixes of results' names that differ from the kind
 RATES = {
     "lora": (5e-3, "real: 1e-4"),
     "finetune": (1e-3, "real: 1e-5"),
     "textual-inversion": (5e-3, "real: 5e-4"),
     "lllite": (2e-3, "real: 2e-4"),
 }
-WORD = "zorb"  # which is in all captions of the demo's images
+WORD = "zorb"  # contained in all captions of the demo
 
 
 def write(
     folder: Path, models: Mapping[str, Mapping[str, Path]], images: Path, output: Path, compiled: bool
 ) -> dict[str, Path]:
-    """Write `<script>.toml` for every family in `models`, `<relative>_<script>.toml` for a relative; the files by those
-    names. A file that exists is kept as it is; `compiled` is for new ones."""
+    """Write `<script>.toml` for every family in `models`, `<variant>_<script>.toml` for a variant; return the files by
+    these names. Existing files are kept; `compiled` applies to new ones.
+    """
     written = {}
     for model, files in models.items():
         for script in families.facts(families.owner(model)).scripts:
@@ -44,7 +45,7 @@ def name_of(script: str, model: str) -> str:
 
 
 def title(script: str, model: str) -> str:
-    """What a script trains, in words, for a family or a relative of it."""
+    """Describe what a script trains, for a family or variant."""
     config = families.config_class(script)
     facts = families.facts(config.family)
     name = facts.demo_variants.get(model, facts.title)
@@ -54,7 +55,7 @@ def title(script: str, model: str) -> str:
 def text(
     script: str, models: Mapping[str, Path], images: Path, output: Path, model: str, compiled: bool = False
 ) -> str:
-    """The TOML of one script, for a family or a relative of it, which compiles or not."""
+    """Return the TOML of one script, for a family or variant, with or without compiling."""
     config = families.config_class(script)
     family = families.facts(config.family)
     shown = images.with_name("references")
@@ -90,7 +91,7 @@ def text(
     if config().control_images.guided:
         tables["data"].insert(1, ("conditioning_data_dir", str(shown), "real: edges, depth or poses of the images"))
     if config.kind == "textual-inversion":
-        del tables["cache"][1]  # captions are read anew in each step
+        del tables["cache"][1]  # captions are encoded in each step
     own = importlib.import_module(family.demo).tables(models)
     own = own if compiled else {name: lines for name, lines in own.items() if name != "compile"}
     own = {
@@ -109,7 +110,7 @@ def text(
 
 
 def _learning(kind: str, module: str) -> Tables:
-    """What learns, and how fast."""
+    """Return the options of what is trained, and its rate."""
     rate, real = RATES[kind]
     tables: Tables = {}
     if kind == "lora":

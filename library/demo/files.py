@@ -1,4 +1,4 @@
-"""The files of a demo: made once, kept when whole, and never written over anything else."""
+"""The files of a demo: created once, kept if complete, and never overwriting anything else."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ RECORD = "demo.json"
 
 @dataclass(frozen=True)
 class Demo:
-    """Where everything of one demo is."""
+    """The paths of one demo."""
 
     folder: Path
     images: Path
@@ -26,9 +26,9 @@ class Demo:
 
 
 def prepare(folder: Path, families: Iterable[str], compiled: bool = False) -> Demo:
-    """Make what is missing of a demo in `folder`, or in `folder-2` and so on if that holds something else.
+    """Create missing files of a demo in `folder`, or in `folder-2` and so on if that contains something else.
 
-    `families` may name relatives, too, which have models and TOML files of their own; new ones say `compiled`.
+    `families` may include variants, which have their own models and TOML files; new ones are set to `compiled`.
     """
     folder = _place(folder)
     if not (folder / RECORD).exists():
@@ -44,7 +44,7 @@ def prepare(folder: Path, families: Iterable[str], compiled: bool = False) -> De
 
 
 def fingerprint() -> str:
-    """What the files of a demo depend on: when it changes, an older demo's files no longer fit."""
+    """Return what the files of a demo depend on; a change makes an older demo's files obsolete."""
     here = Path(__file__).resolve().parent
     sources = [
         here / "images.py",
@@ -80,20 +80,21 @@ def _fits(folder: Path) -> bool:
 
 
 def _once(folder: Path, fill: Callable[[Path], object]) -> None:
-    """Fill a folder under another name and rename it, so that a folder that exists is a whole one."""
+    """Fill a folder under another name and rename it."""
+    # An existing folder is then always complete.
     if folder.exists():
         return
     print(f"making {folder}", flush=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = folder.with_name(f".{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)  # of a demo that was interrupted
+    shutil.rmtree(unfinished, ignore_errors=True)  # left by an interrupted demo
     unfinished.mkdir()
     fill(unfinished)
     os.replace(unfinished, folder)
 
 
 def _model(family: str, place: Path) -> None:
-    """A tiny checkpoint of a family or a relative, and a list of what is in which file."""
+    """Create a tiny checkpoint of a family or variant, and a list of its files."""
     module = random_module(owner(family))
     made = module.write(place, sizes=module.VARIANTS[family]) if family != owner(family) else module.write(place)
     files = made if isinstance(made, Mapping) else {family: made}

@@ -1,6 +1,6 @@
-"""A data set that the demo draws itself: two invented things on plain grounds, each picture with its caption.
+"""A generated data set: two invented things on plain backgrounds, each image with its caption.
 
-Small on purpose, and in a few shapes, so that a training on a CPU takes seconds and still has several buckets.
+Small, and in a few shapes, so that a training on a CPU takes seconds and still has several buckets.
 """
 
 import random
@@ -21,13 +21,13 @@ GROUNDS: dict[str, Colour] = {
     "red carpet": (168, 52, 60),
     "blue sea": (58, 128, 190),
 }
-SCALE = 4  # drawn this much larger and then reduced, which smooths the edges
+SCALE = 4  # supersampling factor, which smooths the edges
 
 
 def write(folder: Path, seed: int = 0, sizes: Sequence[tuple[int, int]] = SIZES) -> Path:
-    """Draw a dozen pictures with captions into `N_name` folders below `folder`, the same ones for the same seed.
+    """Draw a dozen captioned images into `N_name` folders below `folder`, always the same for the same seed.
 
-    Each concept gets a picture of every size (width, height), six at most.
+    Each concept gets an image of every size (width, height), six at most.
     """
     rng = random.Random(seed)
     for concept, (what, draw) in CONCEPTS.items():
@@ -43,7 +43,7 @@ def write(folder: Path, seed: int = 0, sizes: Sequence[tuple[int, int]] = SIZES)
 
 
 def write_references(images: Path, folder: Path) -> Path:
-    """Copy the pictures of `write` in grey, under the same names: references for models that are shown some."""
+    """Copy the images of `write` in grey, under the same names, as reference images."""
     for path in sorted(images.glob("*/*.png")):
         target = folder / path.relative_to(images)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def write_references(images: Path, folder: Path) -> Path:
 
 
 def _picture(size: tuple[int, int], ground: Colour, draw: Callable, rng: random.Random) -> tuple[Image.Image, str]:
-    """One picture, and in words where the thing is in it."""
+    """Return one image, and a description of where the thing is in it."""
     width, height = size[0] * SCALE, size[1] * SCALE
     picture = Image.new("RGB", (width, height), ground)
     pen = ImageDraw.Draw(picture)
@@ -96,7 +96,7 @@ def _round(x: float, y: float, r: float) -> tuple[float, float, float, float]:
     return (x - r, y - r, x + r, y + r)
 
 
-# The number is how often each picture is seen in an epoch; the rest of the name is the caption of pictures without one.
+# The number is the repeats of each image per epoch; the rest of the name is the caption of images without one.
 CONCEPTS: dict[str, tuple[str, Callable]] = {
     "4_zorb toy": ("zorb toy, an orange ball with a smile", _zorb),
     "2_plix house": ("plix house, a violet house with a yellow door", _plix),

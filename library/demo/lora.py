@@ -1,4 +1,6 @@
-"""Does a LoRA file fit the model in diffusers? Names and sizes of every adapter, through diffusers' own converters."""
+"""Check that a LoRA file fits the model in diffusers: names and sizes of every adapter, through diffusers' own
+converters.
+"""
 
 import importlib
 from pathlib import Path
@@ -10,9 +12,10 @@ from library.families.shared.diffusers_layers import ADAPTER
 
 # Why: docs/decisions/2026-11-20-lora-checked-with-diffusers.md
 def check(file: Path, config: RunConfig) -> tuple[int, list[str]]:
-    """How many layers of diffusers' model the file's adapters fit, and what fits nowhere (key or size, a line each).
+    """Return how many layers of diffusers' model the file's adapters fit, and what fits nowhere (key or size, a line
+    each).
 
-    `config` is the config that the file was trained with: it tells which model. Takes seconds, most of them imports.
+    `config` is the file's training config, which determines the model. Takes seconds, mostly for imports.
     """
     from safetensors.torch import load_file
 
@@ -32,7 +35,7 @@ def check(file: Path, config: RunConfig) -> tuple[int, list[str]]:
 
 
 def _split(name: str) -> tuple[str, int]:
-    """The layer's name, and the dimension in which an adapter must fit it: 1 (input) for A, 0 (output) for B."""
+    """Return the layer's name, and the dimension that an adapter must match: 1 (input) for A, 0 (output) for B."""
     for which, ending in ((1, ADAPTER[0]), (0, ADAPTER[1])):
         if name.endswith(ending):
             return name.removesuffix(ending), which

@@ -1,4 +1,4 @@
-"""What compiling gave with full-size models on a GPU, from the measurements in docs/measured."""
+"""The gain by compiling full-size models on a GPU, from the measurements in docs/measured."""
 
 import json
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "measured"
 
 
 def gain(family: str, folder: Path = FOLDER) -> str:
-    """A sentence with the newest figures of a LoRA step with checkpointing, eager and compiled, and their file.
+    """Describe the newest figures of a LoRA step with checkpointing, eager and compiled, with their file.
 
-    Where there are none it says where figures are explained.
+    Without any, refer to the documentation of figures.
     """
     title = families.facts(family).title
     for path in sorted(folder.glob("*.json"), reverse=True):
@@ -31,7 +31,9 @@ def gain(family: str, folder: Path = FOLDER) -> str:
 
 
 def _steps(known: JsonObject, family: str, compiled: bool) -> Iterator[tuple[int, float, str]]:
-    """Number of settings, seconds per step and settings of each row; the fewest settings show compiling alone."""
+    """Return number of settings, seconds per step and settings of each row; the fewest settings show
+    compiling alone.
+    """
     for row in known["rows"]:
         settings = [word.strip() for word in row["how"].split(",")]
         own = (row["trainer"], row["family"], row["method"], row["batch"]) == ("here", family, "lora", 1)

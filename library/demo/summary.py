@@ -1,4 +1,4 @@
-"""What came of the demo's trainings, in a few lines: read from their records, as anyone could."""
+"""A summary of the demo's trainings, from their public records."""
 
 import math
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ from library.runs import reader
 
 @dataclass(frozen=True)
 class Outcome:
-    """One finished training as its record tells it."""
+    """One finished training according to its record."""
 
     folder: Path
     losses: dict[int, float]  # by step
-    speed: float | None  # steps per second, once everything is warm
+    speed: float | None  # steps per second after warm-up
     compiled: JsonMapping = field(default_factory=dict)  # seconds, num_graphs, recompiles; empty when eager
-    fallback: str = ""  # why it was not compiled though it should have been
+    fallback: str = ""  # why compiling failed, if it did
     file: Path | None = None
     device: str = ""  # as PyTorch calls it: cpu, cuda
 
@@ -45,7 +45,7 @@ class Outcome:
 
 # Why: docs/decisions/2026-11-20-demo-reads-the-record.md
 def read(folder: Path) -> Outcome:
-    """The outcome of the run in `folder`."""
+    """Return the outcome of the run in `folder`."""
     facts, (events, _) = reader.at(folder).facts, reader.events(folder)
     steps = [e for e in events if e["kind"] == "step" and isinstance(e.get("loss"), int | float)]
     compiled = facts.get("compile") or {}
@@ -62,7 +62,7 @@ def read(folder: Path) -> Outcome:
 
 
 def speed_of(steps: list[JsonObject]) -> float | None:
-    """Steps per second over the second half of the steps, where neither start nor compiling weighs in."""
+    """Return steps per second over the second half of the steps, without start and compiling."""
     half = [e for e in steps if e["step"] * 2 >= steps[-1]["step"]] if steps else []
     if len(half) < 2 or half[-1]["t"] <= half[0]["t"]:
         return None
@@ -75,7 +75,7 @@ def difference(one: Outcome, other: Outcome) -> float | None:
 
 
 def text(model: str, outcomes: Mapping[str, Outcome], config: RunConfig) -> str:
-    """The lines about the runs of a family or a relative: `outcomes` by "eager" and, if it was tried, "compiled"."""
+    """Return lines about the runs of a family or variant: `outcomes` by "eager" and, if tried, "compiled"."""
     steps = str(counted(len(outcomes["eager"].losses), "step"))
     lines = [f"{configs.title(config.script, model)}, {steps}", *table(outcomes), ""]
     eager, fast = outcomes["eager"], outcomes.get("compiled")
@@ -90,7 +90,7 @@ def text(model: str, outcomes: Mapping[str, Outcome], config: RunConfig) -> str:
 
 
 def table(outcomes: Mapping[str, Outcome]) -> list[str]:
-    """The numbers, a column per run."""
+    """Return the figures, a column per run."""
     rows: dict[str, list[str]] = {
         "": [kind if o.compiled or kind == "eager" else f"not {kind}" for kind, o in outcomes.items()],
         "steps per second": [shown(o.speed, ".2f") for o in outcomes.values()],
@@ -103,7 +103,7 @@ def table(outcomes: Mapping[str, Outcome]) -> list[str]:
 
 
 def verdict(family: str, eager: Outcome, fast: Outcome) -> list[str]:
-    """Whether compiling was worth its time in this demo; on a processor also what it gives on a GPU."""
+    """Say whether compiling was worth its time in this demo; on a CPU also the gain on a GPU."""
     said, spent = [], fast.compiled.get("seconds") or 0.0
     if eager.speed and fast.speed:
         saved = 1 / eager.speed - 1 / fast.speed
@@ -133,7 +133,7 @@ def shown(value: float | None, form: str) -> str:
 
 
 def fits(file: Path, config: RunConfig) -> str:
-    """Whether diffusers can use a LoRA file, as a sentence."""
+    """Say whether diffusers can use a LoRA file."""
     matched, wrong = lora.check(file, config)
     if wrong:
         return "\n    ".join([f"In diffusers {len(wrong)} of its keys fit nowhere:", *wrong[:5]])

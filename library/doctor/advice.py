@@ -1,4 +1,4 @@
-"""Which settings suit this machine: rules on what was found of it. No torch in here, the rules are tried on paper."""
+"""Recommended settings for this machine: rules on what was found. Loads no torch, so the rules can be tested alone."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ PRESETS = Path(__file__).resolve().parents[2] / "presets"
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """What matters of a machine."""
+    """The relevant facts of a machine."""
 
     memory_gb: float = 0.0  # of the first GPU, 0 without one
     capability: tuple[int, int] = (0, 0)
@@ -24,7 +24,7 @@ class MachineFacts:
 
 
 def options(found: MachineFacts) -> JsonObject:
-    """The options that suit any training here."""
+    """Return options that suit any training here."""
     made: JsonObject = {"compile": found.compiles}
     if not found.memory_gb:
         return {**made, "mixed_precision": "no"}
@@ -37,19 +37,19 @@ def options(found: MachineFacts) -> JsonObject:
 
 
 def presets(found: MachineFacts) -> dict[str, str]:
-    """By family, the preset for a LoRA that fits, as kohya_gui names it: flux/lora-24gb."""
+    """Return the fitting LoRA preset by family, as kohya_gui names it: flux/lora-24gb."""
     fitting: dict[str, str] = {}
     sized = [
         (int(path.stem.removeprefix("lora-").removesuffix("gb")), path) for path in PRESETS.glob("*/lora-[0-9]*gb.toml")
     ]
-    for gigabytes, path in sorted(sized):  # the largest that fits stays
+    for gigabytes, path in sorted(sized):  # the largest that fits wins
         if machine.has_memory(found.memory_gb, gigabytes):
             fitting[path.parent.name] = f"{path.parent.name}/{path.stem}"
     return fitting
 
 
 def sentence(found: MachineFacts) -> Message:
-    """The same in words."""
+    """Return the advice in words."""
     if not found.memory_gb:
         how = Message("with compile") if found.compiles else Message("without compile")
         template = "without a GPU only tiny models can be trained, {how}; rent or add an NVIDIA GPU of 8 GB or more"

@@ -1,4 +1,4 @@
-"""Whether there is room on the disk, and whether what trainings write can be written; for the doctor."""
+"""Disk space and write permission, for the doctor."""
 
 import shutil
 import tempfile
@@ -15,7 +15,7 @@ FREE_SPACE, LEAST_SPACE = 20.0, 1.0  # GB; caches, samples and a few checkpoints
 
 
 def disk() -> MachineFinding:
-    """Free space where one works."""
+    """Report free space of the current folder."""
     free = shutil.disk_usage(Path.cwd()).free / 1e9
     if free < LEAST_SPACE:
         template = "{size} GB free in {folder}: nothing can be saved; free some space"
@@ -28,7 +28,7 @@ def disk() -> MachineFinding:
 
 
 def folders() -> MachineFinding:
-    """Where downloads, compiled code and the list of runs are kept."""
+    """Report the folders of downloads, compiled code and the list of runs."""
     where = {"models": HF_HUB_CACHE, "compiled": str(cache.default_root()), "runs": str(data_folder())}
     for path in where.values():
         place = Path(path)
@@ -41,7 +41,7 @@ def folders() -> MachineFinding:
 
 
 def compiled_code() -> MachineFinding:
-    """How much compiled code is kept."""
+    """Report the size of compiled code."""
     root = cache.default_root()
     size = cache.size(root) if root.is_dir() else 0
     template = "{size} GB of compiled code in {folder}"
@@ -51,7 +51,8 @@ def compiled_code() -> MachineFinding:
 
 
 def _unwritable(folder: Path) -> str:
-    """Why no file can be written in a folder, '' if one can: really tried, as a full disk permits and cannot."""
+    """Return why no file can be written in a folder, "" if one can."""
+    # Really write one, as a full disk has permission but no space.
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(65536))

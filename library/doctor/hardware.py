@@ -1,4 +1,4 @@
-"""What the doctor finds with PyTorch: its build, the GPU, compiling, and what can be computed in few bits."""
+"""The doctor's findings with PyTorch: its build, the GPU, compiling, and low-precision products."""
 
 import argparse
 import os
@@ -23,7 +23,7 @@ SWITCHED_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")  # set to 1, tor
 
 
 def torch_build() -> MachineFinding:
-    """The build of PyTorch."""
+    """Report the build of PyTorch."""
     target = f"CUDA {torch.version.cuda}" if torch.version.cuda else Message("the CPU")
     text = Message("{version}, built for {target}", version=torch.__version__, target=target)
     data = {"version": torch.__version__, "cuda": torch.version.cuda, "threads": torch.get_num_threads()}
@@ -36,7 +36,7 @@ def torch_build() -> MachineFinding:
 
 
 def gpu() -> MachineFinding:
-    """The GPUs that PyTorch can use."""
+    """Report the GPUs that PyTorch can use."""
     if not torch.cuda.is_available():
         if torch.version.cuda and shutil.which("nvidia-smi"):
             reason = (
@@ -62,7 +62,7 @@ def gpu() -> MachineFinding:
 
 
 def driver() -> MachineFinding:
-    """The GPU's driver, and what PyTorch brings for it."""
+    """Report the GPU's driver, and the CUDA version of PyTorch."""
     found = machine.driver_version()
     if not found:
         return ok("driver", "")
@@ -73,19 +73,19 @@ def driver() -> MachineFinding:
 
 
 def compiler() -> MachineFinding:
-    """A C++ compiler, which torch.compile needs on the CPU."""
+    """Report the C++ compiler that torch.compile needs on the CPU."""
     try:
         path = torch_private.cpp_compiler()
     except Exception:
         template = "no C++ compiler found; --compile on the CPU needs one: {how}"
         return hint("compiler", Message(template, how=how_to_get_compiler()))
     asked = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", check=False)
-    shown = asked.stdout.splitlines()  # in the words and signs of the system
+    shown = asked.stdout.splitlines()  # in the system's language and encoding
     return ok("compiler", shown[0] if shown else str(path), path=str(path))
 
 
 def how_to_get_compiler() -> MessageLike:
-    """The command that installs a compiler on this system."""
+    """Return the command that installs a compiler on this system."""
     if sys.platform == "win32":
         return Message("install the Visual Studio Build Tools with C++")
     if sys.platform == "darwin":
@@ -102,7 +102,8 @@ def compile_gpu() -> MachineFinding:
 
 
 def compile_on(device: str) -> MachineFinding:
-    """Really compile, forward and backward, with inductor: what a training with --compile will do on this device."""
+    """Compile with inductor, forward and backward."""
+    # A real compilation is what a training with --compile will do on this device.
     if reason := _hindered(device):
         text = Message("does not work on {device}: {reason}", device=device, reason=reason)
         return hint("compile", text, device=device, works=False)
@@ -129,7 +130,7 @@ def compile_on(device: str) -> MachineFinding:
 
 
 def _hindered(device: str) -> MessageLike:
-    """What stands in the way of compiling and is known without trying, '' if nothing."""
+    """Return a known obstacle to compiling, "" if there is none."""
     if off := next((name for name in SWITCHED_OFF if os.environ.get(name, "0") not in ("", "0")), ""):
         return Message("{name} in the environment switches it off; unset it", name=off)
     usual = argparse.Namespace(compile_backend="inductor", compile_mode="default", compile_fullgraph=False)
@@ -142,7 +143,7 @@ def _hindered(device: str) -> MessageLike:
 
 
 def attention() -> MachineFinding:
-    """Which attention kernels work, and how quick each is in training."""
+    """Report which attention kernels work, and how fast each is in training."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     found = kernels.attention(device)
     extras = kernels.packages()
@@ -158,7 +159,7 @@ def attention() -> MachineFinding:
 
 
 def tf32() -> MachineFinding:
-    """Whether float32 products can be rounded to TF32."""
+    """Report whether float32 products can use TF32."""
     if not torch.cuda.is_available():
         return ok("tf32", "")
     works = torch.cuda.get_device_capability() >= (8, 0)
@@ -167,7 +168,7 @@ def tf32() -> MachineFinding:
 
 
 def fp8() -> MachineFinding:
-    """Whether the GPU multiplies 8-bit floats."""
+    """Report whether the GPU multiplies fp8."""
     if not torch.cuda.is_available():
         return ok("fp8", "")
     works = torch.cuda.get_device_capability() >= (8, 9) and kernels.fp8()

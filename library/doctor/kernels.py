@@ -1,4 +1,4 @@
-"""What this machine's GPU (or processor) can compute with: each kind of kernel is tried, not looked up."""
+"""The kernels that work on this machine's GPU (or CPU), each tried instead of looked up."""
 
 import warnings
 from importlib.util import find_spec
@@ -16,7 +16,9 @@ SHAPE = {"cuda": (1, 24, 4096, 128), "cpu": (1, 2, 64, 32)}  # batch, heads, tok
 
 
 def attention(device: str) -> dict[str, float]:
-    """The attention kernels that work here, forward and backward, with the milliseconds of both; the quickest first."""
+    """Return the attention kernels that work here, forward and backward, with the milliseconds of both,
+    fastest first.
+    """
 
     def both() -> None:
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
@@ -27,7 +29,7 @@ def attention(device: str) -> dict[str, float]:
     q, k, v = (torch.randn(SHAPE[device], device=device, dtype=dtype, requires_grad=True) for _ in range(3))
     found = {}
     for name, backend in KERNELS.items():
-        if backend == "MATH" and device == "cuda":  # always works, and would take gigabytes at this size
+        if backend == "MATH" and device == "cuda":  # always works, but would take gigabytes at this size
             continue
         try:
             with warnings.catch_warnings(action="ignore"), sdpa_kernel(getattr(SDPBackend, backend)):
@@ -44,7 +46,7 @@ def packages() -> list[str]:
 
 
 def fp8() -> bool:
-    """Whether products of 8-bit floats work, with a scale for each row, and come out right."""
+    """Return whether fp8 products with row scales work and give correct results."""
     a, b = (torch.randn(64, 64, device="cuda") for _ in range(2))
     (x, by_row), (y, by_column) = _in_8_bits(a), _in_8_bits(b)
     try:

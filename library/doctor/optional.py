@@ -1,4 +1,4 @@
-"""Which packages of optimizers work on this machine, for the doctor."""
+"""Which optimizer packages work on this machine, for the doctor."""
 
 from typing import get_args
 
@@ -11,7 +11,7 @@ from library.optim.names import SPECS, nearest
 
 
 def optimizers() -> MachineFinding:
-    """The packages of optimizers, and LyCORIS: each is loaded, and steps a small weight where a training would."""
+    """Report optimizer packages and LyCORIS: load each, and step a small weight on the training's device."""
     absent = [module for module in packages.PACKAGES if not packages.installed(module)]
     wrong = {module: error for module in packages.PACKAGES if module not in absent and (error := trial.package(module))}
     names = [name for name in get_args(OptimizerName) if SPECS[name.lower()].package in (*absent, *wrong)]

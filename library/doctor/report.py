@@ -1,8 +1,7 @@
-"""`kohya doctor`: what this machine has, whether it can compile, and what to do where it cannot.
+"""`kohya doctor`: what this machine has, whether it can compile, and what to fix.
 
-Each finding is a line with a verdict. Only findings that keep a training from running make the exit code 1; what merely
-makes it slower, or a tool less, is a hint. The last one says which settings suit this machine. `--json` says the
-same to a program.
+Each finding is a line with a verdict. Only findings that prevent training make the exit code 1; a slower training, or a
+missing tool, is a hint. The last one recommends settings. `--json` prints the same for programs.
 """
 
 import importlib.metadata
@@ -31,7 +30,7 @@ EXTRAS = ("triton", *OPTIONAL.values(), "torchao")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the report; 0 when a training can run here, else 1."""
+    """Print the report; return 0 if a training can run here, else 1."""
     parser = Arguments("kohya doctor", description="Check this machine: GPU, PyTorch, packages, compiling.")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--quick", action="store_true", help="leave out the compile check, which takes a few seconds")
@@ -54,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def closing(found: list[MachineFinding]) -> str:
-    """The last line: whether a training can run here, and what is left out of it."""
+    """Return the last line: whether a training can run here, and its limitations."""
     if not report(found)["healthy"]:
         return "Fix what is marked with ✗, then run this again."
     without = [name for finding in found for name in finding.data.get("without", ())]
@@ -67,7 +66,7 @@ def report(found: list[MachineFinding]) -> JsonObject:
 
 
 def line(finding: MachineFinding) -> str:
-    """A finding as a line of text: a mark, the topic, and what was found."""
+    """Return a finding as a line of text: a mark, the topic, and the text."""
     mark = {"ok": "✓", "hint": "·", "bad": "✗"}[finding.verdict]
     if (sys.stdout.encoding or "").lower().replace("-", "") != "utf8":
         mark = {"ok": "ok  ", "hint": "hint", "bad": "BAD "}[finding.verdict]
@@ -75,7 +74,8 @@ def line(finding: MachineFinding) -> str:
 
 
 def examine(quick: bool = False) -> Iterator[MachineFinding]:
-    """Everything that is looked at, in the order it is worth reading. Yields as it goes, since torch takes seconds."""
+    """Yield all findings in reading order."""
+    # A generator, since loading torch takes seconds.
     found: list[MachineFinding] = []
 
     def findings(checks: Iterable[Callable[[], MachineFinding]]) -> Iterator[MachineFinding]:
@@ -84,14 +84,14 @@ def examine(quick: bool = False) -> Iterator[MachineFinding]:
                 finding = check()
             except ConfigError as error:
                 finding = bad(check.__name__.replace("_", " "), error.said)
-            except Exception as error:  # a check that breaks is a finding, not the end of the report
+            except Exception as error:  # a crashed check is a finding, not the end of the report
                 finding = bad(check.__name__.replace("_", " "), f"{type(error).__name__}: {error}")
             if finding.text:
                 found.append(finding)
                 yield finding
 
     yield from findings([system, packages, foreign_library, environment, network])
-    try:  # loads torch, which is only now known to find its folders
+    try:  # loads torch, after its cache folder is known to exist
         from library.doctor import disk, hardware, optional
     except Exception as error:
         template = "cannot be loaded ({error}); run ./setup.sh install"
@@ -104,7 +104,7 @@ def examine(quick: bool = False) -> Iterator[MachineFinding]:
 
 
 def system() -> MachineFinding:
-    """Operating system, Python, processors, memory."""
+    """Report operating system, Python, processors, memory."""
     memory = psutil.virtual_memory().total / 2**30
     version, cpus = platform.python_version(), os.cpu_count()
     template = "{platform}, Python {version}, {cpus} CPUs, {memory} GB memory"
@@ -116,7 +116,7 @@ def system() -> MachineFinding:
 
 
 def packages() -> MachineFinding:
-    """What is installed, and whether it is what was tested."""
+    """Report the installed packages, and whether they are the tested versions."""
     found = {name: installed(name) for name in (*PACKAGES, *EXTRAS)}
     text = ", ".join(f"{name} {version}" for name, version in found.items() if version)
     missing = [name for name in PACKAGES if not found[name]]
@@ -150,19 +150,21 @@ def foreign_library() -> MachineFinding:
 
 
 def environment() -> MachineFinding:
-    """A cache folder in the environment that cannot be made, at which PyTorch ends while it is imported."""
+    """Report a cache folder in the environment that cannot be created."""
+    # PyTorch exits at it on import.
     wanted = os.environ.get(surroundings.CACHE)
     try:
         surroundings.check()
     except ConfigError as error:
-        del os.environ[surroundings.CACHE]  # all else is looked at as it would be without
+        del os.environ[surroundings.CACHE]  # continue the other checks without it
         return bad("environment", error.said, folder=wanted)
     return ok("environment", "", folder=wanted)
 
 
 def network() -> MachineFinding:
-    """Variables of proxies and certificates with which nothing can be downloaded. Their values may hold passwords."""
-    import httpx  # comes with huggingface_hub, which downloads with it
+    """Report invalid proxy and certificate variables."""
+    # Their values may contain passwords, so only names are shown.
+    import httpx  # used by huggingface_hub for downloads
 
     given = {name: value for name, value in os.environ.items() if name.lower() in surroundings.NETWORK and value}
     wrong: list[Message] = []
@@ -171,7 +173,7 @@ def network() -> MachineFinding:
             os.environ[name] = value
             try:
                 httpx.Client().close()
-            except Exception as error:  # each kind of wrong value has one of its own
+            except Exception as error:  # each invalid value raises a different error
                 wrong.append(
                     Message("{name} ({why})", name=name, why=f"{type(error).__name__}: {error}".replace(value, ""))
                 )
@@ -184,7 +186,7 @@ def network() -> MachineFinding:
 
 
 def settings(found: list[MachineFinding]) -> MachineFinding:
-    """Which settings suit this machine, judged by the other findings."""
+    """Recommend settings for this machine, based on the other findings."""
     said = {finding.topic: finding.data for finding in found}
     first: JsonMapping = next(iter(said.get("gpu", {}).get("devices") or ()), {})
     compiles = {f.data.get("device"): bool(f.data.get("works")) for f in found if f.topic == "compile"}
@@ -194,7 +196,7 @@ def settings(found: list[MachineFinding]) -> MachineFinding:
         capability=(major, minor),
         bf16=bool(first.get("bf16")),
         fp8=bool(said.get("fp8", {}).get("works")),
-        # Not tried in a quick look: then it is as likely as not, and falls back by itself.
+        # Untested in a quick look; compiling falls back by itself if it fails.
         compiles=compiles.get("cuda" if first else "cpu", not compiles),
     )
     data = {"options": advice.options(known), "presets": advice.presets(known)}

@@ -1,4 +1,4 @@
-"""Find models on this computer, recognised by their headers and not by their names."""
+"""Find models on this computer, recognised by their headers, not their names."""
 
 import os
 import re
@@ -14,9 +14,9 @@ from library.families import recognition
 from library.families.shared import weights
 
 BASE = "pretrained_model_name_or_path"
-MOST = 3000  # files that are checked
-DEEPEST = 7  # levels of folders
-PATIENCE = 4.0  # seconds for all folders
+MOST = 3000  # maximum files to check
+DEEPEST = 7  # maximum folder depth
+PATIENCE = 4.0  # time limit in seconds for all folders
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
 

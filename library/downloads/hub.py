@@ -95,7 +95,7 @@ def _is_closed(api: huggingface_hub.HfApi, name: str, own: str | bool) -> bool:
 
 
 def failure(name: str, error: Exception) -> Message:
-    """The message for a failed request about a repository."""
+    """Return the message for a failed request about a repository."""
     if isinstance(error, ConfigError):
         return error.problems[0]
     if isinstance(error, errors.GatedRepoError):

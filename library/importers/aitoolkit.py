@@ -122,7 +122,7 @@ def _script(flat: JsonMapping) -> str:
 
 
 def _other_ways(builder: ImportBuilder) -> None:
-    """Switches of losses that are not offered here: what they train is something else, which has to be decided."""
+    """Warn of loss switches without an equivalent: what they train is something else, so the user must decide."""
     for switch, keys in TABLES["other_ways"].items():
         if is_on(builder.get(switch)):
             for key in (switch, *keys):

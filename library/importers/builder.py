@@ -189,7 +189,7 @@ def _modules(config: type[RunConfig]) -> tuple[str, ...]:
 
 
 def _mostly_unknown(trainer: str, outcomes: tuple[KeyOutcome, ...]) -> Iterator[Problem]:
-    """The problem of a file most of whose keys are no options here: it may be of a program that nobody recognised."""
+    """Return the problem of a file mostly of unknown keys, probably from an unrecognised program."""
     in_file = [outcome for outcome in outcomes if outcome.kind != "default"]
     known = sum(outcome.kind != "unknown" for outcome in in_file)
     if 2 * known < len(in_file):

@@ -181,8 +181,9 @@ def _memory(builder: ImportBuilder) -> None:
 
 
 def _caches(builder: ImportBuilder) -> None:
-    """What it does in every training: latents are cached on disk, and outputs of text encoders, but for SDXL's, which
-    learn."""
+    """Map what it does in every training: caches latents on disk, and text encoder outputs except SDXL's, which are
+    trained.
+    """
     values: JsonObject = {"cache_latents": True, "cache_latents_to_disk": True}
     set_by(builder, "cache_latents", said_of(values), values)
     if builder.family == "sdxl":

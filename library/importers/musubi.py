@@ -40,7 +40,7 @@ MODULATION = ".*(img_mod|txt_mod|modulation).*"  # layers of FLUX.1
 def fits(found: JsonMapping) -> bool:
     """Whether this is a file of musubi-tuner. The name of an adapter's module, which we share, is not enough where the
     images, the base model or the caches are set with our option names."""
-    found = schema.flat(found, [])  # what stands twice is told when it is read
+    found = schema.flat(found, [])  # duplicates are reported on reading
     module = str(found.get("network_module") or "")
     if module in TABLES["families"]:
         return "dit" in found or ("dataset_config" in found and module in TABLES["modules"] and OURS.isdisjoint(found))
@@ -108,7 +108,7 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
 
 
 def _timesteps(builder: ImportBuilder, sampling: str) -> None:
-    """What its options of timesteps and loss weights mean, where that is not what they mean here."""
+    """Map its options of timesteps and loss weights that mean something else here."""
     shift, scheme = builder.number("discrete_flow_shift"), builder.get("weighting_scheme")
     if sampling in ("", "sigma"):  # a position in a table that is not shifted, and whose first step is the noisiest
         if shift not in (None, 1.0):

@@ -20,9 +20,9 @@ def everything(path: Path) -> bool:
 
 
 def with_named_files(found: JsonObject, path: Path, may_read: MayRead = everything) -> JsonObject:
-    """Include the files of data sets and prompts that the file names, where they are in its trainer's own format.
+    """Include the files of data sets and prompts that the file names, if they are in its trainer's own format.
 
-    `may_read` says which of them may be looked at.
+    `may_read` says which of them may be opened.
     """
     origin = Origin(path, may_read)
     if simpletuner.fits(found):

@@ -1,4 +1,4 @@
-"""What an import comes to: the config, the outcome of each key, and the report on all of them."""
+"""The result of an import: the config, the outcome of each key, and the report on all of them."""
 
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -33,7 +33,7 @@ class Imported:
     config: RunConfig
     outcomes: tuple[KeyOutcome, ...]
     notes: tuple[MessageLike, ...]
-    problems: tuple[Problem, ...]  # what has to be fixed before a training, such as rules across options
+    problems: tuple[Problem, ...]  # problems to fix before a training, such as rules across options
     texts: Mapping[str, str]  # option -> content of a file that it names
     guess: MessageLike = ""  # why the script is only a guess; "" where the file states it
 

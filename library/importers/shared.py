@@ -33,8 +33,8 @@ SIZE_SHIFTS = {
 ENCODED_ONCE = "captions are encoded once, before the training (cache_text_encoder_outputs)"
 HUB_NAME = re.compile(r"(?!\.)[\w-][\w.-]*(?:/(?!\.)[\w .()+-]+)+", re.ASCII)  # owner/name, and a file in it
 DIFFUSERS_LORA = "pytorch_lora_weights.safetensors"
-MAX_NAMED = 5  # entries of a list that is wrong
-LEAST_SIDE = 256  # of buckets, by default
+MAX_NAMED = 5  # invalid entries of a list to name
+LEAST_SIDE = 256  # default lower limit of bucket sides
 EDIT = r"(?<![a-z])edit(?![a-z])(?:[ _-]?plus)?(?:[ _:-]*(2509|2511))?"
 # The options that name a model's networks beside its transformer.
 PART_OPTIONS = {
@@ -121,7 +121,7 @@ def guidance(builder: ImportBuilder, scale: JsonValue) -> JsonValue:
 
 
 def tables(value: JsonValue, key: str = "", notes: list[MessageLike] | None = None) -> list[JsonMapping]:
-    """The tables of a list; none for any other value. With `notes`, what is no table is named there, by its `key`."""
+    """Return the tables of a list; none for any other value. Other entries are reported in `notes`, by `key`."""
     listed = value if isinstance(value, list) else []
     others = [
         Message("{number} ({value})", number=number, value=quoted(one))
@@ -138,7 +138,7 @@ def tables(value: JsonValue, key: str = "", notes: list[MessageLike] | None = No
 
 
 def texts(value: JsonValue, key: str, notes: list[MessageLike]) -> list[str]:
-    """The texts and numbers of a list, as texts; `notes` says what else is in it."""
+    """Return the texts and numbers of a list as texts; other entries are reported in `notes`."""
     listed = value if isinstance(value, list) else []
     others = [
         Message("{number} ({value})", number=number, value=quoted(one))
@@ -157,7 +157,7 @@ def texts(value: JsonValue, key: str, notes: list[MessageLike]) -> list[str]:
 
 
 def table_in(outer: JsonMapping, key: str, place: MessageLike, notes: list[MessageLike]) -> JsonMapping:
-    """A table within another one; an empty one where there is none, which `notes` says where something else is."""
+    """Return a nested table, or an empty one; `notes` reports anything else in its place."""
     inner = outer.get(key)
     if isinstance(inner, Mapping):
         return inner

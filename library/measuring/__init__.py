@@ -1,1 +1,1 @@
-"""What bench, probe, autotune and check share: settings to try, how a try is timed, and what came of it."""
+"""Common parts of bench, probe, autotune and check: candidate settings, how a candidate is timed, and its result."""

@@ -1,6 +1,6 @@
 """Metadata of a saved file: kohya's `ss_*` keys and the `modelspec.*` keys of Stability AI.
 
-All values are text. Local paths never get in: a path becomes the name of its file.
+All values are text. Local paths are never written: a path becomes the name of its file.
 """
 
 import base64
@@ -22,7 +22,7 @@ from library.config.schema import values
 from library.config.sections import AdapterRun
 from library.families.base import Family
 
-# ss_ keys that are options of the same name; one that this kind of run does not have is left out.
+# ss_ keys equal to option names; options that this kind of run lacks are left out.
 OPTIONS = (
     *("learning_rate", "text_encoder_lr", "unet_lr", "gradient_checkpointing", "gradient_accumulation_steps"),
     *("lr_warmup_steps", "lr_scheduler", "network_dim", "network_alpha"),
@@ -47,13 +47,13 @@ PLAIN = ("author", "description", "license", "tags")
 
 
 class MetadataBuilder:
-    """The metadata of one run's files. Made at the start; base models are hashed in the background meanwhile."""
+    """The metadata of one run's files. Created at the start; base models are hashed in the background meanwhile."""
 
     def __init__(self, config: RunConfig, family: Family, dataset_stats: JsonMapping, optimizer: str = "") -> None:
-        """`dataset_stats` is what the function of that name answered, `optimizer` what `optimizers.describe` said."""
+        """`dataset_stats` is the result of the function of that name, `optimizer` that of `optimizers.describe`."""
         self._config, self._family = config, family
         self._started = time.time()
-        self._session = random.SystemRandom().randint(0, 2**32)  # not the run's generator: that one is part of the seed
+        self._session = random.SystemRandom().randint(0, 2**32)  # not the run's generator, whose draws must not change
         self._facts: JsonObject = {}
         self._hashes: Hashes | None = None
         if isinstance(config, AdapterRun):
@@ -63,9 +63,9 @@ class MetadataBuilder:
                 self._hashes = Hashes({key: str(place) for key, place in bases.items() if place})
 
     def of_file(self, epoch: int, step: int, seed: int | None) -> dict[str, str]:
-        """The metadata of a file that is saved now. The first call may wait for the hashes.
+        """Return the metadata of a file saved now. The first call may wait for the hashes.
 
-        `seed` is the one that the run uses: drawn, where none is set, or that of a resumed state.
+        `seed` is the run's seed: drawn if none is set, or from a resumed state.
         """
         spec = modelspec(self._config, self._family.architecture)
         if not isinstance(config := self._config, AdapterRun):
@@ -108,7 +108,7 @@ class Hashes:
 
 
 def short_hash(path: Path) -> str:
-    """The hash of 2022's web UI: 8 digits over 64 KiB at 1 MiB."""
+    """Return the hash of 2022's web UI: 8 digits over 64 KiB at 1 MiB."""
     try:
         with open(path, "rb") as f:
             f.seek(0x100000)
@@ -120,7 +120,7 @@ def short_hash(path: Path) -> str:
 
 
 def long_hash(path: Path) -> str:
-    """SHA-256 of the whole file."""
+    """Return the SHA-256 of the whole file."""
     try:
         with open(path, "rb") as f:
             return hashlib.file_digest(f, "sha256").hexdigest()
@@ -131,10 +131,10 @@ def long_hash(path: Path) -> str:
 
 
 def modelspec(config: RunConfig, architecture: str) -> dict[str, str]:
-    """The modelspec.* keys, of a file that is saved now."""
+    """Return the modelspec.* keys of a file saved now."""
     now, meta = datetime.now().replace(microsecond=0), config.metadata
     kind, suffix = config.file_kind
-    width, height = config.data.size or (1024, 1024)  # of several sizes the largest
+    width, height = config.data.size or (1024, 1024)  # the largest of several sizes
     out = {
         "sai_model_spec": "1.0.1",
         "architecture": architecture + suffix,
@@ -146,7 +146,7 @@ def modelspec(config: RunConfig, architecture: str) -> dict[str, str]:
         **{key: getattr(meta, f"metadata_{key}") for key in (*PLAIN, *EXTRAS)},
         "thumbnail": _thumbnail(meta.metadata_thumbnail),
     }
-    if word := config.caption_change.words.partition(" ")[0]:  # the first vector's, which prompts name
+    if word := config.caption_change.words.partition(" ")[0]:  # the first vector's word, which prompts use
         out["trigger_phrase"] = meta.metadata_trigger_phrase or word
     if families.facts(config.family).has_prediction_type:
         out["prediction_type"] = "v" if config.model.v_parameterization else "epsilon"
@@ -181,7 +181,7 @@ def _network_args(config: AdapterRun) -> JsonObject:
 
 
 def _thumbnail(value: str | None) -> str | None:
-    """A picture's file as a data URL; a data URL as it is."""
+    """Return an image file as a data URL; a data URL is unchanged."""
     if not value or value.startswith(("data:", "http")):
         return value
     if not Path(value).is_file():

@@ -1,4 +1,4 @@
-"""Files of a training: their names, how they are written, and which outdated ones are removed."""
+"""Files of a training: their names, how they are written, and which outdated ones are deleted."""
 
 import logging
 import re
@@ -22,7 +22,7 @@ from library.methods.sharding import collected
 
 log = logging.getLogger(__name__)
 
-THERE = "outputs_there"  # the code of the problem of a training whose files are there already
+THERE = "outputs_there"  # problem code of already existing output files
 PICKLED = (".ckpt", ".pt", ".pth")
 FOLDERS = ("diffusers", "diffusers_safetensors")
 DTYPES = {"float": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -34,7 +34,7 @@ class Names:
 
     folder: Path
     name: str | None
-    extension: str  # with its dot; nothing for a folder
+    extension: str  # with its dot; "" for a folder
 
     def epoch(self, epoch: int) -> Path:
         """The file after an epoch, counted from 1."""
@@ -48,7 +48,7 @@ class Names:
         return self.folder / f"{self.name or 'last'}{self.extension}"
 
     def state(self, epoch: int | None = None, step: int | None = None) -> Path:
-        """The folder of the state after an epoch or a step, or at the end."""
+        """Return the folder of the state after an epoch or a step, or at the end."""
         file = self.last
         if epoch is not None:
             file = self.epoch(epoch)
@@ -70,7 +70,7 @@ class Names:
         return file.with_name(f"{file.name.removesuffix(self.extension)}-ema{self.extension}")
 
     def owns(self, name: str) -> bool:
-        """Whether a file or folder of this name is one that a training of this name writes."""
+        """Return whether a training of this name writes a file or folder with such a name."""
         number = r"(-\d{6}|(-backup)?-step\d{8})?"
         stems = {re.escape(self.name)} if self.name else {"epoch", "at", "last"}
         ending = rf"(?:-ema)?(?:-state|{re.escape(self.extension)})"
@@ -85,18 +85,18 @@ def names(config: RunConfig) -> Names:
 
 
 def saved_kind(path: Path) -> str:
-    """Whether something that was saved is a "state" to resume from or a "file" to use."""
+    """Return whether something saved is a "state" to resume from or a "file" to use."""
     return "state" if path.is_dir() and path.name.endswith("-state") else "file"
 
 
 def tidy(config: RunConfig) -> None:
-    """Remove unfinished files of an earlier training of this name that was killed while it saved."""
+    """Delete unfinished files of an earlier training of this name that was killed while saving."""
     if config.save.output_dir:
         clean_up(config.save.output_dir, names(config).owns)
 
 
 def extension(config: RunConfig) -> str:
-    """The ending that save_model_as asks for; where it says nothing, the kind of the model the training starts from.
+    """Return the extension for save_model_as; by default that of the model the training starts from.
 
     A diffusers folder has none.
     """
@@ -113,7 +113,7 @@ def extension(config: RunConfig) -> str:
 
 
 def free_name(config: RunConfig) -> JsonObject:
-    """The fix that is an output name like this one that no file has yet."""
+    """Return a fix with a similar output name that no file has yet."""
     stem, number = re.sub(r"-\d+$", "", config.save.output_name or config.script), 2
     folder = Path(config.save.output_dir or ".")
     while any(folder.glob(f"{stem}-{number}[.-]*")) or any((folder / "runs").glob(f"{stem}-{number}-*")):
@@ -122,11 +122,11 @@ def free_name(config: RunConfig) -> JsonObject:
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
-    """Problems that prevent saving, found without writing anything."""
+    """Yield problems that prevent saving, without writing anything."""
     if not config.save.output_dir:
         yield Problem("output_dir", "is not set: choose a folder for the results")
         return
-    if any(Save.check(config.save, config)):  # which reading the config has said
+    if any(Save.check(config.save, config)):  # already reported when reading the config
         return
     here = names(config)
     nearest = next(p for p in (here.folder.absolute(), *here.folder.absolute().parents) if p.exists())
@@ -149,16 +149,16 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 def result(
     path: Path, method: TrainingMethod, config: RunConfig, metadata: Mapping[str, str], progress: tuple[int, int]
 ) -> Path:
-    """Write what has been learned, as a file or as a folder of diffusers'; see `model`."""
+    """Write the trained weights, as a file or as a diffusers folder; see `model`."""
     if extension(config):
         return model(path, method.state_dict(), config, metadata, progress)
     return folder(path, method, config)
 
 
 def folder(path: Path, method: Any, config: RunConfig) -> Path:
-    """Write a whole model as a diffusers folder, which is there only when it is complete.
+    """Write a whole model as a diffusers folder, which appears only when complete.
 
-    Weights are always safetensors, written tensor by tensor. Raises ConfigError as `model` does.
+    Weights are always safetensors, written tensor by tensor. Raises ConfigError like `model`.
     """
 
     def put(file: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -179,11 +179,11 @@ def model(
     metadata: Mapping[str, str],
     progress: tuple[int, int] = (0, 0),
 ) -> Path:
-    """Write an adapter or a whole model so that `path` is never half written, and check it before it gets its name.
+    """Write an adapter or a whole model atomically, and check it before it gets its name.
 
-    `metadata` goes into safetensors files only, and its values must be text; adapters get their hashes here. `progress`
-    is (epoch, step), which whole models saved as .ckpt carry. Raises ConfigError when the disk is full, or when an
-    adapter's tensor holds no numbers (NaN); an earlier file of that name is then untouched.
+    `metadata` goes only into safetensors files, and its values must be text; adapters get their hashes here. `progress`
+    is (epoch, step), which whole models saved as .ckpt contain. Raises ConfigError if the disk is full, or an adapter
+    has NaN; an earlier file of that name is then untouched.
     """
     unused = unused_alphas(tensors)
     _warn_of_nan(path, {n: t for n, t in tensors.items() if n not in unused}, refuse=config.adapters)
@@ -206,16 +206,16 @@ def model(
 
 
 def every_n_epochs(config: RunConfig, num_epochs: int) -> int | None:
-    """After how many epochs a file is due: save_n_epoch_ratio wins over save_every_n_epochs."""
+    """Return the interval of files in epochs: save_n_epoch_ratio wins over save_every_n_epochs."""
     if ratio := config.save.save_n_epoch_ratio:
         return max(1, num_epochs // ratio)
     return config.save.save_every_n_epochs
 
 
 def outdated_epoch(config: RunConfig, epoch: int, state: bool = False, every: int | None = None) -> Path | None:
-    """The file, or state folder, that is no longer wanted once that of `epoch` is written.
+    """Return the file, or state folder, that is outdated once that of `epoch` is written.
 
-    `every` is what `every_n_epochs` answered.
+    `every` is the result of `every_n_epochs`.
     """
     last = _last(config.save, "epochs", state)
     every = every or config.save.save_every_n_epochs
@@ -226,7 +226,7 @@ def outdated_epoch(config: RunConfig, epoch: int, state: bool = False, every: in
 
 
 def outdated_step(config: RunConfig, step: int, state: bool = False) -> Path | None:
-    """The same for step files: the newest multiple that is more than `save_last_n_steps` steps ago.
+    """Return the outdated step file: the newest multiple more than `save_last_n_steps` steps ago.
 
     Files of `save_at_steps` are kept.
     """
@@ -245,7 +245,7 @@ def _last(save: Save, unit: str, state: bool) -> int | None:
 
 
 def remove(path: Path | None) -> None:
-    """Delete a file or a state folder that is outdated; one that is not there is no problem."""
+    """Delete an outdated file or state folder; a missing one is no error."""
     if path is None or not path.exists():
         return
     log.info("removing %s, which is older than what shall be kept", path)
@@ -256,7 +256,7 @@ def remove(path: Path | None) -> None:
 
 
 def _warn_of_nan(path: Path, tensors: Mapping[str, Tensor], refuse: bool = False) -> None:
-    # Of a model in shards each process has looked at its part: to look at the whole, all of it would be sent once more.
+    # Each process has checked its own shard; checking the whole model would send all of it again.
     here = {name: tensor for name, tensor in tensors.items() if not collected(tensor)}
     broken = [name for name, tensor in here.items() if not is_finite(tensor)]
     if broken and refuse:
@@ -271,7 +271,7 @@ def _warn_of_nan(path: Path, tensors: Mapping[str, Tensor], refuse: bool = False
 
 
 def _types(config: RunConfig) -> Callable[[str, Tensor], torch.dtype]:
-    """The dtype in which each tensor is stored."""
+    """Return the stored dtype of each tensor."""
     wanted = config.save.save_precision
     dtype = getattr(torch, DTYPES[wanted]) if wanted else None
 
@@ -287,7 +287,7 @@ def _types(config: RunConfig) -> Callable[[str, Tensor], torch.dtype]:
 
 
 def _wide(path: Path, type_of: Callable[[str, Tensor], torch.dtype]) -> Callable[[str, Tensor], torch.dtype]:
-    """The same, but float32 for numbers that are too large for the type that is asked for."""
+    """Return the dtypes, but float32 for values too large for the chosen dtype."""
 
     def wide_enough(name: str, tensor: Tensor) -> torch.dtype:
         dtype = type_of(name, tensor)

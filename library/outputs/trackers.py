@@ -16,14 +16,14 @@ from library.config.run_config import RunConfig
 from library.config.schema import options, values
 
 logger = logging.getLogger(__name__)
-WANDB = {"name", "entity", "group", "job_type", "tags", "notes", "mode", "id", "resume"}  # what a [wandb] may say
+WANDB = {"name", "entity", "group", "job_type", "tags", "notes", "mode", "id", "resume"}  # permitted keys of [wandb]
 
 
 class Trackers:
-    """Where curves are written besides the run's folder; none without `logging_dir` and W&B."""
+    """Additional destinations of curves besides the run's folder; none without `logging_dir` and W&B."""
 
     def __init__(self, config: RunConfig, folder: Path, warn: Callable[[Message], None]) -> None:
-        """`warn` gets a sentence when a tracker fails; nothing more is written to it then, and the training goes on."""
+        """`warn` gets a sentence when a tracker fails; it is not used any more then, and the training continues."""
         log, self._warn = config.log, warn
         wanted = {"all": ("tensorboard", "wandb"), None: ("tensorboard",)}.get(log.log_with, (log.log_with,))
         self._network = config.adapters
@@ -45,7 +45,7 @@ class Trackers:
         self._to_wandb(numbers, line["step"])
 
     def validated(self, when: str, number: int, loss: float, divergence: float) -> None:
-        """Write the loss on images held out, at the end of a "step" or an "epoch" of this number."""
+        """Write the loss on held-out images, at the end of a "step" or an "epoch" of this number."""
         numbers = {f"loss/validation/{when}_average": loss, f"loss/validation/{when}_divergence": divergence}
         self._log(numbers, number)
         step = self._last["step"] if self._last else None
@@ -56,7 +56,7 @@ class Trackers:
             self._to_wandb({name: picture}, step, pictures=True)
 
     def close(self) -> None:
-        """Flush and end."""
+        """Flush and close."""
         if self._last:
             self._epoch_ended()
         try:
@@ -71,7 +71,8 @@ class Trackers:
             self._failed("Weights & Biases", error)
 
     def _log(self, numbers: dict[str, float], step: int) -> None:
-        """Points of TensorBoard's curves. On a full disk they end; the training shall not, for want of a curve."""
+        """Write points of TensorBoard's curves."""
+        # A full disk ends the curves, but must not end the training.
         try:
             for name, value in numbers.items() if self._board else ():
                 board = self._board
@@ -82,7 +83,7 @@ class Trackers:
             self._failed("TensorBoard", error)
 
     def _to_wandb(self, values: Mapping[str, Any], step: int | None, pictures: bool = False) -> None:
-        """Numbers or pictures for Weights & Biases; after an error, as of its network, nothing more."""
+        """Write numbers or images to Weights & Biases; nothing more after an error, such as of its network."""
         if not self._wandb:
             return
         try:
@@ -113,10 +114,10 @@ class Trackers:
         return loss | rates | norm | {name: value for name, value in line.items() if "/" in name}
 
     def _epoch_ended(self) -> None:
-        """The average loss of the epoch that the last line belongs to, over epochs."""
+        """Write the average loss of the last line's epoch, over epochs."""
         name, epoch = "loss/epoch_average" if self._network else "loss/epoch", self._last["epoch"]
         self._log({name: self._last["avr_loss"]}, epoch)
-        # It has one axis for all that does not say otherwise.
+        # W&B uses one axis for all metrics without their own.
         self._to_wandb({name: self._last["avr_loss"], "epoch": epoch}, self._last["step"])
 
     def _open_board(self, config: RunConfig) -> Any:
@@ -126,7 +127,7 @@ class Trackers:
         run = (log.log_prefix or "") + time.strftime("%Y%m%d%H%M%S")
         project = log.log_tracker_name or ("network_train" if self._network else "finetuning")
         board = SummaryWriter(str(Path(log.logging_dir or "") / run / project))
-        if log.log_config:  # into this run, and not into one beside it as `add_hparams` would
+        if log.log_config:  # into this run; `add_hparams` would create another one
             writer: Any = board._get_file_writer()
             for part in summary.hparams(settings(config), {}):
                 writer.add_summary(part)
@@ -148,13 +149,13 @@ class Trackers:
 
 
 def _rates(found: Mapping[str, float], network: bool) -> dict[str, float]:
-    """Learning rates under upstream's names. For networks it has each twice: by its name, and by its group's number.
+    """Return learning rates under upstream's names. For networks each appears twice: by name, and by group number.
 
-    The first group is no number where it is of a text encoder.
+    The first group has no number if it is a text encoder's.
     """
     if not network:
         return dict(found)
-    # Between a text encoder's number and what follows, upstream has one blank more.
+    # Upstream has an extra space after a text encoder's number.
     made = {re.sub(r"(textencoder \d)", r"\1 ", name): rate for name, rate in found.items()}
     for number, name in enumerate(name for name in found if not name.startswith("d*lr/")):
         if number == 0 and name.startswith("textencoder"):
@@ -167,7 +168,7 @@ def _rates(found: Mapping[str, float], network: bool) -> dict[str, float]:
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
-    """Problems that prevent writing the curves."""
+    """Yield problems that prevent writing the curves."""
     log = config.log
     if log.log_with in ("wandb", "all") and importlib.util.find_spec("wandb") is None:
         yield Problem("log_with", ": wandb is not installed; run: pip install wandb")
@@ -175,7 +176,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
         try:
             own = load_toml(log.log_tracker_config).get("wandb", {})
             unknown = sorted(own.keys() - WANDB) if isinstance(own, dict) else ["wandb"]
-            for key in unknown:  # wandb would open files by some, and others are given already
+            for key in unknown:  # some make wandb open files, others are already set
                 yield Problem(
                     "log_tracker_config",
                     ": {key} is not passed on to W&B; known are {names}",
@@ -187,7 +188,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def settings(config: RunConfig) -> dict[str, bool | int | float | str]:
-    """The options of a run as a tracker shows them, without files, folders and keys."""
+    """Return the options of a run for a tracker, without files, folders and keys."""
     known = options(type(config))
     shown = {
         name: value

@@ -1,4 +1,4 @@
-"""Check on the disk, right after each save, that the file loads into its model."""
+"""Verify right after each save that the file loads into its model."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -21,15 +21,15 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 # Why: docs/decisions/2026-11-20-saved-files-are-read-back.md
 def expected(method: TrainingMethod) -> Shapes:
-    """The names and shapes that a file of this method holds; they stay the same for the whole run."""
+    """Return the names and shapes of this method's files, constant for the whole run."""
     return {name: tuple(tensor.shape) for name, tensor in method.state_dict().items()}
 
 
 def check(path: Path, shapes_of: Callable[[], Shapes], config: RunConfig) -> JsonObject:
-    """Compare a file's names and shapes with the model's, and look at a LoRA as `kohya tools verify` does.
+    """Compare a file's names and shapes with the model's, and verify a LoRA like `kohya tools verify`.
 
-    Returns {"ok", "text"} for the run's record: `text` is a sentence. Nothing where only PyTorch could read the file.
-    It never ends a training: an error in here becomes the answer.
+    Returns {"ok", "text"} for the run's record, with a sentence as `text`; empty if only PyTorch can read the file.
+    Never raises: an error here becomes the result, so that it ends no training.
     """
     if path.suffix != ".safetensors":
         return {}
@@ -46,7 +46,7 @@ def check(path: Path, shapes_of: Callable[[], Shapes], config: RunConfig) -> Jso
 
 
 def differences(path: Path, shapes: Shapes) -> MessageLike:
-    """What a file and the model do not have in common; "" when all names and shapes match."""
+    """Return how a file and the model differ; "" if all names and shapes match."""
     with safe_open(path, framework="pt") as file:
         found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
     missing = [name for name in shapes if name not in found]
@@ -68,12 +68,12 @@ def differences(path: Path, shapes: Shapes) -> MessageLike:
 
 
 def _verified(path: Path, config: AdapterRun) -> MessageLike:
-    """The first problem that `kohya tools verify` finds, with the base model's header where it can be read."""
+    """Return the first problem found by `kohya tools verify`, with the base model's header if it is readable."""
     if config.network.module not in families.facts(config.family).adapter_modules:
         return ""
     base = Path(config.model.pretrained_model_name_or_path or "")
     try:
         found = verify(path, base if base.is_file() else None)
-    except ConfigError:  # a base that only the trainer reads, such as a .ckpt
+    except ConfigError:  # a base that only the trainer supports, such as a .ckpt
         found = verify(path)
     return found.problems[0] if found.problems else ""

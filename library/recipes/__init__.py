@@ -1,1 +1,1 @@
-"""Presets by GPU memory, and recipes by purpose: what a training begins with."""
+"""Presets by GPU memory, and recipes by purpose: the starting points of a training."""

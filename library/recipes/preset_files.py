@@ -8,16 +8,16 @@ from pathlib import Path
 
 PRESETS = Path(__file__).resolve().parents[2] / "presets"
 PROFILES = "compile"  # the folder of presets for every kind of training, which change only how it is compiled
-RECIPES = "recipes"  # the folder of what purposes change on top of presets
+RECIPES = "recipes"  # the folder of recipes, applied on top of presets
 NAMED = re.compile(r"(lora|finetune|textual-inversion|lllite)(?:-(\d+)gb)?(?:-.*)?")
-STANDS_IN = {"dreambooth": "finetune"}  # a kind without presets of its own -> whose presets suit it, and train the same
+STANDS_IN = {"dreambooth": "finetune"}  # a kind without presets -> the kind whose presets apply
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A file in presets/: its family is its folder, and its name says its kind and the GPU memory that it is for.
+    """A file in presets/: its folder is the family, its name the kind and the GPU memory.
 
-    Profiles are presets, too: they fit every family, and leave alone what has nothing to do with compiling.
+    Profiles are presets, too: they fit every family, and change only compiling.
     """
 
     path: Path
@@ -25,7 +25,7 @@ class Preset:
 
     @property
     def id(self) -> str:
-        """What names it in the page and the shell: flux/lora-24gb."""
+        """Its name in the page and the shell: flux/lora-24gb."""
         return f"{self.family}/{self.path.stem}"
 
     @property
@@ -34,7 +34,7 @@ class Preset:
 
     @property
     def kind(self) -> str:
-        """What learns, as the `kind` of the configs that it is for: lora, finetune, ...; "" for a profile."""
+        """The `kind` of the configs that it is for: lora, finetune, ...; "" for a profile."""
         found = NAMED.fullmatch(self.path.stem)
         return found[1] if found and not self.is_profile else ""
 
@@ -54,7 +54,7 @@ class Preset:
 
 
 def every() -> list[Preset]:
-    """All presets, those of a family's relatives behind its own, and then the profiles."""
+    """Return all presets, variants after their family, and then the profiles."""
     paths = [path for path in PRESETS.glob("*/*.toml") if path.parent.name != RECIPES]
     first = {path: path.read_text(encoding="utf-8").partition("\n")[0] for path in paths}
     found = [Preset(path, line.removeprefix("#").strip()) for path, line in first.items()]
@@ -71,8 +71,9 @@ def profiles() -> list[Preset]:
 
 
 def of_kind(kind: str, families: Iterable[str]) -> list[Preset]:
-    """The presets that a tab offers for these families, smallest memory first: those of its kind, or of the kind that
-    stands in."""
+    """Return the presets that a tab offers for these families, smallest memory first, possibly those of the kind
+    standing in.
+    """
     fitting = [preset for preset in presets(STANDS_IN.get(kind, kind)) if not preset.is_profile]
     return [preset for family in families for preset in fitting if preset.family == family]
 
@@ -83,13 +84,13 @@ def by_id(name: str) -> Preset | None:
 
 
 def renamed(name: str) -> str:
-    """The name that a preset has today: those of DreamBooth were the ones of fine-tunes."""
+    """Return the current name of a preset: those of DreamBooth became those of fine-tunes."""
     for old, new in STANDS_IN.items():
         name = re.sub(rf"(^|[\\/]){old}-", rf"\g<1>{new}-", name)
     return name
 
 
 def path_today(path: Path) -> Path:
-    """The file that took the place of a preset of an earlier version; else the path itself."""
+    """Return the file that replaced a preset of an earlier version; else the path itself."""
     newer = path.with_name(renamed(path.name))
     return newer if newer != path and not path.exists() and newer.exists() else path

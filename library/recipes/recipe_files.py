@@ -1,4 +1,4 @@
-"""Recipes: what is advised for a purpose (a character, a style, edits) on top of a preset, by family and model."""
+"""Recipes: advice for a purpose (a character, a style, edits) on top of a preset, by family and model."""
 
 import functools
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from library.config.run_config import RunConfig
 from library.config.schema import values
 from library.recipes.preset_files import PRESETS, RECIPES
 
-# Purposes as people know them, in the order in which they are offered; the first that fits is the default.
+# Purposes in the order of display; the first that fits is the default.
 PURPOSES = {"character": "Character or object", "style": "Style", "edit": "Edit"}
 MEANT = {
     "character": "One person, character or thing, which your images show in different places.",
     "style": "The look that all your images share, whatever they show.",
     "edit": "A change to a picture: each of your images shows it done, its reference image before.",
 }
-ROUNDED_TO = 50  # steps: proposals are multiples of it
+ROUNDED_TO = 50  # proposed steps are multiples of this
 Condition = Mapping[str, tuple[str, ...]]  # option -> its values
 
 
@@ -31,10 +31,7 @@ def _empty() -> Mapping[str, Any]:
 # Why: docs/decisions/2026-11-27-recipes-on-top-of-presets.md
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What is advised for one purpose: options, how many images, and how many steps for each of them.
-
-    Steps are those at batch size 1.
-    """
+    """Advice for one purpose: options, number of images, and steps per image (at batch size 1)."""
 
     kind: str  # of the trainings that it is for: lora, finetune
     purpose: str  # one of PURPOSES; "" for any
@@ -52,7 +49,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRecipe:
-    """What some models of a family require besides, or other than the family's recipes say."""
+    """Requirements of some models of a family, beyond or instead of the family's recipes."""
 
     kind: str
     when: Condition
@@ -75,7 +72,7 @@ def _holds(condition: Condition, given: JsonMapping) -> bool:
 
 @functools.cache
 def of_family(family: str) -> tuple[tuple[Recipe, ...], tuple[ModelRecipe, ...]]:
-    """The recipes of a family, and what its models change about them; none for a family without."""
+    """Return the recipes of a family, and its models' changes to them; none for a family without."""
     path = PRESETS / RECIPES / f"{family}.toml"
     if not path.is_file():
         return (), ()
@@ -94,7 +91,7 @@ def _condition(table: Mapping[str, Any]) -> Condition:
 
 
 def fitting(config: RunConfig) -> list[Recipe]:
-    """The recipes for a training of this model, by purpose; each with what the model itself requires."""
+    """Return the recipes for training this model, by purpose, each with the model's own requirements."""
     recipes, models = of_family(config.family)
     given = values(config)
     found = [recipe for recipe in recipes if recipe.kind == config.kind and recipe.fits(given)]
@@ -105,7 +102,7 @@ def fitting(config: RunConfig) -> list[Recipe]:
 
 
 def _of_model(recipe: Recipe, model: ModelRecipe) -> Recipe:
-    """A recipe with what a model requires: other options, and never fewer steps."""
+    """Return a recipe with a model's requirements: other options, and never fewer steps."""
     given: JsonObject = {**recipe.options, **model.options}
     given["max_train_steps"] = max(int(given["max_train_steps"]), model.least_steps)
     least, most = max(recipe.least_steps, model.least_steps), max(recipe.most_steps, model.most_steps)
@@ -113,20 +110,20 @@ def _of_model(recipe: Recipe, model: ModelRecipe) -> Recipe:
 
 
 def chosen(config: RunConfig, purpose: str = "") -> Recipe | None:
-    """The recipe for a purpose, or for the first that fits where this one does not fit the model."""
+    """Return the recipe for a purpose, or the first that fits if it does not fit the model."""
     found = fitting(config)
     return next((recipe for recipe in found if recipe.purpose == purpose), found[0] if found else None)
 
 
 def telling(family: str) -> set[str]:
-    """The options that say for which models of a family a recipe is."""
+    """Return the options that decide for which models of a family a recipe applies."""
     recipes, models = of_family(family)
     conditions = [*(one.when for one in (*recipes, *models)), *(one.unless for one in recipes)]
     return {name for condition in conditions for name in condition}
 
 
 def proposed_steps(recipe: Recipe, images: int, at_once: int = 1) -> ProposedSteps:
-    """How many steps a data set of so many images, at least 1, should take, with `at_once` images in each of them."""
+    """Return the proposed steps for a data set of `images` images (at least 1), with `at_once` images per step."""
     wanted = images * recipe.steps_per_image
     seen = min(max(wanted, recipe.least_steps), recipe.most_steps)
     steps = max(ROUNDED_TO, round(seen / max(at_once, 1) / ROUNDED_TO) * ROUNDED_TO)

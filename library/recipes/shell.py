@@ -1,4 +1,4 @@
-"""`kohya preset`: the presets, and a config made of a preset, a purpose and a number of images."""
+"""`kohya preset`: list presets, or build a config from a preset, a purpose and a number of images."""
 
 import sys
 from pathlib import Path
@@ -23,7 +23,7 @@ AS_MODEL = ("model_type", "model_version")  # what --model may name
 
 
 def main(argv: list[str]) -> int:
-    """List the presets, or print or write one as a config. 0 done; ConfigError for what there is not."""
+    """List the presets, or print or write one as a config. Returns 0; raises ConfigError for unknown ones."""
     parser = Arguments(
         "kohya preset",
         description="Without a name: list the presets. With one: print it as a TOML config, with the learning rate, "
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
 
 
 def named(name: str) -> Preset:
-    """The preset that somebody names, by its id or its file."""
+    """Return a preset by its id or its file."""
     wanted = name.replace("\\", "/").removesuffix(".toml")
     found = preset_files.by_id("/".join(wanted.split("/")[-2:]))
     if found is None or found.is_profile:
@@ -78,7 +78,7 @@ def script_class(preset: Preset) -> Any:
 
 
 def of_model(preset: Preset, name: str | None) -> JsonObject:
-    """The option that names a model of the preset's family."""
+    """Return the option that names a model of the preset's family."""
     if not name:
         return {}
     known = options(script_class(preset))
@@ -97,7 +97,7 @@ def of_model(preset: Preset, name: str | None) -> JsonObject:
 
 
 def with_recipe(preset: Preset, given: JsonObject, purpose: str, images: int) -> tuple[Any, list[MessageLike]]:
-    """A preset with other values and the recipe for a purpose, and what to know about it."""
+    """Return a preset with other values and the recipe for a purpose, and remarks on it."""
     kind = script_class(preset)
     config = build(kind, {**read_toml(preset.path), **given}, preset.path.name, notes=[])
     recipe = recipe_files.chosen(config, purpose)

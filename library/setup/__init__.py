@@ -1,1 +1,1 @@
-"""Install the packages of this project, and check that they are the locked ones. It loads the standard library only."""
+"""Install this project's packages, and check that they match the locked versions. Loads only the standard library."""

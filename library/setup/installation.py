@@ -1,6 +1,6 @@
-"""Is this installation whole? Asked by the installer before any package is there, and by `kohya doctor`.
+"""Check whether this installation is complete, by the installer before any package exists, and by `kohya doctor`.
 
-Only the standard library, and what needs no more.
+Uses only the standard library.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ LOCKED = ("constraints.txt", "pyproject.toml", *(f"locks/{name}.txt" for name in
 
 # Why: docs/decisions/2026-11-20-installation-marker-written-last.md
 def fingerprint() -> str:
-    """What an installation was made from. When this changes, the packages have to be looked at again."""
+    """Return what an installation was made from. A change means that packages must be checked again."""
     found = hashlib.sha256(sys.version.encode())
     for name in LOCKED:
         found.update((ROOT / name).read_bytes())
@@ -33,7 +33,7 @@ def lock_file(name: str) -> Path:
 
 
 def foreign() -> Iterator[Message]:
-    """Whoever else brings a top-level package called `library`, a sentence with the remedy each."""
+    """Yield other top-level packages called `library`, a sentence with the remedy for each."""
     for name in sorted(set(importlib.metadata.packages_distributions().get("library", [])) - {OURS}):
         yield Message(
             "the package {name} also brings one called library; remove it with: pip uninstall {name}", name=name
@@ -47,18 +47,18 @@ def foreign() -> Iterator[Message]:
 
 
 def damaged() -> Iterator[str]:
-    """Installed packages with files missing, as `name==version`: what an interrupted installation leaves."""
+    """Return installed packages with missing files, as `name==version`, as left by an interrupted installation."""
     for package in importlib.metadata.distributions():
         name = package.metadata["Name"]
         files = package.files
-        # Compiled .pyc files come and go; scripts may lie outside and be cleaned by the user.
+        # .pyc files come and go; scripts may be outside and removed by the user.
         wanted = [f for f in files or () if f.suffix != ".pyc" and ".." not in f.parts]
         if name and name != OURS and (files is None or not all(Path(str(f.locate())).exists() for f in wanted)):
             yield f"{name}=={package.version}"
 
 
 def headers() -> Iterator[str]:
-    """What compiling needs of Python itself, when it is missing."""
+    """Report missing Python headers, which compiling needs."""
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         version = f"{sys.version_info[0]}.{sys.version_info[1]}"
         yield f"the headers of Python {version} are missing"

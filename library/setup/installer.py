@@ -1,7 +1,7 @@
-"""Installs this project's packages into the environment that runs it: by uv, or by pip where uv cannot be had.
+"""Install this project's packages into the current environment: by uv, or by pip if uv is unavailable.
 
-setup.sh and setup.bat make the environment, then start this in the project's folder, before any package is there. So
-this loads nothing but the standard library:
+setup.sh and setup.bat create the environment, then start this in the project's folder, before any package exists. So it
+uses only the standard library:
 
     python -m library.setup.installer ensure [dev] | again | need | update
 """
@@ -28,11 +28,11 @@ from library.setup.locked_packages import (
 MARKER = ENVIRONMENT / "installed.txt"  # written last: its absence means that an installation did not finish
 BEGUN = ENVIRONMENT / "installing.txt"  # says which step an unfinished installation was at
 SETUP = "setup.bat" if WINDOWS else "./setup.sh"
-LONG = 60  # characters of this folder's path, above which packages reach beyond Windows' 260
+LONG = 60  # with a longer path of this folder, packages exceed Windows' 260 characters
 
 
 def step(number: int, text: str) -> None:
-    """Begin a step, and note it for an installation that does not finish."""
+    """Start a step, and record it in case the installation does not finish."""
     say(f"\n[{number}/4] {text}")
     BEGUN.write_text(text + "\n", encoding="utf-8")
 
@@ -41,13 +41,15 @@ def step(number: int, text: str) -> None:
 
 
 def is_installed(kind: str) -> bool:
-    """Whether the packages are those of this version; with the tools of the tests they are also those without."""
+    """Return whether the packages are those of this version; an installation with test tools also counts as one
+    without.
+    """
     have = MARKER.read_text(encoding="utf-8").strip() if MARKER.exists() else ""
     return have in (f"{installation.fingerprint()} dev", f"{installation.fingerprint()} {kind}")
 
 
 def refuse_foreign() -> None:
-    """Raise Refusal where another package called `library` is in the way."""
+    """Raise Refusal if another package called `library` is in the way."""
     if found := list(installation.foreign()):
         raise Refusal("This environment cannot be used: " + "\n".join(map(str, found)))
 
@@ -70,9 +72,10 @@ def need() -> None:
 
 # Why: docs/decisions/2026-11-20-which-build-of-torch.md
 def torch_build() -> str:
-    """The build of PyTorch for this machine: cu130, cu126, or '' where there is no NVIDIA GPU that works.
+    """Return the build of PyTorch for this machine: cu130, cu126, or "" without a working NVIDIA GPU.
 
-    CUDA 13 runs from driver 580 and GPU generation 7.5 (Turing) on; CUDA 12.6 from driver 525 on, up to Hopper (9.0).
+    CUDA 13 needs driver 580 and GPU generation 7.5 (Turing); CUDA 12.6 needs driver 525 and supports up to Hopper
+    (9.0).
     """
     if wanted := os.environ.get("KOHYA_TORCH"):
         return wanted
@@ -101,9 +104,9 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def install(kind: str) -> None:
-    """Install or repair everything; `kind` is dev for the tools of the tests, too."""
+    """Install or repair everything; `kind` dev includes the test tools."""
     if MARKER.exists() and MARKER.read_text(encoding="utf-8").endswith(" dev\n"):
-        kind = "dev"  # what was set up with the tools of the tests keeps them
+        kind = "dev"  # keep the test tools of an earlier setup
     MARKER.unlink(missing_ok=True)
     refuse_foreign()
 
@@ -130,7 +133,7 @@ def install(kind: str) -> None:
     step(4, "Tools of this machine")
     advise()
     BEGUN.unlink(missing_ok=True)
-    # Not write_atomic: it needs packages, and those may be another version's.
+    # Not write_atomic, which needs packages that may be of another version.
     new = MARKER.with_suffix(".new")
     new.write_text(f"{installation.fingerprint()} {kind}\n", encoding="utf-8")
     new.replace(MARKER)
@@ -139,7 +142,7 @@ def install(kind: str) -> None:
 
 
 def update() -> None:
-    """Bring the project's files up to date by git; whatever is not the project's stays as it is."""
+    """Update the project's files by git; all other files stay."""
     git = ["git", "-C", str(ROOT)]
     if not (ROOT / ".git").exists() or not shutil.which("git"):
         raise Refusal(
@@ -158,10 +161,10 @@ def update() -> None:
 
 
 def check(build: str, uv: str) -> None:
-    """Load what everything needs. Raises Refusal where that fails; what is merely missing is said."""
+    """Load what everything needs. Raises Refusal on failure; optional packages are only reported."""
     fits = start(uv, "pip", "check", "--python", PYTHON) if uv else start(PYTHON, "-m", "pip", "check")
     page = start(PYTHON, "-P", "-c", "import gradio, library.cli.main")
-    # None of these keeps a training from running; what was found out here is remembered for the presets.
+    # None of these prevents training; the results are remembered for the presets.
     optimizers = start(PYTHON, "-P", "-m", "library.packages")
     for started in (fits, page, optimizers):
         said = started.communicate()[0].strip()
@@ -171,7 +174,7 @@ def check(build: str, uv: str) -> None:
             say(said)
     if fits.returncode:
         say("Some packages do not fit together (see above); others may still work.")
-    if optimizers.returncode:  # with PyTorch and diffusers themselves?
+    if optimizers.returncode:  # PyTorch or diffusers themselves may have failed
         loaded = start(PYTHON, "-P", "-c", "import torch, diffusers")
         said = loaded.communicate()[0].strip()
         if loaded.returncode:
@@ -184,13 +187,13 @@ def check(build: str, uv: str) -> None:
 
 
 def start(*line: str) -> subprocess.Popen[str]:
-    """Start a program in the project's folder that runs beside others; what it says comes when it has ended."""
+    """Start a program in the project's folder in parallel; its output is shown when it has ended."""
     pipe, joined = subprocess.PIPE, subprocess.STDOUT
     return subprocess.Popen(line, cwd=ROOT, stdout=pipe, stderr=joined, text=True, errors="replace")
 
 
 def advise() -> None:
-    """Say what keeps torch.compile from working, and on Windows what long paths need."""
+    """Print what prevents torch.compile from working, and on Windows the requirement for long paths."""
     compilers = ["cl"] if WINDOWS else [os.environ.get("CXX", "c++"), "g++", "clang++"]
     missing = [] if any(map(shutil.which, compilers)) else ["a C++ compiler is missing"]
     missing += installation.headers()
@@ -212,7 +215,7 @@ def advise() -> None:
 
 
 def start_test_tools() -> subprocess.Popen[str] | None:
-    """Begin to install what checks the page's JavaScript; None where it is there."""
+    """Start to install the tools that check the page's JavaScript; None if they are installed."""
     done, lock = ROOT / "node_modules/.package-lock.json", ROOT / "package-lock.json"  # npm writes the first one last
     if done.exists() and done.stat().st_mtime > lock.stat().st_mtime:
         return None
@@ -222,7 +225,7 @@ def start_test_tools() -> subprocess.Popen[str] | None:
 
 
 def finish_test_tools(started: subprocess.Popen[str] | None) -> None:
-    """Wait for what `start_test_tools` began; raises Refusal where it failed."""
+    """Wait for `start_test_tools`; raise Refusal if it failed."""
     if started:
         said = started.communicate()[0]
         if started.returncode:
@@ -230,14 +233,14 @@ def finish_test_tools(started: subprocess.Popen[str] | None) -> None:
 
 
 def main(command: str, kind: str = "user") -> int:
-    """Do what setup.sh was asked for; 0 when it went well."""
+    """Run a command of setup.sh; return 0 on success."""
     try:
         if command == "need":
             need()
         elif command == "update":
             update()
         elif is_installed(kind) and (command == "ensure" or has_torch(torch_build())):
-            # Only the explicit command, `again`, also notices a GPU or driver that is new.
+            # Only the explicit command `again` detects a new GPU or driver.
             refuse_foreign()
             if command == "again":
                 say("Everything is installed.")

@@ -2,9 +2,9 @@
 
     make lock
 
-asks PyPI (the index of UV_DEFAULT_INDEX, where that is set) by uv. One file serves every system and Python: it holds
-the hashes of all wheels, and says which packages only some systems need. PyTorch is not in it, nor what its builds
-bring of CUDA: these come from PyTorch's own index, in the exact version.
+queries PyPI (or UV_DEFAULT_INDEX) by uv. One file serves every system and Python version: it contains the hashes of all
+wheels, and marks packages that only some systems need. PyTorch and its CUDA packages are excluded: they come from
+PyTorch's own index, in the exact version.
 """
 
 import importlib.metadata
@@ -42,7 +42,7 @@ def _write(name: str, sources: list[str], wanted: Iterable[str]) -> None:
         line = [locked_packages.find_uv(), "pip", "compile", "--quiet", "--universal", "--python-version", "3.11"]
         line += ["--generate-hashes", "--no-emit-index-url", "--no-header", "--no-annotate", "--no-sources"]
         line += ["-c", locked_packages.LOCK, "--overrides", str(without), *sources, str(more), "-o", str(out)]
-        # No index of this machine besides: what is locked is what PyPI has.
+        # Ignore this machine's other indexes, as the locks must match PyPI.
         own = {name: value for name, value in os.environ.items() if name not in ("UV_INDEX", "UV_FIND_LINKS")}
         subprocess.run(line, cwd=installation.ROOT, env=own, check=True)
         kept = [block for block in locked_packages.blocks(out.read_text(encoding="utf-8")) if ELSEWHERE not in block]
@@ -52,7 +52,7 @@ def _write(name: str, sources: list[str], wanted: Iterable[str]) -> None:
 
 
 def _needed_by_torch() -> Iterator[str]:
-    """The packages besides CUDA's that PyTorch needs."""
+    """Return the packages besides CUDA's that PyTorch needs."""
     for line in importlib.metadata.requires(TORCH) or ():
         name = re.split(r"[^\w.-]", line, maxsplit=1)[0]
         if "extra ==" not in line and not locked_packages.BROUGHT.match(name):

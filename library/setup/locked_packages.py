@@ -1,6 +1,6 @@
-"""Install the packages with the versions and hashes of locks/: by uv, or by pip where uv cannot be had.
+"""Install the packages with the versions and hashes of locks/: by uv, or by pip if uv is unavailable.
 
-Loads nothing but the standard library, as the packages may not be there.
+Loads only the standard library, as the packages may be missing.
 """
 
 import ast
@@ -23,15 +23,15 @@ ENVIRONMENT = Path(sys.prefix)
 TORCH = "2.13.0"
 TORCH_INDEX = "https://download.pytorch.org/whl/"
 WINDOWS = os.name == "nt"
-LOCK = "constraints.txt"  # always named from its own folder: pip cuts PIP_CONSTRAINT at blanks
-# Nothing without a hash is downloaded, nor anything besides: also what a package is built with is locked.
+LOCK = "constraints.txt"  # used from its own folder, as pip splits PIP_CONSTRAINT at spaces
+# Only hashed packages are downloaded, including build dependencies.
 HASHED = ("--require-hashes", "--no-deps", "--no-build-isolation")
 ITSELF = ("--no-deps", "--no-build-isolation", "-e", ".")
 OTHER_INDEXES = ("UV_INDEX", "UV_DEFAULT_INDEX", "UV_EXTRA_INDEX_URL", "UV_INDEX_URL")
-BROUGHT = re.compile(r"(torch|nvidia|cuda|triton)([-_=]|$)")  # PyTorch, and what its builds bring
+BROUGHT = re.compile(r"(torch|nvidia|cuda|triton)([-_=]|$)")  # PyTorch and the packages of its builds
 
 # Why: docs/decisions/2026-11-22-uv-installs-set-as-pip.md
-# Options of pip and the variables by which uv is told the same, with what uv puts between several values.
+# Options of pip -> uv's variables for them, and uv's separator of several values.
 SAME_IN_UV = {
     "index-url": ("UV_DEFAULT_INDEX", " "),
     "extra-index-url": ("UV_INDEX", " "),
@@ -48,11 +48,12 @@ SAME_IN_UV = {
 
 
 class Refusal(Exception):
-    """The installation cannot go on; the text says why and what to do."""
+    """The installation cannot continue; the text says why and what to do."""
 
 
 def say(text: str = "") -> None:
-    """Print at once: programs that are started print between these lines."""
+    """Print and flush."""
+    # Output of started programs appears between these lines.
     print(text, flush=True)
 
 
@@ -60,7 +61,7 @@ def say(text: str = "") -> None:
 
 
 def torch_there() -> tuple[str, str]:
-    """Version and build of the installed PyTorch, without loading it; '' and '' where there is none."""
+    """Return version and build of the installed PyTorch, without loading it; "" and "" without one."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         version, _, build = importlib.metadata.version("torch").partition("+")
         return version, build
@@ -76,7 +77,7 @@ def has_torch(build: str) -> bool:
 
 
 def find_uv() -> str:
-    """The uv of this environment or of the machine, installed here by pip if there is none; '' if it cannot be had."""
+    """Return the uv of this environment or machine, installed by pip if missing; "" if unavailable."""
     if os.environ.get("KOHYA_INSTALLER") == "pip":
         return ""
     own = ENVIRONMENT / ("Scripts/uv.exe" if WINDOWS else "bin/uv")
@@ -92,7 +93,9 @@ def find_uv() -> str:
 
 
 def settings_of_pip() -> dict[str, list[str]]:
-    """What pip is told by its files and variables, by option: the variables win over `install`, that over `global`."""
+    """Return pip's settings from its files and variables by option: variables win over `install`, that over
+    `global`.
+    """
     asked = [PYTHON, "-m", "pip", "config", "list"]
     done = subprocess.run(asked, capture_output=True, text=True, errors="replace", check=False)
     found: dict[str, list[str]] = {}
@@ -103,8 +106,8 @@ def settings_of_pip() -> dict[str, list[str]]:
 
 
 def uv_settings(told: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[str]]:
-    """pip's settings as variables and arguments of uv. What uv was told by its own variables stays."""
-    variables = {"UV_SYSTEM_CERTS": "1"}  # as pip does
+    """Convert pip's settings to variables and arguments of uv. uv's own variables win."""
+    variables = {"UV_SYSTEM_CERTS": "1"}  # like pip
     for option, (variable, between) in SAME_IN_UV.items():
         if values := told.get(option):
             variables[variable] = between.join(values)
@@ -119,20 +122,20 @@ def uv_settings(told: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list
 # Why: docs/decisions/2026-11-27-hashes-for-all-but-torch.md
 @dataclass(frozen=True)
 class PackagePlan:
-    """What is to be installed."""
+    """What to install."""
 
-    torch: str  # the requirement of PyTorch
+    torch: str  # PyTorch's requirement
     index: str  # the only index that PyTorch and its CUDA parts may come from; "": where the packages come from
     locks: tuple[str, ...]  # files of locks/, in this order
-    again: Path | None = None  # locked packages that are damaged, a file like those
-    brought: tuple[str, ...] = ()  # damaged packages that come with PyTorch, and PyTorch itself
+    again: Path | None = None  # lock file of damaged packages
+    brought: tuple[str, ...] = ()  # damaged packages of PyTorch's build, and PyTorch itself
     others: tuple[str, ...] = ()  # damaged packages of the user's own
 
 
 def install_packages(build: str, kind: str) -> str:
-    """Install PyTorch and everything else in the versions of the locks. Returns the uv that did, '' if pip had to.
+    """Install PyTorch and everything else in the locked versions. Returns the uv used, "" for pip.
 
-    Everything but PyTorch has to have the hashes of the locks, whatever index it comes from.
+    Everything but PyTorch must match the locks' hashes, whatever index it comes from.
     """
     torch = f"torch=={TORCH}+{build}" if build else f"torch=={TORCH}"
     broken = list(installation.damaged())
@@ -151,7 +154,7 @@ def install_packages(build: str, kind: str) -> str:
 
 
 def with_damaged(wanted: PackagePlan, broken: Sequence[str]) -> PackagePlan:
-    """What is wanted, with packages that have to be installed again: those of the locks with their hashes."""
+    """Add packages to reinstall to a plan; locked ones with their hashes."""
     if not broken:
         return wanted
     known = {
@@ -177,9 +180,9 @@ def _plain_name(requirement: str) -> str:
 
 
 def by_uv(uv: str, wanted: PackagePlan) -> bool:
-    """Install what is wanted; whether that went well."""
+    """Install a plan by uv; return whether that succeeded."""
     variables, arguments = uv_settings(settings_of_pip())
-    # As with pip the best version of all indexes counts; only files with these hashes do.
+    # Like pip, choose the best version of all indexes; only files with these hashes are accepted.
     of_locks = {"UV_INDEX_STRATEGY": "unsafe-best-match", **variables}
     no_index = [word for word in arguments if word == "--no-index"]
     line, again, alone = [uv, "pip", "install", "--python", PYTHON], ["--reinstall", "--no-deps"], variables
@@ -196,7 +199,7 @@ def by_uv(uv: str, wanted: PackagePlan) -> bool:
 
 
 def by_pip(wanted: PackagePlan) -> None:
-    """As `by_uv`; raises Refusal where it does not go well."""
+    """Install a plan by pip; raise Refusal on failure."""
     line, again = [PYTHON, "-m", "pip", "install"], ["--force-reinstall", "--no-deps"]
     of_torch = [*line, *(["--index-url", wanted.index] if wanted.index else [])]
     locked = {**os.environ, "PIP_CONSTRAINT": LOCK}
@@ -214,6 +217,6 @@ def by_pip(wanted: PackagePlan) -> None:
 
 
 def _files(wanted: PackagePlan, again: list[str]) -> list[tuple[str, list[str]]]:
-    """The files of locked packages in their order, with the options for those that are installed `again`."""
+    """Return the lock files in order, with options for those reinstalled `again`."""
     files = [(str(installation.lock_file(name)), list[str]()) for name in wanted.locks]
     return [*files, (str(wanted.again), again)] if wanted.again else files

@@ -1,5 +1,5 @@
 """Commands for finished files: merge, extract, resize, convert, edit metadata.
 
-Each module has one function of that name, which reads safetensors only, computes in float32 and writes a new file that
-is there only when it is complete. `report(what, done, total)` is called on the way. `shell.py` is `kohya tools`.
+Each module has one function of that name, which reads only safetensors, computes in float32 and writes a new file that
+appears only when complete. It calls `report(what, done, total)` meanwhile. `shell.py` is `kohya tools`.
 """

@@ -1,4 +1,4 @@
-"""A LoRA under other names: kohya's, diffusers' (PEFT), or those of ComfyUI's own model tree."""
+"""Convert the names of a LoRA: kohya's, diffusers' (PEFT), or those of ComfyUI's own model tree."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +19,13 @@ def convert(
     report: Report = silent,
     note: Callable[[Message], object] = repr,
 ) -> Path:
-    """Write a LoRA in the format `to` ("kohya", "diffusers", "comfy"), from whichever it is in.
+    """Write a LoRA in the format `to` ("kohya", "diffusers", "comfy") from any format.
 
-    The products stay the same, and so do the tensors where the format allows. diffusers has no alphas: there the
-    strength goes into `lora_B` and is noted in the metadata for the way back. FLUX.1's fused layers, apart in
-    diffusers, are split and joined exactly; pieces of a file that was trained in diffusers become one adapter whose
-    rank is their sum. For ComfyUI, OFT and BOFT are written so that its formulas give the same; `note` gets a sentence
-    for each kind that it computes otherwise all the same. Raises ConfigError for kinds that have no names there.
+    Products stay the same, and tensors if the format allows. diffusers has no alphas: the strength goes into `lora_B`
+    and is stored in the metadata for converting back. FLUX.1's fused layers, separate in diffusers, are split and
+    joined exactly; slices of a file trained in diffusers become one adapter whose rank is their sum. For ComfyUI, OFT
+    and BOFT are rewritten so that its formulas give the same result; `note` gets a sentence for each kind that it still
+    computes differently. Raises ConfigError for kinds without names there.
     """
     if to not in FORMATS:
         raise ConfigError("to is {to}: use one of {formats}", to=repr(to), formats=", ".join(FORMATS))

@@ -1,4 +1,4 @@
-"""A LoRA from the difference of two checkpoints."""
+"""Extract a LoRA from the difference of two checkpoints."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +14,18 @@ from library.adapter_files.names import Module
 from library.adapter_files.storage import silent
 from library.config.problems import ConfigError, Message, Report
 
-ROUNDING = 0.25  # of a step of the type, on average
+ROUNDING = 0.25  # mean rounding error, in steps of the dtype
 
 
 @dataclass(frozen=True)
 class ExtractOptions:
-    """How much of the difference is kept."""
+    """How much of the difference to keep."""
 
     rank: int = 16
     conv_rank: int | None = None  # also SDXL's residual blocks, 3x3 convolutions with this rank
-    clamp: float = 0.99  # values beyond this quantile are cut to it; 1 leaves all
-    min_diff: float = 0.01  # text encoders that differ nowhere by more are left out
-    iterations: int = 4  # of the quick decomposition; 0 for the exact one, which takes hours for FLUX.1
+    clamp: float = 0.99  # clamp values to this quantile; 1 for no clamping
+    min_diff: float = 0.01  # skip text encoders without a larger difference
+    iterations: int = 4  # of the randomised SVD; 0 for the exact one, which takes hours for FLUX.1
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -44,12 +44,12 @@ class ExtractOptions:
 
 @dataclass
 class Extracted:
-    """What came of it."""
+    """The result."""
 
     path: Path
     modules: int
-    same: int  # modules that do not differ at all, which are left out
-    left_out: tuple[str, ...]  # text encoders that hardly differ
+    same: int  # skipped modules without any difference
+    left_out: tuple[str, ...]  # skipped text encoders that hardly differ
 
 
 def extract(
@@ -61,10 +61,10 @@ def extract(
     dtype: str | None = None,
     report: Report = silent,
 ) -> Extracted:
-    """Write the LoRA that comes nearest to `tuned` minus `base`, module by module, alpha = rank.
+    """Write the LoRA closest to `tuned` minus `base`, module by module, alpha = rank.
 
-    Differences are made in float32; only one module is in memory at a time. Matrices much larger than the rank are
-    decomposed by random projection with `iterations` power steps. Raises ConfigError when the two do not fit.
+    Differences are in float32; only one module is in memory at a time. Matrices much larger than the rank get a
+    randomised SVD with `iterations` power steps. Raises ConfigError if the checkpoints do not match.
     """
     choices, out = choices or ExtractOptions(), storage.fresh(out, tuned, base)
     new, old, kind = ModelFile(tuned), ModelFile(base), storage.dtype_of(dtype)
@@ -92,7 +92,9 @@ def extract(
 
 
 def difference(new: ModelFile, old: ModelFile, module: Module) -> Tensor:
-    """The change of one weight in float32, in its own shape. ConfigError when sizes differ or it holds no numbers."""
+    """Return the change of one weight in float32, in its shape. Raises ConfigError if sizes differ or values are not
+    finite.
+    """
     sides = []
     for model in (new, old):
         place = model.place(module)
@@ -116,11 +118,11 @@ def difference(new: ModelFile, old: ModelFile, module: Module) -> Tensor:
 
 
 def _without_rounding(new: Tensor, old: Tensor) -> Tensor:
-    """The difference of two weights in float32, without what one type has rounded off the other.
+    """Return the difference of two weights in float32, without the rounding between their dtypes.
 
-    A weight that equals the base in its own, coarser type has not changed. Where the base is the coarser one, a matrix
-    has not changed when all its differences are within that type's rounding and as large as rounding makes them, which
-    is a quarter of a step on average: a training that changes less than a step leaves smaller ones.
+    A weight equal to the base in its own, coarser dtype is unchanged. If the base is coarser, a matrix is unchanged if
+    all differences are within that dtype's rounding and average a quarter of a step, as rounding produces: smaller
+    changes by training would average less.
     """
     change = new.float() - old.float()
     if new.dtype == old.dtype:
@@ -132,7 +134,7 @@ def _without_rounding(new: Tensor, old: Tensor) -> Tensor:
 
 
 def _step(weight: Tensor) -> Tensor:
-    """The distance of neighbouring numbers of a weight's type, at each of its numbers."""
+    """Return the distance to the next representable value, for each value of a weight."""
     about = torch.finfo(weight.dtype)
     exponent = torch.frexp(weight.float()).exponent
     smallest = torch.tensor(about.smallest_normal * about.eps)
@@ -140,7 +142,7 @@ def _step(weight: Tensor) -> Tensor:
 
 
 def nearest(change: Tensor, choices: ExtractOptions) -> AdapterFactors:
-    """The adapter of limited rank that comes nearest to a change, clamped as the choices say."""
+    """Return the closest adapter of limited rank for a change, clamped by the options."""
     large = change.ndim == 4 and change.shape[2:] != (1, 1)
     matrix = change.flatten(1).to(choices.device)
     rank = min((choices.conv_rank or choices.rank) if large else choices.rank, *matrix.shape)
@@ -158,7 +160,7 @@ def nearest(change: Tensor, choices: ExtractOptions) -> AdapterFactors:
 
 
 def _alike(new: ModelFile, old: ModelFile, modules: list[Module], least: float, report: Report) -> set[str]:
-    """Text encoders of which no value differs by more than `least`."""
+    """Return text encoders without a difference above `least`."""
     parts = {module.part for module in modules} - {"denoiser"}
     for part in sorted(parts):
         own = [module for module in modules if module.part == part]

@@ -1,7 +1,7 @@
-"""What ComfyUI computes otherwise than the training did: written so that it computes the same, refused, or noted.
+"""Differences between ComfyUI's formulas and the training: rewritten to match, rejected, or noted.
 
-Its formulas are those of ComfyUI 0.19. A limit on rotations (OFT's `constraint`) is there that of the whole layer, not
-times its outputs; OFT's learned scale is not used, that of BOFT is; and there is no iA3.
+Formulas are those of ComfyUI 0.19. It applies a limit on rotations (OFT's `constraint`) to the whole layer, not times
+its outputs; ignores OFT's learned scale, but not BOFT's; and lacks iA3.
 """
 
 from collections.abc import Iterator
@@ -24,8 +24,9 @@ UNREAD = (
 
 
 def prepared(lora: Lora, path: str | Path) -> Lora:
-    """A file's adapters as ComfyUI computes them as they were trained, where that can be written. Raises ConfigError
-    for kinds that it does not read."""
+    """Return a file's adapters so that ComfyUI computes them as trained, if possible. Raises ConfigError for kinds that
+    it does not support.
+    """
     if unread := next((module for module, one in sorted(lora.others.items()) if one.kind is KINDS[ON_INPUT]), None):
         raise ConfigError(
             UNREAD,
@@ -38,8 +39,9 @@ def prepared(lora: Lora, path: str | Path) -> Lora:
 
 
 def notes(lora: Lora) -> Iterator[Message]:
-    """A sentence for each kind in a file that ComfyUI computes otherwise, however it is written, and one for those that
-    diffusers does not read."""
+    """Return a sentence for each kind that ComfyUI computes differently in any form, and one for those that diffusers
+    does not support.
+    """
     kinds = list(lora.others.values())
     if any(MAGNITUDE in one.parts and _by_rows(one.parts[MAGNITUDE]) for one in kinds):
         yield Message(
@@ -73,7 +75,7 @@ def _written(parts: Parts) -> Parts:
     if BLOCKS in parts:
         limited = _limited(parts)
         return _as_butterfly(limited) if SCALE in limited and limited[BLOCKS].ndim == 3 else limited
-    if CORE in parts:  # of GLoRA on convolutions, which is not used there
+    if CORE in parts:  # GLoRA's core on convolutions, which it ignores
         inner = torch.einsum("m n ..., n i -> m i ...", parts[CORE].float(), parts["b2.weight"].float().flatten(1))
         rest = {name: one for name, one in parts.items() if name != CORE}
         return {**rest, "b2.weight": inner.to(parts["b2.weight"].dtype)}
@@ -81,7 +83,8 @@ def _written(parts: Parts) -> Parts:
 
 
 def _limited(parts: Parts) -> Parts:
-    """The limit inside the blocks, and 0 as the alpha, where it stands: without one ComfyUI fails on BOFT."""
+    """Apply the limit inside the blocks, and write 0 as the alpha."""
+    # Without an alpha ComfyUI fails on BOFT.
     blocks = parts[BLOCKS]
     outputs = blocks.shape[-3] * blocks.shape[-2]
     limit = float(parts.get(ALPHA, 0.0)) * outputs
@@ -94,9 +97,10 @@ def _limited(parts: Parts) -> Parts:
 
 
 def _as_butterfly(parts: Parts) -> Parts:
-    """OFT as the one stage of BOFT that makes the same of a weight: rows of a block alternate between its halves there,
-    and its blocks are applied from the other side. Blocks of an odd size become pairs; a layer with an odd number of
-    outputs stays as it is."""
+    """Convert OFT to a single stage of BOFT with the same result: rows of a block alternate between its halves there,
+    and its blocks are applied from the other side. Blocks of odd size become pairs; a layer with an odd number of
+    outputs is unchanged.
+    """
     blocks = parts[BLOCKS]
     number, size, _ = blocks.shape
     if size % 2:

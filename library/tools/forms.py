@@ -1,4 +1,4 @@
-"""The tools as forms of the page: the options of `kohya tools`, under titles and labels that read well."""
+"""The tools as forms of the page: the options of `kohya tools`, with titles and labels."""
 
 from library.jobs.forms import CommandForms
 from library.tools.shell import parser
@@ -27,6 +27,6 @@ FORMS = CommandForms(
         "trained_on": "Trained on",
         "verbose": "List every module",
     },
-    # What a form has no use for: results are always new files, and are shown as text.
+    # Options without use in a form: results are always new files, and are shown as text.
     frozenset({"json", "in_place", "yes"}),
 )

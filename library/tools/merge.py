@@ -1,4 +1,4 @@
-"""Adapters merged into a checkpoint, or several into one."""
+"""Merge adapters into a checkpoint, or several into one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,16 +20,16 @@ from library.adapter_files.names import Module
 from library.adapter_files.storage import Planned, silent
 from library.config.problems import ConfigError, Message, Report
 
-Addition = Callable[[Tensor], Tensor]  # the rows of a weight of the base, in float32 -> what is added to them
+Addition = Callable[[Tensor], Tensor]  # rows of a base weight, in float32 -> the addition to them
 
 
 @dataclass
 class Merged:
-    """What came of it."""
+    """The result."""
 
     path: Path
-    modules: int  # that were added to weights
-    left_out: list[str] = field(default_factory=list)  # of text encoders that this file does not hold
+    modules: int  # modules added to weights
+    left_out: list[str] = field(default_factory=list)  # modules of text encoders missing from this file
 
 
 def merge(
@@ -37,11 +37,10 @@ def merge(
 ) -> Merged:
     """Add adapters of any kind, each with its weight, to a checkpoint or the transformer of another model.
 
-    Each sum is made in float32 and rounded once, to `dtype` ("float", "fp16", "bf16", "fp8") or to what the tensor is
-    stored in; fp8 is for the matrices that adapters are for, and all other tensors stay as they are stored. What
-    depends on the weights (DoRA, OFT and others) is made from those of the base. The file is read and written tensor by
-    tensor. Raises ConfigError when a file is of another family, or has modules that the model has not or in other
-    sizes.
+    Each sum is computed in float32 and rounded once, to `dtype` ("float", "fp16", "bf16", "fp8") or to the stored
+    dtype; fp8 applies only to adaptable matrices, all other tensors keep their dtype. Kinds that depend on weights
+    (DoRA, OFT and others) use those of the base. The file is read and written tensor by tensor. Raises ConfigError if a
+    file is of another family, or has modules that the model lacks or in other sizes.
     """
     out, model, kind = storage.fresh(out, base, *(path for path, _ in loras)), ModelFile(base), storage.dtype_of(dtype)
     given = _read(loras, report, model.family)
@@ -87,10 +86,10 @@ def join(
 ) -> Merged:
     """Make one LoRA of several adapters of any kind.
 
-    Without ranks the matrices of plain LoRA are put together: the sum is exact, and ranks add up; other kinds become
-    full differences, where no LoRA of the same product is smaller. With ranks each sum is cut to its largest singular
-    values. What depends on the weights needs the model that it was `trained_on`. Raises ConfigError when the files are
-    of different families or sizes.
+    Without ranks the matrices of plain LoRA are concatenated: the sum is exact, and ranks add up; other kinds become
+    full differences, unless a LoRA of the same product is smaller. With ranks each sum is reduced to its largest
+    singular values. Kinds that depend on weights need the model that they were `trained_on`. Raises ConfigError if the
+    files are of different families or sizes.
     """
     out = storage.fresh(out, *(path for path, _ in loras))
     given = _read(loras, report)
@@ -157,7 +156,7 @@ def _read(loras: Weighted, report: Report, family: str = "") -> list[tuple[Lora,
 def _additions(
     model: ModelFile, module: Module, part: Part, weight: float, path: str | Path
 ) -> list[tuple[WeightSlice, Addition]]:
-    """Where a module goes, and what is added there; nothing for one of a text encoder that this file does not hold."""
+    """Return where a module goes, and its addition; empty for a text encoder that this file lacks."""
     if isinstance(part, AdapterFactors):
         place = _fitting(model, module, (part.up.shape[0], part.down[0].numel()), path)
         return [(place, lambda rows: weight * part.product().reshape(rows.shape))] if place else []
@@ -184,8 +183,9 @@ def _additions(
 
 
 def _fitting(model: ModelFile, module: Module, sizes: tuple[int, int] | None, path: str | Path) -> WeightSlice | None:
-    """Where an adapter of these rows and columns goes (None: of a size that does not fit); None when it is of a text
-    encoder that this file does not hold."""
+    """Return where an adapter of these rows and columns goes (None: the size does not fit); None for a text encoder
+    that this file lacks.
+    """
     shape = model.size(module)
     if shape is None:
         if module.part != "denoiser" and not any(model.size(m) for m in model.modules(False) if m.part == module.part):
@@ -213,17 +213,18 @@ def _fitting(model: ModelFile, module: Module, sizes: tuple[int, int] | None, pa
 
 
 def _adaptable(model: ModelFile) -> set[str]:
-    """The tensors that adapters are for: attention, MLP and convolutions, no norms, embeddings or VAE."""
+    """Return adaptable tensors: attention, MLP and convolutions, not norms, embeddings or VAE."""
     places = (model.place(module) for module in model.modules(True))
     return {place.key for place in places if place}
 
 
 def _sum(model: ModelFile, key: str, changes: list[tuple[WeightSlice, Addition]]) -> Tensor:
-    """Each change is made from the base's own weight, so that the order of files does not matter."""
+    """Return a tensor with all changes added."""
+    # Each change is computed from the base's own weight, so that the order of files does not matter.
     base = model.tensor(key).float()
     tensor = base.to(torch.float32, copy=True)
     for place, addition in changes:
-        rows = place.of(tensor)  # a view
+        rows = place.of(tensor)  # a view, so that the sum changes the tensor
         change = addition(place.of(base))
         if not delta_shape(tuple(rows.shape), change.flatten(1) if change.ndim > 1 else change[:, None]):
             raise ConfigError("{key} has another size than the LoRA expects", key=key)
@@ -236,7 +237,7 @@ def _sum(model: ModelFile, key: str, changes: list[tuple[WeightSlice, Addition]]
 
 
 def _metadata(base: str | Path, loras: Weighted, out: Path) -> storage.Metadata:
-    """That of the checkpoint, where it is known to be true still."""
+    """Return the checkpoint's metadata, as far as it is certainly still true."""
     metadata = storage.metadata_of(base) or {"modelspec.sai_model_spec": "1.0.1"}
     for key in ("modelspec.hash_sha256", "modelspec.thumbnail", "sshs_model_hash", "sshs_legacy_hash"):
         metadata.pop(key, None)

@@ -1,4 +1,4 @@
-"""What a file says about itself: shown and edited. Tensors are copied byte by byte, whatever they are."""
+"""Show and edit a file's metadata. Tensors are copied byte by byte, whatever their dtype."""
 
 import shutil
 from collections.abc import Iterable, Mapping
@@ -26,11 +26,10 @@ def edit(
     in_place: bool = False,
     report: Report = silent,
 ) -> Path:
-    """Write the file again with some keys set and some removed; `remove` takes "ss_*" for all that begin so.
+    """Write the file again with some keys set and some removed; `remove` accepts "ss_*" for a prefix.
 
     Only keys of kohya (`ss_`) and of modelspec may be set. The result is a new file; `in_place` replaces the file
-    itself, in one step and only when the new one is complete. Raises ConfigError for other keys and for what is not
-    there.
+    itself atomically. Raises ConfigError for other keys and missing files.
     """
     path = storage.checked(path)
     if (out is None) != in_place:
@@ -59,7 +58,7 @@ def edit(
 
 
 def _copy(source: Path, place: Path, header: bytes) -> None:
-    """The data of `source` behind another header, checked for its length."""
+    """Copy the data of `source` after another header, and check its length."""
     with source.open("rb") as old, place.open("xb") as new:
         start = 8 + int.from_bytes(old.read(8), "little")
         old.seek(start)

@@ -1,4 +1,4 @@
-"""An adapter with smaller ranks: each module's product cut to its largest singular values."""
+"""Reduce the ranks of an adapter: each module's product keeps its largest singular values."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from library.adapter_files.names import ALPHA, DOWN, UP, Module
 from library.adapter_files.storage import silent
 from library.config.problems import ConfigError, Message, Report
 
-LEAST = 1e-6  # a module whose largest singular value is below this is nothing, and gets rank 1
+LEAST = 1e-6  # a module with a smaller largest singular value counts as zero and gets rank 1
 
 
 def _ratio(s: Tensor, wanted: float) -> int:
@@ -32,11 +32,11 @@ def _frobenius(s: Tensor, wanted: float) -> int:
     return int(torch.searchsorted(s.square().cumsum(0) / s.square().sum(), wanted**2)) + 1
 
 
-SPARE = 1  # a rank that sd-scripts' tool keeps beyond those that its dynamic methods ask for
-# Method -> how many of the singular values (falling) it asks for. The names and meanings are kohya's.
+SPARE = 1  # additional rank kept by sd-scripts' tool beyond its dynamic methods' choice
+# Method -> how many of the descending singular values it keeps, with kohya's names and meanings.
 METHODS: dict[str, Callable[[Tensor, float], int]] = {
     "fixed": lambda s, _: len(s),
-    "sv_ratio": _ratio,  # those larger than the largest / parameter
+    "sv_ratio": _ratio,  # values above the largest / parameter
     "sv_cumulative": _cumulative,  # until their sum is this share of all
     "sv_fro": _frobenius,  # until the Frobenius norm is this share of all
 }
@@ -44,7 +44,7 @@ METHODS: dict[str, Callable[[Tensor, float], int]] = {
 
 @dataclass(frozen=True)
 class ResizeOptions:
-    """How much is kept. Dynamic methods choose each module's rank, up to `rank`, by their parameter."""
+    """How much to keep. Dynamic methods choose each module's rank, up to `rank`, by their parameter."""
 
     rank: int
     conv_rank: int | None = None  # of convolutions; the same as `rank` when not given
@@ -84,7 +84,7 @@ class ResizeOptions:
         return (self.conv_rank or self.rank) if adapter.is_large_conv else self.rank
 
     def rank_for(self, s: Tensor, adapter: AdapterFactors) -> int:
-        """The rank of a module with these singular values, falling."""
+        """Return the rank of a module with these descending singular values."""
         if float(s[0]) <= LEAST:
             return 1
         wanted = METHODS[self.method](s, self.parameter or 0.0) + (SPARE if self.method != "fixed" else 0)
@@ -93,11 +93,11 @@ class ResizeOptions:
 
 @dataclass
 class Resized:
-    """What came of it."""
+    """The result."""
 
     path: Path
     ranks: dict[str, tuple[int, int]]  # module -> rank before and after
-    kept: float  # the smallest share of a module's Frobenius norm that was kept
+    kept: float  # smallest kept share of a module's Frobenius norm
 
 
 def resize(
@@ -105,9 +105,9 @@ def resize(
 ) -> Resized:
     """Write a LoRA with smaller ranks.
 
-    Strength (alpha / rank) and names stay; metadata stays too, and says what was done. LoHa, LoKr, a Tucker core and
-    full differences become the LoRA that comes nearest to their product; a DoRA keeps its magnitudes; norms and biases
-    stay. Raises ConfigError for kinds whose change depends on the model, which has no singular values by itself.
+    Strength (alpha / rank), names and metadata stay, with a note on the change. LoHa, LoKr, a Tucker core and full
+    differences become the LoRA closest to their product; a DoRA keeps its magnitudes; norms and biases stay. Raises
+    ConfigError for kinds that depend on the model, as they have no singular values of their own.
     """
     out, kind = storage.fresh(out, lora), storage.dtype_of(dtype)
     whole, made, others, ranks, kept = adapters.read(lora), {}, {}, {}, 1.0
@@ -145,7 +145,7 @@ def resize(
 def _cut_other(
     module: Module, family: str, change: LayerChange, choices: ResizeOptions, path: str | Path
 ) -> tuple[Part, float, int]:
-    """A module that is no plain LoRA with fewer ranks, the share of its norm that is kept, and its rank before."""
+    """Return a module that is no plain LoRA with fewer ranks, the kept share of its norm, and its previous rank."""
     shape, magnitudes = shape_of(module, family, change), change.parts.get(MAGNITUDE)
     if shape is None or (magnitudes is not None and change.kind.title != "LoRA"):
         raise ConfigError(
@@ -168,7 +168,8 @@ def _cut_other(
 
 
 def _cut_whole(change: Tensor, choices: ResizeOptions) -> tuple[AdapterFactors, float]:
-    """A whole change of a weight as a LoRA; of a fixed rank without all its singular values, which take long."""
+    """Return a full weight change as a LoRA."""
+    # A fixed rank avoids computing all singular values, which takes long.
     blank = adapter_of(torch.zeros(change.shape[0], 1), torch.zeros(1, change.flatten(1).shape[1]), change.shape)
     if choices.method == "fixed":
         made = nearest(change, choices.limit(blank))
@@ -182,7 +183,7 @@ def _cut_whole(change: Tensor, choices: ResizeOptions) -> tuple[AdapterFactors, 
 
 
 def cut(name: str, adapter: AdapterFactors, choices: ResizeOptions) -> tuple[AdapterFactors, float]:
-    """One module with fewer ranks, and the share of its norm that is kept. No rank is ever more than the old one."""
+    """Return one module with fewer ranks, and the kept share of its norm. Never increases a rank."""
     u, s, v = writing.cut(name, adapter.up.float().flatten(1), adapter.down.float().flatten(1))
     rank = choices.rank_for(s, adapter)
     share = float(s[:rank].norm() / s.norm()) if float(s[0]) > LEAST else 1.0

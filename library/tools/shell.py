@@ -1,4 +1,4 @@
-"""`kohya tools NAME`: the tools in a shell. Nothing heavy is loaded before the arguments are understood."""
+"""`kohya tools NAME`: the tools in a shell. Parses the arguments before loading anything heavy."""
 
 import argparse
 import dataclasses
@@ -18,7 +18,7 @@ DTYPES = ("float", "fp16", "bf16")
 
 
 def main(argv: list[str]) -> int:
-    """Run one tool; 0 when it worked (verify: when the file is in order), 1 when not. Raises ConfigError."""
+    """Run one tool; return 0 on success (verify: for a valid file), else 1. Raises ConfigError."""
     known = parser()
     if not argv:
         known.print_help()
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
 
 
 def terminal() -> Report:
-    """A report that writes one line to the terminal again and again, and into a file only whole steps."""
+    """Return a report that rewrites one line in a terminal, and writes only whole steps into a file."""
     last: list[MessageLike] = [""]
 
     def report(what: Message, done: int, total: int) -> None:
@@ -49,7 +49,7 @@ def terminal() -> Report:
 
 
 def merge(asked: argparse.Namespace) -> int:
-    """LoRAs into a checkpoint, or into one LoRA."""
+    """Merge LoRAs into a checkpoint, or into one LoRA."""
     from library.tools import merge as tool
 
     loras = [_weighted(text) for text in asked.loras]
@@ -80,7 +80,7 @@ def merge(asked: argparse.Namespace) -> int:
 
 
 def extract(asked: argparse.Namespace) -> int:
-    """A LoRA from the difference of two checkpoints."""
+    """Extract a LoRA from the difference of two checkpoints."""
     from library.tools import extract as tool
 
     choices = tool.ExtractOptions(
@@ -94,7 +94,7 @@ def extract(asked: argparse.Namespace) -> int:
 
 
 def resize(asked: argparse.Namespace) -> int:
-    """A LoRA with smaller ranks."""
+    """Reduce the ranks of a LoRA."""
     from library.tools import resize as tool
 
     choices = tool.ResizeOptions(asked.rank, asked.conv_rank, asked.method, asked.parameter)
@@ -109,7 +109,7 @@ def resize(asked: argparse.Namespace) -> int:
 
 
 def convert(asked: argparse.Namespace) -> int:
-    """A LoRA under other names."""
+    """Convert the names of a LoRA."""
     from library.tools.convert import convert as tool
 
     said: list[Message] = []
@@ -121,7 +121,7 @@ def convert(asked: argparse.Namespace) -> int:
 
 
 def verify(asked: argparse.Namespace) -> int:
-    """Is this LoRA in order?"""
+    """Verify a LoRA."""
     from library.adapter_files.verify import verify as tool
 
     found = tool(asked.lora, asked.base, report=asked.report)
@@ -154,7 +154,7 @@ def verify(asked: argparse.Namespace) -> int:
 
 
 def metadata(asked: argparse.Namespace) -> int:
-    """Show what a file says about itself, or change it."""
+    """Show or change a file's metadata."""
     from library.tools import metadata as tool
 
     values = dict(_pair(text) for text in asked.set)
@@ -175,7 +175,7 @@ def metadata(asked: argparse.Namespace) -> int:
 
 
 def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
-    """The options of all tools; the page makes its forms of these (forms.py)."""
+    """Return the options of all tools; the page derives its forms from these (forms.py)."""
     made = kind("kohya tools", description="Tools for LoRA files. Nothing that exists is ever overwritten.")
     tools = made.add_subparsers(metavar="NAME", required=True)
 
@@ -259,7 +259,7 @@ def _metadata(one: argparse.ArgumentParser) -> None:
 
 
 def _weighted(text: str) -> tuple[str, float]:
-    """ "a.safetensors=0.8" -> its two parts; a name may have a = in it. ConfigError for a weight that is no number."""
+    """Split "a.safetensors=0.8"; a name may contain "=". Raises ConfigError for a weight that is no number."""
     name, found, weight = text.rpartition("=")
     if not found or Path(text).exists():
         return text, 1.0

@@ -1,6 +1,6 @@
-"""Any transformer of diffusers, by the name of its class and a config: Qwen-Image, Wan VACE, and those to come.
+"""Any transformer of diffusers, by class name and config: Qwen-Image, Wan VACE, and future ones.
 
-What such a model is called with is read from the parameters of its `forward`; their usual names say what belongs there.
+Its inputs are derived from the usual names of `forward`'s parameters.
 """
 
 import functools
@@ -30,12 +30,12 @@ from library.memory.quantization import fp8_storage
 from library.methods.adapters import AdapterSpec, LoraLinear
 from library.methods.factor_cache import FactorCache
 
-# Its options say how to train it: those of a LoRA for transformers that are as large.
+# Training options: those of a LoRA for transformers of this size.
 SCRIPT = families.lora_script(next(f.name for f in families.every() if f.trained_in_compute_dtype))
 
 
 class DiffusersFamily:
-    """What the trainer has to know of a model that is no family of ours."""
+    """What the trainer needs to know of a model outside of our families."""
 
     name = "diffusers"
     block_inputs: JsonMapping = {}
@@ -56,7 +56,7 @@ class DiffusersFamily:
 class DiffusersLora:
     """LoRA on every Linear layer of the blocks."""
 
-    factor_caches: tuple[FactorCache, ...] = ()  # a TrainingMethod has them; here each layer scales its own factors
+    factor_caches: tuple[FactorCache, ...] = ()  # required of a TrainingMethod; here each layer scales its own factors
 
     def __init__(self, model: nn.Module, block_classes: tuple[str, ...], rank: int, rate: float) -> None:
         model.requires_grad_(False)
@@ -81,8 +81,9 @@ class DiffusersSubject:
     """A transformer of diffusers with random weights, trained as a LoRA."""
 
     def __init__(self, name: str, given: JsonMapping, values: JsonMapping, inputs: JsonMapping):
-        """`given` are the arguments of the class; `inputs` shapes of parameters that have no usual name, and how many
-        `frames` of latents a video has. Raises ConfigError where they do not fit together."""
+        """`given` are the arguments of the class; `inputs` shapes of parameters without a usual name, and the number of
+        latent `frames` of a video. Raises ConfigError if they do not fit together.
+        """
         self.cls, self.given = class_of(name), arguments(name, given)
         self.values = {**usual(SCRIPT), **values}
         self.batch, self.title = int(self.config({}).data.train_batch_size), name
@@ -104,7 +105,7 @@ class DiffusersSubject:
         model = self._empty()
         dtype = fp8_storage.storage_type(config)
         model = random_weights.fill(model, random_weights.placement(model, device, dtype, config), dtype)
-        if any(p.ndim == 5 for p in model.parameters()):  # of video, for which there is no such order as images have
+        if any(p.ndim == 5 for p in model.parameters()):  # video, which has no channels-last format like images
             model.to = functools.partial(_to, model)
         method = DiffusersLora(model, self.block_classes, config.network.network_dim or 4, config.optim.learning_rate)
         return TrainableModel(ModelComponents(model, None, {}, {}, {}), DiffusersFamily(self.block_classes), method)
@@ -112,13 +113,13 @@ class DiffusersSubject:
     def _empty(self) -> nn.Module:
         try:
             return empty(lambda: self.cls(**self.given))
-        except Exception as error:  # whatever it may be that a class of somebody else says to a wrong number
+        except Exception as error:  # foreign classes raise anything for wrong arguments
             why = (str(error).splitlines() or [""])[0][:200]
             template = f"{self.title} cannot be made from this config ({type(error).__name__}: {why})"
             raise ConfigError(template) from error
 
     def predict(self, made: TrainableModel, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
-        """What calls a model for images of this size."""
+        """Return a function that calls a model for images of this size."""
         given = self.inputs.of(made.components.denoiser, resolution, device)
 
         def call(model: nn.Module) -> Tensor:
@@ -135,7 +136,7 @@ class DiffusersSubject:
 
 
 def class_of(name: str) -> type[Any]:
-    """A class of diffusers that is a network. Raises ConfigError, with a suggestion, for any other name."""
+    """Return a network class of diffusers. Raises ConfigError, with a suggestion, for any other name."""
     import diffusers
 
     found = getattr(diffusers, name, None) if name.isidentifier() else None
@@ -151,7 +152,7 @@ def class_of(name: str) -> type[Any]:
 
 
 def repeated_classes(cls: type[Any], model: nn.Module) -> tuple[str, ...]:
-    """The classes of its repeated blocks. Raises ConfigError where there are none with a Linear layer."""
+    """Return the classes of its repeated blocks. Raises ConfigError if none has a Linear layer."""
     named = getattr(cls, "_repeated_blocks", None)
     if not named:
         rows = [row for row in model.children() if isinstance(row, nn.ModuleList)]
@@ -166,7 +167,7 @@ def repeated_classes(cls: type[Any], model: nn.Module) -> tuple[str, ...]:
 
 
 def arguments(name: str, given: JsonMapping) -> JsonObject:
-    """The entries of a config.json that the class takes. Raises ConfigError for others, which would be ignored."""
+    """Return a config.json's entries that the class accepts. Raises ConfigError for others, which would be ignored."""
     known = inspect.signature(class_of(name).__init__).parameters
     own = {key: value for key, value in given.items() if not key.startswith("_")}
     if unknown := sorted(set(own) - set(known)):
@@ -177,7 +178,7 @@ def arguments(name: str, given: JsonMapping) -> JsonObject:
 
 
 def read_config(path: Path) -> JsonObject:
-    """A config.json. Raises ConfigError when it is none."""
+    """Return the content of a config.json. Raises ConfigError for another file."""
     try:
         found = load_json(path)
     except ConfigError as e:
