@@ -143,7 +143,7 @@ def test_check_of_a_file_that_is_not_there(tmp_path, capsys):
     assert "does not exist" in capsys.readouterr().err
 
 
-def test_the_script_is_told_by_name_or_by_options(tmp_path):
+def test_script_is_recognised_by_file_name_or_options(tmp_path):
     from library.config.problems import ConfigError
 
     def script_of(name: str, text: str) -> str:

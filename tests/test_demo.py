@@ -164,7 +164,7 @@ def compared(tmp_path, speeds, seconds=12.0, device="cpu"):
     return summary.verdict("sdxl", eager, fast)
 
 
-def test_a_loss_by_compiling_is_said_with_what_a_gpu_gives(tmp_path):
+def test_a_loss_by_compiling_is_reported_with_what_a_gpu_gives(tmp_path):
     first, second, third = compared(tmp_path, (3.84, 2.38), 148.0)
     assert first == "Compiling did not pay here: 2.38 steps per second instead of 3.84, after 148.0 s of compiling."
     assert "processor" in second
@@ -271,7 +271,7 @@ def test_an_sdxl_lora_fits_diffusers(demo, tmp_path):
     ("devices", "flags", "compiled"),
     [("", [], False), ("", ["--compile"], True), ("0", [], True), ("0", ["--no-compile"], False)],
 )
-def test_a_processor_trains_eagerly_unless_asked(tmp_path, monkeypatch, devices, flags, compiled):
+def test_cpu_trains_eagerly_by_default(tmp_path, monkeypatch, devices, flags, compiled):
     """The TOML files, which the page loads as well, and the trainings of the demo."""
     trained = []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)

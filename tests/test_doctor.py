@@ -112,7 +112,7 @@ def test_without_a_compiler_it_says_which(monkeypatch):
     assert "no C++ compiler was found" in str(hardware.compile_on("cpu").text)
 
 
-def test_a_cache_that_cannot_be_made_and_a_full_disk_are_told(monkeypatch, tmp_path, capsys):
+def test_unwritable_cache_and_full_disk_are_reported(monkeypatch, tmp_path, capsys):
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setenv(environment.CACHE, str(file / "cache"))

@@ -51,7 +51,7 @@ def test_a_bar_shows_how_long_the_gpu_was_busy():
     assert "1.000 s, 20.0 GiB, busy 0.250 s" in said and "The filled part of a bar" in said
 
 
-def test_what_was_not_measured_is_said():
+def test_what_was_not_measured_is_reported():
     one = {"machine": MACHINE | {"processor": None}, "rows": [row(trainer="sd-scripts"), row()]}
     said = " ".join(text for _, text in texts(figure.figure(one)))
     assert "GPU X, 8 cores of a processor that was not recorded, torch 2.13.0" in said

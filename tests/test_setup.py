@@ -112,7 +112,7 @@ def test_the_build_of_torch_fits_gpu_and_driver(on_path, gpu, build):
 
 
 @pytest.mark.parametrize("gpu", ["470.199.02, 8.6, NVIDIA RTX A4000", "570.86, 12.0, NVIDIA GeForce RTX 5090"])
-def test_a_driver_that_is_too_old_is_said_so(on_path, gpu):
+def test_a_driver_that_is_too_old_is_reported(on_path, gpu):
     pretend_gpu(on_path, gpu)
     with pytest.raises(installer.Refusal, match="Install driver 580 or newer"):
         installer.torch_build()
@@ -126,7 +126,7 @@ def test_a_broken_or_absent_driver_means_no_gpu(on_path, monkeypatch):
     assert installer.torch_build() == "cu126"
 
 
-def test_uv_is_told_what_pip_is(tmp_path, monkeypatch):
+def test_uv_gets_the_settings_of_pip(tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_", "SSL_CERT"))]:
         monkeypatch.delenv(name)
     own, lock = tmp_path / "pip.conf", tmp_path / "lock.txt"
@@ -233,7 +233,7 @@ def test_a_wrong_python_is_refused_by_name(tmp_path):
     assert function("find_python", PYTHON=sys.executable).stdout.strip() == sys.executable
 
 
-def test_nothing_installed_is_said_so(project):
+def test_nothing_installed_is_reported(project):
     shutil.rmtree(project / ".venv")
     done = run(project, "gui")
     assert done.returncode == 1

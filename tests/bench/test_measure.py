@@ -140,7 +140,7 @@ def test_what_cannot_be_measured_says_why_and_the_rest_goes_on(flux, monkeypatch
     assert (row["status"], row["why"]) == ("failed", "out of memory")
 
 
-def test_text_encoders_compiled_if_that_is_asked_for(flux):
+def test_text_encoders_compiled_if_that_is_requested(flux):
     with begin("bench") as work:
         rows = bench(flux, ["eager"], ["encoders"], compile_all=True).run(work)["results"]
     assert [(r["part"], r["candidate"]) for r in rows[2:]] == [
@@ -255,7 +255,7 @@ def test_a_model_that_only_fits_in_8_bits_is_made_on_the_host(flux, monkeypatch)
         random_weights.placement(model, gpu, half, small)
 
 
-def test_full_size_tells_of_every_case_as_it_is_measured(monkeypatch, capsys, tmp_path):
+def test_full_size_tells_of_every_case_unchanged_measured(monkeypatch, capsys, tmp_path):
     from benchmarks import full_size
 
     def alone(*given, cache=""):

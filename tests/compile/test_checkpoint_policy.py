@@ -135,7 +135,7 @@ def test_a_budget_that_cannot_hold_is_refused(script, values, words):
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_what_has_no_effect_is_said():
+def test_what_has_no_effect_is_reported():
     notes = []
     build(
         families.config_class("flux_train"),

@@ -177,7 +177,7 @@ def test_too_little_memory_is_seen_behind_the_error_of_a_recording_that_could_no
         recording.capture([], [], cast(Any, Fails()))
 
 
-def test_what_is_no_faster_is_not_recorded_unless_it_is_asked_for(recorder, monkeypatch):
+def test_what_is_no_faster_is_not_recorded_unless_it_is_requested(recorder, monkeypatch):
     monkeypatch.setattr(cudagraph, "MAX_REPLAY_SHARE", 0.4)
     made, record = recorder(lambda _: "", reserve=0)
     assert record(3) is None and "0.500 s with them" in made.why_not

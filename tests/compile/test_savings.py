@@ -37,7 +37,7 @@ def test_a_late_recompilation_moves_the_step_at_which_it_has_paid():
     assert savings.break_even_step == 9
 
 
-def test_without_eager_steps_nothing_is_said_of_savings():
+def test_without_eager_steps_nothing_is_reported_of_savings():
     savings = after((), (None, 1.0, 1.0), spent=1)
     assert savings.facts(1) == {} and savings.sentence(1) == ""
     log = CompileLog()

@@ -56,7 +56,7 @@ def test_random_masks_on_cuda_are_those_of_eager():
 
 
 @pytest.mark.parametrize("mode", ["max-autotune", "max-autotune-no-cudagraphs", "default"])
-def test_kernels_that_were_tried_are_not_listed_in_the_log_unless_that_is_asked_for(mode, monkeypatch):
+def test_kernels_that_were_tried_are_not_listed_in_the_log_unless_that_is_requested(mode, monkeypatch):
     def quiet():
         wanted = wanted_settings(options(compile_mode=mode), torch.device("cpu"))
         return {name: value for _, name, value in wanted if "autotune" in name}

@@ -68,7 +68,7 @@ def test_what_does_not_go_together_is_written_and_has_to_be_fixed(tmp_path, caps
         ("a.yaml", "config:\n  name: a\n  name: b\n", "has name twice in one table"),
     ],
 )
-def test_what_is_no_file_of_settings_is_said_in_a_sentence(tmp_path, capsys, name, text, words):
+def test_what_is_no_file_of_settings_is_reported_in_a_sentence(tmp_path, capsys, name, text, words):
     (tmp_path / name).write_text(text, encoding="utf-8")
     assert main.main(["import", str(tmp_path / name)]) == 1
     assert words in capsys.readouterr().err
@@ -89,7 +89,7 @@ def test_a_script_may_be_called_as_in_musubi_tuner(tmp_path, capsys):
     assert printable(["kohya", "check", str(made)]) in capsys.readouterr().out
 
 
-def test_where_nothing_can_be_written_is_said_in_a_sentence(lora, tmp_path, capsys):
+def test_where_nothing_can_be_written_is_reported_in_a_sentence(lora, tmp_path, capsys):
     (tmp_path / "taken").write_text("")
     assert main.main(["import", str(lora), "-o", str(tmp_path / "taken" / "run.toml")]) == 1
     assert "a file has the name of its folder" in capsys.readouterr().err

@@ -114,7 +114,7 @@ def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
         assert "timestep_sampling" not in values and "vae_dtype" not in values
 
 
-def test_the_kind_of_model_is_said_by_the_module_or_by_keys_of_its_own():
+def test_the_kind_of_model_is_reported_by_the_module_or_by_keys_of_its_own():
     short = {"network_module": "networks.lora_flux_2", "dit": "a.safetensors", "network_dim": 8}
     made = importers.read(short, CONFIGS)
     assert made.config.model.model_version == "dev" and made.config.noise.timestep_sampling == "sigma"

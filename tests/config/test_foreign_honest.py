@@ -145,7 +145,7 @@ def test_what_acts_once_the_data_sets_are_written_is_not_called_idle():
     assert outcome(alone, "train.reg_weight").kind == "ineffective"
 
 
-def test_where_the_average_is_saved_is_said():
+def test_where_the_average_is_saved_is_reported():
     found = of_aitoolkit({**TURBO, "train.ema_config.use_ema": True, "train.ema_config.ema_decay": 0.99})
     made = importers.read(found, CONFIGS)
     said = str(outcome(made, "train.ema_config.use_ema").text)

@@ -98,7 +98,7 @@ LISTS = {  # a file of each program -> the words that say what is left out
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_what_is_no_table_in_a_list_of_tables_is_said(name):
+def test_what_is_no_table_in_a_list_of_tables_is_reported(name):
     found, start, words = LISTS[name]
     said = [str(note) for note in importers.read(found, CONFIGS).notes]
     assert any(start in note and words in note for note in said), said

@@ -138,7 +138,7 @@ def test_adapters_of_the_image_model_alone_and_several_data_sets(tmp_path):
         ("anima", "anima_train_network", {}),
     ],
 )
-def test_the_model_is_told_by_its_version(tmp_path, version, script, expected):
+def test_model_is_recognised_by_its_version(tmp_path, version, script, expected):
     path = saved(tmp_path / "a.safetensors", {"ss_base_model_version": version, "ss_network_dim": "8"})
     made = importers.load(path, CONFIGS)
     assert made.config.script == script and differing(values(made.config), expected) == {}

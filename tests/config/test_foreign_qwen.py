@@ -152,7 +152,7 @@ def test_timesteps_and_weights_of_musubi_mean_what_they_mean_there():
     assert whole.config.noise.timestep_range == (0.0, 1.0)
 
 
-def test_weights_that_flux_1_does_not_apply_are_said_to_be_left_out():
+def test_weights_that_flux_1_does_not_apply_are_reported_to_be_left_out():
     found = {
         "dit": "k.safetensors",
         "text_encoder1": "t5.safetensors",

@@ -61,7 +61,7 @@ def test_a_module_of_ones_own_is_kept_where_the_script_is_stated():
 
 
 @pytest.mark.parametrize("module", ["networks.dylora", "networks.loha", "networks.lokr", "networks.oft"])
-def test_an_algorithm_of_sd_scripts_has_to_be_fixed_and_how_is_said(module):
+def test_an_algorithm_of_sd_scripts_has_to_be_fixed_and_how_is_reported(module):
     made = importers.read({"network_module": module, "learning_rate": 1e-4}, CONFIGS)
     assert [problem.option for problem in made.problems] == ["network_module"]
     fix = made.problems[0].fix
@@ -160,7 +160,7 @@ def other_value(option):
 
 
 @pytest.mark.parametrize("script", RUNS)
-def test_kept_is_said_of_options_that_act_in_this_training_alone(script):
+def test_kept_is_reported_for_options_that_act_in_this_training_alone(script):
     """Each option of each training, by itself: one that has no effect as the others are is not called kept."""
     config = CONFIGS[script]
     for name, option in options(config).items():

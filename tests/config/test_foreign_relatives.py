@@ -109,7 +109,7 @@ def test_the_module_decides_whatever_other_keys_say():
             importers.read({"dit": "d", "network_module": module, "text_encoder": "t"}, CONFIGS)
 
 
-def test_what_only_adapters_have_is_said_to_be_of_the_familys_own_adapters():
+def test_what_only_adapters_have_is_reported_to_be_of_the_familys_own_adapters():
     found = {name: value for name, value in of_musubi(True).items() if name not in ("network_module", "network_dim")}
     made = importers.read(found, CONFIGS)
     assert made.config.script == "qwen_image_train"

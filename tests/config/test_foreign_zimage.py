@@ -128,7 +128,7 @@ def test_scales_in_prompts_are_counted_as_the_models_own_pipeline_does():
     assert [line.split("--l ")[1].split()[0] for line in made.texts["sample_prompts"].splitlines()] == ["4", "0"]
 
 
-def test_the_kind_of_model_is_said_by_the_module_or_by_keys_of_its_own():
+def test_the_kind_of_model_is_reported_by_the_module_or_by_keys_of_its_own():
     short = {"network_module": "networks.lora_zimage", "dit": "a.safetensors", "network_dim": 8}
     made = importers.read(short, CONFIGS)
     assert made.config.noise.discrete_flow_shift == 1.0 and made.config.noise.timestep_sampling == "sigma"

@@ -51,7 +51,7 @@ LACKS = [
 
 
 @pytest.mark.parametrize("error", LACKS, ids=lambda error: str(error)[:30] or "MemoryError")
-def test_memory_that_cannot_be_had_is_said_so_wherever_it_shows(error, monkeypatch, capsys):
+def test_memory_that_cannot_be_had_is_reported_wherever_it_shows(error, monkeypatch, capsys):
     config = build(config_class("flux_train_network"), {}, notes=[])
     said = errors.explain_error(error, config, Message("loading the model"), {})
     assert isinstance(said, ConfigError) and "the computer ran out of memory, RAM (loading the model)" in str(said)

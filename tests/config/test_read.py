@@ -82,7 +82,7 @@ def test_every_option_is_read_somewhere_or_said_to_be_idle():
 
 
 @pytest.mark.parametrize("script", families.RUNS)
-def test_what_has_no_effect_is_said_by_name(script):
+def test_what_has_no_effect_is_reported_by_name(script):
     """Whatever the table of idle options knows of, and the attention that is always the same."""
     cls = families.config_class(script)
     sleeping = {name for name in ineffective_options(build(cls, {}, notes=[])) if name in options(cls)}

@@ -194,7 +194,7 @@ def test_rule(script, given, words):
         (SDXL, {"dataset_config": "d.toml", "train_data_dir": "x"}, "train_data_dir is not used"),
     ],
 )
-def test_what_does_nothing_is_said(script, given, words):
+def test_what_does_nothing_is_reported(script, given, words):
     assert any(words in str(note) for note in noted(script, **given))
 
 
@@ -284,7 +284,7 @@ def test_a_config_of_kohya_ss_is_ready_to_train():
         ("flux_train", ["prior_loss_weight", "train_text_encoder", "block_lr"]),
     ],
 )
-def test_what_kohya_ss_writes_for_the_wrong_script_is_ignored_and_said(script, names):
+def test_what_kohya_ss_writes_for_the_wrong_script_is_ignored_and_reported(script, names):
     notes = noted(script, **dict.fromkeys(names, 1))
     assert len(notes) == len(names)
 
@@ -341,7 +341,7 @@ def test_what_people_write_for_sizes_and_steps():
     assert replace(config, resolution="512").data.size == (512, 512)
 
 
-def test_implied_options_are_asked_of_properties_and_not_written():
+def test_implied_options_are_properties_and_are_not_written():
     config = build(
         config_class(FLUX), {"cache_latents_to_disk": True, "fp8_base_unet": True, "mixed_precision": "bf16"}
     )
@@ -360,7 +360,7 @@ def test_compile_settings_at_their_defaults_are_not_written():
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_what_a_start_needs_is_asked_for_all_at_once(script):
+def test_everything_that_a_start_needs_is_reported_at_once(script):
     asked = " ".join(map(str, missing(build(config_class(script), {}))))
     for name in ("pretrained_model_name_or_path", "train_data_dir", "resolution", "output_dir"):
         assert name in asked

@@ -164,7 +164,7 @@ def test_every_problem_at_once_with_its_source():
     ]
 
 
-def test_rules_across_options_are_told_with_wrong_values_unless_they_depend_on_them():
+def test_rules_across_options_are_reported_with_wrong_values_unless_they_depend_on_them():
     with pytest.raises(ConfigError) as e:
         build(Config, {"kind": "l1", "rate": 0, "count": "x"})
     assert len(str(e.value).splitlines()) == 2

@@ -71,7 +71,7 @@ def test_reading_a_command_line_loads_nothing_heavy():
     assert done.returncode == 0, done.stderr
 
 
-def test_mistakes_are_told_at_once_in_sentences_and_end_with_2(called):
+def test_mistakes_are_reported_at_once_with_exit_code_2(called):
     done = called("flux_train_network", "--lerning_rate", 1, "--learning_rate", "abc", "--max_train_epochs", -5)
     assert done.returncode == 2
     assert not done.stdout

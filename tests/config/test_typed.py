@@ -34,7 +34,7 @@ def test_one_number_in_many_spellings(spelling):
     assert read("learning_rate", spelling) == 1e-4 and read("text_encoder_lr", spelling) == (1e-4,)
 
 
-def test_several_sizes_are_told_from_a_width_and_a_height():
+def test_several_sizes_differ_from_a_width_and_a_height():
     for size in (
         "512,768,1024",
         [512, 768, 1024],

@@ -57,7 +57,7 @@ def default(row, option):
     return text == "True" if option.type is bool else option.read(text.strip('"'))
 
 
-def test_what_is_told_about_old_names_points_to_something_that_exists():
+def test_advice_on_old_names_points_to_existing_options():
     every = {name for script in families.RUNS for name in options(families.config_class(script))}
     assert set(ALIASES.values()) <= every
     # What one script has and others answer with advice.

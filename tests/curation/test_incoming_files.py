@@ -135,7 +135,7 @@ def test_a_bomb_is_not_unpacked(tmp_path):
         ("a.txt", 1_000_001, "more than 1 MB"),
     ],
 )
-def test_kinds_and_sizes_are_told_before_anything_is_sent(name, size, words):
+def test_kinds_and_sizes_are_reported_before_any_upload(name, size, words):
     assert words in (str(incoming_files.refusal(name, size) or ""))
 
 

@@ -263,7 +263,7 @@ def test_a_face_is_in_the_picture(tmp_path):
         assert view.left <= 700 * scale <= view.left + 256 and view.top <= 300 * scale <= view.top + 256
 
 
-def test_random_crops_without_buckets_are_cut_from_the_image_as_it_is(tmp_path):
+def test_random_crops_without_buckets_are_cut_from_the_image_unchanged(tmp_path):
     make.folder(tmp_path, "4_cat", ((200, 100),))
     config = make.config(tmp_path, random_crop=True)
     batches = batches_of(config)

@@ -122,7 +122,7 @@ def test_masks_that_cannot_be_meant_are_named(tmp_path, masks, problem, remark):
     assert bool(found.masks) is not bool(stops)
 
 
-def test_how_much_counts_is_said(tmp_path, capsys):
+def test_how_much_counts_is_reported(tmp_path, capsys):
     config = masked(tmp_path, half(), grey(255), grey(0))
     _, _, found = said(config)
     assert str(found.masks) == "masks: 3 of 3 images; 50 % of their area counts"

@@ -173,7 +173,7 @@ def test_check_says_how_many_encodings_it_makes(folder, monkeypatch):
     assert said(**VARIED) == "captions are encoded once: up to 12 encodings, 4 variants of each caption"
 
 
-def test_what_varies_nothing_or_cannot_be_encoded_once_is_said(folder):
+def test_what_varies_nothing_or_cannot_be_encoded_once_is_reported(folder):
     def remarks(**values):
         from library.config.ineffective import ineffective_options
 

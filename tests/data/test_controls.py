@@ -150,7 +150,7 @@ def sentences(config):
     return " / ".join(map(str, data.check(config, 16).problems))
 
 
-def test_what_is_missing_is_said_before_anything_is_loaded(pairs, use):
+def test_what_is_missing_is_reported_before_anything_is_loaded(pairs, use):
     (pairs / "second" / "00.webp").unlink()
     assert f"{pairs / 'second'} has no reference image of 1 image: {pairs / 'images' / '00.png'}; add" in sentences(
         toml(pairs)

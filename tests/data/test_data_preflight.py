@@ -70,7 +70,7 @@ def test_images_directly_in_the_folder_are_trained_on_and_a_fix_sets_repeats(tmp
     assert f"each seen {repeats} times" in str(hint) and not working_fix(hint, fixed)
 
 
-def test_loose_images_beside_folders_with_a_number_are_said_not_to_be_used(tmp_path):
+def test_loose_images_beside_folders_with_a_number_are_reported_not_to_be_used(tmp_path):
     make.folder(tmp_path, "3_cat")
     make.folder(tmp_path, ".", ((64, 64),) * 2)
     config = make.config(tmp_path, dataset_repeats=7)
@@ -115,7 +115,7 @@ def test_images_that_lie_only_deeper_are_found_for_the_user(tmp_path):
     assert "neither" in str(problems(make.config(tmp_path / "bare"))[0])
 
 
-def test_sub_folders_of_a_flat_folder_are_said_not_to_be_read(tmp_path):
+def test_sub_folders_of_a_flat_folder_are_reported_not_to_be_read(tmp_path):
     make.folder(tmp_path, ".")
     make.folder(tmp_path, "more")
     config = make.config(tmp_path)

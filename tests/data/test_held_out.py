@@ -59,7 +59,7 @@ def ten(tmp_path):
     return make.holding_back(make.config(folders(tmp_path / "train"), caption_extension=".txt"), 0.1)
 
 
-def test_the_share_is_of_the_whole_data_set_and_said_folder_by_folder(ten):
+def test_the_share_is_of_the_whole_data_set_and_reported_folder_by_folder(ten):
     images = data.scan(ten)
     assert len(images.items) == 54 and len(images.validation.items) == 6
     said = str(held_out.by_folder(images))

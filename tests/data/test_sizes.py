@@ -130,7 +130,7 @@ def test_latents_of_all_sizes_are_cached_and_found_again(folder, cache):
         assert len({npz[name].shape for name in npz.files if name.startswith("latents")}) >= 3
 
 
-def test_mistakes_of_all_sizes_are_said_once(folder, of_file, tmp_path):
+def test_mistakes_of_all_sizes_are_reported_once(folder, of_file, tmp_path):
     (folder / "00.txt").unlink()
     (folder / "broken.png").write_bytes(b"no image")
     (tmp_path / "data.toml").write_text(FILE.format(folder=folder, other=folder.parent), encoding="utf-8")

@@ -80,7 +80,7 @@ def test_a_connection_that_ends_is_taken_up_again(hub, tmp_path, monkeypatch):
         (lambda hub: hub.gated.update({NAME: "hf_right"}), "accept its licence at https://huggingface.co/someone"),
     ],
 )
-def test_what_is_wrong_is_said_and_leaves_nothing(hub, tmp_path, fault, says):
+def test_what_is_wrong_is_reported_and_leaves_nothing(hub, tmp_path, fault, says):
     hub.repositories[NAME] = {PATH: small()}
     fault(hub)
     with pytest.raises(ConfigError, match=says):
@@ -126,13 +126,13 @@ def test_no_name_leads_out_of_the_folder(hub, tmp_path, path):
 @pytest.mark.parametrize(
     "name", ["", "x", "a/b/c", "../b", "a/..", "http://evil/x", "a/b?x=1", "a/b#c", "a@evil.org/b", "a/b\n", "-/../x"]
 )
-def test_only_names_of_repositories_are_asked_for(hub, name):
+def test_only_names_of_repositories_are_requested(hub, name):
     with pytest.raises(ConfigError, match="owner/name"):
         downloads.repository(name)
     assert hub.tokens == []
 
 
-def test_what_is_not_there_is_said(hub):
+def test_what_is_not_there_is_reported(hub):
     with pytest.raises(ConfigError, match="no Hugging Face repository someone/none"):
         downloads.repository("someone/none")
     offered(hub)
@@ -235,7 +235,7 @@ def test_models_are_known_by_their_headers(tmp_path, capsys):
     assert "an SDXL checkpoint" in capsys.readouterr().out
 
 
-def test_links_that_lead_elsewhere_are_looked_at_once(tmp_path):
+def test_links_to_other_folders_are_read_once(tmp_path):
     real = sparse(tmp_path / "a" / "x.safetensors", SHAPES["sdxl"][finding.BASE])
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "y.safetensors").symlink_to(real)

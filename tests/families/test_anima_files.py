@@ -111,7 +111,7 @@ def test_fp8_is_read_with_scales_and_kept_without(files, own, tmp_path):
     assert kept["x_embedder.proj.1.weight"].dtype == kept["llm_adapter.embed.weight"].dtype == torch.bfloat16
 
 
-def test_what_does_not_fit_is_said_in_one_sentence_before_loading(files, tmp_path):
+def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, tmp_path):
     others = random_flux.write(tmp_path / "flux")
     adapter = saved({"lora_unet_blocks_0_mlp_layer1.lora_down.weight": torch.zeros(2, 2)}, tmp_path / "l.safetensors")
     cut = tmp_path / "cut.safetensors"

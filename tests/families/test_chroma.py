@@ -114,7 +114,7 @@ def test_a_whole_diffusers_folder_has_t5_where_flux_has_clip(chroma, tmp_path):
     same(model.load(torch.float32).encoders["t5xxl"].state_dict(), parts.encoders["t5xxl"].state_dict())
 
 
-def test_what_is_wrong_is_said_before_loading(files, chroma, tmp_path):
+def test_what_is_wrong_is_reported_before_loading(files, chroma, tmp_path):
     """Another relative's file, with the value that fits; what is no relative; a file that ends too soon."""
     (problem,) = chroma_family(chroma, pretrained_model_name_or_path=files["flux"]).problems()
     assert "is a FLUX.1 transformer: use model_type = flux" in str(problem) and problem.fix == {"model_type": "flux"}

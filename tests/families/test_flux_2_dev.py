@@ -155,7 +155,7 @@ def test_the_layouts_of_its_text_encoder_are_the_same_network(files, own, tmp_pa
         assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in found)
 
 
-def test_what_does_not_fit_is_said_before_anything_is_loaded(files, tmp_path):
+def test_what_does_not_fit_is_reported_before_anything_is_loaded(files, tmp_path):
     klein = random.write(tmp_path / "klein")
     (problem,) = said(files, text_encoder=klein["text_encoder"])
     assert "is a Qwen3 text encoder; expected the Mistral text encoder of FLUX.2 dev" in problem

@@ -123,7 +123,7 @@ def test_fp8_is_kept_without_scales(files, stored, tmp_path):
     assert kept["double_stream_modulation_img.lin.weight"].dtype == torch.bfloat16
 
 
-def test_what_does_not_fit_is_said_in_one_sentence_before_loading(files, stored, tmp_path):
+def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, stored, tmp_path):
     others = random_flux.write(tmp_path / "flux")
     adapter = saved(
         {"diffusion_model.single_blocks.0.linear1.lora_A.weight": torch.zeros(2, 2)}, tmp_path / "l.safetensors"

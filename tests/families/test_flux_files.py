@@ -142,7 +142,7 @@ def changed(files, part, path, change):
     return flux_files.save(tensors, path)
 
 
-def test_everything_that_is_missing_is_said_at_once(files, tmp_path):
+def test_everything_that_is_missing_is_reported_at_once(files, tmp_path):
     found = list(family(files, clip_l=None, t5xxl=tmp_path / "nowhere.safetensors", ae=None).problems())
     assert len(found) == 3
     assert str(found[0]).startswith("clip_l: ") and "clip_l.safetensors" in str(found[0])

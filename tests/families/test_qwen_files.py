@@ -110,7 +110,7 @@ def test_every_name_of_a_text_encoder_is_read(files, tmp_path):
         assert all(torch.equal(found[name], tensor) for name, tensor in before.items())
 
 
-def test_what_does_not_fit_is_said_in_one_sentence_before_loading(files, others, stored, tmp_path):
+def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, others, stored, tmp_path):
     lora = saved(
         {"lora_unet_transformer_blocks_0_attn_to_q.lora_down.weight": torch.zeros(2, 2)}, tmp_path / "l.safetensors"
     )
@@ -157,7 +157,7 @@ def config_of_flux(others, **values):
     return build(families.config_class("flux_train_network"), given | {n: str(v) for n, v in values.items()})
 
 
-def test_a_name_with_edit_is_taken_when_it_is_said_to_be_the_original(files, stored, tmp_path):
+def test_a_name_with_edit_is_taken_when_it_is_reported_to_be_the_original(files, stored, tmp_path):
     path = saved(stored, tmp_path / "my_edit_of_qwen.safetensors")
     assert not list(family(files | {"qwen_image": path}, model_version="original").problems())
 

@@ -361,7 +361,7 @@ _STEMS = {
         (None, "no answer within"),
     ],
 )
-def test_an_id_that_cannot_be_reached_is_known_at_once_and_said_once(monkeypatch, fails, words):
+def test_an_id_that_cannot_be_reached_is_known_at_once_and_reported_once(monkeypatch, fails, words):
     def model_info(self, name, **_):
         if fails is None:
             Event().wait(60)  # a name server that does not answer

@@ -86,7 +86,9 @@ def test_a_diffusers_folder_has_all_parts_and_its_scheduler_tells_turbo(files, o
     assert torch.equal(found.denoiser.state_dict()["x_pad_token"], own["x_pad_token"])
 
 
-def test_which_model_a_file_is_is_asked_where_only_its_name_tells_and_said_where_nothing_does(files, stored, tmp_path):
+def test_which_model_a_file_is_is_asked_where_only_its_name_tells_and_reported_where_nothing_does(
+    files, stored, tmp_path
+):
     turbo = saved(stored, tmp_path / "z_image_turbo_bf16.safetensors")
     (problem,) = said(files, {"model_version": None}, zimage=turbo)
     assert "calls itself Turbo, which only you can know: set model_version = turbo" in problem
@@ -131,7 +133,7 @@ def test_every_name_of_a_text_encoder_is_read(files, tmp_path):
         assert found.keys() == before.keys() and all(torch.equal(found[name], before[name]) for name in before)
 
 
-def test_what_does_not_fit_is_said_in_one_sentence_before_loading(files, stored, tmp_path):
+def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, stored, tmp_path):
     others = random_flux.write(tmp_path / "flux")
     adapter = saved(
         {"diffusion_model.layers.0.attention.to_q.lora_A.weight": torch.zeros(2, 2)}, tmp_path / "l.safetensors"

@@ -138,7 +138,7 @@ def test_the_end_is_written_down(monkeypatch):
     assert work.folder is None and len(jobs.every("tools")) == 1
 
 
-def test_a_page_is_told_how_the_words_of_a_job_were_made():
+def test_page_gets_templates_of_a_jobs_messages():
     with pytest.raises(ConfigError), begin("tools") as work:
         work.phase(Message("checking {file}", file="a.safetensors"), 1, 2)
         doing = job_status(jobs.at(work.folder))

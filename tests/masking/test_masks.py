@@ -203,7 +203,7 @@ def test_a_painted_mask_takes_the_size_of_its_image_and_anything_else_is_refused
     assert not (masks / "10_x" / "a.png").exists()
 
 
-def test_models_find_what_is_asked_for(tmp_path, images):
+def test_models_find_what_is_requested(tmp_path, images):
     clipseg(tmp_path / "clipseg")
     pictures = [Image.new("RGB", (12, 8), "red"), Image.new("RGB", (8, 20), "blue")]
     one = SegmentationModel(tmp_path / "clipseg", "red cat, hat", 0.5, device="cpu")

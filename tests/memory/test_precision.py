@@ -62,7 +62,7 @@ def test_the_base_takes_half_the_bytes(demo, script):
 
 
 @pytest.mark.parametrize("script", LORAS)
-def test_a_file_in_8_bits_is_taken_as_it_is(demo, squares, tmp_path, script):
+def test_a_file_in_8_bits_is_taken_unchanged(demo, squares, tmp_path, script):
     """Shared fp8 files hold all tensors in 8 bits; what cannot be computed with so is widened."""
     config = training.config_of(demo, script)
     eight = flux_files.write_fp8(config.model.pretrained_model_name_or_path, tmp_path / "fp8.safetensors")

@@ -103,7 +103,7 @@ def test_compiled_int8_layers_of_the_gpu_agree_with_the_processor():
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_one_row_an_image_is_multiplied_as_it_is_kept(name):
+def test_one_row_an_image_is_multiplied_unchanged_kept(name):
     exact, fast = layers(FORMATS[name])
     x = torch.randn(3, 64)
     assert away(fast(x), exact(x)) < 0.04
@@ -174,7 +174,7 @@ def test_it_compiles_into_one_graph(name):
 
 @pytest.mark.parametrize("name", ["fp8", "int8"])
 @pytest.mark.parametrize("script", LORAS)
-def test_without_such_a_gpu_they_are_kept_and_no_more_and_that_is_said(demo, squares, script, name):
+def test_without_such_a_gpu_they_are_kept_and_no_more_and_that_is_reported(demo, squares, script, name):
     how = {f"{name}_base": True, f"{name}_compute": True, "compile": True, "cuda_graphs": "true"}
     config = config_of(demo, script, mixed_precision="bf16", train_data_dir=squares, **how)
     block = nn.Sequential(nn.Linear(32, 32)).requires_grad_(False)

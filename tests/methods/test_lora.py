@@ -268,7 +268,7 @@ def test_split_adapters_sit_on_the_fused_matrices_only(flux_like, flux_config):
     assert state["lora_unet_single_blocks_0_linear1.lora_down.weight"].shape == (8, 8)
 
 
-def test_half_precision_adapters_only_where_asked(flux_like, flux_config):
+def test_half_precision_adapters_are_opt_in(flux_like, flux_config):
     family, parts = flux_like
     method = methods.attach(parts, family, flux_config(full_bf16=True, mixed_precision="bf16"))
     assert {p.dtype for p in method.parameters()} == {torch.bfloat16}

@@ -350,7 +350,7 @@ def test_a_preset_in_a_file_is_read_by_nobody_but_us(flux_like, flux_config, tmp
         ("unet_target = ['x']", "is no preset of LyCORIS"),
     ],
 )
-def test_what_is_wrong_with_a_file_of_a_preset_is_said(flux_like, flux_config, tmp_path, text, said):
+def test_what_is_wrong_with_a_file_of_a_preset_is_reported(flux_like, flux_config, tmp_path, text, said):
     (tmp_path / "mine.toml").write_text(text)
     with pytest.raises(ConfigError, match=said) as caught:
         lycoris(flux_like, flux_config, f"preset={tmp_path / 'mine.toml'}")

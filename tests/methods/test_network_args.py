@@ -13,7 +13,7 @@ def wrong(config):
     return list(methods.problems(config))
 
 
-def test_everything_wrong_is_said_at_once(flux_config):
+def test_everything_wrong_is_reported_at_once(flux_config):
     config = flux_config(
         network_args=[
             "trian_blocks=single",

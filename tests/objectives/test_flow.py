@@ -209,7 +209,7 @@ def test_nothing_makes_the_host_wait_for_the_device(sampling):
 @pytest.mark.parametrize(
     "script", [run for run in families.RUNS if "weighting_scheme" in options(families.config_class(run))]
 )
-def test_a_weighting_scheme_that_changes_nothing_is_said_to(script):
+def test_a_weighting_scheme_that_changes_nothing_is_reported_to(script):
     sigmas, third, cls = torch.tensor([0.2, 0.7]), torch.tensor(1 / 3), families.config_class(script)
     kinds = options(cls)["model_prediction_type"].choices
     for scheme in ("sigma_sqrt", "logit_normal", "mode", "cosmap"):

@@ -197,7 +197,7 @@ def test_the_way_on_stays_on_this_page(guarded):
         assert location == "./evil.test"
 
 
-def test_a_wrong_token_is_asked_again(guarded):
+def test_wrong_token_is_requested_again(guarded):
     status, _, body = ask(guarded, query="token=no", accept="text/html")
     assert status == 401 and b"Wrong token" in body and b"the-token" not in body
 
@@ -312,7 +312,7 @@ def test_tokens_and_passwords_come_from_where_only_the_user_looks(started, tmp_p
     assert "long enough" not in capsys.readouterr().out
 
 
-def test_over_ssh_the_tunnel_is_told_and_no_browser_takes_the_terminal(started, monkeypatch, capsys):
+def test_over_ssh_the_tunnel_command_is_printed_and_no_browser_opens(started, monkeypatch, capsys):
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 50000 10.0.0.2 22")
     seen = started()
     port = seen["bound"][1]
@@ -348,7 +348,7 @@ def test_a_page_that_is_open_when_the_server_ends_is_no_error(caplog, monkeypatc
     assert not working.is_alive() and not [said for said in caplog.records if said.levelno > logging.INFO]
 
 
-def test_a_port_in_use_is_said_in_a_sentence(capsys):
+def test_a_port_in_use_is_reported_in_a_sentence(capsys):
     held = serving.bind("127.0.0.1", 0)
     taken = held.getsockname()[1]
     assert app.main(["--port", str(taken), "--no-browser"]) == 2

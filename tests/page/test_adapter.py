@@ -57,7 +57,7 @@ def test_blocks_are_shown_in_each_of_the_ways_to_say_them():
     )
 
 
-def test_what_is_wrong_is_said_at_its_field_and_below_the_text():
+def test_what_is_wrong_is_reported_at_its_field_and_below_the_text():
     args = ["algo=lokr", "factor=half", "train_block_indices=5-3/all", "conf=1", "loose"]
     shown = state("flux", network_module="lycoris.kohya", network_args=args)
     wrong = {field["name"]: field["wrong"] for field in shown["fields"] if field["wrong"]}
@@ -112,7 +112,7 @@ class Counted:
         }
 
 
-def test_the_size_is_asked_once_and_said_in_words(monkeypatch):
+def test_size_is_requested_once_and_shown_in_words(monkeypatch):
     sizes, counted = SizeProcess(), Counted()
     monkeypatch.setattr(sizes, "_counted", counted)
     config = build(config_class(lora_script("flux")), {"pretrained_model_name_or_path": "a.safetensors"}, notes=[])

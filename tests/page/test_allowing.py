@@ -40,7 +40,7 @@ def allow(roots, folder):
     return AllowedFolders(roots).allow(ApiRequest({"folder": str(folder)}))
 
 
-def test_a_folder_is_asked_for_once_and_holds_at_once_and_after_a_restart(place):
+def test_folder_permission_is_requested_once_and_survives_a_restart(place):
     roots = Roots([place / "root"], asks=True)
     with pytest.raises(ConfigError) as said:
         paths.inside(str(place / "other" / "out"), roots, "output_dir")
@@ -60,7 +60,7 @@ def test_the_file_is_for_its_owner_only(place):
     assert stat.S_IMODE(allowed_folders.place().stat().st_mode) == 0o600
 
 
-def test_of_a_file_its_folder_is_asked_for(place):
+def test_permission_for_a_file_is_requested_for_its_folder(place):
     (place / "other" / "v1.5").mkdir()
     (place / "other" / "model").write_text("x")
     for text, folder in (
@@ -75,7 +75,7 @@ def test_of_a_file_its_folder_is_asked_for(place):
 
 
 @pytest.mark.parametrize("what", ["train_data_dir", "pretrained_model_name_or_path", "config file", "image_dir"])
-def test_what_does_not_exist_is_said_not_to_exist_and_is_not_asked_for(place, what):
+def test_missing_path_is_reported_without_a_permission_request(place, what):
     roots = Roots([place / "root"], asks=True)
     for text, absent in (("gone", "gone"), ("gone/deeper/a.png", "gone/deeper"), ("other/gone", "other/gone")):
         with pytest.raises(ConfigError, match="does not exist") as said:
@@ -87,7 +87,7 @@ def test_what_does_not_exist_is_said_not_to_exist_and_is_not_asked_for(place, wh
     assert not allowed_folders.place().exists()
 
 
-def test_of_a_folder_that_a_training_makes_the_one_that_it_will_be_in_is_asked_for(place):
+def test_permission_for_a_new_output_folder_is_requested_for_its_parent(place):
     roots = Roots([place / "root"], asks=True)
     for is_new, what in ((False, "output_dir"), (False, "logging_dir"), (True, "folder")):
         with pytest.raises(ConfigError) as said:
@@ -118,7 +118,7 @@ def bad_places(place):
     return found
 
 
-def test_what_is_no_place_for_a_training_is_refused_and_not_asked_for(place):
+def test_unsuitable_place_is_rejected_without_a_permission_request(place):
     roots = Roots([place / "root"], asks=True)
     for folder in bad_places(place):
         if folder != Path.home() or not folder.is_relative_to(place / "root"):
@@ -137,7 +137,7 @@ def test_what_is_no_place_for_a_training_is_refused_and_not_asked_for(place):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="symbolic links need rights on Windows")
-def test_links_are_judged_by_where_they_lead(place):
+def test_links_are_checked_by_their_target(place):
     roots = Roots([place / "root"], asks=True)
     (place / "other" / "link").symlink_to("/etc")
     with pytest.raises(ConfigError):
@@ -331,7 +331,7 @@ def test_train_asks_for_each_folder_and_then_starts(visitor, place):
 
 
 @pytest.mark.browser
-def test_a_folder_that_is_allowed_while_an_answer_is_on_its_way_is_not_asked_for_again(visitor, place):
+def test_folder_allowed_during_a_request_is_not_requested_again(visitor, place):
     """What is wrong with the form is said first; the whole check, which takes longer, may still ask for the folder."""
     held = []
 

@@ -79,7 +79,7 @@ def stored():
 
 
 @pytest.mark.parametrize("option", NAMES)
-def test_code_is_asked_for_by_name_and_nothing_runs_before(ready, mark, option):
+def test_code_needs_confirmation_by_name_before_it_runs(ready, mark, option):
     page, name = ready.page, NAMES[option]
     ready.put(**{option: name})
     for button in ("Train", "Check", "Add to queue"):
@@ -100,7 +100,7 @@ def test_code_is_asked_for_by_name_and_nothing_runs_before(ready, mark, option):
 
 
 @pytest.mark.parametrize(("option", "name"), [(option, name) for option, names in WRONG.items() for name in names])
-def test_what_can_be_no_such_code_is_refused_and_not_asked_for(ready, mark, option, name):
+def test_invalid_code_name_is_rejected_without_confirmation(ready, mark, option, name):
     ready.put(**{option: name})
     ready.click("Train")
     ready.until(WRONG[option][name])

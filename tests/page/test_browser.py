@@ -64,7 +64,7 @@ def test_the_other_tabs_are_made_ahead_and_ask_nothing_before_they_are_opened(vi
     assert set(judged) <= {"lora", "dreambooth"}
 
 
-def test_what_gradio_waits_for_is_asked_for_by_the_head_of_the_page(visit):
+def test_page_head_preloads_what_gradio_waits_for(visit):
     visitor = visit()
     ahead = visitor.page.locator("head link[rel=preload]").evaluate_all("all => all.map((one) => one.href)")
     assert ["/own/form?" in ahead[0], "/theme.css?v=" in ahead[1]] == [True, True]
@@ -72,7 +72,7 @@ def test_what_gradio_waits_for_is_asked_for_by_the_head_of_the_page(visit):
     assert "immutable" in visitor.context.request.get(ahead[1]).headers["cache-control"]
 
 
-def test_an_empty_form_is_told_all_that_is_missing(visit):
+def test_empty_form_reports_everything_that_is_missing(visit):
     visitor = visit()
     visitor.click("Train")
     visitor.until("2 problems to fix")
@@ -88,7 +88,7 @@ def test_an_empty_form_is_told_all_that_is_missing(visit):
     assert reader.runs() == []
 
 
-def test_what_the_form_knows_is_said_before_the_whole_check_is_done(visit, monkeypatch):
+def test_what_the_form_knows_is_reported_before_the_whole_check_is_done(visit, monkeypatch):
     done = threading.Event()
 
     def slow(reading, launch):
@@ -118,7 +118,7 @@ def test_what_the_form_knows_is_said_before_the_whole_check_is_done(visit, monke
     assert "2 problems to fix" in visitor.said() and "train_data_dir" not in visitor.said()
 
 
-def test_wrong_numbers_are_told_at_once_and_a_click_leads_to_them(visit, tmp_path):
+def test_wrong_numbers_are_reported_together_and_a_click_leads_to_them(visit, tmp_path):
     visitor = filled(
         visit(), tmp_path / "out", max_train_steps="-5", learning_rate="abc", resolution="foo", train_batch_size=""
     )

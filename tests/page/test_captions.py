@@ -77,7 +77,7 @@ def test_a_model_is_a_folder_inside_the_roots_or_an_id_of_the_hub(tmp_path):
             guard(wrong, "model", "Model")
 
 
-def test_a_download_of_a_captioner_is_told_in_bytes(tmp_path):
+def test_download_of_a_captioner_reports_bytes(tmp_path):
     facts = {"kind": "caption", "state": "running", "arguments": ["caption", "hf", "x"]}
     for text, is_file in (("model.safetensors", True), ("checking model.safetensors", True), ("captioning", False)):
         job = jobs.BackgroundJob(tmp_path / "caption-1", {**facts, "doing": {"text": text, "done": 1, "total": 2}})

@@ -156,7 +156,7 @@ def test_what_is_wrong_in_a_file_is_shown_so_that_it_can_be_mended(page, root):
     assert "batch_size = 1\n" in file.read_text() and len(page.look(dataset_config=str(file))["problems"]) == 1
 
 
-def test_nothing_outside_of_the_roots_is_looked_at_written_or_named(page, root, tmp_path):
+def test_nothing_outside_of_the_roots_is_read_written_or_named(page, root, tmp_path):
     outside = fill(tmp_path / "outside", 2)
     (root / "link").symlink_to(outside)
     file = root / "names.toml"

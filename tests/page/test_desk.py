@@ -61,7 +61,7 @@ def choose_models(visitor, flux, chroma):
     assert page.locator("#lora-flux-model_type").input_value() == "kontext"
 
 
-def test_what_is_told_while_one_types(visit, demo, served):
+def test_reports_while_typing(visit, demo, served):
     visitor = visit()
     page = visitor.page
     visitor.fill(max_train_steps="-5")

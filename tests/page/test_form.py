@@ -191,7 +191,7 @@ def test_an_empty_form_names_everything_that_is_missing(tab, family):
     assert all(FORMS[tab].places(family)[name][1] in PAGES[tab].fields for name in named)
 
 
-def test_wrong_and_missing_values_are_all_said_at_once():
+def test_wrong_and_missing_values_are_all_reported_at_once():
     text = sent("sdxl", resolution="foo", max_train_steps="-5", learning_rate="abc", train_batch_size="", seed="1.5")
     found = problems("lora", text)
     named = [line.split()[0] for line in found]
@@ -246,7 +246,7 @@ def test_secrets_are_not_shown():
 
 
 @pytest.mark.parametrize("tab", FORMS)
-def test_the_files_that_a_family_needs_stand_beside_its_base_model_and_are_asked_for_of_it_alone(tab):
+def test_required_files_are_shown_beside_the_base_model_of_their_family_only(tab):
     form, page = FORMS[tab], PAGES[tab]
     for family, config in form.configs.items():
         needed = {problem.option for problem in missing(build(config, {}, notes=[]))}

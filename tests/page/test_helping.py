@@ -53,13 +53,13 @@ def test_mistakes_are_put_to_their_fields_and_what_sleeps_says_why(helper):
     assert helper.judge(question())["wrong"] == {}  # what is not filled in yet is no mistake
 
 
-def test_a_web_address_in_a_path_field_is_told_while_one_types(helper):
+def test_web_address_in_a_path_field_is_reported_while_typing(helper):
     found = helper.judge(question(train_data_dir="https://x.org/images", pretrained_model_name_or_path="org/model"))
     assert list(found["wrong"]) == ["lora-train_data_dir"]
     assert "is a web address, not a path" in str(found["wrong"]["lora-train_data_dir"])
 
 
-def test_a_base_model_that_is_none_is_told_while_one_types(helper, tmp_path):
+def test_invalid_base_model_is_reported_while_typing(helper, tmp_path):
     def wrong(path, typing=""):
         asked = question(more={"typing": typing}, pretrained_model_name_or_path=str(path))
         return str(helper.judge(asked)["wrong"].get("lora-pretrained_model_name_or_path", ""))
@@ -74,7 +74,7 @@ def test_a_base_model_that_is_none_is_told_while_one_types(helper, tmp_path):
 
 
 @pytest.mark.parametrize("tab", FORMS)
-def test_every_path_is_judged_while_one_types(helper, tmp_path, tab):
+def test_every_path_is_checked_while_typing(helper, tmp_path, tab):
     """Found from the table of options: one that is missing, in a place where the page may not look, or a file."""
     (tmp_path / "file").touch()
     form = FORMS[tab]
@@ -104,7 +104,7 @@ def test_the_beginning_of_a_path_is_no_mistake_in_the_field_that_one_is_in(helpe
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "con", "x" * 201, " x"])
-def test_an_output_name_that_no_file_can_have_is_told_while_one_types(helper, name):
+def test_invalid_output_name_is_reported_while_typing(helper, name):
     assert list(helper.judge(question(output_name=name))["wrong"]) == ["lora-output_name"]
 
 
@@ -143,7 +143,7 @@ def test_a_diffusers_folder_tells_its_family_and_what_it_needs(helper, tmp_path,
     assert helper.judge(question(pretrained_model_name_or_path="/etc"))["model"] == {}
 
 
-def test_a_model_of_another_family_than_the_tab_trains_is_told_while_one_types(helper, tmp_path):
+def test_model_of_another_family_is_reported_while_typing(helper, tmp_path):
     model = tmp_path / "model"
     for pipeline, said in (
         ("FluxPipeline", "a diffusers model (FluxPipeline); this tab trains SDXL."),

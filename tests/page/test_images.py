@@ -75,7 +75,7 @@ def test_a_folder_is_opened_looked_through_and_changed(images, data):  # noqa: F
     assert str(ended(images, images.undo(ApiRequest(asked)))["error"]) == "there is nothing to undo"
 
 
-def test_wrong_settings_are_told_in_the_trainers_words(images, data):  # noqa: F811
+def test_wrong_settings_are_reported_with_the_trainers_messages(images, data):  # noqa: F811
     for settings, says in (({"resolution": "foo"}, "resolution"), ({"train_batch_size": "0"}, "train_batch_size")):
         with pytest.raises(ConfigError, match=says):
             images.open(ApiRequest({"folder": str(data), "settings": settings}))

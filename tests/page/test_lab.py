@@ -81,7 +81,7 @@ def test_the_command_of_each_button(lab, monkeypatch, tmp_path):
         lab.start(ApiRequest({"kind": "bench", "model": "lora", "form": json.dumps(form), "batch": 1}))
 
 
-def test_only_known_ways_go_into_a_form(lab, tmp_path):
+def test_form_accepts_only_known_choices(lab, tmp_path):
     with begin("bench") as work:
         work.store({"kind": "bench", "best": {"candidate": "compiled", "options": {"output_dir": "/etc"}}})
     assert advised(jobs.at(work.folder), 0) == candidates.NAMED["compiled"].chosen()

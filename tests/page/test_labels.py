@@ -145,7 +145,7 @@ def test_messages_below_fields_and_beside_the_buttons_have_labels(visit, served)
     visitor.until("lr_restart_cycles is not an option (did you mean Scheduler cycles?)")  # as it stands in the file
 
 
-def test_arguments_that_are_names_of_options_are_said_to_be():
+def test_arguments_that_are_names_of_options_are_reported_to_be():
     """{option} and {options} in a template are always made by these."""
     makers = ("option_name", "option_names", "option_values", "said_of", "Message", "shown", "said", "ours", "option")
     wrong = []

@@ -14,7 +14,7 @@ from tests.page.test_browser import filled
 pytestmark = pytest.mark.browser
 
 
-def test_an_answer_about_another_form_is_dropped_or_asked_for_anew(visit, served, tmp_path, monkeypatch):
+def test_response_for_another_form_is_dropped_or_requested_again(visit, served, tmp_path, monkeypatch):
     done, dims = threading.Event(), []
 
     def slow(reading, launch):
@@ -138,7 +138,7 @@ def test_fixes_are_those_that_one_would_press(visit, monkeypatch):
     assert visitor.held()["values"] == begun
 
 
-def test_wrong_paths_and_names_are_told_while_one_types_and_old_counts_go(visit, served):
+def test_wrong_paths_and_names_are_reported_while_typing_and_old_counts_vanish(visit, served):
     from tests.curation.conftest import picture
 
     images = served[1] / "told" / "10_zorb"

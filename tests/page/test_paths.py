@@ -103,7 +103,7 @@ def test_what_leads_elsewhere_is_refused(root, text):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="symbolic links need rights on Windows")
-def test_links_are_followed_before_they_are_judged(root):
+def test_links_are_resolved_before_the_check(root):
     (root / "link").symlink_to(root.parent / "secret")
     (root / "key.toml").symlink_to(root.parent / "secret" / "key.toml")
     (root / "loop").symlink_to(root / "loop")

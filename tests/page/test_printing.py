@@ -118,7 +118,7 @@ def test_a_file_of_the_other_family_is_not_taken_for_this_one(root):
     assert trained(sdxl, root / "flux_train_network.toml", root) == root / "flux_train_network-2.toml"
 
 
-def test_what_a_shell_lacks_is_said_and_tokens_are_not_printed(config, monkeypatch, tmp_path):
+def test_what_a_shell_lacks_is_reported_and_tokens_are_not_printed(config, monkeypatch, tmp_path):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     secret = replace(config, wandb_api_key="a-secret-key", log_with="wandb", train_data_dir="images")
     said = print_command.printed(secret, "", {}, ["a note"], [tmp_path.resolve()])
@@ -145,7 +145,7 @@ def test_the_button_writes_configs_only_and_only_new_files_below_the_roots(confi
     assert (root / "mine.toml").read_text() == "mine" and not (root / "new.toml").exists()
 
 
-def test_where_nothing_may_be_looked_at_the_file_counts_as_missing(config, root):
+def test_file_without_read_permission_counts_as_missing(config, root):
     elsewhere = root / "allowed"
     words, _, offered = shown(config, "", elsewhere)
     assert offered[0] == words[-1] == str(root / "my out" / "cat.toml")

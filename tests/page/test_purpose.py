@@ -77,7 +77,7 @@ def test_a_batch_size_that_cannot_be_read_counts_one_image(given, number):
         ({"sample_from_captions": 2, "sample_images": False}, False),
     ],
 )
-def test_a_running_training_can_be_asked_for_samples_where_it_has_prompts(told, can):
+def test_samples_can_be_requested_from_a_running_training_with_prompts(told, can):
     assert actions._samples(told) == can
 
 
@@ -137,7 +137,7 @@ def test_one_switch_leaves_samples_out(visit):
 
 
 @pytest.mark.browser
-def test_what_a_form_begins_with_is_said_in_the_language_of_the_browser(visit):
+def test_what_a_form_begins_with_is_reported_in_the_language_of_the_browser(visit):
     page = visit(locale="ja").page
     page.locator("#lora-form .recipe", has_text="画像は 15～50 枚が一般的").wait_for()
     assert page.locator("#lora-form .recipe").get_by_label("画風").count() == 1

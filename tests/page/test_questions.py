@@ -52,7 +52,7 @@ def test_stop_now_and_kill_say_what_is_lost_and_do_nothing_until_it_is_meant(vis
     wait_for(lambda: not reader.run(run.id).active, 20)
 
 
-def test_a_training_without_captions_is_asked_about_once(visit, served, monkeypatch):
+def test_training_without_captions_needs_one_confirmation(visit, served, monkeypatch):
     text = Problem("", "no image has a caption: write some", code="no_captions")
     bare = {"findings": [isolated.finding(text, "images", "hint")], "fit": None}
     monkeypatch.setattr(isolated, "check", lambda reading, launch: bare)

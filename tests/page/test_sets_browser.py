@@ -83,7 +83,7 @@ def test_look_edit_replace_and_undo(visit, images, monkeypatch):
     assert tree(images) == start
 
 
-def test_a_folder_that_was_looked_at_before_a_change_does_not_hide_it(visit, images):
+def test_cached_folder_listing_does_not_hide_a_change(visit, images):
     visitor, held = visit(), []
     page = go(visitor, "Data set")
     page.locator("#images-folder").fill(str(images))
@@ -112,7 +112,7 @@ def test_a_folder_that_was_looked_at_before_a_change_does_not_hide_it(visit, ima
     assert undo.is_disabled() and "Undone: Caption of" in visitor.said()
 
 
-def test_a_tabs_regularisation_and_dataset_file_are_looked_at_and_opened_alone(visit, images):
+def test_regularisation_and_dataset_file_of_a_tab_can_be_opened_alone(visit, images):
     reg, file = images.parent / f"{images.name}-reg", images.parent / f"{images.name}.toml"
     (reg / "1_thing").mkdir(parents=True)
     for i in range(5):

@@ -65,7 +65,7 @@ def test_the_largest_preset_that_fits_the_gpu_is_the_start(few, memory, size):
     assert ("less than any preset" in str(why)) == (memory < 7.6) and f"Gpu, {memory:.0f} GB" in str(why)
 
 
-def test_without_a_known_gpu_the_smallest_preset_is_the_start_and_that_is_said(few):
+def test_without_a_known_gpu_the_smallest_preset_is_the_start_and_that_is_reported(few):
     preset, why = start_for(None)
     assert preset.gigabytes == 8 and "No NVIDIA GPU was found" in str(why)
     preset, why = start_for(Gpu())

@@ -233,7 +233,7 @@ def test_what_became_of_the_keys_of_other_trainers_is_in_every_catalogue():
     )
 
 
-def test_what_jobs_and_trainings_do_is_said_by_texts_that_are_in_every_catalogue():
+def test_what_jobs_and_trainings_do_is_reported_by_texts_that_are_in_every_catalogue():
     said, others = [], []
     for path in of_library():
         for call, told in page_texts.progress(path):
@@ -271,7 +271,7 @@ def test_an_answer_says_how_its_texts_were_made():
 
 
 @pytest.mark.parametrize("language", ["en", "xx", "../zh", ""])
-def test_only_catalogues_that_are_there_can_be_asked_for(language):
+def test_only_existing_catalogues_can_be_requested(language):
     with pytest.raises(ConfigError):
         texts.table(language)
     assert (texts.FOLDER / "zh.po").is_file()

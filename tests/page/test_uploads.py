@@ -157,7 +157,7 @@ def test_what_is_not_what_it_says_is_deleted(browser, tmp_path, name, content):
     assert names(tmp_path) == []
 
 
-def test_kinds_that_are_not_taken_are_told_at_once(browser, tmp_path):
+def test_unsupported_kinds_are_reported_at_once(browser, tmp_path):
     said = browser.ask(("a.exe", b"x"), ("a.png", b""), ("b.txt", b"x" * 1_000_001), ("metadata_cache.json", b"{}"))
     assert [one["state"] for one in said] == ["refused"] * 4
 
@@ -183,7 +183,7 @@ def test_names_from_outside_stay_inside(browser, tmp_path):
     assert {path.parent.name for path in tmp_path.rglob("*.png")} == {"cats"}
 
 
-def test_folders_outside_are_not_looked_at(uploads, tmp_path):
+def test_folders_outside_are_not_read(uploads, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (tmp_path / "root" / "link").symlink_to(outside)
@@ -218,7 +218,7 @@ def test_links_in_the_folder_are_left_alone(browser, tmp_path):
     assert other["id"] != verdict["id"] and secret.read_bytes() == picture(7)
 
 
-def test_a_full_disk_is_said_and_left_as_it_was(browser, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_left_as_it_was(browser, tmp_path, monkeypatch):
     content = picture()
     (verdict,) = browser.ask(("a.png", content))
     monkeypatch.setattr("builtins.open", full_disk(open))

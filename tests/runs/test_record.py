@@ -94,7 +94,7 @@ def test_an_exception_is_the_cause_of_the_failure(tmp_path):
     assert "Traceback" in reader.tail(record.folder)
 
 
-def test_what_is_said_can_be_translated_where_it_is_read_and_holds_no_secret(tmp_path):
+def test_what_is_reported_can_be_translated_where_it_is_read_and_holds_no_secret(tmp_path):
     problems = [Problem("vae", "{path} is missing", path="/x"), Problem("", "bad token {token}", token="canary-3")]
     with pytest.raises(ConfigError), Record.start({"huggingface_token": "canary-3"}, "s", tmp_path, "cat") as record:
         record.phase(Message("trying {settings}", settings="fp8"), 1, 2)
@@ -153,7 +153,7 @@ def test_stored_texts_with_forms_braces_and_options_come_back_as_they_were(count
     assert read["a"] == told and read["b"] == images and str(read["c"]) == "{plain} text"
 
 
-def test_an_older_record_is_read_as_it_is(tmp_path):
+def test_an_older_record_is_read_unchanged(tmp_path):
     layout.store(tmp_path / "run.json", {"state": "failed", "error": "vae /x is missing"})
     assert reader.at(tmp_path).error == "vae /x is missing"
     (tmp_path / "progress.jsonl").write_text('{"kind": "phase", "name": "saving"}\n{"kind": "x", "texts": [{}]}\n')
@@ -268,7 +268,7 @@ def deleted(record):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows deletes no open file")
-def test_a_deleted_folder_is_written_again_with_all_that_was_said(tmp_path, monkeypatch):
+def test_a_deleted_folder_is_written_again_with_all_that_was_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("library.runs.record.HEARTBEAT", 0.05)
     with begin(tmp_path) as record:
         (record.folder / "run.toml").write_text("max_train_steps = 10")

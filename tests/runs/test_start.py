@@ -122,14 +122,14 @@ def test_a_trainer_that_cannot_even_start_is_a_failure_with_its_words(tmp_path, 
     assert run.state == "failed" and run.error.splitlines() == ["ae is not set: choose the file", "clip_l is not set"]
 
 
-def test_what_cannot_be_launched_is_said_and_recorded(tmp_path, monkeypatch):
+def test_what_cannot_be_launched_is_reported_and_recorded(tmp_path, monkeypatch):
     monkeypatch.setattr(start, "starting", lambda path, script, **how: ([str(tmp_path / "no-such-program")], {}))
     with pytest.raises(ConfigError, match="could not be started"):
         start.launch(config(tmp_path))
     assert reader.runs()[0].state == "failed"
 
 
-def test_an_output_folder_that_is_a_file_is_said(tmp_path):
+def test_an_output_folder_that_is_a_file_is_reported(tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(ConfigError, match="output_dir"):
         start.launch(config(tmp_path))

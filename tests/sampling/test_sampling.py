@@ -162,7 +162,7 @@ def test_files_that_do_not_fit_are_sentences(given, tmp_path, tensors, says):
 
 
 @pytest.mark.parametrize("when", ["loading the model", "generating"])
-def test_a_file_that_is_replaced_meanwhile_is_said(given, tmp_path, when):
+def test_a_file_that_is_replaced_meanwhile_is_reported(given, tmp_path, when):
     """While it is read, nothing is generated; afterwards the images are kept."""
     config = given(SCRIPTS[0])
     family = families.family_for(config)

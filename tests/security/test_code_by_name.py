@@ -208,7 +208,7 @@ def test_the_check_says_that_unlisted_code_will_run(package):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_from_the_page_unlisted_code_is_asked_for_once(script, package, tmp_path, monkeypatch):
+def test_from_the_page_unlisted_code_is_requested_once(script, package, tmp_path, monkeypatch):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     kind, root = config_class(script), tmp_path
     asking, silent = Roots([root], asks=True), Roots([root])

@@ -168,7 +168,7 @@ def test_every_family_and_every_kind_was_counted():
         assert row in page, row
 
 
-def test_what_comfyui_computes_otherwise_is_said(tmp_path):
+def test_what_comfyui_computes_otherwise_is_reported(tmp_path):
     cases = {
         ("dora", ()): ("DoRA over outputs", "read DoRA"),
         ("dora", ("wd_on_output=False",)): ("read DoRA",),

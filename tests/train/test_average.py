@@ -75,7 +75,7 @@ def test_only_the_process_that_saves_keeps_one():
     assert not ExponentialMovingAverage.wanted(method, off, CPU, True)
 
 
-def test_what_does_not_go_together_is_said():
+def test_what_does_not_go_together_is_reported():
     def config(**values):
         return build(SdxlTrain, values, notes=[])
 

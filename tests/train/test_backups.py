@@ -165,7 +165,7 @@ def test_where_one_of_two_processes_is_killed_the_other_says_so_and_both_go_on(d
 # ---- room on the disk
 
 
-def test_without_room_it_is_left_out_and_said_once(demo, squares, tmp_path, monkeypatch):
+def test_without_room_it_is_left_out_and_reported_once(demo, squares, tmp_path, monkeypatch):
     values = {"train_data_dir": squares, "output_name": "m", "max_train_steps": 6}
     plain = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "plain", **values))
     monkeypatch.setattr(checkpointer, "free_space", lambda place: 10**6)

@@ -100,13 +100,13 @@ def test_what_fits_is_not_spoken_of(made, how):
 
 
 @pytest.mark.parametrize(("how", "words"), FITS_NOT, ids=str)
-def test_what_does_not_fit_is_told_in_one_sentence(made, how, words):
+def test_mismatch_is_reported_in_one_sentence(made, how, words):
     (said,), remarks = made(FLUX, **how)
     assert words in str(said)
     assert not any("the training continues" in str(remark) for remark in remarks)
 
 
-def test_states_of_other_trainings_are_told(made):
+def test_states_of_other_trainings_are_reported(made):
     (said,) = made("flux_train", resume="HERE/out/plain-state")[0]
     assert "is the state of a training of adapters, and this one trains a whole model" in str(said)
     (said,) = made(SDXL, resume="HERE/out/plain-state")[0]
@@ -114,12 +114,12 @@ def test_states_of_other_trainings_are_told(made):
 
 
 @pytest.mark.parametrize("how", [{"block_lr": ",".join("0" * 23)}, {"learning_rate": 0}], ids=str)
-def test_a_whole_model_that_learns_nothing_is_told(made, how):
+def test_full_training_without_trained_weights_is_reported(made, how):
     (said,) = made("sdxl_train", **how)[0]
     assert str(said).startswith(f"{next(iter(how))} is 0, so nothing would be trained")
 
 
-def test_several_misfits_are_told_together(made):
+def test_several_mismatches_are_reported_together(made):
     found, _ = made(
         FLUX,
         unet_lr=0,

@@ -129,7 +129,7 @@ def test_a_job_is_ended_by_the_process_that_caches_and_not_by_the_one_that_waite
     assert states == ["running"] and jobs.find(place.name).state == "failed"
 
 
-def test_what_cannot_be_cached_is_said_in_a_sentence(toml, tmp_path, capsys, monkeypatch):
+def test_what_cannot_be_cached_is_reported_in_a_sentence(toml, tmp_path, capsys, monkeypatch):
     _, write = toml
     shuffled = write("sdxl_train_network", shuffle_caption=True)
     with pytest.raises(SystemExit) as ended:

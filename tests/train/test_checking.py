@@ -50,7 +50,7 @@ def told(config, verdict="bad"):
 # ---- the report
 
 
-def test_a_good_config_is_told_what_there_is(config):
+def test_valid_config_reports_its_data(config):
     report = checking.report(config)
     assert report.problems == []
     texts = {finding.topic: finding.text for finding in report.findings}
@@ -90,7 +90,7 @@ def test_captions_with_another_ending_are_a_hint_with_a_remedy(config):
     assert found and found[0].fix == {"caption_extension": ".txt"}
 
 
-def test_what_the_training_ends_before_is_said(config, tmp_path):
+def test_what_the_training_ends_before_is_reported(config, tmp_path):
     (tmp_path / "prompts.txt").write_text("a zorb toy")
     late = {
         "sample_every_n_steps": 61,
@@ -116,7 +116,7 @@ def test_what_the_training_ends_before_is_said(config, tmp_path):
     assert any(str(text).startswith("sample_prompts: samples are generated only when") for text in alone - found)
 
 
-def test_a_prompt_that_is_sampled_at_another_size_is_said(config, tmp_path):
+def test_a_prompt_that_is_sampled_at_another_size_is_reported(config, tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text("a cat --w 100\na dog --l nan\n", encoding="utf-8")
     remarks = [str(one) for one in preflight.findings(replace(config, sample_prompts=str(path)))[1]]
@@ -124,7 +124,7 @@ def test_a_prompt_that_is_sampled_at_another_size_is_said(config, tmp_path):
     assert any("prompts.txt, line 2: --l nan has no effect" in one for one in remarks)
 
 
-def test_what_is_held_out_for_validation_is_said_by_folder(config):
+def test_what_is_held_out_for_validation_is_reported_by_folder(config):
     said = [str(one.text) for one in told(replace(config, validation_split=0.25), "ok") if one.topic == "images"]
     wanted = r"\d+ of \d+ images held out for validation: \d+ of \d+ in .+"
     assert any(re.fullmatch(wanted, text) for text in said)
@@ -145,7 +145,7 @@ def test_a_hint_with_a_remedy_is_gone_after_it(config):
             assert hint.text not in [one.text for one in checking.report(mended).findings], hint
 
 
-def test_everything_is_looked_at_within_seconds(config, tmp_path):
+def test_everything_is_examined_within_seconds(config, tmp_path):
     """10,000 images take less than 10 s; here 2,000 take less than 10, whatever else the machine does."""
     folder = tmp_path / "many" / "1_cat"
     folder.mkdir(parents=True)
@@ -158,7 +158,7 @@ def test_everything_is_looked_at_within_seconds(config, tmp_path):
     assert report.problems == [] and time.process_time() - begun < 10
 
 
-def test_a_check_loads_no_compiler_where_none_is_asked_for(config):
+def test_check_without_compile_loads_no_compiler(config):
     config = replace(config, t5xxl_max_token_length=512)  # longer than any caption here, which need not be counted
     given = {name: str(value) for name, value in flat(changed(config)).items()}
     asked = json.dumps([{"script": config.script, "values": given, "problems": [], "wrong": []}])

@@ -94,7 +94,7 @@ def test_options_of_noise_and_loss_change_the_step(demo, script):
         assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)), name
 
 
-def test_the_area_of_masks_is_divided_out_where_asked(demo, squares, tmp_path):
+def test_mask_area_is_divided_out_on_request(demo, squares, tmp_path):
     """Half of each image is transparent: the loss of the rest is about twice as large, in every step alike."""
     shutil.copytree(squares, tmp_path / "cut")
     for path in (tmp_path / "cut").rglob("*.png"):
@@ -189,7 +189,7 @@ def test_the_file_says_what_its_maker_wants_it_to(run):
 
 
 @pytest.mark.parametrize("script", ["sdxl_train_network", "flux_train"])
-def test_attention_is_pytorchs_whatever_is_asked_for(run, monkeypatch, script):
+def test_attention_is_pytorchs_with_every_option(run, monkeypatch, script):
     calls = []
     attention = functional.scaled_dot_product_attention
     monkeypatch.setattr(
@@ -255,7 +255,7 @@ def test_weights_and_biases_get_the_same_numbers(run, wandb, tmp_path, monkeypat
     assert wandb.how["entity"] == "me" and "config" not in wandb.how
 
 
-def test_tensorboard_shows_the_settings_when_asked(run, tmp_path):
+def test_tensorboard_shows_the_settings_on_request(run, tmp_path):
     run(logging_dir=tmp_path / "logs", log_config=True, log_tracker_name="cats", max_train_steps=1)
     (file,) = (tmp_path / "logs").rglob("events.out.tfevents.*")
     assert file.parent.name == "cats"
@@ -325,7 +325,7 @@ def test_what_has_no_effect_is_in_the_record_once(demo, squares, tmp_path, capsy
 
 
 @pytest.mark.parametrize("guided", [True, False])
-def test_guidance_of_a_model_without_it_is_said(demo, squares, tmp_path, monkeypatch, guided):
+def test_guidance_of_a_model_without_it_is_reported(demo, squares, tmp_path, monkeypatch, guided):
     config = config_of(demo, "flux_train", train_data_dir=squares, output_dir=tmp_path, guidance_scale=1.0)
     monkeypatch.setattr(type(families.family_for(config)), "is_schnell", not guided)
     said = [text for text in map(str, preflight.findings(config)[1]) if "guidance_scale" in text]

@@ -92,7 +92,7 @@ def test_it_is_read_back_here(saved, single, tmp_path):
     assert not list(again.family.problems())
 
 
-def test_the_source_decides_when_nothing_is_said(saved, tmp_path):
+def test_the_source_decides_when_nothing_is_reported(saved, tmp_path):
     method, config = learner_of(saved[1], tmp_path, save_model_as=None, v_parameterization=True)
     path = paths.result(paths.names(config).epoch(2), method, config, {}, (2, 1))
     assert path.is_dir() and path.name == "m-000002"

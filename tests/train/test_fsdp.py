@@ -150,7 +150,7 @@ def test_an_sdxl_model_with_text_encoders(demo, squares, tmp_path):
         assert torch.allclose(a, b, atol=3e-3)  # at most, where a gradient is as small as what rounding changes
 
 
-def test_chroma_whose_approximator_stays_as_it_is(squares, tmp_path):
+def test_chroma_whose_approximator_stays_unchanged(squares, tmp_path):
     made = Trainings(files.prepare(tmp_path / "demo", ("chroma",)), squares, tmp_path)
     name, values = "chroma_flux_train", {"max_train_steps": 2, "max_grad_norm": 1.0}
     made.run(whole=(name, values), shards=(name, {**values, "fsdp": True}))

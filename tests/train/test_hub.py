@@ -101,7 +101,7 @@ def test_in_the_background_a_file_stays_until_it_is_sent(there, config, tmp_path
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_what_cannot_be_sent_is_said_and_ends_nothing(there, config, background):
+def test_what_cannot_be_sent_is_reported_and_ends_nothing(there, config, background):
     there.fails = ("m-step00000002.safetensors",)
     outcome = train(config(save_every_n_steps=2, async_upload=background))
     (said,) = [event["text"] for event in outcome.events("warning") if "upload" in str(event["text"])]
@@ -119,7 +119,7 @@ def test_a_repository_that_cannot_be_had_is_known_before_the_model_is_loaded(the
     assert not [event for event in reader.events(folder)[0] if event["kind"] == "phase"]
 
 
-def test_a_token_is_asked_for_at_once(config, monkeypatch):
+def test_missing_token_is_reported_at_once(config, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     (said,) = (p for p in preflight.problems(config(huggingface_token=None)) if "token" in str(p))
     assert "HF_TOKEN" in str(said)

@@ -80,7 +80,7 @@ def test_a_training_downloads_them_and_is_the_same_as_with_the_file(hub, downloa
     assert len(hub.tokens) == asked, "what is here is not asked for"
 
 
-def test_what_cannot_be_downloaded_is_said_before_the_model_is_loaded(hub, downloads, shallow, squares, monkeypatch):  # noqa: F811
+def test_failed_download_is_reported_before_the_model_is_loaded(hub, downloads, shallow, squares, monkeypatch):  # noqa: F811
     named = config_of(shallow, SCRIPT, train_data_dir=squares, output_name="m", base_weights=[NAME])
 
     def said():

@@ -95,7 +95,7 @@ def test_of_what_one_cannot_read_no_process_begins_a_step(messages, size, gone, 
         assert answers == [(steps, steps, steps * size, "4.png is missing")] * 3
 
 
-def test_a_process_that_does_not_come_to_a_step_is_waited_for_as_long_as_was_said(messages):
+def test_a_process_that_does_not_come_to_a_step_is_waited_for_as_long_as_was_reported(messages):
     first, _ = messages(2, timeout_of_step=0.01)
     with pytest.raises(DistStoreError, match=f"^({'|'.join(errors.SILENT)})"):
         first.first_problem("")

@@ -273,7 +273,7 @@ def test_the_script_itself_ends_with_a_code_and_without_a_traceback(refused, dem
     assert all(sum(word in line for line in lines) == 1 for word in words), said
 
 
-def test_a_mistake_in_a_process_of_several_is_said_once(refused, demo, squares, tmp_path):
+def test_a_mistake_in_a_process_of_several_is_reported_once(refused, demo, squares, tmp_path):
     """By the first process alone, whatever the launcher adds; its file cannot be read, so that none loads PyTorch."""
     from library.config.command import command
 

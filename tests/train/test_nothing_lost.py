@@ -281,7 +281,7 @@ def test_the_vae_goes_back_after_an_error():
     assert Moved.where == ["somewhere", "cpu"]
 
 
-def test_the_cache_of_prompts_has_a_limit_and_keeps_what_is_asked_for_together():
+def test_prompt_cache_has_a_limit_and_keeps_prompts_of_one_request():
     from library.families.base import SampleRequest
     from library.families.shared.sampler import KEPT
 

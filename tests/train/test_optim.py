@@ -67,7 +67,7 @@ def test_every_name_has_a_line_in_the_table():
     assert set(get_args(SchedulerName)) == set(FUNCTIONS)
 
 
-def test_all_that_is_wrong_is_said_at_once(monkeypatch):
+def test_all_that_is_wrong_is_reported_at_once(monkeypatch):
     hide(monkeypatch, "prodigyopt")
     wrong = config(
         optimizer_type="Prodigy",
@@ -149,7 +149,7 @@ def test_more_warmup_than_steps_trains_on_the_way_up_as_in_sd_scripts(name):
     assert any("lr_warmup_steps 20 is not below max_train_steps" in str(line) for line in said)
 
 
-def test_a_decay_that_overlaps_the_warmup_is_refused_and_one_that_never_begins_is_told():
+def test_decay_overlapping_the_warmup_is_rejected_and_one_that_never_begins_is_reported():
     given = {"lr_scheduler": "warmup_stable_decay", "lr_warmup_steps": 6}
     for total, decay in ((10, 5), (20, "75%")):
         (wrong,) = lr_schedule.too_long(config(**given, lr_decay_steps=decay), total)
@@ -209,7 +209,7 @@ def test_other_optimizers_keep_their_warmup():
     assert not said.fix and "warmup_steps=N" in str(said)
 
 
-def test_adafactor_finds_its_own_rate_unless_told_not_to():
+def test_adafactor_sets_its_own_rate_by_default():
     chosen = config(optimizer_type="AdaFactor", learning_rate=1e-3, lr_scheduler="cosine")
     made = optimizers.optimizer(method(1e-4), chosen)
     schedule = optimizers.schedule(made, chosen, 10)

@@ -209,7 +209,7 @@ def test_others_are_found_in_their_packages(written):
     assert len(toy.steps(made, 0, 2)) == 2
 
 
-def test_what_takes_matrices_only_is_told_so():
+def test_optimizer_for_matrices_only_is_reported():
     with pytest.raises(ConfigError, match="optimizer_type torch.optim.Muon does not take these weights"):
         Toy().made(build(FluxLora, {"optimizer_type": "torch.optim.Muon", "learning_rate": 1e-3}, notes=[]))
 

@@ -16,7 +16,7 @@ def clock(monkeypatch):
     return now
 
 
-def test_the_time_left_is_told_now_and_then(clock):
+def test_remaining_time_is_reported_at_intervals(clock):
     said = []
     tell = Progress(said.append)
     for done in range(0, 101, 4):

@@ -280,7 +280,7 @@ def test_no_odd_number_is_taken_in_silence(tmp_path, letter):
         ("p.toml", '[prompt]\nwidth = 100\n[[prompt.subset]]\nprompt = "a cat"\nheight = 64\n'),
     ],
 )
-def test_a_size_that_is_rounded_is_said(tmp_path, name, text):
+def test_a_size_that_is_rounded_is_reported(tmp_path, name, text):
     (said,) = prompts.notes(write(tmp_path, name, text), multiple=16)
     assert "100 becomes 96, as sides are multiples of 16 here" in str(said)
     assert not prompts.notes(tmp_path / name, multiple=4)

@@ -335,12 +335,12 @@ def test_a_step_that_is_done_again_counts_once():
         ({"fused_backward_pass": True}, "Adafactor"),
     ],
 )
-def test_what_does_not_go_together_is_said(values, words):
+def test_what_does_not_go_together_is_reported(values, words):
     with pytest.raises(ConfigError, match=words):
         config(**values)
 
 
-def test_optimizers_that_look_at_all_weights_round_to_the_nearest_and_that_is_said():
+def test_optimizers_that_look_at_all_weights_round_to_the_nearest_and_that_is_reported():
     notes = list(optimizers.notes(config(**HALF, optimizer_type="Prodigy", learning_rate=1)))
     assert any("nearest" in str(note) for note in notes)
     assert not list(optimizers.notes(config(**HALF)))

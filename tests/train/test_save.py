@@ -63,7 +63,7 @@ def test_what_is_removed_is_what_sd_scripts_removes(tmp_path):
     assert paths.outdated_epoch(config(tmp_path), 5) is None and paths.outdated_step(config(tmp_path), 5) is None
 
 
-def test_chosen_steps_are_written_in_several_ways_and_their_files_stay(tmp_path):
+def test_chosen_steps_have_several_notations_and_their_files_stay(tmp_path):
     for steps in ("20,50", "20, 50", "20 50", [20, 50], ("20", "50"), ["20,50"], ["20,", "50"]):
         kept = config(tmp_path, output_name="m", save_every_n_steps=10, save_last_n_steps=30, save_at_steps=steps)
         assert kept.save.save_at_steps == (20, 50)
@@ -247,7 +247,7 @@ def test_a_whole_model_that_came_with_nan_can_be_saved(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(("precision", "times"), [("float", "ab"), ("bf16", "aab"), ("fp16", "aabb")])
-def test_a_tensor_that_others_send_is_asked_for_once_and_before_where_it_may_not_fit(tmp_path, precision, times):
+def test_remote_tensor_is_requested_once_and_early_if_it_may_not_fit(tmp_path, precision, times):
     asked = []
 
     def lazy(name, value):

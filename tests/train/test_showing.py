@@ -38,7 +38,7 @@ def shown(demo, tmp_path, capsys):
     return show
 
 
-def test_buckets_captions_and_sizes_are_told_and_nothing_is_written(shown):
+def test_buckets_captions_and_sizes_are_printed_and_nothing_is_written(shown):
     lines = shown(caption_prefix="by me,", flip_aug=True, cache_text_encoder_outputs=False)
     assert not shown.out.exists()
     assert "4 images (0 of them regularisation), seen 8 times in 4 batches per epoch" in lines
@@ -61,7 +61,7 @@ def test_captions_that_are_cached_are_shown_as_they_are_cached(shown):
     assert "used for validation: 1" in lines
 
 
-def test_what_is_wrong_with_the_data_is_said(shown, capsys):
+def test_what_is_wrong_with_the_data_is_reported(shown, capsys):
     with pytest.raises(SystemExit) as ended:
         shown(train_data_dir=shown.folder / "2_zorb toy")
     assert ended.value.code == 1 and "give the folder above it" in capsys.readouterr().err

@@ -113,7 +113,7 @@ def test_six_sizes_and_lengths_need_the_graphs_of_one_length(run, read, tmp_path
         assert cut.losses == pytest.approx(losses)
 
 
-def test_what_cannot_be_known_ahead_is_refused_and_what_changes_nothing_is_said(demo, tmp_path):
+def test_what_cannot_be_known_ahead_is_refused_and_what_changes_nothing_is_reported(demo, tmp_path):
     with pytest.raises(ConfigError, match="t5xxl_train_length = longest needs cache_text_encoder_outputs"):
         config_of(demo, SCRIPT, cache_text_encoder_outputs=False, t5xxl_train_length="longest")
     short = config_of(demo, SCRIPT, t5xxl_train_length="256")

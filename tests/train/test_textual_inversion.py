@@ -146,7 +146,7 @@ def test_captions_get_all_vectors_or_become_sentences():
         ({"learning_rate": 0}, "learning_rate is 0, so nothing would be trained"),
     ],
 )
-def test_what_cannot_be_trained_is_said_before_a_model_is_loaded(trained, config, tmp_path, values, said):
+def test_what_cannot_be_trained_is_reported_before_a_model_is_loaded(trained, config, tmp_path, values, said):
     with pytest.raises(ConfigError) as error:
         preflight.check(config(tmp_path, **{"weights": trained.file} | values))
     assert [problem for problem in error.value.problems if said in str(problem)], error.value

@@ -249,7 +249,7 @@ def test_a_model_is_saved_as_the_file_it_came_from(plain, demo, script):
     assert metadata(made.file)["modelspec.architecture"] == families.facts(family).architecture
 
 
-def test_sdxl_text_encoders_learn_when_asked_to(run, demo):
+def test_sdxl_text_encoders_are_trained_on_request(run, demo):
     made = run("sdxl_train", train_text_encoder=True, cache_text_encoder_outputs=False, learning_rate_te2=1e-3)
     before, after = load_file(demo.models["sdxl"]["sdxl"]), made.tensors()
     for encoder in ("conditioner.embedders.0.", "conditioner.embedders.1."):

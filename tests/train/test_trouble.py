@@ -224,7 +224,7 @@ def test_a_process_that_has_ended_is_named_where_there_are_several(config, monke
         assert errors.explain_error(error, *where) is error
 
 
-def test_a_process_that_does_not_answer_in_time_is_told_of(config, monkeypatch):
+def test_process_that_does_not_respond_in_time_is_reported(config, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     error = RuntimeError("[unbound_buffer.cc:78] Timed out waiting 60000ms for recv operation to complete")
     said = str(errors.explain_error(error, config(), "step 7", {"state": Path("out/at-5-state")}))
