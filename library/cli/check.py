@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
     if report.problems:
         to_fix = [f"{one.text}{one.advice}" for one in report.findings if one.verdict == "bad"]
         return complain("\n".join([*to_fix, f"{len(to_fix)} to fix in {what}"]), FAILED)
-    print(f"{what}: nothing wrong was found")
+    print(f"{what}: no problems found")
     return DONE
 
 

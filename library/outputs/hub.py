@@ -53,7 +53,7 @@ class Uploads:
                 )
             ) from e
         address = f"https://huggingface.co/{KINDS.get(self._kind or '', '')}{options.huggingface_repo_id}"
-        self._run.say(f"What is saved is uploaded to {address}")
+        self._run.say(f"Saved files are uploaded to {address}")
 
     def add(self, path: Path) -> None:
         """Upload a file or a folder under its own name; states only with save_state_to_huggingface."""

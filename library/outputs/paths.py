@@ -248,7 +248,7 @@ def remove(path: Path | None) -> None:
     """Delete an outdated file or state folder; a missing one is no error."""
     if path is None or not path.exists():
         return
-    log.info("removing %s, which is older than what shall be kept", path)
+    log.info("removing outdated %s", path)
     if path.is_dir():
         remove_folder(path)
     else:

@@ -87,9 +87,9 @@ def extract(asked: argparse.Namespace) -> int:
         **{field.name: getattr(asked, field.name) for field in dataclasses.fields(tool.ExtractOptions)}
     )
     done = tool.extract(asked.tuned, asked.base, asked.out, choices=choices, dtype=asked.dtype, report=asked.report)
-    print(f"{done.path}: {counted(done.modules, 'module')}; left out as they do not differ: {done.same}")
+    print(f"{done.path}: {counted(done.modules, 'module')}; skipped as unchanged: {done.same}")
     for part in done.left_out:
-        print(f"note: {part} differs by no more than {choices.min_diff:g} and was left out")
+        print(f"note: {part} differs by at most {choices.min_diff:g}, so it was skipped")
     return DONE
 
 

@@ -72,7 +72,7 @@ class DenoiserFile:
             transfer.expect(model, {name: shapes[name] for name in wanted})
         sources = {name: beside[name][1] if name in beside else rows_of(file, *names[name]) for name in wanted}
         if unread := len(names.keys() - wanted):
-            logger.warning("%s: %d tensors are not part of %s and are left out", path, unread, self.title)
+            logger.warning("%s: %d tensors are not part of %s and were skipped", path, unread, self.title)
         kind = transfer.widened(dtype, self.in_blocks if keep_8_bits else None)
         return model, functools.partial(transfer.fill, model, sources, kind)
 

@@ -63,6 +63,6 @@ class DoubleStreamFile:
                 read = functools.partial(lambda name, rows: joined(name, [file[row] for row in rows]), name, rows)
                 sources[name] = Source(None, read) if converts else file.source(rows[0])
         if unread := len(made_of) - len(sources):
-            logger.warning("%s: %d tensors are not part of the transformer and are left out", path, unread)
+            logger.warning("%s: %d tensors are not part of the transformer and were skipped", path, unread)
         kind = transfer.widened(dtype, (lambda name: "blocks." in name) if keep_8_bits else None)
         return model, functools.partial(transfer.fill, model, sources, kind)

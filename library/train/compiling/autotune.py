@@ -258,14 +258,14 @@ def fastest(results: list[Measured], passes: int) -> Measured:
 
 def summary(chosen: Measured, results: list[Measured], passes: int, known: bool) -> str:
     """Return the choice and its reason for the log."""
-    tried = f"compile_autotune: {len(results)} ways {'remembered' if known else 'tried'}"
+    tried = f"compile_autotune: {len(results)} settings {'remembered' if known else 'tried'}"
     if len(results) == 1 and not results[0].changes.get("compile") and chosen.seconds:
         return (
             f"compile_autotune: eager steps take {chosen.seconds:.3g} s, so the whole training takes "
             f"{duration(chosen.total(passes))}: compiling would take longer than it saves"
         )
     if not chosen.seconds:
-        return f"{tried}, none of which could be used; continuing {shown(chosen.changes) or 'as it was asked for'}"
+        return f"{tried}, but none works; continuing with {shown(chosen.changes) or 'yours'}"
     eager = next((r for r in results if r.changes.get("compile") is False and not r.why), None)
     against = f" instead of {eager.seconds:.3g} s eagerly" if eager and eager is not chosen else ""
     why = f"With it the whole training takes {duration(chosen.total(passes))}"

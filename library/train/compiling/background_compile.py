@@ -199,11 +199,11 @@ class BackgroundCompiler:
         if self._forced or saves > costs:
             return True
         self._choices.stays_eager = self._clock.total
-        after = f"begin after about {beside:.0f} s of compiling beside them, " if beside else ""
+        after = f"start after about {beside:.0f} s of compiling and " if beside else ""
         self._journal.say(
-            f"Blocks are not compiled: a step was measured to take {self._step_seconds:.3g} s without it, and "
-            f"{steps} are left. Compiled ones would {after}save {saves:.0f} s, and need {costs:.0f} s to "
-            f"{'be made from the cache alone' if standing else 'switch to'}"
+            f"Blocks are not compiled: of {steps} remaining steps (eager: {self._step_seconds:.3g} s each), compiled "
+            f"ones would {after}save {saves:.0f} s, but cost {costs:.0f} s to "
+            f"{'load from a warm cache' if standing else 'switch to'}"
         )
         return False
 

@@ -153,7 +153,7 @@ class SampleRunner:
             training.journal.phase(phases.GENERATING_SAMPLES, 0, len(self._prompts))
             self._generate(training, made, problems)
         except WorkCancelled:
-            training.journal.say("Not all samples are generated, as the training ends now.")
+            training.journal.say("Some samples were not generated, as the training is ending.")
         except Exception as error:  # the prompts or the networks could not be prepared
             problems.append(beside.reason(error, training))
         beside.attempt(lambda: self._note_shortage(training.journal), NOT_LISTED, training)

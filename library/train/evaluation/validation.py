@@ -97,7 +97,7 @@ class ValidationRunner:
         if said := [*filter(None, world.gather(problem))]:
             training.journal.warn(Message("this validation is left out ({why}); the training goes on", why=said[0]))
         elif cut.item():
-            training.journal.say("The validation is not done to the end, as the training ends now.")
+            training.journal.say("The validation was cut short, as the training is ending.")
         if cut.item():
             return {}
         *totals, count = sums.tolist()
