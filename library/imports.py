@@ -28,6 +28,7 @@ def without_collecting() -> Iterator[None]:
             gc.enable()
 
 
+# diffusers and transformers import peft and bitsandbytes if installed, which takes 2 s and is never used here.
 # Why: docs/decisions/2026-11-22-diffusers-without-optional-packages.md
 @contextlib.contextmanager
 def without_optional(module: str) -> Iterator[None]:

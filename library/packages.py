@@ -23,6 +23,8 @@ from library.config.problems import ConfigError, Message
 from library.config.values import did_you_mean
 from library.files import cache_folder, write_atomic
 
+# A package counts as working once it has stepped a weight on the training's device; the page must not load PyTorch to
+# find out.
 # Why: docs/decisions/2026-11-22-optimizer-packages-are-installed.md
 # Import name -> name for installing.
 PACKAGES = {

@@ -71,6 +71,7 @@ WORD = 2048  # approximate parameters of a trained word in all text encoders
 RUNS = 30  # earlier runs to search for a rate
 
 
+# Counted from headers, as building the networks would load diffusers and transformers for 4 s.
 # Why: docs/decisions/2026-11-22-estimates-say-what-they-rest-on.md
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:

@@ -20,6 +20,7 @@ PATIENCE = 120.0  # timeout in seconds; 10,000 images take less than 10
 Report = dict[str, Any]  # as library.check.report.Report.as_json
 
 
+# The check asks torch about the GPU and the compiler, and the page must never load torch.
 # Why: docs/decisions/2026-11-20-check-in-a-process-of-its-own.md
 def check(reading: Reading[Any], launch: JsonMapping) -> Report:
     """Return the report on a form's values, including problems of reading them."""

@@ -36,6 +36,7 @@ Options are those of the script (kohya train SCRIPT --help), and those of the la
 --cpu, --num_machines, --machine_rank, --main_process_ip, --main_process_port, --num_cpu_threads_per_process."""
 
 
+# `accelerate launch` loads torch for seconds before a script could report a wrong flag.
 # Why: docs/decisions/2026-11-20-check-before-launch.md
 def train(argv: list[str]) -> int:
     """Check the options here, then train; return the exit code of the training or of its launcher."""

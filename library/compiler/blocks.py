@@ -75,6 +75,7 @@ def torch_compile_options(args: Any, sizes: int = 1) -> JsonObject:
     return chosen
 
 
+# Inductor for CUDA (torch 2.11) fails with varying sizes in all of FLUX.1 or SDXL, so blocks are the default.
 # Why: docs/decisions/2026-11-20-whole-model-graph-per-size.md
 def compile_model(  # noqa: PLR0913 - the signature is a published one
     args: Any,

@@ -96,6 +96,7 @@ def _not_made(folder: Path) -> str:
     return ""
 
 
+# PyTorch's default is in the temporary folder, which a restart may empty.
 # Why: docs/decisions/2026-11-20-compile-cache-folder.md
 def default_root() -> Path:
     return platformdirs.user_cache_path("kohya", appauthor=False) / "compile"

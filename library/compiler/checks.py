@@ -20,6 +20,7 @@ ALWAYS = {"inductor", "eager", "aot_eager"}  # backends of every supported PyTor
 FALLBACK = {"compile_fallback": True}
 # Backends that PyTorch lists although they are in another package -> that package.
 PACKAGES = {"tvm": "tvm", "openxla": "torch_xla", "openxla_eval": "torch_xla"}
+# PyTorch does not guard on hooks, so a compiled block would silently ignore them.
 # Why: docs/decisions/2026-11-20-no-hooks-inside-compiled-blocks.md
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

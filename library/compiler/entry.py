@@ -69,6 +69,7 @@ def with_canonical_inputs(
     """
     kind = cls.__name__
 
+    # Graphs are guarded on strides, views and requires_grad, in which the first block's inputs differ.
     # Why: docs/decisions/2026-11-22-canonical-block-inputs.md
     class CanonicalEntry(cls):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:

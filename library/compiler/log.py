@@ -33,6 +33,7 @@ class CompiledGraph:
     bucket: str = ""  # image size of its first batch, such as 1024x768
 
 
+# Without eager steps of the same run there is nothing to compare with, so no speedup is claimed.
 # Why: docs/decisions/2026-11-20-speedup-is-measured.md
 @dataclass
 class Speedup:
@@ -99,6 +100,7 @@ class Speedup:
         )
 
 
+# PyTorch's callbacks do not name the block, so blocks hold the log and tell it.
 # Why: docs/decisions/2026-11-22-compile-log-is-handed-on.md
 class CompileLog:
     """Expected and actual graphs of one training or measurement.
@@ -161,6 +163,7 @@ class CompileLog:
         for kind in self.expected:
             self.begin[kind] = functools.partial(begin, [block for block in blocks if type(block).__name__ == kind])
 
+    # PyTorch runs blocks eagerly beyond its limit of 8 graphs, so the number must be known beforehand.
     # Why: docs/decisions/2026-11-20-graphs-are-predicted.md
     def predicted(self) -> dict[str, int]:
         return {kind: sum(self._sizes[kind, shape] for shape in set(shapes)) for kind, shapes in self.expected.items()}
@@ -252,6 +255,7 @@ class CompileLog:
         made = {e.block for e in self.events if not e.failed}
         return [kind for kind in self.expected if kind not in made and kind not in self.later]
 
+    # After a break PyTorch runs parts of a block eagerly, or all of it, and still counts a graph.
     # Why: docs/decisions/2026-11-20-graph-breaks-are-reported.md
     def graph_breaks(self) -> list[str]:
         """Return the reasons of graph breaks. The code around one runs eagerly, and PyTorch does not warn."""

@@ -42,6 +42,7 @@ def trim(folder: Path, most: int) -> int:
     return left
 
 
+# PyTorch trusts generated code and kernel metadata, so a damaged file would fail at every start.
 # Why: docs/decisions/2026-11-22-damaged-cache-files.md
 def repair(folder: Path) -> int:
     """Delete what would fail at every start: code whose hash differs from its name, kernels with truncated metadata.

@@ -14,6 +14,7 @@ import torch
 Contexts = tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]
 
 
+# Saving and restoring the generator, as checkpoints do, cannot be captured in a CUDA graph.
 # Why: docs/decisions/2026-11-22-checkpoints-in-recordings.md
 class RecomputeStates:
     """Generator states of one recording's checkpoints, which are identified by their order in the forward pass."""

@@ -16,6 +16,7 @@ EIGHT_BIT = "8-bit weights"
 _BEHAVIOURS: dict[type[nn.Module], str] = {}  # of subclasses, which live as long as the process
 
 
+# A wrapper would change parameter names, and hide the class from families and LyCORIS.
 # Why: docs/decisions/2026-11-22-blocks-change-class.md
 def keep_class_name(made: type[nn.Module], cls: type[nn.Module], behaviour: str = "") -> type[nn.Module]:
     """Give a subclass the name of the block's class, by which families, adapters and the compiler identify it.
@@ -67,6 +68,7 @@ def clone_code(function: types.FunctionType) -> types.FunctionType:
     Predicted graph counts rely on this: Dynamo looks graphs up by code object (2.11 and 2.13), so blocks share graphs
     if and only if they share this copy. tests/compile/test_counts.py checks it.
     """
+    # PyTorch keeps graphs per code object and allows 8; SDXL has twelve shapes of ResNet block in one class.
     # Why: docs/decisions/2026-11-20-one-forward-per-block-shape.md
     copy = types.FunctionType(
         function.__code__.replace(),

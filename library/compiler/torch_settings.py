@@ -21,6 +21,7 @@ TRIED = ("max-autotune", "max-autotune-no-cudagraphs")  # modes that try many ke
 QUIET = {"autotune_num_choices_displayed": 0, "max_autotune_report_choices_stats": False}
 
 
+# Since torch 2.12 a setting holds only in the thread that set it.
 # Why: docs/decisions/2026-11-22-switches-in-every-thread.md
 def version() -> tuple[int, int]:
     major, minor = torch.__version__.split("+")[0].split(".")[:2]
@@ -63,6 +64,7 @@ class ThreadSettings(threading.local):
 SETTINGS = ThreadSettings()
 
 
+# Settings are global, so a later training or test in this process would inherit them.
 # Why: docs/decisions/2026-11-22-switches-are-put-back.md
 @contextlib.contextmanager
 def settings_kept() -> Iterator[None]:
@@ -101,6 +103,8 @@ def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[Set
     dynamo, functorch, inductor, shapes = map(
         torch_private.config_module, ("dynamo", "functorch", "inductor", "shapes")
     )
+    # With varying sizes inductor would otherwise make sizes constants in convolution backwards, and recompile every
+    # bucket.
     # Why: docs/decisions/2026-11-20-force-channels-last.md
     wanted: list[Setting] = [
         # PyTorch's cache key does not contain the attention kernel of a graph.

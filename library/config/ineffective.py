@@ -18,7 +18,9 @@ def remark(name: str, reason: MessageLike, **arguments: Any) -> Problem:
     return Problem(name, "has no effect here: {reason}", reason=said, code="ineffective")
 
 
+# One table serves the form, the run's record, and a test that every option is read or listed here.
 # Why: docs/decisions/2026-11-20-one-table-of-ineffective-options.md
+# Such fields are greyed but usable, as a disabled field could not be corrected.
 # Why: docs/decisions/2026-11-20-ineffective-fields-stay-usable.md
 def remarks(config: RunConfig, others: Iterable[MessageLike]) -> Iterator[Problem]:
     """Return a remark on each set option without effect, unless other remarks cover it."""

@@ -54,6 +54,7 @@ def resolution(value: Any) -> str:
     return ";".join(",".join(map(str, _sides(part, OF_RESOLUTION))) for part in _size_parts(value))
 
 
+# sd-scripts reads two numbers as width and height, others as two squares; only a semicolon is unambiguous.
 # Why: docs/decisions/2026-11-27-several-sizes.md
 def sizes(value: Any) -> tuple[tuple[int, int], ...]:
     """Return the sizes of a resolution as (width, height), one number being a square.

@@ -12,6 +12,7 @@ from library.config.problems import ConfigError, Message, Report
 from library.curation import thumbs
 
 Hash = tuple[int, int]
+# Rescaling and saving again change a few bits, another image about half of them.
 # Why: docs/decisions/2026-11-20-similar-images.md
 NEAR = 10  # of 128 bits may differ; noise and rescaling change fewer, another image about 64
 PLAIN = 2.0  # spread of grey levels below which a hash is meaningless
@@ -36,6 +37,7 @@ def same_bytes(files: Iterable[tuple[str, int]], report: Report | None = None) -
     return sorted(sorted(paths) for paths in by_content.values() if len(paths) > 1)
 
 
+# imagehash computes the same bits, but would add scipy and PyWavelets.
 # Why: docs/decisions/2026-11-22-no-imagehash.md
 def looks(path: str) -> Hash | None:
     """A difference hash of 128 bits: whether the image gets brighter to the right, and downwards, in 8 x 8 places.

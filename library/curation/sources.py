@@ -23,6 +23,7 @@ TOLD_ELSEWHERE = "its caption is in {file}: change it there, and open its folder
 ELSEWHERE = "it lies outside of the opened folder: open {folder} to change it"
 
 
+# The trainer's own survey is used, so that the tab's counts cannot differ from the training's.
 # Why: docs/decisions/2026-11-20-data-set-tab-counts-as-the-trainer.md
 def opened(
     config: RunConfig, report: Report | None = None, may: May = lambda path: True, world: int = 1

@@ -33,6 +33,7 @@ SHOWN = 50
 _locks: dict[str, threading.Lock] = {}
 
 
+# The journal is on disk before anything changes, so that a change can be undone even after kill -9.
 # Why: docs/decisions/2026-11-20-journal-before-each-change.md
 @dataclass(frozen=True, slots=True)
 class PastChange:

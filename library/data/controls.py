@@ -165,6 +165,7 @@ def controls_of(
     return tuple(made)
 
 
+# References of the bucket's size add no graphs, as each bucket keeps one number of tokens.
 # Why: docs/decisions/2026-11-22-reference-images-take-the-targets-size.md
 def control_fit(subset: SubsetConfig, size: Size, bucket: Size) -> BucketFit | None:
     """Return how a reference image of `size` is scaled and cropped for an image in `bucket`: to that bucket, unless the

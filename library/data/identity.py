@@ -38,6 +38,7 @@ def fingerprint(*networks: Any) -> JsonObject:
     return {"exact": digest.hexdigest(), "type": coarsest, "marks": marks}
 
 
+# With complete caches, reading 10 GB of T5 just to check them would waste seconds.
 # Why: docs/decisions/2026-11-22-networks-read-when-needed.md
 def of_components(components: ModelComponents, names: Sequence[str]) -> JsonObject:
     """Return the fingerprint of these networks of a model, all of them read or none.

@@ -10,6 +10,7 @@ from library.config.run_config import RunConfig
 from library.families.shared.diffusers_layers import ADAPTER
 
 
+# diffusers' own converters decide, as they are what users will load the file with.
 # Why: docs/decisions/2026-11-20-lora-checked-with-diffusers.md
 def check(file: Path, config: RunConfig) -> tuple[int, list[str]]:
     """Return how many layers of diffusers' model the file's adapters fit, and what fits nowhere (key or size, a line

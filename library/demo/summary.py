@@ -43,6 +43,7 @@ class Outcome:
         return sum(values) / len(values) if values else None
 
 
+# Everything that the demo prints can be looked up in the record afterwards.
 # Why: docs/decisions/2026-11-20-demo-reads-the-record.md
 def read(folder: Path) -> Outcome:
     """Return the outcome of the run in `folder`."""

@@ -66,6 +66,7 @@ class SentBucket:
                     p.grad = view.clone()
 
 
+# DDP's hooks surround every forward pass and copy thousands of small gradients one by one; results are bit-equal.
 # Why: docs/decisions/2026-11-22-gradients-without-ddp.md
 class GradientAverager:
     """Averages the gradients of trained parameters by the same collectives in the same order in every process."""

@@ -142,6 +142,7 @@ def installed(name: str) -> str | None:
         return None
 
 
+# Other trainers also install a package called `library`, which would shadow ours in a shared environment.
 # Why: docs/decisions/2026-11-20-one-environment-in-the-projects-folder.md
 def foreign_library() -> MachineFinding:
     """Another project's `library` package would be imported in place of ours, or ours in place of its."""

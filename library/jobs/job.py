@@ -31,6 +31,7 @@ PATIENCE = 20.0  # seconds until a process' launcher must be on record
 GONE = "It ended without a message."
 
 
+# Files outlive both sides, so a job continues without the page and is found again.
 # Why: docs/decisions/2026-11-20-background-jobs-talk-through-files.md
 class BackgroundJob(reader.ProcessFolder):
     """A job in its current state; it is never "starting", as its process begins at once."""

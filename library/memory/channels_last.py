@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from library.compiler.subclass import keep_class_name, with_gradient
 
 
+# Inductor assumes the strides of the first image size for all, so a layer that loses channels_last fails at the second.
 # Why: docs/decisions/2026-11-20-channels-last-in-compiled-blocks.md
 class GroupNorm(nn.GroupNorm):
     """The same values as PyTorch's, with channels last in memory.

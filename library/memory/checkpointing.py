@@ -16,6 +16,7 @@ from library.memory import host_inputs
 
 
 # Why: docs/decisions/2026-11-20-what-is-kept-for-backward.md
+# Without a policy torch 2.11 keeps the outputs of all autograd functions, 15 GB per image of FLUX.1.
 # Why: docs/decisions/2026-11-20-checkpoints-ask-every-operation.md
 def wrap(
     blocks: Iterable[Sequence[nn.Module]],

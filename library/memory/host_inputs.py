@@ -40,6 +40,7 @@ class _Call:
     in_backward: bool = False
 
 
+# Replacing saved tensors keeps the checkpoint inside the compiled block; a second checkpoint around it would not.
 # Why: docs/decisions/2026-11-23-inputs-of-blocks-wait-on-the-host.md
 class HostInputs:
     """The offloaded inputs of a denoiser's blocks. Copies are exact; a CPU makes them, too."""

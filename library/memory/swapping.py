@@ -37,6 +37,8 @@ def choose_blocks(denoiser: nn.Module, counts: dict[str, int]) -> list[nn.Module
     return chosen
 
 
+# Slots per shape of block would take 0.26 GiB more for FLUX.1 and save no time, as one block computes while one is
+# copied.
 # Why: docs/decisions/2026-11-20-swapped-weights-live-on-the-host.md
 class Swap:
     """The swapped blocks of a denoiser."""

@@ -15,6 +15,7 @@ from library.compiler import torch_private
 from library.methods.adapters import Adapter, scaled_in
 
 
+# Otherwise each layer launches three more kernels per pass, and again when blocks recompute.
 # Why: docs/decisions/2026-11-22-lora-factors-cast-once-a-pass.md
 class FactorCache:
     """Prepares the factors of all adapters of a network whenever the network is called.

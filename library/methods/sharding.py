@@ -57,6 +57,8 @@ def collected(tensor: Tensor) -> bool:
     return isinstance(tensor, LazyTensor)
 
 
+# accelerate's own FSDP2 would make trained weights float32; gathering in hooks around a block's call keeps compiled
+# graphs the same.
 # Why: docs/decisions/2026-11-22-whole-models-in-shards.md
 class ShardedModel:
     """A sharded denoiser, and the parameters that are this process' rows, by their names in the denoiser."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+# AveragedModel would copy whole networks with their frozen weights, in the model's dtype and on its device.
 # Why: docs/decisions/2026-11-22-ema-with-swa-utils.md
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
@@ -17,6 +18,7 @@ from library.methods import TrainingMethod
 from library.methods.sharding import ShardedModel, own_part, rows_of, whole_shape
 
 
+# Half precision would lose the small steps of the average, and stochastic rounding would make it noisy.
 # Why: docs/decisions/2026-11-22-ema-is-float32.md
 class ExponentialMovingAverage:
     """The average of all trained parameters, in float32: the change per step is too small for half precision."""

@@ -22,6 +22,8 @@ WIDENED = 2**24  # weights in float32 at a time; a larger tensor is its own bund
 HALF = (torch.bfloat16, torch.float16)
 
 
+# One optimizer per part works with any optimizer whose state belongs to single weights, without touching their memory,
+# dtype or hooks.
 # Why: docs/decisions/2026-11-22-optimizer-steps-in-parts.md
 class PartialOptimizer:
     """Weights that are stepped together by their own optimizer.

@@ -18,6 +18,7 @@ from library.outputs.paths import saved_kind
 KINDS = {"dataset": "datasets/", "space": "spaces/"}  # of repositories, and where their addresses begin
 
 
+# A wrong token must fail before hours of training, a broken network must not end them.
 # Why: docs/decisions/2026-11-22-uploads-end-no-training.md
 class Uploads:
     """Uploads files to a repository of the user. A failed upload causes a warning and does not end the training."""

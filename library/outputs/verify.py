@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 Shapes = Mapping[str, tuple[int, ...]]
 
 
+# A bad file is only a warning, as the training's state may still be good.
 # Why: docs/decisions/2026-11-20-saved-files-are-read-back.md
 def expected(method: TrainingMethod) -> Shapes:
     """Return the names and shapes of this method's files, constant for the whole run."""

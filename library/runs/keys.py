@@ -14,6 +14,7 @@ from library.runs import layout, registry
 ENVIRONMENT = {"wandb_api_key": "WANDB_API_KEY", "huggingface_token": "HF_TOKEN"}
 
 
+# Configs, records and the queue are shared and copied, so no token may be in them.
 # Why: docs/decisions/2026-11-20-tokens-in-one-file.md
 def place() -> Path:
     return registry.data_folder() / "keys.json"

@@ -35,6 +35,7 @@ class ProcessFolder:
     def state(self) -> str:
         return str(self.facts.get("state", "interrupted"))
 
+    # A record alone cannot tell: a killed process leaves it unfinished.
     # Why: docs/decisions/2026-11-20-run-is-active-while-its-process-lives.md
     @property
     def active(self) -> bool:

@@ -70,6 +70,7 @@ PATH = re.compile(
 )
 
 
+# A list of permitted values cannot leak what nobody thought of, unlike a list of forbidden ones.
 # Why: docs/decisions/2026-11-20-support-bundle-allows-by-name.md
 @dataclass(frozen=True)
 class Redactor:

@@ -17,6 +17,7 @@ PERIOD = 0.5  # seconds between two polls of the queue
 HANDOVER = 5.0  # seconds that a previous worker may take to end
 
 
+# A separate process outlives the page, and the lock that it holds prevents a second worker.
 # Why: docs/decisions/2026-11-20-queue-is-a-file-with-a-worker.md
 def main() -> int:
     """Work until no entry waits and no training of the queue is active."""

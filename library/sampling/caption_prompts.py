@@ -18,6 +18,7 @@ SUBJECTS = ("a lighthouse on a cliff", "a red bicycle in front of a bakery", "a 
 EDITS = ("make it a pencil drawing", "make it winter", "make it night")  # the same for models that edit a picture
 
 
+# Computed at each start, as stored prompts would no longer fit after images are added.
 # Why: docs/decisions/2026-11-27-samples-from-captions.md
 def prompts_from(images: ImageSet, config: RunConfig) -> list[Prompt]:
     """Return `sample_from_captions` captions from all over the data set, and one new prompt.

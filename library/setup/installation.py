@@ -19,6 +19,7 @@ LOCKS = ("build", "user", "dev", "triton-windows")  # files of locks/: exact ver
 LOCKED = ("constraints.txt", "pyproject.toml", *(f"locks/{name}.txt" for name in LOCKS))
 
 
+# A missing or different marker means that an installation is unfinished or outdated.
 # Why: docs/decisions/2026-11-20-installation-marker-written-last.md
 def fingerprint() -> str:
     """Return what an installation was made from. A change means that packages must be checked again."""

@@ -70,6 +70,7 @@ def need() -> None:
 # ---- which PyTorch
 
 
+# PyPI has only one build per system, so the build for the driver comes from PyTorch's own index.
 # Why: docs/decisions/2026-11-20-which-build-of-torch.md
 def torch_build() -> str:
     """Return the build of PyTorch for this machine: cu130, cu126, or "" without a working NVIDIA GPU.

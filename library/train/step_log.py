@@ -17,6 +17,7 @@ from library.train.step.step_metrics import BatchLoss, Line, Meter
 from library.train.stop_requests import ASKED
 
 
+# Reading a loss directly would make every step wait for the GPU.
 # Why: docs/decisions/2026-11-22-losses-read-without-waiting.md
 class StepLog:
     """Passes the numbers of each step to the journal; on exit also the last ones."""

@@ -34,6 +34,8 @@ TORCHRUN = " If Ctrl+C has reached torchrun as well, it kills the training in 30
 LAUNCHERS = ("accelerate", "accelerate-launch", "torchrun", "accelerate.commands.launch", "torch.distributed.run")
 
 
+# Files reach a training from any process, and the all-reduce of the loss spreads them to all processes at the same
+# step.
 # Why: docs/decisions/2026-11-20-requests-are-files.md
 class Stopped(KeyboardInterrupt):
     """The training was stopped before its first step: there is nothing to save."""

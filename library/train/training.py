@@ -17,6 +17,7 @@ from library.train.step.updates import Updates
 from library.train.step_log import StepLog
 
 
+# Separate values instead of one run object, so that a test can take a step without a journal.
 # Why: docs/decisions/2026-11-22-values-instead-of-a-run-object.md
 @dataclass(frozen=True, slots=True)
 class Training:

@@ -34,6 +34,7 @@ class FluxVariant(Variant):
 
 FLEX = r"flex[._-]?1"  # recognised by name, as its header equals dev's
 FILL, DEPTH = "a FLUX.1 Fill transformer", "a FLUX.1 Depth or Canny transformer"
+# Variants share blocks, files, caches and LoRA names; a folder for each would repeat all of it.
 # Why: docs/decisions/2026-11-22-variants-share-a-folder.md
 TRANSFORMER, CHROMA, RADIANCE = "a FLUX.1 transformer", "a Chroma transformer", "a Chroma Radiance transformer"
 FOLDER = " in the diffusers layout"

@@ -26,6 +26,7 @@ TINY = 1e-12  # the scale of a row of zeros
 ROUNDED_AT_ONCE = 2**22  # values: keeps rounding's temporary memory small, without holes between weights
 
 
+# Row scales are more exact than a plain cast, and a compiled block makes the rounding cheap.
 # Why: docs/decisions/2026-11-22-fp8-products-scale-by-row.md
 def supports_fp8(device: torch.device) -> bool:
     """Return whether a device multiplies fp8 numbers."""

@@ -19,6 +19,7 @@ TINY = 1e-12  # the scale of a row of zeros
 BLOCK = 64  # values of a row that are rotated together
 
 
+# cuBLASLt writes int32, which another kernel would have to read and scale.
 # Why: docs/decisions/2026-11-22-int8-products-by-one-kernel.md
 def supports_int8(device: torch.device) -> bool:
     """Return whether int8 products run on a device: an NVIDIA GPU from RTX 20 on, with Triton."""

@@ -47,6 +47,8 @@ ADAM_BYTES = 12  # per trained parameter, not yet allocated: its gradient and tw
 ENDLESS = 10**9  # passes of a training so long that compile time does not matter
 
 
+# Varying one option at a time keeps the number of candidates small; the shortest whole training wins, compiling
+# included.
 # Why: docs/decisions/2026-11-22-autotune-tries-ways-in-turn.md
 @dataclass
 class Tuner:
@@ -148,6 +150,7 @@ class Tuner:
                 yield worth(on_best(*checkpointing_less(config)))
             yield worth(on_best(*swapping_less(config)))
 
+    # Compiling takes 20 s (FLUX.1) to 75 s (SDXL) on an H200, which a short training never recovers.
     # Why: docs/decisions/2026-11-22-balanced-times-eager-steps-first.md
     def _is_worth(self, share: float, seconds: float) -> bool:
         """Return whether saving this `share` of the whole training takes less than these seconds of compiling."""

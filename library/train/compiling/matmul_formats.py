@@ -67,6 +67,7 @@ class Size:
 Sizes = Counter[Size]  # how many matrices of a model have each size
 
 
+# Which format is fastest depends on the GPU and on the sizes; timing whole compiled steps would take minutes.
 # Why: docs/decisions/2026-11-22-products-are-timed.md
 def best_config(batches: Batches, compute_loss: LossFunction, world: World, journal: Journal) -> RunConfig:
     """Return the config to train with: the user's, or with `auto_compute` the one with the fastest products here.

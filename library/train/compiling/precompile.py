@@ -39,6 +39,7 @@ class Listener(Reporter, Protocol):
         ...
 
 
+# Compiling ahead reveals failures and lack of memory before any step, and changes no loss: random states are restored.
 # Why: docs/decisions/2026-11-20-compile-before-the-first-step.md
 class Precompiler:
     """Compiles the graphs of a training, and records those that are compiled later."""

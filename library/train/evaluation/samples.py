@@ -39,6 +39,7 @@ DECODED = {
 }
 
 
+# Eager blocks and own generators leave the training's graphs and random numbers unchanged.
 # Why: docs/decisions/2026-11-20-previews-run-eagerly.md
 class SampleRunner:
     """Generates the images of the prompt file when due, and reads the file again after changes.

@@ -42,6 +42,7 @@ LINE = re.compile(r"([0-9a-f]{64})  ([\w.-]+)\n")
 READERS = 4  # files read in parallel
 
 
+# Unpickling could run code, and without checksums files of two states once trained on silently.
 # Why: docs/decisions/2026-11-20-states-are-our-own-files.md
 @dataclass(frozen=True, slots=True)
 class State:

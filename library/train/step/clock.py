@@ -89,6 +89,7 @@ class Clock:
         return {"current_step": self.step, "current_epoch": self.epoch, "step_in_epoch": self.in_epoch}
 
 
+# Yielding whole steps lets a step be repeated eagerly after compiling failed.
 # Why: docs/decisions/2026-11-22-step-is-a-window-of-batches.md
 def windows(batches: Iterable[T], size: int) -> Iterator[list[T]]:
     """Yield the batches of each optimizer step: `size` at a time; the last step of an epoch may have fewer."""

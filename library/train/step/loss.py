@@ -133,6 +133,7 @@ class LossFunction:
         torch.autograd.grad(loss, weights, allow_unused=True)
 
 
+# Another batch size would be compiled again in the middle of a run.
 # Why: docs/decisions/2026-11-20-short-batches-are-padded.md
 def predict_padded(size: int, predict: Predict, noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
     """Predict for a batch shorter than `size` (the last of its bucket) in the shape of a full one.

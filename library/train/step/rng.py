@@ -26,6 +26,7 @@ def derive_seed(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
 
 
+# Two processes then draw what one draws with twice the batch size, and a resumed run needs no generator state.
 # Why: docs/decisions/2026-11-22-noise-depends-on-the-step.md
 class StepGenerators:
     """Generators seeded by the run's seed, the step and the batch number, independent of earlier draws.

@@ -126,6 +126,7 @@ class Meter:
         self._losses = list(losses)
 
 
+# The host runs ahead, so only events in the GPU's stream show how long the GPU itself waited for data.
 # Why: docs/decisions/2026-11-20-step-time-by-gpu-events.md
 @dataclass
 class StepTimer:
