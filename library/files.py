@@ -110,10 +110,8 @@ def json_text(value: Any, **how: Any) -> str:
 
 
 def clean_up(folder: str | Path, ours: Callable[[str], object]) -> None:
-    """Delete what killed writers have left in a folder; `ours` selects names.
-
-    A folder interrupted between the two renames gets its name, as its new content was complete.
-    """
+    """Delete what killed writers have left in a folder; `ours` selects names."""
+    # A folder interrupted between the two renames gets its name, as its new content was complete.
     with contextlib.suppress(OSError):
         found = [(path, UNFINISHED.fullmatch(path.name)) for path in Path(folder).iterdir() if path.name[0] == "."]
         left = [(path, m) for path, m in found if m and ours(m["stem"] + (m["suffix"] or "")) and _is_left(path, m)]

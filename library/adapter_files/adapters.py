@@ -189,9 +189,8 @@ def assembled(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Mo
 
 
 def placed(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Module, LayerChange]:
-    """Return modules that are no plain LoRA. Raises ConfigError for a slice of a layer that is fused here, as only
-    plain LoRA products can be joined and split.
-    """
+    """Return modules that are no plain LoRA. Raises ConfigError for a slice of a layer that is fused here."""
+    # Only products of plain LoRA can be joined and split.
     out: dict[Module, LayerChange] = {}
     for name, parts in found.items():
         found_as, change = names.parsed(name, family), LayerChange(dict(parts))

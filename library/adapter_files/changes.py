@@ -300,9 +300,8 @@ class LayerChange:
 
     @property
     def is_dead(self) -> bool:
-        """Return whether it certainly changes nothing; never for DoRA, as its magnitudes alone may change
-        the weight.
-        """
+        """Return whether it certainly changes nothing."""
+        # Never for DoRA, whose magnitudes alone may change the weight.
         bias = self.bias()
         if MAGNITUDE in self.parts or (bias is not None and bool(bias.any())):
             return False

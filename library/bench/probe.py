@@ -266,9 +266,8 @@ def _pictures_beside(config: RunConfig) -> str:
 
 
 def _pace(folder: Path, facts: JsonMapping) -> float | None:
-    """Return seconds of a steady step. A GPU may receive a few steps before it has done the first, so its own clock
-    counts, not the host's.
-    """
+    """Return seconds of a steady step."""
+    # A GPU may receive a few steps before it has done the first, so its own clock counts, not the host's.
     if facts.get("peak_memory_gb"):
         steps = [event for event in reader.events(folder)[0] if event.get("kind") == "step"]
         parts = ("data_s", "transfer_s", "compute_s")

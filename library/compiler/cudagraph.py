@@ -43,11 +43,9 @@ SPARE_BYTES = 2**29  # of the GPU's memory, left for all that is not recorded
 
 
 def leave_default_stream() -> None:
-    """Switch this thread to another CUDA stream, because the default one cannot be captured.
-
-    Call it before any gradient exists: autograd binds the gradients of weights to the stream on which they are first
-    accumulated (by DDP before the first step, or by eager steps).
-    """
+    """Switch this thread to another CUDA stream. Call it before any gradient exists."""
+    # The default stream cannot be captured. Autograd binds the gradients of weights to the stream on which they are
+    # first accumulated: by DDP before the first step, or by eager steps.
     if torch.cuda.is_available() and torch.cuda.current_stream() == torch.cuda.default_stream():
         torch.cuda.synchronize()
         torch.cuda.set_stream(torch.cuda.Stream())

@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 def prewarm_inductor(args: Any, device: torch.device) -> Iterator[None]:
     """While the body runs, import inductor on another thread, detect the device's features and start the workers.
 
-    That takes 3 to 10 s, hidden by loading a large model. The body must not run models, as PyTorch's tracing is not
-    thread-safe. Does nothing if inductor will compile nothing.
+    The body must not run models, as PyTorch's tracing is not thread-safe.
     """
+    # Takes 3 to 10 s, hidden by loading a large model.
     thread = None
     if _wanted(args, device):
         thread = threading.Thread(target=_compile_small_graph, args=(device.type,), name="compiler")

@@ -141,7 +141,7 @@ def forget_compiled_call(module: nn.Module) -> None:
 
 
 def allow_in_place_checkpoints() -> None:
-    """Silence the warning of selective checkpoints about in-place operations, as our blocks have none."""
+    # Our checkpointed blocks have no in-place operations, which the warning is about.
     logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
 
 

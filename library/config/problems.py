@@ -299,9 +299,10 @@ def locate_texts(found: Any, at: tuple[str | int, ...] = ()) -> Iterator[JsonObj
 def restored(found: Any, made: Iterable[JsonMapping]) -> Any:
     """Return values stored by another process, with the messages listed by `locate_texts`.
 
-    A place that now holds another text stays unchanged; so do values stored by older versions without places, and a
-    text that its template and arguments do not produce, as an edited file could otherwise choose what is formatted.
+    A place that now holds another text stays unchanged; so do values stored by older versions without places.
     """
+    # A text that its template and arguments do not produce is no message: an edited file could otherwise choose what is
+    # formatted.
     texts = {tuple(one["at"]): one for one in made if "at" in one}
 
     def with_texts(value: Any, at: tuple[str | int, ...]) -> Any:

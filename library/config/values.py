@@ -261,7 +261,7 @@ def expand_home(value: Any) -> Any:
 
 
 def to_table(value: Any) -> JsonObject:
-    """A table, as it is."""
+    """Return a mapping as a table. Raises ValueError for anything else."""
     if not isinstance(value, Mapping):
         raise ValueError(value)
     return dict(value)
@@ -309,7 +309,8 @@ def _pointed(value: Any) -> str:
 
 
 def split(text: str) -> list[str]:
-    """Split text at whitespace outside quotes. A backslash is an ordinary character, as Windows paths need."""
+    """Split text at whitespace outside quotes."""
+    # A backslash is an ordinary character, as Windows paths need.
     lexer = shlex.shlex(text, posix=True)
     lexer.whitespace_split, lexer.escape, lexer.commenters = True, "", ""
     try:

@@ -242,7 +242,8 @@ def _texts(table: JsonMapping, names: Sequence[str]) -> dict[str, str]:
 
 
 def _text(name: str, value: Any) -> str:
-    """A value as text of its field, also if it is invalid, so that it can be corrected."""
+    """Return a value as text of its field."""
+    # Even an invalid one, so that it can be corrected.
     if name == "resolution" and value:
         with contextlib.suppress(ConfigError):
             return ";".join(",".join(map(str, dict.fromkeys(size))) for size in sizes(value))

@@ -82,11 +82,11 @@ def opened(file: str) -> Iterator[CacheFile]:
 
 
 def write(file: str, arrays: Mapping[str, np.ndarray], facts: Mapping[str, str]) -> None:
-    """Write arrays and texts; in .safetensors the dtype is appended to names.
-
-    In .npz 8-bit masks become float32 in 0..1, as in sd-scripts, and are deflated, as masks are nearly uniform; latents
-    would not shrink. .safetensors has no compression, so masks keep 8 bits there.
+    """Write arrays and texts; in .safetensors the dtype is appended to names. In .npz 8-bit masks become float32 in
+    0..1, as in sd-scripts.
     """
+    # Masks in .npz are deflated, as they are nearly uniform; latents would not shrink. .safetensors has no compression,
+    # so masks keep 8 bits there.
     if not file.endswith(".safetensors"):
         known = {name: as_mask(array) if name.startswith(MASK) else array for name, array in arrays.items()}
         content = {**known, **{name: np.array(text) for name, text in facts.items()}}

@@ -92,7 +92,8 @@ def encode(
 
 
 def existing(wanted: Wanted) -> Wanted:
-    """Return the same latents in the existing file, as older versions of sd-scripts name those of SDXL differently."""
+    """Return the same latents in the existing file."""
+    # Older versions of sd-scripts name those of SDXL differently.
     if wanted.tail or os.path.exists(wanted.file) or wanted.how.turns(wanted.image):
         return wanted
     old = caches.old_latents_file(wanted.image)
@@ -246,7 +247,8 @@ def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[Wanted, Array
 
 
 def generator_of(image: str, bucket: Size) -> torch.Generator:
-    """Return a random generator per image, so that its latents depend neither on its batch nor on the run."""
+    """Return a random generator per image."""
+    # Its latents must depend neither on its batch nor on the run.
     name = f"{os.path.basename(image)} {bucket}"
     return torch.Generator().manual_seed(
         int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=7).digest())

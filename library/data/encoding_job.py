@@ -62,9 +62,8 @@ def clean_up_after(files: Iterable[str]) -> None:
 
 
 def refuse_other_references(every: Iterable["Image"]) -> None:
-    """Raise ConfigError for an image with different reference images in two data sets, as it has one file of latents
-    and one per caption.
-    """
+    """Raise ConfigError for an image with different reference images in two data sets."""
+    # It has one file of latents and one per caption.
     found: dict[str, list[str]] = {}
     for image in every:
         paths = [control.path for control in image.controls]

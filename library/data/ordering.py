@@ -31,9 +31,10 @@ def draws(
     """List one process' batches of an epoch; `buckets` has each image as often as its repeats.
 
     Batches never mix buckets; the last of a bucket may be short. `place` is (rank, world): all processes get the same
-    number, ceil(batches / world). If possible they have the same bucket at the same time, so that no process waits for
-    larger images, and n processes use the same images as one with n times the batch size.
+    number, ceil(batches / world).
     """
+    # If possible all processes have the same bucket at the same time: none waits for larger images, and n processes use
+    # the same images as one with n times the batch size.
     rank, world = place
     rows: list[list[tuple[tuple[int, ...], int]]] = []
     left: list[tuple[tuple[int, ...], int]] = []

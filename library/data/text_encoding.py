@@ -206,9 +206,10 @@ def _has_stamp(file: str) -> bool:
 def _entries_by_file(
     captions: "Iterable[tuple[int, Image, str]]", suffix: str, with_pictures: bool
 ) -> dict[str, Entry]:
-    """Return the entries of each cache file. Raises ConfigError for an image with two captions or sizes of reference
-    images, as one file cannot hold both.
+    """Return the entry of each cache file. Raises ConfigError for an image with two captions or sizes of reference
+    images.
     """
+    # A file has room for one caption, encoded with references of one size.
     found: dict[str, Entry] = {}
     for file, image, words in _files(captions, suffix, with_pictures):
         known = found.setdefault(file, Entry(image, words))

@@ -104,6 +104,7 @@ class GradientAverager:
     def _send(self, end: int) -> None:
         """Send the buckets before `end` that are not sent yet."""
         for bucket in self.buckets[self._due : end]:
+            # Wait for the oldest, to bound the memory of gradients in flight.
             if len(self._sent) == IN_FLIGHT:
                 self._sent.popleft().receive()
             self._sent.append(bucket.send(self._ranks))

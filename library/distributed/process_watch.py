@@ -56,7 +56,7 @@ class ProcessWatch:
             threading.Thread(target=self._watch, args=given, name="other processes", daemon=True).start()
 
     def leave(self) -> None:
-        """Stop watching: no collective follows, so the others may end first."""
+        # No collective follows, so the others may end first.
         self._left.set()
 
     @contextlib.contextmanager
@@ -102,7 +102,8 @@ class ProcessWatch:
                 self._end(why(), stopped())
 
     def _end(self, error: ConfigError, stopped: bool) -> None:
-        """Exit without waiting for the main thread, which hangs. Saved files are complete, as they are renamed last."""
+        """Exit without waiting for the main thread, which hangs."""
+        # Saved files are complete, as they are renamed last.
         last = threading.Thread(target=self._last_words, args=(error, stopped), daemon=True)
         last.start()
         last.join(CLOSING)

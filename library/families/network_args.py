@@ -332,7 +332,8 @@ def texts(config: AdapterRun) -> dict[str, str]:
 
 
 def lycoris_settings(config: AdapterRun) -> JsonObject:
-    """The arguments for the package: as text, but switches as bool, since to it any other text than false is true."""
+    """Return the arguments for the package as text, but switches as bool."""
+    # To the package any text other than "false" is true.
     known, given = section_options(LycorisArgs), texts(config)
     settings = {
         name: known[name].read(text) if known.get(name, known["algo"]).type is bool else text

@@ -130,7 +130,8 @@ def settle(builder: ImportBuilder, configs: Configs) -> Imported:
 
 
 def _drop_shares(builder: ImportBuilder, read: JsonObject) -> None:
-    """Leave strengths of base weights out where no base weights are set, as pages of other programs always write."""
+    """Drop strengths of base weights if there are no base weights."""
+    # Pages of other programs always write them.
     if "base_weights_multiplier" in read and not read.get("base_weights"):
         del read["base_weights_multiplier"]
         builder.ignore(builder.keys["base_weights_multiplier"], "base_weights is not set")

@@ -156,7 +156,8 @@ def today(flat: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
 
 
 def _with_defaults(found: JsonObject, names: dict[str, str]) -> tuple[JsonObject, dict[str, str]]:
-    """Fill the optimizer's missing settings from the file's optimizer_defaults, as presets name only the optimizer."""
+    """Fill the optimizer's missing settings from the file's optimizer_defaults."""
+    # Presets name only the optimizer.
     start = f"optimizer_defaults.{found.get('optimizer.optimizer')}."
     kept = {key: f"optimizer.{key.removeprefix(start)}" for key in found if key.startswith(start)}
     missing = {key: own for key, own in kept.items() if own not in found}

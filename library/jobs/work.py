@@ -80,10 +80,8 @@ class JobRecord:
 
 
 def joined(kind: str) -> JobRecord:
-    """Return the record of a command that has a folder only if the page started it.
-
-    SIGTERM ends it like Ctrl+C, so that partial results are kept and cleaned up.
-    """
+    """Return the record of a command that has a folder only if the page started it."""
+    # SIGTERM ends it like Ctrl+C, so that partial results are kept and cleaned up.
     given = os.environ.pop(FOLDER, None)  # child processes must not inherit it
     return JobRecord(kind, Path(given) if given else None)
 

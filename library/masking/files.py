@@ -65,8 +65,9 @@ class MaskOptions:
 
 
 def usual_folder(images: Path) -> Path:
-    """The default folder of masks: FOLDER-masks beside the images. For a folder named <repeats>_<words> it is inside
-    that of its parent, since beside it it would count as another folder of images."""
+    """Return the default folder of masks: FOLDER-masks beside the images."""
+    # For a folder named <repeats>_<words> it is inside its parent's, since beside it, it would count as another folder
+    # of images.
     if folders.concept(images):
         return images.parent.with_name(f"{images.parent.name}-masks") / images.name
     return images.with_name(f"{images.name}-masks")

@@ -15,11 +15,9 @@ def touch(memory: Tensor) -> Tensor:
 
 
 def pinned(size: int) -> Tensor:
-    """Return `size` bytes of zeros in pinned memory, so that copies run beside the GPU's kernels.
-
-    PyTorch rounds its own pinned memory up to a power of two, which can nearly double it. If the driver cannot pin
-    ours, it is used unpinned.
-    """
+    """Return `size` bytes of zeros in pinned memory, or unpinned if the driver cannot pin it."""
+    # PyTorch rounds its own pinned memory up to a power of two, which can nearly double it. Copies run beside the GPU's
+    # kernels only from pinned memory.
     memory = touch(torch.empty(size, dtype=torch.uint8))
     runtime: Any = torch.cuda.cudart()
     address = memory.data_ptr()

@@ -50,11 +50,9 @@ class ExponentialMovingAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Update the average after a step, if that step counts.
-
-        A weight's share decays by `ema_decay` per step, and faster at first, so that the initial model is soon
-        forgotten: the n-th update keeps at most (1 + n) / (10 + n).
-        """
+        """Update the average after a step, if that step counts."""
+        # A weight's share decays by `ema_decay` per step, and faster at first, so that the initial model is soon
+        # forgotten: the n-th update keeps at most (1 + n) / (10 + n).
         if step % self._every:
             return
         number = step // self._every

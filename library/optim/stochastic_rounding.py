@@ -35,10 +35,9 @@ class StepRNG:
 @torch.no_grad()
 def write(into: Tensor, exact: Tensor, generator: torch.Generator, rows: Rows | None = None) -> None:
     """Write float32 values into a tensor of equal shape, with stochastic rounding to bfloat16, else to the nearest.
-
-    float16 has three more bits, and loss scaling handles its small values, so it is rounded to nearest. `rows` is the
-    tensor's part of a weight, which is rounded as in the whole.
+    `rows` is the tensor's part of a weight, which is rounded as in the whole.
     """
+    # float16 has three more bits, and loss scaling handles its small values, so it is rounded to nearest.
     if into.dtype != torch.bfloat16:
         into.copy_(exact)
         return

@@ -32,10 +32,8 @@ class Uploads:
         self._api: Any = None
 
     def begin(self) -> None:
-        """Make the repository if it is not there, so that a wrong token is known before hours of training.
-
-        Raises ConfigError when it can be neither found nor made.
-        """
+        """Create the repository if it is missing. Raises ConfigError if it can be neither found nor created."""
+        # Before the model is loaded, so that a wrong token is known before hours of training.
         options = self._options
         if not options.huggingface_repo_id:
             return

@@ -30,8 +30,8 @@ def check(path: Path, shapes_of: Callable[[], Shapes], config: RunConfig) -> Jso
     """Compare a file's names and shapes with the model's, and verify a LoRA like `kohya tools verify`.
 
     Returns {"ok", "text"} for the run's record, with a sentence as `text`; empty if only PyTorch can read the file.
-    Never raises: an error here becomes the result, so that it ends no training.
     """
+    # Never raises: an error here becomes the result, so that it ends no training.
     if path.suffix != ".safetensors":
         return {}
     shapes = shapes_of()

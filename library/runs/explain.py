@@ -22,10 +22,11 @@ LAUNCHER = re.compile(r"CalledProcessError|ChildFailedError|torch\.distributed\.
 def cause(log: str) -> MessageLike | None:
     """Return the most likely cause of a failure in the end of a log, or None.
 
-    The trainer's own messages come first, as they contain advice; then well-known exceptions, the last first; then
-    endings without an exception; then the last exception unchanged. The launcher's error about its failed child is no
-    cause.
+    The order: the trainer's own messages; well-known exceptions, the last first; endings without an exception; the last
+    exception unchanged.
     """
+    # The trainer's messages come first, as they contain advice. The launcher's error about its failed child is no
+    # cause.
     for pattern in (OURS, USAGE):
         if found := pattern.findall(log):
             return found[-1].strip()

@@ -53,7 +53,8 @@ def new_id(name: str) -> str:
 
 
 def is_id(text: Any) -> bool:
-    """Return whether `text` can be a run id: one plain name, so that it never leads out of a folder."""
+    """Return whether `text` can be a run id."""
+    # One plain name, so that it never leads out of a folder.
     return isinstance(text, str) and re.fullmatch(r"[\w][\w.-]{0,120}", text) is not None
 
 
@@ -89,7 +90,8 @@ def section(facts: JsonMapping, name: str) -> JsonObject:
 
 
 def _is_sound(name: str, value: Any) -> bool:
-    """Return whether a fact is valid, as people edit these files and disks damage them."""
+    """Return whether a fact is valid."""
+    # People edit these files, and disks damage them.
     if value is None or name not in TYPES:
         return name not in TYPES or TYPES[name] != NUMBER  # None is no number; what is not there has a default
     if not isinstance(value, TYPES[name]) or isinstance(value, bool) and bool not in TYPES[name]:

@@ -232,7 +232,8 @@ class Record:
             self._write()
 
     def _restore(self) -> None:
-        """Write the run's folder again if it was deleted, so that the run stays visible."""
+        """Write the run's folder again if it was deleted."""
+        # The run must stay visible as long as it is active.
         self._copy.update()
         if self._progress.closed or restoring.is_same(self._progress, self.folder / layout.PROGRESS):
             return

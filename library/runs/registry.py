@@ -92,7 +92,8 @@ def _is_alive(about: JsonMapping) -> bool:
 
 @lru_cache(maxsize=4)
 def _pointers(pointers: Path, changed: int) -> dict[str, JsonObject]:
-    """Return all pointers. Cached, as the page reads them every second; writing one changes the folder's time."""
+    """Return all pointers; `changed` is part of the cache key."""
+    # Cached, as the page reads them every second; writing one changes the folder's time.
     found = {}
     for pointer in pointers.glob("*.json"):
         about = layout.load(pointer)

@@ -21,10 +21,8 @@ EDITS = ("make it a pencil drawing", "make it winter", "make it night")  # the s
 # Computed at each start, as stored prompts would no longer fit after images are added.
 # Why: docs/decisions/2026-11-27-samples-from-captions.md
 def prompts_from(images: ImageSet, config: RunConfig) -> list[Prompt]:
-    """Return `sample_from_captions` captions from all over the data set, and one new prompt.
-
-    The choice is the same in every process and every run, so that samples of two trainings can be compared.
-    """
+    """Return `sample_from_captions` captions from all over the data set, and one new prompt."""
+    # The choice is the same in every process and every run, so that samples of two trainings can be compared.
     use, number = config.control_images, config.sample.sample_from_captions
     items = [image for image in images.items if not image.is_reg]
     by_caption = {text: image for image in reversed(items) if (text := _plain(image.encoded_caption))}

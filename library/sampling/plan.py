@@ -67,7 +67,7 @@ def sampling_values(family: str, values: JsonMapping) -> JsonObject:
 
 
 def with_one_seed(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Give all prompts without a seed the same one, so that columns differ by their files alone."""
+    # With one seed, columns differ by their files alone.
     seed = secrets.randbelow(2**32)
     return [prompt if prompt.seed is not None else replace(prompt, seed=seed) for prompt in prompts]
 

@@ -118,12 +118,10 @@ def difference(new: ModelFile, old: ModelFile, module: Module) -> Tensor:
 
 
 def _without_rounding(new: Tensor, old: Tensor) -> Tensor:
-    """Return the difference of two weights in float32, without the rounding between their dtypes.
-
-    A weight equal to the base in its own, coarser dtype is unchanged. If the base is coarser, a matrix is unchanged if
-    all differences are within that dtype's rounding and average a quarter of a step, as rounding produces: smaller
-    changes by training would average less.
-    """
+    """Return the difference of two weights in float32, without the rounding between their dtypes."""
+    # A weight equal to the base in its own, coarser dtype is unchanged. If the base is coarser, a matrix is unchanged
+    # if all differences are within that dtype's rounding and average a quarter of a step, as rounding produces: smaller
+    # changes by training would average less.
     change = new.float() - old.float()
     if new.dtype == old.dtype:
         return change

@@ -189,7 +189,8 @@ class Journal:
             self.trackers.image(f"sample_{number}", image, step)
 
     def saving(self, state: Path, step: int) -> None:
-        """Report that a state is about to be saved, so that the record names it if the process is killed meanwhile."""
+        """Report that a state is about to be saved."""
+        # The record then names it even if the process is killed meanwhile.
         self.event("saving", file=str(state), step=step)
 
     def saved(self, path: Path, step: int, **checked: Any) -> None:

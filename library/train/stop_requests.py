@@ -98,7 +98,8 @@ class ControlRequests:
         self._wakeup_read = None
 
     def defer_signals(self) -> None:
-        """Let signals set a flag instead of interrupting, as there is now something to save."""
+        """Let signals set a flag instead of interrupting."""
+        # From here on there is something to save.
         self.check()
         self._deferring = True
         self.state_saved()
@@ -138,10 +139,10 @@ class ControlRequests:
         return bool(self._how)
 
     def raise_if_cancelled(self) -> None:
-        """Raise WorkCancelled within droppable work if an immediate stop was requested.
-
-        Before the first step is done raise Stopped, as there is nothing to save.
+        """Raise WorkCancelled within droppable work if an immediate stop was requested; before the first step is done,
+        raise Stopped.
         """
+        # Before the first step there is nothing to save.
         if self.cancelled():
             if self._has_stepped:
                 raise WorkCancelled
@@ -189,7 +190,8 @@ class ControlRequests:
         return "now" if asked == "kill" else asked
 
     def _watch(self) -> None:
-        """Thread: before the first step, while loading and compiling check no requests, raise Stopped for "now"."""
+        """Thread: before the first step, raise Stopped for "now"."""
+        # Loading and compiling check no requests.
         while self._wakeup_read is not None and not self._has_stepped:
             if self._on_disk() == "now":
                 self._note("now")
@@ -227,7 +229,7 @@ class ControlRequests:
                     self._handle_signal(received[0])
 
     def _is_launchers(self, number: int) -> bool:
-        """Return whether the launcher sent the signal because another process ended; no user requested a stop."""
+        # torchrun sends SIGTERM when another process has ended; no user requested a stop then.
         return number == signal.SIGTERM and self._process_watch is not None and self._process_watch.gone
 
     def _handle_signal(self, number: int) -> None:

@@ -107,7 +107,8 @@ class Run:
         return converted.blocks(old, "blocks_to_swap" in given)
 
     def check(self) -> Iterator[Problem]:
-        """Reject unsupported options, so that no flag is accepted and ignored."""
+        """Reject unsupported options."""
+        # No flag may be accepted and ignored.
         for name, value in self._touched():
             if problem := self.refusal(name, value):
                 yield problem

@@ -98,7 +98,8 @@ class AnimaAdapterCache(sections.TextBatchCache):
     """What is encoded once when adapters are trained."""
 
     def check(self, run: Any) -> Iterator[Problem]:
-        """Reject caching the outputs of a trained text encoder, as these change."""
+        """Reject caching the outputs of a trained text encoder."""
+        # The outputs of a trained text encoder change, so they cannot be cached.
         yield from sections.TextBatchCache.check(self, run)
         if self.text and not run.network.network_train_unet_only:
             yield Problem(

@@ -101,9 +101,9 @@ def named_by(test: Callable[[FluxVariant], bool]) -> dict[str, tuple[str, ...]]:
 
 
 def chosen(model_type: str, model: str | Path | None, title: str = "") -> FluxVariant:
-    """Return the variant of a run. Krea is dev with other weights, so its name in the path or the file's `title` is
-    enough; no computation depends on it.
-    """
+    """Return the variant of a run."""
+    # Krea is dev with other weights, so its name in the path or the file's `title` is enough; no computation depends on
+    # it.
     if model_type == "flux" and "krea" in f"{model} {title}".lower():
         return VARIANTS["krea"]
     return VARIANTS[model_type]

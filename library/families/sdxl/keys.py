@@ -126,10 +126,9 @@ def clip_g_table(layers: int) -> dict[str, str]:
 def split(names: Iterable[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     """Return the names of a single file by part, {part: {plain name: name}}, and {plain name: name} of the rest. Other
     programs add a common prefix.
-
-    The rest (`logit_scale`, `position_ids`, marks such as `v_pred`) is kept, so that a saved file has everything that
-    the loaded one had.
     """
+    # The rest (`logit_scale`, `position_ids`, marks such as `v_pred`) is kept, so that a saved file has everything that
+    # the loaded one had.
     names = list(names)
     wrapped = not any(name.startswith((*PREFIXES.values(),)) for name in names)
     wrapper = shared_prefix(names) if wrapped else ""

@@ -51,7 +51,8 @@ class SdxlFullCache(sections.Cache):
     """What is encoded once when the model is trained."""
 
     def check(self, run: Any) -> Iterator[Problem]:
-        """The outputs of a trained text encoder change, so they cannot be cached."""
+        """Reject caching the outputs of trained text encoders."""
+        # They change in every step.
         yield from sections.Cache.check(self, run)
         if self.text and run.steps.train_text_encoder:
             yield Problem(
@@ -74,7 +75,8 @@ class SdxlEmbeddingCache(sections.Cache):
     """What is encoded once when words are trained."""
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Outputs of the text encoders change with the trained words, so they cannot be cached."""
+        """Reject caching text encoder outputs."""
+        # They change with the trained words.
         yield from sections.Cache.check(self, run)
         if self.text:
             yield Problem(

@@ -41,10 +41,11 @@ SAMPLERS |= {f"k_{name}": SAMPLERS[name] for name in ("lms", "euler", "euler_a",
 
 
 def scheduler(name: str | None, v_prediction: bool, terminal_zero: bool = False) -> Any:
-    """Return a diffusers scheduler on the training's schedule. Latents exceed [-1, 1], so they are not clipped.
+    """Return a diffusers scheduler on the training's schedule.
 
     `terminal_zero`: use the rescaled schedule of zero_terminal_snr, starting with its last step, pure noise.
     """
+    # Latents exceed [-1, 1], so they are not clipped.
     if (name or "ddim") not in SAMPLERS:
         raise ConfigError(
             Problem(

@@ -21,9 +21,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 def in_tiles(decode: Decode, latents: Tensor) -> Tensor:
     """Latents [1, C, h, w] -> pixels [1, 3, H, W] in float32 on the CPU, decoded tile by tile.
 
-    Where tiles overlap they fade into each other. Norms of a decoder see a tile instead of the image, so that pixels
-    differ a little from those that are decoded at once.
+    Pixels differ slightly from those decoded at once, as the decoder's norms see a tile instead of the image.
     """
+    # Overlapping tiles fade into each other, which hides their seams.
     whole = weight = torch.zeros(())
     for top, left in itertools.product(*(_starts(side) for side in latents.shape[-2:])):
         tile = latents[..., top : top + TILE, left : left + TILE]

@@ -59,7 +59,8 @@ class Positions:
         return self._kept(("image", height, width, device, *references), make)
 
     def text(self, length: int, device: torch.device) -> Tensor:
-        """Positions of a text [L, 3]: all zero, as its encodings contain the order."""
+        """Return positions of a text [L, 3], all zero."""
+        # Text encodings already contain the order.
         return self._kept(("text", length, device), lambda: torch.zeros(length, 3, device=device))
 
     def _kept(self, key: tuple, make) -> Tensor:

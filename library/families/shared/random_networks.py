@@ -106,10 +106,8 @@ def autoencoder(widths: tuple[int, ...], channels: int, scale: float, quant_conv
 
 
 def random_weights(shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Seeded weights for named shapes: matrices scaled by their inputs, norms at one, biases near zero.
-
-    With these a random network passes a signal of about unit size, so that losses are finite and fall.
-    """
+    """Return seeded weights for named shapes: matrices scaled by their inputs, norms at one, biases near zero."""
+    # So a random network passes a signal of about unit size, and losses are finite and fall.
     generator = torch.Generator().manual_seed(seed)
     out = {}
     for name, shape in shapes:

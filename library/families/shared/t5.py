@@ -55,10 +55,10 @@ def plain(names: Iterable[str]) -> dict[str, str]:
 
 
 def load(path: Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
-    """Read a T5 encoder (one file, shards, or a text_encoder_2 folder) as a T5EncoderModel in `dtype`.
-
-    Weights stored in 8 bits are cast to `dtype`, as nothing computes in 8 bits here. Raises ConfigError.
+    """Read a T5 encoder (one file, shards, or a text_encoder_2 folder) as a T5EncoderModel in `dtype`. Raises
+    ConfigError.
     """
+    # 8-bit weights are cast to `dtype`, as nothing computes in 8 bits here.
     from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActDense, T5EncoderModel
 
     file = weights.read(path, mmap)

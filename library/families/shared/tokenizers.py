@@ -51,7 +51,8 @@ def kind(name: str) -> str:
 
 
 def holds(folder: Path, wanted: str) -> bool:
-    """Whether a folder has a tokenizer of the wanted kind, so that CLIP is never read from a folder made for T5."""
+    """Return whether a folder has a tokenizer of the wanted kind."""
+    # CLIP must never be read from a folder made for T5.
     if wanted != "Unigram" and _marked(folder) != (wanted if wanted in MARKS else ""):
         return False
     for files in STORED[wanted]:

@@ -132,10 +132,8 @@ def sinusoids(t: Tensor, channels: int = TIME_CHANNELS, scale: float = 1000.0) -
 
 @torch.no_grad()
 def rope_axes(head: int) -> tuple[int, int, int]:
-    """How the width of a head is shared by three axes of a position: 128 gives (16, 56, 56).
-
-    Other widths keep the first axis near one eighth, as a multiple of 4, so that the other two are equal and even.
-    """
+    """Return how the width of a head is shared by three axes of a position: 128 gives (16, 56, 56)."""
+    # Other widths keep the first axis near one eighth, as a multiple of 4, so that the other two are equal and even.
     if head % 4:
         raise ValueError(f"a head of width {head} cannot be shared by three axes; it must be a multiple of 4")
     first = 4 * max(head // 32, 1)

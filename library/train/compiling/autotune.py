@@ -18,7 +18,7 @@ from library import families
 from library.compiler import blocks, cudagraph, torch_private
 from library.compiler.log import CompileLog
 from library.config import building, schema
-from library.config.problems import ConfigError, Message
+from library.config.problems import ConfigError, Message, counted
 from library.config.run_config import RunConfig
 from library.data.loading import Batches, Kind
 from library.distributed.world import World
@@ -261,7 +261,7 @@ def fastest(results: list[Measured], passes: int) -> Measured:
 
 def summary(chosen: Measured, results: list[Measured], passes: int, known: bool) -> str:
     """Return the choice and its reason for the log."""
-    tried = f"compile_autotune: {len(results)} settings {'remembered' if known else 'tried'}"
+    tried = f"compile_autotune: {counted(len(results), 'setting')} {'remembered' if known else 'tried'}"
     if len(results) == 1 and not results[0].changes.get("compile") and chosen.seconds:
         return (
             f"compile_autotune: eager steps take {chosen.seconds:.3g} s, so the whole training takes "

@@ -211,7 +211,8 @@ class BackgroundCompiler:
     # ---- between steps
 
     def import_compiler(self) -> None:
-        """After the first step, import inductor on a thread, so that no step waits for it."""
+        """After the first step, import inductor on a thread."""
+        # Otherwise the first loaded graph would wait for the import.
         if self._process and self._imports is None and self._clock.step > self._begun + 1:
             self._imports = threading.Thread(target=torch_private.import_inductor, name="compiler", daemon=True)
             self._imports.start()

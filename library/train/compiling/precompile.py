@@ -307,11 +307,9 @@ def graphs_sentence(options: Compile, number: int, single: bool = False) -> str:
 
 
 def kinds_to_compile(kinds: Counter[Kind], every: bool, log: CompileLog) -> Iterator[Kind]:
-    """Yield the kinds of batches to compile for, the most frequent first, as kernels are tuned for its size.
-
-    One graph serves all image sizes, unless they are compiled or recorded separately (`every`). The largest size comes
-    second, to test the memory. The others follow only while each still needed a graph.
-    """
+    """Yield the kinds of batches to compile for. `every`: sizes are compiled or recorded separately."""
+    # The most frequent size comes first, as kernels are tuned for it, then the largest, to test the memory. The others
+    # follow only while each still needed a graph, as one graph usually serves all sizes.
     order = [kind for kind, _ in kinds.most_common()]
     first = [next(kind for kind in order if kind[0] == number) for number in dict.fromkeys(kind[0] for kind in order)]
     largest = max(order, key=latent_area)

@@ -58,7 +58,8 @@ class ValidationRunner:
                     training.early_stop.end_when_due(training.clock, training.world, training.journal)
 
     def after_resume(self) -> None:
-        """Repeat the validation that a state was saved before, so that a resumed run ends where the original would."""
+        """Repeat the validation that a state was saved before."""
+        # Otherwise a resumed run would not stop early where the original does.
         training = self._training
         if training.clock.step and training.early_stop.lacks(training.clock.step):
             self.when_due()

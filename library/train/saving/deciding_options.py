@@ -30,7 +30,8 @@ FLAT = ("constant", "constant_with_warmup")  # schedules that do not depend on t
 
 
 def deciding_options(config: RunConfig, total_steps: int) -> JsonObject:
-    """Return the options that decide results as JSON values; files and folders by name only, as they may have moved."""
+    """Return the options that decide results as JSON values."""
+    # Files and folders count by name only, as they may have moved.
     found = {}
     for name, option in options(type(config)).items():
         if (option.section in ELSEWHERE and name not in ROUNDING) or name in NO_MATTER:

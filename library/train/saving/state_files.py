@@ -86,7 +86,8 @@ def randomness(rank: int) -> str:
 
 
 def read_values(path: Path, device: Any, mapped: bool = False) -> Any:
-    """Load without unpickling objects (weights_only), as a state folder may come from an untrusted source."""
+    """Load values without unpickling objects (weights_only)."""
+    # A state folder may come from an untrusted source.
     with _readable(path):
         found = torch.load(path, map_location=device, weights_only=True, mmap=mapped)
     if isinstance(found, dict):

@@ -136,10 +136,8 @@ class LossFunction:
 # Another batch size would be compiled again in the middle of a run.
 # Why: docs/decisions/2026-11-20-short-batches-are-padded.md
 def predict_padded(size: int, predict: Predict, noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
-    """Predict for a batch shorter than `size` (the last of its bucket) in the shape of a full one.
-
-    The padding repeats the last row, and its predictions are dropped, so the loss is that of the short batch.
-    """
+    """Predict for a batch shorter than `size` (the last of its bucket) in the shape of a full one."""
+    # The padding repeats the last row, and its predictions are dropped, so the loss is that of the short batch.
     if size <= len(sizes):
         return predict(noised, text, sizes)
     # Another batch size would recompile every block in the middle of a run.

@@ -89,7 +89,7 @@ class Meter:
         return list(self._read(lambda first: wait or first.arrived is None or first.arrived.query()))
 
     def lines_until(self, step: int) -> list[Line]:
-        """Return the lines of all steps up to this one, so the same in every process."""
+        # Independent of what has arrived, so the same in every process.
         return list(self._read(lambda first: first.line["step"] <= step))
 
     def _read(self, wanted: Callable[[_Pending], bool]) -> Iterator[Line]:
