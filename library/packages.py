@@ -138,7 +138,7 @@ def _known() -> dict[str, dict]:
 
 
 def _print(module: str) -> str:
-    """Return an identifier of a package, its PyTorch and environment; a change invalidates earlier results."""
+    # When any of these changes, earlier results no longer count.
     facts = [sys.prefix, _version("torch"), _version(title(module)), *map(str, _origin(module))]
     return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 

@@ -140,7 +140,6 @@ def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def fit_together(parts: Mapping[str, Tensor]) -> bool:
-    """Return whether both matrices of a LoRA have the same rank."""
     up, down = parts[UP], parts[DOWN]
     return min(up.ndim, down.ndim) >= 2 and up.shape[1] == down.shape[0]
 

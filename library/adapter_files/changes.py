@@ -197,7 +197,6 @@ class LayerChange:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a LoRA of two matrices and nothing else."""
         return {DOWN, UP} <= self.parts.keys() <= {DOWN, UP, ALPHA}
 
     @property

@@ -37,7 +37,6 @@ class Ranks:
         return f"cut to rank {self.rank}" if self.rank else "exact sum"
 
     def limit(self, shape: Sequence[int]) -> int | None:
-        """The rank of a layer whose weight has this shape."""
         is_large = len(shape) == 4 and tuple(shape[2:]) != (1, 1)
         return (self.conv_rank or self.rank) if is_large else self.rank
 

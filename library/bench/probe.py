@@ -116,7 +116,6 @@ class Probe:
 
     @property
     def best(self) -> Measured | None:
-        """Return the fastest try that fits."""
         # Compare by images per second, as batch sizes may differ.
         good = [one for one in self.tries if not one.why]
         return min(good, key=lambda one: one.seconds / self._batch(one.changes), default=None)

@@ -23,7 +23,6 @@ Report = dict[str, Any]  # as library.check.report.Report.as_json
 # The check asks torch about the GPU and the compiler, and the page must never load torch.
 # Why: docs/decisions/2026-11-20-check-in-a-process-of-its-own.md
 def check(reading: Reading[Any], launch: JsonMapping) -> Report:
-    """Return the report on a form's values, including problems of reading them."""
     # A crash of the check is reported, but does not prevent training.
     return check_all([reading], launch)[0]
 
@@ -64,7 +63,6 @@ def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Rep
 
 
 def sent(config: RunConfig) -> JsonObject:
-    """Return the non-default values for another process; tokens are passed by the environment."""
     return {name: str(value) if isinstance(value, Path) else value for name, value in flat(changed(config)).items()}
 
 

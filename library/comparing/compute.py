@@ -61,7 +61,6 @@ class Comparison:
 
     @property
     def copied(self) -> list[set[str]]:
-        """The training pictures that pictures of each file nearly are."""
         return [{row[at] for row in self.copies} - {""} for at in range(len(self.files))]
 
     def as_json(self) -> JsonObject:

@@ -73,7 +73,6 @@ class HeldOutLoss:
         return float(torch.stack(losses).mean())
 
     def forget_text(self) -> None:
-        """The text encoders are other ones from here on."""
         self._texts.clear()
 
     def _at(self, level: float, number: int, batch: Batch, measure: LossFunction) -> Tensor:

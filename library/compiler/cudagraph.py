@@ -153,11 +153,10 @@ class GraphedModel:
         return pytree.tree_unflatten(list(outputs), recording.tree)
 
     def free(self) -> None:
-        """Allow the next replay: the backward pass has run, or never will."""
         self._busy = lambda: None
 
     def optimizer_is_there(self) -> None:
-        """Stop reserving memory for the optimizer, which has allocated its states."""
+        # It has allocated its states, so nothing must stay free for them.
         self._reserve = self._reserve and 0
 
     def keep_gradients(self) -> None:
@@ -247,7 +246,6 @@ class GraphedModel:
         self.forget()
 
     def forget(self) -> None:
-        """Free all recordings, as they are out of date."""
         if self.made:
             self._release(self.size_limit)
 

@@ -67,7 +67,6 @@ class RecomputeStates:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Current seed and offset of the generator."""
         return (self._generator.initial_seed(), self._generator.get_offset()) if self._states else (0, 0)
 
     @contextlib.contextmanager

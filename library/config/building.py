@@ -113,7 +113,6 @@ def draft(config: type[C], read: JsonMapping) -> C:
 
 
 def replace(config: C, **changes: Any) -> C:
-    """A new config with some options changed, checked again."""
     return build(type(config), {**values(config), **changes}, notes=[])
 
 

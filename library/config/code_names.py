@@ -45,7 +45,6 @@ def is_listed(module: str) -> bool:
 
 
 def may_look(module: str) -> bool:
-    """Return whether a check may import a module: it is listed, or already loaded."""
     return is_listed(module) or module in sys.modules
 
 

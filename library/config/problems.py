@@ -199,7 +199,6 @@ class Problem(Message):
         return Problem(**given | changes)
 
     def as_json(self) -> JsonObject:
-        """All of it, for another process; `read` makes a problem of it again."""
         facts = {name: getattr(self, name) for name in FACTS}
         return {**super().as_json(), "option": self.option, **facts, "also": sorted(self.also)}
 
@@ -354,7 +353,6 @@ class ConfigError(ValueError):
     """Everything the user must fix, in `problems`. As text it has a line for each."""
 
     def __init__(self, *problems: MessageLike, **arguments: Any) -> None:
-        """Takes problems, or one template with its arguments."""
         self.problems = [Problem("", str(problems[0]), **arguments)] if arguments else [*problems_of(problems)]
         super().__init__("\n".join(map(str, self.problems)))
 

@@ -146,7 +146,6 @@ def extension(value: Any) -> str:
 
 
 def separator(value: Any) -> str:
-    """Return the tag separator, by default a comma."""
     return to_str(value) or ","
 
 

@@ -59,7 +59,6 @@ class Wanted:
 
     @property
     def shape(self) -> Size:
-        """Height and width of the latents."""
         return self.fit.bucket[1] // LATENT, self.fit.bucket[0] // LATENT
 
     @property

@@ -101,12 +101,10 @@ def joined(tags: Sequence[str], separator: str) -> str:
 
 
 def first_line(text: str) -> str:
-    """Return the caption of a file with one caption: its first line, stripped."""
     return text.strip().split("\n", 1)[0].strip()
 
 
 def lines(text: str) -> str:
-    """Return the captions of a file with alternatives: every non-empty line."""
     return "\n".join(line for line in map(str.strip, text.split("\n")) if line)
 
 

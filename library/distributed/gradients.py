@@ -83,7 +83,7 @@ class GradientAverager:
 
     @property
     def begun(self) -> bool:
-        """Whether gradients of this step have been sent, so that the step cannot be repeated."""
+        # A step whose gradients were sent cannot be repeated.
         return self._due > 0
 
     def expect(self, last: bool) -> None:

@@ -37,7 +37,6 @@ class ProcessWatch:
 
     @property
     def gone(self) -> bool:
-        """Return whether one of them ended before `leave`."""
         return not self._left.is_set() and not all(map(process.alive, self._known.values()))
 
     @property

@@ -6,7 +6,6 @@ from typing import Any, Protocol, runtime_checkable
 
 
 def tokens_of(tokenizer: Any, caption: str) -> int:
-    """The number of tokens of a caption, without BOS and EOS."""
     return len(tokenizer(caption, add_special_tokens=False, truncation=False).input_ids)
 
 

@@ -9,7 +9,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def holds(name: str, *shape: int) -> Callable[[Shapes], bool]:
-    """A test whether a checkpoint has a tensor of this name and shape."""
     return lambda shapes: tuple(shapes.get(name, ())) == shape
 
 

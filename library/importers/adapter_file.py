@@ -271,5 +271,4 @@ def _modelspec(builder: ImportBuilder) -> None:
 
 
 def nearest_prediction(kind: str) -> Message:
-    """A message: what a kind of prediction is here."""
     return equal(kind, "v_parameterization = false") if kind == "epsilon" else nearest(kind, "epsilon")

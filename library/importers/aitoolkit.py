@@ -66,7 +66,6 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
 
 
 def _names(flat: JsonMapping) -> str:
-    """The strings that identify the model: its kind and its path."""
     return f"{flat.get('model.arch')} {flat.get('model.name_or_path')}".casefold()
 
 

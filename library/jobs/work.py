@@ -70,7 +70,7 @@ class JobRecord:
         self._is_handed_on = True
 
     def fail(self) -> None:
-        """Mark the job as failed without an error, which the command has printed."""
+        # The command has already printed its error.
         self._end = {"state": "failed", "error": ""}
 
     def _write(self, **news: Any) -> None:

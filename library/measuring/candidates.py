@@ -187,7 +187,6 @@ def shown(changes: JsonMapping) -> str:
 
 
 def swapping_less(config: RunConfig) -> list[Overrides]:
-    """Changes that swap fewer blocks: first none, then half of them."""
     number = config.memory.blocks_to_swap or 0
     return [{"blocks_to_swap": fewer} for fewer in dict.fromkeys((0, number // 2)) if fewer != number]
 

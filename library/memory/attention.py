@@ -135,7 +135,6 @@ class AttentionRecorder(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
     def others(self) -> list[str]:
-        """Return the kernels that PyTorch could use instead, and those that support none of the calls."""
         return [name for name in offered(self.device) if name in self.unable or self._changes(name)]
 
     def why_not(self, kernel: str | None) -> str:

@@ -71,7 +71,6 @@ class Adapter(nn.Module):
 
     @property
     def rank(self) -> int:
-        """Rows of lora_down."""
         return self.lora_down.weight.shape[0]
 
     @property

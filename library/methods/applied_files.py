@@ -38,6 +38,5 @@ class AppliedFiles:
             self.tagged.add(path)
 
     def set(self, strengths: Mapping[Path, float]) -> None:
-        """Set the strengths of these files; switch all others off."""
         for files in (self._loras, self.words, self.controls):
             files.set(strengths)

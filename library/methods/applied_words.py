@@ -17,7 +17,6 @@ TRIGGER = "modelspec.trigger_phrase"
 
 
 def is_embedding(names: set[str], components: ModelComponents) -> bool:
-    """Return whether tensor names are those of an embedding, for this or another model."""
     return bool(names) and names <= {*components.encoders, "emb_params"}
 
 

@@ -32,7 +32,6 @@ class Rows:
     last: int  # exclusive
 
     def own(self, whole: Tensor) -> Tensor:
-        """Return this process' rows of a tensor as large as the weight."""
         return whole[self.first : self.last]
 
 
@@ -42,7 +41,6 @@ def rows_of(p: Tensor) -> Rows | None:
 
 
 def whole_shape(p: Tensor) -> torch.Size:
-    """Return the shape of the whole weight of a parameter."""
     rows = rows_of(p)
     return rows.shape if rows else p.shape
 

@@ -186,7 +186,6 @@ def _normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) ->
 
 
 def _host_random(generator: torch.Generator) -> random.Random:
-    """Return a host generator seeded by a generator's state."""
     # It is then the same again after a resume.
     state = generator.get_state().numpy().tobytes()
     return random.Random(hashlib.blake2b(state, digest_size=8).digest())

@@ -331,7 +331,6 @@ def _chosen(config: RunConfig) -> tuple[str, str]:
 
 
 def steps_of(value: int | float, total: int) -> int:
-    """Convert steps, or a share of all steps, to steps."""
     return int(value * total) if isinstance(value, float) else value
 
 

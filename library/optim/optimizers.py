@@ -310,7 +310,6 @@ def train_mode(made: Any) -> None:
 
 
 def eval_mode(made: Any) -> None:
-    """Switch a schedule-free optimizer to its averaged weights."""
     if callable(switch := getattr(made, "eval", None)):
         switch()
 

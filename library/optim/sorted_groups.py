@@ -37,5 +37,4 @@ class AdamMini(pytorch_optimizer.AdamMini):
         super().__init__(torch.nn.Module(), lr=lr, **arguments)
 
     def get_optimizer_groups(self, weight_decay: float) -> list[dict[str, Any]]:
-        """The groups as they were given."""
         return [{**group, "weight_decay": weight_decay} for group in self._given]

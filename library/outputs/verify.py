@@ -22,7 +22,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 # A bad file is only a warning, as the training's state may still be good.
 # Why: docs/decisions/2026-11-20-saved-files-are-read-back.md
 def expected(method: TrainingMethod) -> Shapes:
-    """Return the names and shapes of this method's files, constant for the whole run."""
     return {name: tuple(tensor.shape) for name, tensor in method.state_dict().items()}
 
 

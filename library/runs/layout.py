@@ -53,7 +53,6 @@ def new_id(name: str) -> str:
 
 
 def is_id(text: Any) -> bool:
-    """Return whether `text` can be a run id."""
     # One plain name, so that it never leads out of a folder.
     return isinstance(text, str) and re.fullmatch(r"[\w][\w.-]{0,120}", text) is not None
 
@@ -143,13 +142,11 @@ def dump(values: JsonMapping, indent: int | None = None) -> str:
 
 
 def without_secrets(values: JsonMapping) -> JsonObject:
-    """Return the values without tokens and keys, flat or by section."""
     kept = {name: value for name, value in values.items() if name not in SECRETS}
     return {name: without_secrets(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
 def secrets_in(values: JsonMapping) -> list[str]:
-    """Return every token and key among the values, flat or by section."""
     found = [str(value) for name, value in values.items() if name in SECRETS and value]
     return found + [s for value in values.values() if isinstance(value, Mapping) for s in secrets_in(value)]
 

@@ -57,7 +57,7 @@ def driver_version() -> str:
 
 
 def gpu_count() -> int:
-    """How many NVIDIA GPUs there are, whatever CUDA_VISIBLE_DEVICES shows of them."""
+    # NVML ignores CUDA_VISIBLE_DEVICES.
     with _driver() as works:
         return int(_ask_driver(pynvml.nvmlDeviceGetCount) or 0) if works else 0
 

@@ -55,7 +55,6 @@ def find(known: JsonObject) -> psutil.Process | None:
 
 
 def alive(known: JsonObject) -> bool:
-    """Return whether the process described by `identity` still runs on this machine."""
     return find(known) is not None
 
 

@@ -87,7 +87,6 @@ def place() -> Path:
 
 
 def read() -> Queue:
-    """Return the current queue."""
     # The file is parsed only after a change, as the page asks every second.
     return _queue(layout.load_changed(str(place() / "queue.json")))
 

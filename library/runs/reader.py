@@ -108,7 +108,6 @@ def _how_it_ended(folder: Path, facts: JsonObject) -> tuple[str, MessageLike | N
 
 
 def _is_beating(facts: JsonObject) -> bool:
-    """Return whether a process with this id has just written a heartbeat."""
     # Its start time is no evidence, as it changes when the clock is set.
     return abs(time.time() - facts.get("heartbeat", 0)) < FRESH and process.exists(facts.get("pid"))
 

@@ -281,7 +281,6 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> JsonObject:
-    """Return the hardware known without torch; the trainer adds its GPU with `note`."""
     memory = psutil.virtual_memory().total / 2**30
     return {"system": platform.platform(), "cpus": os.cpu_count(), "memory_gb": round(memory, 1)}
 

@@ -29,7 +29,6 @@ def newest_state(run: reader.RecordedRun) -> Path | None:
 
 
 def settings(run: reader.RecordedRun) -> JsonObject:
-    """Return a run's non-default values by section."""
     found = run.facts.get("config")
     return {name: values for name, values in (found or {}).items() if isinstance(values, dict)}
 
@@ -41,7 +40,6 @@ def is_wanted(run: reader.RecordedRun, others: Iterable[reader.RecordedRun]) -> 
 
 
 def launch_options(run: reader.RecordedRun) -> JsonObject:
-    """How a run was launched, as far as that is known."""
     found = run.facts.get("launch")
     return found if isinstance(found, dict) else {}
 

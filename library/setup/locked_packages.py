@@ -52,7 +52,6 @@ class Refusal(Exception):
 
 
 def say(text: str = "") -> None:
-    """Print and flush."""
     # Output of started programs appears between these lines.
     print(text, flush=True)
 

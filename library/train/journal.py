@@ -107,7 +107,7 @@ class Journal:
 
     @property
     def has_curves(self) -> bool:
-        """Return whether a tracker is open; some numbers are computed only for trackers."""
+        # Some numbers are computed only for trackers.
         return self.trackers is not None and self.trackers.open
 
     def say(self, text: str) -> None:
@@ -137,7 +137,6 @@ class Journal:
         self.requests.check()
 
     def mark(self, done: MessageLike) -> None:
-        """Record the end of a phase before the first step."""
         self._marks.append((done, time.time()))
 
     def ready(self) -> None:
@@ -189,7 +188,6 @@ class Journal:
             self.trackers.image(f"sample_{number}", image, step)
 
     def saving(self, state: Path, step: int) -> None:
-        """Report that a state is about to be saved."""
         # The record then names it even if the process is killed meanwhile.
         self.event("saving", file=str(state), step=step)
 
@@ -229,7 +227,6 @@ class Progress:
     """
 
     def __init__(self, say: Callable[[str], object], min_seconds: float = 0.0) -> None:
-        """Work that takes less than `min_seconds` is not reported."""
         self._say, self._min_seconds = say, min_seconds
         self._name, self._since, self._before, self._said = "", 0.0, 0, 0.0
 

@@ -110,11 +110,10 @@ class ControlRequests:
         return self._raised
 
     def stopped_early(self) -> bool:
-        """Return whether a stop was requested before the first step was done."""
         return bool(self._how) and not self._has_stepped
 
     def step_done(self) -> None:
-        """Record that a step is done, so that there is something to save."""
+        # From now on there is something to save.
         self._has_stepped = True
 
     def state_saved(self) -> None:
@@ -179,7 +178,7 @@ class ControlRequests:
             raise Stopped
 
     def end(self) -> None:
-        """Mark the end of the training: later signals interrupt nothing."""
+        # Later signals must interrupt nothing.
         self._ending = True
 
     def _note(self, how: str) -> None:

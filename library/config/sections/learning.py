@@ -279,7 +279,6 @@ class FullOptim(Optim):
 
     @property
     def stepped_early(self) -> str:
-        """The option that asks for steps within the backward pass, or nothing."""
         return next((name for name in EARLY if getattr(self, name, None)), "")
 
     def check(self, run: RunConfig) -> Iterator[Problem]:

@@ -72,7 +72,6 @@ class AnimaShape:
 
     @property
     def theta(self) -> float:
-        """The base of the positions, stretched for larger images."""
         # The frame is always 0, so one base serves all axes.
         side = self.axes[1]
         return THETA * LARGER ** (side / (side - 2))

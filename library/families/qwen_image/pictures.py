@@ -78,7 +78,6 @@ class ImagePatches(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Its number of tokens in the prompt."""
         return self.rows * self.columns // MERGED**2
 
 

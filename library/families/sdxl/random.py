@@ -48,7 +48,6 @@ FULL = SdxlSizes(
 
 
 def model_sizes(_config: RunConfig, full: bool) -> SdxlSizes:
-    """All have the same."""
     return FULL if full else TINY
 
 

@@ -38,7 +38,6 @@ class DenoiserFile:
     names: Callable[[Mapping[str, str]], Names] = lambda plain: {name: (name, 0, 1) for name in plain}
 
     def rows(self, keys: Mapping[str, object]) -> Names:
-        """The sources of the network's tensors in a file with these keys, with or without prefix."""
         plain = tensor_names.without_prefix(keys)
         return {own: (plain[name], piece, pieces) for own, (name, piece, pieces) in self.names(plain).items()}
 

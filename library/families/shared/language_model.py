@@ -94,7 +94,6 @@ def settings_of(shapes: Shapes) -> dict[str, int]:
 
 
 def empty_qwen3(skipped: int = 0, **settings: Any) -> nn.Module:
-    """A Qwen3 without its last `skipped` layers, on the meta device."""
     return empty("Qwen3", skipped, head_dim=HEAD, max_position_embeddings=40960, **settings)
 
 

@@ -80,7 +80,6 @@ class LoraNames:
         return (path,)
 
     def file_name(self, part: str, path: str, kohya: str) -> str:
-        """The name of a layer in a written file; `kohya` is its name in kohya's format."""
         return kohya if self.saved == "kohya" else f"{self.prefixes[self.saved][part]}{path}"
 
     def shared_prefix(self, part: str) -> str:

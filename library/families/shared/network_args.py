@@ -146,7 +146,6 @@ class NetworkArgs:
 
     @property
     def logs_adapters(self) -> bool:
-        """Whether each adapter is logged with its rank and alpha."""
         return False
 
     def adapts_encoder(self, part: str) -> bool:

@@ -117,7 +117,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def finite(x: Tensor) -> Tensor:
-    """Keep float16, which some of the trained activations exceed, from becoming infinite."""
+    # Some trained activations exceed float16's range.
     return x.clamp(-65504, 65504) if x.dtype == torch.float16 else x
 
 

@@ -116,7 +116,6 @@ def entries(path: str | Path) -> dict[str, JsonObject]:
 
 
 def raw_header(path: Path) -> JsonObject:
-    """The header of a .safetensors file that `entries` has validated, including metadata."""
     with path.open("rb") as file:
         return parse_json(file.read(int.from_bytes(file.read(8), "little")), path)
 

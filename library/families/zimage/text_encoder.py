@@ -15,7 +15,6 @@ BEHIND = "<|im_end|>\n<|im_start|>assistant\n"
 
 
 def tokens(tokenizer: Any, captions: Collection[str]) -> list[list[int]]:
-    """Token ids of each caption in its template, cut to the longest length."""
     texts = [f"{BEFORE}{caption}{BEHIND}" for caption in captions]
     return tokenizer(texts, max_length=LONGEST, truncation=True).input_ids if texts else []
 

@@ -29,7 +29,6 @@ ROUNDED_AT_ONCE = 2**22  # values: keeps rounding's temporary memory small, with
 # Row scales are more exact than a plain cast, and a compiled block makes the rounding cheap.
 # Why: docs/decisions/2026-11-22-fp8-products-scale-by-row.md
 def supports_fp8(device: torch.device) -> bool:
-    """Return whether a device multiplies fp8 numbers."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9) and torch.version.hip is None
 
 

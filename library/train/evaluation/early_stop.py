@@ -30,7 +30,7 @@ class EarlyStop:
         return self.patience is not None and self._waited >= self.patience
 
     def lacks(self, step: int) -> bool:
-        """Return whether the validation after this step is missing, as the state was saved before it."""
+        # Its state was saved before the validation.
         return self.patience is not None and self._last_step < step
 
     def count(self, step: int, loss: float) -> None:

@@ -81,7 +81,6 @@ class State:
 
 
 def randomness(rank: int) -> str:
-    """The file of a process' random state."""
     return f"random_states_{rank}.bin"
 
 
@@ -101,7 +100,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def has_checksums(folder: Path) -> bool:
-    """Return whether a state lists its files; older versions wrote no list."""
+    # Older versions wrote no list.
     return (folder / SUMS).is_file()
 
 

@@ -116,7 +116,6 @@ class Meter:
 
     @property
     def average(self) -> float:
-        """The mean loss of the last `per_epoch` steps."""
         return sum(self._losses) / max(len(self._losses), 1)
 
     def state(self) -> list[float]:
