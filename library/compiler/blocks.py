@@ -166,7 +166,7 @@ def compiled_alone(block: nn.Module, log: CompileLog) -> Iterator[None]:
 def _begin(blocks: Iterable[nn.Module], options: JsonMapping, backends: Mapping[nn.Module, str]) -> None:
     for block in blocks:
         backend = backends.get(block, options["backend"])
-        # Only inductor knows `mode`; other backends reject it.
+        # Only inductor has modes.
         own = {name: value for name, value in options.items() if name != "mode" or backend == "inductor"}
         block.compile(**own | {"backend": torch_private.eager_backend if backend == "eager" else backend})
 
@@ -213,7 +213,7 @@ def why(error: BaseException, torch_file: str = torch.__file__) -> str:
     """The line of a compiler's error output that names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     if " " in torch_file and any("cannot find" in line for line in lines):
-        # Inductor does not quote the path of its headers, so the compiler misses them.
+        # Inductor's linker call does not quote the path.
         return "PyTorch cannot compile below a folder with a blank in its name; move the project to another"
     telling = (line for line in lines if "error:" in line.lower())
     return next(telling, lines[0])[:200]

@@ -162,7 +162,7 @@ class GraphedModel:
     def keep_gradients(self) -> None:
         """Copy gradients out of the shared buffers, before the next replay overwrites them."""
         for p, here in zip(self.learn, self.gradients, strict=True):
-            # Earlier batches of this step have accumulated into the buffers themselves.
+            # After the first replay of a step the gradient is the shared buffer itself.
             if p.grad is not None and p.grad.data_ptr() == here.data_ptr():
                 p.grad = p.grad.clone()
 

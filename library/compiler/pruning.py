@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Folders of PyTorch and Triton with one sub-folder per graph or kernel. Their sources, and what a C++ compiler made of
-# these, lie beside them in folders named by the first two letters of the file.
+# these, lie beside them in folders named by two letters of the file's name.
 KEPT = ("aotautograd", "fxgraph", "triton")
 LETTERS, NAME = 2, 52
 LOOKED_AT = (".py", ".json")  # `repair` reads these at every start, so their access time says nothing

@@ -30,7 +30,7 @@ class StepRNG:
         return self._generators[device].manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:8]) >> 1)
 
 
-# Rounding to nearest would drop updates smaller than half a step of the dtype, and most updates are.
+# Rounding to nearest would drop every update smaller than half a step of the dtype.
 # Why: docs/decisions/2026-11-22-stochastic-rounding.md
 @torch.no_grad()
 def write(into: Tensor, exact: Tensor, generator: torch.Generator, rows: Rows | None = None) -> None:

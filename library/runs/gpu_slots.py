@@ -53,7 +53,7 @@ def taken(active: Iterable[JsonMapping]) -> set[str]:
     return found
 
 
-# Two trainings on one GPU would run out of memory; one started in a shell may use any of them.
+# The devices of a training started in a shell are unknown, so it counts as using all of them.
 # Why: docs/decisions/2026-11-20-gpus-are-given-to-one-training.md
 def choose(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
     """Return the devices that a training gets out of the free ones; () if it must wait.

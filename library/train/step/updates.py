@@ -135,7 +135,7 @@ class Updates:
             norms["norm/avg_grad_norm"] = mean.to(self._world.device)
         self._method.note_gradients()
         self.optimizer.step()
-        # accelerate's schedule counts the steps of all processes, and old configs rely on it.
+        # As in accelerate, the schedule counts the steps of all processes.
         for _ in range(self._world.ranks):
             self.schedule.step()
         return norms
