@@ -52,6 +52,7 @@ def use(given: str | None, device: torch.device) -> Path:
     repair(folder)
     same_cache_keys()
     if not chosen:
+        # A folder from the environment is the user's, and is not pruned.
         prune(folder if given else default_root(), keep=folder)
     return folder
 

@@ -139,6 +139,7 @@ class GraphedModel:
         if self.why_not:
             return call(*args, **kwargs)
         asked = Call.of(args, kwargs)
+        # A second forward pass before the backward pass of the first would overwrite its buffers.
         if self._busy() is not None or any(t.device.type != "cuda" for t in asked.tensors):
             return call(*args, **kwargs)
         recording = self.made.get(asked.key) or self.record(call, asked)

@@ -85,8 +85,10 @@ class Swap:
         if self.learn == "device" and not forward:
             self._write_back(but=self.blocks[index])
             self.blocks[index].changes = True
+        # The first forward pass shows the order, which only the denoiser knows.
         if forward and index not in self._order:
             self._order.append(index)
+        # Backward visits the blocks in reverse order.
         following = self._order.index(index) + (1 if forward else -1)
         if 0 <= following < len(self._order):
             self._fetch(self._order[following])
@@ -125,6 +127,7 @@ class Swap:
             return self._slots.fill(packed)
         # Whatever still reads the slot was queued on the compute stream before this call, except for:
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        # ... copies back to the host, of this block and of the slot's previous owner.
         for one in (packed, self._slots.next.owner):
             if one is not None and one.written is not None:
                 self.stream.wait_event(one.written)
@@ -249,6 +252,7 @@ class _Slots:
         slot.flush()
         if slot.owner is not None:
             slot.owner.point_at(None)
+        # The previous owner now points at the host, so it never sees the slot's new content.
         slot.memory[: packed.host.numel()].copy_(packed.host, non_blocking=True)
         packed.point_at(slot.memory)
         slot.owner = packed

@@ -94,10 +94,12 @@ class Adapter(nn.Module):
         down, *ups = self.cached_factors or self._own_factors(x)
         hidden = self._dropout(self._down(x, down) if hidden is None else hidden)
         if not scaled_in(ups[0].dtype):
+            # In float16 the factors would lose the scale, so it is applied to the activations.
             hidden = hidden * self.scale
         output = self._up(hidden, ups)
         if not self.spec.noise or not self.training:
             return output
+        # A switched-off adapter must not add noise either.
         return output + ggpo.disturbance(x, self.ggpo_rows * (self.scale != 0)).to(output.dtype)
 
     @torch.no_grad()
@@ -135,6 +137,7 @@ class Adapter(nn.Module):
         self.lora_down.weight.copy_(down.reshape(self.lora_down.weight.shape))
         self._take_up(up)
         self.alpha = saved_alpha(tensors, down.shape[0]) / (len(self.spec.split) or 1)
+        # Keep the integer, as its type decides the tensor's type in the saved file.
         if isinstance(self.spec.alpha, int) and self.alpha == self.spec.alpha:
             self.alpha = self.spec.alpha
         self.set_multiplier(self.multiplier)
@@ -344,8 +347,8 @@ def _linear(inputs: int, outputs: int, where: dict) -> nn.Linear:
 
 @torch.no_grad()
 def _init_factors(down: nn.Linear | nn.Conv2d, ups: Iterable[Any], frozen: bool = False) -> None:
-    """Initialize lora_down like a linear layer, or for LoRA-FA; lora_up with zeros, so that the adapter starts as
-    identity.
+    """Initialize lora_down like a linear layer, or for LoRA-FA; lora_up with zeros, so that the adapter starts without
+    effect.
     """
     weight = down.weight
     # Draw on the host, so that the same seed gives the same adapters on every device.

@@ -168,6 +168,7 @@ class ShardedModel:
 
     def _forget_offers(self) -> None:
         self._serving = False
+        # Weights stay offered; optimizer states are offered anew for each save.
         del self._offered[len(self._numbers) :]
 
     def _announce(self, number: int) -> int:
@@ -188,6 +189,7 @@ class ShardedModel:
         """Return a whole tensor in host memory, in the first process."""
         own, rows = self._offered[number]
         size = -(-rows.shape[0] // self._ranks)
+        # Collectives need equal sizes, and the last processes may have fewer rows.
         padded = torch.zeros((size, *rows.shape[1:]), dtype=own.dtype, device=self._device)
         padded[: len(own)] = own
         if self._rank:

@@ -56,6 +56,7 @@ class ExponentialMovingAverage:
         if step % self._every:
             return
         number = step // self._every
+        # One update stands for `every` steps.
         decay = min(self._decay**self._every, (1 + number) / (10 + number))
         # PyTorch's AveragedModel would copy whole networks in their own dtype; only its update function is used.
         lerp = get_ema_multi_avg_fn(decay)

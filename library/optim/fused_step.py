@@ -80,6 +80,7 @@ class PartialOptimizer:
             write(p, master_param.data, generator, rows)
             self._narrow(master_param, p, lambda into, exact: write(into, exact, generator, rows))
         master_param.grad = None
+        # Free the float32 copy until the next step.
         master_param.data = master_param.new_empty(0)
 
     def _narrow(self, master_param: nn.Parameter, p: nn.Parameter, put: Callable[[Tensor, Tensor], Any]) -> None:

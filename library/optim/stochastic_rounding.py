@@ -41,10 +41,12 @@ def write(into: Tensor, exact: Tensor, generator: torch.Generator, rows: Rows | 
     if into.dtype != torch.bfloat16:
         into.copy_(exact)
         return
+    # A scalar has no last dimension to split into halves below.
     if not exact.dim():
         into, exact = into.view(1), exact.view(1)
     # A bfloat16 is the upper half of a float32. Adding a number below 2^16 to the whole carries into that half exactly
     # as often as the lower half is large.
+    # Draw for the whole weight, so that rounding does not depend on the number of processes.
     shape = rows.shape if rows else exact.shape
     drawn = torch.empty(shape, dtype=torch.int32, device=exact.device).random_(0, LOW, generator=generator)
     bits = rows.own(drawn) if rows else drawn

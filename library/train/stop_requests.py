@@ -131,6 +131,7 @@ class ControlRequests:
             self._note(self._on_disk() or ("after_step" if self._launcher_ended() else ""))
             self._requested |= set(self._record.requests() if self._record else ())
             end = time.monotonic()
+            # A slow read postpones the next one, so that reads take at most SHARE of the time.
             self._next_look = end + (end - begin) / SHARE
         if self._recorded_how != self._how and self._record:
             self._recorded_how = self._how

@@ -124,6 +124,7 @@ def read(
 
     with ThreadPoolExecutor(READERS, thread_name_prefix="weights") as readers:
         for one in _pieces(ranges, piece):
+            # Bound the reads in flight, and so the number of buffers.
             if len(under_way) == 2 * READERS:
                 send_oldest()
             buffer = buffers.take()
@@ -131,6 +132,7 @@ def read(
         while under_way:
             send_oldest()
     for name, place in ranges.items():
+        # Empty tensors have no bytes, so no piece contains them.
         if not place.length:
             arrived(name, torch.empty(place.shape, dtype=getattr(torch, place.dtype), device=device))
 
@@ -145,6 +147,7 @@ class _Buffers:
     def take(self) -> Tensor:
         if not self._free:
             return torch.empty(self._size, dtype=torch.uint8, pin_memory=self._pinned)
+        # The GPU may still read from the oldest buffer.
         buffer, copied = self._free.popleft()
         if copied:
             copied.synchronize()
@@ -178,6 +181,7 @@ def _pieces(ranges: Mapping[str, FileRange], size: int) -> Iterator[_Piece]:
 
 def _read_piece(piece: _Piece, buffer: Tensor) -> None:
     memory, done = buffer.numpy().data[: piece.length], 0
+    # Unbuffered, so that bytes go directly into the pinned buffer.
     with piece.path.open("rb", buffering=0) as file:
         file.seek(piece.offset)
         while done < piece.length:

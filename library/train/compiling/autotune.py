@@ -114,6 +114,7 @@ class Tuner:
                 if number == 0 and not self.compiles:
                     return  # all further candidates compile
         finally:
+            # Measuring must not change what the training draws.
             rng.set_rng_state(before, self.world.device)
 
     def candidate_rounds(self) -> Iterator[list[Overrides]]:

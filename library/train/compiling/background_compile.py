@@ -161,6 +161,7 @@ class BackgroundCompiler:
             with block_calls.noted(compute_loss.components.denoiser, self._log) as found[kind]:
                 compute_loss.warm_up(batches.example(kind), self._world.device)
         self._wait()
+        # Time a separate pass, as the earlier ones also recorded.
         began = time.perf_counter()
         compute_loss.warm_up(batches.example(wanted[0]), self._world.device)
         self._wait()

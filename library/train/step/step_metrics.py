@@ -72,6 +72,7 @@ class Meter:
         stacked = torch.stack([v.detach().float() for v in (*values.values(), *(loss for loss, _ in batches))])
         arrived = None
         if stacked.device.type == "cuda":
+            # Copied asynchronously into pinned memory, so that the host does not wait for the GPU.
             host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
             stacked = host.copy_(stacked, non_blocking=True)
             arrived = torch.cuda.Event()
