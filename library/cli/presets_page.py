@@ -1,4 +1,4 @@
-"""The values in docs/presets.md, from the presets: `python -m library.cli.presets_page` writes the tables again."""
+"""Generate the value tables in docs/presets.md from the presets: `python -m library.cli.presets_page`."""
 
 import re
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from library.families import every
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "presets.md"
 TABLES = re.compile(r"(<!-- values -->\n).*?(<!-- /values -->)", re.DOTALL)
-PROFILES = "compile"  # its files set how a model is compiled, for any model
+PROFILES = "compile"  # folder of presets that only set compiling, for any model
 
 Values = dict[str, str]
-Columns = dict[str, Values]  # what heads a column -> option -> value
+Columns = dict[str, Values]  # column title -> option -> value
 
 
 def tables() -> str:
-    """A table for each model and kind of training, with a column for each size of GPU."""
+    """Return a table per model and kind of training, with a column per GPU size."""
     groups: dict[str, Columns] = {}
     for path in _presets():
         title, column = _heading(path)
@@ -27,7 +27,7 @@ def tables() -> str:
 
 
 def table(columns: Mapping[str, Values]) -> str:
-    """One row for each option that any column sets."""
+    """Return a table with one row per option that any column sets."""
     names = list(dict.fromkeys(name for column in columns.values() for name in column))
     lines = [f"| option | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
     for name in names:
@@ -44,7 +44,7 @@ def with_tables(text: str) -> str:
 
 
 def _presets() -> list[Path]:
-    """Presets by family, kind and memory; those for any model last."""
+    """Return presets by family, kind and memory; those for any model last."""
     folders = [*(facts.name for facts in every()), PROFILES]
     return sorted(
         (path for path in (ROOT / "presets").glob("*/*.toml") if path.parent.name in folders),
@@ -62,7 +62,7 @@ def _size(path: Path) -> int:
 
 
 def _heading(path: Path) -> tuple[str, str]:
-    """The title of a preset's table and the head of its column, from its first line."""
+    """Return the title of a preset's table and its column's title, from its first line."""
     first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
     if path.parent.name == PROFILES:
         return "Compile profiles, for any model", f"`{PROFILES}/{path.stem}`"
@@ -71,7 +71,7 @@ def _heading(path: Path) -> tuple[str, str]:
 
 
 def _joined(groups: Mapping[str, Columns]) -> dict[str, Columns]:
-    """Groups that set the same share a table, such as DreamBooth's and fine-tunes' presets."""
+    """Merge tables of groups with equal values, such as DreamBooth's and fine-tunes' presets."""
     alike: list[tuple[list[str], Columns]] = []
     for title, columns in groups.items():
         same = next((titles for titles, others in alike if others == columns), None)

@@ -1,4 +1,4 @@
-"""A training from its config to its file: what is wrong is said first, all of it, then the loop runs."""
+"""Run a training from its config to its file: report every problem first, then run the loop."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +14,10 @@ from library.train.saving import output_lock
 
 
 def train(config: RunConfig, notes: Sequence[Problem] | None = None, began: float = 0) -> Path | None:
-    """Train what `config` describes and return the file that came of it. ConfigError lists everything to fix first.
+    """Train what `config` describes and return the resulting file. ConfigError lists everything to fix first.
 
-    `notes` are what was said when the config was read, and go into the run's record; None asks for them again.
-    `began` is when the process did, in seconds since 1970. With `debug_dataset` the data is shown, and nothing is
-    trained.
+    `notes` are remarks from reading the config, which go into the run's record; None computes them again. `began` is
+    the start of the process in seconds since 1970. With `debug_dataset` the data is printed, and nothing is trained.
     """
     logging_setup.listen(config.log)
     if config.data.debug_dataset:

@@ -1,7 +1,7 @@
 """The command line of a config: flags over a TOML file over defaults, every mistake at once, and --help.
 
-Flags are cut by hand and not by argparse, which stops at the first mistake and prints its usage over it. The help text
-is argparse's.
+Flags are parsed by hand, as argparse stops at the first mistake and prints its usage over it. argparse only formats the
+help.
 """
 
 import argparse
@@ -36,12 +36,14 @@ OWN = ("config_file", "output_config", "help")
 NO_MEMORY = (
     "the computer ran out of memory (RAM), or reached a limit on it ({why}): close other programs, or raise the limit"
 )
-INTERRUPTED = 130  # what shells say of Ctrl+C
-PATIENCE = 5.0  # seconds between the starts of processes that are launched together, at most
+INTERRUPTED = 130  # the shells' exit code of Ctrl+C
+PATIENCE = 5.0  # maximum seconds between the starts of processes launched together
 
 
 def parse(config: type[C], argv: list[str] | None = None) -> C:
-    """defaults < --config_file < flags. On mistakes: one line each on stderr, exit code 2."""
+    """Return the config: defaults < --config_file < flags. On mistakes print one line each on stderr and
+    exit with 2.
+    """
     reading = read(config, argv)
     if reading.problems:
         fail(ConfigError(*reading.problems))
@@ -50,17 +52,17 @@ def parse(config: type[C], argv: list[str] | None = None) -> C:
 
 
 def main(config: type, argv: list[str] | None = None) -> int:
-    """All of a training script: read the command line, then train. The answer is the exit code.
+    """Run a training script: parse the command line, then train. Returns the exit code.
 
-    Mistakes are told all at once, with those that the training would find afterwards. What only the training can find
-    out (a missing file, a full disk) is told in a sentence too and ends with 1, and so does a mistake in this program:
-    where its traceback is kept, the sentence says so. A training that is stopped before its first step ends with 130;
-    one that is stopped later has saved its work and ends with 0.
+    Mistakes are reported all at once, including those that the training would find later. What only the training can
+    find (a missing file, a full disk) is also one sentence, with exit code 1, and so is a bug in this program, with the
+    place of its traceback. A training stopped before its first step ends with 130; one stopped later has saved its work
+    and ends with 0.
     """
     environment.print_any_text()
     reading = read(config, argv)
     if reading.problems:
-        # The processes that say nothing do not load torch to find more of it.
+        # Only the process that prints loads torch to find more mistakes.
         fail(ConfigError(*reading.problems, *(beyond(reading) if environment.first_process() else ())))
     _tell(reading.notes)
     try:
@@ -68,11 +70,13 @@ def main(config: type, argv: list[str] | None = None) -> int:
         model = Path(reading.config.model.pretrained_model_name_or_path or "")
         if model.exists():
             read_ahead.begin(model, families.facts(config.family).denoiser_prefix)
-        if reading.config.memory.blocks_to_swap and "torch" not in sys.modules:  # which reads it when it is loaded
+        if (
+            reading.config.memory.blocks_to_swap and "torch" not in sys.modules
+        ):  # torch reads the variable when it is loaded
             environment.expand_segments()
         with without_collecting():
-            from library.cli.train import train  # loads torch, which reading a command line does without
-        gc.freeze()  # what is loaded stays, and no later collection looks through it
+            from library.cli.train import train  # loads torch, which parsing a command line does not need
+        gc.freeze()  # loaded modules stay, so no later collection needs to scan them
 
         train(reading.config, reading.notes, psutil.Process().create_time())
     except ConfigError as e:
@@ -82,7 +86,7 @@ def main(config: type, argv: list[str] | None = None) -> int:
             print("Stopped before the first step: nothing was trained, so nothing was saved.", file=sys.stderr)
         return INTERRUPTED
     except Exception as e:
-        if environment.lacks_memory(e):  # before the training has begun, which says more
+        if environment.lacks_memory(e):  # before the start of the training, which would report more
             fail(ConfigError(NO_MEMORY, why=type(e).__name__), code=1)
         notes = getattr(e, "__notes__", [])
         if not notes:
@@ -92,9 +96,9 @@ def main(config: type, argv: list[str] | None = None) -> int:
 
 
 def beyond(reading: Reading[Any]) -> list[Problem]:
-    """What would be wrong with a training besides the problems of this reading: its files, packages and this machine.
+    """Return further problems of a training: its files, packages and this machine. Loads torch.
 
-    Torch is loaded for it. Nothing where a config file could not be read, as that may have said anything.
+    Empty if a config file could not be read, as its content is then unknown.
     """
     if not reading.known:
         return []
@@ -111,10 +115,10 @@ def beyond(reading: Reading[Any]) -> list[Problem]:
 
 
 def read(config: type[C], argv: list[str] | None = None, also: Iterable[str] = ()) -> Reading[C]:
-    """A command line and the file it names -> a config, and everything that is wrong with them, in one answer.
+    """Build a config from a command line and the file it names, with every problem of both at once.
 
-    --help and --output_config do what they say and end the process. `also` are further flags of the command, which it
-    has taken itself: one that is not known may have been meant for them.
+    --help and --output_config act and exit. `also` are further flags of the command, already taken out, for which an
+    unknown flag may have been meant.
     """
     flags, problems = read_flags(config, sys.argv[1:] if argv is None else argv, also)
     if flags.pop("help", False):
@@ -142,7 +146,7 @@ def _read(config: type[C], flags: JsonObject, problems: list[Problem], path: Pat
             layers.insert(0, Layer(flat(load_toml(path), twice), path.name))
             problems = [*problems, *(problem.replaced(place=layers[0].place) for problem in twice)]
         except ConfigError as e:
-            # Rules across options cannot be judged without the file, but the flags' own values can.
+            # Rules across options cannot be checked without the file, but the flags' own values can.
             found = [*problems, *e.problems]
             known = {name: value for name, value in flags.items() if name in options(config)}
             read_section(options(config), Layer(known, "--"), found)
@@ -152,7 +156,7 @@ def _read(config: type[C], flags: JsonObject, problems: list[Problem], path: Pat
 
 
 def _spoken_of(config: type, problems: list[Problem]) -> set[str]:
-    """The options that flags which could not be understood are, or were meant for."""
+    """Return the options of invalid flags, or those probably meant."""
     known = options(config)
     names = {problem.option.removeprefix("no-") for problem in problems} - {""}
     return {name if name in known else closest(name, [*known, *OWN]) for name in names} - {""}
@@ -164,9 +168,9 @@ def _tell(notes: list[Problem]) -> None:
 
 
 def read_flags(config: type[RunConfig], argv: list[str], also: Iterable[str] = ()) -> tuple[JsonObject, list[Problem]]:
-    """Command line -> values by option name as text, and what could not be understood. Repeated flags: the last wins.
+    """Return option values by name as text, and what could not be parsed. Of repeated flags the last wins.
 
-    Everything up to the next `--flag` belongs to a flag, so negative numbers need no care; a value that itself begins
+    Everything up to the next `--flag` belongs to a flag, so negative numbers need no special care; a value that begins
     with two dashes is written --flag=value.
     """
     known, found, problems = options(config), dict[str, Any](), list[Problem]()
@@ -185,7 +189,7 @@ def read_flags(config: type[RunConfig], argv: list[str], also: Iterable[str] = (
             found[name] = True if name == "output_config" else given[0] if len(given) == 1 else None
             problems += [_flag(name, "takes one value")] * (name == "config_file" and len(given) != 1)
         elif name not in known:
-            # It may still be an old name with a better answer than "no such option", which the config knows.
+            # It may still be an old name, for which the config has better advice than "no such option".
             is_old = any(name in getattr(config, table, {}) for table in ("aliases", "retired", "foreign", "old"))
             if is_old or getattr(config, "script_with", lambda _: "")(name):
                 found[name] = given[0] if given else True
@@ -202,11 +206,11 @@ def _flag(name: str, template: str, **arguments: Any) -> Problem:
 
 
 def take_flags(known: Mapping[str, Option], argv: list[str]) -> tuple[JsonObject, list[str], list[Problem]]:
-    """The flags of some options taken out of a command line: their values as text, all else, and what is wrong."""
+    """Take the flags of some options out of a command line: return their values as text, the rest, and problems."""
     found: JsonObject = {}
     rest: list[str] = []
     problems: list[Problem] = []
-    ours: list[str] | None = None  # where the values of the flag at hand go
+    ours: list[str] | None = None  # collects the values of the current flag
     groups: list[tuple[str, list[str]]] = []
     for token in argv:
         flag, equals, value = token.partition("=")
@@ -224,7 +228,7 @@ def take_flags(known: Mapping[str, Option], argv: list[str]) -> tuple[JsonObject
 
 
 def _groups(argv: list[str]) -> list[tuple[str, list[str]]]:
-    """The command line as flags with the values that follow each; a stray value at the start stands for itself."""
+    """Return the command line as flags with their values; a stray value at the start is its own group."""
     groups: list[tuple[str, list[str]]] = []
     for token in argv:
         if token.startswith("--") and len(token) > 2 or token == "-h":
@@ -238,7 +242,7 @@ def _groups(argv: list[str]) -> list[tuple[str, list[str]]]:
 
 
 def _take(option: Option, given: list[str], found: JsonObject) -> Problem | None:
-    """Put what a flag was given into `found`; the answer is what is wrong with it, if anything."""
+    """Store a flag's values in `found`; return the problem, if any."""
     if option.many:
         found[option.name] = given
     elif option.type is bool and not given:
@@ -254,7 +258,7 @@ def _take(option: Option, given: list[str], found: JsonObject) -> Problem | None
 
 
 def config_path(given: str | None) -> Path | None:
-    """The file --config_file means: ".toml" may be left off, and a preset may have its former name."""
+    """Return the file of --config_file: ".toml" may be omitted, and a preset may have its former name."""
     if given is None:
         return None
     path = Path(given).expanduser()
@@ -262,7 +266,7 @@ def config_path(given: str | None) -> Path | None:
 
 
 def write_config(config: RunConfig, path: Path | None) -> None:
-    """--output_config: what differs from the defaults, without secrets, into a file that must not exist yet."""
+    """--output_config: write the non-default values, without secrets, into a file that must not exist yet."""
     if path is None:
         fail("--output_config needs --config_file, which names the file to write")
     try:
@@ -276,7 +280,7 @@ def write_config(config: RunConfig, path: Path | None) -> None:
 
 
 def help_text(config: type) -> str:
-    """--help: every option with its meaning, by section."""
+    """--help: list every option with its help, by section."""
     parser = argparse.ArgumentParser(
         prog=f"{getattr(config, 'script', config.__name__)}.py",
         usage="%(prog)s [--config_file FILE.toml] [--option value ...]",
@@ -308,12 +312,12 @@ def add_arguments(parser: Any, known: Mapping[str, Option]) -> None:
 
 
 def fail(error: Exception | str, code: int = 2) -> NoReturn:
-    """End with what the user must fix, a line each, and no traceback."""
+    """Exit with what the user must fix, a line each, and no traceback."""
     if environment.first_process():
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         if isinstance(error, ConfigError):
             refusal.refuse(error)
-    else:  # a launcher ends all processes as soon as one has failed, and the one that talks may not have come so far
+    else:  # a launcher kills all processes once one has failed, maybe before the printing one gets here
         time.sleep(PATIENCE)
     raise SystemExit(code)

@@ -1,4 +1,4 @@
-"""`kohya compare`: which of the files that a run has saved is best, on a GPU that no training uses."""
+"""`kohya compare`: find the best saved file of a run, on a GPU that no training uses."""
 
 import argparse
 import os
@@ -22,7 +22,7 @@ DONE = 0
 
 
 def main(argv: list[str]) -> int:
-    """Compare; 0 when it worked. Raises ConfigError."""
+    """Compare and return 0. Raises ConfigError."""
     asked = parser().parse_args(argv)
     if asked.files < 1:
         raise ConfigError("--files {count}: write how many files are compared at most, such as 8", count=asked.files)
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     run = plan.run_of(asked.run)
     with joined("compare") as work, free_devices({"cpu": asked.cpu}, work.wait) as own:
         os.environ.update(gpu_slots.environment(own))
-        compare = families.load("library.comparing.work:compare")  # with torch, which looks for GPUs only once
+        compare = families.load("library.comparing.work:compare")  # loads torch, which detects GPUs only once
         made = compare(run, asked, given, work)
         for line in lines(made):
             print(line)
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the options."""
     made = Arguments(
         "kohya compare",
         description="Compare the files that a run has saved: pictures with the same seeds, held-out loss, likeness to "
@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def lines(made: "Comparison") -> list[str]:
-    """What is printed: a line for each file, the proposal, and what was left out."""
+    """Return the printed lines: one per file, the proposal, and what was left out."""
     said = []
     for at, file in enumerate(made.files):
         parts = [str(file.title), file.path.name]

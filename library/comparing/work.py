@@ -21,7 +21,7 @@ FOLDER = "compare"
 
 
 def compare(run: reader.RecordedRun, asked: argparse.Namespace, given: list[Prompt], work: JobRecord) -> Comparison:
-    """Compare the files of a run as the command line asks. What can be wrong is found before the model is loaded."""
+    """Compare the files of a run as given on the command line. Finds mistakes before loading the model."""
     report: Report = work.phase if work.folder else _printed
     config = plan.config_of(run)
     plan.files_of(run, asked.files)  # before an encoder is downloaded
@@ -54,7 +54,7 @@ def _started_in(run: reader.RecordedRun) -> contextlib.AbstractContextManager[ob
 
 
 def new_folder(run: Path) -> Path:
-    """A folder of this comparison in that of the run. Raises ConfigError where none can be made."""
+    """Create a folder for this comparison in the run's folder. Raises ConfigError on failure."""
     name = f"{FOLDER}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in range(100):
         place = run / (f"{name}-{number}" if number else name)

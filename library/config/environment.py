@@ -27,14 +27,14 @@ NETWORK = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file"
 SWITCHED_ON = ("1", "true", "yes", "on")  # values that accelerate reads as true
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # variables of PyTorch's allocator settings
-# Who has started this process, as it was before seconds of imports in which a launcher may be killed.
+# The parent process, read before seconds of imports during which a launcher may be killed.
 PARENT = os.getppid()
-DIRECT = "KOHYA_WITHOUT_LAUNCHER"  # set where that is the page or a shell, which may go away
+DIRECT = "KOHYA_WITHOUT_LAUNCHER"  # set if the parent is the page or a shell, which may end
 LAUNCHED = DIRECT not in os.environ and any(name.startswith(("ACCELERATE_", "TORCHELASTIC_")) for name in os.environ)
 
 
 def print_any_text() -> None:
-    """Print characters that the encoding of a file, pipe or console lacks as escapes, where Python would raise."""
+    """Print characters that the output encoding lacks as escapes, instead of raising."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -42,14 +42,16 @@ def print_any_text() -> None:
 
 @contextlib.contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Inside, whoever reads what is printed may have seen enough (`| head`): the rest is dropped, without an error."""
+    """Allow the reader of the output to stop early (`| head`) within this context: the rest is dropped without an
+    error.
+    """
     try:
         try:
             yield
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        with contextlib.suppress(OSError, ValueError):  # nor when Python flushes at its end
+        with contextlib.suppress(OSError, ValueError):  # Python's flush at exit must not fail either
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -15,7 +15,7 @@ class CaptionLimit:
 
     encoder: str  # short name of encoder and tokenizer
     tokens: int  # of the caption alone
-    more: str = ""  # an option and value that raise the limit, "" where there is none
+    more: str = ""  # an option and value that raise the limit, "" if there is none
     count: Callable[[Any, str], int] = tokens_of  # by tokenizer and caption
 
 

@@ -30,12 +30,13 @@ class Saved:
     schedule: JsonObject
     groups: JsonMapping | None  # `described` of that optimizer; None in states of older versions
     settings: JsonMapping  # the options that it was saved with, as far as they are known
-    rescheduled: bool  # whether the config asks for another schedule, or for another number of its steps
+    rescheduled: bool  # whether the config has another schedule or number of steps
 
 
 def described(optimizer: Any) -> JsonObject:
-    """The settings of all groups as JSON values, equal ones once. Call before the first step: then they are those of
-    the config."""
+    """Return the settings of all groups as JSON values, equal ones once. Call it before the first step, when they equal
+    the config's.
+    """
     kinds: list[str] = []
     numbers = []
     for group in _groups(optimizer):
@@ -51,10 +52,9 @@ def take_over(
 ) -> None:
     """Load a saved optimizer and its schedule into new ones of `config`; `load` loads the optimizer's state.
 
-    Where the config has the settings of the state, everything is as it was saved. A setting that it changed is taken
-    from the config in every group, and a changed rate or schedule holds from the next step; what the optimizer has
-    gathered (moments, step counts, an estimate such as Prodigy's d) stays. Raises what `load` raises for a state that
-    does not fit.
+    Unchanged settings are restored exactly. Changed settings come from the config in every group, and a changed rate or
+    schedule applies from the next step; the optimizer's state (moments, step counts, an estimate such as Prodigy's d)
+    stays. Raises the errors of `load` for a state that does not fit.
     """
     _use_own_kernels(saved.optimizer, optimizer)
     moved = saved.rescheduled or _has_other_rates(optimizer, saved)

@@ -17,10 +17,10 @@ SUBSET = (
 def dataset_stats(
     images: Any, config: RunConfig, batches_per_epoch: int, epochs: int, total_batch_size: int
 ) -> JsonObject:
-    """Metadata about the data, by ss_ key without the prefix, values not yet text.
+    """Return metadata about the data by ss_ key without the prefix, values not yet text.
 
-    `images` is what data.scan returned, `total_batch_size` counts all processes. With a dataset_config or several sizes
-    there is one entry per data set, without them the figures of the only one stand by themselves, as in sd-scripts.
+    `images` is the result of data.scan, `total_batch_size` counts all processes. With a dataset_config or several sizes
+    there is one entry per data set; otherwise the figures of the only one are top-level, as in sd-scripts.
     """
     counts = {is_reg: sum(i.repeats for i in images.items if i.is_reg is is_reg) for is_reg in (False, True)}
     held_back = images.validation.items if images.validation else ()

@@ -1,4 +1,4 @@
-"""Hugging Face Hub: upload what a training saves, and download a state to resume from."""
+"""Hugging Face Hub: upload a training's files, and download a state to resume from."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from library.config.problems import ConfigError, Message, Problem
 from library.config.run_config import RunConfig
 from library.outputs.paths import saved_kind
 
-KINDS = {"dataset": "datasets/", "space": "spaces/"}  # of repositories, and where their addresses begin
+KINDS = {"dataset": "datasets/", "space": "spaces/"}  # kinds of repositories -> prefix of their address
 
 
 # A wrong token must fail before hours of training, a broken network must not end them.
@@ -41,7 +41,7 @@ class Uploads:
         private = (options.huggingface_repo_visibility or "").lower() != "public"
         try:
             self._api.create_repo(options.huggingface_repo_id, repo_type=self._kind, private=private, exist_ok=True)
-        except Exception as e:  # of the network, the hub or the token, in the words of three libraries
+        except Exception as e:  # three libraries raise errors of the network, the hub or the token
             raise ConfigError(
                 Problem(
                     "huggingface_repo_id",
@@ -104,7 +104,7 @@ class Uploads:
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
-    """Why nothing could be uploaded, as far as that is known without the network."""
+    """Yield why nothing could be uploaded, as far as known without the network."""
     if not config.hub.huggingface_repo_id or config.hub.huggingface_token:
         return
     if not huggingface_hub.get_token():
@@ -116,9 +116,9 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def fetched(config: RunConfig) -> Any:
-    """The config with a state on this machine: one that `resume` names on the hub is downloaded.
+    """Return the config with a local state: one on the hub is downloaded.
 
-    Raises ConfigError when it cannot be downloaded.
+    Raises ConfigError if the download fails.
     """
     if not config.steps.resume_from_huggingface or not config.steps.resume:
         return config
