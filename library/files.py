@@ -130,7 +130,7 @@ def _mark() -> str:
 
 
 def _is_left(path: Path, mark: re.Match[str]) -> bool:
-    """Return whether the writing process is gone. Files of other computers are judged by age."""
+    """Return whether the writing process is gone. Files of other computers count by their age."""
     import psutil
 
     try:

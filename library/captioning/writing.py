@@ -85,7 +85,7 @@ class Written:
     written: int = 0
     skipped: int = 0
     unreadable: list[str] = field(default_factory=list)
-    foreign: list[str] = field(default_factory=list)  # caption files that are not text, and stay as they are
+    foreign: list[str] = field(default_factory=list)  # caption files that are not text, left unchanged
 
 
 class ToDo(NamedTuple):
@@ -172,7 +172,7 @@ def summary(folder: Path, done: Written) -> str:
 
 
 def left_alone(foreign: Sequence[str]) -> str:
-    """That caption files are not text, as a sentence."""
+    """Return a sentence about caption files that are not text."""
     return (
         f"{counted(len(foreign), 'caption')} left, since not text in UTF-8: save with that encoding, or replace with "
         f"--existing replace: {folders.some(foreign)}"
@@ -211,7 +211,7 @@ def rgb(path: Path, unreadable: list[str]) -> Image.Image | None:
 
 
 def _read(file: Path) -> str | None:
-    """The text of a caption file, "" where there is none; None where it cannot be read as text."""
+    """Return the text of a caption file, "" if it is missing; None if it is no text."""
     try:
         return read_caption(file)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Everything that can be known to go wrong before a model is loaded, all of it at once."""
+"""Every problem that can be known before a model is loaded, reported at once."""
 
 import contextlib
 import os
@@ -30,13 +30,13 @@ from library.runs.record import Record
 from library.train.journal import Progress
 from library.train.saving import base_files, resume_state
 
-# What rules of the options have spoken of already, where a look at the files says the same in other words.
+# Options already covered by rules, for which a check of the files would repeat the problem.
 RULED = {"resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "model_type", "initial_step"}
-# With these all learns.
+# Options with which everything is trained.
 RATES: JsonObject = {"learning_rate": 1e-4, "unet_lr": None, "text_encoder_lr": (), "block_lr": None}
-PATIENCE = 2.0  # seconds after which a look at the images says how far it is
-FITTED = ("model", "network", "other adapters")  # stages to be passed before parts are fitted together
-COUNTED = ("model", "images", "machine")  # the same before graphs are counted
+PATIENCE = 2.0  # seconds after which scanning the images reports progress
+FITTED = ("model", "network", "other adapters")  # stages required before parts are checked together
+COUNTED = ("model", "images", "machine")  # stages required before graphs are counted
 SHAPING = {
     "network_dim",
     "network_args",
@@ -46,14 +46,14 @@ SHAPING = {
     "network_train_text_encoder_only",
     "train_text_encoder",
 }
-LEAST_SPACE = 64 * 2**20  # bytes; less than any result needs
+LEAST_SPACE = 64 * 2**20  # bytes, less than any result needs
 
-# What `accelerate launch` sets where its config asks for a way to cut a model into shards.
+# Variables that `accelerate launch` sets if its config shards models.
 SHARDING = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM"}
 
 
 def check(config: RunConfig) -> list[Problem]:
-    """Raise ConfigError with every problem of this run; return what its user should know besides."""
+    """Raise ConfigError with every problem of this run; return remarks for its user."""
     images = data.check(config, config.grid, Progress(print, PATIENCE) if first_process() else None)
     found, remarks = judged(config, images)
     if found:
@@ -64,16 +64,16 @@ def check(config: RunConfig) -> list[Problem]:
 
 
 def show(config: RunConfig) -> None:
-    """Print what a training would see, and train nothing (`debug_dataset`). Raises ConfigError as `check` does.
+    """Print the data that a training would use, and train nothing (`debug_dataset`). Raises ConfigError like `check`.
 
-    Only a run that the page has prepared leaves anything behind: its folder, which says that it is over.
+    Only a run prepared by the page leaves anything behind: its folder, marked as finished.
     """
     if not first_process():
         return
     page = contextlib.nullcontext()
     if os.environ.get("KOHYA_RUN_DIR"):
         page = Record.start(schema.changed(config), config.script, config.save.output_dir or ".", "", config.title)
-    with page, contextlib.suppress(BrokenPipeError):  # whoever reads along has seen enough
+    with page, contextlib.suppress(BrokenPipeError):  # the reader of the output may stop early
         for line in debug_dataset.lines(config, config.steps.seed or 0):
             print(line)
 
@@ -83,8 +83,9 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def load_named_code(config: RunConfig) -> None:
-    """Import the code of packages that are not listed, which a check leaves alone. Raises ConfigError for what is not
-    of the kind that its option expects."""
+    """Import the code of unlisted packages, which a check does not touch. Raises ConfigError for code of the wrong
+    kind.
+    """
     found = [*optimizers.named_code_problems(config)]
     try:
         if name := code_names.unlisted(config).get("network_module"):
@@ -109,7 +110,7 @@ def findings(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
 
 
 def look(reading: building.Reading[Any]) -> data.Check:
-    """The look at the images of a config that may be wrong in itself."""
+    """Scan the images of a config that may itself be invalid."""
     nothing = data.Check([], [])
     with _tolerant(bool(reading.problems), nothing.problems):
         return data.check(reading.config, reading.config.grid, quick=True)
@@ -119,17 +120,16 @@ def look(reading: building.Reading[Any]) -> data.Check:
 def judged(
     config: RunConfig, images: data.Check, reading: building.Reading[Any] | None = None
 ) -> tuple[list[Problem], list[Problem]]:
-    """Problems and remarks, from what `data.check` has found.
+    """Return problems and remarks, given the result of `data.check`.
 
-    Where reading the config has found problems already, these are not repeated, and what would only follow from them
-    is left out.
+    Problems found when reading the config are not repeated, and their consequences are left out.
     """
     problems, wrong = (reading.problems, reading.wrong) if reading else ([], frozenset())
     config = base_files.with_local_files(config)
     unreachable, announced = base_files.remote_files(config)
     named = wrong.union(*(problem.options for problem in problems))
     missing = building.missing(config)
-    silent = {problem.option for problem in missing}  # what is not given at all is said once
+    silent = {problem.option for problem in missing}  # report a missing value only once
     found = [problem for problem in missing if problem.option not in named]
     failed: dict[str, bool] = {}
     for stage, ask in _stages(config, images, unreachable, failed).items():
@@ -144,7 +144,7 @@ def judged(
                 found.append(problem)
     remarks: list[MessageLike] = [*images.warnings, *training_length.length_notes(config, images)]
     remarks += [*code_notes(config), *announced]
-    # Notes about what cannot be read would only be errors.
+    # Notes on unreadable parts would only raise errors.
     with _tolerant(bool(problems), []):
         family = families.family_for(config)
         remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]
@@ -165,8 +165,9 @@ def judged(
 def _stages(
     config: RunConfig, images: data.Check, unreachable: Sequence[Problem], failed: Mapping[str, bool]
 ) -> dict[str, Callable[[], Iterable[MessageLike]]]:
-    """What is checked, in the order in which it is reported. `failed` fills up meanwhile: the last two stages look at
-    what the earlier ones have found."""
+    """Yield the checks in the order of their reports. `failed` fills up meanwhile, as the last two stages depend on
+    earlier ones.
+    """
     return {
         "model": lambda: families.family_for(config).problems(),
         "images": lambda: images.problems,
@@ -190,8 +191,9 @@ def _stages(
 
 @contextlib.contextmanager
 def _tolerant(unsound: bool, said: list[Problem]) -> Iterator[None]:
-    """What is to be fixed goes into `said`. Where a config is known to be wrong in itself, a check may fail in any way
-    over values that do not go together; it is made again when these are mended."""
+    """Collect problems into `said`. In a config known to be invalid, a check may fail in any way over contradictory
+    values; it runs again when these are fixed.
+    """
     try:
         yield
     except ConfigError as e:
@@ -202,11 +204,11 @@ def _tolerant(unsound: bool, said: list[Problem]) -> Iterator[None]:
 
 
 def _fitted(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[Problem]:
-    """What does not go together, of what is in order by itself."""
+    """Yield mismatches between parts that are valid by themselves."""
     config = base_files.without_remote_files(config)
     if failed["resume"]:
         config = replace(config, steps=replace(config.steps, resume=None))
-    if failed["rates"]:  # as if something learned
+    if failed["rates"]:  # pretend that something is trained
         rates = {name: rate for name, rate in RATES.items() if hasattr(config.optim, name)}
         config = replace(config, optim=replace(config.optim, **rates))
     yield from meta_model.problems(config)
@@ -219,14 +221,14 @@ def _graphs(config: RunConfig, images: data.Check, failed: Mapping[str, bool]) -
 
 
 def _single_process(config: RunConfig) -> Iterator[Problem]:
-    """What is for several processes, where there is one."""
+    """Remark on options for several processes in a run with only one."""
     if processes() == 1:
         for name in schema.changed(config).get("distributed", {}):
             yield ineffective.remark(name, "it is for several processes, and this is one")
 
 
 def _sixteen_bits(config: RunConfig) -> Iterator[Problem]:
-    """A type of 16 bits that the model exceeds, or that the GPU only emulates."""
+    """Remark on a 16-bit dtype that the model exceeds, or that the GPU only emulates."""
     device, kind, facts = _device(), config.precision.mixed_precision, families.facts(config.family)
     if kind == "fp16" and facts.exceeds_fp16:
         instead = together(["bf16", *["full_bf16"] * config.precision.full_fp16])
@@ -240,15 +242,15 @@ def _sixteen_bits(config: RunConfig) -> Iterator[Problem]:
     is_old = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
     if kind == "bf16" and is_old and not facts.exceeds_fp16:
         half = {"mixed_precision": "fp16"}
-        with contextlib.suppress(ConfigError):  # other options may need bf16, and then there is nothing to advise
+        with contextlib.suppress(ConfigError):  # other options may need bf16, which leaves no advice
             building.replace(config, **half)
             yield Problem("mixed_precision", "= bf16: this GPU emulates it, which is slow; fp16 is fast here", fix=half)
 
 
 def _missing_gpu_features(config: RunConfig) -> Iterator[Problem]:
-    """What only some GPUs can do, where there is none of them."""
+    """Yield options that this machine's device does not support."""
     recorded_by, mode = config.compile.recorded_by, config.compile.compile_mode
-    if recorded_by and mode != "max-autotune" and _device().type != "cuda":  # which tunes kernels for a CPU, too
+    if recorded_by and mode != "max-autotune" and _device().type != "cuda":  # max-autotune also tunes CPU kernels
         yield ineffective.remark(recorded_by, "there is no GPU that records CUDA graphs")
     if not config.adapters:
         return
@@ -267,7 +269,7 @@ def _missing_gpu_features(config: RunConfig) -> Iterator[Problem]:
 
 
 def _cut_captions(family: Family, images: data.Check) -> Iterator[Problem]:
-    """Captions that are longer than the text encoder reads; nothing where its tokenizer cannot be had."""
+    """Remark on captions longer than the text encoder reads; nothing without its tokenizer."""
     with contextlib.suppress(ConfigError):
         variants = family.config.cache.cached_caption_variants if family.config.cache.text else 1
         yield from text_encoding.cut_captions(images.images.items if images.images else (), family, variants)
@@ -279,11 +281,11 @@ def _resumed(config: RunConfig) -> Iterator[Problem]:
 
 
 def _changed(config: RunConfig, images: data.Check) -> list[Problem]:
-    """What the config changes in the training that it resumes."""
+    """Remark on what the config changes in the training that it resumes."""
     if not config.steps.resume or config.steps.resume_from_huggingface:
         return []
     steps = training_length.expected_length(config, images)
-    alone = processes() == 1  # of several, each takes a share of an epoch
+    alone = processes() == 1  # several processes share an epoch
     return resume_state.changes(config, steps.total if steps and alone else None)
 
 
@@ -300,8 +302,8 @@ def _space(config: RunConfig) -> Iterator[Problem]:
 
 
 def _alone(config: RunConfig) -> Iterator[Problem]:
-    """Two trainings would write over each other's files."""
-    if not config.save.output_dir or not first_process():  # the others' run is that of the first
+    """Reject a second training that would overwrite another's files."""
+    if not config.save.output_dir or not first_process():  # the others belong to the first one's run
         return
     for folder in (Path(config.save.output_dir) / "runs").glob("*"):
         run = reader.at(folder)
@@ -317,7 +319,7 @@ def _device() -> Any:
 
 
 def _machine(config: RunConfig) -> Iterator[Problem]:
-    """What this machine cannot do."""
+    """Yield what this machine cannot do."""
     device = _device()
     if device.type == "cpu" and config.precision.mixed_precision == "fp16":
         template = ": fp16 needs a GPU, and none was found; use bf16 or no"

@@ -73,7 +73,7 @@ def sizes(value: Any) -> tuple[tuple[int, int], ...]:
 
 
 def _size_parts(value: Any) -> list[Any]:
-    """Return the parts that stand for one size each."""
+    """Return the parts of a value that describe one size each."""
     if isinstance(value, list | tuple):
         are_sides = all(isinstance(part, int | float) or str(part).strip().isdigit() for part in value)
         return [value] if len(value) <= 2 and are_sides else list(value)

@@ -135,7 +135,7 @@ def companions(image: Path, names: Sequence[str]) -> list[Path]:
     near = list(takewhile(lambda name: name.startswith(stem), names[bisect_left(names, stem) :]))
     pairs = [os.path.splitext(name) for name in near]
     others = tuple(f"{other}_" for other, ending in pairs if ending.lower() in known and other.startswith(f"{stem}_"))
-    # cat_2_flux_te.npz looks like a cache of cat.png, and is one of cat_2.png where that is there.
+    # cat_2_flux_te.npz looks like a cache of cat.png, but belongs to cat_2.png if that exists.
     mine = [name for name in near if cache.fullmatch(name) and not name.startswith(others)]
     captions = [name for name in near if name in (stem + ending for ending in CAPTIONS)]
     return [image.with_name(name) for name in sorted({*mine, *captions})]

@@ -17,7 +17,7 @@ class Proposal(NamedTuple):
 
 
 def proposals(config: RunConfig, most: int) -> list[Proposal]:
-    """Up to `most` random captions of the images that a config names. ConfigError where there is none."""
+    """Return up to `most` random captions of the images that a config names. Raises ConfigError without any."""
     found = finding.survey(config, keep=False)
     captioned = [image for image in found.images.items if image.caption.strip() and not image.is_reg]
     if not captioned:

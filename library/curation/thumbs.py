@@ -29,10 +29,10 @@ def root() -> Path:
 
 
 def thumb(path: str | Path, side: int = SIDES[0], upright: bool = False) -> bytes:
-    """An image as WebP, scaled down so that no side is longer than `side`, as it is stored, or `upright` as its EXIF
-    orientation says.
+    """Return an image as WebP, scaled down so that no side exceeds `side`, as stored, or `upright` by its EXIF
+    orientation.
 
-    Raises ConfigError when there is no such image, when it cannot be decoded, or when it has too many pixels.
+    Raises ConfigError if there is no such image, it cannot be decoded, or has too many pixels.
     """
     if side not in SIDES:
         raise ConfigError("side is {side}: use one of {sides}", side=side, sides=", ".join(map(str, SIDES)))

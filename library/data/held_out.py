@@ -205,7 +205,7 @@ def plain_options(subset: SubsetConfig) -> SubsetConfig:
     )
 
 
-# ---- what is said about it
+# ---- reports
 
 
 def by_folder(images: "ImageSet") -> Message | None:

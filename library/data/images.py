@@ -26,7 +26,7 @@ class ControlImage:
     """
 
     path: str
-    size: Size  # width, height as it is read
+    size: Size  # decoded width and height
     fit: BucketFit
     mask: str = ""
     drawn: int | None = None

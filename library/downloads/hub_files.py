@@ -48,8 +48,9 @@ def unreachable(option: str, name: str, why: Message | str) -> Problem:
 
 
 def announced(option: str, name: str) -> Problem:
-    """The remark that a file will be downloaded, and how large it is. Asks the hub; raises ConfigError where that is
-    out of reach, or does not have it."""
+    """Return the remark that a file will be downloaded, with its size. Queries the hub; raises ConfigError if it is
+    unreachable, or lacks the file.
+    """
     (file,) = hub.files_of([name])
     hub.place(default_folder(), file)
     return Problem(option, ANNOUNCED, name=name, size=size_text(file.size))

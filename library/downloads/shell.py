@@ -63,7 +63,7 @@ def line(family: str, model: HubModel) -> str:
 
 
 def meant(name: str) -> list[str]:
-    """The files, as owner/name/path, of a title or of such a name. Raises ConfigError."""
+    """Return files as owner/name/path, from a title or such a name. Raises ConfigError."""
     for known in families.every():
         for model in known.hub_models:
             if model.title.lower() == name.strip().lower():

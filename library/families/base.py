@@ -92,7 +92,7 @@ class TextCache:
     ] = ()  # of the model section, besides lengths: a change of their values invalidates the cache
     mask: str = ""  # the key of the mask of the caption's tokens: the other arrays are cut by it, and it is not stored
     architecture: str = ""  # musubi-tuner's name of the model, where the file has its format
-    names: Mapping[str, str] = field(default_factory=dict)  # key -> its name in the file, where that differs
+    names: Mapping[str, str] = field(default_factory=dict)  # key -> its name in the file, if different
     # The arrays (numpy) of a caption -> those of a dropped caption; None: cached captions cannot be dropped.
     without_caption: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     rate: str = ""  # sd-scripts' key of the caption_dropout_rate in the file

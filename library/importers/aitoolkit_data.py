@@ -44,7 +44,7 @@ def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
 
 
 def _with_folders(value: JsonValue, notes: list[MessageLike]) -> list[JsonMapping]:
-    """The data sets that name a folder; the others are said."""
+    """Return the data sets that name a folder; the others are reported."""
     listed = tables(value, "datasets", notes)
     for number, one in enumerate(listed, 1):
         if is_empty(one.get("folder_path") or one.get("dataset_path")):

@@ -148,7 +148,7 @@ def _model(builder: ImportBuilder) -> None:
 
 
 def _assistant(builder: ImportBuilder, flavour: str) -> None:
-    """The adapter that SimpleTuner merges into a distilled model before the training, unless it is told not to."""
+    """Map the adapter that SimpleTuner by default merges into a distilled model before the training."""
     key = "assistant_lora_path"
     usual = TABLES["assistants"].get(f"{builder.get('model_family')} {flavour or 'turbo'}")
     path = builder.get(key) or usual

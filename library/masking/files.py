@@ -130,8 +130,8 @@ def make_of_alpha(images: Path, masks: Path, options: MaskOptions, report: Repor
 def replace(
     masks: Path, file: Path, content: bytes, size: tuple[int, int], image: Path | None = None, upright: bool = False
 ) -> None:
-    """Write a painted mask: a PNG with the aspect ratio of the image as it is shown, which is converted to grey and to
-    its size; `upright`: it is shown as its EXIF orientation says.
+    """Write a painted mask: a PNG with the proportions of the displayed image, converted to grey and scaled to the
+    image's size; `upright`: the image is displayed with its EXIF orientation.
 
     Raises ConfigError for anything else.
     """

@@ -72,7 +72,9 @@ def plain_names(names: Iterable[str], seeing: bool = False) -> dict[str, str]:
 
 
 def tokens(tokenizer: Any, captions: Sequence[str], before: str = BEFORE) -> tuple[list[list[int]], int]:
-    """Token ids of each caption in its template, cut to the longest length, and how many stand before a caption."""
+    """Return token ids of each caption in its template, cut to the longest length, and the number of tokens before a
+    caption.
+    """
     dropped = len(tokenizer(before).input_ids)
     texts = [f"{before}{caption}{BEHIND}" for caption in captions]
     return tokenizer(texts, max_length=LONGEST + dropped, truncation=True).input_ids, dropped

@@ -12,10 +12,10 @@ CONDITION, WHOLE = 384 * 384, 1024 * 1024  # pixels of a reference image as the 
 
 @dataclass(frozen=True, kw_only=True)
 class QwenVariant(Variant):
-    """One relative. All but one share a header, so that only the option or a whole model's folder tells them apart."""
+    """One variant. All but one share a header, so only the option or a whole model's folder distinguishes them."""
 
     found: tuple[str, ...] = (TRANSFORMER,)  # what `recognise` calls its transformer
-    template: str = ""  # how these stand before a caption; "" where the text encoder sees none
+    template: str = ""  # how images precede a caption; "" if the text encoder reads none
     numbered: bool = False  # each with its number
     condition_area: int = 0  # pixels of a reference image as the text encoder sees it
     still_references: bool = False  # whose tokens are modulated as at time 0

@@ -106,7 +106,7 @@ class SdxlAdapterPrecision(sections.AdapterPrecision):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SdxlFrozenPrecision(sections.FrozenPrecision):
-    """The kind of numbers that are used, when the model stays as it is."""
+    """Precision options for a frozen model."""
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
         yield from slow_products(self, run)

@@ -66,7 +66,9 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def another(path: Path, config: Any) -> Iterator[Problem]:
-    """Turbo has the same header; where nobody has said which one a file is, its name or folder may contradict."""
+    """Return the problem of a model of another version. Turbo has the same header, so without a chosen version its name
+    or folder may contradict.
+    """
     if not config.model.model_version and calls_itself_turbo(path):
         yield Problem(
             "model_version",
