@@ -12,6 +12,7 @@ or failed. The first seed of every setting comes before the second of any. docs/
 
 import argparse
 import importlib
+import itertools
 import multiprocessing
 import os
 import queue
@@ -23,6 +24,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -32,8 +34,9 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from benchmarks import quality_report
+from benchmarks.quality_report import KEY
 from benchmarks.small_model.data import GROUNDS, SIDE, compose
-from benchmarks.small_model.pretrain import FAMILIES, GUIDANCE
+from benchmarks.small_model.pretrain import FAMILIES
 from benchmarks.versus_measure import last_words
 from library.config.formats import toml_value
 from library.demo import images
@@ -42,7 +45,6 @@ THING = "zorb"  # a word of the tokenizers that no picture of the pretraining sh
 TRAINED = ("white", "blue", "green", "pink", "yellow", "gray")  # grounds of the training pictures, two of each
 UNSEEN = ("orange", "purple", "black", "brown")  # those of the held-out pictures, two of each
 EPOCHS = 4  # held-out losses of a run: a full training validates after each epoch
-SAMPLE_STEPS = 12
 # A prompt, the seed of its noise, and the ground on which the new thing is drawn to compare with.
 PROMPTS = (
     (f"{THING} emoji on a blue ground", 1, "blue"),
@@ -54,14 +56,20 @@ PROMPTS = (
 )
 METHODS = {"lora": "_train_network", "full": "_train"}  # the end of the script's name
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-NOT_HERE = ("learning_rate", "text_encoder_batch_size")  # of the pretraining's options
-# What the process that is forked has loaded.
-WARM = """
-    __main__ accelerate torch torch._dynamo torch.distributed.tensor library.cli.train library.cli.train_script
-    library.families.flux.family library.families.sdxl.family library.families.shared.tokenizer_classes
-    diffusers.models.autoencoders.autoencoder_kl diffusers.models.unets.unet_2d_condition
-    transformers.models.clip.modeling_clip transformers.models.t5.modeling_t5
-"""
+NOT_HERE = {"learning_rate", "text_encoder_batch_size"}  # of the pretraining's options
+NUMBERS: tuple[tuple[str, type, float, str], ...] = (
+    ("gpus", int, 1, "GPUs, which the workers share"),
+    ("workers", int, 1, "trainings side by side"),
+    ("seconds", float, 1e9, "begin no training after so many"),
+    ("limit", float, 240, "seconds that a training may take"),
+    ("seeds", int, 5, "runs of each setting"),
+    ("steps", int, 192, "of each run"),
+    ("batch", int, 4, "pictures of a step"),
+    ("rate", float, 1e-3, "learning rate of a LoRA"),
+    ("full-rate", float, 2e-4, "learning rate of a full fine-tune"),
+    ("rank", int, 16, "rank and alpha of a LoRA"),
+    ("sample-steps", int, 12, "of each sample picture"),
+)
 
 
 @dataclass(frozen=True)
@@ -123,7 +131,7 @@ def drawn(ground: str, number: int) -> Image.Image:
     return compose(draw_thing(), GROUNDS[ground], Random(f"{THING}/{ground}/{number}"))
 
 
-def write_data(folder: Path, steps: int, batch: int, processes: int) -> Path:
+def write_data(folder: Path, steps: int, batch: int, processes: int) -> None:
     """Training and held-out pictures with captions, and the dataset file: EPOCHS epochs are all steps."""
     tables = []
     for part, grounds in (("train", TRAINED), ("held_out", UNSEEN)):
@@ -140,27 +148,25 @@ def write_data(folder: Path, steps: int, batch: int, processes: int) -> Path:
         subset = {"image_dir": str(folder / part), "num_repeats": repeats}
         tables += ["[[datasets]]", *(f"{name} = {toml_value(value)}" for name, value in lines.items())]
         tables += ["[[datasets.subsets]]", *(f"{name} = {toml_value(value)}" for name, value in subset.items())]
-    path = folder / "data.toml"
-    path.write_text("\n".join(tables) + "\n", encoding="utf-8")
-    return path
+    (folder / "data.toml").write_text("\n".join(tables) + "\n", encoding="utf-8")
 
 
 def options_of(job: Job, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     """All options of a run whose files go into a folder."""
     models = asked.models.resolve() / job.family
-    base = {name: value for name, value in FAMILIES[job.family].items() if name not in NOT_HERE}
-    own = {name: value.format(folder=models) if isinstance(value, str) else value for name, value in base.items()}
+    own: dict[str, Any] = {"learning_rate": asked.full_rate}
+    for name in FAMILIES[job.family].keys() - NOT_HERE:
+        value = FAMILIES[job.family][name]
+        own[name] = value.format(folder=models) if isinstance(value, str) else value
     if job.method == "lora":
         own |= {**TABLE["lora"], "learning_rate": asked.rate, "network_dim": asked.rank, "network_alpha": asked.rank}
         own |= job.setting.lora
-    else:
-        own |= {"learning_rate": asked.full_rate}
-    places = {"dataset_config": folder / "data" / "data.toml", "output_dir": folder / "out"}
-    places |= {"sample_prompts": folder / "prompts.txt"}
     return {
         **TABLE["all"],
         **own,
-        **{name: str(path) for name, path in places.items()},
+        "dataset_config": str(folder / "data" / "data.toml"),
+        "sample_prompts": str(folder / "prompts.txt"),
+        "output_dir": str(folder / "out"),
         "output_name": "run",
         "max_train_steps": asked.steps,
         "sample_every_n_steps": asked.steps,
@@ -173,14 +179,11 @@ def options_of(job: Job, folder: Path, asked: argparse.Namespace) -> dict[str, A
 def write_inputs(job: Job, folder: Path, asked: argparse.Namespace) -> Path:
     """The data, the prompts and the TOML of a run; the last one's path."""
     write_data(folder / "data", asked.steps, asked.batch, job.setting.processes)
-    tail = (
-        f"--w {SIDE} --h {SIDE} --s {asked.sample_steps} --l 4 {GUIDANCE[job.family] if job.family == 'flux' else ''}"
-    )
+    tail = f"--w {SIDE} --h {SIDE} --s {asked.sample_steps} --l 4" + " --g 1" * (job.family == "flux")
     lines = "".join(f"{prompt} --d {seed} {tail}\n" for prompt, seed, _ in PROMPTS)
     (folder / "prompts.txt").write_text(lines, encoding="utf-8")
-    path = folder / "run.toml"
-    lines = "".join(f"{name} = {toml_value(value)}\n" for name, value in options_of(job, folder, asked).items())
-    path.write_text(lines, encoding="utf-8")
+    path, options = folder / "run.toml", options_of(job, folder, asked)
+    path.write_text("".join(f"{name} = {toml_value(options[name])}\n" for name in options), encoding="utf-8")
     return path
 
 
@@ -205,9 +208,8 @@ def why_left_out(job: Job, folder: Path, asked: argparse.Namespace) -> str:
 
 def train(script: str, toml: Path, log: Path, environment: Mapping[str, str]) -> None:
     """In a process of its own: what `python sd-scripts/SCRIPT.py --config_file TOML` does."""
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
+    for number in (1, 2):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.environ.update(environment)
     from library.cli import train_script
     from library.config import environment as inherited
@@ -226,20 +228,38 @@ def train(script: str, toml: Path, log: Path, environment: Mapping[str, str]) ->
         os._exit(code if isinstance(code, int) else 1)  # threads of the compiler may hang on
 
 
+def touch_gpu() -> None:
+    """In a process of its own: fail where the GPU cannot be used after a fork."""
+    importlib.import_module("torch").zeros(1, device="cuda")
+
+
+def way_to_start(device: str) -> str:
+    """How trainings are started: forked, where the GPU can be used then."""
+    if sys.platform == "win32":
+        return "spawn"
+    probe = multiprocessing.get_context("forkserver").Process(target=touch_gpu)
+    if device == "cuda":
+        probe.start()
+        probe.join(120)
+        if probe.exitcode:
+            print("The GPU cannot be used after a fork: each training loads PyTorch itself.")
+            return "spawn"
+    return "forkserver"
+
+
 def start(job: Job, toml: Path, log: Path, gpu: int, asked: argparse.Namespace) -> list[BaseProcess]:
     """The processes of a run, which begin."""
-    context = multiprocessing.get_context("forkserver" if sys.platform != "win32" else "spawn")
-    ranks = job.setting.processes
-    cache = asked.work / "compiled"
+    context, ranks = multiprocessing.get_context(asked.way), job.setting.processes
+    gpus = ",".join(map(str, range(ranks))) if ranks > 1 else str(gpu)
     shared = {
-        **{"KOHYA_HOME": str(toml.parent / "home"), "TORCHINDUCTOR_CACHE_DIR": str(cache)},
-        **{"TRITON_CACHE_DIR": str(cache / "triton"), "TORCHINDUCTOR_COMPILE_THREADS": "4"},
-        **{"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"},
+        "CUDA_VISIBLE_DEVICES": gpus if asked.device == "cuda" else "",
+        "KOHYA_HOME": str(toml.parent / "home"),
+        "TORCHINDUCTOR_CACHE_DIR": str(asked.work / "compiled"),
+        "TRITON_CACHE_DIR": str(asked.work / "compiled" / "triton"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "4",
+        "NCCL_NVLS_ENABLE": "0",
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     }
-    if asked.device == "cuda":
-        shared["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(ranks))) if ranks > 1 else str(gpu)
-    else:
-        shared["CUDA_VISIBLE_DEVICES"] = ""
     if ranks > 1:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -256,8 +276,7 @@ def start(job: Job, toml: Path, log: Path, gpu: int, asked: argparse.Namespace) 
 def run(job: Job, gpu: int, asked: argparse.Namespace) -> dict[str, Any]:
     """Train once; the row of figures, of which `failed` says why there are none."""
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=asked.work))
-    family, method, setting, seed = job.key
-    row: dict[str, Any] = {"family": family, "method": method, "setting": setting, "seed": seed}
+    row: dict[str, Any] = dict(zip(KEY, job.key, strict=True))
     began = time.monotonic()
     try:
         toml, log = write_inputs(job, folder, asked), folder / "log.txt"
@@ -289,13 +308,10 @@ def signature(asked: argparse.Namespace) -> str:
 
 def planned(asked: argparse.Namespace) -> Iterator[Job]:
     """All runs, the first seed of every setting first."""
-    for seed in range(1, asked.seeds + 1):
-        for setting in settings():
-            if not asked.settings or setting.name in asked.settings:
-                for family in asked.families:
-                    for method in asked.methods:
-                        if method in setting.methods:
-                            yield Job(family, method, setting, seed)
+    parts = range(1, asked.seeds + 1), settings(), asked.families, asked.methods
+    for seed, setting, family, method in itertools.product(*parts):
+        if method in setting.methods and (not asked.settings or setting.name in asked.settings):
+            yield Job(family, method, setting, seed)
 
 
 def run_all(asked: argparse.Namespace) -> None:
@@ -304,17 +320,16 @@ def run_all(asked: argparse.Namespace) -> None:
     others = {row["signature"] for row in rows if "left_out" not in row} - {signature(asked)}
     if others:
         raise SystemExit(f"{asked.out} holds runs with {others.pop()}: choose another folder")
-    done = {(row["family"], row["method"], row["setting"], row["seed"]) for row in rows if "failed" not in row}
+    done = {tuple(row[name] for name in KEY) for row in rows if "failed" not in row}
     began, lock, jobs = time.monotonic(), threading.Lock(), queue.SimpleQueue[Job]()
     with tempfile.TemporaryDirectory(dir=asked.work) as place:
         for job in planned(asked):
             if job.seed == 1 and (why := why_left_out(job, Path(place), asked)):
-                left_out = {"family": job.family, "method": job.method, "setting": job.setting.name, "seed": 0}
-                quality_report.append(asked.out, {**left_out, "left_out": why})
+                quality_report.append(asked.out, {**dict(zip(KEY, job.key, strict=True)), "left_out": why})
                 done |= {(*job.key[:3], seed) for seed in range(1, asked.seeds + 1)}
             elif job.key not in done:
                 jobs.put(job)
-    total = jobs.qsize()
+    total, asked.way = jobs.qsize(), way_to_start(asked.device)
 
     def work(number: int) -> None:
         while time.monotonic() - began < asked.seconds:
@@ -326,14 +341,11 @@ def run_all(asked: argparse.Namespace) -> None:
             with lock:
                 quality_report.append(asked.out, row)
                 result = row.get("failed") or f"held-out loss {row['held_out'][-1][1]:.5f}"
-                spent = f"{time.monotonic() - began:.0f} s"
-                print(f"{spent}: {' '.join(map(str, job.key))}: {row['seconds']} s, {result}", flush=True)
+                name, spent = " ".join(map(str, job.key)), time.monotonic() - began
+                print(f"{spent:.0f} s: {name}: {row['seconds']} s, {result}", flush=True)
 
-    workers = [threading.Thread(target=work, args=(number,)) for number in range(min(asked.workers, total))]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    with ThreadPoolExecutor(asked.workers) as pool:
+        list(pool.map(work, range(asked.workers)))
     print(f"{total - jobs.qsize()} of {total} runs in {time.monotonic() - began:.0f} s")
 
 
@@ -345,17 +357,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--report", action="store_true", help="only write the tables and pictures of what is there")
     parser.add_argument("--tiny", action="store_true", help="two settings, one seed, few steps: to try it")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=1, help="trainings side by side")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no training after so many")
-    parser.add_argument("--limit", type=float, default=240, help="seconds that a training may take")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=192)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate of a LoRA")
-    parser.add_argument("--full-rate", type=float, default=2e-4, help="learning rate of a full fine-tune")
-    parser.add_argument("--rank", type=int, default=16, help="rank and alpha of a LoRA")
-    parser.add_argument("--sample-steps", type=int, default=SAMPLE_STEPS)
+    for name, kind, default, about in NUMBERS:
+        parser.add_argument(f"--{name}", type=kind, default=default, help=about)
     parser.add_argument("--families", nargs="+", choices=[*FAMILIES], default=[*FAMILIES])
     parser.add_argument("--methods", nargs="+", choices=[*METHODS], default=[*METHODS])
     parser.add_argument("--settings", nargs="+", choices=[setting.name for setting in settings()])
@@ -380,8 +383,12 @@ def main(argv: list[str] | None = None) -> None:
     if not asked.report:
         # One thread each: those of a pool would be missing after a fork, and many trainings share the processor.
         os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # which leaves the GPU to the processes that are forked
         if sys.platform != "win32":
-            multiprocessing.set_forkserver_preload(list[str](WARM.split()))
+            from multiprocessing import forkserver
+
+            multiprocessing.set_forkserver_preload(TABLE["warm"])
+            forkserver.ensure_running()  # loads while the settings are checked
         run_all(asked)
     references = {ground: [drawn(ground, number) for number in range(8)] for _, _, ground in PROMPTS if ground}
     prompts = [(prompt, references.get(ground, [])) for prompt, _, ground in PROMPTS]
