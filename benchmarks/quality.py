@@ -34,7 +34,6 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from benchmarks import quality_report
-from benchmarks.quality_report import KEY
 from benchmarks.small_model.data import GROUNDS, SIDE, compose
 from benchmarks.small_model.pretrain import FAMILIES
 from benchmarks.versus_measure import last_words
@@ -61,7 +60,7 @@ NUMBERS: tuple[tuple[str, type, float, str], ...] = (
     ("gpus", int, 1, "GPUs, which the workers share"),
     ("workers", int, 1, "trainings side by side"),
     ("seconds", float, 1e9, "begin no training after so many"),
-    ("limit", float, 240, "seconds that a training may take"),
+    ("limit", float, 300, "seconds that a training may take"),
     ("seeds", int, 5, "runs of each setting"),
     ("steps", int, 192, "of each run"),
     ("batch", int, 4, "pictures of a step"),
@@ -276,7 +275,7 @@ def start(job: Job, toml: Path, log: Path, gpu: int, asked: argparse.Namespace) 
 def run(job: Job, gpu: int, asked: argparse.Namespace) -> dict[str, Any]:
     """Train once; the row of figures, of which `failed` says why there are none."""
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=asked.work))
-    row: dict[str, Any] = dict(zip(KEY, job.key, strict=True))
+    row: dict[str, Any] = dict(zip(quality_report.KEY, job.key, strict=True))
     began = time.monotonic()
     try:
         toml, log = write_inputs(job, folder, asked), folder / "log.txt"
@@ -307,8 +306,9 @@ def signature(asked: argparse.Namespace) -> str:
 
 
 def planned(asked: argparse.Namespace) -> Iterator[Job]:
-    """All runs, the first seed of every setting first."""
-    parts = range(1, asked.seeds + 1), settings(), asked.families, asked.methods
+    """All runs, the first seed of every setting first, and of those what compiles; what is recorded uses its code."""
+    every = sorted(settings(), key=lambda one: 2 * (one.name == "recorded") or 1 - one.options.get("compile", False))
+    parts = range(1, asked.seeds + 1), every, asked.families, asked.methods
     for seed, setting, family, method in itertools.product(*parts):
         if method in setting.methods and (not asked.settings or setting.name in asked.settings):
             yield Job(family, method, setting, seed)
@@ -320,12 +320,14 @@ def run_all(asked: argparse.Namespace) -> None:
     others = {row["signature"] for row in rows if "left_out" not in row} - {signature(asked)}
     if others:
         raise SystemExit(f"{asked.out} holds runs with {others.pop()}: choose another folder")
-    done = {tuple(row[name] for name in KEY) for row in rows if "failed" not in row}
+    done = {tuple(row[name] for name in quality_report.KEY) for row in rows if "failed" not in row}
     began, lock, jobs = time.monotonic(), threading.Lock(), queue.SimpleQueue[Job]()
     with tempfile.TemporaryDirectory(dir=asked.work) as place:
         for job in planned(asked):
             if job.seed == 1 and (why := why_left_out(job, Path(place), asked)):
-                quality_report.append(asked.out, {**dict(zip(KEY, job.key, strict=True)), "left_out": why})
+                quality_report.append(
+                    asked.out, {**dict(zip(quality_report.KEY, job.key, strict=True)), "left_out": why}
+                )
                 done |= {(*job.key[:3], seed) for seed in range(1, asked.seeds + 1)}
             elif job.key not in done:
                 jobs.put(job)
