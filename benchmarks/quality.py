@@ -5,9 +5,8 @@
     python -m benchmarks.quality --out FOLDER --report                               # tables and pictures again
 
 FOLDER of the models holds `flux` and `sdxl`, as `benchmarks.small_model` makes them. Each run is a training by the main
-function of its script in sd-scripts, in a process forked from one that has loaded PyTorch, as loading takes longer than
-such a training. A run is written to `runs-FAMILY.jsonl` when it ends; a second start takes only those that are missing
-or failed. The first seed of every setting comes before the second of any. docs/dev/quality.md explains the figures.
+function of its script in sd-scripts, in a process forked from one that has loaded PyTorch. It is written to
+`runs-FAMILY.jsonl` when it ends; a second start takes only what is missing or failed. docs/dev/quality.md says more.
 """
 
 import argparse
