@@ -366,8 +366,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, help="folder for files of running trainings (default: a temporary one)")
     asked = parser.parse_args(argv)
     if asked.tiny:
-        asked.seeds, asked.steps, asked.sample_steps = 1, 12, 2
-        asked.settings = asked.settings or ["float32", "bf16"]
+        asked.seeds, asked.steps, asked.sample_steps, asked.settings = 1, 12, 2, asked.settings or ["float32", "bf16"]
     pictures = EPOCHS * 2 * len(TRAINED)
     if asked.steps * asked.batch % pictures or asked.batch % 2:
         parser.error(f"--steps times --batch must be a multiple of {pictures}, and --batch an even number")
