@@ -34,7 +34,7 @@ from PIL import Image, ImageDraw
 
 from benchmarks import quality_report
 from benchmarks.small_model.data import GROUNDS, SIDE, compose
-from benchmarks.small_model.pretrain import FAMILIES
+from benchmarks.small_model.pretrain import FAMILIES, GUIDANCE
 from benchmarks.versus_measure import last_words
 from library.config.formats import toml_value
 from library.demo import images
@@ -141,8 +141,11 @@ def write_data(folder: Path, steps: int, batch: int, processes: int) -> None:
                 path.with_suffix(".txt").write_text(f"{THING} emoji on a {ground} ground", encoding="utf-8")
         held = part == "held_out"
         repeats = 1 if held else steps * batch // (EPOCHS * 2 * len(TRAINED))
-        size = 4 if held else batch // processes
-        lines = {"resolution": [SIDE, SIDE], "batch_size": size, "validation_split": float(held)}
+        lines = {
+            "resolution": [SIDE] * 2,
+            "batch_size": 4 if held else batch // processes,
+            "validation_split": 1.0 * held,
+        }
         subset = {"image_dir": str(folder / part), "num_repeats": repeats}
         tables += ["[[datasets]]", *(f"{name} = {toml_value(value)}" for name, value in lines.items())]
         tables += ["[[datasets.subsets]]", *(f"{name} = {toml_value(value)}" for name, value in subset.items())]
@@ -177,7 +180,7 @@ def options_of(job: Job, folder: Path, asked: argparse.Namespace) -> dict[str, A
 def write_inputs(job: Job, folder: Path, asked: argparse.Namespace) -> Path:
     """The data, the prompts and the TOML of a run; the last one's path."""
     write_data(folder / "data", asked.steps, asked.batch, job.setting.processes)
-    tail = f"--w {SIDE} --h {SIDE} --s {asked.sample_steps} --l 4" + " --g 1" * (job.family == "flux")
+    tail = f"--w {SIDE} --h {SIDE} --s {asked.sample_steps} {GUIDANCE[job.family]}"
     lines = "".join(f"{prompt} --d {seed} {tail}\n" for prompt, seed, _ in PROMPTS)
     (folder / "prompts.txt").write_text(lines, encoding="utf-8")
     path, options = folder / "run.toml", options_of(job, folder, asked)
@@ -389,11 +392,11 @@ def main(argv: list[str] | None = None) -> None:
 
             multiprocessing.set_forkserver_preload(TABLE["warm"])
             forkserver.ensure_running()  # loads while the settings are checked
+        quality_report.warn_of_fp8([asked.models / family for family in asked.families])
         run_all(asked)
     references = {ground: [drawn(ground, number) for number in range(8)] for _, _, ground in PROMPTS if ground}
     prompts = [(prompt, references.get(ground, [])) for prompt, _, ground in PROMPTS]
-    yardsticks = {setting.name: setting.yardstick for setting in settings()}
-    quality_report.write(asked.out, prompts, yardsticks)
+    quality_report.write(asked.out, prompts, {setting.name: setting.yardstick for setting in settings()})
 
 
 if __name__ == "__main__":
