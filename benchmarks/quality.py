@@ -139,13 +139,9 @@ def write_data(folder: Path, steps: int, batch: int, processes: int) -> None:
                 path = folder / part / f"{ground}-{number}.png"
                 drawn(ground, number + 100).save(path)
                 path.with_suffix(".txt").write_text(f"{THING} emoji on a {ground} ground", encoding="utf-8")
-        held = part == "held_out"
-        repeats = 1 if held else steps * batch // (EPOCHS * 2 * len(TRAINED))
-        lines = {
-            "resolution": [SIDE] * 2,
-            "batch_size": 4 if held else batch // processes,
-            "validation_split": 1.0 * held,
-        }
+        repeats = 1 if part == "held_out" else steps * batch // (EPOCHS * 2 * len(TRAINED))
+        size, share = (4, 1.0) if part == "held_out" else (batch // processes, 0.0)
+        lines = {"resolution": [SIDE, SIDE], "batch_size": size, "validation_split": share}
         subset = {"image_dir": str(folder / part), "num_repeats": repeats}
         tables += ["[[datasets]]", *(f"{name} = {toml_value(value)}" for name, value in lines.items())]
         tables += ["[[datasets.subsets]]", *(f"{name} = {toml_value(value)}" for name, value in subset.items())]
