@@ -46,7 +46,7 @@ def running_mean(curve: Curve, window: int = WINDOW) -> Curve:
 
 
 @dataclass(frozen=True)
-class Axes:
+class PanelAxes:
     """Where the numbers of a panel lie in the picture."""
 
     steps: tuple[int, int]
@@ -94,12 +94,12 @@ def _panel(pen: ImageDraw.ImageDraw, title: str, curves: Mapping[str, Curve], to
         pen.line([axes.place(*point) for point in running_mean(curve)], fill=COLOURS[name], width=3, joint="curve")
 
 
-def _axes(curves: Mapping[str, Curve], top: int) -> Axes:
+def _axes(curves: Mapping[str, Curve], top: int) -> PanelAxes:
     """From the lowest loss to one that leaves out the rarest peaks."""
     losses = sorted(loss for curve in curves.values() for _, loss in curve)
     steps = [step for curve in curves.values() for step, _ in curve]
     high = losses[int((len(losses) - 1) * 0.98)]
-    return Axes((min(steps), max(steps)), (losses[0], max(high, losses[0] + 1e-6)), top)
+    return PanelAxes((min(steps), max(steps)), (losses[0], max(high, losses[0] + 1e-6)), top)
 
 
 def sheet(

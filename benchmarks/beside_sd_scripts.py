@@ -82,7 +82,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Place:
+class TrainerRuns:
     """Where a comparison runs: the rival's checkout and packages, and the folder for all that is written."""
 
     rival: Path
@@ -158,7 +158,7 @@ def options(family: str, asked: argparse.Namespace, work: Path) -> dict[str, Any
     return made | every | {"sample_every_n_steps": max(1, asked.steps // 2)}
 
 
-def train(name: str, family: str, toml: Path, place: Place, more: list[str]) -> Row:
+def train(name: str, family: str, toml: Path, place: TrainerRuns, more: list[str]) -> Row:
     """One training by one trainer: what was measured from outside, its losses, and its samples by step."""
     folder = place.work / family / name.replace(" ", "-")
     shutil.rmtree(folder, ignore_errors=True)
@@ -220,13 +220,13 @@ def sample_sheet(rows: dict[str, Row]) -> Any:
     return beside_pictures.sheet(titles, PROMPTS, files)
 
 
-def prepare(family: str, asked: argparse.Namespace, place: Place) -> tuple[Path, list[str]]:
+def prepare(family: str, asked: argparse.Namespace, place: TrainerRuns) -> tuple[Path, list[str]]:
     """The TOML of a family's trainings, and options beside it."""
     toml = versus_files.write_flat(place.work / f"{family}.toml", options(family, asked, place.work))
     return toml, ["--network_weights", str(starting_lora(family, toml, place))] if asked.paired else []
 
 
-def trainings(asked: argparse.Namespace, place: Place) -> Iterator[tuple[str, str, Row]]:
+def trainings(asked: argparse.Namespace, place: TrainerRuns) -> Iterator[tuple[str, str, Row]]:
     """Family, trainer and what came of it, of every training as it is done; so many at once as --jobs says."""
     prepared = {family: prepare(family, asked, place) for family in asked.family}
     with ThreadPoolExecutor(asked.jobs) as pool:
@@ -239,7 +239,7 @@ def trainings(asked: argparse.Namespace, place: Place) -> Iterator[tuple[str, st
             yield *running[done], done.result()
 
 
-def starting_lora(family: str, toml: Path, place: Place) -> Path:
+def starting_lora(family: str, toml: Path, place: TrainerRuns) -> Path:
     """A LoRA for both to begin with, as each draws its own: this trainer's after a few steps."""
     file = place.work / family / OURS.replace(" ", "-") / "out" / "lora.safetensors"
     row = train(OURS, family, toml, place, ["--max_train_steps", "3"])
@@ -248,7 +248,7 @@ def starting_lora(family: str, toml: Path, place: Place) -> Path:
     return Path(shutil.copy(file, place.work / f"start-{family}.safetensors"))
 
 
-def told(row: Row) -> str:
+def describe_outcome(row: Row) -> str:
     """A training in a line."""
     if "failed" in row:
         return f"failed: {row['failed']}; see {row['log']}"
@@ -306,11 +306,11 @@ def main(arguments: Iterable[str] | None = None) -> int:
     """Compare the families; 1 where a training failed."""
     asked = parsed(arguments)
     packages = asked.packages.resolve() if asked.packages else None
-    place = Place(asked.rival.resolve(), packages, asked.work.resolve(), asked.paired)
+    place = TrainerRuns(asked.rival.resolve(), packages, asked.work.resolve(), asked.paired)
     place.work.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, Row]] = {}
     for family, name, row in trainings(asked, place):
-        print(f"{family}, {name}: {told(row)}", flush=True)
+        print(f"{family}, {name}: {describe_outcome(row)}", flush=True)
         found.setdefault(family, {})[name] = row
         write(found, asked)
     return int(any("failed" in row for rows in found.values() for row in rows.values()))

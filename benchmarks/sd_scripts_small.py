@@ -139,9 +139,14 @@ def _firsts(layer: str) -> list[str]:
 # ---- setting them in sd-scripts
 
 
+def sd_scripts_module(name: str) -> Any:
+    """A module of sd-scripts' package, which has the name of this project's."""
+    return importlib.import_module(f"library.{name}")
+
+
 def set_flux_sizes(files: Mapping[str, Any]) -> None:
     """Set the sizes of FLUX.1's files in sd-scripts' modules."""
-    from library import flux_models, flux_utils
+    flux_models, flux_utils = sd_scripts_module("flux_models"), sd_scripts_module("flux_utils")
 
     known = flux_models.configs["dev"]
     for name, value in flux_sizes(shapes_of(Path(files["pretrained_model_name_or_path"]))).items():
@@ -158,7 +163,11 @@ def _changed(kind: Callable[..., Any], sizes: Mapping[str, Any]) -> Callable[...
 
 def set_sdxl_sizes(files: Mapping[str, Any]) -> None:
     """Set the sizes of SDXL's file in sd-scripts' modules."""
-    from library import model_util, sdxl_model_util, sdxl_original_unet
+    model_util, sdxl_model_util, sdxl_original_unet = (
+        sd_scripts_module("model_util"),
+        sd_scripts_module("sdxl_model_util"),
+        sd_scripts_module("sdxl_original_unet"),
+    )
 
     shapes = shapes_of(Path(files["pretrained_model_name_or_path"]))
     encoders = {768: clip_sizes(shapes, CLIP_L), 1280: open_clip_sizes(shapes, CLIP_G)}
@@ -223,7 +232,8 @@ def _unet_init(blocks: Any, sizes: Mapping[str, Any]) -> Callable[..., None]:
         ]
         self.time_embed, self.label_emb = embedded[0], nn.Sequential(embedded[1])
         first = nn.Conv2d(self.in_channels, widths[0], kernel_size=3, padding=1)
-        down, stored, now = [nn.Sequential(first)], [widths[0]], widths[0]
+        down: list[nn.Module] = [nn.Sequential(first)]
+        stored, now = [widths[0]], widths[0]
         for level, (width, depth) in enumerate(levels):
             for _number in range(2):
                 down.append(nn.ModuleList(block(now, width, depth)))
@@ -282,7 +292,7 @@ def _transforms() -> Any:
 
 def log_losses(path: Path) -> None:
     """Write the loss of each step as it is noted; its progress bar shows the mean of an epoch alone."""
-    from library import train_util
+    train_util = sd_scripts_module("train_util")
 
     add, steps = train_util.LossRecorder.add, iter(range(1, sys.maxsize))
 
@@ -330,7 +340,7 @@ def main(arguments: list[str]) -> None:
     sys.path.insert(0, folder)
     stub_missing()
     config = tomllib.loads(Path(options[options.index("--config_file") + 1]).read_text(encoding="utf-8"))
-    from library import flux_train_utils, train_util
+    flux_train_utils, train_util = sd_scripts_module("flux_train_utils"), sd_scripts_module("train_util")
 
     module = importlib.import_module(script)
     if script.startswith("flux"):
