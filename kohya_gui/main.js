@@ -16,7 +16,9 @@ import "./form/start_preset.js";
 import { mount as mountLab } from "./lab/lab.js";
 import "./models/models.js";
 import "./panel/first_steps.js";
-import { beginLook, endLook } from "./panel/monitor.js";
+import "./panel/compare_samples.js";
+import { mount as mountPanel } from "./panel/monitor.js";
+import "./panel/run_buttons.js";
 import { mount as mountQueue } from "./panel/queue.js";
 import "./server/allowed_folders.js";
 import "./server/tabs.js";
@@ -24,5 +26,5 @@ import { mount as mountCommands } from "./tools/commands.js";
 
 // Gradio takes its handlers as text, which runs outside of every module: this is the one name that it finds them under.
 Object.assign(window, {
-  kohya: { mountCommands, mountSampling, mountImages, mountLab, mountQueue, mountTraining, beginLook, endLook },
+  kohya: { mountCommands, mountSampling, mountImages, mountLab, mountQueue, mountPanel, mountTraining },
 });

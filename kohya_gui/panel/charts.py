@@ -14,16 +14,6 @@ WIDTH, HEIGHT, MOST_POINTS = 600, 150, 300  # units of a chart, and points of a 
 NAMES = 3  # learning rates that are shown
 
 
-def curves(
-    points: Sequence[tuple[int, float, float]],
-    rates: Sequence[tuple[int, dict[str, float]]] = (),
-    resumed: Sequence[int] = (),
-    gpus: Iterable[JsonObject] = (),
-) -> str:
-    """Loss and learning rates over the steps, with a mark where a run went on with another, and its GPUs over time."""
-    return chart(points, resumed) + rate_chart(rates, resumed) + gpu_charts(gpus)
-
-
 def chart(curve: Sequence[tuple[int, float, float]], resumed: Sequence[int] = ()) -> str:
     """The loss, as it came and smoothed."""
     if len(curve) < 2:

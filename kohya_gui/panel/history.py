@@ -13,7 +13,7 @@ SHOWN = 8  # of a kind, the newest
 
 
 def history_html(run: RecordedRun, progress: RunProgress) -> str:
-    """All of it, a section each."""
+    """All of it, one section for each kind of event."""
     seen = progress.events
     compiles = list(seen.get("compile", ()))
     folder = run.facts.get("output_dir")
@@ -28,7 +28,8 @@ def history_html(run: RecordedRun, progress: RunProgress) -> str:
         _list("Warnings", map(text, seen.get("warning", ())), "warn"),
         _list("Compiled", map(compiled, compiles), "compiled", compile_totals(run, progress, compiles)),
     ]
-    return "".join(parts)
+    inside = "".join(parts)
+    return f'<div class="facts">{inside}</div>' if inside else ""
 
 
 def _kept(events: Iterable[JsonObject]) -> list[JsonObject]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from kohya_gui.i18n.sentences import data
-from kohya_gui.panel import history
 from library.config.json_types import JsonObject, JsonValue
 from library.config.problems import Message, MessageLike, counted
 from library.runs import explain, layout, machine
@@ -101,11 +100,9 @@ def elsewhere(run: RecordedRun, others: Iterable[RecordedRun]) -> str:
     return f'<div class="next halted calm"{data(said)}><p>{html.escape(str(said))}</p>{look}</div>'
 
 
-def facts(run: RecordedRun, progress: RunProgress, now: float) -> str:
-    """The numbers of the last step, where its time goes, how busy the machine is, and what happened on the way."""
+def numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
+    """The numbers of the last step, and where its time went."""
     inside = _numbers(run, progress, now) + split(progress.last)
-    inside += usage(run) if run.active else ""
-    inside += history.history_html(run, progress)
     return f'<div class="facts">{inside}</div>' if inside else ""
 
 
@@ -277,7 +274,7 @@ def usage(run: RecordedRun) -> str:
                 Message("{free} GB free", free=f"{disk['free']:,.0f}"),
             )
         )
-    return f'<div class="usage">{"".join(rows)}</div>'
+    return f'<div class="facts usage">{"".join(rows)}</div>'
 
 
 def _spilled(progress: RunProgress) -> str:

@@ -3,7 +3,8 @@ import { count, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { all, make, makeButton, one } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
-import { lookAt, openInForm } from "./monitor.js";
+import { lookAt } from "./monitor.js";
+import { openInForm } from "./run_buttons.js";
 
 /** @typedef {{ id: string, name: string, title: string, state: string, run: string, step: number, total: number, gpus: string, processes: number, why: string, waits: boolean, again: boolean }} Entry */
 /** @typedef {{ entries: Entry[], waiting: number, paused: string, halted: boolean, gpus: import("../form/gpus.js").Gpu[], go_on: boolean }} Listing */

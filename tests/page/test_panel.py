@@ -22,8 +22,11 @@ def shown(tmp_path, events=(), **facts):
     now = time.time()
     return (
         html.head(run, progress, now)
-        + html.facts(run, progress, now)
-        + charts.curves(progress.curve, progress.line.rates)
+        + html.numbers(run, progress, now)
+        + (html.usage(run) if run.active else "")
+        + history.history_html(run, progress)
+        + charts.chart(progress.curve)
+        + charts.rate_chart(progress.line.rates)
     )
 
 
