@@ -42,7 +42,7 @@ async function update() {
   const answer = await ask("panel", question).catch(() => null);
   isAsking = false;
   unanswered = answer ? 0 : unanswered + 1;
-  if (!answer) shown = ""; // the server may be another one when it is back
+  if (!answer) shown = ""; // the server may have been restarted with another version
   else if (picked === question.run) show(panel, answer);
   showLost(panel);
   keepFocus(panel);
@@ -52,11 +52,13 @@ async function update() {
 
 /**
  * @param {HTMLElement} where
- * @param {{ parts: Record<string, string>, shown?: string }} answer the HTML of parts by name, and what is shown with them
+ * @param {{ parts: Record<string, string>, shown?: string }} answer the HTML of parts by name, and the marks of
+ *   all parts
  */
 function show(where, answer) {
   for (const [name, markup] of Object.entries(answer.parts)) {
-    const part = one(where, `[data-part=${name}]`), isAtEnd = part.scrollHeight - part.scrollTop - part.clientHeight < 20;
+    const part = one(where, `[data-part=${name}]`),
+      isAtEnd = part.scrollHeight - part.scrollTop - part.clientHeight < 20;
     part.innerHTML = markup;
     if (name === "log" && isAtEnd) part.scrollTop = part.scrollHeight;
   }
@@ -88,8 +90,8 @@ function showLost(where) {
 }
 
 /**
- * Give the focus back to a control that was disabled for a while or replaced: without it, the Tab key would begin at the
- * top of the page again.
+ * Give the focus back to a control that was disabled for a while or replaced: without it, the Tab key would start at
+ * the top of the page.
  * @param {HTMLElement} where
  */
 function keepFocus(where) {

@@ -1,4 +1,4 @@
-// What the buttons of a run do: stop, resume, open in a form, save the support bundle.
+// The buttons of a run: stop, resume, open in a form, save the support bundle.
 import * as form from "../form/page.js";
 import { translated } from "../i18n/words.js";
 import { all, around, hit, isField, make, makeButton, one, saveFile, setValue } from "../server/elements.js";
@@ -7,10 +7,16 @@ import { openTab } from "../server/tabs.js";
 import { lookAt } from "./monitor.js";
 
 /** @type {Record<string, string>} */
-const TITLES = { lora: "LoRA", dreambooth: "DreamBooth", finetune: "Finetune", "textual-inversion": "Textual inversion", lllite: "LLLite" };
+const TITLES = {
+  lora: "LoRA",
+  dreambooth: "DreamBooth",
+  finetune: "Finetune",
+  "textual-inversion": "Textual inversion",
+  lllite: "LLLite",
+};
 
 /**
- * Put settings that the server sent into the form of their tab, and show it.
+ * Put settings from the server into the form of their tab, and show it.
  * @param {{ tab: string, fill: string, launch: Record<string, string> }} settings
  */
 export async function openInForm({ tab, fill, launch }) {
@@ -41,7 +47,8 @@ async function act(button) {
       if (answer.ask) confirm(button, place, answer.ask);
       if (answer.fill) await openInForm(answer);
       if (answer.run) lookAt(answer.run);
-      if (!answer.ask) tell(translated(answer.said ?? "The form holds the settings of this run: change what you like."));
+      if (!answer.ask)
+        tell(translated(answer.said ?? "The form holds the settings of this run: change what you like."));
     }
   } catch (error) {
     tell(messageOf(error), true);
@@ -50,13 +57,14 @@ async function act(button) {
 }
 
 /**
- * Ask what is to be known first; yes is the same button once more.
+ * Ask for confirmation; yes sends the same action with `sure`.
  * @param {HTMLButtonElement} button
  * @param {HTMLElement} place
  * @param {string} text
  */
 function confirm(button, place, text) {
-  const yes = make("button", { type: "button", className: "stop", "data-act": button.dataset.act, "data-sure": "true" }, button.textContent);
+  const yes = make("button", { type: "button", className: "stop", "data-act": button.dataset.act, "data-sure": "true" },
+    button.textContent);
   const no = makeButton(translated("Cancel"), () => place.replaceChildren(), { className: "no" });
   place.classList.remove("bad");
   place.replaceChildren(translated(text), " ", yes, " ", no);
@@ -64,7 +72,7 @@ function confirm(button, place, text) {
 }
 
 /**
- * Save the support bundle of a run; what to say of it.
+ * Save the support bundle of a run. Returns the message about it.
  * @param {string} run
  * @param {(text: string) => void} tell
  */
@@ -74,7 +82,8 @@ async function saveBundle(run, tell) {
   if (!answer.ok) throw new Error(await answer.text());
   const name = /filename="([\w.-]+)"/.exec(answer.headers.get("content-disposition") ?? "")?.[1] ?? "support.zip";
   saveFile(await answer.blob(), name);
-  return `${name}: ${translated("no captions, images, names or tokens are in it. Look through it before you pass it on.")}`;
+  const advice = "no captions, images, names or tokens are in it. Look through it before you pass it on.";
+  return `${name}: ${translated(advice)}`;
 }
 
 document.addEventListener("click", (event) => {
