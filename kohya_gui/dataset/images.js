@@ -1,52 +1,16 @@
 // The data set tab: a folder's images page by page, their captions, and changes that can be undone.
 import { count, progressOf, say } from "../i18n/sentences.js";
-import {
-  all,
-  fillSelect,
-  hit,
-  isBox,
-  isField,
-  make,
-  makeButton,
-  one,
-  setValue,
-  showMessage,
-} from "../server/elements.js";
+import { all, hit, isBox, isField, make, makeButton, one, setValue, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { badges, captionField, facts, frame, tellWhy } from "./images_cards.js";
 import * as history from "./images_history.js";
 import * as masks from "./images_masks.js";
+import { renderOverview } from "./images_overview.js";
 import * as panels from "./images_panels.js";
 import * as sources from "./images_sources.js";
 
 /** @typedef {import("./images_cards.js").Row} Row */
-/**
- * @typedef {{ folder: string, path: string, images: number, repeats: number, words: string, span: number[],
- *   used: number, seen: number, role: string, held: number, unused: string, fixed: string }} Place a folder of images
- */
-/**
- * @typedef {{ images: number, repeats: number, batch: number, steps_per_epoch: number, steps: number, epochs: number,
- *   world: number, regularisation: number, validation: number, buckets: { size: [number, number], repeats: number,
- *   dataset: number }[] }} Count what a training would make of the images
- */
-
-/**
- * @typedef {object} Overview a folder, as the server describes it
- * @property {string} folder
- * @property {string} collection its id
- * @property {string} fixed why it is read-only and how to edit it, or ""
- * @property {Count} count
- * @property {Record<string, number>} kinds how many images there are of each kind of finding
- * @property {Record<string, string>} titles of the kinds
- * @property {string[]} calm kinds that are not mistakes
- * @property {number} captioned
- * @property {boolean} compared
- * @property {string[]} notes
- * @property {string[]} problems
- * @property {Place[]} places
- * @property {{ id: string, title: string, when: number }[]} past
- */
-
+/** @typedef {import("./images_overview.js").Overview} Overview */
 /**
  * @typedef {object} Tab what the tab's other modules use of this one
  * @property {() => Overview | null} overview
@@ -237,96 +201,12 @@ async function change(name, question, tell) {
 /** @param {Overview} found */
 function showOverview(found) {
   now = found;
-  const { count: training, kinds } = found;
-  const of = (/** @type {number} */ n) =>
-    say("{done} of {of}", { done: n.toLocaleString("en"), of: kinds.all.toLocaleString("en") });
   if (!described()) folder().value = found.folder;
-  part(".collection").hidden = false;
-  part(".collection").classList.toggle("fixed", Boolean(found.fixed));
   part("[data-do=give]").hidden = Boolean(found.fixed);
   sources.show(found);
-  const numbers = [
-    ["Images used", of(training.images)],
-    ["With a caption", of(found.captioned)],
-    ["Steps per epoch", training.steps_per_epoch.toLocaleString("en")],
-    ["Buckets", training.buckets.length.toLocaleString("en")],
-  ];
-  if ("trigger" in kinds) numbers.push(["With the trigger word", of(kinds.all - kinds.trigger)]);
-  part(".numbers").replaceChildren(
-    ...numbers.map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text))));
-  part(".steps").textContent = training.repeats
-    ? say(
-        "{images} with repeats are {pictures} per epoch; in batches of {batch} that is {each}. {steps} are {epochs}.",
-        {
-          images: count(training.images, "image"),
-          pictures: count(training.repeats, "image"),
-          batch: training.batch,
-          each: count(training.steps_per_epoch, "step"),
-          steps: count(training.steps, "step"),
-          epochs: count(training.epochs, "epoch"),
-        })
-    : "A training would find no images here.";
-  part(".findings").replaceChildren(...findings(found), found.kinds.missing ? toCaptions() : "");
-  part(".notes").replaceChildren(...found.notes.map((note) => make("li", {}, note)));
-  showBuckets(training.buckets);
-  const places = [
-    ["", "All folders"],
-    ...found.places.map((place) => [
-      `/${place.folder}`,
-      place.folder || "the folder itself",
-      ` (${place.images.toLocaleString("en")})`,
-    ]),
-  ];
-  fillSelect(part(".sieve .place"), places, view.place === null ? "" : `/${view.place}`);
-  fillSelect(
-    part(".sieve .show"),
-    Object.entries(kinds).map(([kind, n]) => [kind, found.titles[kind], ` (${n.toLocaleString("en")})`]),
-    view.show);
+  renderOverview(root, found, view, narrow);
   part("[data-do=compare]").textContent = found.compared ? "Find duplicates again" : "Find duplicates";
   history.showHistory(found.past);
-}
-
-/**
- * A button for each kind of finding, which filters the images by it.
- * @param {Overview} found
- */
-function findings({ kinds, titles, calm }) {
-  return Object.entries(kinds)
-    .filter(([kind, n]) => (n || kind === view.show) && kind !== "all")
-    .map(([kind, n]) => {
-      const className = ["broken", "foreign"].includes(kind) ? "bad" : calm.includes(kind) ? "calm" : "";
-      const chip = makeButton("", () => narrow({ show: view.show === kind ? "all" : kind }), {
-        "data-kind": kind,
-        "aria-pressed": String(view.show === kind),
-        className,
-      });
-      chip.append(make("b", {}, n.toLocaleString("en")), make("span", {}, titles[kind]));
-      return chip;
-    });
-}
-
-/** A button that leads to automatic captions, if some images have none. */
-function toCaptions() {
-  return makeButton("Write captions with a model", () => {
-    const panel = part("[data-panel=caption]", HTMLDetailsElement);
-    panel.open = true;
-    panel.scrollIntoView({ block: "start" });
-    one(panel, "summary").focus({ preventScroll: true });
-  }, { className: "to-captions" });
-}
-
-/** @param {Count["buckets"]} buckets */
-function showBuckets(buckets) {
-  const several = buckets.some((bucket) => bucket.dataset);
-  part(".buckets").hidden = !buckets.length;
-  part(".buckets summary").textContent = say("{buckets}: number of images per epoch", {
-    buckets: count(buckets.length, "bucket"),
-  });
-  part(".buckets .chips").replaceChildren(
-    ...buckets.map(({ size, repeats, dataset }) =>
-      make("span", { title: several ? say("Data set {number}", { number: dataset + 1 }) : "" },
-        `${size[0]} × ${size[1]}`,
-        make("b", {}, repeats.toLocaleString("en")))));
 }
 
 /**

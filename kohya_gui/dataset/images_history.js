@@ -5,7 +5,7 @@ import { ask } from "../server/http.js";
 import { frame } from "./images_cards.js";
 
 /** @typedef {import("./images.js").Tab} Tab */
-/** @typedef {import("./images.js").Overview} Overview */
+/** @typedef {import("./images_overview.js").Overview} Overview */
 /**
  * @typedef {import("./images_cards.js").Row & { before: string | null, after: string, now: string | null }} Compared an
  *   image whose caption was changed

@@ -4,8 +4,8 @@ import { count, say } from "../i18n/sentences.js";
 import { all, isBox, isField, make, makeButton, one, setValue } from "../server/elements.js";
 
 /** @typedef {import("./images.js").Tab} Tab */
-/** @typedef {import("./images.js").Overview} Overview */
-/** @typedef {import("./images.js").Place} Place */
+/** @typedef {import("./images_overview.js").Overview} Overview */
+/** @typedef {import("./images_overview.js").Place} Place */
 /**
  * @typedef {{ title: string, script: string, values: Record<string, unknown>, processes: number }} Taken the settings
  *   taken from a form

@@ -8,6 +8,7 @@ import { groupOf, groupsOf, MOST_NOTES, rowOf, showCount, textsOf } from "./data
 import { sentOf } from "./messages.js";
 import * as inputs from "./inputs.js";
 import * as form from "./page.js";
+import { store } from "./storage.js";
 
 /** @typedef {import("./datasets_rows.js").Texts} Texts */
 /** @typedef {import("./datasets_rows.js").Group} Group */
@@ -146,7 +147,7 @@ const key = (box) => `${tabOf(box)}-datasets`;
 function restore(box) {
   const { named, look } = stateOf(box);
   /** @type {{ named: string, known: string, groups: Group[] } | null} */
-  const kept = JSON.parse(form.store(key(box)) ?? "null");
+  const kept = JSON.parse(store(key(box)) ?? "null");
   if (!kept || kept.named !== named) return false;
   const added = kept.groups
     .map((group) => ({ ...group, rows: group.rows.filter(({ at }) => at === null) }))
@@ -177,7 +178,7 @@ function soon(box, pause = PAUSE) {
   const state = stateOf(box);
   clearTimeout(state.timer);
   state.unsaved = true;
-  form.store(key(box), JSON.stringify({ named: state.named, known: state.look.known, groups: groupsOf(box) }));
+  store(key(box), JSON.stringify({ named: state.named, known: state.look.known, groups: groupsOf(box) }));
   state.timer = setTimeout(() => void save(box), pause);
 }
 
@@ -188,7 +189,7 @@ async function save(box) {
   state.unsaved = false;
   const groups = groupsOf(box), values = simply(box, groups);
   if (values) {
-    form.store(key(box), "null");
+    store(key(box), "null");
     return choose(box, values);
   }
   const tab = tabOf(box), { file, known } = state.look;
@@ -199,7 +200,7 @@ async function save(box) {
     tell(box, saved.said);
     state.look = { ...state.look, file: saved.file, known: saved.known };
     if (state.unsaved) return soon(box); // the stored rows now belong to this version of the file
-    form.store(key(box), "null");
+    store(key(box), "null");
     if (file) await look(box);
     else choose(box, { [FILE]: saved.file, ...Object.fromEntries(REPLACED.map((name) => [name, ""])) });
   } catch (error) {
@@ -372,7 +373,7 @@ form.onSettled((where) => {
     if (named !== state.named) { // other images: unsaved rows do not belong to them
       clearTimeout(state.timer);
       state.unsaved = false;
-      if (state.named) form.store(key(box), "null");
+      if (state.named) store(key(box), "null");
     }
     Object.assign(state, { watched, named, telling: false });
     clearTimeout(state.looking);

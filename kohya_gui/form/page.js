@@ -4,6 +4,7 @@ import * as memories from "./family_values.js";
 import { families, familiesOf, family, fields, fieldsOf, isFor, same } from "./inputs.js";
 import { markChanged, markRequired } from "./marks.js";
 import { jump } from "./sections.js";
+import { store } from "./storage.js";
 
 /** @typedef {import("./inputs.js").Field} Field */
 /** @typedef {Record<string, string | boolean>} Values by option name, as fields hold them */
@@ -14,8 +15,8 @@ import { jump } from "./sections.js";
  * `purpose` and the rest belong to the recipe on top of the preset: `sets` are labels and values, `advice` is about
  * images and steps */
 /**
- * @typedef {{ family: string, starts?: Record<string, Start>, memory?: memories.Memory, kept: [string, string |
- *   boolean][], opened?: string }} Copy `opened` is the config that was loaded before
+ * @typedef {{ family: string, starts?: Record<string, Start>, memory?: memories.Memory, kept:
+ *   [string, string | boolean][], opened?: string }} Copy `opened` is the config that was loaded before
  */
 
 /**
@@ -267,9 +268,7 @@ export function leaveOut(tab, names) {
   settle(where);
 }
 
-/**
- * @type {Record<string, Copy[]>} The form's values before each filling, the newest last. Copies contain no tokens.
- */
+/** @type {Record<string, Copy[]>} The form's values before each filling, the newest last; without tokens. */
 const before = {};
 
 /**
@@ -373,25 +372,6 @@ function reset(button) {
   settle(field.form);
   field.focus();
 }
-
-/**
- * The browser's storage until the tab is closed: stores `text`, or returns the stored one.
- * @param {string} key
- * @param {string} [text]
- */
-export function store(key, text) {
-  try {
-    if (text === undefined) return sessionStorage.getItem(key);
-    sessionStorage.setItem(key, text);
-  } catch {} // without storage the form is only lost on reload
-  return null;
-}
-
-/**
- * The last loaded file of kohya_ss, including keys that have no field here.
- * @param {string} tab
- */
-export const base = (tab) => store(`${tab}-base`) ?? "{}";
 
 /**
  * Set up a form that was added to the page, with its values from before a reload.

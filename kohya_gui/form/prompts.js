@@ -5,6 +5,7 @@ import { ask, messageOf } from "../server/http.js";
 import { sentOf } from "./messages.js";
 import * as inputs from "./inputs.js";
 import * as form from "./page.js";
+import { store } from "./storage.js";
 import { reveal } from "./shown.js";
 
 /** @typedef {Record<string, string>} Row texts by field; `rest` is the rest of the line */
@@ -91,7 +92,7 @@ async function load(box, file) {
   one(box, "ol").replaceChildren();
   tell(box, "");
   /** @type {{ file: string, known: string, rows: Row[] } | null} */
-  const kept = JSON.parse(form.store(key(box)) ?? NOTHING);
+  const kept = JSON.parse(store(key(box)) ?? NOTHING);
   const typed = kept?.file === file ? kept.rows : []; // from before a reload, not in a file yet
   try {
     /** @type {{ rows: Row[], known: string }} */
@@ -119,7 +120,7 @@ const key = (box) => `${tabOf(box)}-prompts`;
  * @param {State} state
  */
 const keep = (box, state) =>
-  void form.store(key(box), JSON.stringify({ file: state.file, known: state.known, rows: items(box).map(rowOf) }));
+  void store(key(box), JSON.stringify({ file: state.file, known: state.known, rows: items(box).map(rowOf) }));
 
 /**
  * Save the rows after a pause in typing; until then they are in the browser's storage.
@@ -170,7 +171,7 @@ async function write(box, state, field, rows) {
     if (state.file !== file) return; // another file was chosen meanwhile
     Object.assign(state, { file: saved.file, known: saved.known });
     if (state.unsaved) keep(box, state); // what was typed meanwhile belongs to this version of the file
-    else form.store(key(box), NOTHING);
+    else store(key(box), NOTHING);
     tell(box, saved.said + (field.value ? "" : sampleAfterEpochs(box)));
     if (field.value === saved.file) return;
     setValue(field, saved.file);
@@ -242,7 +243,7 @@ function forget(box) {
   const field = inputs.fieldOf(formAround(box), FILE), state = stateOf(box), { file } = state;
   clearTimeout(state.timer);
   Object.assign(state, { file: "", known: "", unsaved: false });
-  form.store(key(box), NOTHING);
+  store(key(box), NOTHING);
   if (!field?.value) return;
   setValue(field, "");
   form.settle(formAround(box));
@@ -266,7 +267,7 @@ document.addEventListener("change", ({ target }) => { // saved before Train can 
 document.addEventListener("kohya:prompts", (event) => { // from a loaded config: saved like typed ones
   const { where, prompts } = /** @type {CustomEvent<{ where: HTMLFormElement, prompts: Row[] }>} */ (event).detail;
   for (const box of all(where, ".prompts")) {
-    form.store(key(box), JSON.stringify({ file: "", known: "", rows: prompts }));
+    store(key(box), JSON.stringify({ file: "", known: "", rows: prompts }));
     void load(box, "");
   }
 });

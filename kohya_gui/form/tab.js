@@ -4,7 +4,8 @@ import { openTab } from "../server/tabs.js";
 import { around, hit, make, one, saveFile, showMessage } from "../server/elements.js";
 import { address, ask } from "../server/http.js";
 import { read, rest, sentOf, tell, tellError } from "./messages.js";
-import { base, fill, formOf, mount, turnOf } from "./page.js";
+import { fill, formOf, mount, turnOf } from "./page.js";
+import { base } from "./storage.js";
 
 /**
  * @typedef {{ message?: string, fill?: string, path?: string, opened?: string, run?: string, file?: { name: string,
