@@ -1,7 +1,7 @@
-"""The images of a training as rows of its form, a row for each folder: found by their names, or in a dataset file.
+"""The images of a training as rows of its form, one for each folder: found by name, or listed in a dataset file.
 
-A folder with images, one with folders named <repeats>_<words>, and a dataset file are shown alike. What a folder's
-name cannot say is written into a dataset file, which the form names from then on.
+A folder with images, one with folders named <repeats>_<words>, and a dataset file are shown in the same way. Settings
+that a folder's name cannot express go to a dataset file, which the form names from then on.
 """
 
 import os
@@ -27,7 +27,7 @@ OPTION = "dataset_config"
 READ = (".toml", ".json")
 MOST = 500  # folders
 PATHS = ("image_dir", "conditioning_data_dir", "control_directory", "metadata_file")
-SECTIONS = ("data", "captions", "validation", "steps")  # what decides about images and steps
+SECTIONS = ("data", "captions", "validation", "steps")  # sections that affect images and steps
 LABELS = {
     "resolution": "Resolution",
     "batch_size": "Batch size",
@@ -56,11 +56,11 @@ LABELS = {
     "control_directory": "Reference folder",
     "metadata_file": "Metadata file",
 }
-PLACES = ("image_dir", "conditioning_data_dir", "control_directory")  # into which images can be sent
+PLACES = ("image_dir", "conditioning_data_dir", "control_directory")  # folders that images can be uploaded to
 
 
 def section(configs: Mapping[str, type]) -> str:
-    """What shows the images of a training; datasets.js fills it."""
+    """The part of the form that shows the images of a training; datasets.js fills it."""
     watched = sorted(
         {name for config in configs.values() for name, option in options(config).items() if option.section in SECTIONS}
     )
@@ -105,11 +105,11 @@ def _field(name: str) -> str:
     )
 
 
-# ---- what is shown
+# ---- showing
 
 
 def look(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
-    """The data sets of a form, with their folders, as far as one may look at them; no image is opened."""
+    """The data sets of a form with their folders, as far as the page may read them. No image is opened."""
     config = form.lenient_config(given)
     data = config.data
     if not (data.dataset_config or data.train_data_dir or data.reg_data_dir):
@@ -134,7 +134,7 @@ def _of_folders(config: RunConfig, roots: Sequence[Path]) -> JsonObject:
 
 
 def _group(table: DatasetTable, dataset: DatasetConfig | None, roots: Sequence[Path]) -> JsonObject:
-    """A data set for the page: its own texts, and what holds where they say nothing."""
+    """A data set for the page: its own values, and the defaults of its empty fields."""
     known = {sources.source(subset): subset for subset in dataset.subsets} if dataset else {}
     rows = []
     for one in table.folders:
@@ -155,7 +155,7 @@ def _group(table: DatasetTable, dataset: DatasetConfig | None, roots: Sequence[P
 
 
 def _images(folder: str, roots: Sequence[Path]) -> int | None:
-    """How many images lie in a folder; None where one may not look, or there is none."""
+    """The number of images in a folder; None if the page may not read it, or it does not exist."""
     try:
         return image_folders.count(paths.folder(folder, roots))
     except (ConfigError, OSError):
@@ -163,7 +163,7 @@ def _images(folder: str, roots: Sequence[Path]) -> int | None:
 
 
 def count(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
-    """What the training would see of each folder, and how many steps that makes."""
+    """How a training counts the images of each folder, and the number of steps."""
     config = form.lenient_config(given)
     _check_places(config, roots)
     outside: list[Problem] = []
@@ -176,7 +176,7 @@ def count(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonO
 
 
 def _check_places(config: RunConfig, roots: Sequence[Path]) -> None:
-    """Raise ConfigError for images that lie where one may not look."""
+    """Raise ConfigError for images in folders that the page may not read."""
     for name in ("train_data_dir", "reg_data_dir", "in_json", OPTION):
         if text := getattr(config.data, name):
             paths.inside(str(text), roots, name)
@@ -191,13 +191,13 @@ def _may(path: str, roots: Sequence[Path], outside: list[Problem]) -> bool:
     return True
 
 
-# ---- what is written
+# ---- saving
 
 
 def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
-    """Write data sets into the dataset file that the form names, or into a new one.
+    """Save data sets to the dataset file that the form names, or to a new one.
 
-    A file that was changed since it was read is not written over. Raises ConfigError, also for folders outside of the
+    A file that was changed since it was loaded is not overwritten. Raises ConfigError, also for folders outside of the
     roots that the file did not name before.
     """
     named = sent.text("file").strip()
@@ -227,7 +227,7 @@ def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequenc
 
 
 def _tables(sent: object) -> list[DatasetTable]:
-    """What the page sent, as far as it has the shape of tables."""
+    """The tables that the page sent, without anything of another shape."""
     if not isinstance(sent, list) or len(sent) > MOST:
         raise ConfigError(DEEPEST)
     made = []
@@ -258,7 +258,7 @@ def _place(sent: JsonObject) -> int | None:
 
 
 def place_of(config: RunConfig, roots: Sequence[Path], is_at_home: bool = False) -> Path:
-    """Where the dataset file of a training is kept: beside its result, or in a folder of the user's home."""
+    """The default place of a training's dataset file: beside its result, or in a folder of the user's home."""
     home = next((root for root in roots if root.is_dir()), roots[0])
     folder = "" if is_at_home else config.save.output_dir
     name = f"{config.save.output_name or 'images'}-dataset.toml"

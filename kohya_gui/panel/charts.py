@@ -10,12 +10,12 @@ from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonObject
 from library.config.problems import Message
 
-WIDTH, HEIGHT, MOST_POINTS = 600, 150, 300  # units of a chart, and points of a line at most
-NAMES = 3  # learning rates that are shown
+WIDTH, HEIGHT, MOST_POINTS = 600, 150, 300  # units of a chart, and the most points of a line
+NAMES = 3  # learning rates shown at most
 
 
 def chart(curve: Sequence[tuple[int, float, float]], resumed: Sequence[int] = ()) -> str:
-    """The loss, as it came and smoothed."""
+    """The loss of each step, and smoothed."""
     if len(curve) < 2:
         return ""
     points = _thinned(curve)
@@ -40,7 +40,7 @@ def chart(curve: Sequence[tuple[int, float, float]], resumed: Sequence[int] = ()
 
 
 def rate_chart(rates: Sequence[tuple[int, dict[str, float]]], resumed: Sequence[int] = ()) -> str:
-    """The learning rates, of which those that are always equal are one line."""
+    """The learning rates; those that are always equal are one line."""
     rows = _thinned([row for row in rates if row[1]])
     if len(rows) < 2:
         return ""
@@ -57,7 +57,7 @@ def rate_chart(rates: Sequence[tuple[int, dict[str, float]]], resumed: Sequence[
     return f'<figure class="chart low"><figcaption>Learning rate <small>{key}</small></figcaption>{inside}</figure>'
 
 
-# What is shown of a GPU: its name in an event, what it is called, its unit, and to where it reaches at least.
+# Measurements of a GPU: name in an event, title, unit, and the least upper end of the axis.
 MEASURES = (
     ("used", "GPU memory", "GB", 0),
     ("utilization", "GPU load", "%", 100),
@@ -67,7 +67,7 @@ MEASURES = (
 
 
 def gpu_charts(events: Iterable[JsonObject]) -> str:
-    """Memory, load, temperature and power of each GPU of a run over its time, from its events; a line for each."""
+    """Memory, load, temperature and power of a run's GPUs over time, from its events; one line for each GPU."""
     seen = [event for event in events if isinstance(event.get("t"), int | float)]
     rows = [(int(event["t"]), gpu) for event in _thinned(seen) for gpu in event.get("gpus") or () if "index" in gpu]
     if not rows or rows[0][0] == rows[-1][0]:
@@ -106,7 +106,7 @@ def _gpu_chart(rows: Sequence[tuple[int, JsonObject]], key: str, title: str, uni
 
 
 class _Frame(NamedTuple):
-    """The steps (or seconds, then with their names at both `ends`) and values that a chart spans."""
+    """The range of steps (or seconds, then with labels for both `ends`) and values of a chart."""
 
     first: int
     last: int
@@ -126,11 +126,11 @@ class _Frame(NamedTuple):
         )
 
     def seen(self, steps: Sequence[int]) -> list[int]:
-        """Those of these steps that the chart spans."""
+        """The steps that are in the chart's range."""
         return [step for step in steps if self.first <= step <= self.last]
 
     def around(self, polylines: str, about: Message, marks: Sequence[int], below: str = "") -> str:
-        """Lines with their axes, and a mark at each of some steps."""
+        """Lines with their axes, and a mark at some steps."""
         grid = "".join(f'<line x1="0" x2="{WIDTH}" y1="{y}" y2="{y}"/>' for y in (0, HEIGHT / 2, HEIGHT))
         for x in map(self.across, marks):
             grid += f'<line class="resumed" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{HEIGHT}"/>'
@@ -144,7 +144,7 @@ class _Frame(NamedTuple):
 
 
 def _short(value: float) -> str:
-    """A number in the six characters that there is room for beside an axis."""
+    """A number in six characters, which is the room beside an axis."""
     said = f"{value:.3g}"
     return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e") if "e" in said else said
 

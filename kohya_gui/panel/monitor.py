@@ -34,7 +34,7 @@ class PanelPart:
 
     @property
     def mark(self) -> str:
-        """A hash of the basis: a browser that shows another one has to be sent the part anew."""
+        """A hash of the basis: a browser that shows another one needs the part's new HTML."""
         return hashlib.sha256(json.dumps(self.basis, default=str).encode()).hexdigest()[:MARK_DIGITS]
 
 
@@ -94,7 +94,7 @@ def panel_parts(picked: str, is_log_open: bool = True) -> dict[str, PanelPart]:
 
 
 def _costly(run: reader.RecordedRun, progress: reader.RunProgress) -> dict[str, PanelPart]:
-    """The parts that take long to render, each with values that tell whether it has changed."""
+    """The parts that take long to render, with the values that tell whether they have changed."""
     line, gpus, shots = progress.line, progress.events.get("gpu", ()), progress.events.get("sample", ())
     return {
         "chart": PanelPart(
@@ -107,12 +107,12 @@ def _costly(run: reader.RecordedRun, progress: reader.RunProgress) -> dict[str, 
 
 
 def _ready(markup: str) -> PanelPart:
-    """A part that is quicker to render than to compare by anything else."""
+    """A part that is quicker to render than to compare in any other way."""
     return PanelPart(markup, lambda: markup)
 
 
 def _markup() -> str:
-    """The panel as the page opens with it: a place for each part."""
+    """The panel in its initial state: a place for each part."""
     places = {name: f'<div data-part="{name}"></div>' for name in PARTS}
     places["head"] = f'<div data-part="head">{html.UNREAD}</div>'
     places["log"] = f'<details class="log"><summary>Log</summary>{places["log"]}</details>'

@@ -1,4 +1,4 @@
-"""The gallery of sample images: what was generated at which step, and the images by the page's own routes."""
+"""The gallery of sample images: the step and prompt of each, and the images by the page's own routes."""
 
 import html
 import io
@@ -20,12 +20,13 @@ from library.runs import reader
 IMAGES = (".png", ".jpg", ".jpeg", ".webp")
 SMALL = 192  # pixels of a thumbnail's longer side
 MOST_PIXELS, MOST_BYTES = 40_000_000, 60_000_000
-SHOWN = 60  # pictures of a prompt, the newest
+SHOWN = 60  # newest pictures of each prompt
 KEPT = {"cache-control": "private, max-age=86400", "content-security-policy": "default-src 'none'"}
 
 
 def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
-    """All samples of a run, a row for each prompt, the newest first. A click compares two of a row (monitor.js)."""
+    """All samples of a run, a row for each prompt, the newest first. A click compares two of a row
+    (compare_samples.js)."""
     rows: dict[int, list[tuple[int, JsonObject]]] = {}
     for place, event in enumerate(progress.events.get("sample", ())):
         rows.setdefault(_number(event.get("number")), []).append((place, event))
@@ -64,7 +65,7 @@ def _number(value: JsonValue) -> int:
 
 
 def show(query: Mapping[str, str]) -> Response:
-    """A picture by its run and its place among that run's samples; nothing else can be asked for."""
+    """A picture by its run and its index among that run's samples; nothing else can be requested."""
     try:
         run = reader.run(str(query.get("run") or ""))
         path = file_of(run, int(query.get("sample") or ""))
@@ -77,7 +78,7 @@ def show(query: Mapping[str, str]) -> Response:
 
 
 def file_of(run: reader.RecordedRun, place: int) -> Path:
-    """The file of a sample: an image, and really below the folder that its run writes into. Else ValueError."""
+    """The file of a sample. Raises ValueError unless it is an image below the folder that its run writes to."""
     if place < 0:
         raise ValueError("no such sample")
     event = reader.progress(run.folder).update().events["sample"][place]
@@ -90,7 +91,7 @@ def file_of(run: reader.RecordedRun, place: int) -> Path:
 
 @lru_cache(maxsize=512)
 def thumbnail(path: Path, changed: int) -> bytes:
-    """A small JPEG of an image; `changed` is when its file was written. Raises ConfigError for what is none."""
+    """A small JPEG of an image; `changed` is when its file was written. Raises ConfigError if it is not an image."""
     made = io.BytesIO()
     with _opened(path) as picture:
         picture.draft("RGB", (SMALL, SMALL))
@@ -101,7 +102,7 @@ def thumbnail(path: Path, changed: int) -> bytes:
 
 
 def whole(path: Path) -> bytes:
-    """An image as it is, once it is sure to be one. Raises ConfigError for what is none."""
+    """An image file, checked to be one. Raises ConfigError otherwise."""
     with _opened(path):
         return path.read_bytes()
 

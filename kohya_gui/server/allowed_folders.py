@@ -19,13 +19,13 @@ from library.config.problems import ConfigError, Message, Problem
 from library.files import RESERVED
 from library.runs import keys, layout, registry
 
-ENDING = re.compile(r"\.[a-z]\w{1,11}", re.I)  # of a file; v1.5 is a folder
-MOST = 200  # folders that are kept
-CODE = "code:"  # before a name of code that the page asks to allow
-ABSENT = "absent"  # the code of the problem of a folder that does not exist
+ENDING = re.compile(r"\.[a-z]\w{1,11}", re.I)  # the ending of a file; v1.5 is a folder
+MOST = 200  # stored folders
+CODE = "code:"  # prefix of a name of code to allow
+ABSENT = "absent"  # the code of the problem that a folder does not exist
 NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
-# Below these lie programs, settings of the computer and devices, on any of the systems.
+# Programs, system settings and devices, on any operating system.
 SYSTEM = (
     "/bin",
     "/boot",
@@ -53,7 +53,7 @@ RESERVED_OF_WINDOWS = ("$recycle.bin", "system volume information", "recovery", 
 
 
 class Roots(Sequence[Path]):
-    """Folders that may be used: those given, and, where the page `asks`, those that are allowed at the moment."""
+    """Folders that may be used: those given and, if the page `asks`, those currently allowed."""
 
     def __init__(self, given: Sequence[Path], asks: bool = False) -> None:
         self.given, self.asks = tuple(given), asks
@@ -75,7 +75,7 @@ class Roots(Sequence[Path]):
 
 
 class AllowedFolders:
-    """The request to allow a folder, which only browsers on this computer may send."""
+    """The request to allow a folder, accepted only from browsers on this computer."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = roots
@@ -115,7 +115,7 @@ def place() -> Path:
 
 
 def _allow_code(name: str) -> JsonObject:
-    """Allow code of this name to run: a class with its module, or a module."""
+    """Allow code with this name to run: a class with its module, or a module."""
     if not NAME.fullmatch(name) or len(name) > 200:
         raise ConfigError("This is not the name of code.")
     known = remembered_code()
@@ -133,14 +133,14 @@ def _store(folders: Iterable[Path], code: Iterable[str]) -> None:
 
 
 def remembered_code() -> tuple[str, ...]:
-    """The names of code that may run; the file's contents are not trusted."""
+    """The names of code that may run. The file's contents are not trusted."""
     stored = layout.load(place()).get("code")
     named = [text for text in stored if isinstance(text, str)] if isinstance(stored, list) else []
     return tuple(text for text in named[:MOST] if NAME.fullmatch(text))
 
 
 def remembered() -> tuple[Path, ...]:
-    """The allowed folders that still may be; the file's contents are not trusted."""
+    """The allowed folders that may still be used. The file's contents are not trusted."""
     path = place()
     try:
         found = path.stat()
@@ -157,9 +157,9 @@ def _remembered(path: Path, modified: int, number: int) -> tuple[Path, ...]:
 
 
 def outside_roots(what: str, path: Path, roots: Sequence[Path], is_new: bool = False) -> Problem:
-    """The problem of a path outside of the roots, with a question, a reason, or what to start the page with.
+    """The problem of a path outside of the roots, with a question, a reason, or the option to start the page with.
 
-    Only a folder that exists can be allowed. Where one may be made (`is_new`) that is the one that it will be in.
+    Only an existing folder can be allowed. If a new one may be created (`is_new`), it is the folder that will hold it.
     """
     if not isinstance(roots, Roots) or not roots.asks:
         template = ": {path} is outside of {roots}; start the page with --root FOLDER to allow more"
@@ -186,7 +186,7 @@ def asked(problem: Problem) -> str:
 
 
 def meant(path: Path) -> Path:
-    """The folder that has to be allowed for a path: it, or the one that a file is or will be in."""
+    """The folder that has to be allowed for a path: the path itself, or the folder of a file."""
     is_file = path.is_file() or (not path.exists() and ENDING.fullmatch(path.suffix) is not None)
     return path.parent if is_file else path
 
@@ -204,7 +204,7 @@ def refusal(folder: Path) -> str:
 
 
 def _forbidden(folder: Path) -> str:
-    """Why a folder must not be used for a training's files, whatever is in it."""
+    """Why a folder must not be used for a training's files, whatever it contains."""
     parts = folder.parts[1:]
     if not parts:
         return "the root of a disk cannot be allowed: choose a folder on it"

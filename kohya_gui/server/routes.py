@@ -14,7 +14,7 @@ from kohya_gui.server.auth import App, Scope, respond
 API = "/gradio_api/"
 NEVER = re.compile(r"/(monitoring|login|logout|pwa_icon)(/.*)?")
 
-# Nothing from elsewhere is loaded, nothing is sent elsewhere, and no other site may show the page in a frame.
+# The page loads nothing from other sites, sends nothing to them, and may not be shown in their frames.
 POLICY = "; ".join(
     (
         "default-src 'self'",
@@ -83,13 +83,13 @@ class Routes:
 
 
 def is_visited(scope: Scope, path: str) -> bool:
-    """Whether a browser navigates to this address, and does not load a part of the page."""
+    """Whether a browser navigates to this address, rather than loading a part of the page."""
     wants = dict(scope["headers"]).get(b"accept", b"")
     return b"text/html" in wants and not path.startswith((API, "/own/", "/tensorboard/"))
 
 
 def explained(scope: Scope, send: Send) -> Send:
-    """A `send` that replaces 404 by how to start the page: most often a proxy serves it under a path that it was not
+    """A `send` that replaces 404 by how to start the page: usually a proxy serves it under a path that it was not
     started with."""
     missing = False
 

@@ -1,4 +1,4 @@
-"""TensorBoard below /tensorboard/, behind the page's access checks: started on demand, on the runs' curves."""
+"""TensorBoard below /tensorboard/, behind the page's access checks: started on demand, with the runs' curves."""
 
 import asyncio
 import contextlib
@@ -17,12 +17,12 @@ from library.config.problems import Message
 from library.runs import layout, reader
 
 PREFIX = "/tensorboard"
-FONTS = "/font-roboto/"  # which TensorBoard asks for at the root, whatever its own path is
-RUNS = 50  # the newest ones, whose folders are shown
-PATIENCE = 60.0  # seconds that it may take to start
-LARGEST = 4_000_000  # bytes that a browser may send to TensorBoard at once
-PASSED = (b"accept", b"content-type", b"content-encoding")  # what TensorBoard gets to know of a request
-KEPT = ("content-type", "content-encoding", "cache-control", "expires")  # and the browser of an answer
+FONTS = "/font-roboto/"  # requested by TensorBoard at the root, whatever its own path is
+RUNS = 50  # newest runs whose curves are shown
+PATIENCE = 60.0  # seconds it may take to start
+LARGEST = 4_000_000  # bytes of a request to TensorBoard
+PASSED = (b"accept", b"content-type", b"content-encoding")  # headers passed on from a request
+KEPT = ("content-type", "content-encoding", "cache-control", "expires")  # and from a response
 
 
 class TensorboardProxy:
@@ -69,7 +69,7 @@ class TensorboardProxy:
         await send_all(send, 303, b"", [(b"location", b"./")])
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        import httpx  # comes with gradio
+        import httpx  # installed with gradio
 
         body = await _body(receive)
         if body is None:
@@ -94,7 +94,7 @@ class TensorboardProxy:
 
 
 class TensorboardServer:
-    """The TensorBoard process, which ends with this one."""
+    """The TensorBoard process, which ends with this process."""
 
     def __init__(self) -> None:
         self.secret = secrets.token_urlsafe(24).encode()
@@ -108,11 +108,11 @@ class TensorboardServer:
         return self.process is not None and self.process.poll() is None
 
     def shows(self, wanted: list[Path]) -> bool:
-        """Whether it runs on all these folders."""
+        """Whether it is running on all these folders."""
         return self.running and set(wanted) <= set(self.folders)
 
     def start(self, wanted: list[Path]) -> None:
-        """Start it, or start it again, on these folders. Raises OSError when it does not start."""
+        """Start it, or restart it, on these folders. Raises OSError if it does not start."""
         self.stop()
         code = [sys.executable, "-m", "kohya_gui.server.tensorboard"]
         root = Path(__file__).resolve().parents[2]
@@ -142,7 +142,7 @@ class TensorboardServer:
         self.folders, self.process = wanted, made
 
     def stop(self) -> None:
-        """End it, if it runs."""
+        """Stop it, if it is running."""
         if self.process and self.process.stdin:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
@@ -164,7 +164,7 @@ def folders() -> list[Path]:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """The body of a request, or None when it is too large."""
+    """The body of a request, or None if it is too large."""
     parts, size = [], 0
     while True:
         message = await receive()
