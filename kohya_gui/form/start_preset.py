@@ -23,6 +23,8 @@ FP8 = (8, 9)  # the lowest compute capability with fp8 products: RTX 40
 BF16 = (8, 0)  # and with bf16: A100, RTX 30
 ALONE = "nothing else on the GPU"  # in the sentence of presets that leave no memory to spare
 SPARE = 2  # GB beyond a preset's memory with which other programs fit beside it
+NO_GPU = "No GPU found, so compiling, bf16 and fp8 are switched off."
+SWITCHED_OFF = "Compiling, bf16 and fp8 are switched off."  # the same beside a sentence that says why
 OF_A_GPU = ("compiled", "CUDA graphs", ALONE)  # parts of a preset's sentence that need a GPU
 
 
@@ -54,7 +56,7 @@ def suited(ready: Sequence[preset_files.Preset], gpu: Gpu | None) -> tuple[prese
         return (ready[0], "") if ready else None
     least = sized[0]
     if gpu is None:
-        return least, "No NVIDIA GPU was found: this is the preset for the least memory."
+        return least, "No NVIDIA GPU found: this is the preset for the least memory."
     if not gpu.memory:
         return least, "The memory of the GPU is not known: this is the preset for the least memory."
     title = f"{gpu.name}, {gpu.memory:.0f} GB"
@@ -77,7 +79,7 @@ def applied(preset: preset_files.Preset, config: type, now: JsonMapping, notes: 
         return _as_the_gpu_can(made, gpu.capability or FP8, notes)
     if not made.compile.compile:
         return made
-    notes.append("No GPU found, so compiling, bf16 and fp8 are switched off.")
+    notes.append(NO_GPU)
     known = options(config)
     kept = {
         name: value
@@ -155,6 +157,7 @@ def start(
     elif ALONE in text:  # a note, as the sentence does not fit on a phone
         text = text.replace(f", {ALONE}", "")
         notes.append("It needs all of the GPU's memory: close other programs that use it, such as games and video.")
+    notes = [SWITCHED_OFF if why and note is NO_GPU else note for note in notes]
     said = [note if isinstance(note, Message) else Message(note) for note in notes]
     shown = {"id": preset.id, "title": preset.title, "text": text, "why": why, "notes": said, "values": given}
     return {**shown, **recipe}

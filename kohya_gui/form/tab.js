@@ -146,7 +146,7 @@ async function press(training, act, more = {}) {
     if (!isOutdated) show(training, said, path);
   };
   try {
-    if (isCheck) take(await ask("press", { ...question, act: "first" }));
+    if (isCheck) take(await ask("press", { ...question, act: "first", then: act }));
     take(await ask("press", question));
   } catch (error) {
     tellError(tab, error);

@@ -96,7 +96,7 @@ class TrainingTab:
         """Perform the action of a button. Problems for the user to fix are shown beside the buttons."""
         sent, where = asked.text("sent"), asked.text("path")
         buttons: dict[str, Callable[[], Said]] = {
-            "first": lambda: self.on_first(sent),
+            "first": lambda: self.on_first(sent, asked.text("then")),
             "train": lambda: self.on_train(sent),
             "later": lambda: self.on_queue(sent),
             "check": lambda: self.on_check(sent),
@@ -138,13 +138,16 @@ class TrainingTab:
 
     # ---- the actions of the buttons
 
-    def on_first(self, sent: str) -> Said:
-        """Report problems in the form itself at once, as the full check that follows takes seconds."""
+    def on_first(self, sent: str, then: str) -> Said:
+        """Report problems in the form itself at once, as the full check for the button `then` takes seconds."""
         with contextlib.suppress(ConfigError):  # the full check reports it
             given = self.form.parse_submission(sent)
             reading = paths.allowed(self.form.reading(given), self.roots)
-            if reading.problems:
-                report: isolated.Report = {"findings": isolated.known(reading), "fit": None, "early": True}
+            findings = isolated.known(reading)
+            if then == "later" and (twin := queue.twin_problem(queue.read(), *start.result_of(reading.config))):
+                findings.append(isolated.finding(twin, "settings", "bad"))
+            if findings:
+                report: isolated.Report = {"findings": findings, "fit": None, "early": True}
                 return {"message": self._report(report, given.family)}
         return {}
 

@@ -67,7 +67,7 @@ def test_the_largest_preset_that_fits_the_gpu_is_the_start(few, memory, size):
 
 def test_without_a_known_gpu_the_smallest_preset_is_the_start_and_that_is_said(few):
     preset, why = start_for(None)
-    assert preset.gigabytes == 8 and "No NVIDIA GPU was found" in str(why)
+    assert preset.gigabytes == 8 and "No NVIDIA GPU found" in str(why)
     preset, why = start_for(Gpu())
     assert preset.gigabytes == 8 and "not known" in str(why)
     listed = [preset.path.stem for preset in preset_files.of_kind("lora", ["sdxl"])]
