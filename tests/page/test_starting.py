@@ -122,11 +122,12 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
     def opened(gpu):
         monkeypatch.setattr(start_preset, "training_gpu", lambda: gpu)
         start = start_preset.starts(tab.id, tab.configs)[family]
+        assert gpu or sum("GPU" in str(said) for said in (start["why"], *start["notes"])) == 1  # said once
         return start["text"], [*map(str, start["notes"])], build(tab.configs[family], start["values"], notes=[])
 
     text, notes, config = opened(None)
     assert text and not re.search("compiled|CUDA graphs|per step|on the GPU|fp8", text)
-    assert "No GPU found, so compiling, bf16 and fp8 are switched off." in notes and "compile" not in changed(config)
+    assert "Compiling, bf16 and fp8 are switched off." in notes and "compile" not in changed(config)
     precision = config.precision  # a processor takes up to a hundred times as long for a convolution in bf16
     assert precision.mixed_precision == "no" and not precision.full_bf16 and not precision.fp8_base
     assert list(ineffective.remarks(config, [])) == []  # and nothing of compiling is left to be remarked on
