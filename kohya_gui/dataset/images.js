@@ -131,10 +131,7 @@ async function open(keep = false) {
     known = changed;
     found = await attempt(() =>
       work("images_open", {
-        folder: folder().value,
-        settings: settings(),
-        trigger: trigger().value,
-        ...sources.question(),
+        folder: folder().value, settings: settings(), trigger: trigger().value, ...sources.question(),
       }));
   } while (found && mine === opened && known !== changed);
   if (!found || mine !== opened) return;
@@ -156,10 +153,7 @@ function remember() {
     sessionStorage.setItem(
       KEY,
       JSON.stringify({
-        folder: folder().value,
-        trigger: trigger().value,
-        settings: settings(),
-        taken: sources.state(),
+        folder: folder().value, trigger: trigger().value, settings: settings(), taken: sources.state(),
       }));
   } catch {} // without storage the browser only forgets
 }
@@ -251,10 +245,8 @@ function turns(start, total) {
   const where = make("input", { value: String(at + 1), inputMode: "numeric", "aria-label": "Page" });
   where.onchange = () => go((parseInt(where.value, 10) || 1) - 1);
   const range = say(" of {pages} · {first} to {last} of {images}", {
-    pages: (last + 1).toLocaleString("en"),
-    first: (start + 1).toLocaleString("en"),
-    last: Math.min(start + PAGE, total).toLocaleString("en"),
-    images: count(total, "image"),
+    pages: (last + 1).toLocaleString("en"), first: (start + 1).toLocaleString("en"),
+    last: Math.min(start + PAGE, total).toLocaleString("en"), images: count(total, "image"),
   });
   return [
     makeButton("Previous", () => go(at - 1), { disabled: at === 0 }),
@@ -266,9 +258,7 @@ function turns(start, total) {
 /** @param {Row} row */
 function card(row) {
   const box = make("input", {
-    type: "checkbox",
-    hidden: Boolean(row.fixed),
-    checked: chosen.has(row.name),
+    type: "checkbox", hidden: Boolean(row.fixed), checked: chosen.has(row.name),
     "aria-label": say("Choose {name}", { name: row.name }),
   });
   box.onchange = () => {
@@ -297,12 +287,7 @@ async function storeCaption(row, text) {
   text.dataset.state = "storing";
   const answer = await attempt(() =>
     ask("images_caption", {
-      folder,
-      collection,
-      name: row.name,
-      text: text.value,
-      expected: row.caption,
-      trigger: trigger().value,
+      folder, collection, name: row.name, text: text.value, expected: row.caption, trigger: trigger().value,
     }));
   text.dataset.state = answer && !answer.said ? "stored" : "failed";
   if (!answer) return;
@@ -344,8 +329,7 @@ async function remove() {
 const undo = () =>
   change("images_undo", {}, (found) => {
     const left = say("{files} had been changed since and were left: {names}", {
-      files: count(found.lefts, "file"),
-      names: found.left.join(", "),
+      files: count(found.lefts, "file"), names: found.left.join(", "),
     });
     return `${say("Undone: {change}.", { change: found.undone })}${found.lefts ? `\n${left}` : ""}`;
   });

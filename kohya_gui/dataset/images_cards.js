@@ -50,10 +50,7 @@ export function frame(row, side) {
   if (width < 0.999 || height < 0.999) {
     const shade = make("i", { className: "seen" });
     Object.assign(shade.style, {
-      left: `${left * 100}%`,
-      top: `${top * 100}%`,
-      width: `${width * 100}%`,
-      height: `${height * 100}%`,
+      left: `${left * 100}%`, top: `${top * 100}%`, width: `${width * 100}%`, height: `${height * 100}%`,
     });
     box.append(shade);
   }
@@ -105,13 +102,9 @@ export function facts(row) {
  */
 export function captionField(row, store) {
   const text = make("textarea", {
-    value: row.caption ?? "",
-    rows: 4,
-    "aria-label": say("Caption of {name}", { name: row.name }),
-    placeholder: row.caption === null ? "no caption" : "empty",
-    spellcheck: true,
-    readOnly: row.foreign || Boolean(row.fixed),
-    title: row.fixed,
+    value: row.caption ?? "", rows: 4, "aria-label": say("Caption of {name}", { name: row.name }),
+    placeholder: row.caption === null ? "no caption" : "empty", spellcheck: true,
+    readOnly: row.foreign || Boolean(row.fixed), title: row.fixed,
   });
   text.onchange = () => void store(row, text);
   text.onblur = () => {

@@ -63,9 +63,7 @@ export async function refresh() {
 /** @param {Masks} found */
 function tell(found) {
   part(".masks-of").textContent = say("{count} of {images} images have a mask in {folder}.", {
-    count: found.count,
-    images: found.images,
-    folder: found.folder,
+    count: found.count, images: found.images, folder: found.folder,
   });
   const undo = part("[data-do=unmask]", HTMLButtonElement);
   undo.disabled = !found.past;

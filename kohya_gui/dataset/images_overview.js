@@ -49,9 +49,7 @@ export function renderOverview(root, found, filter, narrow) {
   part(".notes").replaceChildren(...found.notes.map((note) => make("li", {}, note)));
   showBuckets(part(".buckets"), found.count.buckets);
   const places = found.places.map((place) => [
-    `/${place.folder}`,
-    place.folder || "the folder itself",
-    ` (${place.images.toLocaleString("en")})`,
+    `/${place.folder}`, place.folder || "the folder itself", ` (${place.images.toLocaleString("en")})`,
   ]);
   const chosen = filter.place === null ? "" : `/${filter.place}`;
   fillSelect(part(".sieve .place"), [["", "All folders"], ...places], chosen);
@@ -79,11 +77,8 @@ function steps(training) {
   return say(
     "{images} with repeats are {pictures} per epoch; in batches of {batch} that is {each}. {steps} are {epochs}.",
     {
-      images: count(training.images, "image"),
-      pictures: count(training.repeats, "image"),
-      batch: training.batch,
-      each: count(training.steps_per_epoch, "step"),
-      steps: count(training.steps, "step"),
+      images: count(training.images, "image"), pictures: count(training.repeats, "image"), batch: training.batch,
+      each: count(training.steps_per_epoch, "step"), steps: count(training.steps, "step"),
       epochs: count(training.epochs, "epoch"),
     });
 }

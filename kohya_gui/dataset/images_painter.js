@@ -162,8 +162,7 @@ class MaskPainter {
   at(event) {
     const { canvas } = this, box = canvas.getBoundingClientRect();
     return [
-      ((event.clientX - box.left) / box.width) * canvas.width,
-      ((event.clientY - box.top) / box.height) * canvas.height,
+      ((event.clientX - box.left) / box.width) * canvas.width, ((event.clientY - box.top) / box.height) * canvas.height,
     ];
   }
 

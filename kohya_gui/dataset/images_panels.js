@@ -131,11 +131,7 @@ function prepare() {
   const repeats = Number(input("#prepare-repeats").value);
   if (!Number.isInteger(repeats) || repeats < 1) return tab.notify("bad", "Repeats: write a whole number from 1.");
   const question = {
-    how,
-    place: rest.join("/"),
-    repeats,
-    words: input("#prepare-words").value,
-    source: input("#prepare-source").value,
+    how, place: rest.join("/"), repeats, words: input("#prepare-words").value, source: input("#prepare-source").value,
   };
   return tab.change("images_prepare", question, (found) =>
     say("The folder is called {name} now.", { name: found.made }));

@@ -144,8 +144,7 @@ function line(place) {
   if (place.fixed && path)
     name.push(makeButton("Open", () => openAlone(path), { title: say("Open {path}", { path }) }));
   const numbers = [
-    place.used.toLocaleString("en"),
-    least === most ? `${least}` : `${least} to ${most}`,
+    place.used.toLocaleString("en"), least === most ? `${least}` : `${least} to ${most}`,
     place.seen.toLocaleString("en"),
   ];
   return make("tr", {},

@@ -116,14 +116,13 @@ function choose(box, id) {
   const state = states.get(box), kind = state?.adapter.kinds.find((one) => one.id === id);
   const module = inputs.fieldOf(formAround(box), MODULE), field = inputs.fieldOf(formAround(box), ARGUMENTS);
   if (!state || !kind || !module || !field) return;
-  const { kinds, groups } = state.adapter,
-    written = (field.value.match(PIECES) ?? []).map(nameOf);
+  const { kinds, groups } = state.adapter, written = (field.value.match(PIECES) ?? []).map(nameOf);
   const known = new Set(
     kinds.flatMap(({ names, fixed, start }) => [...names, ...Object.keys(fixed), ...Object.keys(start)]));
   const gone = [...known].filter((name) => !kind.names.includes(name) || name in kind.fixed);
   const begun = Object.entries(kind.start).filter(([name]) => !written.includes(name));
-  const { values } = form.held(formAround(box)),
-    isSmall = ["fp8_base", "fp8_base_unet", "int8_base"].some((name) => values[name] === true);
+  const { values } = form.held(formAround(box));
+  const isSmall = ["fp8_base", "fp8_base_unet", "int8_base"].some((name) => values[name] === true);
   if (isSmall && kind.names.includes("bypass_mode") && !written.includes("bypass_mode"))
     // otherwise LyCORIS would change the weights, which is impossible in eight bits
     begun.push(["bypass_mode", "True"]);
@@ -244,8 +243,8 @@ function build(box, { kinds, kind, fields, presets, groups }) {
 
 /** @param {Argument} argument */
 function makeField({ name, label, help, type, default: unset }) {
-  const id = `adapter-${name}`,
-    facts = { id, "data-argument": name, "data-unset": unset, "aria-describedby": `${id}-help` };
+  const id = `adapter-${name}`;
+  const facts = { id, "data-argument": name, "data-unset": unset, "aria-describedby": `${id}-help` };
   const below = make("small", { id: `${id}-help`, "data-said": help }, help);
   if (type === "switch")
     return make("div", { className: "field check" },
@@ -281,15 +280,8 @@ function measure(box) {
     tab = where.id.replace(/-form$/, "");
   const { values, family } = form.held(where),
     rest = [
-      "network_dim",
-      "network_alpha",
-      MODULE,
-      ARGUMENTS,
-      "network_train_unet_only",
-      "network_train_text_encoder_only",
-      "pretrained_model_name_or_path",
-      "save_precision",
-      "mixed_precision",
+      "network_dim", "network_alpha", MODULE, ARGUMENTS, "network_train_unet_only", "network_train_text_encoder_only",
+      "pretrained_model_name_or_path", "save_precision", "mixed_precision",
     ];
   const asked = JSON.stringify([family, ...rest.map((name) => values[name])]);
   if (
@@ -344,8 +336,8 @@ document.addEventListener("click", (event) => {
   const button = hit(event, ".adapter [data-block]"), line = button?.parentElement;
   if (hit(event, ".fold, .jump")) setTimeout(() => all(document, ".adapter").forEach(measure));
   if (!button || !line) return;
-  const numbers = [Number(button.dataset.block)],
-    at = first?.parentElement === line ? Number(/** @type {HTMLElement} */ (first).dataset.block) : numbers[0];
+  const numbers = [Number(button.dataset.block)];
+  const at = first?.parentElement === line ? Number(/** @type {HTMLElement} */ (first).dataset.block) : numbers[0];
   if (event.shiftKey)
     for (let number = Math.min(at, numbers[0]); number <= Math.max(at, numbers[0]); number++) numbers.push(number);
   first = button;
@@ -356,8 +348,8 @@ document.addEventListener("click", (event) => {
     button.getAttribute("aria-pressed") !== "true");
 });
 document.addEventListener("keydown", (event) => {
-  const button = hit(event, ".adapter [data-block]"),
-    step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+  const button = hit(event, ".adapter [data-block]");
+  const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
   const other = step === 1 ? button?.nextElementSibling : step === -1 ? button?.previousElementSibling : null;
   if (!button || !(other instanceof HTMLElement)) return;
   event.preventDefault();

@@ -20,19 +20,11 @@ function makeSide(label, choices, chosen) {
     choices.map(([text, key], at) => make("option", { value: key, selected: at === chosen }, text)));
   list.append(make("option", { value: "" }, "A file"));
   const path = make("input", {
-    placeholder: "~/kohya/cat.toml",
-    hidden: true,
-    "aria-label": translated("Config file"),
-    spellcheck: false,
+    placeholder: "~/kohya/cat.toml", hidden: true, "aria-label": translated("Config file"), spellcheck: false,
   });
   const browse = make("button", {
-    type: "button",
-    className: "pick",
-    hidden: true,
-    "data-pick": "file",
-    "data-endings": ".toml .json .yaml .yml",
-    "aria-label": translated("Browse"),
-    title: translated("Browse"),
+    type: "button", className: "pick", hidden: true, "data-pick": "file", "data-endings": ".toml .json .yaml .yml",
+    "aria-label": translated("Browse"), title: translated("Browse"),
   });
   list.addEventListener("change", () => (path.hidden = browse.hidden = list.value !== ""));
   return { box: make("div", { className: "side" }, list, path, browse), value: () => list.value || path.value || " " };
@@ -42,8 +34,8 @@ function makeSide(label, choices, chosen) {
 export async function compare(tab) {
   try {
     const { choices } = await ask("choices", { tab });
-    const first = makeSide("Compare this", choices, 0),
-      second = makeSide("with that", choices, Math.min(1, choices.length - 1));
+    const first = makeSide("Compare this", choices, 0);
+    const second = makeSide("with that", choices, Math.min(1, choices.length - 1));
     const answer = make("div", { className: "differences" });
     const go = makeButton(
       "Compare",

@@ -268,9 +268,7 @@ async function send(box, files, row, name = "image_dir") {
     if (!folder) ({ folder } = await ask("upload_folder", { name: valueOf(box, "output_name") }));
     state.sending = new Sending(files, folder, (bytes, of, done, all) => {
       one(line, "span").textContent = say("{done} of {files} files, {percent} %", {
-        done,
-        files: all,
-        percent: of ? Math.floor((100 * bytes) / of) : 100,
+        done, files: all, percent: of ? Math.floor((100 * bytes) / of) : 100,
       });
       one(line, "i").style.width = `${of ? (100 * bytes) / of : 100}%`;
     });

@@ -112,8 +112,7 @@ export function groupsOf(box) {
  * @param {Count | null} counted
  */
 export function showCount(box, counted) {
-  const sum = one(box, ".sum"),
-    notes = one(box, ".notes");
+  const sum = one(box, ".sum"), notes = one(box, ".notes");
   sum.textContent = counted?.seen
     ? say("{pictures} per epoch, {each}; {steps} are {epochs}", {
         pictures: count(counted.seen, "image"),
@@ -131,8 +130,7 @@ export function showCount(box, counted) {
     for (const row of all(group, "li")) {
       const found = counted.rows.find((each) => each.dataset === dataset && each.source === row.dataset.source);
       if (!found) continue;
-      const { images, seen, captioned, held } = found,
-        percent = counted.seen ? (100 * seen) / counted.seen : 0;
+      const { images, seen, captioned, held } = found, percent = counted.seen ? (100 * seen) / counted.seen : 0;
       const said = [
         count(images, "image"),
         say("{captioned} with a caption", { captioned: captioned.toLocaleString("en") }),

@@ -50,8 +50,8 @@ export function leave(memory, family, fields) {
  * @returns {Held}
  */
 export function arrive(memory, family, fields) {
-  const left = memory.left[family] ?? {},
-    own = new Set(memory.loaded.includes(family) ? Object.keys(left) : memory.own[family]);
+  const left = memory.left[family] ?? {};
+  const own = new Set(memory.loaded.includes(family) ? Object.keys(left) : memory.own[family]);
   const coming = fields.filter(({ id }) => !(own.has(id) && id in left) && id in memory.carried);
   memory.brought[family] = Object.fromEntries(coming.map(({ id }) => [id, memory.carried[id]]));
   return Object.fromEntries(fields.map(({ id, first }) => [id, memory.brought[family][id] ?? left[id] ?? first]));

@@ -293,7 +293,6 @@ def condition(shown_with: Mapping[str, Iterable[str]]) -> str:
 
 
 def _wanted(config: type, given: Mapping[str, Any] = {}) -> set[str]:
-    """The options that are required besides the given ones."""
     return {problem.option for problem in missing(build(config, given))}
 
 

@@ -68,8 +68,7 @@ function show(box) {
       return choice;
     }),
   ];
-  const place = one(box, ".choices"),
-    now = JSON.stringify([choices, off]);
+  const place = one(box, ".choices"), now = JSON.stringify([choices, off]);
   if (place.dataset.shown === now) return;
   place.dataset.shown = now;
   const focus = place.contains(document.activeElement)

@@ -143,14 +143,9 @@ const shared = (where, name) =>
  * @returns {memories.Shared}
  */
 function asShared(field, name) {
-  const first = firstValue(field, name),
-    value = fieldValue(field);
+  const first = firstValue(field, name), value = fieldValue(field);
   return {
-    id: field.id,
-    value,
-    first,
-    isTouched: !same(String(value), first),
-    isProposed: value === proposed(field, name),
+    id: field.id, value, first, isTouched: !same(String(value), first), isProposed: value === proposed(field, name),
   };
 }
 
@@ -228,8 +223,8 @@ export function fill(tab, sent, opened) {
  * @param {Values} [launch]
  */
 function put(where, values, launch = {}) {
-  const name = family(where),
-    sent = (/** @type {Field} */ { dataset }) => values[dataset.option ?? ""] ?? launch[dataset.launch ?? ""];
+  const name = family(where);
+  const sent = (/** @type {Field} */ { dataset }) => values[dataset.option ?? ""] ?? launch[dataset.launch ?? ""];
   const changed = fields(where).filter((field) => isFor(field, name) && sent(field) !== undefined);
   for (const field of changed) {
     setValue(field, sent(field));

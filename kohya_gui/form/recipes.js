@@ -75,8 +75,8 @@ onSettled((where) => {
   void update(where);
 });
 document.addEventListener("kohya:counted", (event) => {
-  const box = /** @type {HTMLElement} */ (/** @type {CustomEvent} */ (event).detail),
-    where = /** @type {HTMLFormElement} */ (around(box, "form.settings"));
+  const box = /** @type {HTMLElement} */ (/** @type {CustomEvent} */ (event).detail);
+  const where = /** @type {HTMLFormElement} */ (around(box, "form.settings"));
   images[where.id] = Number(box.dataset.images ?? 0);
   void update(where);
 });

@@ -68,8 +68,8 @@ export function recognise(where, model) {
   if (isNamed) setTimeout(() => fillBeside(where, path)); // after the family was changed
   const held = form.held(where), key = `${where.id} ${family}`, before = needed[key] ?? {};
   needed[key] = options;
-  const mine = inputs.fields(where).filter((field) => inputs.isFor(field, family)),
-    values = valuesFor(mine, options, before);
+  const mine = inputs.fields(where).filter((field) => inputs.isFor(field, family));
+  const values = valuesFor(mine, options, before);
   const differs = mine.some(
     (field) => String(fieldValue(field)) !== String(values[field.dataset.option ?? ""] ?? fieldValue(field)));
   if (family === held.family && !differs) return;

@@ -12,12 +12,9 @@ import { closeButton, sentOf, tell } from "./messages.js";
 export function several(tab, box) {
   const field = one(box, "[data-option]");
   if (!isField(field)) return;
-  const label = one(box, "label").textContent.trim(),
-    now = field.value.trim();
+  const label = one(box, "label").textContent.trim(), now = field.value.trim();
   const values = make("input", {
-    "aria-label": say("Values of {label}", { label }),
-    spellcheck: false,
-    autocomplete: "off",
+    "aria-label": say("Values of {label}", { label }), spellcheck: false, autocomplete: "off",
     placeholder: examples(now),
   });
   const answer = make("p", { role: "alert" });
@@ -28,10 +25,7 @@ export function several(tab, box) {
       answer.replaceChildren(translated("Checking the settings"));
       try {
         const { said, notes } = await ask("several", {
-          tab,
-          sent: sentOf(tab),
-          option: field.dataset.option,
-          values: values.value,
+          tab, sent: sentOf(tab), option: field.dataset.option, values: values.value,
         });
         tell(tab, "good", make("p", {}, said), .../** @type {string[]} */ (notes).map((note) => make("p", {}, note)));
       } catch (error) {

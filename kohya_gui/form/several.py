@@ -23,7 +23,6 @@ class SeveralValues:
     """Handlers for the forms of all training tabs."""
 
     def __init__(self, tabs: Mapping[str, Any]) -> None:
-        """`tabs` are the training tabs by name."""
         self.tabs = tabs
 
     @property

@@ -77,8 +77,8 @@ function put(node, key, now, write) {
   const from =
     known[key] && known[key].shown === now ? known[key].from : now.replace(bare, () => written.get(bare) ?? bare);
   const core = from.trim();
-  const element = node instanceof Element ? node : node.parentElement,
-    near = { element, used: /** @type {string[]} */ ([]) };
+  const element = node instanceof Element ? node : node.parentElement;
+  const near = { element, used: /** @type {string[]} */ ([]) };
   const other = translation(core.replace(/\s+/g, " "), near);
   if (key === "data" && element instanceof HTMLElement && near.used.length && !element.title)
     element.title = [...new Set(near.used)].join(", ");

@@ -73,13 +73,8 @@ async function start(kind) {
   const model = chosen(), size = part("#lab-batch", HTMLInputElement), batch = Number(size.value);
   const value = (/** @type {string} */ id) => /** @type {HTMLInputElement | HTMLSelectElement} */ (part(id)).value;
   await act("lab-start", {
-    kind,
-    model,
-    sizes: value("#lab-sizes"),
-    extent: value("#lab-extent"),
-    ways: value("#lab-ways"),
-    batch: Number.isInteger(batch) && batch > 0 ? batch : 0,
-    clean: kind === "cache",
+    kind, model, sizes: value("#lab-sizes"), extent: value("#lab-extent"), ways: value("#lab-ways"),
+    batch: Number.isInteger(batch) && batch > 0 ? batch : 0, clean: kind === "cache",
     ...(size.disabled ? { form: read(model) } : {}),
   });
 }
@@ -160,12 +155,8 @@ function head(job) {
       make("div", { className: "line" }, make("span", {}, text), make("span", {}, total ? `${done} / ${total}` : "")),
       make("div",
         {
-          className: `track${total ? "" : " waiting"}`,
-          role: "progressbar",
-          "aria-label": "Progress",
-          "aria-valuemin": "0",
-          "aria-valuemax": "100",
-          "aria-valuenow": String(Math.round(share)),
+          className: `track${total ? "" : " waiting"}`, role: "progressbar", "aria-label": "Progress",
+          "aria-valuemin": "0", "aria-valuemax": "100", "aria-valuenow": String(Math.round(share)),
         },
         bar));
   }
@@ -271,16 +262,8 @@ function profile(body, job) {
       make("p", {}, one.text),
       one.options && makeButton(`${translated("Apply")}: ${one.options}`, () => apply(job.id, i))));
   const rows = body.kinds.map((kind) => ({
-    name: kind.name,
-    share: kind.share,
-    far: kind.share,
-    best: false,
-    p50: `${(100 * kind.share).toFixed(1)} %`,
-    p90: "",
-    speed: "",
-    memory: "",
-    mfu: "",
-    compiled: "",
+    name: kind.name, share: kind.share, far: kind.share, best: false, p50: `${(100 * kind.share).toFixed(1)} %`,
+    p90: "", speed: "", memory: "", mfu: "", compiled: "",
   }));
   const choice = body.verdict.some((one) => one.options) ? targets() : null;
   return [heading(body.heading), make("p", { className: "step" }, body.step),

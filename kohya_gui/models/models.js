@@ -29,10 +29,7 @@ class Models {
   title = make("h2", { id: "models-title" });
   model = make("select", { id: "models-model" });
   repository = make("input", {
-    id: "models-repository",
-    placeholder: "owner/name",
-    spellcheck: false,
-    autocomplete: "off",
+    id: "models-repository", placeholder: "owner/name", spellcheck: false, autocomplete: "off",
   });
   file = make("select", { id: "models-file" });
   // Beside its field, as the message below is cleared at every new look-up of models or files.
@@ -55,11 +52,7 @@ class Models {
     make("label", { for: "models-folder" }, "Download into"),
     this.folder,
     make("button", {
-      type: "button",
-      className: "pick",
-      "data-pick": "folder",
-      "data-endings": "",
-      title: "Browse",
+      type: "button", className: "pick", "data-pick": "folder", "data-endings": "", title: "Browse",
       "aria-label": "Browse",
     }));
   /** @type {HTMLDialogElement} */
@@ -177,8 +170,7 @@ class Models {
     const rows = (offer?.files ?? []).filter(({ option }) => option !== BASE);
     this.parts.replaceChildren(
       ...rows.map((wanted) => {
-        const found = parts[wanted.option] ?? [],
-          id = `models-part-${wanted.option}`;
+        const found = parts[wanted.option] ?? [], id = `models-part-${wanted.option}`;
         const list = make("select", { id, "data-part": wanted.option },
           found.map((one) =>
             make("option", { value: one.path, title: one.path }, `✓ ${one.name} (${sizeOf(one.size)})`)),
@@ -230,8 +222,8 @@ class Models {
     const sizes = wanted.map(({ what, size }) => this.plan?.files.find((one) => one.what === what)?.left ?? size);
     const total = sizes.reduce((sum, size) => sum + size, 0), free = this.plan?.free ?? this.known?.free ?? 0;
     const complete = this.model.value !== OTHER || wanted.some(({ option }) => option === BASE);
-    const parts = sizes.filter(Boolean).map(sizeOf),
-      sum = parts.length > 1 ? `${parts.join(" + ")} = ${sizeOf(total)}` : sizeOf(total);
+    const parts = sizes.filter(Boolean).map(sizeOf);
+    const sum = parts.length > 1 ? `${parts.join(" + ")} = ${sizeOf(total)}` : sizeOf(total);
     const facts = { sizes: sum, total: sizeOf(total), free: sizeOf(free) };
     const template =
       total > free

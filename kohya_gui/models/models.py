@@ -204,7 +204,6 @@ class ModelsApi:
 
 
 def _owner(text: str) -> str:
-    """The repository in owner/name/path."""
     return "/".join(text.split("/", 2)[:2])
 
 

@@ -42,11 +42,7 @@ function build() {
     make("div", { className: "between" },
       make("select", { "aria-label": translated("Left") }),
       make("input", {
-        type: "range",
-        min: 0,
-        max: 100,
-        value: 50,
-        "aria-label": translated("Where the left one ends"),
+        type: "range", min: 0, max: 100, value: 50, "aria-label": translated("Where the left one ends"),
       }),
       make("select", { "aria-label": translated("Right") })));
   made.addEventListener("input", () => render(made));

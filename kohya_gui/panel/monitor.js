@@ -57,8 +57,8 @@ async function update() {
  */
 function show(where, answer) {
   for (const [name, markup] of Object.entries(answer.parts)) {
-    const part = one(where, `[data-part=${name}]`),
-      isAtEnd = part.scrollHeight - part.scrollTop - part.clientHeight < 20;
+    const part = one(where, `[data-part=${name}]`);
+    const isAtEnd = part.scrollHeight - part.scrollTop - part.clientHeight < 20;
     part.innerHTML = markup;
     if (name === "log" && isAtEnd) part.scrollTop = part.scrollHeight;
   }

@@ -38,6 +38,7 @@ class PanelPart:
         return hashlib.sha256(json.dumps(self.basis, default=str).encode()).hexdigest()[:MARK_DIGITS]
 
 
+# Why: docs/decisions/2026-11-23-panel-asks-for-news.md
 class RunPanel:
     """The panel beside the tabs: its place on the page, and the changes that monitor.js polls for."""
 

@@ -229,9 +229,5 @@ function buttons(entry, at, many) {
  */
 const button = (text, key, press, kind = "", label = "", disabled = false) =>
   makeButton(translated(text), press, {
-    className: kind,
-    "data-key": key,
-    disabled,
-    title: label,
-    "aria-label": label || undefined,
+    className: kind, "data-key": key, disabled, title: label, "aria-label": label || undefined,
   });

@@ -138,12 +138,8 @@ function picture({ small, large, copy }, title, prompt) {
   const mark = copy && make("span", { className: "copies" }, say("nearly a copy of {picture}", { picture: copy }));
   return make("button",
     {
-      type: "button",
-      className: copy ? "sample copied" : "sample",
-      "data-title": shown,
-      "data-large": large,
-      "data-prompt": prompt,
-      "aria-label": `${shown}: ${prompt}`,
+      type: "button", className: copy ? "sample copied" : "sample", "data-title": shown, "data-large": large,
+      "data-prompt": prompt, "aria-label": `${shown}: ${prompt}`,
     },
     image,
     make("span", {}, title),

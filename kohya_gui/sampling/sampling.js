@@ -79,8 +79,7 @@ async function refresh(show = "") {
     /** @type {{ models: Choice[], sheets: Choice[] }} */
     const known = await ask("sampling_choices");
     for (const [list, choices] of /** @type {[HTMLSelectElement, Choice[]][]} */ ([
-      [model(), known.models],
-      [sheets(), known.sheets],
+      [model(), known.models], [sheets(), known.sheets],
     ])) {
       const before = list.value;
       list.replaceChildren(...choices.map(([value, title]) => make("option", { value }, title)));
@@ -199,11 +198,7 @@ function picture({ small, large }, title, prompt) {
   const image = make("img", { src: small, alt: "", loading: "lazy", decoding: "async" });
   return make("button",
     {
-      type: "button",
-      className: "sample",
-      "data-title": shown,
-      "data-large": large,
-      "data-prompt": prompt,
+      type: "button", className: "sample", "data-title": shown, "data-large": large, "data-prompt": prompt,
       "aria-label": `${shown}: ${prompt}`,
     },
     image,

@@ -236,7 +236,6 @@ def _of_samples(run: reader.RecordedRun) -> JsonObject:
 
 
 def _cell(show: str, query: JsonObject) -> JsonObject:
-    """The addresses of a picture."""
     return {"small": f"own/{show}?" + urlencode({**query, "small": 1}), "large": f"own/{show}?" + urlencode(query)}
 
 

@@ -63,11 +63,9 @@ class Roots(Sequence[Path]):
     @overload
     def __getitem__(self, at: slice) -> Sequence[Path]: ...
     def __getitem__(self, at: int | slice) -> Path | Sequence[Path]:
-        """One of them."""
         return self._now()[at]
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._now())
 
     def _now(self) -> tuple[Path, ...]:

@@ -165,10 +165,7 @@ class Picker {
       ...listing.entries.map((entry, at) =>
         make("li",
           {
-            id: `pick-${at}`,
-            role: "option",
-            "data-at": at,
-            "aria-selected": "false",
+            id: `pick-${at}`, role: "option", "data-at": at, "aria-selected": "false",
             className: entry.folder ? "folder" : "file",
           },
           make("span", {}, entry.name),

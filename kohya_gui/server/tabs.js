@@ -23,8 +23,8 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
   const row = all(tab.closest('[role="tablist"]') ?? document, 'button[role="tab"]').filter((other) =>
     other.checkVisibility());
-  const at = row.indexOf(tab),
-    next = Number.isFinite(step) ? (at + step + row.length) % row.length : step < 0 ? 0 : row.length - 1;
+  const at = row.indexOf(tab);
+  const next = Number.isFinite(step) ? (at + step + row.length) % row.length : step < 0 ? 0 : row.length - 1;
   row[next]?.click();
   row[next]?.focus();
 });

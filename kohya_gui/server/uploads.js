@@ -169,10 +169,7 @@ export class Sending {
    */
   async send(query, piece) {
     const sent = {
-      method: "POST",
-      headers: { "Content-Type": "application/octet-stream" },
-      body: piece,
-      signal: this.stopped.signal,
+      method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: piece, signal: this.stopped.signal,
     };
     return (await fetch(address("upload", query), sent)).json();
   }

@@ -218,9 +218,7 @@ export function mount(element, more = () => ({}), ended = () => {}) {
     go.disabled = true;
     try {
       const { id } = await ask("command_begin", {
-        command,
-        name: form.dataset.name,
-        values: { ...values(form), ...more() },
+        command, name: form.dataset.name, values: { ...values(form), ...more() },
       });
       showMessage(answer, "good", "");
       look(id);
