@@ -26,11 +26,11 @@ from library.curation.selection import KINDS
 from library.curation.tags import Edit
 from library.curation.work import BackgroundTask
 
-PAGE, MOST = 48, 200  # images in a response: by default, and at most
+PAGE_SIZE, MAX_PAGE_SIZE = 48, 200  # images in a response: by default, and at most
 TAGS, SAMPLES = 400, 6
-SEEN, MOST_NAMES = 24, 20_000  # compared captions in a response, and images in a request
-PATIENCE = 0.6  # seconds to wait for a job before the browser has to poll
-KEPT = 4  # folders in memory
+COMPARED_PAGE_SIZE, MAX_NAMES = 24, 20_000  # compared captions in a response, and images in a request
+POLL_AFTER = 0.6  # seconds to wait for a job before the browser has to poll
+MAX_FOLDERS = 4  # folders in memory
 
 
 class DatasetTab:
@@ -82,8 +82,8 @@ class DatasetTab:
         collection = self.collection(sent)
         found = self._wanted(collection, sent)
         start = sent.number("start")
-        start = start if start < len(found) else max(0, (len(found) - 1) // PAGE * PAGE)
-        shown = found[start : start + max(1, sent.number("count", PAGE, MOST))]
+        start = start if start < len(found) else max(0, (len(found) - 1) // PAGE_SIZE * PAGE_SIZE)
+        shown = found[start : start + max(1, sent.number("count", PAGE_SIZE, MAX_PAGE_SIZE))]
         rows = [row(collection, p, trigger_of(sent)) for p in shown]
         return {"rows": rows, "start": start, "total": len(found)}
 
@@ -109,10 +109,10 @@ class DatasetTab:
         ]
         rows = [
             {"before": one.before, "after": one.after, "now": one.now, **row(collection, picture, None)}
-            for picture, one in found[start : start + SEEN]
+            for picture, one in found[start : start + COMPARED_PAGE_SIZE]
         ]
         names = [picture.name for picture, one in found if one.now == one.after]
-        return {"rows": rows, "total": len(found), "start": start, "names": names[:MOST_NAMES]}
+        return {"rows": rows, "total": len(found), "start": start, "names": names[:MAX_NAMES]}
 
     def thumb(self, query: Any) -> Response:
         """A thumbnail of an image."""
@@ -242,7 +242,7 @@ class DatasetTab:
             self.works[made.id] = made
             while len(self.works) > 50:
                 self.works.popitem(last=False)
-        return self._told(made, PATIENCE)
+        return self._told(made, POLL_AFTER)
 
     def _told(self, work: BackgroundTask, seconds: float) -> JsonObject:
         if not work.wait(seconds):
@@ -288,7 +288,7 @@ class DatasetTab:
                 found.doubles = {name: at for name, at in before.doubles.items() if name in known}
                 found.double_groups, found.compared = before.double_groups, True
             self.collections[key] = found
-            while len(self.collections) > KEPT:
+            while len(self.collections) > MAX_FOLDERS:
                 self.collections.popitem(last=False)
         return found
 

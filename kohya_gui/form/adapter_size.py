@@ -13,7 +13,7 @@ from library.config.problems import Message, read
 from library.config.sections import AdapterRun
 from library.files import size_text
 
-KEPT = 64  # sizes
+MAX_SIZES = 64  # sizes
 UNKNOWN = "The size of this adapter is known once it trains."
 FAILED = "The size cannot be counted: run Check."
 MODEL = "pretrained_model_name_or_path"
@@ -34,7 +34,7 @@ class SizeProcess:
         with self._lock:
             if request not in self._results:
                 self._results[request] = self._counted(request)
-                for old in list(self._results)[:-KEPT]:
+                for old in list(self._results)[:-MAX_SIZES]:
                     del self._results[old]
             found = self._results[request]
         if "counts" in found:

@@ -12,9 +12,9 @@ from library.config.run_config import RunConfig
 from library.recipes import preset_files
 from library.runs import layout, reader
 
-LOOKED_AT = 30  # earlier runs to look through
+MAX_RUNS_SEARCHED = 30  # earlier runs to look through
 # Options that the seconds depend on.
-TOLD = ("compile_backend", "compile_mode", "compile_dynamic", "compile_blocks", "compile_scope")
+TIMED_BY = ("compile_backend", "compile_mode", "compile_dynamic", "compile_blocks", "compile_scope")
 
 
 def section() -> str:
@@ -80,13 +80,13 @@ def remembered(config: RunConfig) -> tuple[int, float, str] | None:
         except ValueError:
             continue
         # A record has only the differences from the defaults.
-        if all(theirs.get(key, getattr(default, key)) == getattr(config.compile, key) for key in TOLD):
+        if all(theirs.get(key, getattr(default, key)) == getattr(config.compile, key) for key in TIMED_BY):
             return int(made["num_graphs"]), float(made.get("seconds") or 0), run.id
     return None
 
 
 def _earlier(script: str) -> Iterator[tuple[reader.RecordedRun, JsonObject]]:
-    for run in reader.runs()[:LOOKED_AT]:
+    for run in reader.runs()[:MAX_RUNS_SEARCHED]:
         made = run.facts.get("compile") or {}
         if run.facts.get("script") == script and made.get("num_graphs"):
             yield run, made

@@ -13,7 +13,7 @@ from pathlib import Path
 from kohya_gui.form import kept_file
 from kohya_gui.form.form import SettingsForm, Submission, sentence
 from kohya_gui.server import paths, picker
-from kohya_gui.server.json_api import DEEPEST, ApiRequest
+from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest
 from library.config.dataset import DatasetConfig, drafted
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
@@ -25,7 +25,7 @@ from library.files import clear_errors, write_atomic
 
 OPTION = "dataset_config"
 READ = (".toml", ".json")
-MOST = 500  # folders
+MAX_FOLDERS = 500  # folders
 PATHS = ("image_dir", "conditioning_data_dir", "control_directory", "metadata_file")
 SECTIONS = ("data", "captions", "validation", "steps")  # sections that affect images and steps
 LABELS = {
@@ -228,13 +228,13 @@ def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequenc
 
 def _tables(sent: object) -> list[DatasetTable]:
     """The tables that the page sent, without anything of another shape."""
-    if not isinstance(sent, list) or len(sent) > MOST:
-        raise ConfigError(DEEPEST)
+    if not isinstance(sent, list) or len(sent) > MAX_FOLDERS:
+        raise ConfigError(NOT_OF_THE_PAGE)
     made = []
     for one in sent:
         rows = one.get("rows") if isinstance(one, dict) else None
-        if not isinstance(rows, list) or len(rows) > MOST or not all(isinstance(row, dict) for row in rows):
-            raise ConfigError(DEEPEST)
+        if not isinstance(rows, list) or len(rows) > MAX_FOLDERS or not all(isinstance(row, dict) for row in rows):
+            raise ConfigError(NOT_OF_THE_PAGE)
         inner = [FolderTable(_texts(row, dataset_file.OF_FOLDER), _place(row)) for row in rows]
         made.append(DatasetTable(_texts(one, dataset_file.OF_DATASET), inner, _place(one)))
     return made
@@ -243,17 +243,17 @@ def _tables(sent: object) -> list[DatasetTable]:
 def _texts(sent: JsonObject, names: Sequence[str]) -> dict[str, str]:
     found = sent.get("texts")
     if not isinstance(found, dict) or not all(
-        name in names and isinstance(text, str) and text.isprintable() and len(text) <= paths.LONGEST
+        name in names and isinstance(text, str) and text.isprintable() and len(text) <= paths.MAX_PATH_LENGTH
         for name, text in found.items()
     ):
-        raise ConfigError(DEEPEST)
+        raise ConfigError(NOT_OF_THE_PAGE)
     return found
 
 
 def _place(sent: JsonObject) -> int | None:
     at = sent.get("at")
-    if at is not None and (not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < MOST):
-        raise ConfigError(DEEPEST)
+    if at is not None and (not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < MAX_FOLDERS):
+        raise ConfigError(NOT_OF_THE_PAGE)
     return at
 
 

@@ -23,7 +23,7 @@ def check_unchanged(path: Path, known: str, option: str) -> None:
 
 def check_size(path: Path, option: str) -> None:
     """Raise ConfigError for anything that is not a file, or a file far too large to be written by hand."""
-    if not path.is_file() or path.stat().st_size > paths.LARGEST:
+    if not path.is_file() or path.stat().st_size > paths.MAX_CONFIG_BYTES:
         raise ConfigError(Problem(option, ": {path} is no such file, or far too large for one", path=path))
 
 

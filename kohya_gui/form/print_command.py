@@ -81,7 +81,7 @@ def standing(config: RunConfig, where: str, roots: Sequence[Path]) -> tuple[Path
 def holds(path: Path, config: RunConfig) -> bool:
     """Whether this script with this file would train exactly this config. Tokens do not count."""
     try:
-        if path.stat().st_size > paths.LARGEST:
+        if path.stat().st_size > paths.MAX_CONFIG_BYTES:
             return False
         found = build(type(config), flat(load_toml(path)), path.name, notes=[])
     except (ConfigError, OSError):

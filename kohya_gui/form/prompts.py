@@ -20,8 +20,8 @@ from library.sampling.prompts import SAMPLERS
 
 OPTION = "sample_prompts"
 READ = (".txt", ".toml", ".json")
-CAPTIONS = 8  # captions proposed at once
-MOST = 200  # rows
+MAX_PROPOSED = 8  # captions proposed at once
+MAX_ROWS = 200  # rows
 # Fields of a row besides the prompts: name in the file, label, help.
 NUMBERS = (
     ("width", "Width", "Pixels; empty is the default of the model family."),
@@ -135,14 +135,14 @@ def captions(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> Js
     return {
         "captions": [
             {"prompt": one.caption, "width": str(one.width), "height": str(one.height)}
-            for one in proposals(config, CAPTIONS)
+            for one in proposals(config, MAX_PROPOSED)
         ]
     }
 
 
 def _rows(sent: ApiRequest) -> list[dict[str, str]]:
     found = sent.fields.get("rows")
-    if not isinstance(found, list) or len(found) > MOST or not all(map(_is_row, found)):
+    if not isinstance(found, list) or len(found) > MAX_ROWS or not all(map(_is_row, found)):
         raise ConfigError("this is not what the page sends: load it again")
     return found
 

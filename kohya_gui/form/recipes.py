@@ -13,7 +13,7 @@ from library.recipes.recipe_files import MEANT, PURPOSES, Recipe
 
 STEPS = "max_train_steps"
 AT_ONCE = ("train_batch_size", "gradient_accumulation_steps", "num_processes")
-MOST_IMAGES = 10**7
+MAX_IMAGES = 10**7
 
 
 def applied(made: Any, model: RunConfig, purpose: str, images: int, at_once: int) -> tuple[Any, JsonObject]:
@@ -90,4 +90,4 @@ def images_in_step(given: JsonMapping) -> int:
 
 def number_of_images(sent: object) -> int:
     """The number of images that a browser has counted."""
-    return sent if isinstance(sent, int) and not isinstance(sent, bool) and 0 < sent <= MOST_IMAGES else 0
+    return sent if isinstance(sent, int) and not isinstance(sent, bool) and 0 < sent <= MAX_IMAGES else 0

@@ -11,8 +11,8 @@ import { jump } from "./sections.js";
  *   setting: `shown` is the section's title, `section` is searched
  */
 
-const MOST = 12, ENOUGH = 0.6; // results shown at most; share of the typed letters that a near one must have
-const ROOM = 160; // pixels needed above the bottom bar to show some results
+const MAX_RESULTS = 12, MIN_SHARE = 0.6; // results shown at most; share of the typed letters that a near one must have
+const MIN_ROOM = 160; // pixels needed above the bottom bar to show some results
 // Words that users of other pages search for.
 /** @type {Record<string, string>} */
 const KNOWN_AS = {
@@ -109,7 +109,7 @@ function nearness(entry, words) {
   };
   const all = words.reduce((sum, word) => sum + word.length, 0);
   const share = words.reduce((sum, word) => sum + word.length * worth(word), 0) / all;
-  return share < ENOUGH ? 0 : share;
+  return share < MIN_SHARE ? 0 : share;
 }
 
 /**
@@ -156,7 +156,8 @@ function search(input) {
 function best(entries, rankOf) {
   const found = entries.map((entry) => ({ ...entry, rank: rankOf(entry) })).filter((entry) => entry.rank);
   const onTop = (/** @type {Entry} */ { field }) => Number(Boolean(field.closest(".basics")));
-  return found.sort((a, b) => b.rank - a.rank || onTop(b) - onTop(a) || a.label.length - b.label.length).slice(0, MOST);
+  found.sort((a, b) => b.rank - a.rank || onTop(b) - onTop(a) || a.label.length - b.label.length);
+  return found.slice(0, MAX_RESULTS);
 }
 
 /**
@@ -202,7 +203,7 @@ function render(input, asked, elsewhere) {
   if (asked && !hits.length && !elsewhere) list.append(make("li", { role: "presentation" }, "No setting matches."));
   input.setAttribute("aria-activedescendant", at >= 0 ? `${list.id}-${at}` : "");
   const bar = one(around(input, ".training"), ".bar").getBoundingClientRect();
-  if (asked && list.getBoundingClientRect().top + ROOM > bar.top) input.scrollIntoView({ block: "start" });
+  if (asked && list.getBoundingClientRect().top + MIN_ROOM > bar.top) input.scrollIntoView({ block: "start" });
 }
 
 /**

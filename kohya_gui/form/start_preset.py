@@ -22,7 +22,7 @@ EMULATED = ("mixed_precision", "full_bf16", "fp8_base", "no_half_vae")
 FP8 = (8, 9)  # the lowest compute capability with fp8 products: RTX 40
 BF16 = (8, 0)  # and with bf16: A100, RTX 30
 ALONE = "nothing else on the GPU"  # in the sentence of presets that leave no memory to spare
-SPARE = 2  # GB beyond a preset's memory with which other programs fit beside it
+SPARE_GB = 2  # GB beyond a preset's memory with which other programs fit beside it
 NO_GPU = "No GPU found, so compiling, bf16 and fp8 are switched off."
 SWITCHED_OFF = "Compiling, bf16 and fp8 are switched off."  # the same beside a sentence that says why
 OF_A_GPU = ("compiled", "CUDA graphs", ALONE)  # parts of a preset's sentence that need a GPU
@@ -119,7 +119,7 @@ def about(preset: preset_files.Preset, gpu: Gpu | None) -> str:
     """A preset's sentence, without what does not hold for this GPU: one with more memory has room for other
     programs."""
     text = compile_summary.about(preset)
-    needs_all = gpu is not None and not machine.has_memory(gpu.memory, preset.gigabytes + SPARE)
+    needs_all = gpu is not None and not machine.has_memory(gpu.memory, preset.gigabytes + SPARE_GB)
     return text if needs_all else text.replace(f", {ALONE}", "")
 
 

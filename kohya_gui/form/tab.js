@@ -14,8 +14,8 @@ import { base } from "./storage.js";
 
 const STARTS = ["train", "later"];
 const CHECKS = [...STARTS, "check"]; // take seconds; problems in the form itself are shown first
-const QUIET = 1500; // milliseconds after the first tab until the others are built
-const LARGEST = 1_000_000; // bytes of an uploaded config
+const BUILD_DELAY = 1500; // milliseconds after the first tab until the others are built
+const MAX_CONFIG_BYTES = 1_000_000; // bytes of an uploaded config
 
 /** @type {Record<string, Promise<string>>} what is in each tab, once it was asked for */
 const contents = {};
@@ -45,7 +45,7 @@ let planned;
  */
 export async function mountTraining(element) {
   const place = one(element, ".training"), { tab = "", mark = "", others = "" } = place.dataset;
-  planned ??= setTimeout(() => makeOthers(others.split(" ").filter(Boolean), mark), QUIET);
+  planned ??= setTimeout(() => makeOthers(others.split(" ").filter(Boolean), mark), BUILD_DELAY);
   if (ready[tab]) {
     place.replaceWith(ready[tab]);
     document.dispatchEvent(new CustomEvent("kohya:opened", { detail: formOf(tab) }));
@@ -232,7 +232,8 @@ async function upload(input) {
   try {
     const weights = file.name.toLowerCase().endsWith(".safetensors");
     const part = weights ? await headerOf(file) : file;
-    if (part.size > LARGEST) throw new Error("This file is larger than any config: choose a TOML, JSON or YAML file.");
+    if (part.size > MAX_CONFIG_BYTES)
+      throw new Error("This file is larger than any config: choose a TOML, JSON or YAML file.");
     const sent = await part.arrayBuffer();
     const text = new TextDecoder(encodingOf(new Uint8Array(sent)), { fatal: true }).decode(sent);
     await press(training, "upload", { name: file.name, text });

@@ -38,7 +38,7 @@ def _problem(option: Option, text: str, roots: Sequence[Path], is_typed: bool) -
     except ConfigError as error:
         problem = error.problems[0]
         return None if is_typed and may_become_right(text, problem, roots) else problem
-    if option.name in named_paths.MADE:
+    if option.name in named_paths.CREATED_BY_TRAINING:
         return _unwritable(option, path)
     if not path.exists():
         return None if is_typed and is_begun(path) else Problem(option.name, ": {path} does not exist", path=path)

@@ -6,7 +6,7 @@
  *   as Message.as_json, OptionName.as_json and Problem.as_json in problems.py
  */
 
-const MOST = 4000; // sentences remembered at most, the newest
+const MAX_SENTENCES = 4000; // sentences remembered at most, the newest
 /** @type {Map<string, Sentence>} by what they say in English */
 const known = new Map();
 
@@ -21,7 +21,7 @@ export function remember(sentences) {
     known.delete(key(sentence.text));
     known.set(key(sentence.text), sentence);
   }
-  for (const text of [...known.keys()].slice(0, Math.max(0, known.size - MOST))) known.delete(text);
+  for (const text of [...known.keys()].slice(0, Math.max(0, known.size - MAX_SENTENCES))) known.delete(text);
 }
 
 /**

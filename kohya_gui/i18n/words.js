@@ -30,7 +30,7 @@ let words = {};
 /** @type {WeakMap<Node, Record<string, Original>>} by attribute, or "data" */
 const originals = new WeakMap();
 
-const MOST = 4000; // translations by scripts remembered at most, the newest
+const MAX_WRITTEN = 4000; // translations by scripts remembered at most, the newest
 /** @type {Map<string, string>} a translation written by a script -> English, for a change of language */
 const written = new Map();
 
@@ -44,7 +44,7 @@ export function translated(text) {
   if (shown === text) return shown;
   written.delete(shown);
   written.set(shown, text);
-  for (const oldest of [...written.keys()].slice(0, Math.max(0, written.size - MOST))) written.delete(oldest);
+  for (const oldest of [...written.keys()].slice(0, Math.max(0, written.size - MAX_WRITTEN))) written.delete(oldest);
   return shown;
 }
 

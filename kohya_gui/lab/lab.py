@@ -41,7 +41,7 @@ EXTENTS = {
 }
 WAYS = {"usual": ("The usual settings", []), "every": ("All settings", ["--candidate", "all"])}
 KINDS = {"doctor": "Doctor", "bench": "Bench", "profile": "Profile", "cache": "Cache"}
-LISTED = 12
+MAX_LISTED = 12
 SIZES = re.compile(r"[0-9]{2,4}( *, *[0-9]{2,4}){0,5}")
 
 
@@ -63,7 +63,7 @@ class LabTab:
 
     def look(self, sent: ApiRequest) -> JsonObject:
         """The list of measurements, and the selected one: the newest if none is named."""
-        known = jobs.every(*KINDS)[:LISTED]
+        known = jobs.every(*KINDS)[:MAX_LISTED]
         chosen = next((job for job in known if job.id == sent.text("job")), known[0] if known else None)
         listed = [{"id": job.id, "title": title(job), "busy": job.active} for job in known]
         tabs = [[tab, name] for tab, name in self.titles.items()]

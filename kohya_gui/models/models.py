@@ -20,7 +20,7 @@ from library.jobs import job as jobs
 from library.runs import keys
 
 FOLDER = ("kohya", "models")  # below the first root, unless another folder is chosen
-MOST = 12  # files in one download
+MAX_FILES = 12  # files in one download
 
 
 def button(label: str) -> str:
@@ -166,7 +166,7 @@ class ModelsApi:
 
     def _names(self, sent: ApiRequest) -> list[str]:
         names = list(dict.fromkeys(sent.texts("files")))
-        if not 0 < len(names) <= MOST or any(name.count("/") < 2 or name.startswith("-") for name in names):
+        if not 0 < len(names) <= MAX_FILES or any(name.count("/") < 2 or name.startswith("-") for name in names):
             raise ConfigError("This is not what the page sends: load it again")
         return names
 

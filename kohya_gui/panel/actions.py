@@ -24,8 +24,8 @@ from library.runs import bundle, explain, gpu_slots, layout, queue, reader, resu
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCTOR = [sys.executable, "-m", "library.cli.main", "doctor", "--json", "--quick"]
-MUCH = 60.0  # seconds; discarding more work needs a confirmation
-DOCTOR_PATIENCE = 120  # seconds; it imports PyTorch
+CONFIRM_FROM = 60.0  # seconds; discarding more work needs a confirmation
+DOCTOR_TIMEOUT = 120  # seconds; it imports PyTorch
 WORDS = {
     "after_step": "It stops after this step and saves a state to resume from.",
     "now": "It ends this step early, saves what it has learned with a state to resume from, and stops.",
@@ -80,7 +80,7 @@ def _question(run: reader.RecordedRun, how: str) -> MessageLike:
             time=duration(seconds),
         )
     what, seconds = stop.lost_now(run) if how == "now" else ("", 0.0)
-    if seconds <= MUCH:
+    if seconds <= CONFIRM_FROM:
         return ""
     lost = {
         "start": "No step is done yet: {time} of loading, caching and compiling are lost. Stop it?",
@@ -262,7 +262,7 @@ def _doctor() -> str:
     """The output of `kohya doctor` on this machine."""
     try:
         return subprocess.run(
-            DOCTOR, capture_output=True, text=True, errors="replace", timeout=DOCTOR_PATIENCE, check=False, cwd=ROOT
+            DOCTOR, capture_output=True, text=True, errors="replace", timeout=DOCTOR_TIMEOUT, check=False, cwd=ROOT
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         return f"kohya doctor could not be asked: {type(error).__name__}\n"

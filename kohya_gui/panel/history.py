@@ -9,7 +9,7 @@ from library.config.json_types import JsonObject, JsonValue
 from library.config.problems import Message, MessageLike, counted, listed
 from library.runs.reader import RecordedRun, RunProgress
 
-SHOWN = 8  # newest events of each kind
+MAX_SHOWN = 8  # newest events of each kind
 
 
 def history_html(run: RecordedRun, progress: RunProgress) -> str:
@@ -69,7 +69,7 @@ def _number(value: JsonValue) -> float:
 
 def _list(title: str, lines: Iterable[MessageLike], kind: str, sum_up: MessageLike = "") -> str:
     every = [line for line in lines if line]
-    shown = every[-SHOWN:]
+    shown = every[-MAX_SHOWN:]
     if not shown:
         return ""
     more = sum_up or (

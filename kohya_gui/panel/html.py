@@ -46,8 +46,8 @@ RUNS_TO_COME = (
     "<style>.live .empty.unread { visibility: hidden } @media (max-width: 880px) "
     "{ .live .empty.unread { box-sizing: border-box; height: 31px; overflow: hidden } }</style>"
 )
-SILENT = 300.0  # seconds without an event, after which the panel reports no progress
-FULL = 0.95  # the share of memory or disk in use from which it is marked
+SILENCE_SHOWN_FROM = 300.0  # seconds without an event, after which the panel reports no progress
+FULL_SHARE = 0.95  # the share of memory or disk in use from which it is marked
 
 
 def choices(runs: Iterable[tuple[MessageLike, str]], picked: str) -> str:
@@ -155,7 +155,7 @@ def _silent(progress: RunProgress, now: float) -> float:
     if not isinstance(said, int | float):
         return 0.0
     silent = now - said
-    return silent if silent > max(SILENT, 20 * pace if isinstance(pace, int | float) else 0.0) else 0.0
+    return silent if silent > max(SILENCE_SHOWN_FROM, 20 * pace if isinstance(pace, int | float) else 0.0) else 0.0
 
 
 def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[MessageLike, MessageLike, int, int]:
@@ -298,7 +298,7 @@ def _gpu(gpu: machine.GpuStatus) -> str:
 def _used(title: MessageLike, used: float, total: float, unit: str, words: MessageLike = "", about: str = "") -> str:
     share = min(1.0, max(0.0, used / total)) if total else 0.0
     words = words or f"{used:.1f} / {total:.1f} {unit}"
-    full = " full" if share > FULL else ""
+    full = " full" if share > FULL_SHARE else ""
     return (
         f'<div class="used{full}" title="{html.escape(str(about))}"{data(title, words)}>'
         f"<span>{html.escape(str(title))}</span>"

@@ -18,10 +18,10 @@ from library.config.problems import ConfigError, Message, MessageLike
 from library.runs import reader
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp")
-SMALL = 192  # pixels of a thumbnail's longer side
-MOST_PIXELS, MOST_BYTES = 40_000_000, 60_000_000
-SHOWN = 60  # newest pictures of each prompt
-KEPT = {"cache-control": "private, max-age=86400", "content-security-policy": "default-src 'none'"}
+THUMBNAIL_SIDE = 192  # pixels of a thumbnail's longer side
+MAX_PIXELS, MAX_BYTES = 40_000_000, 60_000_000
+MAX_PICTURES = 60  # newest pictures of each prompt
+CACHE_HEADERS = {"cache-control": "private, max-age=86400", "content-security-policy": "default-src 'none'"}
 
 
 def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
@@ -42,7 +42,7 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
 
 def _row(run: reader.RecordedRun, number: int, events: list[tuple[int, JsonObject]]) -> str:
     prompt = str(events[-1][1].get("prompt") or "") or Message("Prompt {number}", number=number + 1)
-    pictures = "".join(_picture(run, place, event, prompt) for place, event in reversed(events[-SHOWN:]))
+    pictures = "".join(_picture(run, place, event, prompt) for place, event in reversed(events[-MAX_PICTURES:]))
     said = html.escape(str(prompt))
     return f'<p title="{said}"{data(prompt)}>{said}</p><div class="strip" role="group">{pictures}</div>'
 
@@ -74,7 +74,7 @@ def show(query: Mapping[str, str]) -> Response:
     changed = path.stat().st_mtime_ns
     body = thumbnail(path, changed) if query.get("small") else whole(path)
     kind = "image/jpeg" if query.get("small") else mimetypes.guess_type(path.name)[0]
-    return Response(body, media_type=kind or "application/octet-stream", headers=KEPT)
+    return Response(body, media_type=kind or "application/octet-stream", headers=CACHE_HEADERS)
 
 
 def file_of(run: reader.RecordedRun, place: int) -> Path:
@@ -94,9 +94,9 @@ def thumbnail(path: Path, changed: int) -> bytes:
     """A small JPEG of an image; `changed` is when its file was written. Raises ConfigError if it is not an image."""
     made = io.BytesIO()
     with _opened(path) as picture:
-        picture.draft("RGB", (SMALL, SMALL))
+        picture.draft("RGB", (THUMBNAIL_SIDE, THUMBNAIL_SIDE))
         small = picture.convert("RGB")
-        small.thumbnail((SMALL, SMALL), Image.Resampling.LANCZOS)
+        small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
         small.save(made, "JPEG", quality=82)
     return made.getvalue()
 
@@ -109,12 +109,12 @@ def whole(path: Path) -> bytes:
 
 def _opened(path: Path) -> Any:
     try:
-        if path.stat().st_size > MOST_BYTES:
+        if path.stat().st_size > MAX_BYTES:
             raise ConfigError("This image is too large to be shown.")
         picture = Image.open(path, formats=("PNG", "JPEG", "WEBP"))
     except (OSError, ValueError, Image.DecompressionBombError):
         raise ConfigError("This image cannot be read.") from None
-    if picture.width * picture.height > MOST_PIXELS:
+    if picture.width * picture.height > MAX_PIXELS:
         picture.close()
         raise ConfigError("This image is too large to be shown.")
     return picture

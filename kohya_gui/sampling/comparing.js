@@ -13,7 +13,7 @@ import { watcher } from "../tools/commands.js";
  *   Comparison
  */
 
-const FEW = 16; // up to so many pictures are shown in full, more as thumbnails
+const MAX_IN_FULL = 16; // up to so many pictures are shown in full, more as thumbnails
 /** @type {HTMLElement | undefined} */
 let place;
 let asked = ""; // the run chosen in the panel
@@ -100,7 +100,7 @@ async function render() {
 
 /** @param {Comparison} found */
 function rows(found) {
-  const few = found.cells.flat().length <= FEW;
+  const few = found.cells.flat().length <= MAX_IN_FULL;
   const heads = found.columns.map((title, at) =>
     make("div", { className: at === found.best ? "head best" : "head", title: found.saved[at] ?? "" },
       make("b", {}, title),

@@ -23,7 +23,7 @@ from library.sampling import prompt_rows, prompts
 from library.sampling.plan import check_size
 
 KIND = "compare"
-LISTED = 20  # runs
+MAX_RUNS = 20  # runs
 ENCODERS = ("", "dinov2", "clip")
 RESULT = "comparison.json"
 PLACE = re.compile(r"compare-[\d-]+")  # the name of a comparison's folder in its run's folder
@@ -47,7 +47,7 @@ class FileComparison:
 
     def choices(self, sent: ApiRequest) -> JsonObject:
         """The runs whose files can be compared, the newest first."""
-        known = [run for run in reader.runs() if plan.is_comparable(run)][:LISTED]
+        known = [run for run in reader.runs() if plan.is_comparable(run)][:MAX_RUNS]
         titles = [dates.moment(float(run.facts.get("started") or 0)) for run in known]
         return {
             "runs": [
@@ -135,7 +135,7 @@ class FileComparison:
         small = query.get("small")
         body = samples.thumbnail(path, path.stat().st_mtime_ns) if small else samples.whole(path)
         kind = "image/jpeg" if small else mimetypes.guess_type(path.name)[0]
-        return Response(body, media_type=kind or "application/octet-stream", headers=samples.KEPT)
+        return Response(body, media_type=kind or "application/octet-stream", headers=samples.CACHE_HEADERS)
 
 
 def markup() -> str:

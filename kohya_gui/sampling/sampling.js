@@ -11,7 +11,7 @@ import { grow, valueToSend, watcher } from "../tools/commands.js";
 /** @typedef {{ columns: string[], rows: string[], cells: (Picture | null)[][], folder: string }} Sheet */
 /** @typedef {[name: string, title: string]} Choice */
 
-const FEW = 16; // up to so many pictures are shown in full, more as thumbnails
+const MAX_IN_FULL = 16; // up to so many pictures are shown in full, more as thumbnails
 const TAB = "tab:", RUN = "run:", JOB = "job:";
 /** @type {HTMLElement | undefined} */
 let place;
@@ -175,7 +175,7 @@ async function renderSheet(name) {
     if (!cells.length || (sheets().value !== name && wanted !== name)) return;
     part(".board").hidden = false;
     part(".where").textContent = folder;
-    const few = cells.flat().length <= FEW;
+    const few = cells.flat().length <= MAX_IN_FULL;
     part(".pictures").replaceChildren(
       ...rows.map((prompt, row) =>
         make("div", { className: "row-of" },

@@ -33,7 +33,7 @@ from library.sampling import plan, prompt_rows, prompts
 KIND = "sample"
 LEARNED = (".safetensors", ".pt", ".ckpt")  # endings of files that can be tried
 GUIDE = "controlnet_image"
-LISTED = 20  # runs listed; comparisons are limited by the number of stored jobs
+MAX_LISTED = 20  # runs listed; comparisons are limited by the number of stored jobs
 FOLDER = ("kohya", "generated")  # below the first root, unless another folder is chosen
 TAB, RUN, JOB = "tab:", "run:", "job:"  # prefixes of the names of choices
 
@@ -64,7 +64,7 @@ class SamplingTab:
 
     def choices(self, sent: ApiRequest) -> JsonObject:
         """The models that can be sampled, and the sheets that can be shown; the request has no parameters."""
-        runs = sorted(reader.runs(), key=lambda run: float(run.facts.get("started") or 0), reverse=True)[:LISTED]
+        runs = sorted(reader.runs(), key=lambda run: float(run.facts.get("started") or 0), reverse=True)[:MAX_LISTED]
         forms = [[TAB + tab, Message("The form of {name}", name=title)] for tab, title in self.titles.items()]
         done = [job for job in jobs.every(KIND) if job.result.get("files")]
         when = [dates.moment(job.started, "%H:%M:%S") for job in done]
@@ -144,7 +144,7 @@ class SamplingTab:
         small = query.get("small")
         body = samples.thumbnail(path, path.stat().st_mtime_ns) if small else samples.whole(path)
         kind = "image/jpeg" if small else mimetypes.guess_type(path.name)[0]
-        return Response(body, media_type=kind or "application/octet-stream", headers=samples.KEPT)
+        return Response(body, media_type=kind or "application/octet-stream", headers=samples.CACHE_HEADERS)
 
     def _config(self, sent: ApiRequest) -> tuple[RunConfig, str]:
         """What a comparison needs of a form or a run's config, and the word that it teaches."""

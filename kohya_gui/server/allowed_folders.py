@@ -19,8 +19,8 @@ from library.config.problems import ConfigError, Message, Problem
 from library.files import RESERVED
 from library.runs import keys, layout, registry
 
-ENDING = re.compile(r"\.[a-z]\w{1,11}", re.I)  # the ending of a file; v1.5 is a folder
-MOST = 200  # stored folders
+FILE_ENDING = re.compile(r"\.[a-z]\w{1,11}", re.I)  # the ending of a file; v1.5 is a folder
+MAX_STORED = 200  # stored folders
 CODE = "code:"  # prefix of a name of code to allow
 ABSENT = "absent"  # the code of the problem that a folder does not exist
 NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
@@ -99,9 +99,9 @@ class AllowedFolders:
             raise ConfigError("{path} does not exist", path=folder)
         kept = list(remembered())
         if folder not in kept:
-            if len(kept) >= MOST:
+            if len(kept) >= MAX_STORED:
                 raise ConfigError(
-                    "{folder} holds {most} folders: take out those that are not used.", folder=place(), most=MOST
+                    "{folder} holds {most} folders: take out those that are not used.", folder=place(), most=MAX_STORED
                 )
             _store([*kept, folder], remembered_code())
         return {"said": Message("Allowed: {folder}", folder=folder)}
@@ -118,9 +118,9 @@ def _allow_code(name: str) -> JsonObject:
         raise ConfigError("This is not the name of code.")
     known = remembered_code()
     if name not in known:
-        if len(known) >= MOST:
+        if len(known) >= MAX_STORED:
             raise ConfigError(
-                "{folder} holds {most} names: take out those that are not used.", folder=place(), most=MOST
+                "{folder} holds {most} names: take out those that are not used.", folder=place(), most=MAX_STORED
             )
         _store(remembered(), (*known, name))
     return {"said": Message("Allowed: {folder}", folder=name)}
@@ -134,7 +134,7 @@ def remembered_code() -> tuple[str, ...]:
     """The names of code that may run. The file's contents are not trusted."""
     stored = layout.load(place()).get("code")
     named = [text for text in stored if isinstance(text, str)] if isinstance(stored, list) else []
-    return tuple(text for text in named[:MOST] if NAME.fullmatch(text))
+    return tuple(text for text in named[:MAX_STORED] if NAME.fullmatch(text))
 
 
 def remembered() -> tuple[Path, ...]:
@@ -151,7 +151,7 @@ def remembered() -> tuple[Path, ...]:
 def _remembered(path: Path, modified: int, number: int) -> tuple[Path, ...]:
     stored = layout.load(path).get("folders")
     named = [Path(text) for text in stored if isinstance(text, str)] if isinstance(stored, list) else []
-    return tuple(folder for folder in named[:MOST] if folder.is_absolute() and not _forbidden(folder))
+    return tuple(folder for folder in named[:MAX_STORED] if folder.is_absolute() and not _forbidden(folder))
 
 
 def outside_roots(what: str, path: Path, roots: Sequence[Path], is_new: bool = False) -> Problem:
@@ -185,7 +185,7 @@ def asked(problem: Problem) -> str:
 
 def meant(path: Path) -> Path:
     """The folder that has to be allowed for a path: the path itself, or the folder of a file."""
-    is_file = path.is_file() or (not path.exists() and ENDING.fullmatch(path.suffix) is not None)
+    is_file = path.is_file() or (not path.exists() and FILE_ENDING.fullmatch(path.suffix) is not None)
     return path.parent if is_file else path
 
 

@@ -44,7 +44,7 @@ PASSED_ON = (
     "cf-connecting-ip",
 )
 FRAMES = ("iframe", "frame", "object", "embed")
-SHORTEST = 8  # characters of a password for a page that others can reach
+MIN_PASSWORD_LENGTH = 8  # characters of a password for a page that others can reach
 
 
 def is_loopback(host: str) -> bool:

@@ -5,10 +5,10 @@ import math
 import string
 from collections import OrderedDict
 
-PAUSE, LONGEST = 0.5, 60.0  # seconds of delay after the first wrong guess, and at most
-MOST = 1024  # addresses in memory
-WAITING = 8  # waiting requests per address; more are refused
-BITS = 128  # of a token, at least
+FIRST_DELAY, MAX_DELAY = 0.5, 60.0  # seconds of delay after the first wrong guess, and at most
+MAX_ADDRESSES = 1024  # addresses in memory
+MAX_WAITING = 8  # waiting requests per address; more are refused
+MIN_TOKEN_BITS = 128  # of a token, at least
 
 
 class Guesses:
@@ -25,12 +25,12 @@ class Guesses:
 
     async def wait(self, address: str) -> bool:
         """Wait as long as an address's wrong guesses demand; false if too many of its requests are waiting already."""
-        if self._waiting.get(address, 0) >= WAITING:
+        if self._waiting.get(address, 0) >= MAX_WAITING:
             return False
         self._waiting[address] = self._waiting.get(address, 0) + 1
         try:
             async with self._locks.setdefault(address, asyncio.Lock()):
-                await asyncio.sleep(min(LONGEST, PAUSE * 2 ** min(self._wrong.get(address, 0), 20)))
+                await asyncio.sleep(min(MAX_DELAY, FIRST_DELAY * 2 ** min(self._wrong.get(address, 0), 20)))
         finally:
             self._waiting[address] -= 1
             if not self._waiting[address]:
@@ -40,7 +40,7 @@ class Guesses:
     def wrong(self, address: str) -> None:
         """Count a wrong guess."""
         self._wrong[address] = self._wrong.pop(address, 0) + 1
-        while len(self._wrong) > MOST:
+        while len(self._wrong) > MAX_ADDRESSES:
             self._wrong.popitem(last=False)
 
     def right(self, address: str) -> None:

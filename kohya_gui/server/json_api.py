@@ -18,9 +18,9 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, how_made
 
 PREFIX = "/own/"
-LONGEST = 4_500_000  # bytes of a request, or of a piece of a file
+MAX_REQUEST_BYTES = 4_500_000  # bytes of a request, or of a piece of a file
 PIECE = "application/octet-stream"  # a form on another site cannot send it without a preflight request either
-DEEPEST = "this is not what the page sends: load it again"
+NOT_OF_THE_PAGE = "this is not what the page sends: load it again"
 
 
 class ApiRequest:
@@ -28,7 +28,7 @@ class ApiRequest:
 
     def __init__(self, fields: Any) -> None:
         if not isinstance(fields, dict):
-            raise ConfigError(DEEPEST)
+            raise ConfigError(NOT_OF_THE_PAGE)
         self.fields: JsonObject = fields
 
     def text(self, name: str, default: str = "") -> str:
@@ -116,7 +116,7 @@ class JsonApi:
         body = b""
         async for piece in request.stream():
             body += piece
-            if len(body) > LONGEST:
+            if len(body) > MAX_REQUEST_BYTES:
                 return JSONResponse({"error": "this is too much at once"}, 413)
         # Mistakes of the user have status 200: browsers write failures into their consoles.
         return _json(await run_in_threadpool(_handled, handle))
@@ -143,7 +143,7 @@ def _handled(handle: Callable[[], JsonObject]) -> JsonObject:
     except ConfigError as error:
         return refused(error)
     except (ValueError, RecursionError):
-        return {"error": DEEPEST}
+        return {"error": NOT_OF_THE_PAGE}
 
 
 def _json(found: JsonObject) -> Response:

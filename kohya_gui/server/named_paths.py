@@ -22,7 +22,7 @@ PATHS = ("file", "files", "folder")
 ARGUMENTS = "_args"  # the suffix of options that take key=value arguments
 HUB_ID = re.compile(r"(?![.-])[\w.-]+(?<![.-])/(?![.-])[\w.-]+(?<![.-])")
 OF_HUB_FILES = "base_weights"
-MADE = (
+CREATED_BY_TRAINING = (
     "output_dir",
     "logging_dir",
     "compile_cache_dir",
@@ -31,7 +31,7 @@ MADE = (
 )  # a training makes them
 # A text that can only be a path; a backslash counts on Windows only, elsewhere it belongs to a pattern.
 LIKE_A_PATH = re.compile(r"~|/|\.{1,2}/|.*/\.\.(?:/|$)" + (r"|[A-Za-z]:|.*\\" if os.name == "nt" else ""))
-MOST = 100_000  # folders in one image list; each is checked
+MAX_FOLDERS = 100_000  # folders in one image list; each is checked
 
 
 class NamedPath(NamedTuple):
@@ -60,7 +60,7 @@ def is_hub_id(option: Option, text: str) -> bool:
     there, as they are only read; in any other option, or if there is such a folder, the same text is a path."""
     if option.name == OF_HUB_FILES:
         return is_file_id(text)
-    may_be = option.section == "model" and option.kind in PATHS and option.name not in MADE
+    may_be = option.section == "model" and option.kind in PATHS and option.name not in CREATED_BY_TRAINING
     return may_be and bool(HUB_ID.fullmatch(text)) and not os.path.exists(text)
 
 
@@ -130,9 +130,9 @@ def _listed(option: str, path: Path, folder: str) -> tuple[str, ...]:
     except OSError:
         return ()
     found = _folders(path, folder, about.st_mtime_ns, about.st_size)
-    if len(found) > MOST:
+    if len(found) > MAX_FOLDERS:
         template = ": {path} names images in {count} folders, and at most {most} can be checked; use fewer folders"
-        raise ConfigError(Problem(option, template, path=path, count=f"{len(found):,}", most=f"{MOST:,}"))
+        raise ConfigError(Problem(option, template, path=path, count=f"{len(found):,}", most=f"{MAX_FOLDERS:,}"))
     return found
 
 

@@ -18,9 +18,9 @@ from library.config.schema import options, values
 from library.config.values import strip_pasted
 from library.files import RESERVED
 
-LONGEST = 2000
+MAX_PATH_LENGTH = 2000
 WEIGHTS = (".safetensors",)  # only their headers are read
-LARGEST = 1_000_000  # bytes of a config; a real one has a few thousand
+MAX_CONFIG_BYTES = 1_000_000  # bytes of a config; a real one has a few thousand
 CONFIGS = (".toml",)
 WEB = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)", re.I | re.S)  # https://x, and https:/x after conversion to a path
 HUB_PAGE = re.compile(r"https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/(?!datasets/|spaces/)([\w.-]+/[\w.-]+)", re.I)
@@ -70,7 +70,7 @@ def inside(text: Any, allowed: Sequence[Path], what: str = "path", is_new: bool 
     text = strip_pasted(text)
     if problem := elsewhere(text, what):
         raise ConfigError(problem)
-    if len(text) > LONGEST or not text.isprintable() or _is_network(text):
+    if len(text) > MAX_PATH_LENGTH or not text.isprintable() or _is_network(text):
         raise ConfigError(Problem(what, ": this is not a path on this computer"))
     try:
         path = Path(text).expanduser().resolve()
@@ -80,7 +80,7 @@ def inside(text: Any, allowed: Sequence[Path], what: str = "path", is_new: bool 
     below = [path.relative_to(root) for root in allowed if path.is_relative_to(root)]
     below = min(below, key=lambda path: len(path.parts), default=None)
     if below is None:
-        raise ConfigError(outside_roots(what, path, allowed, is_new or what in named_paths.MADE))
+        raise ConfigError(outside_roots(what, path, allowed, is_new or what in named_paths.CREATED_BY_TRAINING))
     if any(len(os.fsencode(part)) > 255 for part in below.parts):
         raise ConfigError(Problem(what, ": a name in this path is longer than file systems allow"))
     if any(part.startswith(".") or RESERVED.fullmatch(part) or ":" in part for part in below.parts):
@@ -126,7 +126,7 @@ def readable(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CONFIG
     """Like `config_file`, for a file that must exist and be no larger than a config."""
     config_file(text, allowed, endings, is_new=False)
     path = present(text, allowed, endings, "config file")
-    if path.suffix.lower() not in WEIGHTS and path.stat().st_size > LARGEST:
+    if path.suffix.lower() not in WEIGHTS and path.stat().st_size > MAX_CONFIG_BYTES:
         raise ConfigError("config file: {path} is far too large to be a config", path=path)
     return path
 

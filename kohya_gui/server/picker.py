@@ -13,7 +13,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message
 from library.files import RESERVED
 
-MOST = 2000  # entries of a folder shown at most; typing finds the rest
+MAX_ENTRIES = 2000  # entries of a folder shown at most; typing finds the rest
 DIGITS = re.compile(r"(\d+)")
 
 # Training options whose file has a certain type; all others take any file.
@@ -79,8 +79,8 @@ class Picker:
             "up": up,
             "places": places,
             "separator": os.sep,
-            "entries": [_sized(where, entry) for entry in found[:MOST]],
-            "more": max(0, len(found) - MOST),
+            "entries": [_sized(where, entry) for entry in found[:MAX_ENTRIES]],
+            "more": max(0, len(found) - MAX_ENTRIES),
         }
 
     def _nearest(self, text: str) -> Path:

@@ -17,15 +17,15 @@ from urllib.parse import urlsplit
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from kohya_gui.server.auth import SHORTEST, is_loopback, new_token
-from kohya_gui.server.guessing import BITS, bits
+from kohya_gui.server.auth import MIN_PASSWORD_LENGTH, is_loopback, new_token
+from kohya_gui.server.guessing import MIN_TOKEN_BITS, bits
 from library.config.arguments import Arguments
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 
 FIRST_PORT, TRIED = 7860, 20
-PATIENCE = 2.0  # seconds for unfinished answers when the page ends
-HEADERS = 20.0  # seconds for the headers of a request
+SHUTDOWN_TIMEOUT = 2.0  # seconds for unfinished answers when the page ends
+HEADER_TIMEOUT = 20.0  # seconds for the headers of a request
 IN_USE, NOT_HERE = "in use", "this is no address of this computer; 127.0.0.1 is, and 0.0.0.0 means all that it has"
 WINDOWS_IN_USE = 10048  # EADDRINUSE on Windows
 # Options of kohya_ss's page that do not exist here, each with what to do instead.
@@ -114,11 +114,11 @@ def access_of(given: argparse.Namespace) -> JsonObject:
         access["login"] = f"{given.user}:{password()}"
     elif not access["token"] and not is_loopback(given.host):
         access["token"] = new_token()
-    if access["token"] and bits(access["token"]) < BITS:
+    if access["token"] and bits(access["token"]) < MIN_TOKEN_BITS:
         raise ConfigError(
             "the token must have {bits} bits, as {count} letters and digits drawn at random have: "
             "leave it out, and one is made",
-            bits=BITS,
+            bits=MIN_TOKEN_BITS,
             count=22,
         )
     if access["token"] or given.user:
@@ -149,8 +149,10 @@ def password() -> str:
     given = os.environ.get("KOHYA_PASSWORD", "")
     if not given and sys.stdin is not None and sys.stdin.isatty():
         given = getpass.getpass("Password for the page: ")
-    if len(given) < SHORTEST:
-        raise ConfigError("--user needs a password of {count} characters or more, in KOHYA_PASSWORD", count=SHORTEST)
+    if len(given) < MIN_PASSWORD_LENGTH:
+        raise ConfigError(
+            "--user needs a password of {count} characters or more, in KOHYA_PASSWORD", count=MIN_PASSWORD_LENGTH
+        )
     return given
 
 
@@ -257,7 +259,7 @@ class PatientProtocol(H11Protocol):
 
     def _wait(self) -> None:
         self.answered = self.cycle
-        self.limit = self.loop.call_later(HEADERS, self._close)
+        self.limit = self.loop.call_later(HEADER_TIMEOUT, self._close)
 
     def _close(self) -> None:
         if self.transport.get_protocol() is self and not self.transport.is_closing():
@@ -276,7 +278,7 @@ class QuietServer(uvicorn.Server):
         # Threads cannot be interrupted, and the process would wait for each that still computes an answer. Nobody gets
         # that answer any more, and files are written completely or not at all.
         if self.is_process:
-            last = threading.Timer(PATIENCE, os._exit, (0,))
+            last = threading.Timer(SHUTDOWN_TIMEOUT, os._exit, (0,))
             last.daemon = True
             last.start()
 

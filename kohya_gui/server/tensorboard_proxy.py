@@ -18,11 +18,11 @@ from library.runs import layout, reader
 
 PREFIX = "/tensorboard"
 FONTS = "/font-roboto/"  # requested by TensorBoard at the root, whatever its own path is
-RUNS = 50  # newest runs whose curves are shown
-PATIENCE = 60.0  # seconds it may take to start
-LARGEST = 4_000_000  # bytes of a request to TensorBoard
-PASSED = (b"accept", b"content-type", b"content-encoding")  # headers passed on from a request
-KEPT = ("content-type", "content-encoding", "cache-control", "expires")  # and from a response
+MAX_RUNS = 50  # newest runs whose curves are shown
+START_TIMEOUT = 60.0  # seconds it may take to start
+MAX_REQUEST_BYTES = 4_000_000  # bytes of a request to TensorBoard
+REQUEST_HEADERS = (b"accept", b"content-type", b"content-encoding")  # headers passed on from a request
+RESPONSE_HEADERS = ("content-type", "content-encoding", "cache-control", "expires")  # and from a response
 
 
 class TensorboardProxy:
@@ -75,7 +75,7 @@ class TensorboardProxy:
         if body is None:
             await respond(scope, send, 413, "This is too much for TensorBoard.")
             return
-        given = [(name, value) for name, value in scope["headers"] if name.lower() in PASSED]
+        given = [(name, value) for name, value in scope["headers"] if name.lower() in REQUEST_HEADERS]
         query = scope.get("query_string", b"").decode("latin-1")
         target = self.server.address + scope["path"] + (f"?{query}" if query else "")
         try:
@@ -89,7 +89,7 @@ class TensorboardProxy:
         except httpx.HTTPError as error:
             await respond(scope, send, 502, Message("TensorBoard does not answer: {error}", error=error))
             return
-        headers = [(name.encode(), got.headers[name].encode()) for name in KEPT if name in got.headers]
+        headers = [(name.encode(), got.headers[name].encode()) for name in RESPONSE_HEADERS if name in got.headers]
         await send_all(send, got.status_code, data, headers)
 
 
@@ -127,7 +127,7 @@ class TensorboardServer:
         )
         if not made.stdin or not made.stdout:
             raise OSError("it has no pipes")
-        late = threading.Timer(PATIENCE, made.kill)
+        late = threading.Timer(START_TIMEOUT, made.kill)
         late.start()
         asked = {"secret": self.secret.decode(), "prefix": PREFIX, "folders": ",".join(map(str, wanted))}
         made.stdin.write(json.dumps(asked) + "\n")
@@ -154,7 +154,7 @@ class TensorboardServer:
 def folders() -> list[Path]:
     """The folders of curves of this user's runs."""
     found: dict[Path, None] = {}
-    for run in reader.runs()[:RUNS]:
+    for run in reader.runs()[:MAX_RUNS]:
         config = run.facts.get("config") or {}
         given = (layout.section(run.facts, "log") or config).get("logging_dir")
         # A comma would end the folder's name in TensorBoard's list.
@@ -170,7 +170,7 @@ async def _body(receive: Receive) -> bytes | None:
         message = await receive()
         parts.append(message.get("body", b""))
         size += len(parts[-1])
-        if size > LARGEST:
+        if size > MAX_REQUEST_BYTES:
             return None
         if not message.get("more_body"):
             return b"".join(parts)

@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kohya_gui.server import paths
-from kohya_gui.server.json_api import DEEPEST, ApiRequest, Handler, PieceHandler
+from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest, Handler, PieceHandler
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
 from library.curation import incoming_files
 from library.files import clear_errors, need_space
 
-MOST_FILES, MOST_KNOWN = 2000, 20_000  # files in a request, and unfinished uploads
+MAX_FILES, MAX_UNFINISHED = 2000, 20_000  # files in a request, and unfinished uploads
 PART = re.compile(r"\.[0-9a-f]{24}\.part")
-WEEK = 7 * 86400.0  # seconds that unfinished files are kept
-ALIKE = 4  # unfinished files of the same name and length in a folder
+KEEP_SECONDS = 7 * 86400.0  # seconds that unfinished files are kept
+MAX_ALIKE = 4  # unfinished files of the same name and length in a folder
 
 
 @dataclass
@@ -72,8 +72,8 @@ class ImageUploads:
         """
         folder = paths.inside(sent.text("folder"), self.roots, "folder", is_new=True)
         files = sent.fields.get("files")
-        if not isinstance(files, list) or len(files) > MOST_FILES or not all(map(_is_file, files)):
-            raise ConfigError(DEEPEST)
+        if not isinstance(files, list) or len(files) > MAX_FILES or not all(map(_is_file, files)):
+            raise ConfigError(NOT_OF_THE_PAGE)
         try:
             with clear_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -104,14 +104,14 @@ class ImageUploads:
         if asked:
             return {"state": "check", "bytes": asked}
         upload = self.known.setdefault(part.name, Upload(part, name, one["size"]))
-        while len(self.known) > MOST_KNOWN:  # a browser that sends a forgotten one has to ask again
+        while len(self.known) > MAX_UNFINISHED:  # a browser that sends a forgotten one has to ask again
             del self.known[next(iter(self.known))]
         return {"state": "send", "id": part.name, "offset": _length(part), "name": upload.name}
 
     def _part(self, folder: Path, name: str, one: JsonMapping) -> tuple[Path, int]:
         """The partial file of an upload, and how many of its bytes have to be compared first."""
         said = f"{folder}|{name}|{one['size']}|{one['modified']}"
-        for number in range(ALIKE):
+        for number in range(MAX_ALIKE):
             key = hashlib.blake2b(f"{said}|{number}".encode(), digest_size=12).hexdigest()
             part = folder / f".{key}.part"
             if part.is_symlink():
@@ -171,7 +171,7 @@ def _is_file(one: object) -> bool:
     name, sums = one["name"], one["sums"]
     return (
         isinstance(name, str)
-        and len(name) <= paths.LONGEST
+        and len(name) <= paths.MAX_PATH_LENGTH
         and all(isinstance(one[key], int) and 0 <= one[key] < 2**53 for key in ("size", "modified"))
         and isinstance(sums, dict)
         and all(isinstance(value, int) for value in sums.values())
@@ -213,5 +213,5 @@ def _length(part: Path) -> int:
 
 def _clear_old(folder: Path, there: Mapping[str, str]) -> None:
     for name in there.values():
-        if PART.fullmatch(name) and time.time() - (folder / name).lstat().st_mtime > WEEK:
+        if PART.fullmatch(name) and time.time() - (folder / name).lstat().st_mtime > KEEP_SECONDS:
             (folder / name).unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from library.tools.forms import FORMS as TOOLS
 
 COMMANDS: dict[str, CommandForms] = {"tools": TOOLS, "caption": CAPTION, "mask": MASK}
 AT_ONCE = {"tools": 3, "caption": 1, "mask": 1}  # processes; two models captioning one folder would mix
-LISTED = 6
+MAX_LISTED = 6
 TITLES = {command: forms.titles for command, forms in COMMANDS.items()} | {
     "models": {"get": "Download"},
     "sample": {},
@@ -69,7 +69,7 @@ class ToolCommands:
         """The last processes of a command, the newest first."""
         command = sent.text("command")
         kind = command if command in TITLES else _forms(sent).command
-        return {"jobs": [job_status(job) for job in jobs.every(kind)[:LISTED]]}
+        return {"jobs": [job_status(job) for job in jobs.every(kind)[:MAX_LISTED]]}
 
     def guard(self, text: str, kind: str, label: str) -> Path | str:
         """A path of a form, checked by the guard; an id of a model on the hub unchanged."""
