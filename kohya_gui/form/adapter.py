@@ -20,7 +20,7 @@ UNSET = ("", "all", "full", "None")  # values of layer arguments that mean the s
 OTHER = "This adapter has no fields here: its arguments are the text in network_args."
 
 
-def section() -> str:
+def adapter_section() -> str:
     """The start of the adapter's section, which adapter.js fills."""
     return (
         '<div class="adapter wide"><div class="field"><label for="adapter-kind">Type of adapter</label>'
@@ -57,7 +57,7 @@ def state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObject:
     }
 
 
-def problems(config: AdapterRun) -> list[Problem]:
+def adapter_problems(config: AdapterRun) -> list[Problem]:
     """The problems of network_module and network_args, each worded for the place below its field."""
     found = network_args.problems(config)
     return [

@@ -78,7 +78,7 @@ class FormApi:
         config, adapters = form.lenient_config(given), None
         if isinstance(config, AdapterRun):
             adapters = adapter.state(config, self.sizes.counts(config))
-            for problem in adapter.problems(config):
+            for problem in adapter.adapter_problems(config):
                 wrong.setdefault(places[problem.option][1], problem.about.capitalized())
         typing = sent.text("typing")
         paths_said = typed_paths.wrong(options(type(config)), given.values, self.roots, typing)
@@ -244,11 +244,11 @@ class FormApi:
 
     def prompts(self, sent: ApiRequest) -> JsonObject:
         """The rows of a prompt file."""
-        return prompts.load(sent, self.roots)
+        return prompts.load_rows(sent, self.roots)
 
     def save_prompts(self, sent: ApiRequest) -> JsonObject:
         """Save rows to a prompt file."""
-        return prompts.save(*self._heard(sent), sent, self.roots)
+        return prompts.save_rows(*self._heard(sent), sent, self.roots)
 
     def captions(self, sent: ApiRequest) -> JsonObject:
         """Some captions of the form's images."""
@@ -260,11 +260,11 @@ class FormApi:
 
     def count_images(self, sent: ApiRequest) -> JsonObject:
         """How a training counts the images of each folder, and the number of steps."""
-        return datasets.count(*self._heard(sent), self.roots)
+        return datasets.count_images(*self._heard(sent), self.roots)
 
     def save_datasets(self, sent: ApiRequest) -> JsonObject:
         """Save data sets to a dataset file."""
-        return datasets.save(*self._heard(sent), sent, self.roots)
+        return datasets.save_datasets(*self._heard(sent), sent, self.roots)
 
     def adapter_size(self, sent: ApiRequest) -> JsonObject:
         """The number of trained layers, in total and by block, and the size of the file."""

@@ -17,7 +17,7 @@ MAX_RUNS_SEARCHED = 30  # earlier runs to look through
 TIMED_BY = ("compile_backend", "compile_mode", "compile_dynamic", "compile_blocks", "compile_scope")
 
 
-def section() -> str:
+def compile_section() -> str:
     """The start of the section: the sentence and the profiles."""
     made = "".join(
         f'<button type="button" class="profile" data-preset="{preset.id}"><b>{escape(name(preset))}</b>'

@@ -59,7 +59,7 @@ LABELS = {
 PLACES = ("image_dir", "conditioning_data_dir", "control_directory")  # folders that images can be uploaded to
 
 
-def section(configs: Mapping[str, type]) -> str:
+def datasets_section(configs: Mapping[str, type]) -> str:
     """The part of the form that shows the images of a training; datasets.js fills it."""
     watched = sorted(
         {name for config in configs.values() for name, option in options(config).items() if option.section in SECTIONS}
@@ -162,7 +162,7 @@ def _images(folder: str, roots: Sequence[Path]) -> int | None:
         return None
 
 
-def count(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
+def count_images(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
     """How a training counts the images of each folder, and the number of steps."""
     config = form.lenient_config(given)
     _check_places(config, roots)
@@ -194,7 +194,7 @@ def _may(path: str, roots: Sequence[Path], outside: list[Problem]) -> bool:
 # ---- saving
 
 
-def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
+def save_datasets(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
     """Save data sets to the dataset file that the form names, or to a new one.
 
     A file that was changed since it was loaded is not overwritten. Raises ConfigError, also for folders outside of the

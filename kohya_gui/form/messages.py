@@ -55,7 +55,7 @@ def loaded(text: Message, found: Sequence[Problem], places: Places, fix: Fix, no
     return _message("warn", body, [text, title, more, *shown, *notes], alert=True)
 
 
-def problems(found: Sequence[Problem], places: Places, fix: Fix = lambda problem: {}) -> str:
+def list_problems(found: Sequence[Problem], places: Places, fix: Fix = lambda problem: {}) -> str:
     """Problems to fix, one per line. Options that are on the page are named, marked, and linked to their fields."""
     listed, marks, shown = _lines(found, places, fix)
     title = _title(sum(one.code != OTHER_TAB for one in found))

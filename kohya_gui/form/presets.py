@@ -158,7 +158,7 @@ def seen(path: Path) -> str:
     return f"{path}\n{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
-def save(path: Path, config: RunConfig, known: str) -> int:
+def save_config(path: Path, config: RunConfig, known: str) -> int:
     """Save a config. Returns the number of its options. An existing file is only overwritten if it was opened here, and
     has not changed since it was `seen`."""
     if path.exists() and known.partition("\n")[0] != str(path):

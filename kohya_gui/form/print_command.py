@@ -42,7 +42,7 @@ class CommandPrinter:
             raise ConfigError("These settings cannot be read: press Print command again.") from None
         config = build(config_class(sent.text("script")), given, path.name, notes=[])
         if not holds(path, config):
-            presets.save(path, config, "")
+            presets.save_config(path, config, "")
         return {"said": Message("Saved {path}.", path=path)}
 
 

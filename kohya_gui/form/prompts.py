@@ -44,7 +44,7 @@ IMAGES = (
 GUIDE = "controlnet_image", "Control image", "A file that is followed. Empty: the plain model."
 
 
-def section(guided: bool = False) -> str:
+def prompts_section(guided: bool = False) -> str:
     """The start of the section of sample images, which prompts.js fills. `guided`: the training learns to follow an
     image."""
     numbers = "".join(
@@ -95,7 +95,7 @@ def _file_field(name: str, label: str, about: str, only: str = "", shown: str = 
     )
 
 
-def load(sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
+def load_rows(sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
     """The rows of a prompt file; none if it does not exist yet."""
     path = paths.file(sent.text("file"), roots, READ, OPTION)
     if not path.exists():
@@ -104,7 +104,7 @@ def load(sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
     return {"rows": prompt_rows.rows(path), "known": kept_file.state(path)}
 
 
-def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
+def save_rows(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
     """Save rows to the prompt file: the one that the form names, or a new one beside the result.
 
     A file of another format is left alone, and a .txt file is saved beside it. A file that was changed since the rows

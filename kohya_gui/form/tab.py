@@ -63,11 +63,13 @@ class TrainingTab:
     def form(self) -> SettingsForm:
         """The form, which parses and fills."""
         extra = {
-            "compile": compile_summary.section(),
-            "sample": prompts.section(any(config().control_images.guided for config in self.tab.configs.values())),
-            "images": datasets.section(self.tab.configs),
+            "compile": compile_summary.compile_section(),
+            "sample": prompts.prompts_section(
+                any(config().control_images.guided for config in self.tab.configs.values())
+            ),
+            "images": datasets.datasets_section(self.tab.configs),
             "basics": gpus.CHOOSER,
-            "network": adapter.section(),
+            "network": adapter.adapter_section(),
         }
         below = {
             finding.BASE: models.button("Base model"),
@@ -112,7 +114,9 @@ class TrainingTab:
         try:
             return buttons[asked.text("act")]()
         except ConfigError as error:
-            return {"message": messages.problems(error.problems, self._places(sent), lambda one: self._fix(sent, one))}
+            return {
+                "message": messages.list_problems(error.problems, self._places(sent), lambda one: self._fix(sent, one))
+            }
 
     def _places(self, sent: str) -> messages.Places:
         try:
@@ -220,7 +224,7 @@ class TrainingTab:
         config, notes = self.form.collect(self.form.parse_submission(sent))
         notes += self._keep(config)
         path = paths.config_file(where or presets.suggestion(config), self.roots)
-        count = presets.save(path, config, known)
+        count = presets.save_config(path, config, known)
         said = messages.good(Message("Saved {path} ({changes}).", path=path, changes=loading.differing(count)), notes)
         return {"message": said, "path": str(path), "opened": presets.seen(path)}
 

@@ -54,11 +54,11 @@ def page(form, root):
             return datasets.look(form, self.given(values), [root])
 
         def count(self, **values):
-            return datasets.count(form, self.given(values), [root])
+            return datasets.count_images(form, self.given(values), [root])
 
         def save(self, groups, file="", known="", **values):
             sent = ApiRequest({"groups": groups, "file": str(file), "known": known})
-            return datasets.save(form, self.given(values), sent, [root])
+            return datasets.save_datasets(form, self.given(values), sent, [root])
 
     return Page()
 
