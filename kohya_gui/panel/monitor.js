@@ -3,7 +3,7 @@ import { all, around, hit, make, one } from "../server/elements.js";
 import { ask } from "../server/http.js";
 
 const PERIOD = 1000; // milliseconds between two requests
-const MAX_UNANSWERED = 3; // requests without an answer until the panel says that what it shows is old
+const MAX_UNANSWERED = 3; // unanswered requests in a row, from which on the panel says that it is out of date
 const BUSY = ["starting", "running", "stopping"];
 
 /** @type {HTMLElement | undefined} */
@@ -58,9 +58,9 @@ async function update() {
 function show(where, answer) {
   for (const [name, markup] of Object.entries(answer.parts)) {
     const part = one(where, `[data-part=${name}]`);
-    const isAtEnd = part.scrollHeight - part.scrollTop - part.clientHeight < 20;
+    const follows = name === "log" && part.scrollHeight - part.scrollTop - part.clientHeight < 20;
     part.innerHTML = markup;
-    if (name === "log" && isAtEnd) part.scrollTop = part.scrollHeight;
+    if (follows) part.scrollTop = part.scrollHeight; // unless the user has scrolled up
   }
   shown = answer.shown ?? shown;
 }
@@ -86,7 +86,7 @@ function showLost(where) {
   if (!unanswered) said?.remove();
   else if (unanswered >= MAX_UNANSWERED && !said)
     where.prepend(make("p", { className: "lost", role: "alert" },
-      "The page's server does not answer: this is from before. Trainings go on without it."));
+      "The page's server does not answer, so this is out of date. Trainings continue without it."));
 }
 
 /**
