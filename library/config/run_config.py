@@ -121,7 +121,7 @@ C = TypeVar("C", bound=type[RunConfig])
 
 
 def of_told_kind(names: Collection[str], configs: Mapping[str, C]) -> dict[str, C]:
-    """Of what can be trained, by script, that of the kind that the names of options in a file tell."""
+    """Return the configs by script whose kind matches the option names of a file."""
     told = {config.told_by: config.kind for config in configs.values() if config.told_by}
     whole = next((config.kind for config in configs.values() if not config.told_by), "")
     kind = next((kind for name, kind in told.items() if name in names), "") or next(

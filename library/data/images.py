@@ -42,7 +42,7 @@ class Image:
     """One image of the data set: path, caption, repeats and crop."""
 
     path: str
-    size: Size  # width, height as it is read
+    size: Size  # width, height after decoding
     caption: str
     repeats: int
     subset: SubsetConfig  # the subset it belongs to

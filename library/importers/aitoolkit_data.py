@@ -107,7 +107,7 @@ def _datasets(builder: ImportBuilder) -> None:
     word = builder.get("trigger_word")
     settings = _settings(listed)
     cached = builder.values.get("cache_text_encoder_outputs") or settings.get("cache_text_encoder_outputs")
-    without = VARIED if cached else ()  # there, a caption that is encoded once is read as it is written
+    without = VARIED if cached else ()  # ai-toolkit does not vary captions that it encodes once
     for option in builder.values.keys() & set(without):
         builder.ignore(builder.keys.pop(option), ENCODED_ONCE)
         del builder.values[option]

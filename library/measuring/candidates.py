@@ -1,7 +1,7 @@
-"""Candidate settings to compare: options of a training and nothing else, so that the best can be trained with.
+"""Candidate settings to compare. They are options of a training only, so that a training can use the best.
 
-`ALL` are those of `kohya bench`, each complete; the functions yield changes that make a training need less memory or
-less time, for probes, `compile_autotune` and the advice of a check. No torch in here: the page offers these as well.
+`ALL` are those of `kohya bench`, each complete; the functions yield changes that reduce the memory or time of a
+training, for probes, `compile_autotune` and the advice of a check. Do not import torch: the page offers these too.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from library.config.problems import ConfigError, Message, MessageLike, option_na
 from library.config.run_config import RunConfig
 from library.config.values import did_you_mean
 
-Overrides = dict[str, Any]  # options that differ from those of the training as it was asked for
+Overrides = dict[str, Any]  # options that differ from the config of the training
 
 # Every candidate starts from these: nothing is compiled, and nothing is recomputed.
 PLAIN: JsonMapping = {
@@ -42,14 +42,14 @@ class Candidate:
     name: str
     about: str
     options: JsonMapping = field(default_factory=dict)
-    needs: str = ""  # "cuda" where it has no meaning without a GPU
+    needs: str = ""  # "cuda" if meaningless without a GPU
     usual: bool = True  # measured unless others are named
 
     def chosen(self) -> JsonObject:
         return {**PLAIN, **self.options} if self.name != OWN else dict(self.options)
 
 
-OWN = "yours"  # a run's own settings, as its TOML has them
+OWN = "yours"  # a run's own settings, from its TOML
 
 ALL = (
     Candidate("eager", "eager, without gradient checkpointing"),
@@ -117,7 +117,7 @@ NAMED = {candidate.name: candidate for candidate in ALL}
 
 
 def choose(names: Iterable[str], own: bool, device: str, known: Iterable[str]) -> list[Candidate]:
-    """The candidates to measure, the baseline first. `own` is whether there are settings of a run to compare with.
+    """Return the candidates to measure, the baseline first. `own`: whether a run's settings are compared as well.
 
     Without names these are the usual ones; `all` means every one that this device can run and whose options (`known`)
     exist. Raises ConfigError for an unknown name.
@@ -147,7 +147,7 @@ def choose(names: Iterable[str], own: bool, device: str, known: Iterable[str]) -
 
 
 def saving_memory(config: RunConfig) -> Iterator[Overrides]:
-    """Changes that save memory, the cheapest first; last those that round more or change the optimizer."""
+    """Yield changes that save memory, the cheapest first; last those that round more or change the optimizer."""
     if not config.memory.checkpointing:
         yield dict(CKPT)
     if config.adapters and not config.precision.fp8_denoiser and config.precision.mixed_precision != "no":
@@ -168,7 +168,7 @@ def saving_memory(config: RunConfig) -> Iterator[Overrides]:
 
 
 def advised(changes: Overrides, config: RunConfig) -> MessageLike:
-    """Changes of a config as advice: "use fp8_base", "lower train_batch_size"."""
+    """Return changes of a config as advice: "use fp8_base", "lower train_batch_size"."""
 
     def one(name: str, value: Any) -> Message:
         if isinstance(value, bool | str):
@@ -192,7 +192,7 @@ def swapping_less(config: RunConfig) -> list[Overrides]:
 
 
 def checkpointing_less(config: RunConfig) -> list[Overrides]:
-    """Changes that recompute fewer activations, first none; swapped blocks recompute all."""
+    """Yield changes that recompute fewer activations, first none; swapped blocks recompute all."""
     memory = config.memory
     if not memory.checkpointing:
         return []

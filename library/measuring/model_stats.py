@@ -41,7 +41,7 @@ class BlockStats:
 
 @dataclass(frozen=True, slots=True)
 class ModelStats:
-    """A whole model. `counted`: the numbers are of its own files, not of the published model."""
+    """A whole model. `counted`: the numbers come from its own files, not from the published model."""
 
     blocks: tuple[BlockStats, ...]
     outside: int  # parameters of the denoiser that are in no block
@@ -57,8 +57,8 @@ class ModelStats:
 
 
 def model_stats(config: RunConfig) -> ModelStats:
-    """The statistics of the model that a config names, by the headers of its files; those of the published model for
-    what is not on this machine."""
+    """Return the statistics of a config's model from the headers of its files; parts that are not on this machine count
+    as in the published model."""
     family, shapes = families.family_for(config), {}
     with contextlib.suppress(ConfigError, OSError, ValueError, KeyError, IndexError):
         shapes = family.stored_shapes()
@@ -74,7 +74,7 @@ def model_stats(config: RunConfig) -> ModelStats:
 
 
 def published(config: RunConfig) -> ModelStats:
-    """The statistics of the published model that a config is for, counted in networks without memory. Takes seconds."""
+    """Return the statistics of a config's published model, counted in networks without memory. Takes seconds."""
     family = families.family_for(config)
     module = families.random_module(family.name)
     networks = _without_memory(family.name, module.model_sizes(config, full=True))

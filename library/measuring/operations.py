@@ -4,7 +4,7 @@ from library import families
 from library.config.run_config import RunConfig
 from library.measuring.model_stats import BlockStats, ModelStats
 
-# Dense bf16 matrix products in TFLOP/s, by a part of the GPU's name; the first part that is in the name counts.
+# Dense bf16 matrix products in TFLOP/s by part of the GPU's name; the first match counts.
 DATA_SHEETS = {
     "B200": 2250,
     "H200": 989,
@@ -39,12 +39,14 @@ DATA_SHEETS = {
 
 
 def data_sheet_rate(gpu: str) -> float:
-    """TFLOP/s of dense bf16 products in the data sheet of a GPU of this name; 0 where that is not known."""
+    """Return the TFLOP/s of dense bf16 products in the data sheet of a GPU; 0 if unknown."""
     return next((rate for part, rate in DATA_SHEETS.items() if part in gpu), 0)
 
 
 def tokens(config: RunConfig, block: BlockStats, size: tuple[int, int]) -> int:
-    """Tokens of an image of `size` (width, height in pixels) in a block, plus those of the text where it reads both."""
+    """Return the tokens of an image of `size` (width, height in pixels) in a block, plus the text's if it
+    reads both.
+    """
     image_tokens = (size[0] // 8 // block.downsampling) * (size[1] // 8 // block.downsampling)
     if block.is_convolution or not (text_tokens := families.facts(config.family).text_tokens):
         return image_tokens
@@ -52,7 +54,7 @@ def tokens(config: RunConfig, block: BlockStats, size: tuple[int, int]) -> int:
 
 
 def operations_of_image(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> float:
-    """Operations of the forward and backward pass of one image: a product of n x k and k x m has 2 n k m."""
+    """Return the operations of one image's forward and backward pass; a product of n x k and k x m has 2 n k m."""
     forward = 0.0
     for block in model.blocks:
         count = tokens(config, block, size)

@@ -1,6 +1,6 @@
 """The measured cost of a training with some options changed.
 
-`timing.measure_passes` measures inside the process that trains, `library.bench.probe` in a process of its own.
+`timing.measure_passes` measures inside the training's process, `library.bench.probe` in a separate one.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ MEMORY_MARGIN = 0.92  # share of the GPU's memory that chosen settings may use
 
 @dataclass
 class Measured:
-    """One candidate. `seconds` are of a forward and backward pass in the training's process, and of a whole step in a
-    process of its own."""
+    """One candidate. `seconds` cover a forward and backward pass in the training's process, a whole step in a separate
+    one."""
 
     changes: Overrides
     seconds: float = 0.0
     compiling: float = 0.0  # seconds before the first pass at full speed
-    peak: float = 0.0  # GiB, of the GPU where there is one
+    peak: float = 0.0  # GiB, of the GPU if there is one
     graphs: int = 0
     why: MessageLike = ""  # why it cannot be used, "" if it can
 
@@ -32,7 +32,7 @@ class Measured:
         return any(sign in str(self.why) for sign in OUT_OF_MEMORY)
 
     def sentence(self, of_steps: bool = True) -> Message:
-        """Memory, seconds of a step (or of a batch), graphs and compiling; or why it cannot be used."""
+        """Return memory, seconds of a step (or batch), graphs and compiling; or why it cannot be used."""
         what = shown(self.changes) or Message("as it is")
         if self.why:
             return Message("{settings}: {found}", settings=what, found=self.why)

@@ -1,4 +1,4 @@
-"""FLOPs of a network and the inputs of its blocks, found with a copy that has shapes but no memory."""
+"""FLOPs of a network and the inputs of its blocks, computed on a copy that has shapes but no memory."""
 
 import contextlib
 import copy
@@ -26,12 +26,12 @@ class FakeTensorContext:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Within, tensors are fake, and attention is computed by matrix products, which every device counts alike."""
+        """Make tensors fake within, and compute attention by matrix products, which count alike on every device."""
         with self._mode, sdpa_kernel(SDPBackend.MATH):
             yield
 
     def copy(self, model: nn.Module, device: torch.device, eight_bits: torch.dtype) -> nn.Module:
-        """The same network of fake tensors; weights that are kept in 8 bits get the type `eight_bits`."""
+        """Return the network with fake tensors; weights stored in 8 bits get the type `eight_bits`."""
         known: dict[int, Any] = {}
 
         def like(x: Tensor) -> Tensor:
@@ -47,7 +47,9 @@ class FakeTensorContext:
 
 
 def flops(call: Callable[[], Any], quietly: bool = False) -> int | None:
-    """Floating-point operations of a call's matrix products and convolutions; None if they cannot be counted."""
+    """Return the floating-point operations of a call's matrix products and convolutions; None if they
+    cannot be counted.
+    """
     try:
         with FlopCounterMode(display=False) as counter:
             call()
@@ -59,7 +61,7 @@ def flops(call: Callable[[], Any], quietly: bool = False) -> int | None:
 
 
 def called_blocks(model: nn.Module, kinds: Iterable[str], call: Callable[[], Any]) -> dict[str, tuple[str, Call]]:
-    """The arguments of the middle block of each class: class -> its path in the model, its arguments."""
+    """Return the arguments of the middle block of each class: class -> (path in the model, arguments)."""
     wanted, caught, hooks = dict(_middle(model, kinds)), {}, []
     for kind, (path, block) in wanted.items():
 
@@ -83,7 +85,7 @@ def _middle(model: nn.Module, kinds: Iterable[str]) -> Iterator[tuple[str, tuple
 
 
 def without_memory(call: Call) -> Call:
-    """The same arguments with tensors on the meta device."""
+    """Return the arguments with their tensors on the meta device."""
 
     def light(x: Any) -> Any:
         return torch.empty_like(x, device="meta").requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
@@ -92,7 +94,7 @@ def without_memory(call: Call) -> Call:
 
 
 def made_real(call: Call, device: torch.device) -> Call:
-    """Arguments with random values for tensors on the meta device; they require gradients as those did."""
+    """Return the arguments with random values for meta tensors; `requires_grad` is kept."""
 
     def real(value: Any) -> Any:
         if not isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Time and peak memory of a call once it runs steadily."""
+"""Time and peak memory of a call in its steady state."""
 
 import gc
 import math
@@ -20,12 +20,12 @@ GIB = 2**30
 MATRICES = {"cuda": (4096, 8192), "cpu": (512, 1024)}  # sides of the square matrices that `matmul_rate` multiplies
 RATE_SECONDS = 0.4  # for each of them
 FEWEST = 3  # measured repetitions at least
-SETTLED = 1.15  # warm-up goes on while a repetition takes less than the one before, divided by this
+SETTLED = 1.15  # warm-up continues while a repetition is faster than the previous one by more than this
 
 
 @dataclass(frozen=True)
 class TimingPlan:
-    """Numbers of repetitions, and a limit of time."""
+    """Numbers of repetitions, and a time limit."""
 
     steps: int = 20  # measured repetitions
     warmup: int = 3  # repetitions before them, at least
@@ -61,7 +61,7 @@ class Timing:
 
 
 def measure(call: Callable[[], Any], device: torch.device, plan: TimingPlan) -> Timing:
-    """Call until it runs steadily, then time it. Raises what `call` raises."""
+    """Warm up until the time is steady, then measure. Raises what `call` raises."""
     began = time.perf_counter()
     took, last = 0.0, math.inf
     for number in range(plan.warmup * 3):
@@ -78,7 +78,7 @@ def measure(call: Callable[[], Any], device: torch.device, plan: TimingPlan) -> 
 
 
 def timed(call: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of one call, until the device has finished."""
+    """Return the seconds of one call, until the device has finished."""
     wait(device)
     began = time.perf_counter()
     call()
@@ -87,7 +87,7 @@ def timed(call: Callable[[], Any], device: torch.device) -> float:
 
 
 def failure(error: Exception) -> str:
-    """Why something could not be measured, in one line."""
+    """Return why something could not be measured, in one line."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return OUT_OF_MEMORY[0]
     if isinstance(error, ConfigError):
@@ -134,8 +134,8 @@ def measure_passes(
 ) -> tuple[float, float, float]:
     """Time passes over batches of several sizes, each weighted by its share of all batches.
 
-    Returns seconds of a steady pass, the mean over sizes; seconds by which first passes took longer, which is
-    compiling; and the peak of GPU memory in GiB, 0 without a GPU.
+    Returns the seconds of a steady pass (mean over sizes), the extra seconds of the first passes (compiling), and the
+    peak of GPU memory in GiB, 0 without a GPU.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -149,7 +149,7 @@ def measure_passes(
 
 
 def matmul_rate(on: torch.device, dtype: torch.dtype) -> JsonObject:
-    """The best rate of plain matrix products of this type, in TFLOP/s: the reference of utilization."""
+    """Return the best rate of plain matrix products of this type in TFLOP/s, the reference for utilization."""
     best: JsonObject = {"dtype": str(dtype).removeprefix("torch."), "tflops": 0.0, "size": 0}
     for size in MATRICES[on.type]:
         a, b = (torch.randn(size, size, device=on, dtype=dtype) for _ in range(2))

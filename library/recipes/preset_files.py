@@ -71,9 +71,7 @@ def profiles() -> list[Preset]:
 
 
 def of_kind(kind: str, families: Iterable[str]) -> list[Preset]:
-    """Return the presets that a tab offers for these families, smallest memory first, possibly those of the kind
-    standing in.
-    """
+    """Return the presets that a tab offers for these families, smallest memory first. A kind may use another's."""
     fitting = [preset for preset in presets(STANDS_IN.get(kind, kind)) if not preset.is_profile]
     return [preset for family in families for preset in fitting if preset.family == family]
 

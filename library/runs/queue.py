@@ -149,7 +149,7 @@ def add(job: start.TrainingJob, first: bool = False) -> QueueEntry:
 
 
 def twin_problem(queue: Queue, output: str, name: str) -> Problem | None:
-    """The problem of a training whose files would have the folder and name of those of a waiting one."""
+    """Return the problem of a training that would write the same files as a waiting one."""
     if all((entry.output, entry.name) != (output, name) for entry in queue.waiting):
         return None
     return Problem("output_name", ": {name} waits in the queue for the same folder; choose another name.", name=name)

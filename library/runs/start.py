@@ -48,7 +48,7 @@ def job(config: RunConfig, **how: Any) -> TrainingJob:
 
 
 def result_of(config: RunConfig) -> tuple[str, str]:
-    """The folder and the name of the files that a training with this config saves."""
+    """Return the folder and the name of the files that a training with this config saves."""
     return str(Path(config.save.output_dir or "").absolute()), config.save.output_name or config.script
 
 
