@@ -16,6 +16,7 @@ from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, MessageLike
 from library.config.run_config import RunConfig
 from library.families.recognition import recognised
+from library.outputs import prompt_checks
 from library.outputs import prompts as prompt_files
 from library.outputs.prompts import Prompt
 from library.runs import gpu_slots
@@ -148,9 +149,9 @@ def notes(asked: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]
     """What of the prompts will not do what it says. Loads torch."""
     use = replace(config.control_images, guided=True)  # control images are for files beside the model
     about = use, config.shifts_samples, families.family_for(config).sample_multiple
-    yield from prompt_files.notes(asked.prompts, *about) if asked.prompts else ()
+    yield from prompt_checks.notes(asked.prompts, *about) if asked.prompts else ()
     for line in asked.prompt:
-        yield from prompt_files.line_notes(line, *about)
+        yield from prompt_checks.line_notes(line, *about)
 
 
 def config_of(path: Path, given: JsonMapping, script_of: Callable[[Path], str]) -> RunConfig:
