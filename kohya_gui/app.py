@@ -19,7 +19,8 @@ from kohya_gui.form.demo import DemoApi
 from kohya_gui.form.form import visibility
 from kohya_gui.form.print_command import CommandPrinter
 from kohya_gui.form.several import SeveralValues
-from kohya_gui.form.tab import FAMILIES, TABS, TrainingTab
+from kohya_gui.form.tab import TrainingTab
+from kohya_gui.form.tabs import FAMILIES, TABS
 from kohya_gui.i18n import texts
 from kohya_gui.i18n.sentences import data
 from kohya_gui.lab.lab import LabTab

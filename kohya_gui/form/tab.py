@@ -5,7 +5,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from kohya_gui.form import (
     start_preset,
 )
 from kohya_gui.form.form import SettingsForm, Submission
+from kohya_gui.form.tabs import FAMILIES, TABS, Tab
 from kohya_gui.models import models
 from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest
@@ -44,56 +45,10 @@ from library.families import RUNS, config_class
 from library.files import RESERVED
 from library.runs import keys, queue, start
 
-FAMILIES = {family.name: family.title for family in families.every()}
-BASE = {finding.BASE: 6}
 FOLDER = Path(__file__).parent
 # What came of a button: a "message" as HTML; besides, what to "fill" into the form, the "path" of its config file with
 # a mark of its contents ("opened"), a "run" that has begun, or a "file" for the downloads. What is not there stays.
 Said = JsonObject
-
-
-@dataclass(frozen=True)
-class Tab:
-    """What tells the training tabs apart."""
-
-    id: str
-    title: str
-    kind: str  # of the configs that it trains
-    basics: Mapping[str, int]  # the options on top, and the sixths of a row that each takes
-
-    @property
-    def configs(self) -> dict[str, type]:
-        """The config class of each family in this tab."""
-        made = (config_class(script) for script in RUNS)
-        return {config.family: config for config in made if config.kind == self.kind}
-
-
-TABS = (
-    Tab("lora", "LoRA", "lora", {
-        **BASE, "train_data_dir": 3, "output_dir": 3, "output_name": 2,
-        "resolution": 2, "train_batch_size": 2, "max_train_steps": 2, "network_dim": 2, "learning_rate": 2,
-        "sample_images": 6,
-    }),
-    Tab("dreambooth", "DreamBooth", "finetune", {
-        **BASE, "train_data_dir": 3, "reg_data_dir": 3, "output_dir": 4, "output_name": 2,
-        "resolution": 2, "max_train_steps": 2, "learning_rate": 2, "sample_images": 6,
-    }),
-    Tab("finetune", "Finetune", "finetune", {
-        **BASE, "in_json": 3, "train_data_dir": 3, "dataset_config": 3, "output_dir": 3, "output_name": 2,
-        "resolution": 2, "train_batch_size": 2, "max_train_steps": 2, "learning_rate": 2, "mixed_precision": 2,
-        "sample_images": 6,
-    }),
-    Tab("textual-inversion", "Textual inversion", "textual-inversion", {
-        **BASE, "train_data_dir": 3, "output_dir": 3, "token_string": 2, "init_word": 2, "num_vectors_per_token": 2,
-        "output_name": 2, "resolution": 2, "train_batch_size": 2, "max_train_steps": 3, "learning_rate": 3,
-        "sample_images": 6,
-    }),
-    Tab("lllite", "LLLite", "lllite", {
-        **BASE, "train_data_dir": 3, "conditioning_data_dir": 3, "output_dir": 4, "output_name": 2,
-        "network_dim": 3, "cond_emb_dim": 3, "resolution": 2, "max_train_steps": 2, "learning_rate": 2,
-        "sample_images": 6,
-    }),
-)  # fmt: skip
 
 
 class TrainingTab:

@@ -11,7 +11,7 @@ from library.config.run_config import RunConfig
 from library.config.sections.learning import LONGEST
 from library.data.length import Length, length
 from library.optim import lr_schedule
-from library.train import resume_state
+from library.train import resume_check
 from library.train.clock import Clock
 
 
@@ -52,7 +52,7 @@ def length_problems(config: RunConfig, images: data.Check) -> Iterator[Problem]:
             fix={"early_stop_patience": None},
         )
     if config.steps.resume and not config.steps.resume_from_huggingface and config.steps.max_train_epochs:
-        yield from resume_state.problems(Path(config.steps.resume), config, whole.total)
+        yield from resume_check.problems(Path(config.steps.resume), config, whole.total)
 
 
 def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:

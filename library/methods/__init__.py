@@ -13,7 +13,7 @@ from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
-from library.methods import embedding, full, lllite, lora, lycoris
+from library.methods import embedding, full, lllite, lora, lora_files, lycoris
 from library.methods.factor_cache import FactorCache
 from library.methods.full import FullFinetune
 from library.methods.sharding import ShardedModel
@@ -81,9 +81,9 @@ def attach(components: ModelComponents, family: Family, config: RunConfig) -> Tr
     if not isinstance(config, AdapterRun):
         return full.attach(components, family, config)
     for path, multiplier in base_weights(config):
-        tensors = lora.plain_file("base_weights", path, config.family)
+        tensors = lora_files.plain_file("base_weights", path, config.family)
         unmatched = lora.merge(components, family, tensors, multiplier)
-        lora.report_unmatched("base_weights", path, unmatched, len(lora.by_name(tensors)))
+        lora_files.report_unmatched("base_weights", path, unmatched, len(lora_files.by_name(tensors)))
     is_ours = config.network.module.startswith("networks.")
     return (lora if is_ours else lycoris).attach(components, family, config)
 

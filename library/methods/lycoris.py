@@ -31,7 +31,8 @@ from library.families.base import Family, ModelComponents
 from library.families.facts import block_of
 from library.methods import lora
 from library.methods.base import BaseMethod, dtype_of
-from library.methods.lora import AdapterLocation, Unmatched, file_of, report_unmatched
+from library.methods.lora import AdapterLocation
+from library.methods.lora_files import Unmatched, file_of, report_unmatched
 from library.methods.lycoris_files import block_sizes, match_scale_of_file, put_blocks, takes_the_weight
 from library.methods.lycoris_presets import known_presets
 from library.tools.names import names_of

@@ -32,7 +32,7 @@ from library.measuring.shapes import FakeTensorContext
 from library.memory.prepare import blocks_by_class
 from library.memory.quantization import fp8_matmul, fp8_storage, int8_matmul, multiplies_in_8_bits
 from library.objectives.base import NoisedBatch
-from library.train import autotune_cache, resume_state
+from library.train import autotune_cache, state_files
 from library.train.journal import Journal
 from library.train.loss import LossFunction
 from library.train.world import World
@@ -92,7 +92,7 @@ def _resumed(config: RunConfig) -> str:
     """The format of the training that is resumed, "" if there is none."""
     if not config.steps.resume:
         return ""
-    known = resume_state.read_progress(Path(config.steps.resume)).get("settings", {})
+    known = state_files.read_progress(Path(config.steps.resume)).get("settings", {})
     return "int8" if known.get("int8_compute") else "fp8" if known.get("fp8_compute") else WIDE
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from library.compiler.torch_private import LazyTensor, pytree
 from library.config.environment import first_process, lacks_memory
-from library.config.json_types import JsonMapping
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, Problem, listed
 from library.data.held_out import PROGRESS
 from library.files import need_space, write_folder_atomic
@@ -31,6 +31,7 @@ from library.tools.storage import FilePlan
 
 WEIGHTS, OPTIMIZER, SCHEDULER = "model.safetensors", "optimizer.bin", "scheduler.bin"
 AVERAGE, SCALER = "ema.safetensors", "scaler.pt"
+VERSION = 1  # of what PROGRESS holds
 SUMS = "SHA256SUMS"
 CHECKED = "checksums"  # the fact that the state has them
 STEP = "saved_after_step"  # in every file but those of JSON and text
@@ -248,3 +249,21 @@ def _size(value: Any) -> int:
     if isinstance(value, Mapping):
         return sum(map(_size, value.values()))
     return sum(map(_size, value)) if isinstance(value, list | tuple) else 0
+
+
+def read_progress(folder: Path) -> JsonObject:
+    """Where the run stood: current_step, current_epoch, seed and more. ConfigError for a state of another program."""
+    try:
+        facts = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+        if facts["version"] == VERSION:
+            return facts
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise ConfigError(
+        Problem(
+            "resume",
+            ": {folder} was not written by this trainer, and cannot be resumed exactly; start "
+            "from its weights instead (network_weights for a LoRA)",
+            folder=folder,
+        )
+    )

@@ -6,7 +6,8 @@ import pytest
 from PIL import Image
 
 from kohya_gui.form import datasets
-from kohya_gui.form.tab import FAMILIES, TABS, SettingsForm
+from kohya_gui.form.tab import SettingsForm
+from kohya_gui.form.tabs import FAMILIES, TABS
 from kohya_gui.server.json_api import ApiRequest
 from library.config.problems import ConfigError
 from tests.training import wait_for

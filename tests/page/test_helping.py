@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 from kohya_gui.form import api, compile_summary, messages, presets, probe
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tab import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILIES, TABS
 from kohya_gui.server import named_paths
 from kohya_gui.server.json_api import ApiRequest
 from library import families

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from kohya_gui.form.several import SeveralValues
-from kohya_gui.form.tab import TABS, TrainingTab
+from kohya_gui.form.tab import TrainingTab
+from kohya_gui.form.tabs import TABS
 from kohya_gui.server.json_api import ApiRequest
 from library.check import isolated
 from library.config.formats import read_toml

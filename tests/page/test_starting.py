@@ -7,7 +7,7 @@ import pytest
 
 from kohya_gui.form import start_preset
 from kohya_gui.form.start_preset import Gpu
-from kohya_gui.form.tab import TABS
+from kohya_gui.form.tabs import TABS
 from library.check import isolated
 from library.config import ineffective
 from library.config.building import build

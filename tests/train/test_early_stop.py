@@ -10,7 +10,7 @@ from library.config.building import build, draft
 from library.config.formats import to_toml
 from library.families import config_class
 from library.runs import reader
-from library.train import resume_state
+from library.train import state_files
 from library.train.clock import Clock
 from library.train.early_stop import IN_STATE, EarlyStop
 from tests.source import ROOT
@@ -127,4 +127,4 @@ def test_it_needs_held_out_images(eight, tmp_path):
 def test_states_of_trainings_without_it_say_nothing_of_it(demo, eight, tmp_path):
     given = {"train_data_dir": eight, "output_dir": tmp_path, "output_name": "m", "max_train_steps": 1}
     train(config_of(demo, SCRIPT, save_state_on_train_end=True, **given))
-    assert IN_STATE not in resume_state.read_progress(tmp_path / "m-state")
+    assert IN_STATE not in state_files.read_progress(tmp_path / "m-state")

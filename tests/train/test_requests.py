@@ -12,7 +12,7 @@ from PIL import Image
 from library.outputs import verify
 from library.runs import layout, reader
 from library.runs.record import Record
-from library.train import resume_state, step_metrics, stop_requests
+from library.train import resume_check, step_metrics, stop_requests
 from tests.training import LORAS, config_of, train
 
 
@@ -50,7 +50,7 @@ def test_samples_and_saves_on_demand_change_no_number(demo, squares, tmp_path, a
     assert sampled["step"] == file["step"] == folder["step"] < 4 and last["step"] == 4
     assert (
         file["file"].endswith(f"-step{file['step']:08d}.safetensors")
-        and resume_state.problems(Path(folder["file"])) == []
+        and resume_check.problems(Path(folder["file"])) == []
     )
     assert file["ok"] and last["ok"] and "it loads" in file["text"]
     assert not any(layout.request_file(asked.folder, request).exists() for request in layout.REQUESTS)

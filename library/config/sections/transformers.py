@@ -10,9 +10,9 @@ from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.schema import opt, section
 from library.config.sections.adapters import Network
+from library.config.sections.caching import TextBatchCache
 from library.config.sections.compiling import Compile
 from library.config.sections.flow import FLOW_INEFFECTIVE, Flow, FlowLoss, SafetensorsSave
-from library.config.sections.inputs import TextBatchCache
 from library.config.sections.machine import Memory
 from library.config.sections.runs import AdapterRun, FullRun
 
