@@ -19,8 +19,8 @@ from library.config.run_config import RunConfig
 from library.demo import summary
 from library.demo.configs import name_of
 from library.demo.files import Demo, prepare
+from library.jobs.work import joined
 from library.runs import foreground, gpu_slots, reader
-from library.runs.job_work import joined
 from library.runs.launcher import starting
 
 VARIANTS = tuple(name for known in families.every() for name in known.demo_variants)

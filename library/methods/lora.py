@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from library.adapter_files.names import names_of
+from library.adapter_files.storage import exact
 from library.config.problems import ConfigError, Message, Problem
 from library.config.sections import AdapterRun
 from library.families import network_args
@@ -19,8 +21,6 @@ from library.methods.base import BaseMethod, dtype_of
 from library.methods.factor_cache import FactorCache
 from library.methods.lora_files import Unmatched, by_name, plain_file, report_unmatched
 from library.methods.targets import AdapterPlan, TargetLayer
-from library.tools.names import names_of
-from library.tools.storage import exact
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from library.adapter_files import adapters as adapter_files
+from library.adapter_files.names import DOWN, UP
+from library.adapter_files.storage import is_finite
 from library.config.problems import ConfigError, Message, Problem, counted
 from library.methods.small_files import tensors_of
-from library.tools import adapters as adapter_files
-from library.tools.names import DOWN, UP
-from library.tools.storage import is_finite
 
 log = logging.getLogger(__name__)
 

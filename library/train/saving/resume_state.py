@@ -1,0 +1,146 @@
+"""The state folder of a training: everything that resuming needs to continue bit for bit."""
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from library.config.json_types import JsonMapping
+from library.config.problems import ConfigError, Message, MessageLike, Problem, listed
+from library.config.run_config import RunConfig
+from library.data.held_out import IN_STATE
+from library.optim import resuming
+from library.train.choices import Choices
+from library.train.saving.deciding_options import (
+    MEASURED,
+    computed_by,
+    deciding_options,
+    differences,
+    is_rescheduled,
+)
+from library.train.saving.resume_check import finished
+from library.train.saving.state_files import (
+    AVERAGE,
+    OPTIMIZER,
+    SCALER,
+    SCHEDULER,
+    VERSION,
+    WEIGHTS,
+    State,
+    damage,
+    randomness,
+    read_progress,
+    read_tensors,
+    read_values,
+)
+from library.train.step import rng
+
+if TYPE_CHECKING:
+    from library.train.training import Training
+
+NOT_EXACTLY = "resume: the training continues, but not bit-exactly: {differences}"
+OTHER_OPTIMIZER = Problem(
+    "resume",
+    ": the state is of a run with another optimizer, or with other learning rates for other parts; "
+    "resume with its own config",
+)
+
+
+def collect(training: "Training") -> State | None:
+    """The present state in the main process, None in the others. A collective operation: every process has to call
+    it."""
+    world, updates, clock = training.world, training.updates, training.clock
+    sources = world.gather(rng.get_rng_state(world.device))
+    optimizer, average = updates.state_dict(), updates.average.state_dict() if updates.average else {}
+    if not world.main:
+        return None
+    tensors = {WEIGHTS: training.method.snapshot()}
+    values = {OPTIMIZER: optimizer, SCHEDULER: updates.schedule.state_dict()}
+    values |= {randomness(rank): source for rank, source in enumerate(sources)}
+    if updates.average:
+        tensors[AVERAGE] = average
+    if world.scaler:
+        values[SCALER] = world.scaler.state_dict()
+    facts = {"version": VERSION, **clock.state(), "seed": training.generators.seed}
+    facts |= {"losses": training.step_log.meter.state(), "batches": training.batches.state_dict()}
+    facts |= {"settings": deciding_options(training.config, clock.total), "choices": asdict(training.choices)}
+    facts |= {"computed_by": computed_by(world.device), "groups": updates.groups}
+    facts |= training.early_stop.state()
+    if (marks := training.batches.images.held_out) is not None:
+        facts |= {IN_STATE: list(marks)}
+    return State(tensors, values, facts)
+
+
+def resume(folder: Path, training: "Training") -> None:
+    """Restore the state from a folder that `State.write` wrote. Raises ConfigError where it does not fit this run."""
+    training.journal.phase(Message("resuming"))
+    config, world, updates, clock = training.config, training.world, training.updates, training.clock
+    if damaged := damage(folder):
+        raise ConfigError(*damaged)
+    facts = read_progress(folder)
+    if not config.steps.moved and (why := finished(folder, facts, clock.total, config)):
+        raise ConfigError(why)
+    training.method.restore(read_tensors(folder / WEIGHTS))
+    _take_over_optimizer(folder, facts, training)
+    if updates.average and (folder / AVERAGE).is_file():
+        updates.average.load_state_dict(read_tensors(folder / AVERAGE))
+    elif updates.average:
+        updates.average.start()
+        training.journal.warn(Message("resume: the state has no averaged weights; the average starts again"))
+    if world.scaler:
+        world.scaler.load_state_dict(read_values(folder / SCALER, world.device))
+    _compare(facts, training, training.batches.load_state_dict(facts["batches"]))
+    training.generators.seed = facts["seed"]
+    _move_clock(facts, training)
+    if (folder / randomness(world.rank)).is_file():
+        rng.set_rng_state(read_values(folder / randomness(world.rank), "cpu"), world.device)
+    training.journal.say(f"Resumed {folder} after step {clock.step}.")
+
+
+def _take_over_optimizer(folder: Path, facts: JsonMapping, training: "Training") -> None:
+    """Load optimizer and schedule; rates and arguments that the config has changed apply."""
+    config, known = training.config, facts.get("settings", {})
+    in_shards = training.method.shards is not None  # then each process reads its own rows only
+    stored = read_values(folder / OPTIMIZER, "cpu" if in_shards else training.world.device, mapped=in_shards)
+    rescheduled = is_rescheduled(known, deciding_options(config, training.clock.total))
+    saved = resuming.Saved(stored, read_values(folder / SCHEDULER, "cpu"), facts.get("groups"), known, rescheduled)
+    try:
+        training.updates.resume(saved, config)
+    except ConfigError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as e:  # other groups, or other memory
+        raise ConfigError(OTHER_OPTIMIZER) from e
+
+
+def _move_clock(facts: JsonMapping, training: "Training") -> None:
+    """Set clock and data to where the state was saved, or to where the config says that this training begins."""
+    clock, batches, accumulation = training.clock, training.batches, training.config.steps.gradient_accumulation_steps
+    if training.config.steps.moved:
+        batches.go_to(clock.epoch, clock.in_epoch * accumulation)
+        return
+    clock.step, clock.epoch = facts["current_step"], facts["current_epoch"]
+    # Of other data, or other steps, the epoch may already be over at this place.
+    steps = math.ceil(batches.index / accumulation)
+    clock.in_epoch = min(steps, clock.per_epoch) if batches.epoch == clock.epoch else clock.per_epoch
+    training.step_log.meter.load(facts["losses"][: clock.per_epoch])
+    training.early_stop.restore(facts)
+
+
+def _compare(facts: JsonMapping, training: "Training", data: MessageLike) -> None:
+    """Warn of every difference that keeps this run from continuing bit for bit, besides `changes`."""
+    config = training.config
+    now = deciding_options(config, training.clock.total)
+    found = list(differences(facts.get("settings", {}), {name: now[name] for name in MEASURED if name in now}))
+    found += [data] * bool(data)
+    folder, ranks = Path(config.steps.resume or ""), training.world.ranks
+    if any(not (folder / randomness(rank)).is_file() for rank in range(ranks)):
+        found.append(Message("the state is of fewer processes, so some have no random state"))
+    found += differences(facts.get("computed_by", {}), computed_by(training.world.device))
+    if found:
+        training.journal.warn(Message(NOT_EXACTLY, differences=listed(found, "; ")))
+
+
+def choices(config: RunConfig) -> Choices:
+    """The choices of the training that is resumed, empty ones without `resume`. Raises ConfigError for a folder that is
+    no state."""
+    return Choices.read(read_progress(Path(config.steps.resume))) if config.steps.resume else Choices()
