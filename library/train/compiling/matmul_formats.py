@@ -30,7 +30,7 @@ from library.families.base import Family
 from library.files import write_atomic
 from library.measuring import timing
 from library.measuring.shapes import FakeTensorContext
-from library.memory.prepare import blocks_by_class
+from library.memory.compile_targets import blocks_by_class
 from library.memory.quantization import fp8_matmul, fp8_storage, int8_matmul, multiplies_in_8_bits
 from library.objectives.base import NoisedBatch
 from library.train.compiling import autotune_cache
