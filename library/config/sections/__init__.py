@@ -25,11 +25,9 @@ from library.config.sections.transformers import (
     TransformerLora,
     TransformerNetwork,
     TransformerTrain,
-    compile_of,
-    data_with_references,
+    blocks_to_swap,
     flow_shift,
-    memory_of,
-    network_of,
+    network_module,
     reference_folder,
 )
 
@@ -77,11 +75,9 @@ __all__ = [
     "TransformerNetwork",
     "TransformerTrain",
     "Validation",
-    "compile_of",
-    "data_with_references",
+    "blocks_to_swap",
     "flow_rules",
     "flow_shift",
-    "memory_of",
-    "network_of",
+    "network_module",
     "reference_folder",
 ]
