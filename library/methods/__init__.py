@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from library.config.hub_names import is_file_id
+from library.config.hub_names import FILE, about_absent, is_file_id
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
@@ -120,8 +120,10 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     files |= {f"base_weights {i}": path for i, path in enumerate(config.network.base_weights or (), 1)}
     for option, path in files.items():
         if path and not Path(path).is_file() and not (option != "network_weights" and is_file_id(path)):
-            template = ": {path} is a folder: name a file in it" if Path(path).is_dir() else ": {path} does not exist"
-            yield Problem(option, template, path=path)
+            if Path(path).is_dir():
+                yield Problem(option, ": {path} is a folder: name a file in it", path=path)
+            else:
+                yield about_absent(option, path, "" if option == "network_weights" else FILE)
 
 
 def notes(config: RunConfig) -> Iterator[Problem]:
