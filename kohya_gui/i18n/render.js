@@ -7,6 +7,7 @@ import { form, sentenceOf } from "./sentences.js";
 /** @typedef {{ words: Record<string, string>, language: string }} Catalogue the lines of a language, by English template */
 
 const FLAG = "--"; // the place of an option of a command line
+const KEYS = new Set(["key", "keys"]); // arguments that are names in a file, which no language has other words for
 
 /**
  * A text in a language: a sentence that is known by how it was made, another by its own line. What has none stays.
@@ -63,7 +64,7 @@ export function render(sentence, catalogue, near) {
   const said = labelled(other ?? template, near, label).replace(/\{(\w+)\}/g, (as, name) => {
     const value = given[name] ?? as;
     if (typeof value !== "string") return render(value, catalogue, near);
-    return value.trim() === text.trim() ? value : label(value); // of a sentence that is its argument alone
+    return KEYS.has(name) || value.trim() === text.trim() ? value : label(value); // of a sentence that is its argument alone
   });
   const name = option && (place === FLAG ? option : labelOf(option, near, label, place !== ""));
   if (other === null || catalogue.language === "en")
