@@ -1,6 +1,5 @@
 """The rows of sample prompts in a form: read from its prompt file, written into it, begun with captions of images."""
 
-import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -156,8 +155,8 @@ def _is_row(row: object) -> bool:
 
 def _new(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> Path:
     """A file that is not there yet, beside the result of the training."""
-    save_to = form.lenient_config(given).save
-    if not save_to.output_dir:
+    config = form.lenient_config(given)
+    if not config.save.output_dir:
         raise ConfigError(Problem("output_dir", "is not set: choose it first, the prompts are kept there"))
-    name = f"{save_to.output_name or 'sample'}-prompts.txt"
-    return kept_file.free(paths.file(os.path.join(save_to.output_dir, name), roots, READ, "output_dir"))
+    name = f"{config.save.output_name or 'sample'}-prompts.txt"
+    return kept_file.free(paths.file(str(kept_file.beside_result(config, roots) / name), roots, READ, "output_dir"))
