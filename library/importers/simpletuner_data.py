@@ -32,8 +32,13 @@ def is_datasets(found: JsonValue) -> bool:
 def _datasets(builder: ImportBuilder) -> None:
     key, listed = "data_backend_config", builder.get("data_backend_config")
     if not is_datasets(listed):
-        if listed:
-            said = "this file was not found; name the images with train_data_dir or dataset_config"
+        if unnamed := [str(at) for at, table in enumerate(tables(listed), 1) if "id" not in table]:
+            template = (
+                "data sets in it have no id, by which others name them ({numbers}): give each one, and import again"
+            )
+            builder.ignore(key, Message(template, numbers=", ".join(unnamed)))
+        elif listed:
+            said = "this file was not found, or cannot be read; name the images with train_data_dir or dataset_config"
             builder.ignore(key, said)
         size = _side(builder.source)
         builder.change("resolution", said_of({"resolution": size}), {"resolution": str(size), "enable_bucket": True})
@@ -182,7 +187,9 @@ def _samples(builder: ImportBuilder) -> None:
     prompts = [str(text) for text in library.values() if not is_empty(text)] if isinstance(library, Mapping) else []
     prompts = [*([str(one)] if one else []), *prompts]
     if "user_prompt_library" in builder.source and not isinstance(library, Mapping):
-        builder.ignore("user_prompt_library", "this file was not found; name the prompts with sample_prompts")
+        builder.ignore(
+            "user_prompt_library", "this file was not found, or cannot be read; name the prompts with sample_prompts"
+        )
     keys = (
         "validation_prompt",
         "validation_negative_prompt",
