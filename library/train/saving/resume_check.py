@@ -10,6 +10,7 @@ from library.config.problems import ConfigError, Message, MessageLike, Problem, 
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.families.shared.weights import header
+from library.files import STATE_FACTS
 from library.optim import resuming
 from library.optim.names import spec_of
 from library.outputs.paths import names
@@ -21,7 +22,6 @@ from library.train.saving.deciding_options import (
 )
 from library.train.saving.state_files import (
     OPTIMIZER,
-    PROGRESS,
     SCHEDULER,
     WEIGHTS,
     damage,
@@ -93,7 +93,7 @@ def problems(folder: Path, config: RunConfig | None = None, total: int | None = 
         return [Problem("resume", template, folder=folder)]
     if damaged := damage(folder):
         return damaged
-    needed = (WEIGHTS, OPTIMIZER, SCHEDULER, randomness(0), PROGRESS)
+    needed = (WEIGHTS, OPTIMIZER, SCHEDULER, randomness(0), STATE_FACTS)
     missing = [name for name in needed if not (folder / name).is_file()]
     if missing:
         template = ": {folder} is no complete state (it lacks {missing}); choose another -state folder"
