@@ -1,4 +1,4 @@
-"""The training tabs, and the options on top of each."""
+"""Which training tabs there are: the kind of training of each, and the options on top of its form."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from library.downloads import finding
 from library.families import RUNS, config_class
 
 FAMILIES = {family.name: family.title for family in families.every()}
-BASE = {finding.BASE: 6}
+ROW_WIDTH = 6
 
 
 @dataclass(frozen=True)
 class Tab:
-    """What tells the training tabs apart."""
+    """What distinguishes the training tabs."""
 
     id: str
     title: str
     kind: str  # of the configs that it trains
-    basics: Mapping[str, int]  # the options on top, and the sixths of a row that each takes
+    basics: Mapping[str, int]  # the options on top, with their widths in sixths of a row
 
     @property
     def configs(self) -> dict[str, type]:
@@ -27,94 +27,73 @@ class Tab:
         return {config.family: config for config in made if config.kind == self.kind}
 
 
+def _rows(*rows: str) -> dict[str, int]:
+    """The widths of options in rows below the base model: equal ones, except of options written as name:width."""
+    widths = {finding.BASE: ROW_WIDTH}
+    for row in rows:
+        for part in row.split():
+            name, _, width = part.partition(":")
+            widths[name] = int(width or ROW_WIDTH // len(row.split()))
+    return widths
+
+
 TABS = (
     Tab(
         "lora",
         "LoRA",
         "lora",
-        {
-            **BASE,
-            "train_data_dir": 3,
-            "output_dir": 3,
-            "output_name": 2,
-            "resolution": 2,
-            "train_batch_size": 2,
-            "max_train_steps": 2,
-            "network_dim": 2,
-            "learning_rate": 2,
-            "sample_images": 6,
-        },
+        _rows(
+            "train_data_dir output_dir",
+            "output_name resolution train_batch_size",
+            "max_train_steps network_dim learning_rate",
+            "sample_images",
+        ),
     ),
     Tab(
         "dreambooth",
         "DreamBooth",
         "finetune",
-        {
-            **BASE,
-            "train_data_dir": 3,
-            "reg_data_dir": 3,
-            "output_dir": 4,
-            "output_name": 2,
-            "resolution": 2,
-            "max_train_steps": 2,
-            "learning_rate": 2,
-            "sample_images": 6,
-        },
+        _rows(
+            "train_data_dir reg_data_dir",
+            "output_dir:4 output_name:2",
+            "resolution max_train_steps learning_rate",
+            "sample_images",
+        ),
     ),
     Tab(
         "finetune",
         "Finetune",
         "finetune",
-        {
-            **BASE,
-            "in_json": 3,
-            "train_data_dir": 3,
-            "dataset_config": 3,
-            "output_dir": 3,
-            "output_name": 2,
-            "resolution": 2,
-            "train_batch_size": 2,
-            "max_train_steps": 2,
-            "learning_rate": 2,
-            "mixed_precision": 2,
-            "sample_images": 6,
-        },
+        _rows(
+            "in_json train_data_dir",
+            "dataset_config output_dir",
+            "output_name resolution train_batch_size",
+            "max_train_steps learning_rate mixed_precision",
+            "sample_images",
+        ),
     ),
     Tab(
         "textual-inversion",
         "Textual inversion",
         "textual-inversion",
-        {
-            **BASE,
-            "train_data_dir": 3,
-            "output_dir": 3,
-            "token_string": 2,
-            "init_word": 2,
-            "num_vectors_per_token": 2,
-            "output_name": 2,
-            "resolution": 2,
-            "train_batch_size": 2,
-            "max_train_steps": 3,
-            "learning_rate": 3,
-            "sample_images": 6,
-        },
+        _rows(
+            "train_data_dir output_dir",
+            "token_string init_word num_vectors_per_token",
+            "output_name resolution train_batch_size",
+            "max_train_steps learning_rate",
+            "sample_images",
+        ),
     ),
     Tab(
         "lllite",
         "LLLite",
         "lllite",
-        {
-            **BASE,
-            "train_data_dir": 3,
-            "conditioning_data_dir": 3,
-            "output_dir": 4,
-            "output_name": 2,
-            "network_dim": 3,
-            "cond_emb_dim": 3,
-            "resolution": 2,
-            "max_train_steps": 2,
-            "learning_rate": 2,
-            "sample_images": 6,
-        },
+        _rows(
+            "train_data_dir conditioning_data_dir",
+            "output_dir:4 output_name:2",
+            "network_dim cond_emb_dim",
+            "resolution max_train_steps learning_rate",
+            "sample_images",
+        ),
     ),
 )

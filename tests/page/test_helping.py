@@ -80,7 +80,7 @@ def test_every_path_is_judged_while_one_types(helper, tmp_path, tab):
     form = FORMS[tab]
     for family, config in form.configs.items():
         names = [name for name, option in options(config).items() if option.kind in ("file", "folder")]
-        made = [name for name in names if name in named_paths.MADE]
+        made = [name for name in names if name in named_paths.CREATED_BY_TRAINING]
         cases = (
             ("/nowhere/x", names, "outside of"),
             (tmp_path / "none" / "x", {*names} - {*made}, "does not exist"),
