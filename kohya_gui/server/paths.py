@@ -23,7 +23,6 @@ MAX_PATH_LENGTH = 2000
 WEIGHTS = (".safetensors",)  # only their headers are read
 MAX_CONFIG_BYTES = 1_000_000  # bytes of a config; a real one has a few thousand
 CONFIGS = (".toml",)
-MODEL = "pretrained_model_name_or_path"  # may be an id of the hub
 
 
 # Places of models and pictures outside the home: other disks, and mounts of rented machines.
