@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from library.compiler.subclass import keep_class_name
+from library.compiler.subclass import SHARDED, keep_class_name
 from library.compiler.torch_private import LazyTensor
 
 State = dict[str, Any]  # an optimizer's state_dict
@@ -80,7 +80,7 @@ class ShardedModel:
             # The root also frees its weights after the forward pass, so that steps, resumed states and averages
             # change the only copy.
             fully_shard(module, mesh=mesh, reshard_after_forward=True)
-            keep_class_name(type(module), cls, "sharded")
+            keep_class_name(type(module), cls, SHARDED)
         self._denoiser: Any = denoiser
         self._weights: dict[str, Any] = dict(denoiser.named_parameters())
         self.parameters = {name: self._rows(p) for name, p in self._weights.items()}
