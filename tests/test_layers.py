@@ -48,7 +48,10 @@ MAY_IMPORT = {
     "library.optim.names": (*BOTTOM, "library.packages"),
     "library.optim": (*BOTTOM, "library.packages", "library.methods"),
     **{f"{family}.variants": ("library.config.run_config", "library.families.variant") for family in FAMILIES},
-    **{f"{family}.options": ("library.config", f"{family}.variants") for family in FAMILIES},
+    **{
+        f"{family}.options": ("library.config", "library.families.shared.network_args", f"{family}.variants")
+        for family in FAMILIES
+    },
     **{f"{family}.facts": ("library.families.facts", f"{family}.variants") for family in FAMILIES},
     **{f"{family}.network_args": (*BOTTOM, "library.families.shared.network_args") for family in FAMILIES},
     **{family: (*BOTTOM, "library.families", "library.objectives") for family in FAMILIES},

@@ -1,6 +1,6 @@
 """Names of LoRA modules: kohya's, those of diffusers and PEFT, and those that ComfyUI takes from its own model tree.
 
-What differs between families stands in their lora_names.
+What differs between families stands in their `keys.py`.
 """
 
 import contextlib

@@ -1,6 +1,5 @@
 """Does a LoRA file fit the model in diffusers? Names and sizes of every adapter, through diffusers' own converters."""
 
-import importlib
 from pathlib import Path
 
 from library import families
@@ -18,7 +17,7 @@ def check(file: Path, config: RunConfig) -> tuple[int, list[str]]:
 
     tensors = load_file(file)
     try:
-        converted, sizes = importlib.import_module(families.facts(config.family).demo).converted(tensors, config)
+        converted, sizes = families.random_module(config.family).diffusers_adapters(tensors, config)
     except (ValueError, AssertionError, KeyError) as error:
         return 0, [f"diffusers cannot convert the file: {error}"]
     wrong = []

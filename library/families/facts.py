@@ -122,9 +122,4 @@ class FamilyFacts:
     @property
     def lora_names(self) -> str:
         """module:object, a shared.lora_names.LoraNames."""
-        return f"library.families.{self.name}.lora_names:NAMES"
-
-    @property
-    def demo(self) -> str:
-        """The module with the tables of its demo and the check of its LoRA in diffusers."""
-        return f"library.families.{self.name}.demo"
+        return f"library.families.{self.name}.keys:LORA_NAMES"

@@ -1,4 +1,4 @@
-"""Names of the layers that a LoRA of Qwen-Image changes; those of its files are diffusers' own."""
+"""Names of the layers that a LoRA of Qwen-Image changes. Those of its checkpoints are diffusers' own."""
 
 from collections.abc import Iterator
 from typing import ClassVar
@@ -24,4 +24,4 @@ class QwenLoraNames(LoraNames):
                 yield "denoiser", path
 
 
-NAMES = QwenLoraNames()
+LORA_NAMES = QwenLoraNames()
