@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 from library.config.building import replace
 from library.config.problems import ConfigError
-from library.measuring.candidates import shown
+from library.measuring.candidates import TUNED_OPTIONS, shown
 from library.measuring.result import Measured
-from library.train.choices import TUNABLE, Choices
+from library.train.choices import Choices
 from library.train.compiling import autotune, autotune_cache
 from library.train.compiling.autotune import Tuner, fastest
 from tests.training import ONE_ADAPTER, config_of, train
@@ -79,7 +79,7 @@ def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
     assert all(f"  {shown(way)}: " in log for way in seen)
     assert found.facts["compile"]["attention"] == "MATH"
 
-    assert set().union(*seen) <= set(TUNABLE)
+    assert set().union(*seen) <= set(TUNED_OPTIONS)
     number = len(seen)
     again = start(compile_autotune=True, save_state_on_train_end=True, output_dir=tmp_path / "again")
     assert len(seen) == number and again.losses == found.losses
