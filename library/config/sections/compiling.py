@@ -214,7 +214,6 @@ class Compile:
 
     @property
     def _unrecorded_mode(self) -> str:
-        """The mode that does the same without CUDA graphs."""
         return RECORDED_MODES.get(self.compile_mode, "max-autotune-no-cudagraphs")
 
     @property

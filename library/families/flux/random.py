@@ -221,7 +221,6 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
 
 def diffusers_adapters(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
     """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
-    import torch
     from diffusers import ChromaTransformer2DModel, FluxTransformer2DModel, loaders
 
     known = _shapes(config)
