@@ -9,22 +9,6 @@ SDXL, FLUX = "sdxl_train_network", "flux_train_network"
 ONE, MANY, BATCHES = ((2, 8, 8),), ((2, 8, 8), (2, 8, 16)), ((1, 8, 8), (3, 8, 16), (3, 8, 8))
 SIDES = "8x8 8x10 10x8 6x12 12x6 8x12 12x8 6x10 10x6 10x10 6x14 14x6"
 DOZEN = tuple((2, *map(int, side.split("x"))) for side in SIDES.split())
-    (2, h, w)
-    for h, w in (
-        (8, 8),
-        (8, 10),
-        (10, 8),
-        (6, 12),
-        (12, 6),
-        (8, 12),
-        (12, 8),
-        (6, 10),
-        (10, 6),
-        (10, 10),
-        (6, 14),
-        (14, 6),
-    )
-)
 QUICK = {"compile_blocks": "single:all", "network_args": ONE_ADAPTER}
 CASES = {
     # The tiny U-Net's last two levels are equally wide.
