@@ -57,7 +57,7 @@ MAY_IMPORT = {
     **{f"{family}.facts": ("library.families.facts", f"{family}.variants") for family in FAMILIES},
     **{f"{family}.network_args": (*BOTTOM, "library.families.shared.network_args") for family in FAMILIES},
     **{family: (*BOTTOM, "library.families", "library.objectives") for family in FAMILIES},
-    "library.families": (*BOTTOM, "library.objectives.base"),
+    "library.families": (*BOTTOM, "library.objectives.base", "library.compiler.block_inputs"),
     "library.families.shared": (*BOTTOM, *PROTOCOL, "library.families.recognition"),
     "library.families.shared.network_args": BOTTOM,
     "library.families.shared.transformer_family": (*PROTOCOL, "library.objectives"),
@@ -69,6 +69,7 @@ MAY_IMPORT = {
     "library.runs": BOTTOM,
     "library.objectives": BOTTOM,
     "library.compiler": BOTTOM,
+    "library.compiler.block_inputs": (),
     "library.compile_utils": ("library.compiler.blocks",),
     "library.memory": (*BOTTOM, *PROTOCOL, "library.compiler"),
     "library.methods": (

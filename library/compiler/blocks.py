@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from library.compiler import cache, cudagraph, torch_private
+from library.compiler.block_inputs import BlockInputs
 from library.compiler.checks import hooked, problems
-from library.compiler.entry import EntryInputs, shape_of, with_canonical_inputs
+from library.compiler.entry import shape_of, with_canonical_inputs
 from library.compiler.log import CompileLog, Speedup
 from library.compiler.torch_settings import SETTINGS, limit_of, version, wanted_settings
 from library.config.compile_modes import MODES, RECORDED_MODES
@@ -82,7 +83,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     target_blocks: Iterable[Sequence[nn.Module]],
     disable_linear: bool = False,
     log_prefix: str = "Model",
-    inputs: Mapping[Any, EntryInputs] | None = None,
+    inputs: Mapping[Any, BlockInputs] | None = None,
     backends: Mapping[nn.Module, str] | None = None,
     log: CompileLog | None = None,
 ) -> M:

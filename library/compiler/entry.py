@@ -4,7 +4,7 @@ With it one graph serves every block of a class; without it FLUX.1 needs six gra
 """
 
 import functools
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,41 +14,6 @@ from library.compiler.subclass import clone_code, keep_class_name
 from library.compiler.torch_settings import SETTINGS
 
 Shape = tuple[tuple[str, tuple[int, ...], torch.dtype, bool], ...]
-
-
-class EntryInputs(Protocol):
-    """What blocks of one class are called with, by position, so that one graph can serve all of them.
-
-    `streams` flow from block to block: all but the first block's carry a gradient. `dynamic` names the dimensions whose
-    size depends on the bucket: ((position, dimension), ...). `sizes` says how many graphs each block needs: one, unless
-    sizes are compiled one by one. Then `level` tells blocks apart that never see the same sizes. Blocks that run
-    `before_trainable` ones have a graph of their own, as no gradient goes through them.
-    """
-
-    @property
-    def streams(self) -> tuple[int, ...]:
-        """What flows from block to block."""
-        ...
-
-    @property
-    def dynamic(self) -> tuple[tuple[int, int], ...]:
-        """Which sizes vary."""
-        ...
-
-    @property
-    def sizes(self) -> int:
-        """How many of them are compiled one by one."""
-        ...
-
-    @property
-    def level(self) -> int:
-        """Which blocks see the same ones then."""
-        ...
-
-    @property
-    def before_trainable(self) -> bool:
-        """Whether nothing learns in them, nor before them."""
-        ...
 
 
 def shape_of(block: nn.Module) -> Shape:

@@ -1,11 +1,7 @@
 """Training methods: full fine-tuning, adapters, textual inversion, and ControlNet-LLLite."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
-from torch import Tensor, nn
 
 from library.config.hub_names import is_file_id
 from library.config.problems import Problem
@@ -14,58 +10,10 @@ from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.methods import embedding, full, lllite, lora, lycoris
-from library.methods.factor_cache import FactorCache
+from library.methods.base import TrainingMethod
 from library.methods.full import FullFinetune
-from library.methods.sharding import ShardedModel
 
 __all__ = ["FullFinetune", "TrainingMethod", "attach", "base_weights", "notes", "problems", "reads_encoders"]
-
-
-class TrainingMethod(Protocol):
-    """What the trainer needs of a training method. Adapters can also load a file: `load_state_dict`."""
-
-    trained_parts: dict[str, bool]  # part name ("denoiser", "clip_l", ...) -> has trained parameters
-    denoiser: nn.Module | None  # if its own weights are trained, which may be swapped and stepped block by block
-    block_classes: tuple[str, ...]  # of its blocks
-    shards: ShardedModel | None  # where several processes hold parts of the denoiser
-    factor_caches: Sequence[FactorCache]  # what adapters compute once for a whole forward pass of the denoiser
-
-    def groups(self) -> list[dict[str, Any]]:
-        """Parameter groups for the optimizer: {"params", "lr", "name"}; a rate of 0 leaves a group out."""
-        ...
-
-    def parameters(self) -> list[nn.Parameter]:
-        """All trained parameters."""
-        ...
-
-    def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """What the file holds, in its keys, on the CPU."""
-        ...
-
-    def snapshot(self) -> dict[str, Tensor]:
-        """Trained values by name, for a saved state; not copied."""
-        ...
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put a snapshot back, bit for bit."""
-        ...
-
-    def train(self, mode: bool = True) -> "TrainingMethod":
-        """Training or evaluation mode of trained modules."""
-        ...
-
-    def note_gradients(self) -> None:
-        """Before a step: take from the gradients what the next forward pass needs of them (GGPO)."""
-        ...
-
-    def mean_gradient(self) -> Tensor | None:
-        """Before a step: the mean size of the gradients where upstream shows it, on the device."""
-        ...
-
-    def limit_norms(self, maximum: float) -> dict[str, Tensor]:
-        """`scale_weight_norms`: shrink what is larger; returns how many, and their norms, as 0-dim tensors on the
-        device."""
-        ...
 
 
 def attach(components: ModelComponents, family: Family, config: RunConfig) -> TrainingMethod:

@@ -13,21 +13,31 @@ from library.methods.factor_cache import FactorCache
 from library.methods.sharding import ShardedModel
 
 
-class BaseMethod(ABC):
-    """Keeps trained parameters in groups, each with its learning rate; subclasses name them (`named`)."""
+class TrainingMethod(ABC):
+    """What is trained, as the trainer sees it: parameters in groups, each with its learning rate, which subclasses name
+    (`named`). Adapters can also load a file: `load_state_dict`."""
 
-    denoiser: nn.Module | None = None  # if its own weights are trained
-    block_classes: tuple[str, ...] = ()
-    shards: ShardedModel | None = None
-    factor_caches: Sequence[FactorCache] = ()
+    trained_parts: dict[str, bool]  # part name ("denoiser", "clip_l", ...) -> has trained parameters
+    denoiser: nn.Module | None = None  # if its own weights are trained, which may be swapped and stepped block by block
+    block_classes: tuple[str, ...] = ()  # of its blocks
+    shards: ShardedModel | None = None  # where several processes hold parts of the denoiser
+    factor_caches: Sequence[FactorCache] = ()  # what adapters compute once for a whole forward pass of the denoiser
     _groups: list[dict[str, Any]]
 
     @abstractmethod
     def named(self) -> Mapping[str, Tensor]:
         """Tensors of a saved state by name: trained parameters, and buffers that change with them."""
 
+    @abstractmethod
+    def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """What the file holds, in its keys, on the CPU."""
+
+    @abstractmethod
+    def train(self, mode: bool = True) -> "TrainingMethod":
+        """Training or evaluation mode of trained modules."""
+
     def groups(self) -> list[dict[str, Any]]:
-        """Parameter groups: {"params", "lr", "name"}. A group with rate 0 is left out."""
+        """Parameter groups for the optimizer: {"params", "lr", "name"}. A group with rate 0 is left out."""
         return [dict(group) for group in self._groups]
 
     def parameters(self) -> list[nn.Parameter]:
@@ -35,7 +45,7 @@ class BaseMethod(ABC):
         return [p for group in self._groups for p in group["params"]]
 
     def snapshot(self) -> dict[str, Tensor]:
-        """The values of `named`; not copied."""
+        """The values of `named`, for a saved state; not copied."""
         return snapshot.take(self.named())
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -43,14 +53,15 @@ class BaseMethod(ABC):
         snapshot.put_back(self.named(), tensors)
 
     def note_gradients(self) -> None:  # noqa: B027 - most methods take nothing from the gradients
-        """Before a step: take from the gradients what the next forward pass needs of them."""
+        """Before a step: take from the gradients what the next forward pass needs of them (GGPO)."""
 
     def mean_gradient(self) -> Tensor | None:
-        """Before a step: the mean size of the gradients; upstream shows it for some adapters only."""
+        """Before a step: the mean size of the gradients, on the device; upstream shows it for some adapters only."""
         return None
 
     def limit_norms(self, maximum: float) -> dict[str, Tensor]:
-        """`scale_weight_norms`, which only adapters have."""
+        """`scale_weight_norms`, which only adapters have: shrink what is larger; returns how many, and their norms, as
+        0-dim tensors on the device."""
         return {}
 
 

@@ -32,7 +32,7 @@ from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.families.facts import block_of
 from library.methods import lora
-from library.methods.base import BaseMethod, dtype_of
+from library.methods.base import TrainingMethod, dtype_of
 from library.methods.lora import AdapterLocation, Unmatched, file_of, report_unmatched
 from library.methods.lycoris_files import block_sizes, match_scale_of_file, put_blocks, takes_the_weight
 from library.methods.lycoris_presets import known_presets
@@ -56,7 +56,7 @@ class FilteredDenoiser:
         return ((path, module) for path, module in seen if path not in self._left_out)
 
 
-class LycorisAdapters(BaseMethod):
+class LycorisAdapters(TrainingMethod):
     """Adapters of another package as a TrainingMethod."""
 
     def __init__(self, network: Any, places: dict[str, AdapterLocation], config: AdapterRun) -> None:

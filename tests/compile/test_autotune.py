@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from library.config.building import replace
 from library.config.problems import ConfigError
+from library.measuring import stored_results
 from library.measuring.candidates import TUNED_OPTIONS, shown
 from library.measuring.result import Measured
 from library.train.choices import Choices
@@ -37,7 +38,7 @@ SPEEDS = {
 @pytest.fixture
 def tuned(demo, shapes, tmp_path, monkeypatch):  # noqa: F811
     """Train with ways whose speeds are made up; everything else about trying them is real."""
-    monkeypatch.setattr(autotune_cache, "folder", lambda: tmp_path / "tuning")
+    monkeypatch.setattr(stored_results, "results_folder", lambda: tmp_path / "tuning")
     seen, count = [], iter(range(100))
     real = Tuner.time_candidate
 
@@ -142,7 +143,7 @@ def test_a_short_training_does_not_try_to_compile(tuned, monkeypatch, tmp_path):
 
 
 def test_what_a_short_training_left_out_is_measured_by_a_longer_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(autotune_cache, "folder", lambda: tmp_path)
+    monkeypatch.setattr(stored_results, "results_folder", lambda: tmp_path)
     found = [{"changes": {"compile": True}, "seconds": 1.0}]
     autotune_cache.write("a", found, passes=100, complete=False)
     assert autotune_cache.read("a", 100) == found and autotune_cache.read("a", 101) == []
