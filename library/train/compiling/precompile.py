@@ -5,7 +5,6 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -19,24 +18,13 @@ from library.data.loading import Batches, Kind, latent_area
 from library.distributed.world import World
 from library.memory.prepare import compiles_size_by_size, is_sharded
 from library.train.choices import Choices
-from library.train.compiling.background_compile import BackgroundCompiler, Reporter
+from library.train.compiling.background_compile import BackgroundCompiler
+from library.train.journal import Journal
 from library.train.step import rng
 from library.train.step.clock import Clock
 from library.train.step.loss import LossFunction
 
 PASSES_A_SIZE = 8  # recording one takes as long as four passes
-
-
-class Listener(Reporter, Protocol):
-    """Receives log lines, warnings, events and progress."""
-
-    def warn(self, text: Message) -> None:
-        """A line that should not be overlooked."""
-        ...
-
-    def phase(self, name: Message, done: int, total: int) -> None:
-        """Progress."""
-        ...
 
 
 # Why: docs/decisions/2026-11-20-compile-before-the-first-step.md
@@ -47,7 +35,7 @@ class Precompiler:
         self,
         config: RunConfig,
         world: World,
-        journal: Listener,
+        journal: Journal,
         log: CompileLog,
         clock: Clock,
         choices: Choices | None = None,
