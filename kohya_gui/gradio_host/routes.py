@@ -11,6 +11,7 @@ from starlette.types import Receive, Send
 
 from kohya_gui.server.auth import App, Scope, respond
 
+# Why: docs/decisions/2026-11-27-gradio-is-the-host.md
 API = "/gradio_api/"
 READ = re.compile(r"(info|theme\.css|startup-events|app_id|heartbeat/\w+|queue/data|file=(?!\w\w+:).+)/?")
 DONE = re.compile(r"(run/\w+|queue/join|cancel|reset|component_server)/?")

@@ -14,6 +14,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.files import write_atomic
 
 
+# Why: docs/decisions/2026-11-27-four-ways-to-faster-settings.md
 def results_folder() -> Path:
     """The folder of stored results: beside compiled code, in the user's cache folder."""
     return platformdirs.user_cache_path("kohya", appauthor=False) / "tuning"
