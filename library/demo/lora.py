@@ -17,7 +17,7 @@ def check(file: Path, config: RunConfig) -> tuple[int, list[str]]:
 
     tensors = load_file(file)
     try:
-        converted, sizes = families.random_module(config.family).diffusers_adapters(tensors, config)
+        converted, sizes = families.random_module(config.family).convert_for_diffusers(tensors, config)
     except (ValueError, AssertionError, KeyError) as error:
         return 0, [f"diffusers cannot convert the file: {error}"]
     wrong = []

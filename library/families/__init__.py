@@ -92,5 +92,5 @@ def load(where: str) -> Any:
 
 def random_module(family: str) -> Any:
     """The module that builds a family's networks with random weights: TINY and FULL sizes, TINY_OPTIONS of configs,
-    random, input_shapes, adopt, write; demo_tables of a config, and diffusers_adapters of a LoRA file."""
+    random, input_shapes, adopt, write; demo_tables of a config, and convert_for_diffusers of a LoRA file."""
     return importlib.import_module(f"library.families.{family}.random")

@@ -69,7 +69,7 @@ def checkpoint_of(config: Any) -> Checkpoint:
         files=files,
         problems=functools.partial(problems, files),
         open_denoiser=functools.partial(open_denoiser, files, config),
-        encode=functools.partial(encode_captions, length=lengths[0]),
+        encode=functools.partial(encode_anima_captions, length=lengths[0]),
         longest=lambda _tokenizer, _captions: max(lengths),
     )
 
@@ -125,7 +125,7 @@ def open_denoiser(
     return DENOISER.open(path, dtype, keep_8_bits, mmap, beside)
 
 
-def encode_captions(
+def encode_anima_captions(
     model: Any, tokenizer: Any, captions: Sequence[str], length: int = MAX_TOKENS
 ) -> tuple[Tensor, Tensor]:
     """Captions, without any template -> the last states of Qwen3-0.6B [B, length, C], zero behind each caption,
@@ -141,6 +141,6 @@ CHECKPOINT = Checkpoint(
     DENOISER.open,
     {"vae": qwen_vae.load, "text_encoder": language_model.load_qwen3},
     tokenizers.QWEN3_SMALL,
-    encode_captions,
+    encode_anima_captions,
     lambda _tokenizer, _captions: MAX_TOKENS,
 )

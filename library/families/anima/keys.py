@@ -1,7 +1,7 @@
 """Names of Anima's tensors: of its own files, which are ours, of diffusers' folders, and of LoRA files.
 
-LoRA files are written under kohya's names, which ComfyUI loads; diffusers loads none of these, but ComfyUI's own paths
-with the endings of PEFT, so these are the names here for diffusers.
+LoRA files are written under kohya's names, which ComfyUI loads. diffusers loads none of these, but ComfyUI's own paths
+with PEFT's suffixes, which are used here for diffusers.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -68,7 +68,7 @@ def adapter(names: Iterable[str]) -> dict[str, str]:
 
 
 ENCODER = "text_encoder"
-LAYERS = (".self_attn.", ".cross_attn.", ".mlp.")
+BLOCK_LAYERS = (".self_attn.", ".cross_attn.", ".mlp.")
 
 
 class AnimaLoraNames(LoraNames):
@@ -81,7 +81,7 @@ class AnimaLoraNames(LoraNames):
     }
     other_prefixes: ClassVar[Mapping[str, str]] = {**LoraNames.other_prefixes, "transformer.": "denoiser"}
     trees: ClassVar[tuple[str, ...]] = ("blocks.", "llm_adapter.")
-    # Wan's blocks have the same tree, and diffusers' paths that of several others: FLUX.1 has its MLP's names, too.
+    # Wan's blocks have the same tree, and other families share diffusers' paths, such as FLUX.1's MLP.
     marks: ClassVar[str] = (
         r"^llm_adapter\.|^blocks\.\d+\.((self|cross)_attn\.(q|k|v|output)_proj|mlp\.layer[12]|adaln_)"
         r"|^transformer_blocks\.\d+\.(attn[12]\.|norm\d\.linear_\d)"
@@ -100,7 +100,7 @@ class AnimaLoraNames(LoraNames):
         "x_embedder",
         "t_embedder",
     )
-    shared: ClassVar[SharedForm] = SharedForm(has_alphas=False)  # which diffusers would take for weights
+    shared: ClassVar[SharedForm] = SharedForm(has_alphas=False)  # diffusers would load alphas as weights
     mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
 
     def canonical(self, path: str) -> tuple[str, int, int]:
@@ -108,9 +108,9 @@ class AnimaLoraNames(LoraNames):
         return canonical(path), 0, 1
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
-        """Attention and MLP of all blocks; modulation, embedders and the text adapter are left as they are."""
+        """Return attention and MLP of all blocks, without modulation, embedders and text adapter."""
         for path in matrices(shapes, prefix_of(shapes)):
-            if path.startswith("blocks.") and any(part in path for part in LAYERS):
+            if path.startswith("blocks.") and any(part in path for part in BLOCK_LAYERS):
                 yield "denoiser", path
 
 

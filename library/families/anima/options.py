@@ -191,7 +191,7 @@ class AnimaTrain(AnimaRun, sections.TransformerTrain):
 
 
 EXCLUDED = re.compile(r".*(_modulation|_norm|_embedder|final_layer).*")  # unless a pattern includes them
-ADAPTER = "llm_adapter."
+ADAPTER_PREFIX = "llm_adapter."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,10 +208,13 @@ class AnimaArgs(BlockArgs):
     train_llm_adapter: bool = opt(False, "adapters on the text adapter as well", label="Text adapter learns as well")
 
     def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
-        """Patterns come first, what a pattern includes before what is left out by default; then blocks are chosen, and
-        the text adapter by its switch."""
+        """Return a layer's rank: patterns first, inclusion before default exclusion; then blocks, and the text adapter
+        by its switch.
+        """
         inside = layer.part == "denoiser"
-        usual = not EXCLUDED.fullmatch(layer.path) and (self.train_llm_adapter or not layer.path.startswith(ADAPTER))
+        usual = not EXCLUDED.fullmatch(layer.path) and (
+            self.train_llm_adapter or not layer.path.startswith(ADAPTER_PREFIX)
+        )
         included = any(re.fullmatch(one, layer.path) for one in regexes(self.include_patterns))
         if inside and not usual and not included:
             return NO_ADAPTER

@@ -122,11 +122,11 @@ def write(
     return places | random_networks.write_files(folder, parts, seed, dtype)
 
 
-ENDINGS = {"lora_down.weight": "lora_A.weight", "lora_up.weight": "lora_B.weight"}
+DIFFUSERS_ENDINGS = {"lora_down.weight": "lora_A.weight", "lora_up.weight": "lora_B.weight"}
 
 
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made."""
+    """Return the tables of a demo TOML for this model; `models` are the files written by random.write."""
     return {
         "model": [
             ("pretrained_model_name_or_path", str(models["anima"]), "real: anima-base-v1.0.safetensors"),
@@ -139,18 +139,18 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
     }
 
 
-def diffusers_adapters(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
-    """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model.
+def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
+    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model.
 
-    diffusers wants the paths of the model with dots, which `kohya tools convert --to diffusers` writes.
+    diffusers requires dotted model paths, which `kohya tools convert --to diffusers` writes.
     """
     known = diffusers_layers.stored_shapes(config)
     dotted = {f"lora_unet_{one.replace('.', '_')}": f"diffusion_model.{one}" for one in matrices(known, "")}
     apart = {name: name.partition(".")[::2] for name in tensors}
     named = {
-        f"{dotted[layer]}.{ENDINGS[ending]}": tensors[name]
+        f"{dotted[layer]}.{DIFFUSERS_ENDINGS[ending]}": tensors[name]
         for name, (layer, ending) in apart.items()
-        if ending in ENDINGS
+        if ending in DIFFUSERS_ENDINGS
     }
     head, (hidden, inputs) = known["blocks.0.self_attn.q_norm.weight"][0], known["x_embedder.proj.1.weight"]
     return diffusers_layers.converted(

@@ -105,7 +105,7 @@ def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class FluxLoraNames(DoubleStreamLoraNames):
-    """A layer of BFL's tree is made of one or several of diffusers'."""
+    """A layer of BFL's tree is one or several layers of diffusers' tree."""
 
     prefixes: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "kohya": {"denoiser": "lora_unet_", "clip_l": "lora_te1_", "t5xxl": "lora_te3_"},
@@ -124,7 +124,7 @@ class FluxLoraNames(DoubleStreamLoraNames):
         "base_model.model.": "denoiser",
     }
     title: ClassVar[str] = "FLUX.1"
-    # Of diffusers' tree, which FLUX.2 and Qwen-Image share. What attention has in double blocks may be of any.
+    # Of diffusers' tree, which FLUX.2 and Qwen-Image share; attention layers of double blocks are ambiguous.
     marks: ClassVar[str] = (
         r"\.ff_context\.net\.|\.norm1(_context)?\.linear$"
         r"|^single_transformer_blocks\.\d+\.(attn\.to_[qkv]$|proj_|norm\.linear$)"
@@ -132,7 +132,7 @@ class FluxLoraNames(DoubleStreamLoraNames):
     ratios: ClassVar[Mapping[str, int]] = {"linear1": 7, "img_mlp.0": 4, "txt_mlp.0": 4}
     encoder_names: ClassVar[tuple[str, ...]] = ("lora_te3_",)
     version_word: ClassVar[str] = "flux"
-    # diffusers reads no lora_A under its own names of fused layers, and ComfyUI reads those of diffusers.
+    # diffusers ignores lora_A under its own names of fused layers, and ComfyUI reads diffusers' names.
     shared: ClassVar[SharedForm] = SharedForm("diffusers", has_alphas=False)
     mergeable: ClassVar[tuple[str, ...]] = tuple(
         found + layout for found in (TRANSFORMER, FILL, CHROMA) for layout in ("", FOLDER)
@@ -141,7 +141,6 @@ class FluxLoraNames(DoubleStreamLoraNames):
     sources: ClassVar[Callable[[Shapes], Mapping[str, tuple[str, ...]]]] = staticmethod(sources)
 
     def shared_prefix(self, part: str) -> str:
-        """T5 has a name in ComfyUI alone."""
         return self.prefixes["comfy" if part == "t5xxl" else "diffusers"][part]
 
 

@@ -192,8 +192,9 @@ REAL = 3072  # FLUX.1's width, which diffusers' converter has written into it fo
 
 
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made. {references}
-    stands for the folder of the reference images."""
+    """Return the tables of a demo TOML for this model; `models` are the files written by random.write. {references} is
+    replaced by the folder of reference images.
+    """
     files: list[DemoLine] = [
         ("t5xxl", str(models["t5xxl"]), ""),
         ("ae", str(models["ae"]), ""),
@@ -219,11 +220,11 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
     return {"model": model, "noise": [*shift, ("model_prediction_type", "raw", "")], "data": data}
 
 
-def diffusers_adapters(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
-    """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
+def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
+    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
     from diffusers import ChromaTransformer2DModel, FluxTransformer2DModel, loaders
 
-    known = _shapes(config)
+    known = _shapes_in_file(config)
     width, head = known["img_in.weight"][0], known["double_blocks.0.img_attn.norm.query_norm.scale"][0]
     with torch.device("meta"):
         sizes: dict[str, Any] = {
@@ -246,7 +247,8 @@ def diffusers_adapters(tensors: JsonObject, config: RunConfig) -> tuple[JsonObje
 
 
 def _as_wide_as_the_real_one(tensors: JsonObject, width: int) -> JsonObject:
-    """Fused outputs of single blocks (q, k, v, mlp) padded with zeros to FLUX.1's own sizes, as diffusers cuts them."""
+    """Pad fused outputs of single blocks (q, k, v, mlp) with zeros to FLUX.1's own sizes."""
+    # diffusers splits them at these sizes.
     out = dict(tensors)
     for name, tensor in tensors.items():
         if "_single_blocks_" in name and name.endswith("_linear1.lora_up.weight"):
@@ -265,7 +267,6 @@ def _as_narrow_again(name: str, tensor: Any, width: int) -> Any:
     return tensor
 
 
-def _shapes(config: RunConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor's shape in the FLUX file, without the prefix that some tools put before the names."""
+def _shapes_in_file(config: RunConfig) -> dict[str, tuple[int, ...]]:
     known = weights.header(config.model.pretrained_model_name_or_path or "")
     return {name.removeprefix("model.diffusion_model."): shape for name, shape in known.items()}

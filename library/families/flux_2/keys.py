@@ -60,7 +60,7 @@ def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Flux2LoraNames(DoubleStreamLoraNames):
-    """BFL's tree and diffusers'; files of kohya's names are what ComfyUI and diffusers both load whole."""
+    """BFL's tree and diffusers'; ComfyUI and diffusers both load all of a file with kohya's names."""
 
     title: ClassVar[str] = "FLUX.2"
     version_word: ClassVar[str] = "flux_2"
@@ -73,10 +73,10 @@ class Flux2LoraNames(DoubleStreamLoraNames):
         "double_stream_modulation_txt",
         "single_stream_modulation",
     )
-    # In diffusers' tree names differ from those of FLUX.1, in BFL's sizes alone.
+    # Distinguished from FLUX.1 by names in diffusers' tree, in BFL's only by sizes.
     marks: ClassVar[str] = r"\.(to_qkv_mlp_proj|ff(_context)?\.linear_(in|out)|attn\.to_out(?!\.\d))(\.|$)"
     ratios: ClassVar[Mapping[str, int]] = {"linear1": 9, "img_mlp.0": 6, "txt_mlp.0": 6}
-    shared: ClassVar[SharedForm] = SharedForm(has_alphas=False, has_lokr=True)  # alphas diffusers refuses
+    shared: ClassVar[SharedForm] = SharedForm(has_alphas=False, has_lokr=True)  # diffusers rejects alphas
     mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
     layouts: ClassVar[DoubleStreamKeys] = TREES
     sources: ClassVar[Callable[[Shapes], Mapping[str, tuple[str, ...]]]] = staticmethod(sources)

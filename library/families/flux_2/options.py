@@ -146,7 +146,7 @@ class Flux2Args(TransformerArgs):
     train_single_block_indices: str = opt("all", 'single blocks that carry adapters: "all", "none" or "0-3,5"')
 
     def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
-        """The texts that are small languages of their own."""
+        """Check the values that have a syntax of their own."""
         yield from self.unreadable(**dict.fromkeys(self.block_arguments, indices))
 
     def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:

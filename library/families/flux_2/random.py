@@ -146,7 +146,7 @@ def _with_statistics(tensors: Tensors, channels: int) -> Tensors:
 
 
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made."""
+    """Return the tables of a demo TOML for this model; `models` are the files written by random.write."""
     return {
         "model": [
             ("pretrained_model_name_or_path", str(models["flux_2"]), "real: flux-2-klein-base-4b.safetensors"),
@@ -158,8 +158,8 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
     }
 
 
-def diffusers_adapters(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
-    """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
+def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
+    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
     known = diffusers_layers.stored_shapes(config)
     assert not TREES.is_diffusers(known)  # random.write makes the original's layout
     return diffusers_layers.converted(
@@ -168,7 +168,7 @@ def diffusers_adapters(tensors: JsonObject, config: RunConfig) -> tuple[JsonObje
 
 
 def diffusers_settings(sizes: Flux2Shape) -> dict[str, Any]:
-    """A model of these sizes as diffusers' class is told them."""
+    """Return the arguments of diffusers' class for these sizes."""
     return {
         "in_channels": sizes.in_channels,
         "num_layers": sizes.double_blocks,

@@ -18,7 +18,7 @@ class QwenLoraNames(LoraNames):
     mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER, EDIT_2511)
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
-        """Attention and MLP of all blocks; the modulation, which knows the timestep only, is left as it is."""
+        """Return attention and MLP of all blocks; the modulation, which sees only the timestep, is excluded."""
         for path in matrices(shapes, prefix_of(shapes)):
             if path.startswith(self.trees) and "_mod." not in path:
                 yield "denoiser", path

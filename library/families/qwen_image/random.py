@@ -136,8 +136,9 @@ def _single(name: str) -> str:
 
 
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made. {references}
-    stands for the folder of the reference images."""
+    """Return the tables of a demo TOML for this model; `models` are the files written by random.write. {references} is
+    replaced by the folder of reference images.
+    """
     edit = "edit" in models["qwen_image"].name
     real = f"real: qwen_image_{'edit_2511_' if edit else ''}bf16.safetensors"
     shown = ("control_directory", "{references}", "real: other images of the same names; here grey ones")
@@ -153,8 +154,8 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
     }
 
 
-def diffusers_adapters(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
-    """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
+def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
+    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
     known = diffusers_layers.stored_shapes(config)
     head = known["transformer_blocks.0.attn.norm_q.weight"][0]
     return diffusers_layers.converted(

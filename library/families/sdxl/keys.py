@@ -210,15 +210,16 @@ def adapter_name(part: str, path: str, layout: Layout) -> str:
 
 
 STACKED = {"q_proj": 0, "k_proj": 1, "v_proj": 2}  # in CLIP-G's in_proj_weight
-TRANSFORMER = re.compile(r"(input_blocks\.\d+|middle_block|output_blocks\.\d+)\.1\.(proj_|transformer_blocks\.)")
-BLOCKS = ("input_blocks.", "middle_block.", "output_blocks.")
+TRANSFORMER_NAME = re.compile(r"(input_blocks\.\d+|middle_block|output_blocks\.\d+)\.1\.(proj_|transformer_blocks\.)")
+BLOCK_PREFIXES = ("input_blocks.", "middle_block.", "output_blocks.")
 DIFFUSERS_BLOCKS = ("down_blocks.", "mid_block.", "up_blocks.")
 DIFFUSERS = (*DIFFUSERS_BLOCKS, "conv_in", "conv_out", "time_embedding.", "add_embedding.")
-ENCODERS = {"clip_l": "text_model.encoder.layers.", "clip_g": "transformer.resblocks."}  # blocks in the single file
+# Prefixes of blocks in the single file.
+ENCODER_BLOCKS = {"clip_l": "text_model.encoder.layers.", "clip_g": "transformer.resblocks."}
 
 
 class SdxlLoraNames(LoraNames):
-    """The U-Net has other names in diffusers, and the second text encoder others in transformers."""
+    """The U-Net has different names in diffusers, and the second text encoder in transformers."""
 
     prefixes: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "kohya": {"denoiser": "lora_unet_", "clip_l": "lora_te1_", "clip_g": "lora_te2_"},
@@ -234,20 +235,20 @@ class SdxlLoraNames(LoraNames):
         "lycoris_": "denoiser",
         "base_model.model.": "denoiser",
     }
-    trees: ClassVar[tuple[str, ...]] = (*BLOCKS, *DIFFUSERS_BLOCKS)
+    trees: ClassVar[tuple[str, ...]] = (*BLOCK_PREFIXES, *DIFFUSERS_BLOCKS)
     encoder_names: ClassVar[tuple[str, ...]] = ("lora_te2_text_model", "text_encoder_2.text_model")
     version_word: ClassVar[str] = "xl"
     shared: ClassVar[SharedForm] = SharedForm("kohya", is_peft=False)
     mergeable: ClassVar[tuple[str, ...]] = (CHECKPOINT, UNET_ALONE)
 
     def canonical(self, path: str) -> tuple[str, int, int]:
-        """The single file's path of one of the U-Net."""
+        """Return the single file's path of a U-Net path."""
         if path.startswith(DIFFUSERS):
             path = renamed(path, unet_table(Layout()))
         return path, 0, 1
 
     def pieces(self, path: str) -> tuple[str, ...]:
-        """The diffusers path of one of the U-Net."""
+        """Return the diffusers path of a U-Net path."""
         return (renamed(path, inverse(unet_table(Layout()))),)
 
     def is_large_conv(self, path: str) -> bool:
@@ -255,8 +256,8 @@ class SdxlLoraNames(LoraNames):
         return re.search(r"\.(in_layers\.2|out_layers\.3|op|conv)$|^input_blocks\.0\.0$|^out\.2$", path) is not None
 
     def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
-        """In the single file; query, key and value of CLIP-G are one matrix there."""
-        if part not in ("denoiser", *ENCODERS):
+        """Locate a weight in the single file, where query, key and value of CLIP-G are one matrix."""
+        if part not in ("denoiser", *ENCODER_BLOCKS):
             return None
         prefix = PREFIXES[part]
         if part == "clip_g":
@@ -264,22 +265,22 @@ class SdxlLoraNames(LoraNames):
             if layer and last in STACKED:
                 layer = layer.replace("text_model.encoder.layers.", "transformer.resblocks.")
                 return WeightSlice(f"{prefix}{layer}.attn.in_proj_weight", STACKED[last], 3)
-            path = renamed(path, clip_g_table(_blocks(part, shapes)))
+            path = renamed(path, clip_g_table(_count_unet_blocks(part, shapes)))
         return WeightSlice(f"{prefix}{path}.weight")
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
-        """Attention and MLP, and with `convolutions` the residual blocks of the U-Net as well."""
+        """Return attention and MLP layers; with `convolutions` also the U-Net's residual blocks."""
         for path in matrices(shapes, PREFIXES["denoiser"]):
-            extra = convolutions and path.startswith(BLOCKS) and path != "input_blocks.0.0"
-            if TRANSFORMER.match(path) or extra:
+            extra = convolutions and path.startswith(BLOCK_PREFIXES) and path != "input_blocks.0.0"
+            if TRANSFORMER_NAME.match(path) or extra:
                 yield "denoiser", path
-        for part in ENCODERS:
-            for i in range(_blocks(part, shapes)):
+        for part in ENCODER_BLOCKS:
+            for i in range(_count_unet_blocks(part, shapes)):
                 yield from ((part, f"text_model.encoder.layers.{i}.{layer}") for layer in CLIP_LAYERS)
 
 
-def _blocks(part: str, shapes: Shapes) -> int:
-    start = PREFIXES[part] + ENCODERS[part]
+def _count_unet_blocks(part: str, shapes: Shapes) -> int:
+    start = PREFIXES[part] + ENCODER_BLOCKS[part]
     return len({name.removeprefix(start).split(".")[0] for name in shapes if name.startswith(start)})
 
 

@@ -131,20 +131,20 @@ def network_tensors(folder: Path, seed: int, dtype: torch.dtype, sizes: SdxlSize
     return out
 
 
-# All kinds of blocks of a U-Net take minutes to compile on a processor; these take seconds, and do most of the work.
-BLOCKS = ("compile_blocks", "transformer:all", "all kinds of blocks, without this line, compile longer")
+# Compiling all kinds of U-Net blocks takes minutes on a CPU; these take seconds, and do most of the work.
+COMPILE_BLOCKS_LINE = ("compile_blocks", "transformer:all", "all kinds of blocks, without this line, compile longer")
 
 
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made."""
+    """Return the tables of a demo TOML for this model; `models` are the files written by random.write."""
     return {
         "model": [("pretrained_model_name_or_path", str(models["sdxl"]), "real: sd_xl_base_1.0.safetensors")],
-        "compile": [BLOCKS],
+        "compile": [COMPILE_BLOCKS_LINE],
     }
 
 
-def diffusers_adapters(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
-    """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
+def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
+    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
     from diffusers import loaders, utils
 
     unet = families.family_for(config).load(torch.float32).denoiser

@@ -47,7 +47,7 @@ DENOISER = DenoiserFile(
 # The text encoder is Qwen3-4B.
 SKIPPED_LAYERS = 1  # at its end, which the denoiser does not read
 MAX_TOKENS = 512  # of a caption in its template
-TOKEN_STEP = 64  # a batch of captions is padded to a multiple of so many tokens
+LENGTH_MULTIPLE = 64  # a batch of captions is padded to a multiple of so many tokens
 TEMPLATE = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"  # before and after a caption
 TURBO_SHIFT = 3.0  # of the scheduler in Turbo's folder; that of the base model has another
 
@@ -109,21 +109,21 @@ def load_text_encoder(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     return language_model.load_qwen3(path, dtype, mmap, lambda _layers: SKIPPED_LAYERS)
 
 
-def caption_tokens(tokenizer: Any, captions: Collection[str]) -> list[list[int]]:
+def zimage_token_ids(tokenizer: Any, captions: Collection[str]) -> list[list[int]]:
     """Token ids of each caption in its template, cut to the longest length."""
     texts = [f"{TEMPLATE[0]}{caption}{TEMPLATE[1]}" for caption in captions]
     return tokenizer(texts, max_length=MAX_TOKENS, truncation=True).input_ids if texts else []
 
 
-def longest_caption(tokenizer: Any, captions: Collection[str]) -> int:
-    """The most tokens that the denoiser reads of one of these captions, as a multiple of TOKEN_STEP."""
-    return language_model.rounded(caption_tokens(tokenizer, captions), TOKEN_STEP)
+def longest_zimage_caption(tokenizer: Any, captions: Collection[str]) -> int:
+    """The most tokens that the denoiser reads of one of these captions, as a multiple of LENGTH_MULTIPLE."""
+    return language_model.rounded(zimage_token_ids(tokenizer, captions), LENGTH_MULTIPLE)
 
 
-def encode_captions(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+def encode_zimage_captions(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Captions -> the states before the last layer, template included [B, L, C], zero behind each, and a mask [B, L] of
-    the tokens that are a caption's own. L is a multiple of TOKEN_STEP."""
-    return language_model.encode(model, caption_tokens(tokenizer, captions), TOKEN_STEP)
+    the tokens that are a caption's own. L is a multiple of LENGTH_MULTIPLE."""
+    return language_model.encode(model, zimage_token_ids(tokenizer, captions), LENGTH_MULTIPLE)
 
 
 CHECKPOINT = Checkpoint(
@@ -133,8 +133,8 @@ CHECKPOINT = Checkpoint(
     DENOISER.open,
     {"vae": load_vae, "text_encoder": load_text_encoder},
     tokenizers.QWEN3,
-    encode_captions,
-    longest_caption,
+    encode_zimage_captions,
+    longest_zimage_caption,
     most=MAX_TOKENS,
     around=8,
 )

@@ -1,7 +1,7 @@
 """Names of Z-Image's tensors: those of diffusers, which are ours, and those of the original and of ComfyUI's files.
 
-LoRA files are written under `diffusion_model.` with diffusers' paths: ComfyUI, whose own matrix of query, key and value
-is one, and diffusers both load all of them. Of kohya's names for these paths ComfyUI loads the MLP alone.
+LoRA files are written under `diffusion_model.` with diffusers' paths: ComfyUI, which fuses query, key and value, and
+diffusers both load all of them; with kohya's names for these paths ComfyUI loads only the MLP.
 """
 
 import re
@@ -113,7 +113,7 @@ class ZImageLoraNames(LoraNames):
         return WeightSlice(f"{prefix}{name}", piece, pieces)
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
-        """Attention and MLP of the blocks that see text and image; refiners and modulation are left as they are."""
+        """Return attention and MLP of the blocks that see text and image, without refiners and modulation."""
         for path in matrices(shapes, prefix_of(shapes)):
             for own in apart(canonical(path)):
                 if re.match(r"layers\.\d+\.(attention|feed_forward)\.", own):

@@ -27,7 +27,7 @@ from library.families.shared.random_networks import (
 )
 from library.families.shared.random_sizes import LanguageModelSizes
 from library.families.zimage import keys
-from library.families.zimage.checkpoint import SKIPPED_LAYERS, TOKEN_STEP
+from library.families.zimage.checkpoint import LENGTH_MULTIPLE, SKIPPED_LAYERS
 from library.families.zimage.family import ZImageFamily
 from library.families.zimage.model import ZImage, ZImageShape
 
@@ -106,7 +106,7 @@ def adopt(family: ZImageFamily, denoiser: nn.Module) -> None:
 
 def input_shapes(family: ZImageFamily, denoiser: ZImage) -> InputShapes:
     """What this denoiser reads, for one image with a caption of usual length."""
-    length, sizes = 2 * TOKEN_STEP, denoiser.sizes
+    length, sizes = 2 * LENGTH_MULTIPLE, denoiser.sizes
     text = {"llm_embed": (length, sizes.text_channels), "llm_mask": (length,)}
     return InputShapes(sizes.in_channels // 4, text)
 
@@ -137,7 +137,7 @@ def _single(tensors: Tensors) -> Tensors:
 
 
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made."""
+    """Return the tables of a demo TOML for this model; `models` are the files written by random.write."""
     return {
         "model": [
             ("pretrained_model_name_or_path", str(models["zimage"]), "real: z_image_bf16.safetensors"),
@@ -149,8 +149,8 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
     }
 
 
-def diffusers_adapters(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
-    """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
+def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
+    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
     known = diffusers_layers.stored_shapes(config)
     (hidden, tokens), head = known["x_embedder.weight"], known["layers.0.attention.q_norm.weight"][0]
     refiners, blocks = (

@@ -74,6 +74,6 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
     return {"model": [("pretrained_model_name_or_path", str(models["toy"]), "")]}
 
 
-def diffusers_adapters(tensors: dict[str, Any], config: Any) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
+def convert_for_diffusers(tensors: dict[str, Any], config: Any) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
     """diffusers has no toy."""
     raise ValueError("diffusers has no such model")
