@@ -4,7 +4,6 @@ A folder with images, one with folders named <repeats>_<words>, and a dataset fi
 that a folder's name cannot express go to a dataset file, which the form names from then on.
 """
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -259,7 +258,6 @@ def _place(sent: JsonObject) -> int | None:
 
 def place_of(config: RunConfig, roots: Sequence[Path], is_at_home: bool = False) -> Path:
     """The default place of a training's dataset file: beside its result, or in a folder of the user's home."""
-    home = next((root for root in roots if root.is_dir()), roots[0])
-    folder = "" if is_at_home else config.save.output_dir
+    folder = kept_file.at_home(roots) if is_at_home else kept_file.beside_result(config, roots)
     name = f"{config.save.output_name or 'images'}-dataset.toml"
-    return paths.file(os.path.join(folder or str(home / "kohya"), name), roots, READ, "output_dir")
+    return paths.file(str(folder / name), roots, READ, "output_dir")

@@ -1,6 +1,5 @@
 """The rows of sample prompts in a form: loaded from its prompt file, saved to it, proposed from captions."""
 
-import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -158,8 +157,8 @@ def _is_row(row: object) -> bool:
 
 def _new(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> Path:
     """A file beside the result of the training that does not exist yet."""
-    save_to = form.lenient_config(given).save
-    if not save_to.output_dir:
+    config = form.lenient_config(given)
+    if not config.save.output_dir:
         raise ConfigError(Problem("output_dir", "is not set: choose it first, the prompts are kept there"))
-    name = f"{save_to.output_name or 'sample'}-prompts.txt"
-    return kept_file.free(paths.file(os.path.join(save_to.output_dir, name), roots, READ, "output_dir"))
+    name = f"{config.save.output_name or 'sample'}-prompts.txt"
+    return kept_file.free(paths.file(str(kept_file.beside_result(config, roots) / name), roots, READ, "output_dir"))

@@ -10,6 +10,7 @@ import { form, sentenceOf } from "./sentences.js";
  */
 
 const FLAG = "--"; // the `place` of an option on a command line
+const KEYS = new Set(["key", "keys"]); // arguments that are names in a file, which no language has other words for
 
 /**
  * Translate a text: a known sentence by its template, any other text by its own entry. Others stay in English.
@@ -66,6 +67,7 @@ export function render(sentence, catalogue, near) {
   const said = labelled(other ?? template, near, label).replace(/\{(\w+)\}/g, (as, name) => {
     const value = given[name] ?? as;
     if (typeof value !== "string") return render(value, catalogue, near);
+    if (KEYS.has(name)) return value;
     return value.trim() === text.trim() ? value : label(value); // the sentence consists of its argument only
   });
   const name = option && (place === FLAG ? option : labelOf(option, near, label, place !== ""));

@@ -7,7 +7,7 @@ import json
 from html import escape
 from typing import Any
 
-from library.config.problems import how_made
+from library.config.stored_messages import how_made
 
 
 def data(*shown: Any) -> str:

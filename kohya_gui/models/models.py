@@ -11,6 +11,7 @@ from kohya_gui.server.json_api import ApiRequest, Handler
 from kohya_gui.tools.commands import job_status
 from library import families
 from library.config.building import missing
+from library.config.hub_names import repository_of
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message
 from library.downloads import finding, hub
@@ -209,5 +210,4 @@ def _owner(text: str) -> str:
 
 def _name(text: str) -> str:
     """A repository's name, from the name itself or the address of its page."""
-    found = paths.HUB_PAGE.match(text)
-    return found[1] if found else text
+    return repository_of(text) or text

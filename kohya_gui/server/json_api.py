@@ -15,7 +15,8 @@ from starlette.responses import JSONResponse, Response
 
 from kohya_gui.server.auth import HERE
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, how_made
+from library.config.problems import ConfigError
+from library.config.stored_messages import how_made
 
 PREFIX = "/own/"
 MAX_REQUEST_BYTES = 4_500_000  # bytes of a request, or of a piece of a file

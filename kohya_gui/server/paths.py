@@ -12,6 +12,7 @@ from kohya_gui.server import allowed_code, named_paths
 from kohya_gui.server.allowed_folders import outside_roots
 from library.config import dataset
 from library.config.building import Reading, draft
+from library.config.hub_names import about_address
 from library.config.problems import ConfigError, Problem, either
 from library.config.run_config import RunConfig
 from library.config.schema import options, values
@@ -22,9 +23,6 @@ MAX_PATH_LENGTH = 2000
 WEIGHTS = (".safetensors",)  # only their headers are read
 MAX_CONFIG_BYTES = 1_000_000  # bytes of a config; a real one has a few thousand
 CONFIGS = (".toml",)
-WEB = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)", re.I | re.S)  # https://x, and https:/x after conversion to a path
-HUB_PAGE = re.compile(r"https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/(?!datasets/|spaces/)([\w.-]+/[\w.-]+)", re.I)
-MODEL = "pretrained_model_name_or_path"  # may be an id of the hub
 
 
 # Places of models and pictures outside the home: other disks, and mounts of rented machines.
@@ -196,21 +194,7 @@ def elsewhere(text: str, what: str = "") -> Problem | None:
 
 def web_address(text: str, what: str = "") -> Problem | None:
     """The problem of a web address in place of a path, with what to write instead. `what` is the option."""
-    found = WEB.match(strip_pasted(text))
-    if not found:
-        return None
-    shown = strip_pasted(text)[:120]
-    if found[1].lower() == "file":
-        template = ": {address} is an address of a browser; write the path alone: /{path}"
-        return Problem(what, template, address=shown, path=found[2])
-    page = HUB_PAGE.match(strip_pasted(text))
-    if what == MODEL and page and not re.search(r"/(?:resolve|blob)/", text):
-        template = ": {address} is a web address; write {id} instead, and the model is fetched from Hugging Face"
-        return Problem(what, template, address=shown, id=page[1], fix={what: page[1]})
-    template = (
-        ": {address} is a web address, not a path; download it and give the path of the file or folder on this computer"
-    )
-    return Problem(what, template, address=shown)
+    return about_address(what, strip_pasted(text))
 
 
 def _is_network(text: str) -> bool:

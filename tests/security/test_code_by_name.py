@@ -18,6 +18,7 @@ from library.config.schema import options
 from library.families import config_class
 from library.methods import lycoris
 from library.optim import lr_schedule, names, optimizers
+from tests.unlisted_code import write_package
 
 SCRIPTS = [script for known in families.every() for script in known.scripts]
 SDXL = config_class("sdxl_train_network")
@@ -38,36 +39,13 @@ NO_CLASSES = (
     "torch.optim.Optimizer",
     "torch.optim.lr_scheduler.LRScheduler",
 )
-SOURCE = """
-from pathlib import Path
-Path({mark!r}).write_text("it ran")
-from torch.optim import SGD
-from torch.optim.lr_scheduler import ConstantLR
-
-class Own(SGD):
-    pass
-
-class Schedule(ConstantLR):
-    pass
-
-class Other:
-    def __init__(self, *args, **kwargs):
-        raise SystemExit("it was called")
-
-Made = type("Made", (Other,), dict())  # of which no source says what it derives from
-
-def function(*args, **kwargs):
-    raise SystemExit("it was called")
-"""
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """A package that nobody lists, which leaves a mark when it is imported."""
-    folder, mark = tmp_path / "site" / "own_package", tmp_path / "mark"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text(f"from pathlib import Path\nPath({str(mark)!r}).write_text('it ran')\n")
-    (folder / "classes.py").write_text(SOURCE.format(mark=str(mark)))
+    mark = tmp_path / "mark"
+    write_package(tmp_path / "site", "own_package", mark)
     monkeypatch.syspath_prepend(tmp_path / "site")
     yield mark
     for name in [name for name in sys.modules if name.split(".")[0] == "own_package"]:
