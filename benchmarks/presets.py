@@ -263,6 +263,7 @@ def _finish(case: PresetCase, process: Process, until: float) -> None:
     print(f"  compiled {case.kind} {case.name}: {note} {found.get('compile', '')}", flush=True)
 
 
+# Why: docs/decisions/2026-11-27-finished-experiments-are-removed.md
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=known_models(), nargs="+")

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from kohya_gui.server.gradio_import import LightGradio
+from kohya_gui.gradio_host.gradio_import import LightGradio
 
 # Gradio has some twenty variables that open doors: public links, folders to serve, a code editor. None takes effect.
 for _name in [name for name in os.environ if name.startswith("GRADIO_") and name != "GRADIO_TEMP_DIR"]:

@@ -21,6 +21,11 @@ from kohya_gui.form.print_command import CommandPrinter
 from kohya_gui.form.several import SeveralValues
 from kohya_gui.form.tab import TrainingTab
 from kohya_gui.form.tabs import FAMILIES, TABS
+from kohya_gui.gradio_host import preloads
+from kohya_gui.gradio_host.assets import FOLDER, Assets, contents
+from kohya_gui.gradio_host.gradio_import import without_apps
+from kohya_gui.gradio_host.routes import Protected, Routes
+from kohya_gui.gradio_host.theme import HEAD, THEME
 from kohya_gui.i18n import texts
 from kohya_gui.i18n.sentences import data
 from kohya_gui.lab.lab import LabTab
@@ -29,18 +34,14 @@ from kohya_gui.panel import monitor
 from kohya_gui.panel.actions import RunActions
 from kohya_gui.panel.queue import QueueTab
 from kohya_gui.sampling.sampling import SamplingTab
-from kohya_gui.server import paths, preloads, scripts
+from kohya_gui.server import paths, scripts
 from kohya_gui.server.allowed_folders import AllowedFolders, Roots
-from kohya_gui.server.assets import FOLDER, Assets, contents
 from kohya_gui.server.auth import AuthGate
-from kohya_gui.server.gradio_import import without_apps
 from kohya_gui.server.json_api import JsonApi
 from kohya_gui.server.picker import Picker
-from kohya_gui.server.routes import Protected, Routes
 from kohya_gui.server.scripts import ScriptTags
 from kohya_gui.server.serving import access_of, announce, bind, is_private, parser, prefix_of, serve
 from kohya_gui.server.tensorboard_proxy import TensorboardProxy
-from kohya_gui.server.theme import HEAD, THEME
 from kohya_gui.server.uploads import ImageUploads
 from kohya_gui.tools.commands import ToolCommands
 from kohya_gui.tools.tools import ToolsTab

@@ -12,9 +12,6 @@ from tests import source
 # Why: docs/decisions/2026-11-23-no-budget-for-all-lines.md
 FILE_LINES = 400
 FUNCTION_LINES = 60
-# Inside functions, where loading torch or another package of seconds late is the reason; the tokenizers of transformers
-# are three of them, as one import of all three loads every model.
-LATE_IMPORTS = 86
 LAYOUT_EXCEPTIONS = 20  # code that ruff may not lay out: a table whose columns carry meaning, and little else
 ANY_PER_100 = 6.6  # annotations that say nothing, of 100: values of other packages, and what a file may hold
 
@@ -73,15 +70,6 @@ def test_the_formatter_lays_out_nearly_all_code():
         if pattern.search(line)
     ]
     assert len(places) <= LAYOUT_EXCEPTIONS, "let ruff format them: " + ", ".join(places)
-
-
-def test_imports_inside_functions_are_few():
-    late = [
-        f"{source.module(p)}:{line}"
-        for p in source.files()
-        for line in sorted({found.line for found in source.imports(p) if found.when == "call"})
-    ]
-    assert len(late) <= LATE_IMPORTS, "import with the module, or mend the circle:\n" + "\n".join(late)
 
 
 def test_few_annotations_are_any():

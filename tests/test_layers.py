@@ -5,7 +5,9 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions
+from pathlib import Path
 
 import pytest
 
@@ -48,11 +50,14 @@ MAY_IMPORT = {
     "library.optim.names": (*BOTTOM, "library.packages"),
     "library.optim": (*BOTTOM, "library.packages", "library.methods"),
     **{f"{family}.variants": ("library.config.run_config", "library.families.variant") for family in FAMILIES},
-    **{f"{family}.options": ("library.config", f"{family}.variants") for family in FAMILIES},
+    **{
+        f"{family}.options": ("library.config", "library.families.shared.network_args", f"{family}.variants")
+        for family in FAMILIES
+    },
     **{f"{family}.facts": ("library.families.facts", f"{family}.variants") for family in FAMILIES},
     **{f"{family}.network_args": (*BOTTOM, "library.families.shared.network_args") for family in FAMILIES},
     **{family: (*BOTTOM, "library.families", "library.objectives") for family in FAMILIES},
-    "library.families": (*BOTTOM, "library.objectives.base"),
+    "library.families": (*BOTTOM, "library.objectives.base", "library.compiler.block_inputs"),
     "library.families.shared": (*BOTTOM, *PROTOCOL, "library.families.recognition"),
     "library.families.shared.network_args": BOTTOM,
     "library.families.shared.transformer_family": (*PROTOCOL, "library.objectives"),
@@ -64,6 +69,7 @@ MAY_IMPORT = {
     "library.runs": BOTTOM,
     "library.objectives": BOTTOM,
     "library.compiler": BOTTOM,
+    "library.compiler.block_inputs": (),
     "library.compile_utils": ("library.compiler.blocks",),
     "library.memory": (*BOTTOM, *PROTOCOL, "library.compiler"),
     "library.methods": (
@@ -264,6 +270,50 @@ def test_no_import_goes_round_in_circles():
 
     for module in graph:
         visit(module, ())
+
+
+@cache
+def packages_of(module: str) -> frozenset[str]:
+    """The packages of others that are loaded with a module of ours."""
+    modules, loaded, waiting, found = by_name(), set(), [module], set()
+    while waiting:
+        name = waiting.pop()
+        while name not in modules and name:
+            name = name.rpartition(".")[0]  # `from library.files import free_space`
+        if not name or name in loaded:
+            continue
+        loaded.add(name)
+        for imported in source.imports(modules[name]):
+            if imported.when == "load" and imported.name.split(".")[0] in source.OURS:
+                waiting.append(imported.name)
+            elif imported.when == "load":
+                found |= brought_by(imported.name)
+    return frozenset(found - sys.stdlib_module_names)
+
+
+@cache
+def by_name() -> dict[str, Path]:
+    return {source.module(path): path for path in source.files()}
+
+
+def brought_by(name: str) -> set[str]:
+    """A package with what comes with it; a part of PyTorch that `import torch` does not load is one of its own."""
+    package, _, part = name.partition(".")
+    if package == "torch" and part:
+        return {package, name}
+    return {package, *(["torch"] if name == "safetensors.torch" else [])}
+
+
+def test_imports_inside_functions_load_a_package_that_their_module_does_not():
+    """Else they are for nothing, or hide a circle."""
+    wrong = []
+    for module, found in every_import():
+        if found.when != "call" or found.name == "resource":  # which Windows does not have
+            continue
+        ours = found.name.split(".")[0] in source.OURS
+        if not (packages_of(found.name) if ours else brought_by(found.name)) - packages_of(module):
+            wrong.append(f"{module} imports {found.name} inside a function (line {found.line}); do it with the module")
+    assert not wrong, "\n".join(wrong)
 
 
 def run_without(blocked: tuple[str, ...], code: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -3,6 +3,7 @@
 The installation itself is what CI runs first.
 """
 
+import importlib
 import json
 import os
 import re
@@ -336,6 +337,11 @@ def test_the_set_up_for_windows_quotes_paths_and_shares_the_lock():
     assert 'findstr /b "uv==" constraints.txt' in text
     words = set(re.findall(r"library\.setup\.installer (\w+)", text + (source.ROOT / "setup.sh").read_text()))
     assert words <= {"ensure", "again", "need", "update"}
+
+
+def test_setup_bat_of_version_0_3_finds_the_installer_after_its_update():
+    """Windows has read the lines that follow the update before it, and they name the installer as it was called."""
+    assert importlib.import_module("library.doctor.installer").main is installer.main
 
 
 @pytest.mark.parametrize("token", ["", "a-token-of-sixteen-or-more"])

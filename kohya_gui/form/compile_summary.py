@@ -5,6 +5,7 @@ from html import escape
 
 from kohya_gui.panel import history
 from library import families
+from library.config import compile_modes
 from library.config.formats import read_toml
 from library.config.json_types import JsonObject
 from library.config.problems import Message, MessageLike, counted
@@ -13,8 +14,6 @@ from library.recipes import preset_files
 from library.runs import layout, reader
 
 MAX_RUNS_SEARCHED = 30  # earlier runs to look through
-# Options that the seconds depend on.
-TIMED_BY = ("compile_backend", "compile_mode", "compile_dynamic", "compile_blocks", "compile_scope")
 
 
 def compile_section() -> str:
@@ -63,7 +62,7 @@ def outlook(config: RunConfig) -> MessageLike:
     graphs, seconds, run = remembered(config) or (*families.compiling(config), "")
     if options.compile_scope == "model" and not run:
         return "One graph of the whole model, kept for next time; how long that takes is known after a first run."
-    if options.compile_mode.startswith("max-autotune") and not run:
+    if compile_modes.tunes_kernels(options) and not run:
         seconds *= 8
     when = Message("for each image size" if options.compile_dynamic == "false" else "once")
     basis = Message("as in {run}", run=run) if run else Message("an estimate")
@@ -80,7 +79,9 @@ def remembered(config: RunConfig) -> tuple[int, float, str] | None:
         except ValueError:
             continue
         # A record has only the differences from the defaults.
-        if all(theirs.get(key, getattr(default, key)) == getattr(config.compile, key) for key in TIMED_BY):
+        if all(
+            theirs.get(key, getattr(default, key)) == getattr(config.compile, key) for key in compile_modes.TIMED_BY
+        ):
             return int(made["num_graphs"]), float(made.get("seconds") or 0), run.id
     return None
 

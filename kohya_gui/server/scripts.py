@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kohya_gui.server.assets import App, Scope
+from kohya_gui.gradio_host.assets import App, Scope
 from kohya_gui.server.bundle import bundle
 from library.config.json_types import JsonObject
 

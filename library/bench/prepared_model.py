@@ -17,7 +17,6 @@ from library.compiler.log import CompileLog
 from library.compiler.torch_private import FakeTensor
 from library.config.run_config import RunConfig
 from library.data.batch import Batch
-from library.distributed import gradients
 from library.measuring import shapes
 from library.memory import swapping
 from library.memory.prepare import prepare_denoiser
@@ -96,7 +95,6 @@ class PreparedModel:
         self.subject, self.config, self.device = subject, config, device
         sides = size if isinstance(size, tuple) else ((size, size),)
         self.made, self.ranks, self.rank = made, 1, 0
-        self.averager: gradients.GradientAverager | None = None  # set if several processes take the same steps
         self.compile_log = log = CompileLog()
         text_learns = isinstance(made.method, LearnedText)
         latents = tuple((height // FACTOR, width // FACTOR) for width, height in sides)
@@ -148,12 +146,8 @@ class PreparedModel:
 
     def step(self) -> Tensor:
         """Run forward, backward, clipping and optimizer, one size after another, as in a training. Returns the loss."""
-        if self.averager:
-            self.averager.expect(last=True)
         loss = next(self._losses)()
         loss.backward()
-        if self.averager:
-            self.averager.finish()
         if self._swap:
             self._swap.sync_to_host()
         if not self.config.optim.stepped_early:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from library import families
-from library.bench import chart, report
+from library.bench import chart, profile_advice, report
 from library.config import environment
 from library.config.arguments import Arguments
 from library.config.json_types import JsonMapping, JsonObject
@@ -223,7 +223,7 @@ def _show(folder: Path, say: Any) -> None:
 
 
 def _profiled(asked: argparse.Namespace, subject: "Subject", work: JobRecord) -> JsonMapping:
-    from library.bench import machine, profile_advice, profiling
+    from library.bench import machine, profiling
 
     device = machine.device(asked.device)
     usual = candidates.OWN if asked.run else "compiled" if device.type == "cuda" else "eager"

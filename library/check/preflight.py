@@ -12,7 +12,7 @@ import torch
 from library import data, families, methods
 from library.check import adapter_files, graph_limit, meta_model, sample_prompts, training_length
 from library.compiler import checks
-from library.config import building, code_names, fixes, ineffective, schema
+from library.config import building, code_names, compile_modes, fixes, ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem, problems_of, together
@@ -249,8 +249,9 @@ def _sixteen_bits(config: RunConfig) -> Iterator[Problem]:
 
 def _missing_gpu_features(config: RunConfig) -> Iterator[Problem]:
     """Yield options that this machine's device does not support."""
-    recorded_by, mode = config.compile.recorded_by, config.compile.compile_mode
-    if recorded_by and mode != "max-autotune" and _device().type != "cuda":  # max-autotune also tunes CPU kernels
+    if (
+        recorded_by := compile_modes.recorded_on_gpu_alone(config.compile)
+    ) and _device().type != "cuda":  # max-autotune also tunes CPU kernels
         yield ineffective.remark(recorded_by, "there is no GPU that records CUDA graphs")
     if not config.adapters:
         return

@@ -16,10 +16,12 @@ import torch
 from torch import nn
 
 from library.compiler import cache, cudagraph, torch_private
+from library.compiler.block_inputs import BlockInputs
 from library.compiler.checks import hooked, problems
-from library.compiler.entry import EntryInputs, shape_of, with_canonical_inputs
+from library.compiler.entry import shape_of, with_canonical_inputs
 from library.compiler.log import CompileLog, Speedup
-from library.compiler.torch_settings import RECORDED, SETTINGS, limit_of, version, wanted_settings
+from library.compiler.torch_settings import SETTINGS, limit_of, version, wanted_settings
+from library.config.compile_modes import MODES, RECORDED_MODES
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, counted
 
@@ -27,7 +29,6 @@ __all__ = ["problems"]  # with what is defined below
 
 logger = logging.getLogger(__name__)
 
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 WRAPPER = "_orig_mod."
 
 M = TypeVar("M", bound=nn.Module)
@@ -83,7 +84,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     target_blocks: Iterable[Sequence[nn.Module]],
     disable_linear: bool = False,
     log_prefix: str = "Model",
-    inputs: Mapping[Any, EntryInputs] | None = None,
+    inputs: Mapping[Any, BlockInputs] | None = None,
     backends: Mapping[nn.Module, str] | None = None,
     log: CompileLog | None = None,
 ) -> M:
@@ -122,8 +123,8 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         # Dimensions that vary are marked one by one. With dynamic=None PyTorch infers them per line of code, which
         # blocks of all widths share, and would make a size dynamic that is the same for all images.
         options["dynamic"] = False
-    if device.type == "cuda" and args.compile_mode in RECORDED:
-        options["mode"] = RECORDED[args.compile_mode]
+    if device.type == "cuda" and args.compile_mode in RECORDED_MODES:
+        options["mode"] = RECORDED_MODES[args.compile_mode]
         cudagraph.attach(model, log)
     log.prepare(functools.partial(_begin, options=options, backends=backends), blocks)
     if waiting := getattr(args, "compile_compare_steps", 0):

@@ -4,7 +4,7 @@ It lets one graph serve every block of a class; without it FLUX.1 needs six grap
 """
 
 import functools
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,41 +14,6 @@ from library.compiler.subclass import COMPILED, clone_code, keep_class_name
 from library.compiler.torch_settings import SETTINGS
 
 Shape = tuple[tuple[str, tuple[int, ...], torch.dtype, bool], ...]
-
-
-class EntryInputs(Protocol):
-    """Arguments of the blocks of one class, by position, so that one graph can serve them all.
-
-    `streams` flow from block to block: all but the first block's need a gradient. `dynamic` lists the dimensions that
-    depend on the bucket: ((position, dimension), ...). `sizes` is the number of graphs per block: one, unless sizes are
-    compiled separately; then `level` separates blocks that never see the same sizes. Blocks `before_trainable` ones
-    have their own graph, as no gradient flows through them.
-    """
-
-    @property
-    def streams(self) -> tuple[int, ...]:
-        """Positions of the tensors that flow from block to block."""
-        ...
-
-    @property
-    def dynamic(self) -> tuple[tuple[int, int], ...]:
-        """Dimensions whose size varies."""
-        ...
-
-    @property
-    def sizes(self) -> int:
-        """Number of sizes that are compiled separately."""
-        ...
-
-    @property
-    def level(self) -> int:
-        """Resolution level, shared by blocks that see the same sizes."""
-        ...
-
-    @property
-    def before_trainable(self) -> bool:
-        """Whether no weight is trained in these blocks or before them."""
-        ...
 
 
 def shape_of(block: nn.Module) -> Shape:

@@ -10,14 +10,11 @@ from typing import Any, ClassVar
 import torch
 
 from library.compiler import torch_private
+from library.config.compile_modes import RECORDED_MODES, TUNED_MODES
 from library.imports import without_collecting
 
 TAG = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
 OWN_LIMIT = 8  # of PyTorch: graphs of one function
-# Modes that record CUDA graphs -> the mode of the blocks, as the whole model is recorded, not each block.
-RECORDED = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
-
-TRIED = ("max-autotune", "max-autotune-no-cudagraphs")  # modes that try many kernels
 QUIET = {"autotune_num_choices_displayed": 0, "max_autotune_report_choices_stats": False}
 
 
@@ -122,7 +119,7 @@ def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[Set
     if (limit := limit_of(args, sizes)) and version() < (2, 13):
         wanted.append((dynamo, "recompile_limit", limit))
     # PyTorch would list all kernels that it has tried for each product, in hundreds of lines.
-    for name, quiet in QUIET.items() if args.compile_mode in TRIED else ():
+    for name, quiet in QUIET.items() if args.compile_mode in TUNED_MODES else ():
         if hasattr(inductor, name) and f"TORCHINDUCTOR_{name.upper()}" not in os.environ:
             wanted.append((inductor, name, quiet))
     if device.type == "cuda":
@@ -132,7 +129,7 @@ def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[Set
             # images cost a recompilation.
             wanted.append((inductor, mixed, False))
         # Repeated dropout masks in fused random kernels, wrong in the recompute (pytorch#198333).
-        recorded = args.compile_mode in RECORDED or getattr(args, "cuda_graphs", "false") != "false"
+        recorded = args.compile_mode in RECORDED_MODES or getattr(args, "cuda_graphs", "false") != "false"
         aligned = hasattr(inductor, "align_random_eager") and not recorded
         # PyTorch's own random kernels draw anew at each replay of a CUDA graph; inductor's would not.
         wanted.append((inductor, "align_random_eager" if aligned else "fallback_random", True))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from library.config.compile_modes import RECORDED_MODES
 from library.config.problems import Message, Problem
 from library.config.run_config import RunConfig
 
@@ -138,7 +139,7 @@ def budget_problems(options: "Compile", run: RunConfig) -> Iterator[Problem]:
 
 def _unrecorded_mode(options: "Compile") -> str:
     """The mode that does the same without CUDA graphs."""
-    return "default" if options.compile_mode == "reduce-overhead" else "max-autotune-no-cudagraphs"
+    return RECORDED_MODES.get(options.compile_mode, "max-autotune-no-cudagraphs")
 
 
 def _wide(template: str, also: str) -> Problem:

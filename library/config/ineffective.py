@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from library.config.problems import Message, MessageLike, Problem, option_name
-from library.config.run_config import Rule, RunConfig
+from library.config.run_config import INEFFECTIVE_EVERYWHERE, Rule, RunConfig
 from library.config.schema import options, values
 from library.config.sections import AdapterRun, EmbeddingRun
-from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 
 
 def remark(name: str, reason: MessageLike, **arguments: Any) -> Problem:

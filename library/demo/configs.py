@@ -1,6 +1,5 @@
 """A ready TOML for each script: the demo's own files, and the settings of real trainings."""
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -92,7 +91,7 @@ def text(
         tables["data"].insert(1, ("conditioning_data_dir", str(shown), "real: edges, depth or poses of the images"))
     if config.kind == "textual-inversion":
         del tables["cache"][1]  # captions are encoded in each step
-    own = importlib.import_module(family.demo).tables(models)
+    own = families.random_module(family.name).demo_tables(models)
     own = own if compiled else {name: lines for name, lines in own.items() if name != "compile"}
     own = {
         name: [(option, str(shown) if value == "{references}" else value, why) for option, value, why in lines]

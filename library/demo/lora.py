@@ -2,7 +2,6 @@
 converters.
 """
 
-import importlib
 from pathlib import Path
 
 from library import families
@@ -22,7 +21,7 @@ def check(file: Path, config: RunConfig) -> tuple[int, list[str]]:
 
     tensors = load_file(file)
     try:
-        converted, sizes = importlib.import_module(families.facts(config.family).demo).converted(tensors, config)
+        converted, sizes = families.random_module(config.family).convert_for_diffusers(tensors, config)
     except (ValueError, AssertionError, KeyError) as error:
         return 0, [f"diffusers cannot convert the file: {error}"]
     wrong = []

@@ -1,6 +1,5 @@
 """The doctor's findings with PyTorch: its build, the GPU, compiling, and low-precision products."""
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from library.compiler.blocks import why
 from library.compiler.checks import problems
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, listed
+from library.config.sections import Compile
 from library.doctor import kernels
 from library.doctor.finding import MachineFinding, bad, hint, ok
 from library.runs import machine
@@ -133,7 +133,7 @@ def _hindered(device: str) -> MessageLike:
     """Return a known obstacle to compiling, "" if there is none."""
     if off := next((name for name in SWITCHED_OFF if os.environ.get(name, "0") not in ("", "0")), ""):
         return Message("{name} in the environment switches it off; unset it", name=off)
-    usual = argparse.Namespace(compile_backend="inductor", compile_mode="default", compile_fullgraph=False)
+    usual = Compile()
     try:
         cache.use(None, torch.device(device))
         found = [one.about if one.option else one for one in problems(usual, torch.device(device))]

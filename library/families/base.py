@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from library.compiler.block_inputs import BlockInputs
 from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
@@ -100,17 +101,6 @@ class TextCache:
     @property
     def stored(self) -> tuple[str, ...]:
         return tuple(key for key in self.keys if key != self.mask)
-
-
-@dataclass(frozen=True)
-class BlockInputs:
-    """The arguments of blocks of one class, by position: which are passed from block to block, and which sizes vary."""
-
-    streams: tuple[int, ...]
-    dynamic: tuple[tuple[int, int], ...]  # (position, dimension) of sizes that depend on the bucket
-    sizes: int = 1  # the number of different sizes, where each is compiled on its own
-    level: int = 0  # Family.resolution_level, where sizes are compiled one by one: other levels see other sizes
-    before_trainable: bool = False  # the block runs before all trained parameters, so that no gradient goes through it
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+# Why: docs/decisions/2026-11-27-protocols-with-several-implementers.md
 @runtime_checkable
 class TakesControls(Protocol):
     """A family whose denoiser is conditioned on images besides text (`RunConfig.control_images`)."""

@@ -121,8 +121,4 @@ class FamilyFacts:
     @property
     def lora_names(self) -> str:
         """module:object, a shared.lora_names.LoraNames."""
-        return f"library.families.{self.name}.lora_names:NAMES"
-
-    @property
-    def demo(self) -> str:
-        return f"library.families.{self.name}.demo"
+        return f"library.families.{self.name}.keys:LORA_NAMES"

@@ -9,9 +9,8 @@ from library.config.building import build, draft, understood
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name, option_values, together
-from library.config.run_config import RunConfig
+from library.config.run_config import INEFFECTIVE_EVERYWHERE, RunConfig
 from library.config.schema import options
-from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 from library.config.values import Option, closest, did_you_mean, to_float
 from library.importers.result import Imported, KeyOutcome
 

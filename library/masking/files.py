@@ -8,7 +8,7 @@ import io
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -19,23 +19,13 @@ from library.curation import thumbs, trash
 from library.data import folders, pixels
 from library.data.orientation import UPRIGHT, orientation, orientation_of, tag, turned_back
 from library.data.orientation import upright as turned_upright
+from library.masking.segmenter import SegmentationModel
 
 SKIP, REPLACE = EXISTING = ("skip", "replace")
 FOLDER, ALPHA = INTO = ("folder", "alpha")
 CLEAR = (".png", ".webp")  # formats that can be transparent, and are written losslessly
 MOST = thumbs.PIXELS  # pixels of an image that gets a mask
 RED = (220, 30, 60)
-
-
-class Segmenter(Protocol):
-    """A model that segments images."""
-
-    name: str
-    batch_size: int
-
-    def __call__(self, pictures: list[Image.Image]) -> list[np.ndarray]:
-        """The segmentation of each of these RGB images: [H,W] in 0..1, as large as the image."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -89,7 +79,7 @@ def mask_file(image: Path, images: Path, masks: Path, known: dict[Path, folders.
     return place.with_name(name) if name else usual
 
 
-def make(images: Path, masks: Path, segmenter: Segmenter, options: MaskOptions, report: Report) -> Written:
+def make(images: Path, masks: Path, segmenter: SegmentationModel, options: MaskOptions, report: Report) -> Written:
     """Make masks for the images of a folder and its sub-folders. After an interruption the written files are kept, and
     can be undone as one change of the folder of masks, or of the images where they become transparent.
 

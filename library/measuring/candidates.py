@@ -145,6 +145,18 @@ def choose(names: Iterable[str], own: bool, device: str, known: Iterable[str]) -
 
 # ---- changes of one training
 
+# The options that compile_autotune varies. A state from elsewhere must not change any other.
+TUNED_OPTIONS = (
+    "compile",
+    "compile_mode",
+    "compile_dynamic",
+    "attention_kernel",
+    "blocks_to_swap",
+    "gradient_checkpointing",
+    "cpu_offload_checkpointing",
+    "checkpoint_keep_attention",
+)
+
 
 def saving_memory(config: RunConfig) -> Iterator[Overrides]:
     """Yield changes that save memory, the cheapest first; last those that round more or change the optimizer."""
@@ -184,6 +196,12 @@ def advised(changes: Overrides, config: RunConfig) -> MessageLike:
 
 def shown(changes: JsonMapping) -> str:
     return ", ".join(f"{name} = {str(value).lower()}" for name, value in changes.items())
+
+
+def other_modes(tuned: bool, recorded: bool) -> list[Overrides]:
+    """Changes of the usual mode of compiling: to one that tunes kernels, and to one that records CUDA graphs."""
+    names = ["max-autotune"] * tuned + ["cuda-graphs"] * recorded
+    return [{"compile_mode": NAMED[name].options["compile_mode"]} for name in names]
 
 
 def swapping_less(config: RunConfig) -> list[Overrides]:

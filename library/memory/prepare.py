@@ -179,7 +179,7 @@ def _record_graphs(denoiser: nn.Module, config: Any, device: torch.device, log: 
             recorder.give_up(f"several processes train with {early}")
         return f"several processes train with {early}"
     if recorder or device.type != "cuda":
-        return ""  # compile_mode asked for it; or there is nothing to record
+        return ""  # the mode of compiling asked for it; or there is nothing to record
     if is_sharded(config):
         return "fsdp gathers weights at every block"
     if why := config.compile.why_not_recorded(config):

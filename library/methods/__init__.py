@@ -1,11 +1,7 @@
 """Training methods: full fine-tuning, adapters, textual inversion, and ControlNet-LLLite."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
-from torch import Tensor, nn
 
 from library.config.hub_names import FILE, about_absent, is_file_id
 from library.config.problems import Problem
@@ -14,57 +10,10 @@ from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.methods import embedding, full, lllite, lora, lora_files, lycoris
-from library.methods.factor_cache import FactorCache
+from library.methods.base import TrainingMethod
 from library.methods.full import FullFinetune
-from library.methods.sharding import ShardedModel
 
 __all__ = ["FullFinetune", "TrainingMethod", "attach", "base_weights", "notes", "problems", "reads_encoders"]
-
-
-class TrainingMethod(Protocol):
-    """The interface between the trainer and a training method. Adapters can also load a file: `load_state_dict`."""
-
-    trained_parts: dict[str, bool]  # part name ("denoiser", "clip_l", ...) -> has trained parameters
-    denoiser: nn.Module | None  # set if its own weights are trained, which may be swapped and stepped by block
-    block_classes: tuple[str, ...]  # of its blocks
-    shards: ShardedModel | None  # set if several processes hold shards of the denoiser
-    factor_caches: Sequence[FactorCache]  # adapter factors computed once per forward pass of a network
-
-    def groups(self) -> list[dict[str, Any]]:
-        """Parameter groups for the optimizer: {"params", "lr", "name"}; a rate of 0 leaves a group out."""
-        ...
-
-    def parameters(self) -> list[nn.Parameter]:
-        """All trained parameters."""
-        ...
-
-    def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """The content of a saved file under its keys, on the CPU."""
-        ...
-
-    def snapshot(self) -> dict[str, Tensor]:
-        """Trained values by name, for a saved state; not copied."""
-        ...
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore a snapshot, bit for bit."""
-        ...
-
-    def train(self, mode: bool = True) -> "TrainingMethod":
-        """Training or evaluation mode of trained modules."""
-        ...
-
-    def note_gradients(self) -> None:
-        """Before a step: take from the gradients what the next forward pass needs (GGPO)."""
-        ...
-
-    def mean_gradient(self) -> Tensor | None:
-        """Before a step: the mean gradient size if upstream shows it, on the device."""
-        ...
-
-    def limit_norms(self, maximum: float) -> dict[str, Tensor]:
-        """`scale_weight_norms`: shrink larger weights; return their number and norms as 0-dim tensors on the device."""
-        ...
 
 
 def attach(components: ModelComponents, family: Family, config: RunConfig) -> TrainingMethod:

@@ -13,18 +13,27 @@ from library.methods.factor_cache import FactorCache
 from library.methods.sharding import ShardedModel
 
 
-class BaseMethod(ABC):
+class TrainingMethod(ABC):
     """Keeps trained parameters in groups, each with its learning rate; subclasses define `named`."""
 
-    denoiser: nn.Module | None = None  # if its own weights are trained
-    block_classes: tuple[str, ...] = ()
-    shards: ShardedModel | None = None
-    factor_caches: Sequence[FactorCache] = ()
+    trained_parts: dict[str, bool]  # part name ("denoiser", "clip_l", ...) -> has trained parameters
+    denoiser: nn.Module | None = None  # if its own weights are trained, which may be swapped and stepped block by block
+    block_classes: tuple[str, ...] = ()  # of its blocks
+    shards: ShardedModel | None = None  # where several processes hold parts of the denoiser
+    factor_caches: Sequence[FactorCache] = ()  # what adapters compute once for a whole forward pass of the denoiser
     _groups: list[dict[str, Any]]
 
     @abstractmethod
     def named(self) -> Mapping[str, Tensor]:
         """Tensors of a saved state by name: trained parameters, and buffers that change with them."""
+
+    @abstractmethod
+    def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """What the file holds, in its keys, on the CPU."""
+
+    @abstractmethod
+    def train(self, mode: bool = True) -> "TrainingMethod":
+        """Training or evaluation mode of trained modules."""
 
     def groups(self) -> list[dict[str, Any]]:
         """Parameter groups: {"params", "lr", "name"}. Groups with rate 0 are left out."""
@@ -34,7 +43,7 @@ class BaseMethod(ABC):
         return [p for group in self._groups for p in group["params"]]
 
     def snapshot(self) -> dict[str, Tensor]:
-        """The values of `named`; not copied."""
+        """The values of `named`, for a saved state; not copied."""
         return snapshot.take(self.named())
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.methods.base import BaseMethod
+from library.methods.base import TrainingMethod
 
 
-class FrozenBaseMethod(BaseMethod):
+class FrozenBaseMethod(TrainingMethod):
     """Parameters by their names in a saved state; all share one learning rate."""
 
     def __init__(self, config: RunConfig, label: str, trained: tuple[str, ...], nothing: str) -> None:

@@ -12,7 +12,7 @@ from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.families.base import Family, ModelComponents
 from library.families.capabilities import HasBlockRates, HasFrozenParts, WritesFolders
-from library.methods.base import BaseMethod
+from library.methods.base import TrainingMethod
 from library.methods.sharding import ShardedModel, rows_of
 
 # CLIP-L is read at its last layer but one, without the pooled vector, so these parameters get no gradient.
@@ -21,7 +21,7 @@ RATES = {"clip_l": "learning_rate_te1", "clip_g": "learning_rate_te2"}
 LABELS = {"clip_l": "text_encoder1", "clip_g": "text_encoder2"}
 
 
-class FullFinetune(BaseMethod):
+class FullFinetune(TrainingMethod):
     """All or most parameters of a model."""
 
     def __init__(self, components: ModelComponents, family: Family, groups: list[dict[str, Any]]) -> None:

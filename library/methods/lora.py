@@ -17,7 +17,7 @@ from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.methods import ggpo, targets
 from library.methods.adapters import Adapter, AdapterSpec, adapter_class, fits, saved_alpha
-from library.methods.base import BaseMethod, dtype_of
+from library.methods.base import TrainingMethod, dtype_of
 from library.methods.factor_cache import FactorCache
 from library.methods.lora_files import Unmatched, by_name, plain_file, report_unmatched
 from library.methods.targets import AdapterPlan, TargetLayer
@@ -43,7 +43,7 @@ class AdapterLocation:
         return f"lora_unet_{self.path.replace('.', '_')}" if self.part == "denoiser" else ""
 
 
-class LoraAdapters(BaseMethod):
+class LoraAdapters(TrainingMethod):
     """Adapters inside a frozen model."""
 
     def __init__(self, adapters: dict[str, Adapter], places: dict[str, AdapterLocation], config: AdapterRun) -> None:

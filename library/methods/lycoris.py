@@ -31,7 +31,7 @@ from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.methods import lora
-from library.methods.base import BaseMethod, dtype_of
+from library.methods.base import TrainingMethod, dtype_of
 from library.methods.lora import AdapterLocation
 from library.methods.lora_files import Unmatched, file_of, report_unmatched
 from library.methods.lycoris_denoiser import FilteredDenoiser, left_out
@@ -39,7 +39,7 @@ from library.methods.lycoris_files import block_sizes, match_scale_of_file, put_
 from library.methods.lycoris_presets import known_presets
 
 
-class LycorisAdapters(BaseMethod):
+class LycorisAdapters(TrainingMethod):
     """Adapters of another package as a TrainingMethod."""
 
     def __init__(self, network: Any, places: dict[str, AdapterLocation], config: AdapterRun) -> None:

@@ -5,16 +5,7 @@ from dataclasses import dataclass
 from library.config.json_types import JsonMapping, JsonObject
 
 # The options that compile_autotune varies. A state of unknown origin must not change any other.
-TUNABLE = (
-    "compile",
-    "compile_mode",
-    "compile_dynamic",
-    "attention_kernel",
-    "blocks_to_swap",
-    "gradient_checkpointing",
-    "cpu_offload_checkpointing",
-    "checkpoint_keep_attention",
-)
+from library.measuring.candidates import TUNED_OPTIONS
 
 
 @dataclass(slots=True)
@@ -34,6 +25,6 @@ class Choices:
         tuned = known.get("tuned")
         steps = {name: known.get(name) for name in ("compiled_from", "stays_eager")}
         return cls(
-            tuned=tuned if isinstance(tuned, dict) and set(tuned) <= set(TUNABLE) else None,
+            tuned=tuned if isinstance(tuned, dict) and set(tuned) <= set(TUNED_OPTIONS) else None,
             **{name: step if isinstance(step, int) and step > 0 else None for name, step in steps.items()},
         )

@@ -255,26 +255,6 @@ def test_a_model_that_only_fits_in_8_bits_is_made_on_the_host(flux, monkeypatch)
         random_weights.placement(model, gpu, half, small)
 
 
-def test_full_size_tells_of_every_case_unchanged_measured(monkeypatch, capsys, tmp_path):
-    from benchmarks import full_size
-
-    def alone(*given, cache=""):
-        kept.append(json.loads(out.read_text())["cases"] if out.exists() else [])
-        return json.loads(json.dumps(full_size.reported([str(word) for word in given])))
-
-    out, kept, broken = tmp_path / "out.json", [], {"compile": True, "compile_activation_budget": 7}
-    monkeypatch.setattr(full_size, "child", alone)
-    monkeypatch.setattr(full_size, "CASES", {full_size.HABIT: full_size.CKPT, "broken": broken, "broken again": broken})
-    given = ["--tiny", "--only", "flux", "--batches", "2", "--cases", full_size.HABIT, "broken again"]
-    monkeypatch.setattr("sys.argv", ["full_size.py", *given, "--out", str(out)])
-    full_size.main()
-    good, *bad = json.loads(out.read_text())["cases"]
-    assert good["flops"] > 1e8 and len(good["losses"]) == 6 and [len(cases) for cases in kept] == [0, 0, 1, 2]
-    assert all("compile_activation_budget" in case["failed"] for case in bad)
-    table = capsys.readouterr().out.splitlines()
-    assert "1.00" in table[2] and "failed: compile_activation_budget" in table[3] and len(table) == 5
-
-
 @pytest.mark.parametrize(
     ("family", "expected"),
     [

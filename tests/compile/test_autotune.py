@@ -10,9 +10,10 @@ from safetensors.torch import load_file
 
 from library.config.building import replace
 from library.config.problems import ConfigError
-from library.measuring.candidates import shown
+from library.measuring import stored_results
+from library.measuring.candidates import TUNED_OPTIONS, shown
 from library.measuring.result import Measured
-from library.train.choices import TUNABLE, Choices
+from library.train.choices import Choices
 from library.train.compiling import autotune, autotune_cache
 from library.train.compiling.autotune import Tuner, fastest
 from tests.training import ONE_ADAPTER, config_of, train
@@ -37,7 +38,7 @@ SPEEDS = {
 @pytest.fixture
 def tuned(demo, shapes, tmp_path, monkeypatch):  # noqa: F811
     """Train with ways whose speeds are made up; everything else about trying them is real."""
-    monkeypatch.setattr(autotune_cache, "folder", lambda: tmp_path / "tuning")
+    monkeypatch.setattr(stored_results, "results_folder", lambda: tmp_path / "tuning")
     seen, count = [], iter(range(100))
     real = Tuner.time_candidate
 
@@ -79,7 +80,7 @@ def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
     assert all(f"  {shown(way)}: " in log for way in seen)
     assert found.facts["compile"]["attention"] == "MATH"
 
-    assert set().union(*seen) <= set(TUNABLE)
+    assert set().union(*seen) <= set(TUNED_OPTIONS)
     number = len(seen)
     again = start(compile_autotune=True, save_state_on_train_end=True, output_dir=tmp_path / "again")
     assert len(seen) == number and again.losses == found.losses
@@ -142,7 +143,7 @@ def test_a_short_training_does_not_try_to_compile(tuned, monkeypatch, tmp_path):
 
 
 def test_what_a_short_training_left_out_is_measured_by_a_longer_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(autotune_cache, "folder", lambda: tmp_path)
+    monkeypatch.setattr(stored_results, "results_folder", lambda: tmp_path)
     found = [{"changes": {"compile": True}, "seconds": 1.0}]
     autotune_cache.write("a", found, passes=100, complete=False)
     assert autotune_cache.read("a", 100) == found and autotune_cache.read("a", 101) == []

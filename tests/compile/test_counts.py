@@ -1,15 +1,14 @@
 """The number of graphs is known beforehand, whatever sizes of image and of batch there are."""
 
-import json
-
 import pytest
 import torch
 
-from benchmarks import graphs as benchmark
 from tests.training import ONE_ADAPTER, several_blocks
 
 SDXL, FLUX = "sdxl_train_network", "flux_train_network"
 ONE, MANY, BATCHES = ((2, 8, 8),), ((2, 8, 8), (2, 8, 16)), ((1, 8, 8), (3, 8, 16), (3, 8, 8))
+SIDES = "8x8 8x10 10x8 6x12 12x6 8x12 12x8 6x10 10x6 10x10 6x14 14x6"
+DOZEN = tuple((2, *map(int, side.split("x"))) for side in SIDES.split())
 QUICK = {"compile_blocks": "single:all", "network_args": ONE_ADAPTER}
 CASES = {
     # The tiny U-Net's last two levels are equally wide.
@@ -31,6 +30,7 @@ CASES = {
         },
         {"BasicTransformerBlock": 3},
     ),
+    "a dozen sizes": (FLUX, DOZEN, QUICK, {"SingleStreamBlock": 1}),
     "batches": (FLUX, BATCHES, QUICK, {"SingleStreamBlock": 2}),
     "any batch": (FLUX, BATCHES, {"compile_dynamic": "true", **QUICK}, {"SingleStreamBlock": 2}),
 }
@@ -76,15 +76,3 @@ def test_no_norm_on_a_cpu_ends_the_process_where_what_is_in_front_of_it_does_not
     assert not any(type(module) is torch.nn.GroupNorm for module in model.components.denoiser.modules())
     few = [p for p in model.method.parameters() if p.dim() < 2]
     assert any(gradient is not None for gradient in torch.autograd.grad(wrong, few, allow_unused=True))
-
-
-def test_a_dozen_sizes_need_two_graphs_of_flux(forget, monkeypatch, capsys):
-    """The benchmark that shows it, so that it goes on running, with fewer blocks; how many graphs there are is decided
-    before any backend, by the kinds of blocks and by who comes first."""
-    torch._dynamo.utils.counters.clear()
-    monkeypatch.setattr(benchmark, "FLUX_DEPTH", (2, 2))
-    monkeypatch.setattr("sys.argv", ["graphs.py", "--backend", "eager", "--one", "flux", "in place"])
-    with torch._dynamo.config.patch(recompile_limit=64):  # as it does itself, for good
-        benchmark.main()
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (found["graphs"], found["predicted"], found["recompiles"], found["wrapped_keys"]) == (2, 2, 0, 0)

@@ -10,8 +10,8 @@ from library import families
 from library.config.building import build, notes
 from library.config.ineffective import ineffective_options, remarks
 from library.config.problems import ConfigError
+from library.config.run_config import INEFFECTIVE_EVERYWHERE
 from library.config.schema import options
-from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 from tests.config.test_runs import other
 from tests.source import ROOT
 

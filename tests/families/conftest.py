@@ -21,6 +21,6 @@ def tiny_sdxl_folder(tmp_path_factory):
     """The same model as a diffusers folder."""
     import torch
 
-    from library.families.sdxl import random
+    from tests import sdxl_files
 
-    return random.write_diffusers(tmp_path_factory.mktemp("sdxl_diffusers"), dtype=torch.float32)
+    return sdxl_files.write_diffusers(tmp_path_factory.mktemp("sdxl_diffusers"), dtype=torch.float32)

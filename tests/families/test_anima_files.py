@@ -13,8 +13,8 @@ from library.adapter_files import names, verify
 from library.demo import lora
 from library.families import recognition
 from library.families.anima import random
-from library.families.anima.lora_names import NAMES
-from library.families.anima.network_args import AnimaArgs
+from library.families.anima.keys import LORA_NAMES
+from library.families.anima.options import AnimaArgs
 from library.families.flux import random as random_flux
 from library.methods import targets
 from library.tools import convert, extract, merge, resize
@@ -219,7 +219,7 @@ def test_a_full_model_has_the_layers_of_sd_scripts(files):
     made, full = family(files, network_train_unet_only=False), random.random(random.FULL)
     networks = {"denoiser": full.denoiser(), "text_encoder": full.encoders["text_encoder"]()}
     shapes = {name: tuple(t.shape) for name, t in networks["denoiser"].state_dict().items()}
-    assert len([*NAMES.layers(shapes, convolutions=False)]) == 280
+    assert len([*LORA_NAMES.layers(shapes, convolutions=False)]) == 280
 
     def layers(part, **values):
         blocks, args = (made.adapter_targets if part == "denoiser" else made.text_adapter_targets), AnimaArgs(**values)

@@ -12,7 +12,7 @@ from library.config.building import build
 from library.config.problems import ConfigError
 from library.families.base import SampleRequest
 from library.families.flux_2 import keys, random, text_encoder
-from library.families.flux_2.demo import settings
+from library.families.flux_2.random import diffusers_settings
 from library.families.shared import autoencoder
 from tests.training import config_of, pictures, train
 
@@ -100,7 +100,7 @@ def pipeline(files, own):
         kept = {name: how[name] for name in ("padding", "truncation", "max_length", "return_tensors")}
         return tokenizer(texts, add_special_tokens=False, padding_side="left", **kept)
 
-    denoiser = Flux2Transformer2DModel(**settings(own[1].denoiser.sizes)).eval()
+    denoiser = Flux2Transformer2DModel(**diffusers_settings(own[1].denoiser.sizes)).eval()
     denoiser.load_state_dict(keys.to_diffusers(own[1].denoiser.state_dict()), strict=True)
     other = AutoencoderKLFlux2(block_out_channels=random.TINY.vae_widths).eval()
     other.load_state_dict(autoencoder.to_diffusers(load_file(files["vae"])), strict=True)

@@ -12,7 +12,7 @@ from library import families
 from library.config.building import build
 from library.families.base import SampleRequest
 from library.families.flux_2 import keys, random, sampler, text_encoder, vae
-from library.families.flux_2.demo import settings
+from library.families.flux_2.random import diffusers_settings
 from library.families.flux_2.tokens import Flux2Positions
 from library.families.shared import autoencoder, packing
 from library.families.shared.double_stream import BlockLayers, DoubleStreamBlock, SingleStreamBlock
@@ -55,7 +55,7 @@ def theirs_of(denoiser):
     """The transformer in diffusers with the same weights."""
     from diffusers import Flux2Transformer2DModel
 
-    model = Flux2Transformer2DModel(**settings(denoiser.sizes))
+    model = Flux2Transformer2DModel(**diffusers_settings(denoiser.sizes))
     model.load_state_dict(keys.to_diffusers(denoiser.state_dict()), strict=True)
     return model.eval()
 
@@ -141,17 +141,17 @@ def test_blocks_of_full_width_equal_diffusers():
 def test_full_models_have_the_parameters_of_diffusers(sizes, parameters, layers):
     from diffusers import Flux2Transformer2DModel
 
-    from library.families.flux_2.lora_names import NAMES
+    from library.families.flux_2.keys import LORA_NAMES
 
     ours = random.random(sizes).denoiser()
     with torch.device("meta"):
-        other = Flux2Transformer2DModel(**settings(ours.sizes))
+        other = Flux2Transformer2DModel(**diffusers_settings(ours.sizes))
     shapes = [
         {n: t.shape for n, t in state.items()} for state in (keys.to_diffusers(ours.state_dict()), other.state_dict())
     ]
     assert shapes[0] == shapes[1] and sum(p.numel() for p in ours.parameters()) == parameters
     stored = {f"model.diffusion_model.{name}": tuple(t.shape) for name, t in ours.state_dict().items()}
-    assert len([*NAMES.layers(stored, convolutions=False)]) == layers
+    assert len([*LORA_NAMES.layers(stored, convolutions=False)]) == layers
 
 
 def test_the_layers_that_are_read_are_those_of_the_published_encoders():

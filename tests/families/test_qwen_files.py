@@ -255,11 +255,11 @@ def test_names_tell_it_from_flux_in_diffusers():
 
 
 def test_a_full_model_has_720_layers_or_840():
-    from library.families.qwen_image.lora_names import NAMES
+    from library.families.qwen_image.keys import LORA_NAMES
 
     blocks = random.random(random.FULL).denoiser().transformer_blocks
     shapes = {f"transformer_blocks.{name}": tuple(t.shape) for name, t in blocks.state_dict().items()}
-    found = [path for _, path in NAMES.layers(shapes, convolutions=False)]
+    found = [path for _, path in LORA_NAMES.layers(shapes, convolutions=False)]
     assert len(found) == 720 and sum("_mod.1.weight" in name for name in shapes) == 120
 
 

@@ -21,6 +21,7 @@ from library.families.sdxl import keys, model, random
 from library.families.sdxl.family import SdxlFamily
 from library.families.sdxl.options import SdxlLora
 from library.families.shared import empty_weights, hub, random_tokenizers, tokenizers
+from tests import sdxl_files
 
 
 def family(path, **options):
@@ -185,7 +186,7 @@ def test_without_mmap_the_same_is_loaded(tiny_sdxl):
 def others(tmp_path_factory):
     """Another model than the tiny checkpoint: a single file, and a folder of diffusers."""
     folder = tmp_path_factory.mktemp("other")
-    return random.write(folder, seed=7, dtype=torch.float32), random.write_diffusers(
+    return random.write(folder, seed=7, dtype=torch.float32), sdxl_files.write_diffusers(
         folder / "d", seed=7, dtype=torch.float32
     )
 
@@ -284,7 +285,7 @@ def test_files_that_are_not_there_or_damaged(tiny_sdxl, tmp_path):
 
 
 def test_an_incomplete_folder_is_named(tmp_path):
-    folder = random.write_diffusers(tmp_path / "model")
+    folder = sdxl_files.write_diffusers(tmp_path / "model")
     shutil.rmtree(folder / "text_encoder_2")
     assert any("has no text_encoder_2 folder" in str(problem) for problem in problems(folder))
 

@@ -10,7 +10,7 @@ from library.demo import lora
 from library.families import recognition
 from library.families.flux import random as random_flux
 from library.families.zimage import keys, random
-from library.families.zimage.lora_names import NAMES
+from library.families.zimage.keys import LORA_NAMES
 from library.methods.lora_files import by_name, file_of
 from library.tools import convert, extract, merge, resize
 from tests.families.test_zimage_model import family
@@ -272,11 +272,11 @@ def test_training_goes_on_from_files_of_every_naming(learnt, tmp_path):
 
 def test_a_full_model_has_210_layers():
     shapes = {name: tuple(t.shape) for name, t in random.random(random.FULL).denoiser().state_dict().items()}
-    assert len([*NAMES.layers(shapes, convolutions=False)]) == 210
+    assert len([*LORA_NAMES.layers(shapes, convolutions=False)]) == 210
     fused = keys.to_single({name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
     stored = {f"model.diffusion_model.{name}": tuple(tensor.shape) for name, tensor in fused.items()}
-    assert len([*NAMES.layers(stored, convolutions=False)]) == 210
-    place = NAMES.slice_of("denoiser", "layers.7.attention.to_v", stored)
+    assert len([*LORA_NAMES.layers(stored, convolutions=False)]) == 210
+    place = LORA_NAMES.slice_of("denoiser", "layers.7.attention.to_v", stored)
     assert (place.key, place.part, place.parts) == ("model.diffusion_model.layers.7.attention.qkv.weight", 2, 3)
 
 

@@ -11,7 +11,7 @@ from library.config.building import build
 from library.families.base import SampleRequest
 from library.families.shared import autoencoder
 from library.families.shared.packing import pack_channels_last, unpack_channels_last
-from library.families.zimage import keys, random, text_encoder
+from library.families.zimage import checkpoint, keys, random
 from library.families.zimage.model import ZImage, ZImageTransformerBlock, tables
 from tests.families import wide
 
@@ -187,7 +187,8 @@ def test_captions_are_encoded_as_the_pipeline_does(own, pipeline):
     with torch.no_grad():
         got = own[0].text(own[1], captions)
         expected, _ = pipeline.encode_prompt(list(captions), do_classifier_free_guidance=False)
-    assert got["llm_embed"].shape[1] == 512 == text_encoder.longest(own[1].tokenizers["text_encoder"], captions)
+    longest = checkpoint.longest_zimage_caption(own[1].tokenizers["text_encoder"], captions)
+    assert got["llm_embed"].shape[1] == 512 == longest
     for row, one in enumerate(expected):
         assert int(got["llm_mask"][row].sum()) == len(one) and not got["llm_embed"][row, len(one) :].any()
         torch.testing.assert_close(got["llm_embed"][row, : len(one)], one, rtol=1e-4, atol=1e-5)

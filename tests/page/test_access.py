@@ -17,10 +17,10 @@ import pytest
 import uvicorn
 
 from kohya_gui import app
+from kohya_gui.gradio_host.assets import Assets
+from kohya_gui.gradio_host.routes import Protected, Routes, is_open
 from kohya_gui.server import guessing, scripts, serving
-from kohya_gui.server.assets import Assets
 from kohya_gui.server.auth import AuthGate, is_loopback, new_token
-from kohya_gui.server.routes import Protected, Routes, is_open
 
 
 def ask(gate, method="GET", path="/", query="", kind="http", **headers):

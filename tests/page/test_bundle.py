@@ -5,7 +5,8 @@ import re
 import pytest
 from starlette.testclient import TestClient
 
-from kohya_gui.server import preloads, scripts
+from kohya_gui.gradio_host import preloads
+from kohya_gui.server import scripts
 from kohya_gui.server.bundle import bundle
 
 MODULES = {

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kohya_gui.server.gradio_import import MODULE, WRITER, LightGradio
+from kohya_gui.gradio_host.gradio_import import MODULE, WRITER, LightGradio
 
 
 def test_only_what_writes_the_stub_files_is_replaced(tmp_path):

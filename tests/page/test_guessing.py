@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import uvicorn
 
+from kohya_gui.gradio_host.routes import is_open
 from kohya_gui.server import guessing, paths, serving
 from kohya_gui.server.auth import AuthGate, new_token
-from kohya_gui.server.routes import is_open
 from tests.page.test_access import ask, page, waited
 from tests.source import ROOT
 

@@ -5,8 +5,9 @@ import time
 
 import pytest
 
+from kohya_gui.gradio_host import assets
 from kohya_gui.panel import monitor
-from kohya_gui.server import assets, scripts
+from kohya_gui.server import scripts
 from kohya_gui.server.json_api import ApiRequest
 from library.runs import layout, reader
 from library.runs.record import Record

@@ -14,8 +14,8 @@ from library import families
 from library.check import report
 from library.config import ineffective
 from library.config.problems import ConfigError, Message, Problem
+from library.config.run_config import INEFFECTIVE_EVERYWHERE
 from library.config.schema import options
-from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 from library.families import RUNS, adapter_kinds, config_class
 from library.importers.builder import NOT_HERE
 from library.importers.shared import load_tables

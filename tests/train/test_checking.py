@@ -300,7 +300,7 @@ def test_operations_are_those_that_are_published():
         )
 
 
-# Peaks in GiB and seconds of a step that benchmarks/full_size.py has measured on an H200: LoRA of rank 16, 1024 x 1024.
+# Peaks in GiB and seconds of a step measured on an H200: LoRA of rank 16, 1024 x 1024.
 CKPT, COMPILED = {"gradient_checkpointing": True}, {"compile": True}
 MEASURED = [
     (FLUX, 1, CKPT, 25.6, 0.741),

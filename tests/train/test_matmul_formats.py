@@ -5,8 +5,9 @@ import torch
 
 from library import families
 from library.bench import subjects
+from library.measuring import stored_results
 from library.memory.quantization import fp8_matmul, int8_matmul
-from library.train.compiling import autotune_cache, matmul_formats
+from library.train.compiling import matmul_formats
 from tests.training import config_of, train
 
 COMPILED = {"mixed_precision": "bf16", "compile": True, "compile_backend": "eager", "compile_blocks": "single:0"}
@@ -16,7 +17,7 @@ SIZE = matmul_formats.Size(32, 64, 48)
 @pytest.fixture
 def start(demo, squares, tmp_path, monkeypatch):  # noqa: F811
     """Train with times that are made up; what was timed is in `start.asked`."""
-    monkeypatch.setattr(autotune_cache, "folder", lambda: tmp_path / "tuning")
+    monkeypatch.setattr(stored_results, "results_folder", lambda: tmp_path / "tuning")
     monkeypatch.setattr(int8_matmul, "supports_int8", lambda device: True)
     numbers = iter(range(100))
 

@@ -18,7 +18,6 @@ from library.config.sections.learning import FullOptim, Optim, Steps, Validation
 from library.config.sections.machine import Distributed, Memory, Precision
 from library.config.sections.noise import Loss, Noise
 from library.config.sections.outputs import AdapterSave, EmbeddingSave, FullSave, Hub, Log, Metadata, Sample, Save
-from library.config.sections.run import Run
 from library.config.sections.runs import AdapterRun, ControlRun, EmbeddingRun, FullRun
 from library.config.sections.transformers import (
     TransformerFlow,
@@ -64,7 +63,6 @@ __all__ = [
     "Noise",
     "Optim",
     "Precision",
-    "Run",
     "SafetensorsSave",
     "Sample",
     "Save",

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from library.config import compile_rules
 from library.config.block_choices import BlockChoice, chosen_blocks, classes_by_word, never_begun, steps_by_word
+from library.config.compile_modes import RECORDED_MODES, Mode
 from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name
 from library.config.reading import switch
 from library.config.run_config import RunConfig
@@ -27,7 +28,7 @@ class Compile:
     compile_backend: Literal["inductor", "cudagraphs", "eager", "aot_eager"] | str = opt(
         "inductor", "inductor makes training faster; the others are for finding errors.", label="Backend", kind="code"
     )
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = opt(
+    compile_mode: Mode = opt(
         "default",
         "default suits most. reduce-overhead replays CUDA graphs; max-autotune takes minutes.",
         label="Mode",
@@ -210,7 +211,7 @@ class Compile:
         """The option that asks for CUDA graphs, "" where none does."""
         if self.cuda_graphs == "true":
             return "cuda_graphs"
-        if self.compile and self.compile_mode in ("reduce-overhead", "max-autotune"):
+        if self.compile and self.compile_mode in RECORDED_MODES:
             return "compile_mode"
         if not self.compile or "cudagraphs" not in self.backends:
             return ""

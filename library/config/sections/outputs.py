@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from library.config.problems import Problem
 from library.config.reading import count, count_or_off, minutes
@@ -21,6 +21,12 @@ LONGEST = 200  # maximum bytes of a name: file systems allow 255, including step
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Save:
     """Where the result goes, and what is kept meanwhile."""
+
+    if TYPE_CHECKING:  # a field of each kind, with the formats that it has
+
+        @property
+        def save_model_as(self) -> str | None:  # noqa: D102
+            ...
 
     output_dir: str | None = opt(
         None, "The folder for the results: models, states and samples.", kind="folder", label="Output folder"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from library.config.names import RETIRED
-from library.config.run_config import CaptionChange, ControlUse
+from library.config.run_config import CaptionChange, ControlUse, RunConfig
 from library.config.schema import section
 from library.config.sections.adapters import (
     AdapterData,
@@ -25,11 +25,10 @@ from library.config.sections.learning import FullOptim, Optim, Steps, Validation
 from library.config.sections.machine import Distributed, Memory, Precision
 from library.config.sections.noise import Loss, Noise
 from library.config.sections.outputs import AdapterSave, EmbeddingSave, FullSave, Hub, Log, Metadata, Sample, Save
-from library.config.sections.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaseRun(Run):
+class BaseRun(RunConfig):
     """The sections of every training."""
 
     model: Model = section(Model)

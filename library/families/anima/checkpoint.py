@@ -1,17 +1,18 @@
-"""Anima's files: locate, validate and read each of the parts."""
+"""Anima's files: locate, validate and read each of the parts, and encode captions by Qwen3."""
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
-from library.families.anima import adapter, keys, text_encoder
+from library.families.anima import adapter, keys
 from library.families.anima.facts import ADAPTER, BARE, FACTS, MARK, TRANSFORMER
 from library.families.anima.model import BLOCK, Anima, AnimaShape, count
 from library.families.anima.options import OTHERS
@@ -51,6 +52,7 @@ FILES = {
 DENOISER = DenoiserFile(
     TRANSFORMER, "Anima", lambda shapes: Anima(AnimaShape.of(shapes)), lambda name: "blocks." in name, keys.sources
 )
+MAX_TOKENS = 512  # of a caption, for either tokenizer
 
 
 def files_of(config: Any) -> PartFiles:
@@ -66,7 +68,7 @@ def checkpoint_of(config: Any) -> Checkpoint:
         files=files,
         problems=functools.partial(problems, files),
         open_denoiser=functools.partial(open_denoiser, files, config),
-        encode=functools.partial(text_encoder.encode, length=lengths[0]),
+        encode=functools.partial(encode_anima_captions, length=lengths[0]),
         longest=lambda _tokenizer, _captions: max(lengths),
     )
 
@@ -122,6 +124,15 @@ def open_denoiser(
     return DENOISER.open(path, dtype, keep_8_bits, mmap, beside)
 
 
+def encode_anima_captions(
+    model: Any, tokenizer: Any, captions: Sequence[str], length: int = MAX_TOKENS
+) -> tuple[Tensor, Tensor]:
+    """Captions, without any template -> the last states of Qwen3-0.6B [B, length, C], zero behind each caption,
+    and a mask [B, length] of its own tokens."""
+    ids = tokenizer(list(captions), max_length=length, truncation=True).input_ids if captions else []
+    return language_model.encode(model, ids, length)
+
+
 CHECKPOINT = Checkpoint(
     FILES[False],
     functools.partial(problems, FILES[False]),
@@ -129,6 +140,6 @@ CHECKPOINT = Checkpoint(
     DENOISER.open,
     {"vae": qwen_vae.load, "text_encoder": language_model.load_qwen3},
     tokenizers.QWEN3_SMALL,
-    text_encoder.encode,
-    lambda _tokenizer, _captions: text_encoder.LONGEST,
+    encode_anima_captions,
+    lambda _tokenizer, _captions: MAX_TOKENS,
 )

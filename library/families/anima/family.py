@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
-from library.families.anima import adapter, text_encoder
-from library.families.anima.checkpoint import CHECKPOINT, checkpoint_of
+from library.families.anima import adapter
+from library.families.anima.checkpoint import CHECKPOINT, MAX_TOKENS, checkpoint_of
 from library.families.anima.facts import FACTS
 from library.families.anima.model import BLOCK
 from library.families.anima.options import AnimaLora, AnimaTrain
@@ -15,7 +16,7 @@ from library.families.anima.sampler import AnimaSampler
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.caption_limit import CaptionLimit
 from library.families.facts import Shapes
-from library.families.shared import language_model, packing, qwen_vae, tokenizers
+from library.families.shared import language_model, packing, qwen_vae, t5, tokenizers
 from library.families.shared.one_encoder import ENCODER, OneEncoderFamily
 from library.objectives.base import NoisedBatch
 
@@ -31,7 +32,16 @@ RATES = (
     ".cross_attn.",
     ".mlp.",
     ".adaln_modulation",
-)  # parts with their own rate, in order
+)  # what has its own, in this order
+EMPTY_CAPTION = 1  # the id that an empty caption is for T5: its end
+
+
+def without_caption(arrays: dict[str, Any]) -> dict[str, Any]:
+    """What the arrays of a cached caption (numpy) are for an empty one."""
+    empty = {name: array * 0 for name, array in arrays.items()}
+    for name in ("t5_input_ids", "t5_attn_mask"):
+        empty[name][0] = EMPTY_CAPTION
+    return empty
 
 
 class AnimaFamily(OneEncoderFamily):
@@ -46,7 +56,7 @@ class AnimaFamily(OneEncoderFamily):
     text_adapter_targets = language_model.QWEN3_LAYERS
     latent_cache = LatentCache(suffix="_anima.npz", keyed_by_size=True)
     text_cache = TextCache(
-        suffix="_anima_te.npz", keys=TEXT, without_caption=text_encoder.without_caption, rate="caption_dropout_rate"
+        suffix="_anima_te.npz", keys=TEXT, without_caption=without_caption, rate="caption_dropout_rate"
     )
     # The number of image tokens varies (x and pe), that of text tokens does not.
     block_inputs = {
@@ -95,7 +105,7 @@ class AnimaFamily(OneEncoderFamily):
     def caption_limit(self) -> CaptionLimit:
         """T5 tokens without the end mark; Qwen3 needs fewer for the same words."""
         length = self.config.model.t5_max_token_length
-        more = f"t5_max_token_length = {text_encoder.LONGEST}" if length < text_encoder.LONGEST else ""
+        more = f"t5_max_token_length = {MAX_TOKENS}" if length < MAX_TOKENS else ""
         return CaptionLimit(TARGET, length - 1, more)
 
     @property
@@ -114,9 +124,8 @@ class AnimaFamily(OneEncoderFamily):
         if ENCODER not in (tuple(components.encoders) if encoders is None else encoders):
             return {}
         states, mask = self.checkpoint.encode(components.encoders[ENCODER], components.tokenizers[ENCODER], captions)
-        length = self.config.model.t5_max_token_length
-        target = text_encoder.target_ids(components.tokenizers[TARGET], captions, length)
-        made = (states, mask, *(one.to(states.device, non_blocking=True) for one in target))
+        target = t5.tokens(components.tokenizers[TARGET], captions, self.config.model.t5_max_token_length)
+        made = (states, mask, *(one.to(torch.int32).to(states.device, non_blocking=True) for one in target))
         return dict(zip(TEXT, made, strict=True))
 
     # ---- a training step

@@ -1,8 +1,12 @@
 """Anima's tensor names: those of its own files, which are ours, and those of diffusers' folders."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar
 
 from library.families.anima.adapter import PREFIX
+from library.families.anima.facts import TRANSFORMER
+from library.families.shared.lora_names import LoraNames, Shapes, SharedForm, matrices
+from library.families.shared.tensor_names import prefix_of
 
 # Path in diffusers -> ours, outside of blocks and inside of them.
 OUTSIDE = {
@@ -57,3 +61,53 @@ def adapter(names: Iterable[str]) -> dict[str, str]:
     names = list(names)
     prefix = next((name.removesuffix(EMBEDDING) for name in names if name.endswith(EMBEDDING)), PREFIX)
     return {PREFIX + name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+
+
+ENCODER = "text_encoder"
+BLOCK_LAYERS = (".self_attn.", ".cross_attn.", ".mlp.")
+
+
+class AnimaLoraNames(LoraNames):
+    """The tree of Anima's own files; paths of diffusers' transformer are read, too."""
+
+    prefixes: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "kohya": {"denoiser": "lora_unet_", ENCODER: "lora_te_"},
+        "diffusers": {"denoiser": "diffusion_model.", ENCODER: "text_encoder."},
+        "comfy": {"denoiser": "diffusion_model.", ENCODER: "text_encoders.qwen3_06b.transformer.model."},
+    }
+    other_prefixes: ClassVar[Mapping[str, str]] = {**LoraNames.other_prefixes, "transformer.": "denoiser"}
+    trees: ClassVar[tuple[str, ...]] = ("blocks.", "llm_adapter.")
+    # Wan's blocks have the same tree, and other families share diffusers' paths, such as FLUX.1's MLP.
+    marks: ClassVar[str] = (
+        r"^llm_adapter\.|^blocks\.\d+\.((self|cross)_attn\.(q|k|v|output)_proj|mlp\.layer[12]|adaln_)"
+        r"|^transformer_blocks\.\d+\.(attn[12]\.|norm\d\.linear_\d)"
+    )
+    encoder_names: ClassVar[tuple[str, ...]] = ("lora_te_layers_", "text_encoders.qwen3_06b.")
+    version_word: ClassVar[str] = "anima"
+    words: ClassVar[tuple[str, ...]] = (
+        "llm_adapter",
+        "cross_attn",
+        "output_proj",
+        "o_proj",
+        "adaln_modulation_self_attn",
+        "adaln_modulation_cross_attn",
+        "adaln_modulation_mlp",
+        "adaln_modulation",
+        "x_embedder",
+        "t_embedder",
+    )
+    shared: ClassVar[SharedForm] = SharedForm(has_alphas=False)  # diffusers would load alphas as weights
+    mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
+
+    def canonical(self, path: str) -> tuple[str, int, int]:
+        """A path of either tree -> ours."""
+        return canonical(path), 0, 1
+
+    def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
+        """Return attention and MLP of all blocks, without modulation, embedders and text adapter."""
+        for path in matrices(shapes, prefix_of(shapes)):
+            if path.startswith("blocks.") and any(part in path for part in BLOCK_LAYERS):
+                yield "denoiser", path
+
+
+LORA_NAMES = AnimaLoraNames()

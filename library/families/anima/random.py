@@ -1,17 +1,21 @@
-"""Anima's networks with random weights: full-size, or tiny ones in the real file formats."""
+"""Anima's networks with random weights: full-size, or tiny ones in the real file formats, for tests and demo."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.families.anima.adapter import AdapterShape
 from library.families.anima.family import AnimaFamily
-from library.families.anima.model import Anima, AnimaShape
-from library.families.shared import language_model, random_networks, random_tokenizers
-from library.families.shared.random_networks import T5_WORDS, InputShapes, RandomNetworks, prefixed
+from library.families.anima.model import PADDING, Anima, AnimaShape
+from library.families.shared import diffusers_layers, language_model, random_networks, random_tokenizers
+from library.families.shared.diffusers_layers import LayerSizes
+from library.families.shared.lora_names import matrices
+from library.families.shared.random_networks import T5_WORDS, DemoTables, InputShapes, RandomNetworks, prefixed
 from library.families.shared.random_sizes import FULL_QWEN_VAE, LanguageModelSizes, QwenVaeSizes
 
 WORDS = 151936  # size of Qwen3's published vocabulary, with spare rows
@@ -115,3 +119,49 @@ def write(
         "vae": ("qwen_image_vae", *random_networks.qwen_vae_file(made.vae())),
     }
     return places | random_networks.write_files(folder, parts, seed, dtype)
+
+
+DIFFUSERS_ENDINGS = {"lora_down.weight": "lora_A.weight", "lora_up.weight": "lora_B.weight"}
+
+
+def demo_tables(models: Mapping[str, Path]) -> DemoTables:
+    """Return the tables of a demo TOML for this model; `models` are the files written by random.write."""
+    return {
+        "model": [
+            ("pretrained_model_name_or_path", str(models["anima"]), "real: anima-base-v1.0.safetensors"),
+            ("qwen3", str(models["text_encoder"]), "real: qwen_3_06b_base.safetensors"),
+            ("vae", str(models["vae"]), "real: qwen_image_vae.safetensors"),
+            ("qwen3_max_token_length", 64, "512, which is usual"),
+            ("t5_max_token_length", 64, "512, which is usual"),
+        ],
+        "noise": [("timestep_sampling", "sigmoid", "")],
+    }
+
+
+def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
+    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model.
+
+    diffusers requires dotted model paths, which `kohya tools convert --to diffusers` writes.
+    """
+    known = diffusers_layers.stored_shapes(config)
+    dotted = {f"lora_unet_{one.replace('.', '_')}": f"diffusion_model.{one}" for one in matrices(known, "")}
+    apart = {name: name.partition(".")[::2] for name in tensors}
+    named = {
+        f"{dotted[layer]}.{DIFFUSERS_ENDINGS[ending]}": tensors[name]
+        for name, (layer, ending) in apart.items()
+        if ending in DIFFUSERS_ENDINGS
+    }
+    head, (hidden, inputs) = known["blocks.0.self_attn.q_norm.weight"][0], known["x_embedder.proj.1.weight"]
+    return diffusers_layers.converted(
+        named,
+        "CosmosTransformer3DModel",
+        "AnimaLoraLoaderMixin",
+        in_channels=(inputs - PADDING) // 4,
+        out_channels=(inputs - PADDING) // 4,
+        num_attention_heads=hidden // head,
+        attention_head_dim=head,
+        num_layers=len({name.split(".")[1] for name in known if name.startswith("blocks.")}),
+        text_embed_dim=known["blocks.0.cross_attn.k_proj.weight"][1],
+        adaln_lora_dim=known["blocks.0.adaln_modulation_self_attn.1.weight"][0],
+        extra_pos_embed_type=None,
+    )

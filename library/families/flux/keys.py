@@ -1,11 +1,15 @@
-"""Names of FLUX.1 tensors: the single file's own (BFL), and diffusers', with the tables between them."""
+"""Names of FLUX.1 tensors: the single file's own (BFL), and diffusers', with the tables between them; LoRA modules."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import ClassVar
 
 from torch import Tensor
 
+from library.families.flux.variants import CHROMA, FILL, FOLDER, TRANSFORMER
 from library.families.shared import double_stream_keys
 from library.families.shared.double_stream_keys import ATTENTION, SWAPPED, DoubleStreamKeys, joined, linears
+from library.families.shared.double_stream_lora import DoubleStreamLoraNames
+from library.families.shared.lora_names import Shapes, SharedForm
 
 __all__ = ["SWAPPED", "TREES", "blocks", "is_diffusers", "joined", "sources", "to_bfl", "to_diffusers"]
 
@@ -96,3 +100,46 @@ def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     pairs = _pairs(*TREES.counts(tensors), guided, _layers(tensors))
     return double_stream_keys.apart(tensors, pairs, sizes)
+
+
+class FluxLoraNames(DoubleStreamLoraNames):
+    """A layer of BFL's tree is one or several layers of diffusers' tree."""
+
+    prefixes: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "kohya": {"denoiser": "lora_unet_", "clip_l": "lora_te1_", "t5xxl": "lora_te3_"},
+        "diffusers": {"denoiser": "transformer.", "clip_l": "text_encoder.", "t5xxl": "text_encoder_2."},
+        "comfy": {
+            "denoiser": "diffusion_model.",
+            "clip_l": "text_encoders.clip_l.transformer.",
+            "t5xxl": "text_encoders.t5xxl.transformer.",
+        },
+    }
+    other_prefixes: ClassVar[Mapping[str, str]] = {
+        "lora_te_": "clip_l",
+        "lora_te2_": "t5xxl",
+        "lora_transformer_": "denoiser",
+        "lycoris_": "denoiser",
+        "base_model.model.": "denoiser",
+    }
+    title: ClassVar[str] = "FLUX.1"
+    # Of diffusers' tree, which FLUX.2 and Qwen-Image share; attention layers of double blocks are ambiguous.
+    marks: ClassVar[str] = (
+        r"\.ff_context\.net\.|\.norm1(_context)?\.linear$"
+        r"|^single_transformer_blocks\.\d+\.(attn\.to_[qkv]$|proj_|norm\.linear$)"
+    )
+    ratios: ClassVar[Mapping[str, int]] = {"linear1": 7, "img_mlp.0": 4, "txt_mlp.0": 4}
+    encoder_names: ClassVar[tuple[str, ...]] = ("lora_te3_",)
+    version_word: ClassVar[str] = "flux"
+    # diffusers ignores lora_A under its own names of fused layers, and ComfyUI reads diffusers' names.
+    shared: ClassVar[SharedForm] = SharedForm("diffusers", has_alphas=False)
+    mergeable: ClassVar[tuple[str, ...]] = tuple(
+        found + layout for found in (TRANSFORMER, FILL, CHROMA) for layout in ("", FOLDER)
+    )
+    layouts: ClassVar[DoubleStreamKeys] = TREES
+    sources: ClassVar[Callable[[Shapes], Mapping[str, tuple[str, ...]]]] = staticmethod(sources)
+
+    def shared_prefix(self, part: str) -> str:
+        return self.prefixes["comfy" if part == "t5xxl" else "diffusers"][part]
+
+
+LORA_NAMES = FluxLoraNames()

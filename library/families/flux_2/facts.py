@@ -58,7 +58,7 @@ FACTS = FamilyFacts(
     architecture="Flux.2-klein-4b",
     implementation="https://github.com/black-forest-labs/flux2",
     has_prediction_type=False,
-    adapter_modules={"networks.lora_flux_2": AdapterModule("library.families.flux_2.network_args:Flux2Args")},
+    adapter_modules={"networks.lora_flux_2": AdapterModule("library.families.flux_2.options:Flux2Args")},
     blocks=(
         BlockGroup("Double blocks", 8, r"_double_blocks_(\d+)_"),
         BlockGroup("Single blocks", 24, r"_single_blocks_(\d+)_"),

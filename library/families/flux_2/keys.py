@@ -1,11 +1,15 @@
-"""Names of FLUX.2 tensors: the single file's own (BFL), and diffusers', with the tables between them."""
+"""Names of FLUX.2 tensors: the single file's own (BFL), and diffusers', with the tables between them; LoRA modules."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import ClassVar
 
 from torch import Tensor
 
+from library.families.flux_2.facts import TRANSFORMER
 from library.families.shared import double_stream_keys
 from library.families.shared.double_stream_keys import ATTENTION, SWAPPED, DoubleStreamKeys, joined
+from library.families.shared.double_stream_lora import DoubleStreamLoraNames
+from library.families.shared.lora_names import Shapes, SharedForm
 
 TREES = DoubleStreamKeys(
     outside={
@@ -51,3 +55,29 @@ def to_bfl(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     pairs = TREES.pairs(*TREES.counts(tensors), "guidance_in.in_layer.weight" in tensors)
     return double_stream_keys.apart(tensors, pairs, lambda tensor, pieces: [len(tensor) // pieces] * pieces)
+
+
+class Flux2LoraNames(DoubleStreamLoraNames):
+    """BFL's tree and diffusers'; ComfyUI and diffusers both load all of a file with kohya's names."""
+
+    title: ClassVar[str] = "FLUX.2"
+    version_word: ClassVar[str] = "flux_2"
+    words: ClassVar[tuple[str, ...]] = (
+        "to_qkv_mlp_proj",
+        "linear_in",
+        "linear_out",
+        "time_guidance_embed",
+        "double_stream_modulation_img",
+        "double_stream_modulation_txt",
+        "single_stream_modulation",
+    )
+    # Distinguished from FLUX.1 by names in diffusers' tree, in BFL's only by sizes.
+    marks: ClassVar[str] = r"\.(to_qkv_mlp_proj|ff(_context)?\.linear_(in|out)|attn\.to_out(?!\.\d))(\.|$)"
+    ratios: ClassVar[Mapping[str, int]] = {"linear1": 9, "img_mlp.0": 6, "txt_mlp.0": 6}
+    shared: ClassVar[SharedForm] = SharedForm(has_alphas=False, has_lokr=True)  # diffusers rejects alphas
+    mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
+    layouts: ClassVar[DoubleStreamKeys] = TREES
+    sources: ClassVar[Callable[[Shapes], Mapping[str, tuple[str, ...]]]] = staticmethod(sources)
+
+
+LORA_NAMES = Flux2LoraNames()

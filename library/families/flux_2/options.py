@@ -1,14 +1,23 @@
 """The options of FLUX.2."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from library import families
 from library.config import sections
-from library.config.run_config import ControlUse, Rule
+from library.config.problems import Problem
+from library.config.run_config import ControlUse, Rule, RunConfig
 from library.config.schema import opt, section
+from library.families.shared.network_args import (
+    NO_ADAPTER,
+    LayerPreset,
+    NetworkLayer,
+    TransformerArgs,
+    indices,
+)
 
 REFERENCES = 8  # maximum reference images per item; more exceed any known training length
 
@@ -147,3 +156,39 @@ class Flux2Train(Flux2Run, sections.TransformerTrain):
     title: ClassVar[str] = "FLUX.2 fine-tune"
 
     data: Flux2Data = section(Flux2Data)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flux2Args(TransformerArgs):
+    """`networks.lora_flux_2`."""
+
+    presets: ClassVar[tuple[LayerPreset, ...]] = (
+        LayerPreset("All layers", "Attention and MLP of every block learn; the usual choice.", {}),
+        LayerPreset(
+            "Attention only",
+            "Attention of every block; in single blocks it shares its matrices with the MLP.",
+            {"network_reg_dims": "_(img|txt)_mlp_=0"},
+        ),
+        LayerPreset(
+            "Image stream only",
+            "What double blocks do with the text stays as it is, so that prompts are understood as before.",
+            {"network_reg_dims": "_txt_(attn|mlp)_=0"},
+        ),
+    )
+    block_arguments: ClassVar[tuple[str, ...]] = ("train_double_block_indices", "train_single_block_indices")
+
+    train_double_block_indices: str = opt("all", 'double blocks that carry adapters: "all", "none" or "0-3,5"')
+    train_single_block_indices: str = opt("all", 'single blocks that carry adapters: "all", "none" or "0-3,5"')
+
+    def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
+        """Check the values that have a syntax of their own."""
+        yield from self.unreadable(**dict.fromkeys(self.block_arguments, indices))
+
+    def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
+        """Patterns of names come first; then blocks are chosen."""
+        own = self.rank_by_name(layer)
+        if own is None:
+            block = re.search(r"(double|single)_blocks_(\d+)_", layer.name)
+            chosen = indices(getattr(self, f"train_{block[1]}_block_indices")) if block else None
+            own = 0 if block and chosen is not None and int(block[2]) not in chosen else rank
+        return (own, alpha) if own else NO_ADAPTER

@@ -1,16 +1,22 @@
-"""FLUX.2's networks with random weights: full-size, or tiny ones in the real file formats."""
+"""FLUX.2's networks with random weights: full-size, or tiny ones in the real file formats, for tests and demo."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from library.config.json_types import JsonObject
+from library.config.run_config import RunConfig
 from library.families.flux_2 import text_encoder, vae
 from library.families.flux_2.family import Flux2Family
+from library.families.flux_2.keys import TREES
 from library.families.flux_2.model import Flux2, Flux2Shape
-from library.families.shared import language_model, random_networks, random_tokenizers
+from library.families.shared import diffusers_layers, language_model, random_networks, random_tokenizers
+from library.families.shared.diffusers_layers import LayerSizes
 from library.families.shared.random_networks import (
+    DemoTables,
     InputShapes,
     RandomNetworks,
     Tensors,
@@ -137,3 +143,40 @@ def _with_statistics(tensors: Tensors, channels: int) -> Tensors:
     statistics = {"running_mean": (places % 5 - 2) / 10, "running_var": 1 + (places % 3) / 10}
     tensors |= {f"bn.{name}": tensor.float() for name, tensor in statistics.items()}
     return tensors | {vae.COUNTED: torch.zeros((), dtype=torch.long)}
+
+
+def demo_tables(models: Mapping[str, Path]) -> DemoTables:
+    """Return the tables of a demo TOML for this model; `models` are the files written by random.write."""
+    return {
+        "model": [
+            ("pretrained_model_name_or_path", str(models["flux_2"]), "real: flux-2-klein-base-4b.safetensors"),
+            ("text_encoder", str(models["text_encoder"]), "real: qwen_3_4b.safetensors"),
+            ("vae", str(models["vae"]), "real: flux2-vae.safetensors"),
+            ("model_version", "klein-base-4b", ""),
+        ],
+        "noise": [("timestep_sampling", "flux2_shift", "")],
+    }
+
+
+def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
+    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
+    known = diffusers_layers.stored_shapes(config)
+    assert not TREES.is_diffusers(known)  # random.write makes the original's layout
+    return diffusers_layers.converted(
+        tensors, "Flux2Transformer2DModel", "Flux2LoraLoaderMixin", **diffusers_settings(Flux2Shape.of(known))
+    )
+
+
+def diffusers_settings(sizes: Flux2Shape) -> dict[str, Any]:
+    """Return the arguments of diffusers' class for these sizes."""
+    return {
+        "in_channels": sizes.in_channels,
+        "num_layers": sizes.double_blocks,
+        "num_single_layers": sizes.single_blocks,
+        "attention_head_dim": sizes.head,
+        "num_attention_heads": sizes.hidden // sizes.head,
+        "joint_attention_dim": sizes.text_channels,
+        "axes_dims_rope": sizes.axes,
+        "mlp_ratio": sizes.mlp / sizes.hidden,
+        "guidance_embeds": sizes.guidance,
+    }

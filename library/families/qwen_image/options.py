@@ -1,5 +1,6 @@
 """The options of Qwen-Image."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,6 +14,7 @@ from library.config.run_config import ControlUse, Rule, RunConfig
 from library.config.schema import opt, section, section_options
 from library.config.values import Option
 from library.families.qwen_image.variants import EDITS, VARIANTS, QwenVariant
+from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer
 
 LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
 
@@ -198,3 +200,30 @@ class QwenTrain(QwenRun, sections.TransformerTrain):
     title: ClassVar[str] = "Qwen-Image fine-tune"
 
     data: QwenData = section(QwenData)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenArgs(BlockArgs):
+    """`networks.lora_qwen_image`."""
+
+    presets: ClassVar[tuple[LayerPreset, ...]] = (
+        LayerPreset("Attention and MLP", "Attention and MLP of every block learn; the usual choice.", {}),
+        LayerPreset("Attention only", "Attention of every block: a smaller file.", {"network_reg_dims": "_mlp_=0"}),
+        LayerPreset(
+            "Image stream only",
+            "What the blocks do with the text stays as it is, so that prompts are understood as before.",
+            {"network_reg_dims": "_(txt_mlp|add_[kqv]_proj|to_add_out)=0"},
+        ),
+    )
+    train_modulation: bool = opt(
+        False,
+        "adapters on the modulation as well, as files of musubi-tuner have them",
+        label="Modulation learns as well",
+    )
+
+    def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
+        """Patterns of names come first; then blocks are chosen, and the modulation by its switch."""
+        own = self.rank_in_block(layer, re.search(r"_blocks_(\d+)_", layer.name))
+        if own is None:
+            own = 0 if "_mod_" in layer.name and not self.train_modulation else rank
+        return (own, alpha) if own else NO_ADAPTER

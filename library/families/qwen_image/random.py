@@ -1,5 +1,6 @@
-"""Qwen-Image's networks with random weights: full-size, or tiny ones in the real file formats."""
+"""Qwen-Image's networks with random weights: full-size, or tiny ones in the real file formats, for tests and demo."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from library.config.json_types import JsonObject
+from library.config.run_config import RunConfig
 from library.families.qwen_image import pictures, text_encoder
 from library.families.qwen_image.facts import INDEX
 from library.families.qwen_image.family import QwenFamily
 from library.families.qwen_image.model import QwenImage, QwenShape
-from library.families.shared import random_networks, random_tokenizers
-from library.families.shared.random_networks import InputShapes, RandomNetworks
+from library.families.shared import diffusers_layers, random_networks, random_tokenizers
+from library.families.shared.diffusers_layers import LayerSizes
+from library.families.shared.random_networks import DemoTables, InputShapes, RandomNetworks
 from library.families.shared.random_sizes import FULL_QWEN_VAE, QwenVaeSizes
 
 WORDS = 152064  # size of the published vocabulary, with spare rows
@@ -128,3 +132,39 @@ def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, size
 
 def _single(name: str) -> str:
     return name if name.startswith(pictures.VISION) else f"model.{name.removeprefix('language.')}"
+
+
+def demo_tables(models: Mapping[str, Path]) -> DemoTables:
+    """Return the tables of a demo TOML for this model; `models` are the files written by random.write. {references} is
+    replaced by the folder of reference images.
+    """
+    edit = "edit" in models["qwen_image"].name
+    real = f"real: qwen_image_{'edit_2511_' if edit else ''}bf16.safetensors"
+    shown = ("control_directory", "{references}", "real: other images of the same names; here grey ones")
+    return {
+        "model": [
+            ("pretrained_model_name_or_path", str(models["qwen_image"]), real),
+            *([("model_version", "edit-2511", "")] if edit else []),
+            ("text_encoder", str(models["text_encoder"]), "real: qwen_2.5_vl_7b.safetensors"),
+            ("vae", str(models["vae"]), "real: qwen_image_vae.safetensors"),
+        ],
+        "noise": [("timestep_sampling", "qwen_shift", "")],
+        **({"data": [shown]} if edit else {}),
+    }
+
+
+def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
+    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
+    known = diffusers_layers.stored_shapes(config)
+    head = known["transformer_blocks.0.attn.norm_q.weight"][0]
+    return diffusers_layers.converted(
+        tensors,
+        "QwenImageTransformer2DModel",
+        "QwenImageLoraLoaderMixin",
+        in_channels=known["img_in.weight"][1],
+        out_channels=known["proj_out.weight"][0] // 4,
+        num_layers=len({name.split(".")[1] for name in known if name.startswith("transformer_blocks.")}),
+        attention_head_dim=head,
+        num_attention_heads=known["img_in.weight"][0] // head,
+        joint_attention_dim=known["txt_in.weight"][1],
+    )

@@ -1,6 +1,6 @@
-"""SDXL's networks with random weights: full-size, or tiny ones in the real file formats."""
+"""SDXL's networks with random weights: full-size, or tiny ones in the real file formats, for tests and demo."""
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from library import families
+from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.families.sdxl import keys, model
 from library.families.sdxl.family import SdxlFamily
-from library.families.sdxl.folder import usual_scheduler
 from library.families.shared import clip, random_networks, random_tokenizers
-from library.families.shared.random_networks import CLIP_WORDS, InputShapes, RandomNetworks
+from library.families.shared.diffusers_layers import LayerSizes, layers
+from library.families.shared.random_networks import CLIP_WORDS, DemoTables, InputShapes, RandomNetworks
 from library.files import write_atomic
 from library.imports import without_optional
 
@@ -103,7 +105,7 @@ def input_shapes(_: Any, denoiser: Any) -> InputShapes:
 
 def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float16, sizes: SdxlSizes = TINY) -> Path:
     """Write `tiny_sdxl.safetensors` (the LDM layout) and its two tokenizers into a folder; returns the file's path."""
-    parts = _tensors(Path(folder), seed, dtype, sizes)
+    parts = network_tensors(Path(folder), seed, dtype, sizes)
     file = {}
     for part, tensors in parts.items():
         file |= keys.to_single(part, tensors)
@@ -113,31 +115,12 @@ def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float16, sizes
     return write_atomic(path, lambda temporary: save_file(file, temporary, {"modelspec.title": "tiny SDXL"}))
 
 
-def write_diffusers(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float16, sizes: SdxlSizes = TINY) -> Path:
-    """Write the same model as a diffusers folder; returns the folder."""
-    folder = Path(folder)
-    parts = _tensors(folder, seed, dtype, sizes)
-    for part, tensors in parts.items():
-        network: Any = model.PARTS[part](tensors)
-        network.save_pretrained(folder / model.FOLDERS[part])
-    library = {"unet": "UNet2DConditionModel", "vae": "AutoencoderKL", "scheduler": "EulerDiscreteScheduler"}
-    index = {name: ["diffusers", cls] for name, cls in library.items()}
-    index |= {"text_encoder": ["transformers", "CLIPTextModel"], "tokenizer": ["transformers", "CLIPTokenizer"]}
-    index |= {"text_encoder_2": ["transformers", "CLIPTextModelWithProjection"]}
-    usual_scheduler().save_pretrained(folder / "scheduler")
-    index |= {"tokenizer_2": ["transformers", "CLIPTokenizer"], "_class_name": "StableDiffusionXLPipeline"}
-    write_atomic(folder / "model_index.json", json.dumps(index, indent=1) + "\n")
-    return folder
-
-
-def _tensors(folder: Path, seed: int, dtype: torch.dtype, sizes: SdxlSizes) -> dict[str, dict[str, Tensor]]:
-    """Return random tensors of every part by diffusers name, and tokenizers with matching vocabularies."""
+def network_tensors(folder: Path, seed: int, dtype: torch.dtype, sizes: SdxlSizes) -> dict[str, dict[str, Tensor]]:
+    """Random tensors of every part by diffusers name, and the tokenizers whose vocabularies fit them."""
     folder.mkdir(parents=True, exist_ok=True)
     words = random_tokenizers.clip_tokenizer(folder / "tokenizer")
     random_tokenizers.clip_tokenizer(folder / "tokenizer_2", pad="!")
-    made = random(
-        sizes, CLIP_WORDS if sizes == FULL else words
-    )  # other programs expect the published vocabulary in a full model
+    made = random(sizes, CLIP_WORDS if sizes == FULL else words)  # other programs expect so many in a full one
     networks = {"denoiser": made.denoiser(), "vae": made.vae(), **{n: make() for n, make in made.encoders.items()}}
     out = {}
     for i, (part, network) in enumerate(networks.items()):
@@ -145,3 +128,25 @@ def _tensors(folder: Path, seed: int, dtype: torch.dtype, sizes: SdxlSizes) -> d
         shapes = [(name, tuple(t.shape)) for name, t in named.items()]
         out[part] = random_networks.random_weights(shapes, seed * 10 + i, dtype)
     return out
+
+
+# Compiling all kinds of U-Net blocks takes minutes on a CPU; these take seconds, and do most of the work.
+COMPILE_BLOCKS_LINE = ("compile_blocks", "transformer:all", "all kinds of blocks, without this line, compile longer")
+
+
+def demo_tables(models: Mapping[str, Path]) -> DemoTables:
+    """Return random tensors of every part by diffusers name, and tokenizers with matching vocabularies."""
+    return {
+        "model": [("pretrained_model_name_or_path", str(models["sdxl"]), "real: sd_xl_base_1.0.safetensors")],
+        "compile": [COMPILE_BLOCKS_LINE],
+    }
+
+
+def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
+    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
+    from diffusers import loaders, utils
+
+    unet = families.family_for(config).load(torch.float32).denoiser
+    renamed = loaders.StableDiffusionXLLoraLoaderMixin.lora_state_dict(dict(tensors), unet_config=unet.config)[0]
+    found = {name.removeprefix("unet."): tensor for name, tensor in renamed.items() if name.startswith("unet.")}
+    return utils.convert_unet_state_dict_to_peft(found), layers(unet)

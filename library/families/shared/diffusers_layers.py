@@ -3,12 +3,21 @@
 from typing import Any
 
 from library.config.json_types import JsonObject
+from library.config.run_config import RunConfig
+from library.families.facts import Shapes
+from library.families.shared import tensor_names, weights
 
 ADAPTER = (".lora_A.weight", ".lora_B.weight")
-Sizes = dict[str, tuple[int, int]]
+LayerSizes = dict[str, tuple[int, int]]
 
 
-def layers(model: Any) -> Sizes:
+def stored_shapes(config: RunConfig) -> Shapes:
+    """The shapes in a config's base model, by names without prefix."""
+    stored = weights.header(config.model.pretrained_model_name_or_path or "")
+    return {plain: stored[name] for plain, name in tensor_names.without_prefix(stored).items()}
+
+
+def layers(model: Any) -> LayerSizes:
     """Output and input features of all layers that can have an adapter."""
     shapes = {
         name: tuple(m.weight.shape[:2]) for name, m in model.named_modules() if getattr(m, "weight", None) is not None
@@ -16,7 +25,7 @@ def layers(model: Any) -> Sizes:
     return {name: shape for name, shape in shapes.items() if len(shape) == 2}
 
 
-def converted(tensors: Any, model: str, mixin: str, **sizes: Any) -> tuple[JsonObject, Sizes]:
+def converted(tensors: Any, model: str, mixin: str, **sizes: Any) -> tuple[JsonObject, LayerSizes]:
     """A LoRA file's adapters under the names of a pipeline's `mixin`, and the layer sizes of diffusers' `model`."""
     import diffusers
     import torch

@@ -17,6 +17,8 @@ from library.imports import without_optional
 RANDOM_VALUES = 2**22  # random numbers drawn per matrix; larger ones repeat them, as drawing billions takes minutes
 Tensors = dict[str, Tensor]
 Layout = Callable[[Tensors], Tensors]
+DemoLine = tuple[str, Any, str]  # an option, its value, and a remark: what a real training would use instead
+DemoTables = dict[str, list[DemoLine]]
 CLIP_WORDS, T5_WORDS = 49408, 32128  # vocabularies of the published tokenizers
 
 

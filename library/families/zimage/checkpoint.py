@@ -1,10 +1,10 @@
-"""Z-Image's files: locate, validate and read each of the three parts."""
+"""Z-Image's files: locate, validate and read each of the three parts, and encode captions."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from library.config.outside_files import table_of
 from library.config.problems import Problem
@@ -14,7 +14,7 @@ from library.families.shared import autoencoder, expected_tensors, language_mode
 from library.families.shared.denoiser_file import DenoiserFile
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, whole_model
-from library.families.zimage import keys, text_encoder
+from library.families.zimage import keys
 from library.families.zimage.facts import FACTS, TRANSFORMER
 from library.families.zimage.model import ZImage, ZImageShape, counts
 from library.families.zimage.options import OTHERS
@@ -44,6 +44,11 @@ DENOISER = DenoiserFile(
     lambda name: "layers." in name or "_refiner." in name,
     keys.sources,
 )
+# The text encoder is Qwen3-4B.
+SKIPPED_LAYERS = 1  # at its end, which the denoiser does not read
+MAX_TOKENS = 512  # of a caption in its template
+LENGTH_MULTIPLE = 64  # a batch of captions is padded to a multiple of so many tokens
+TEMPLATE = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"  # before and after a caption
 TURBO_SHIFT = 3.0  # of the scheduler in Turbo's folder; that of the base model has another
 
 
@@ -101,7 +106,24 @@ def load_vae(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
 
 
 def load_text_encoder(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
-    return language_model.load_qwen3(path, dtype, mmap, lambda _layers: text_encoder.SKIPPED)
+    return language_model.load_qwen3(path, dtype, mmap, lambda _layers: SKIPPED_LAYERS)
+
+
+def zimage_token_ids(tokenizer: Any, captions: Collection[str]) -> list[list[int]]:
+    """Token ids of each caption in its template, cut to the longest length."""
+    texts = [f"{TEMPLATE[0]}{caption}{TEMPLATE[1]}" for caption in captions]
+    return tokenizer(texts, max_length=MAX_TOKENS, truncation=True).input_ids if texts else []
+
+
+def longest_zimage_caption(tokenizer: Any, captions: Collection[str]) -> int:
+    """The most tokens that the denoiser reads of one of these captions, as a multiple of LENGTH_MULTIPLE."""
+    return language_model.rounded(zimage_token_ids(tokenizer, captions), LENGTH_MULTIPLE)
+
+
+def encode_zimage_captions(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Captions -> the states before the last layer, template included [B, L, C], zero behind each, and a mask [B, L] of
+    the tokens that are a caption's own. L is a multiple of LENGTH_MULTIPLE."""
+    return language_model.encode(model, zimage_token_ids(tokenizer, captions), LENGTH_MULTIPLE)
 
 
 CHECKPOINT = Checkpoint(
@@ -111,8 +133,8 @@ CHECKPOINT = Checkpoint(
     DENOISER.open,
     {"vae": load_vae, "text_encoder": load_text_encoder},
     tokenizers.QWEN3,
-    text_encoder.encode,
-    text_encoder.longest,
-    most=text_encoder.LONGEST,
+    encode_zimage_captions,
+    longest_zimage_caption,
+    most=MAX_TOKENS,
     around=8,
 )

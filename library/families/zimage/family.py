@@ -12,8 +12,8 @@ from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComp
 from library.families.shared import autoencoder
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.families.shared.packing import pack_channels_last, unpack_channels_last
-from library.families.zimage import keys, text_encoder
-from library.families.zimage.checkpoint import CHECKPOINT
+from library.families.zimage import keys
+from library.families.zimage.checkpoint import CHECKPOINT, MAX_TOKENS
 from library.families.zimage.facts import FACTS
 from library.families.zimage.model import CONTAINERS
 from library.families.zimage.options import ZImageLora, ZImageTrain
@@ -61,9 +61,7 @@ class ZImageFamily(OneEncoderFamily):
     }
     architecture = FACTS.architecture
     base_model_version = FACTS.base_model_version
-    text_lengths: Mapping[str, int] = MappingProxyType(
-        {"llm_embed": text_encoder.LONGEST, "llm_mask": text_encoder.LONGEST}
-    )
+    text_lengths: Mapping[str, int] = MappingProxyType({"llm_embed": MAX_TOKENS, "llm_mask": MAX_TOKENS})
 
     @property
     def is_turbo(self) -> bool:

@@ -1,10 +1,15 @@
 """Z-Image's tensor names: diffusers', which are ours, and those of the original and of ComfyUI's files."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from library.families.shared.lora_names import LoraNames, Shapes, SharedForm, WeightSlice, matrices
+from library.families.shared.tensor_names import prefix_of
+from library.families.zimage.facts import TRANSFORMER
 from library.families.zimage.model import PATCH
 
 # Path in the single file -> ours, outside of blocks and inside of attention.
@@ -65,3 +70,50 @@ def to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             path = layer.removesuffix(".weight")
             out[f"{block}{inside}{back[path]}.weight"] = tensor
     return out
+
+
+class ZImageLoraNames(LoraNames):
+    """diffusers' tree; files of the original tree are read, too."""
+
+    trees: ClassVar[tuple[str, ...]] = ("layers.", "noise_refiner.", "context_refiner.")
+    version_word: ClassVar[str] = "z_image"
+    words: ClassVar[tuple[str, ...]] = (
+        "all_x_embedder",
+        "all_final_layer",
+        "noise_refiner",
+        "context_refiner",
+        "cap_embedder",
+        "t_embedder",
+        "feed_forward",
+    )
+    mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
+    shared: ClassVar[SharedForm] = SharedForm(is_peft=False, has_lokr=True)
+    saved: ClassVar[str] = "comfy"
+    elsewhere: ClassVar[str] = r"^lora_unet_(layers|noise_refiner|context_refiner)_\d+_attention_(qkv|out)\."
+
+    def canonical(self, path: str) -> tuple[str, int, int]:
+        """A path of the original tree or ours -> ours, but for the fused matrix."""
+        return canonical(path), 0, 1
+
+    def apart(self, path: str) -> tuple[str, ...]:
+        """Query, key and value of the fused matrix."""
+        return apart(path)
+
+    def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
+        """The file is the transformer alone, in either layout."""
+        if part != "denoiser":
+            return None
+        prefix = prefix_of(shapes)
+        plain = (name.removeprefix(prefix) for name in shapes if name.startswith(prefix))
+        name, piece, pieces = sources(plain).get(f"{path}.weight", (f"{path}.weight", 0, 1))
+        return WeightSlice(f"{prefix}{name}", piece, pieces)
+
+    def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
+        """Return attention and MLP of the blocks that see text and image, without refiners and modulation."""
+        for path in matrices(shapes, prefix_of(shapes)):
+            for own in apart(canonical(path)):
+                if re.match(r"layers\.\d+\.(attention|feed_forward)\.", own):
+                    yield "denoiser", own
+
+
+LORA_NAMES = ZImageLoraNames()

@@ -1,5 +1,6 @@
 """The options of Z-Image."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -9,6 +10,7 @@ from library import families
 from library.config import sections
 from library.config.run_config import Rule
 from library.config.schema import opt, section
+from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer, regexes
 
 # Options parsed for every family that mean nothing here.
 INEFFECTIVE = {"max_token_length": "captions of Z-Image may have any length up to 512 tokens"}
@@ -112,3 +114,33 @@ class ZImageTrain(ZImageRun, sections.TransformerTrain):
     script: ClassVar[str] = "zimage_train"
     title: ClassVar[str] = "Z-Image fine-tune"
     foreign: ClassVar[Mapping[str, str]] = {"block_swap_optimizer_patch_params": "swapped blocks learn without it"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ZImageArgs(BlockArgs):
+    """`networks.lora_zimage`."""
+
+    presets: ClassVar[tuple[LayerPreset, ...]] = (
+        LayerPreset("Attention and MLP", "Attention and MLP of every block learn; the usual choice.", {}),
+        LayerPreset("Attention only", "Attention of every block: a smaller file.", {"network_reg_dims": "_feed_=0"}),
+    )
+    train_refiners: bool = opt(
+        False,
+        "adapters on the blocks that see the image or the text alone, before they meet",
+        label="Refiners learn as well",
+    )
+    train_modulation: bool = opt(
+        False,
+        "adapters on the layers that modulate each block by the timestep",
+        label="Timestep modulation learns as well",
+    )
+
+    def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
+        """Patterns of names come first; then blocks are chosen, and refiners and modulation by their switches."""
+        own = self.rank_in_block(layer, re.match(r"layers\.(\d+)\.", layer.path))
+        if own is None:
+            usual = self.train_modulation or "_modulation." not in layer.path
+            usual = usual and (self.train_refiners or "_refiner." not in layer.path)
+            included = any(re.fullmatch(one, layer.path) for one in regexes(self.include_patterns))
+            own = rank if usual or included else 0
+        return (own, alpha) if own else NO_ADAPTER

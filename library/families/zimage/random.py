@@ -1,14 +1,24 @@
-"""Z-Image's networks with random weights: full-size, or tiny ones in the real file formats."""
+"""Z-Image's networks with random weights: full-size, or tiny ones in the real file formats, for tests and demo."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
-from library.families.shared import autoencoder, language_model, random_networks, random_tokenizers
+from library.families.shared import (
+    autoencoder,
+    diffusers_layers,
+    language_model,
+    random_networks,
+    random_tokenizers,
+)
+from library.families.shared.diffusers_layers import LayerSizes
 from library.families.shared.random_networks import (
+    DemoTables,
     InputShapes,
     RandomNetworks,
     Tensors,
@@ -16,7 +26,8 @@ from library.families.shared.random_networks import (
     prefixed,
 )
 from library.families.shared.random_sizes import LanguageModelSizes
-from library.families.zimage import keys, text_encoder
+from library.families.zimage import keys
+from library.families.zimage.checkpoint import LENGTH_MULTIPLE, SKIPPED_LAYERS
 from library.families.zimage.family import ZImageFamily
 from library.families.zimage.model import ZImage, ZImageShape
 
@@ -78,7 +89,7 @@ def shape(sizes: ZImageSizes) -> ZImageShape:
     )
 
 
-def random(sizes: ZImageSizes = TINY, words: int = WORDS, skipped: int = text_encoder.SKIPPED) -> RandomNetworks:
+def random(sizes: ZImageSizes = TINY, words: int = WORDS, skipped: int = SKIPPED_LAYERS) -> RandomNetworks:
     """Return the networks of these sizes, for a tokenizer with so many words."""
     return RandomNetworks(
         lambda: random_networks.empty(lambda: ZImage(shape(sizes))),
@@ -94,7 +105,7 @@ def adopt(family: ZImageFamily, denoiser: nn.Module) -> None:
 
 def input_shapes(family: ZImageFamily, denoiser: ZImage) -> InputShapes:
     """Return this denoiser's inputs for one image with a caption of usual length."""
-    length, sizes = 2 * text_encoder.STEP, denoiser.sizes
+    length, sizes = 2 * LENGTH_MULTIPLE, denoiser.sizes
     text = {"llm_embed": (length, sizes.text_channels), "llm_mask": (length,)}
     return InputShapes(sizes.in_channels // 4, text)
 
@@ -122,3 +133,39 @@ def write(
 def _single(tensors: Tensors) -> Tensors:
     tensors["cap_embedder.0.weight"] += 1  # a norm, despite its name
     return keys.to_single(tensors)
+
+
+def demo_tables(models: Mapping[str, Path]) -> DemoTables:
+    """Return the tables of a demo TOML for this model; `models` are the files written by random.write."""
+    return {
+        "model": [
+            ("pretrained_model_name_or_path", str(models["zimage"]), "real: z_image_bf16.safetensors"),
+            ("text_encoder", str(models["text_encoder"]), "real: qwen_3_4b.safetensors"),
+            ("vae", str(models["vae"]), "real: ae.safetensors"),
+            ("model_version", "base", "turbo for Z-Image Turbo"),
+        ],
+        "noise": [("timestep_sampling", "shift", ""), ("discrete_flow_shift", 2.0, "")],
+    }
+
+
+def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
+    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
+    known = diffusers_layers.stored_shapes(config)
+    (hidden, tokens), head = known["x_embedder.weight"], known["layers.0.attention.q_norm.weight"][0]
+    refiners, blocks = (
+        len({name.split(".")[1] for name in known if name.startswith(group)}) for group in ("noise_refiner.", "layers.")
+    )
+    return diffusers_layers.converted(
+        tensors,
+        "ZImageTransformer2DModel",
+        "ZImageLoraLoaderMixin",
+        dim=hidden,
+        n_layers=blocks,
+        n_refiner_layers=refiners,
+        n_heads=hidden // head,
+        n_kv_heads=hidden // head,
+        in_channels=tokens // 4,
+        cap_feat_dim=known["cap_embedder.1.weight"][1],
+        axes_lens=[2, 2, 2],
+        axes_dims=[head // 4, 3 * head // 8, 3 * head // 8],
+    )

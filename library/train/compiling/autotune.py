@@ -17,12 +17,12 @@ import torch
 from library import families
 from library.compiler import blocks, cudagraph, torch_private
 from library.compiler.log import CompileLog
-from library.config import building, schema
+from library.config import building, compile_modes, schema
 from library.config.problems import ConfigError, Message, counted
 from library.config.run_config import RunConfig
 from library.data.loading import Batches, Kind
 from library.distributed.world import World
-from library.measuring.candidates import NAMED, Overrides, checkpointing_less, shown, swapping_less
+from library.measuring.candidates import Overrides, checkpointing_less, other_modes, shown, swapping_less
 from library.measuring.result import MEMORY_MARGIN, Measured
 from library.measuring.timing import GIB, failure, measure_passes
 from library.memory import attention
@@ -138,12 +138,11 @@ class Tuner:
         yield [{"compile": False}, {"compile": True}]
         if self.kernels and config.memory.attention_kernel == "auto":
             yield worth(on_best(*({"attention_kernel": name} for name in self.kernels.others())))
-        usual = options.compile_mode == "default" and options.compile_backend == "inductor"
-        if usual and compiled() and self.world.device.type == "cuda":
+        if compile_modes.is_usual(options) and compiled() and self.world.device.type == "cuda":
             kernels = self._is_worth(KERNELS_SAVE, KERNELS)
             self.complete &= kernels
-            for name in ["max-autotune"] * kernels + ["cuda-graphs"] * (self.world.ranks == 1):
-                yield worth(on_best({"compile_mode": NAMED[name].options["compile_mode"]}), RECORDED_SAVES)
+            for change in other_modes(kernels, self.world.ranks == 1):
+                yield worth(on_best(change), RECORDED_SAVES)
         if options.dynamic is None and 1 < len(self.batches.shapes) <= FEW and compiled():
             yield worth(on_best({"compile_dynamic": "false"}))
         if config.adapters:

@@ -3,17 +3,15 @@
 import contextlib
 import hashlib
 import importlib.metadata
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import platformdirs
 import torch
 
 from library.compiler import cache
 from library.config.json_types import JsonObject
 from library.config.schema import values
-from library.files import write_atomic
+from library.measuring import stored_results
 from library.memory import attention
 
 if TYPE_CHECKING:
@@ -61,10 +59,6 @@ SHARES = 20  # resolution of image-size frequencies: twentieths of all batches
 VERSION = 4
 
 
-def folder() -> Path:
-    return platformdirs.user_cache_path("kohya", appauthor=False) / "tuning"
-
-
 def fingerprint(tuner: "Tuner") -> str:
     """Identify a training by machine, PyTorch, code, model, trained weights, options and batch sizes."""
     config, world, known = tuner.config, tuner.world, tuner.compute_loss
@@ -82,7 +76,7 @@ def fingerprint(tuner: "Tuner") -> str:
         "options": {n: ours[n] for n in sorted(sections.union(MATTER) & set(ours)) if n not in NO_MATTER},
         "sizes": sorted([*kind, round(SHARES * number / kinds.total())] for kind, number in kinds.items()),
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
+    return stored_results.digest(facts)
 
 
 def _code(family: str) -> str:
@@ -103,8 +97,8 @@ def read(name: str, passes: int) -> list[JsonObject]:
     """Return stored results; empty if there are none, they are damaged, or were measured for a much shorter
     training.
     """
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        known = json.loads((folder() / f"{name}.json").read_text(encoding="utf-8"))
+    known = stored_results.read_result(name)
+    with contextlib.suppress(KeyError, TypeError):
         # A short training skips candidates that would pay in a longer one.
         enough = known["complete"] or passes <= known["passes"]
         if known["version"] == VERSION and enough and all(isinstance(r["changes"], dict) for r in known["results"]):
@@ -114,6 +108,5 @@ def read(name: str, passes: int) -> list[JsonObject]:
 
 def write(name: str, results: list[JsonObject], passes: int, complete: bool) -> None:
     """Store the results. If the folder is not writable, the next start measures again."""
-    with contextlib.suppress(OSError, ValueError):
-        facts = {"version": VERSION, "passes": passes, "complete": complete, "results": results}
-        write_atomic(folder() / f"{name}.json", json.dumps(facts, indent=1))
+    facts = {"version": VERSION, "passes": passes, "complete": complete, "results": results}
+    stored_results.store_result(name, facts)

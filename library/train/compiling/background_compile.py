@@ -2,7 +2,6 @@
 
 import threading
 import time
-from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -18,6 +17,7 @@ from library.distributed.world import World
 from library.memory.prepare import BYTES_OF_ADAM
 from library.train.choices import Choices
 from library.train.compiling.compile_process import CompileProcess, job_of
+from library.train.journal import Journal
 from library.train.step import rng
 from library.train.step.clock import Clock
 from library.train.step.loss import LossFunction
@@ -37,25 +37,12 @@ ACTIVATIONS = 80  # values kept by a pass over a block per value of its largest 
 OTHER_SIZES = 0.6  # memory of all other recorded sizes, relative to the first
 
 
-class Reporter(Protocol):
-    """Receives log lines and events."""
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        ...
-
-    def event(self, kind: str, **facts: Any) -> None:
-        """Add an event to the record."""
-        ...
-
-
-# Recorded eager steps of SDXL start after 4.6 s, compiled ones after 75 s (H200).
 # Why: docs/decisions/2026-11-22-compile-beside-the-run.md
 class BackgroundCompiler:
     """Decides whether blocks are compiled beside the run, and loads their graphs between steps."""
 
     def __init__(
-        self, config: RunConfig, world: World, journal: Reporter, log: CompileLog, clock: Clock, choices: Choices
+        self, config: RunConfig, world: World, journal: Journal, log: CompileLog, clock: Clock, choices: Choices
     ) -> None:
         self._config, self._world, self._journal = config, world, journal
         self._log, self._clock, self._choices = log, clock, choices

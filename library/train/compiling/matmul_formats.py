@@ -7,8 +7,6 @@ run on the training's own kernels.
 
 import contextlib
 import copy
-import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -27,13 +25,11 @@ from library.config.run_config import RunConfig
 from library.data.loading import Batches, Kind
 from library.distributed.world import World
 from library.families.base import Family
-from library.files import write_atomic
-from library.measuring import timing
+from library.measuring import stored_results, timing
 from library.measuring.shapes import FakeTensorContext
 from library.memory.compile_targets import blocks_by_class
 from library.memory.quantization import fp8_matmul, fp8_storage, int8_matmul, multiplies_in_8_bits
 from library.objectives.base import NoisedBatch
-from library.train.compiling import autotune_cache
 from library.train.journal import Journal
 from library.train.saving import state_files
 from library.train.step.loss import LossFunction
@@ -120,7 +116,8 @@ def _decide(batches: Batches, compute_loss: LossFunction, device: torch.device, 
         formats = ["int8 rotated" if one == "int8" and rotate else one for one in formats]
         found = time_formats(sizes, formats, device, dtype, kept, passes)
         found = {one.removesuffix(" rotated"): seconds for one, seconds in found.items()}
-        write(name, found)
+        if found:
+            stored_results.store_result(name, found)
     chosen = fastest(found)
     how = "remembered" if remembered else f"{len(sizes)} sizes timed in {time.perf_counter() - began:.1f} s"
     journal.note(products={"chosen": chosen, "seconds": found})
@@ -256,21 +253,13 @@ def sentence(found: Mapping[str, float], chosen: str, how: str) -> str:
 def fingerprint(device: torch.device, sizes: Sizes, formats: Iterable[str], how: str) -> str:
     """Return a file name that identifies a measurement: machine, PyTorch, sizes, formats."""
     rows = sorted([*astuple(size), number] for size, number in sizes.items())
-    facts = [VERSION, cache.key(device), rows, list(formats), how]
-    return f"products-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]}.json"
+    return f"products-{stored_results.digest([VERSION, cache.key(device), rows, list(formats), how])}"
 
 
 def read(name: str) -> dict[str, float]:
     """Return stored seconds by format; empty if there are none."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        known = json.loads((autotune_cache.folder() / name).read_text(encoding="utf-8"))
-        if known[WIDE] > 0:
-            return {str(key): float(value) for key, value in known.items()}
+    known = stored_results.read_result(name)
+    with contextlib.suppress(ValueError, TypeError):
+        found = {str(key): float(value) for key, value in known.items()}
+        return found if found.get(WIDE, 0) > 0 else {}
     return {}
-
-
-def write(name: str, found: Mapping[str, float]) -> None:
-    """Store the times. If the folder is not writable, the next start measures again."""
-    if found:
-        with contextlib.suppress(OSError):
-            write_atomic(autotune_cache.folder() / name, json.dumps(found))

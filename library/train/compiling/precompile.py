@@ -5,7 +5,6 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -20,7 +19,8 @@ from library.distributed.world import World
 from library.memory.compile_targets import compiles_size_by_size
 from library.memory.prepare import is_sharded
 from library.train.choices import Choices
-from library.train.compiling.background_compile import BackgroundCompiler, Reporter
+from library.train.compiling.background_compile import BackgroundCompiler
+from library.train.journal import Journal
 from library.train.step import rng
 from library.train.step.clock import Clock
 from library.train.step.loss import LossFunction
@@ -28,19 +28,6 @@ from library.train.step.loss import LossFunction
 PASSES_A_SIZE = 8  # minimum passes per size to record; recording takes as long as four passes
 
 
-class Listener(Reporter, Protocol):
-    """Receives log lines, warnings, events and progress."""
-
-    def warn(self, text: Message) -> None:
-        """Print and record a warning."""
-        ...
-
-    def phase(self, name: Message, done: int, total: int) -> None:
-        """Report progress."""
-        ...
-
-
-# Compiling ahead reveals failures and lack of memory before any step, and changes no loss: random states are restored.
 # Why: docs/decisions/2026-11-20-compile-before-the-first-step.md
 class Precompiler:
     """Compiles the graphs of a training, and records those that are compiled later."""
@@ -49,7 +36,7 @@ class Precompiler:
         self,
         config: RunConfig,
         world: World,
-        journal: Listener,
+        journal: Journal,
         log: CompileLog,
         clock: Clock,
         choices: Choices | None = None,

@@ -1,5 +1,6 @@
 """The toy's networks with random weights."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 
 from library.config.run_config import RunConfig
 from library.families.shared import clip, random_networks, random_tokenizers
-from library.families.shared.random_networks import CLIP_WORDS, InputShapes, RandomNetworks
+from library.families.shared.random_networks import CLIP_WORDS, DemoTables, InputShapes, RandomNetworks
 from library.files import write_atomic
 
 
@@ -66,3 +67,13 @@ def write(folder: Path, seed: int = 0) -> dict[str, Path]:
         tensors |= {PREFIXES[part] + name: tensor for name, tensor in own.items()}
     path = write_atomic(folder / "toy.safetensors", lambda file: save_file(tensors, file, {"format": "pt"}))
     return {"toy": path, "tokenizer": folder / "tokenizer"}
+
+
+def demo_tables(models: Mapping[str, Path]) -> DemoTables:
+    """What a TOML of the demo says of this model."""
+    return {"model": [("pretrained_model_name_or_path", str(models["toy"]), "")]}
+
+
+def convert_for_diffusers(tensors: dict[str, Any], config: Any) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
+    """diffusers has no toy."""
+    raise ValueError("diffusers has no such model")

@@ -24,4 +24,4 @@ class QwenLoraNames(LoraNames):
                 yield "denoiser", path
 
 
-NAMES = QwenLoraNames()
+LORA_NAMES = QwenLoraNames()

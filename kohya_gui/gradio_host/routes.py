@@ -11,6 +11,7 @@ from starlette.types import Receive, Send
 
 from kohya_gui.server.auth import App, Scope, respond
 
+# Why: docs/decisions/2026-11-27-gradio-is-the-host.md
 API = "/gradio_api/"
 NEVER = re.compile(r"/(monitoring|login|logout|pwa_icon)(/.*)?")
 

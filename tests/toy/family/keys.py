@@ -28,4 +28,4 @@ class ToyLoraNames(LoraNames):
         yield from (("denoiser", path) for path in matrices(shapes, "toy.") if path.startswith("blocks."))
 
 
-NAMES = ToyLoraNames()
+LORA_NAMES = ToyLoraNames()

@@ -9,7 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 
-from kohya_gui.server.assets import FOLDER
+from kohya_gui.gradio_host.assets import FOLDER
 
 _FIRST = re.compile(r'src="\./assets/(index-[\w-]+\.js)"')
 _LIST = re.compile(r"m\.f=\[([^\]]*)\]")
