@@ -48,18 +48,18 @@ def main() -> None:
 
     every = measured()
     write_atomic(FIGURE, figure(newest(every)))
-    for page, lines in tables(every).items():
+    for page, lines in document_tables(every).items():
         write_atomic(page, with_table(page.read_text(encoding="utf-8"), lines))
         print(f"wrote the table of presets in {page}")
     print(f"wrote {FIGURE}")
 
 
-def tables(every: list[Measured]) -> dict[Path, list[str]]:
+def document_tables(every: list[Measured]) -> dict[Path, list[str]]:
     """The lines of the table of presets in each document."""
     return {
         README: by_family(every),
         CHOOSING: overview(every),
-        PRESETS: table(every),
+        PRESETS: presets_table(every),
         PERFORMANCE: figures(every),
         RECIPES: recipes(),
     }
@@ -270,7 +270,7 @@ def overview(every: list[Measured]) -> list[str]:
     return lines + [f"| {title} | {' | '.join(row.get(size, '') for size in sizes)} |" for title, row in cells.items()]
 
 
-def table(every: list[Measured]) -> list[str]:
+def presets_table(every: list[Measured]) -> list[str]:
     """A row for each preset: its GPU, what it sets, and what was measured with it."""
     lines = ["| preset | GPU memory | what it sets | measured |", "|---|---|---|---|"]
     for path in _presets():

@@ -79,11 +79,11 @@ def make(inputs: Path, family: str, tiny: bool) -> None:
     if tiny:
         return versus_files.make(inputs, {family}, tiny)
     if not (inputs / "images").exists():
-        images.write(inputs / "images", sizes=versus_files.SIZES * 2)
+        images.draw_images(inputs / "images", sizes=versus_files.SIZES * 2)
     models, module = inputs / "models", random_module(family)
     if (models / f"{family}.safetensors").exists():
         return None
-    networks, place = module.random(module.FULL), inputs / "tokenizers"
+    networks, place = module.make_networks(module.FULL), inputs / "tokenizers"
     parts = {part: shapes(make(), part) for part, make in networks.encoders.items()} | {"vae": shapes(networks.vae())}
     denoiser = shapes(networks.denoiser())
     random_tokenizers.clip_tokenizer(place / versus_files.TOKENIZERS[0])
@@ -121,7 +121,7 @@ def drop(path: Path) -> str:
 # ---- a training
 
 
-def run(name: str, command: list[str], environment: dict[str, str], log: Path) -> dict[str, Any]:
+def run_until_first_step(name: str, command: list[str], environment: dict[str, str], log: Path) -> dict[str, Any]:
     """One training: seconds until it said that it is ready, seen from outside, and what it said."""
     began, row = time.time(), dict[str, Any](case=name)
     with log.open("w") as kept:
@@ -228,13 +228,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--tiny", action="store_true", help="tiny models: to try it, not to measure")
     asked = parser.parse_args(arguments)
-    rows = [row for family in asked.family for row in measure(family, asked)]
+    rows = [row for family in asked.family for row in measure_trainings(family, asked)]
     print(json.dumps(rows, indent=1))
     (asked.work / "first_step.json").write_text(json.dumps(rows, indent=1))
     return int(any(row["code"] for row in rows))
 
 
-def measure(family: str, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measure_trainings(family: str, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All trainings of a family."""
     work, began = asked.work.resolve(), time.time()
     make(work / "inputs", family, asked.tiny)
@@ -264,7 +264,7 @@ def measure(family: str, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
             title,
             *flags,
         ]
-        return run(title, [*start, *given], environment, work / f"{title}.log")
+        return run_until_first_step(title, [*start, *given], environment, work / f"{title}.log")
 
     yield train("caches", plain, "max_train_steps=1")
     yield train("warm", plain)

@@ -82,7 +82,7 @@ def case(family, number, name, size, count):
     losses = []
     with prepared_model.open_prepared(subject, config, device, side, made) as ready:
         first = timing.timed(lambda: losses.append(ready.step()), device)
-        found = timing.measure(lambda: losses.append(ready.step()), device, timing.TimingPlan(steps=8))
+        found = timing.measure_call(lambda: losses.append(ready.step()), device, timing.TimingPlan(steps=8))
         return {
             **{"first": round(first, 2), **found.facts(), "flops": flops, **ready.compiling()},
             "graphs": [(e.block, e.forward, round(e.seconds, 1)) for e in ready.compile_log.events],
@@ -116,7 +116,7 @@ def reported(given):
         return {"failed": timing.failure(error)}
 
 
-def table(family, number, asked, found):
+def measure_family(family, number, asked, found):
     """All cases of a family and a batch size."""
     habit = None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -127,7 +127,7 @@ def table(family, number, asked, found):
             r = {"family": family, "batch": number, "case": name, **child(*way, cache=str(cache))}
             found["cases"].append(r)
             habit = r if name == HABIT and "ms" in r else habit
-            print(line(r, habit, counted or r, found["machine"].get("matmul", {})), flush=True)
+            print(case_row(r, habit, counted or r, found["machine"].get("matmul", {})), flush=True)
             keep(found, asked.out)
 
 
@@ -137,7 +137,7 @@ def chosen(names, family):
     return [name for name in CASES if name in wanted and (family, name) != ("flux", BLOCKS)]
 
 
-def line(r, habit, counted, matmul):
+def case_row(r, habit, counted, matmul):
     """A row of the table. FLOPs are proportional to the images, so that they are counted once."""
     from library.bench import report
 
@@ -181,7 +181,7 @@ def main():
     )
     for family in [asked.only] if asked.only else SIZES:
         for number in asked.batches or SIZES[family]:
-            table(family, number, asked, found)
+            measure_family(family, number, asked, found)
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def collect(place: Place) -> dict[str, Json]:
             continue  # what the console shows, with times
         elif not (name.startswith("images/") and path.suffix in (".png", ".txt")):
             category = "record" if path.name == "run.json" else "caches" if path.suffix == ".npz" else "files"
-            found.setdefault(category, {})[name] = READERS.get(path.suffix, plain)(path, place)
+            found.setdefault(category, {})[name] = READERS.get(path.suffix, digest_file)(path, place)
     return {category: dict(values) for category, values in found.items()}
 
 
@@ -181,7 +181,7 @@ def parsed(path: Path, place: Place) -> Json:
     return place.steady(json.loads(path.read_text(encoding="utf-8")))
 
 
-def plain(path: Path, place: Place) -> Json:
+def digest_file(path: Path, place: Place) -> Json:
     return digest(path.read_bytes())
 
 

@@ -138,14 +138,14 @@ def wrap(model, block_classes, backend):
                 setattr(parent, name, torch.compile(child, backend=backend))
 
 
-def measure(family, way, backend):
+def measure_buckets(family, way, backend):
     """Forward and backward over all buckets in this process; what it cost."""
     import torch
 
     from library import families
     from library.compiler import torch_private
     from library.compiler.log import CompileLog
-    from library.config.building import build
+    from library.config.building import build_config
     from library.memory import checkpointing
     from library.memory.prepare import blocks_by_class, prepare_denoiser
 
@@ -164,7 +164,7 @@ def measure(family, way, backend):
     else:
         values = {"compile": True, "compile_fullgraph": True, "compile_backend": backend}
         values["gradient_checkpointing"] = True
-        config = build(families.config_class(f"{family}_train_network"), values, notes=[])
+        config = build_config(families.config_class(f"{family}_train_network"), values, notes=[])
         kind = object.__new__(kind)  # a family of a training holds its config, which blocks do not ask for
         prepare_denoiser(model, kind, config, torch.device("cpu"), sizes=BUCKETS, log=log)
     for height, width in BUCKETS:
@@ -188,7 +188,7 @@ def main():
     parser.add_argument("--one", nargs=2, metavar=("FAMILY", "WAY"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
-        print(json.dumps(measure(asked.one[0], asked.one[1], asked.backend)))
+        print(json.dumps(measure_buckets(asked.one[0], asked.one[1], asked.backend)))
         return
     print(
         f"{'':6} {'way':9} {'graphs':>7} {'predicted':>10} {'recompiles':>11} {'seconds':>8} "

@@ -195,7 +195,7 @@ class Visit:
         return [url for url in self.requests if not url.startswith((self.address, "data:", "blob:"))]
 
 
-def measure(quick: bool) -> dict[str, list[float]]:
+def measure_page(quick: bool) -> dict[str, list[float]]:
     """All numbers by name."""
     from playwright.sync_api import sync_playwright
 
@@ -264,7 +264,7 @@ def use(browser: Any, server: PageServer, folder: Path, note: Note) -> None:
     folds = f"{form} .fold button[aria-controls=lora-section-"
     for section in ("compile", "optim", "noise", "data"):
         note("section opens", visitor.click(f"{folds}{section}]", f"shown('#lora-section-{section} input')"))
-    load(visitor, config(folder), note)
+    load_config_in_form(visitor, config(folder), note)
     note("Print on the page", visitor.press("Print command", "button", "shown('.message pre')"))
     note("console errors", len(visitor.errors))
     note("requests to other hosts", len(visitor.other_hosts()))
@@ -288,7 +288,7 @@ def config(folder: Path) -> Path:
     return path
 
 
-def load(visitor: Visit, path: Path, note: Note) -> None:
+def load_config_in_form(visitor: Visit, path: Path, note: Note) -> None:
     """Load a config with sections open, and wait until nothing changes any more."""
     visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
     visitor.page.evaluate(MARK, ["Load config", "button"])
@@ -359,7 +359,7 @@ SUMMED = (
 )
 
 
-def table(found: dict[str, list[float]]) -> tuple[list[str], list[str]]:
+def results_table(found: dict[str, list[float]]) -> tuple[list[str], list[str]]:
     """The lines of the table, and the names of what misses its aim."""
     lines = ["| what | ours | aim | kohya_ss / Musubi / LLaMA-Factory |", "|---|---|---|---|"]
     missed = []
@@ -384,7 +384,7 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     asked = parser.parse_args()
     load_before = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    lines, missed = table(measure(asked.quick))
+    lines, missed = results_table(measure_page(asked.quick))
     over = ", ".join(missed) or "nothing"
     lines += ["", f"{os.cpu_count()} cores, load {load_before:.1f} before it began. Over its aim: {over}."]
     print("\n".join(lines))

@@ -220,14 +220,14 @@ def profiled(family: str, size: str) -> list[PresetCase]:
     """The compile profiles, laid over a preset as the page does it; but for the one that decides within a training."""
     from kohya_gui.form import presets
     from library import families
-    from library.config.building import build
+    from library.config.building import build_config
     from library.config.schema import changed, values
     from library.config.schema import flat as without_tables
     from library.recipes import preset_files
 
     found, base = [], PROFILED[family]
     config = families.config_class(f"{family}_train_network")
-    now = values(build(config, flat(ROOT / "presets" / family / f"{base}.toml"), notes=[]))
+    now = values(build_config(config, flat(ROOT / "presets" / family / f"{base}.toml"), notes=[]))
     for profile in preset_files.profiles():
         if profile.is_profile and not (made := presets.apply(profile, config, now)).compile.compile_autotune:
             given = without_tables(changed(made))

@@ -310,13 +310,13 @@ def main() -> None:
             found = process.end(left)
             rows.append({"family": case.family, "kind": case.kind, "case": case.name, "cap": case.cap, **found})
             batch = case.values.get("train_batch_size", 1)
-            print(line(rows[-1], batch, time.monotonic() - began), flush=True)
+            print(preset_row(rows[-1], batch, time.monotonic() - began), flush=True)
             if asked.out:
                 asked.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
         following.process.kill()
 
 
-def line(row: dict[str, Any], batch: int, at: float) -> str:
+def preset_row(row: dict[str, Any], batch: int, at: float) -> str:
     """A row of the table."""
     start = f"{at:5.0f} s  {row['kind']:8} {row['case']:46} {row['cap'] or '':>5} batch {batch}"
     if "failed" in row:

@@ -27,9 +27,9 @@ def sizes_of(name: str, batch: int, size: str) -> Any:
     config, random = subject.config({}), families.random_module(name)
     family, denoiser = (
         families.family_for(config),
-        random.random(random.FULL if size == "full" else random.TINY).denoiser(),
+        random.make_networks(random.FULL if size == "full" else random.TINY).denoiser(),
     )
-    random.adopt(family, denoiser)
+    random.adopt_denoiser(family, denoiser)
     side = (1024 if size == "full" else 128) // FACTOR
     return matmul_formats.matrix_sizes(config, family, denoiser.requires_grad_(False), (batch, side, side))
 
@@ -62,7 +62,7 @@ def int8_kernels(size: Any, device: Any) -> Iterator[tuple[str, Any]]:
             yield f"{shown} {way}", lambda given=given: int8_triton.multiply(*given)
 
 
-def table(name: str, batch: int, asked: argparse.Namespace) -> None:
+def measure_products(name: str, batch: int, asked: argparse.Namespace) -> None:
     """All sizes of a model."""
     import torch
 
@@ -81,13 +81,13 @@ def table(name: str, batch: int, asked: argparse.Namespace) -> None:
         row = f"{size.tokens:6} {size.inputs:6} {size.outputs:6} x{number:3}"
         for one in formats:
             calls = matmul_formats.calls(size, one, device, torch.bfloat16)
-            forward, backward = (timing.measure(call, device, matmul_formats.PLAN).p50 for call in calls)
+            forward, backward = (timing.measure_call(call, device, matmul_formats.PLAN).p50 for call in calls)
             totals[one] += number * (forward + backward)
             row += f"  {one} {forward:.3f} + {backward:.3f}"
         print(row, flush=True)
         for way, call in int8_kernels(size, device) if asked.tiles and size.work * number > 2e11 else ():
             try:
-                print(f"    {way}: {timing.measure(call, device, matmul_formats.PLAN).p50:.3f}", flush=True)
+                print(f"    {way}: {timing.measure_call(call, device, matmul_formats.PLAN).p50:.3f}", flush=True)
             except Exception as error:  # too much shared memory, no such kernel
                 print(f"    {way}: {timing.failure(error)[:100]}", flush=True)
     print("  all: " + ", ".join(f"{one} {total:.1f}" for one, total in totals.items()), flush=True)
@@ -100,7 +100,7 @@ def main() -> None:
     asked = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     for name, batch in CASES:
-        table(name, batch, asked)
+        measure_products(name, batch, asked)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image
 
 from library import data, families
-from library.config.building import build
+from library.config.building import build_config
 
 
 def fill(folder: Path, count: int, cached: bool) -> None:
@@ -52,9 +52,9 @@ def main(count: int) -> None:
                 "caption_extension": ".txt",
                 "cache_latents_to_disk": cached,
             }
-            config = build(families.config_class("sdxl_train_network"), values, notes=[])
+            config = build_config(families.config_class("sdxl_train_network"), values, notes=[])
             timed(f"scan of {count} images, sizes {folder.name}", lambda config=config: data.scan(config))
-            timed(f"check of {count} images, sizes {folder.name}", lambda config=config: data.check(config, 32))
+            timed(f"check of {count} images, sizes {folder.name}", lambda config=config: data.check_data(config, 32))
 
 
 if __name__ == "__main__":

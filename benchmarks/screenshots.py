@@ -33,11 +33,11 @@ def online(root: Path) -> Iterator[str]:
     """The page in a thread of this process; its address."""
     import uvicorn
 
-    from kohya_gui.app import application, build
+    from kohya_gui.app import application, build_page
     from kohya_gui.server.serving import bind
 
     bound = bind("127.0.0.1", 0)
-    app = application(build([root]), {"host": "127.0.0.1"})
+    app = application(build_page([root]), {"host": "127.0.0.1"})
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
@@ -51,7 +51,7 @@ def online(root: Path) -> Iterator[str]:
 @contextmanager
 def working(demo: Any, folder: Path) -> Iterator[None]:
     """A real training of the demo's model, which was stopped once and goes on, and trainings that wait for its end."""
-    from library.config.building import build
+    from library.config.building import build_config
     from library.config.formats import read_toml
     from library.families import config_class
     from library.runs import process, queue, start, stop
@@ -68,14 +68,14 @@ def working(demo: Any, folder: Path) -> Iterator[None]:
         "max_train_steps": 4000,
         "save_every_n_steps": 100,
     }
-    first = start.launch(build(config_class(script), values | real, notes=[]))
+    first = start.launch(build_config(config_class(script), values | real, notes=[]))
     reach(first, 60)
     stop.request(first, "after_step")
     second = start.begin(reopen.continuation(ended(first)))
     reach(second, 220)
     queue.RUNNER[:] = [sys.executable, "-c", "pass"]  # and this process says that it works the queue off
     for name in ("plix-rank-32", "plix-rank-64"):
-        queue.add(start.job(build(config_class(script), values | {"output_name": name}, notes=[])))
+        queue.add(start.job(build_config(config_class(script), values | {"output_name": name}, notes=[])))
     with queue.changing() as kept:
         kept.worker = process.identity()
     yield
@@ -87,7 +87,7 @@ def reach(run_id: str, step: int) -> None:
     """Wait until a run is at a step."""
     limit = time.monotonic() + PATIENCE
     while time.monotonic() < limit:
-        run = reader.run(run_id)
+        run = reader.find_run(run_id)
         if not run.active:
             raise RuntimeError(f"{run_id} is {run.state}: {run.error}")
         seen = reader.progress(run.folder).update()
@@ -99,7 +99,7 @@ def reach(run_id: str, step: int) -> None:
 
 def ended(run_id: str) -> reader.RecordedRun:
     """Wait for the end of a run."""
-    while (run := reader.run(run_id)).active:
+    while (run := reader.find_run(run_id)).active:
         time.sleep(0.2)
     return run
 

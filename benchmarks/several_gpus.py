@@ -131,7 +131,7 @@ def averaging(averager: Any, parameters: Any, device: Any) -> float:
 # ---- in the process that was started
 
 
-def run(name: str, recorded: bool, asked: argparse.Namespace, cache: Path) -> Row:
+def run_processes(name: str, recorded: bool, asked: argparse.Namespace, cache: Path) -> Row:
     """Start the processes of a case; the row, or why there is none."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -168,7 +168,7 @@ def run(name: str, recorded: bool, asked: argparse.Namespace, cache: Path) -> Ro
     return json.loads(lines[-1]) | ({"not_recorded": given_up[-1]} if given_up else {})
 
 
-def line(row: Row) -> str:
+def gpu_row(row: Row) -> str:
     """A row of the table."""
     start = f"{row['case']:14} {'recorded' if row['recorded'] else 'without':9}"
     if "failed" in row:
@@ -206,8 +206,8 @@ def main() -> int:
                 if time.monotonic() - began > asked.seconds:
                     print(f"{name}: no time is left", flush=True)
                     continue
-                rows.append(run(name, recorded, asked, Path(folder)))
-                print(f"{time.monotonic() - began:4.0f} s  {line(rows[-1])}", flush=True)
+                rows.append(run_processes(name, recorded, asked, Path(folder)))
+                print(f"{time.monotonic() - began:4.0f} s  {gpu_row(rows[-1])}", flush=True)
                 if asked.out:
                     asked.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     return int(any("failed" in row for row in rows))

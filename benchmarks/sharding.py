@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
         log = work / "sharding" / f"{title}.log"
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[:processes])
         command += ["--fsdp"] * sharded
-        found = versus_measure.measure(command, asked.steps, log, environment, HERE, asked.limit)
+        found = versus_measure.measure_training(command, asked.steps, log, environment, HERE, asked.limit)
         losses = [float(loss) for loss in LOSS.findall(log.read_text(encoding="utf-8", errors="replace"))]
         if not (out / f"{title}.safetensors").is_file():
             found.setdefault("failed", "left no file")

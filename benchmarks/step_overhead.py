@@ -127,11 +127,11 @@ def watch(family):
     return clock
 
 
-def measure(script, steps, board):
+def measure_step_parts(script, steps, board):
     """Train, and return the median milliseconds of each part."""
     from library import families
     from library.cli.train import train
-    from library.config.building import build
+    from library.config.building import build_config
     from library.config.formats import read_toml
     from library.demo import files
 
@@ -140,7 +140,7 @@ def measure(script, steps, board):
         demo = files.prepare(place / "demo", (families.config_class(script).family,))
         values = read_toml(demo.configs[script]) | {"compile": False, "resolution": "64", "output_dir": folder}
         values |= {"max_train_steps": steps, "logging_dir": str(place / "logs") if board else None}
-        config = build(families.config_class(script), values, notes=[])
+        config = build_config(families.config_class(script), values, notes=[])
         clock = watch(type(families.family_for(config)))
         train(config)
     timed = clock.steps[WARM_UP:]
@@ -155,7 +155,7 @@ def main():
     options = parser.parse_args()
     for script in options.script or ["flux_train_network", "sdxl_train_network"]:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            found = measure(script, options.steps, options.board)
+            found = measure_step_parts(script, options.steps, options.board)
         total = sum(found[name] for name in PARTS)
         print(f"\n{script}: {total:.2f} ms a step ({'within' if total < AIM else 'above'} the aim of {AIM:g} ms)")
         for name, about in PARTS.items():

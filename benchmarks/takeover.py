@@ -44,10 +44,10 @@ SHOWN = (
 )
 
 
-def run(case: VersusCase, work: Path, limit: float) -> dict[str, Any]:
+def run_takeover(case: VersusCase, work: Path, limit: float) -> dict[str, Any]:
     """One training, and what its record says of the takeover."""
     ours = versus.Program(versus.OURS, HERE, HERE / "sd-scripts", sys.executable)
-    row = versus.run(ours, case, work, limit)
+    row = versus.run_program(ours, case, work, limit)
     row.pop("file", None)
     (folder,) = (work / versus.OURS.replace(" ", "-") / "out" / "runs").glob("*")
     events = reader.events(folder)[0]
@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
         for way in asked.ways:
             options = {**plain.options, **WAYS[way], **given}
             case = VersusCase(asked.family, "lora", f"{way} {steps}", options, ())
-            row = {"way": way, "steps": steps, **run(case, work, asked.limit)}
+            row = {"way": way, "steps": steps, **run_takeover(case, work, asked.limit)}
             rows.append({name: row.get(name) for name in SHOWN})
             print(json.dumps(rows[-1], indent=1), flush=True)
             if asked.out:

@@ -222,7 +222,7 @@ def record(ground: Ground) -> None:
     """A run that was stopped, with samples of two epochs and a state to go on from."""
     from PIL import Image
 
-    from library.config.building import build
+    from library.config.building import build_config
     from library.config.formats import to_toml
     from library.families import config_class
     from library.runs import layout
@@ -238,7 +238,9 @@ def record(ground: Ground) -> None:
             "resolution": "256",
             "max_train_steps": 40,
         }
-        (run.folder / layout.TOML).write_text(to_toml(build(config_class("sdxl_train_network"), config, notes=[])))
+        (run.folder / layout.TOML).write_text(
+            to_toml(build_config(config_class("sdxl_train_network"), config, notes=[]))
+        )
         run.plan(40)
         for step in (10, 20):
             run.step({"step": step, "loss": 0.1, "lr": 1e-4})
@@ -256,7 +258,7 @@ def _stand_in(config_path: Path | str, script: str, **how: Any) -> tuple[list[st
     return [sys.executable, str(STAND_IN), "--config_file", str(config_path)], {}
 
 
-def measure(only: list[str], folder: Path) -> list[str]:
+def measure_tasks(only: list[str], folder: Path) -> list[str]:
     """The lines of the table."""
     from playwright.sync_api import sync_playwright
 
@@ -310,7 +312,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tasks-") as made:
         folder = Path(made).resolve()
         os.environ["KOHYA_HOME"] = str(folder / "home")
-        lines = measure(asked.only, folder)
+        lines = measure_tasks(asked.only, folder)
     if asked.markdown:
         asked.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 0

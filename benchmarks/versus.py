@@ -107,7 +107,7 @@ class Program:
         return done.stdout.strip()
 
 
-def run(program: Program, case: VersusCase, work: Path, limit: float) -> Row:
+def run_program(program: Program, case: VersusCase, work: Path, limit: float) -> Row:
     """One training of one program: what was measured, and the file that came of it."""
     row: Row = {"case": case.title, "program": program.name}
     if lacking := program.lacks(case):
@@ -139,7 +139,7 @@ def run(program: Program, case: VersusCase, work: Path, limit: float) -> Row:
     steps = int(case.options["max_train_steps"])
     environment = program.environment(work, case.title)
     log = place / f"{name}.log"
-    row |= versus_measure.measure(command, steps, log, environment, program.folder, limit)
+    row |= versus_measure.measure_training(command, steps, log, environment, program.folder, limit)
     file = out / f"{name}.safetensors"
     if not file.is_file():
         row.setdefault("failed", "left no file")
@@ -190,7 +190,7 @@ def compare(file: dict[str, Any], ours: dict[str, Any] | None) -> str:
 # ---- the table
 
 
-def table(rows: list[Row]) -> Iterator[str]:
+def versus_rows(rows: list[Row]) -> Iterator[str]:
     """The rows in Markdown; `x` is the seconds a step of the first rival over those of a row."""
     yield f"| {' | '.join(HEAD)} |"
     yield "|" + "---|" * len(HEAD)
@@ -224,7 +224,7 @@ def document(found: dict[str, Any]) -> str:
     for name, about in found["programs"].items():
         packages = ", ".join(f"{package} {version}" for package, version in about["versions"].items())
         lines.append(f"- {name} {about['commit']}: {packages}")
-    return "\n".join([*lines, "", *table(found["rows"])]) + "\n"
+    return "\n".join([*lines, "", *versus_rows(found["rows"])]) + "\n"
 
 
 def keep(found: dict[str, Any], out: Path) -> None:
@@ -276,8 +276,8 @@ def main(arguments: list[str] | None = None) -> int:
     }
     for case in every:
         for program in programs:
-            found["rows"].append(run(program, case, work, asked.limit))
-            print([*table(found["rows"])][-1], flush=True)
+            found["rows"].append(run_program(program, case, work, asked.limit))
+            print([*versus_rows(found["rows"])][-1], flush=True)
             keep(found, out)
     print(document(found))
     return int(any("failed" in row and row["program"] == OURS for row in found["rows"]))

@@ -159,7 +159,7 @@ def make(inputs: Path, families: set[str], tiny: bool) -> None:
 
     pictures = inputs / "images"
     if not pictures.exists():
-        images.write(pictures, sizes=(TINY_SIZES if tiny else SIZES) * 2)
+        images.draw_images(pictures, sizes=(TINY_SIZES if tiny else SIZES) * 2)
     for family in sorted(families):
         if not model_file(inputs, family, family).exists():
             make_model(inputs, family, tiny)
@@ -189,7 +189,7 @@ def make_model(inputs: Path, family: str, tiny: bool) -> None:
     if cached := has_musubi_caches(family):
         write_caches(inputs / "images", family, sizes)
     one = {field.name: 1 for field in fields(sizes) if field.name in ONE_BLOCK}
-    written = module.write(place, sizes=replace(sizes, **one) if cached and not tiny else sizes)
+    written = module.write_random_model(place, sizes=replace(sizes, **one) if cached and not tiny else sizes)
     files = written if isinstance(written, dict) else {family: written}
     base = owner(family)
     for part, path in files.items():
@@ -224,14 +224,14 @@ CAPTION_TOKENS = (90, 180)  # at least and at most
 def family_of(family: str) -> Any:
     """A family, or a relative of one, as the TOML has its model."""
     from library import families
-    from library.config.building import build
+    from library.config.building import build_config
     from library.config.schema import options
 
     kind = families.config_class(families.lora_script(families.owner(family)))
     known = tomllib.loads(CASES.read_text(encoding="utf-8"))
     every = known["all"] | known["family"][family] | known["kind"]["lora"]
     given = {name: value for name, value in every.items() if name in options(kind)}
-    return families.family_for(build(kind, given, notes=[]))
+    return families.family_for(build_config(kind, given, notes=[]))
 
 
 def has_musubi_caches(family: str) -> bool:
@@ -280,7 +280,7 @@ def write_caches(pictures: Path, family: str, sizes: Any) -> None:
     about = family_of(family)
     latents, text, module = about.latent_cache, about.text_cache, families.random_module(families.owner(family))
     with torch.device("meta"):
-        outputs = module.input_shapes(about, module.random(sizes).denoiser()).text
+        outputs = module.input_shapes(about, module.make_networks(sizes).denoiser()).text
     rng = np.random.default_rng(0)
     facts = {"architecture": latents.architecture, "format_version": caches.FORMAT}
     for picture in sorted(pictures.rglob("*.png")):
@@ -293,7 +293,9 @@ def write_caches(pictures: Path, family: str, sizes: Any) -> None:
         kept = [f"latents_{size_word}", *(f"latents_control_{number}_{size_word}" for number in range(shown))]
         file = caches.latents_file(str(picture), (width, height), latents.suffix)
         size = {"width": str(width), "height": str(height)}
-        cache_files.write(file, {name: rng.standard_normal(shape, np.float32) for name in kept}, facts | size)
+        cache_files.write_cache_file(
+            file, {name: rng.standard_normal(shape, np.float32) for name in kept}, facts | size
+        )
         caption = picture.with_suffix(".txt").read_text(encoding="utf-8").strip()
         length = int(rng.integers(*CAPTION_TOKENS))
         arrays = {
@@ -302,4 +304,4 @@ def write_caches(pictures: Path, family: str, sizes: Any) -> None:
             )
             for key in text.stored
         }
-        cache_files.write(caches.text_file(str(picture), text.suffix), arrays, facts | {"caption1": caption})
+        cache_files.write_cache_file(caches.text_file(str(picture), text.suffix), arrays, facts | {"caption1": caption})

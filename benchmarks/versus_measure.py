@@ -76,7 +76,7 @@ class GpuMemory:
                     self._peaks[gpu.index] = max(self._peaks.get(gpu.index, 0.0), gpu.used)
 
 
-def measure(
+def measure_training(
     command: list[str], steps: int, log: Path, environment: dict[str, str], folder: Path, limit: float
 ) -> dict[str, Any]:
     """Run a training to its end, or to `limit` seconds. What it took, and why it failed if it did. Memory is that of

@@ -37,7 +37,7 @@ from kohya_gui.server.json_api import JsonApi
 from kohya_gui.server.picker import Picker
 from kohya_gui.server.routes import Protected, Routes
 from kohya_gui.server.scripts import ScriptTags
-from kohya_gui.server.serving import access_of, announce, bind, is_private, parser, prefix_of, serve
+from kohya_gui.server.serving import access_of, announce, bind, build_server_parser, is_private, prefix_of, serve
 from kohya_gui.server.tensorboard_proxy import TensorboardProxy
 from kohya_gui.server.theme import HEAD, THEME
 from kohya_gui.server.uploads import ImageUploads
@@ -61,7 +61,7 @@ class Page(gr.Blocks):
         super().__init__(**how)
 
 
-def build(roots: Sequence[Path] = ()) -> Page:
+def build_page(roots: Sequence[Path] = ()) -> Page:
     """The page. `roots` are the folders below which files may be listed, read and written."""
     training = TrainingTabs({tab.id: TrainingTab(tab, roots or paths.roots()) for tab in TABS})
     forms = Forms(training.tabs)
@@ -161,7 +161,7 @@ def prepare(page: Page) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Show the page until Ctrl+C. The exit code: 0, or 2 when the page cannot be shown as asked."""
-    given = parser().parse_args(argv)
+    given = build_server_parser().parse_args(argv)
     try:
         access = access_of(given)
         bound = bind(given.host, given.port)
@@ -170,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     roots = Roots(paths.roots(given.root), is_private(access, given.root_path))
     with without_collecting():
-        page = build(roots)
+        page = build_page(roots)
         app = application(page, access, given.root_path)
     threading.Thread(target=prepare, args=(page,), daemon=True).start()
     announce(given, bound.getsockname()[1], access)

@@ -170,7 +170,9 @@ def test_the_script_is_told_by_name_or_by_options(tmp_path):
 def test_train_hands_its_flags_on(tmp_path, monkeypatch, capsys):
     """Launcher's options go to the launcher, the script's own to the script, checked before anything is started."""
     started = []
-    monkeypatch.setattr("library.runs.foreground.run", lambda arguments, _: started.append(arguments) or 7)
+    monkeypatch.setattr(
+        "library.runs.foreground.run_in_foreground", lambda arguments, _: started.append(arguments) or 7
+    )
     run = tmp_path / "run.toml"
     run.write_text(
         'pretrained_model_name_or_path = "m.safetensors"\noutput_dir = "o"\nnetwork_module = "networks.lora"\n'
@@ -191,7 +193,9 @@ def test_train_hands_its_flags_on(tmp_path, monkeypatch, capsys):
 
 def test_train_without_a_file_has_only_flags(monkeypatch):
     started = []
-    monkeypatch.setattr("library.runs.foreground.run", lambda arguments, _: started.append(arguments) or 0)
+    monkeypatch.setattr(
+        "library.runs.foreground.run_in_foreground", lambda arguments, _: started.append(arguments) or 0
+    )
     assert main.main(["train", "sdxl_train", "--seed", "3"]) == 0
     assert "--config_file" not in started[0]
     assert started[0][-2:] == ["--seed", "3"]
@@ -200,7 +204,7 @@ def test_train_without_a_file_has_only_flags(monkeypatch):
 def test_a_training_in_front_of_the_shell_returns_its_exit_code():
     from library.runs import foreground
 
-    assert foreground.run([sys.executable, "-c", "raise SystemExit(3)"], {}) == 3
+    assert foreground.run_in_foreground([sys.executable, "-c", "raise SystemExit(3)"], {}) == 3
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no polite kill")

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kohya_gui.i18n.texts import table
+from kohya_gui.i18n.texts import load_catalogue
 from library.cli import launch, main, presets_page, train_script
-from library.config.building import build, missing
+from library.config.building import build_config, missing
 from library.config.outside_files import load_toml
 from library.config.schema import flat
 from library.families import RUNS, config_class
@@ -103,7 +103,7 @@ def test_tomls_can_be_read(page):
 
 
 def test_the_config_of_the_shells_page_is_complete():
-    config = build(config_class("flux_train_network"), flat(tomllib.loads(example())), "shell.md")
+    config = build_config(config_class("flux_train_network"), flat(tomllib.loads(example())), "shell.md")
     assert missing(config) == []
 
 
@@ -151,7 +151,7 @@ def understood_as_options(words: list[str]) -> None:
         assert Path(path).is_file(), path
     if "--fsdp" in flags:
         script = "flux_train"
-    reading = train_script.read(config_class(script), flags, launch.LAUNCH)
+    reading = train_script.read_command_line(config_class(script), flags, launch.LAUNCH)
     named = [*wrong, *(problem for problem in reading.problems if f"--{problem.option}" in flags)]
     unknown = [problem for problem in reading.problems if not problem.option]
     assert not named and not unknown
@@ -220,7 +220,7 @@ def test_the_shells_page_names_every_script():
 def test_messages_in_troubleshooting_are_those_of_the_program():
     """Each message of a table is one that a user can see, word by word, but for what stands for `...` and N."""
     said = [
-        *table("zh"),
+        *load_catalogue("zh"),
         *(one["advice"] for one in load_toml(source.ROOT / "library/runs/known_errors.toml")["known"]),
     ]
     known = [re.sub(r"\{[^}]*\}", "*", " ".join(text.split())) for text in said]
@@ -242,7 +242,7 @@ def test_the_values_of_presets_are_fresh():
 
 
 def test_every_preset_has_a_column_with_its_values():
-    tables = presets_page.tables()
+    tables = presets_page.preset_tables()
     for path in (source.ROOT / "presets").glob("*/*gb.toml"):
         kind = re.sub(r"-\d+gb$", "", path.stem)
         size = re.search(r"(\d+)gb$", path.stem)

@@ -22,10 +22,10 @@ def test_both_are_up_to_date_with_the_measurements_and_presets():
     every = figure.measured()
     again = "run: python -m benchmarks.figure"
     assert figure.FIGURE.read_text(encoding="utf-8") == figure.figure(figure.newest(every)), again
-    for path, lines in figure.tables(every).items():
+    for path, lines in figure.document_tables(every).items():
         page = path.read_text(encoding="utf-8")
         assert figure.TABLE.search(page) and page == figure.with_table(page, lines), again
-    rows = figure.table(every)[2:]
+    rows = figure.presets_table(every)[2:]
     assert all("s per step" in row or "not measured" in row for row in rows)
     assert len(rows) == len(
         [path for path in (figure.ROOT / "presets").glob("*/*.toml") if path.parent.name not in ("compile", "recipes")]

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from benchmarks import versus, versus_files, versus_measure
 from benchmarks.versus import OURS, Program
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 
 # A stand-in for a trainer: it prints as sd-scripts or as this trainer does, and leaves a file.
 SCRIPT = """
@@ -66,7 +66,7 @@ def inputs(tmp_path):
     place = tmp_path / "work" / "inputs"
     (place / "models").mkdir(parents=True)
     save_file({"a": np.ones(1)}, place / "models" / "sdxl.safetensors")
-    images.write(place / "images")
+    images.draw_images(place / "images")
     return place.parent
 
 
@@ -77,7 +77,7 @@ def test_every_case_is_a_config_of_this_trainer_without_a_remark():
     for case in found:
         notes: list[str] = []
         shown = {"control_directory": "images"} if case.shown else {}
-        build(families.config_class(case.script), case.options | shown, notes=notes)
+        build_config(families.config_class(case.script), case.options | shown, notes=notes)
         assert [note for note in notes if "no effect" in note] == [], case.title
 
 
@@ -150,9 +150,12 @@ def test_musubi_tuner_gets_the_case_in_its_own_files_and_the_caches_with_it(tmp_
     versus_files.make(tmp_path / "inputs", {family}, tiny=True)
     rival = Program.parse(f"musubi={folder}")
     every = {case.title: case for case in versus_files.cases(True, 6)}
-    row = versus.run(rival, every[f"{family} lora checkpointing"], tmp_path, 60)
+    row = versus.run_program(rival, every[f"{family} lora checkpointing"], tmp_path, 60)
     assert "failed" not in row and list(row["file"]["tensors"]) == ["a"]
-    assert versus.run(rival, every[f"{family} lora compiled_checkpointing"], tmp_path, 60)["failed"] == "has no compile"
+    assert (
+        versus.run_program(rival, every[f"{family} lora compiled_checkpointing"], tmp_path, 60)["failed"]
+        == "has no compile"
+    )
 
 
 def test_a_model_of_one_block_of_each_kind_becomes_one_of_many(tmp_path):
@@ -179,7 +182,7 @@ def test_a_model_of_one_block_of_each_kind_becomes_one_of_many(tmp_path):
 
 def test_a_training_that_takes_too_long_is_ended(tmp_path):
     command = [sys.executable, "-c", "import time; print('1/9 ', flush=True); time.sleep(60)"]
-    found = versus_measure.measure(command, 9, tmp_path / "log", {}, tmp_path, limit=3)
+    found = versus_measure.measure_training(command, 9, tmp_path / "log", {}, tmp_path, limit=3)
     assert found["failed"] == "not done after 3 s" and found["wall_s"] < 30 and "s_it" not in found
 
 

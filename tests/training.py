@@ -23,7 +23,7 @@ import pytest
 from PIL import Image
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.problems import Message
 from library.config.schema import options
@@ -138,7 +138,7 @@ def config_of(demo: Any, script: str, **values: Any) -> Any:
     if values.get("train_data_dir") in CACHED:
         encoded = ("cache_latents", "cache_text_encoder_outputs")
         whole |= {f"{name}_to_disk": True for name in encoded if (whole | given).get(name)}
-    return build(kind, whole | given, notes=[])
+    return build_config(kind, whole | given, notes=[])
 
 
 def train(config: Any) -> Outcome:
@@ -324,7 +324,7 @@ def _with_fewer_blocks(folder: Path, of_families: Iterable[str]) -> Any:
             return module
         known = {field.name for field in dataclasses.fields(module.TINY)}
         sizes = dataclasses.replace(module.TINY, **{name: few for name, few in FEWER.items() if name in known})
-        return SimpleNamespace(write=functools.partial(module.write, sizes=sizes))
+        return SimpleNamespace(write_random_model=functools.partial(module.write_random_model, sizes=sizes))
 
     with mock.patch.object(files, "random_module", smaller):
         return files.prepare(folder, families.FAMILIES, compiled=True)

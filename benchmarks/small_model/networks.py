@@ -59,7 +59,7 @@ def write_flux(folder: Path, vae: Mapping[str, Tensor], names: list[str]) -> Non
     captions = list(data.captions_of(names))
     words = random_tokenizers.clip_tokenizer(folder / "tokenizer", None, sentences=cut(captions))
     t5_words = random_tokenizers.t5_tokenizer(folder / "tokenizer_2", captions)
-    made = flux_random.random(FLUX, words, t5_words)
+    made = flux_random.make_networks(FLUX, words, t5_words)
     weights = {"flux1-dev": random_of(made.denoiser().state_dict(), SEED)}
     zero(weights["flux1-dev"], "final_layer.linear.weight", "modulation.lin.weight", ".lin.weight")
     weights["clip_l"] = random_of(clip.tensors_of(made.encoders["clip_l"]()), SEED + 1)
@@ -76,7 +76,7 @@ def write_sdxl(folder: Path, vae: Mapping[str, Tensor], names: list[str]) -> Non
     captions = cut(list(data.captions_of(names)))
     words = random_tokenizers.clip_tokenizer(folder / "tokenizer", None, sentences=captions)
     random_tokenizers.clip_tokenizer(folder / "tokenizer_2", None, pad="!", sentences=captions)
-    made = sdxl_random.random(SDXL, words)
+    made = sdxl_random.make_networks(SDXL, words)
     parts = {"denoiser": random_of(made.denoiser().state_dict(), SEED), "vae": dict(vae)}
     zero(parts["denoiser"], "conv_out.weight", ".proj_out.weight", ".conv2.weight")
     for number, (part, make) in enumerate(made.encoders.items(), 1):

@@ -276,7 +276,7 @@ class DatasetTab:
     def _look(self, config: RunConfig, world: int, report: Report) -> ImageCollection:
         outside: dict[Problem, None] = {}
         try:
-            found = sources.opened(config, report, lambda path: self._may(path, outside), world)
+            found = sources.scan_sources(config, report, lambda path: self._may(path, outside), world)
         except ConfigError as error:
             asked = [problem for problem in outside if allowed_folders.asked(problem)]
             raise ConfigError(*(asked or error.problems)) from None

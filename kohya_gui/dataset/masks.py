@@ -42,7 +42,7 @@ class MaskEditing:
         past = trash.history(masks) if masks.is_dir() else []
         return {
             "folder": str(masks),
-            "count": files.count(collection.root, masks),
+            "count": files.count_masked_images(collection.root, masks),
             "images": len(collection.pictures),
             "past": past[0].title if past else "",
         }

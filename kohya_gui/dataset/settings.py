@@ -9,7 +9,7 @@ from typing import Any
 from kohya_gui.server import paths, picker
 from kohya_gui.tools import commands
 from library.captioning.forms import FORMS
-from library.config.building import build
+from library.config.building import build_config
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
@@ -65,9 +65,9 @@ def config_of(
         given["dataset_config"] = str(paths.inside(given["dataset_config"], roots, "dataset_config"))
     else:
         given["train_data_dir"] = str(paths.folder(folder, roots, "folder"))
-    made = build(kind, {n: v for n, v in given.items() if n in known and v not in ("", None)}, notes=[])
+    made = build_config(kind, {n: v for n, v in given.items() if n in known and v not in ("", None)}, notes=[])
     paths.allow(made, roots)
-    collection.check(made)
+    collection.check_buckets(made)
     return made
 
 

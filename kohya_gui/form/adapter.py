@@ -4,7 +4,7 @@ network_module and network_args, which stay the one place where it is kept; adap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kohya_gui.form.form import sentence
+from kohya_gui.form.form import as_sentence
 from library import families
 from library.config.building import Layer, read_section
 from library.config.json_types import JsonObject
@@ -20,7 +20,7 @@ UNSET = ("", "all", "full", "None")  # values of layer arguments that say no mor
 OTHER = "This adapter has no fields here: its arguments are the text in network_args."
 
 
-def section() -> str:
+def adapter_section() -> str:
     """What comes first in the section of the adapter; adapter.js fills it."""
     return (
         '<div class="adapter wide"><div class="field"><label for="adapter-kind">Type of adapter</label>'
@@ -57,9 +57,9 @@ def state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObject:
     }
 
 
-def problems(config: AdapterRun) -> list[Problem]:
+def find_adapter_field_problems(config: AdapterRun) -> list[Problem]:
     """What is wrong with network_module and network_args, each as said below the field of one of these."""
-    found = network_args.problems(config)
+    found = network_args.find_network_args_problems(config)
     return [
         one
         if one.option in ("network_module", "network_args")
@@ -91,7 +91,7 @@ def _field(option: Option, given: Mapping[str, str], wrong: Mapping[str, Message
     return {
         "name": option.name,
         "label": option.label,
-        "help": sentence(option.help),
+        "help": as_sentence(option.help),
         "type": "switch" if option.type is bool else "text",
         "value": value,
         "default": str(option.default).lower() if option.type is bool else "",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from library.check.isolated import environment, sent
 from library.config.json_types import JsonObject
-from library.config.problems import Message, read
+from library.config.problems import Message, problem_from_json
 from library.config.sections import AdapterRun
 from library.files import size_text
 
@@ -75,7 +75,7 @@ def _model(config: AdapterRun) -> str:
 def _with_words(found: JsonObject) -> JsonObject:
     """An answer with what the page says of it."""
     if "why" in found:
-        problem = read(found["why"]) if found["why"] else None
+        problem = problem_from_json(found["why"]) if found["why"] else None
         # What is wrong with an argument stands below its field.
         return {"said": UNKNOWN if problem is None else "" if problem.place else problem.capitalized()}
     template = "{layers} layers learn: {parameters} parameters, a file of about {size}."

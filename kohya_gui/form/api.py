@@ -78,7 +78,7 @@ class FormApi:
         config, adapters = form.lenient_config(given), None
         if isinstance(config, AdapterRun):
             adapters = adapter.state(config, self.sizes.counts(config))
-            for problem in adapter.problems(config):
+            for problem in adapter.find_adapter_field_problems(config):
                 wrong.setdefault(places[problem.option][1], problem.about.capitalized())
         typing = sent.text("typing")
         paths_said = typed_paths.wrong(options(type(config)), given.values, self.roots, typing)
@@ -244,7 +244,7 @@ class FormApi:
 
     def prompts(self, sent: ApiRequest) -> JsonObject:
         """The rows of a prompt file."""
-        return prompts.load(sent, self.roots)
+        return prompts.load_prompt_rows(sent, self.roots)
 
     def save_prompts(self, sent: ApiRequest) -> JsonObject:
         """Write rows into a prompt file."""
@@ -260,7 +260,7 @@ class FormApi:
 
     def count_images(self, sent: ApiRequest) -> JsonObject:
         """What the training would see of each folder, and how many steps that makes."""
-        return datasets.count(*self._heard(sent), self.roots)
+        return datasets.count_form_images(*self._heard(sent), self.roots)
 
     def save_datasets(self, sent: ApiRequest) -> JsonObject:
         """Write data sets into a dataset file."""

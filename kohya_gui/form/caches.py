@@ -50,7 +50,7 @@ class CacheApi:
         values = {**given.values, **{name: value for name, value in chosen.items() if name in known}}
         reading = read_layers(form.configs[given.family], [Layer(values)])
         lacking = [one for one in missing(reading.config) if one.option != "output_dir"]
-        problems = [*reading.problems, *gpu_slots.problems(given.launch), *lacking]
+        problems = [*reading.problems, *gpu_slots.find_launch_problems(given.launch), *lacking]
         reading = paths.allowed(replace(reading, problems=problems), self.roots)
         if reading.problems:
             raise ConfigError(*reading.problems)

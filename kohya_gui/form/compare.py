@@ -8,7 +8,7 @@ from kohya_gui.form import presets
 from kohya_gui.i18n import dates
 from kohya_gui.server import paths
 from library import importers
-from library.config.building import build, draft
+from library.config.building import build_config, draft
 from library.config.formats import read_toml
 from library.config.problems import ConfigError, Message, MessageLike
 from library.config.schema import flat, options
@@ -44,15 +44,15 @@ def config_of(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> tuple
         if found is None:
             raise ConfigError("there is no preset called {name}", name=name)
         script = next(s for s in facts(found.family).scripts if config_class(s).kind == found.kind)
-        return found.title, build(config_class(script), read_toml(found.path), notes=[])
+        return found.title, build_config(config_class(script), read_toml(found.path), notes=[])
     path = paths.readable(key, roots, importers.SUFFIXES)
     runs = {script: config_class(script) for script in RUNS}
-    return path.name, importers.load(path, runs, may_read=presets.readable_below(roots)).config
+    return path.name, importers.import_file(path, runs, may_read=presets.readable_below(roots)).config
 
 
 def _of_run(run_id: str) -> Any:
     try:
-        run = reader.run(run_id)
+        run = reader.find_run(run_id)
         config, path = config_class(str(run.facts.get("script"))), run.folder / layout.TOML
         # A run of a shell has no file of its own, but its record has what differs from the defaults.
         values = read_toml(path) if path.is_file() else flat(run.facts.get("config") or {})

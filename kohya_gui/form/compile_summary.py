@@ -17,7 +17,7 @@ LOOKED_AT = 30  # earlier runs
 TOLD = ("compile_backend", "compile_mode", "compile_dynamic", "compile_blocks", "compile_scope")
 
 
-def section() -> str:
+def compile_section() -> str:
     """What comes first in the section: the sentence, and the profiles."""
     made = "".join(
         f'<button type="button" class="profile" data-preset="{preset.id}"><b>{escape(name(preset))}</b>'

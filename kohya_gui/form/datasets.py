@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 from kohya_gui.form import kept_file
-from kohya_gui.form.form import SettingsForm, Submission, sentence
+from kohya_gui.form.form import SettingsForm, Submission, as_sentence
 from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import DEEPEST, ApiRequest
 from library.config.dataset import DatasetConfig, drafted
@@ -59,7 +59,7 @@ LABELS = {
 PLACES = ("image_dir", "conditioning_data_dir", "control_directory")  # into which images can be sent
 
 
-def section(configs: Mapping[str, type]) -> str:
+def datasets_section(configs: Mapping[str, type]) -> str:
     """What shows the images of a training; datasets.js fills it."""
     watched = sorted(
         {name for config in configs.values() for name, option in options(config).items() if option.section in SECTIONS}
@@ -88,7 +88,7 @@ def section(configs: Mapping[str, type]) -> str:
 
 
 def _field(name: str) -> str:
-    option, about = KNOWN[name], escape(sentence(KNOWN[name].help))
+    option, about = KNOWN[name], escape(as_sentence(KNOWN[name].help))
     if option.type is bool:
         field = (
             f'<select data-set="{name}"><option value="">inherited</option><option value="true">yes</option>'
@@ -118,7 +118,7 @@ def look(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonOb
         return _of_folders(config, roots)
     path = paths.present(str(data.dataset_config), roots, READ, OPTION)
     kept_file.check_size(path, OPTION)
-    known, tables = kept_file.state(path), dataset_file.read(path)
+    known, tables = kept_file.state(path), dataset_file.read_dataset_tables(path)
     datasets, problems = drafted(config)
     first = {dataset.table: dataset for dataset in reversed(datasets)}  # of a table with several sizes
     groups = [_group(table, first.get(at), roots) for at, table in enumerate(tables)]
@@ -128,7 +128,7 @@ def look(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonOb
 def _of_folders(config: RunConfig, roots: Sequence[Path]) -> JsonObject:
     _check_places(config, roots)
     dataset, problems = image_folders.found(config)
-    groups = [_group(table, dataset, roots) for table in dataset_file.described([dataset])]
+    groups = [_group(table, dataset, roots) for table in dataset_file.tables_of_datasets([dataset])]
     flat = len(dataset.subsets) == 1 and image_folders.is_flat(config.data.train_data_dir)
     return {"groups": groups, "file": "", "known": "", "flat": flat, "problems": problems}
 
@@ -157,12 +157,12 @@ def _group(table: DatasetTable, dataset: DatasetConfig | None, roots: Sequence[P
 def _images(folder: str, roots: Sequence[Path]) -> int | None:
     """How many images lie in a folder; None where one may not look, or there is none."""
     try:
-        return image_folders.count(paths.folder(folder, roots))
+        return image_folders.count_images(paths.folder(folder, roots))
     except (ConfigError, OSError):
         return None
 
 
-def count(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
+def count_form_images(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
     """What the training would see of each folder, and how many steps that makes."""
     config = form.lenient_config(given)
     _check_places(config, roots)
@@ -207,7 +207,7 @@ def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequenc
     if named:
         kept_file.check_size(path, OPTION)
         kept_file.check_unchanged(path, sent.text("known"), OPTION)
-        before = dataset_file.read(path)
+        before = dataset_file.read_dataset_tables(path)
     wanted = _tables(sent.fields.get("groups"))
     if not any(one.folders for one in wanted):
         raise ConfigError(Problem(OPTION, ": name a folder of images"))
@@ -218,7 +218,7 @@ def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequenc
             for name in PATHS:
                 if (text := inner.texts.get(name, "")) and text != known.get(name):
                     paths.inside(text, roots, name)
-        one.folders = [made for inner in one.folders for made in image_folders.named(inner)]
+        one.folders = [made for inner in one.folders for made in image_folders.read_folder_name(inner)]
     text = dataset_file.written(path, [one for one in wanted if one.folders])
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,7 @@ class DemoApi:
 
     def state(self, sent: ApiRequest) -> JsonObject:
         """How far it is, and, once it is made, where the config is."""
-        job, script = jobs.find(sent.text("id")), self._script(sent)
+        job, script = jobs.find_job(sent.text("id")), self._script(sent)
         if job.active:
             return {"state": "running"}
         if job.state != "finished":

@@ -20,7 +20,7 @@ from kohya_gui.form.sections import GROUPS
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import picker
 from library import families
-from library.config.building import Layer, Reading, build, draft, missing, read_layers
+from library.config.building import Layer, Reading, build_config, draft, missing, read_layers
 from library.config.command import Launch
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem, either
@@ -108,7 +108,7 @@ class SettingsForm:
     def collect(self, given: Submission) -> tuple[Any, list[MessageLike]]:
         """A form -> a checked config and notes about it. Raises ConfigError with every problem."""
         notes: list[MessageLike] = []
-        return build(self.configs[given.family], given.values, notes=notes), notes
+        return build_config(self.configs[given.family], given.values, notes=notes), notes
 
     def ready(self, given: Submission) -> tuple[Any, list[Problem]]:
         """Like `collect`, for a training that is to start: what is not filled in but must be is a problem too."""
@@ -120,7 +120,7 @@ class SettingsForm:
     def reading(self, given: Submission) -> Reading[Any]:
         """What came of reading the form for a training that is to start, with all that is wrong with it."""
         reading = read_layers(self.configs[given.family], [Layer(given.values)])
-        problems = [*reading.problems, *gpu_slots.problems(given.launch)]
+        problems = [*reading.problems, *gpu_slots.find_launch_problems(given.launch)]
         # What is filled in wrongly is not missing as well.
         named = reading.wrong.union(*(problem.options for problem in problems))
         problems += [problem for problem in missing(reading.config) if problem.option not in named]
@@ -138,7 +138,7 @@ class SettingsForm:
     def wrong(self, given: Submission) -> list[Problem]:
         """Everything that is wrong with what is filled in; what is not filled in yet is no mistake."""
         reading = read_layers(self.configs[given.family], [Layer(given.values)])
-        return [*reading.problems, *gpu_slots.problems(given.launch)]
+        return [*reading.problems, *gpu_slots.find_launch_problems(given.launch)]
 
     # ---- what goes to the browser
 
@@ -267,7 +267,7 @@ class SettingsForm:
         text = (
             Message("Not usable yet: {pending}.", pending=field.pending)
             if field.pending
-            else Message(sentence(option.help, option.choices))
+            else Message(as_sentence(option.help, option.choices))
         )
         about = f'<small id="{element}-help"{data(text)}>{escape(str(text))}</small>'
         if option.type is bool:
@@ -293,7 +293,7 @@ def condition(shown_with: Mapping[str, Iterable[str]]) -> str:
 
 def _wanted(config: type, given: Mapping[str, Any] = {}) -> set[str]:
     """The options that must be filled in besides those that are given."""
-    return {problem.option for problem in missing(build(config, given))}
+    return {problem.option for problem in missing(build_config(config, given))}
 
 
 def fields(configs: Mapping[str, type]) -> list[FormField]:
@@ -361,7 +361,7 @@ def as_text(value: bool | str) -> str:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def sentence(text: str, names: Iterable[Any] = ()) -> str:
+def as_sentence(text: str, names: Iterable[Any] = ()) -> str:
     """A help text with a capital letter in front and a full stop at the end, unless it begins with a sign or name."""
     first = text.split(" ", 1)[0].rstrip(",:")
     start = text[:1].upper() + text[1:] if first.isalpha() and first.islower() and first not in names else text

@@ -31,7 +31,7 @@ def loaded(form: SettingsForm, path: Path, given: Submission, roots: Sequence[Pa
     if data := imported_data.only_data(source, path):
         return _data_alone(form, data, given, path.name, roots)
     made = _with_data(presets.fitting(path, form.configs, given.family, roots), roots)
-    config, found = made.config, problems(made)
+    config, found = made.config, find_loaded_problems(made)
     said = Message(
         "Loaded {name} for {family} ({changes}).",
         name=path.name,
@@ -48,7 +48,7 @@ def loaded(form: SettingsForm, path: Path, given: Submission, roots: Sequence[Pa
     return {"message": shown, "fill": json.dumps({**filled, **more})}
 
 
-def problems(made: Imported) -> list[Problem]:
+def find_loaded_problems(made: Imported) -> list[Problem]:
     """What has to be fixed in a config that was loaded: rules that it breaks, keys that are no options, and values that
     could not be read."""
     return [*made.problems, *made.unknown(), *(Problem(one.key, ": {text}", text=one.text) for one in _unread(made))]

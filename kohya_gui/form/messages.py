@@ -9,7 +9,16 @@ from pathlib import Path
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import allowed_folders
 from library.config.json_types import JsonMapping
-from library.config.problems import FLAG, Message, MessageLike, Problem, counted, ngettext, option_values, read
+from library.config.problems import (
+    FLAG,
+    Message,
+    MessageLike,
+    Problem,
+    counted,
+    ngettext,
+    option_values,
+    problem_from_json,
+)
 from library.importers.result import TO_FIX
 
 Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
@@ -55,7 +64,7 @@ def loaded(text: Message, found: Sequence[Problem], places: Places, fix: Fix, no
     return _message("warn", body, [text, title, more, *shown, *notes], alert=True)
 
 
-def problems(found: Sequence[Problem], places: Places, fix: Fix = lambda problem: {}) -> str:
+def problems_html(found: Sequence[Problem], places: Places, fix: Fix = lambda problem: {}) -> str:
     """What must be fixed, a line each. Options that are on the page are named, marked, and reached by a click."""
     listed, marks, shown = _lines(found, places, fix)
     title = _title(sum(one.code != OTHER_TAB for one in found))
@@ -83,7 +92,7 @@ def report(
     `model_files` are the options whose files the dialog for base models finds and downloads."""
     listed, marks, shown = [], [], []
     for one in found["findings"]:
-        problem = read(one)
+        problem = problem_from_json(one)
         said, element, text = _placed(problem, places)
         shown.append(text)
         marks += [f"#{element}"] if element and one["verdict"] == "bad" else []
@@ -96,7 +105,7 @@ def report(
     failed = bool(found.get("failed"))
     title = _title(len(wrong)) if wrong else "The check itself failed" if failed else "No problems found"
     body = f'<ul class="findings">{"".join(listed)}</ul>{_style(marks)}'
-    body += MODELS if any(read(one).option in model_files for one in wrong) else ""
+    body += MODELS if any(problem_from_json(one).option in model_files for one in wrong) else ""
     body += PROBE if not wrong and not failed else ""
     kind = "bad early" if found.get("early") else "bad" if wrong or failed else "good"
     return _box(kind, title, body, shown, alert=bool(wrong) or failed)

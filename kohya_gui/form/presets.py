@@ -8,7 +8,7 @@ from typing import Any
 
 from kohya_gui.server import paths
 from library import importers
-from library.config.building import Layer, build, read_layers
+from library.config.building import Layer, build_config, read_layers
 from library.config.fixes import carried
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonMapping, JsonObject
@@ -45,7 +45,7 @@ def apply(preset: Preset, config: type, now: JsonMapping, notes: list[MessageLik
         }
         return _laid_over(kept, read_toml(preset.path), config, notes)
     kept = {name: value for name, value in now.items() if name in known and is_own(known[name])}
-    return build(config, {**kept, **_that_works(read_toml(preset.path), notes)}, preset.path.name, notes=[])
+    return build_config(config, {**kept, **_that_works(read_toml(preset.path), notes)}, preset.path.name, notes=[])
 
 
 def _laid_over(kept: JsonObject, profile: JsonObject, config: type, notes: list[MessageLike] | None) -> Any:
@@ -126,7 +126,7 @@ def imported(path: Path, configs: Mapping[str, type], family: str, roots: Sequen
     preferred = [configs[name].script for name in sorted(configs, key=lambda name: name != family)]
     try:
         runs = {script: config_class(script) for script in RUNS}
-        return importers.load(path, runs, preferred=preferred, may_read=readable_below(roots))
+        return importers.import_file(path, runs, preferred=preferred, may_read=readable_below(roots))
     except ConfigError as error:
         shorter = (one.replaced(path=path.name) if "path" in one.arguments else one for one in error.problems)
         raise ConfigError(*shorter) from None
@@ -149,7 +149,9 @@ def base(path: Path, roots: Sequence[Path]) -> JsonObject:
     found = importers.parse(path)
     if path.suffix.lower() != ".json" or not importers.of_others(found):
         return {}
-    made = importers.load(path, {script: config_class(script) for script in RUNS}, may_read=readable_below(roots))
+    made = importers.import_file(
+        path, {script: config_class(script) for script in RUNS}, may_read=readable_below(roots)
+    )
     return found if made.trainer.startswith("kohya_ss") else {}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from kohya_gui.form import api, messages, presets
 from kohya_gui.server import named_paths, paths
 from kohya_gui.server.json_api import ApiRequest, Handler
-from library.config.building import build
+from library.config.building import build_config
 from library.config.command import command, printable
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
@@ -40,7 +40,7 @@ class CommandPrinter:
             given = flat(parse_toml(sent.text("toml"), path.name))
         except ConfigError:
             raise ConfigError("These settings cannot be read: press Print command again.") from None
-        config = build(config_class(sent.text("script")), given, path.name, notes=[])
+        config = build_config(config_class(sent.text("script")), given, path.name, notes=[])
         if not holds(path, config):
             presets.save(path, config, "")
         return {"said": Message("Saved {path}.", path=path)}
@@ -83,7 +83,7 @@ def holds(path: Path, config: RunConfig) -> bool:
     try:
         if path.stat().st_size > paths.LARGEST:
             return False
-        found = build(type(config), flat(load_toml(path)), path.name, notes=[])
+        found = build_config(type(config), flat(load_toml(path)), path.name, notes=[])
     except (ConfigError, OSError):
         return False
     return _open(found) == _open(config)

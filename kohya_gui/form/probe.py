@@ -25,7 +25,7 @@ def start(config: RunConfig, launch: JsonMapping) -> str:
 
 def state(probe_id: str) -> JsonObject:
     """The progress of a probe, as library.bench.probe.Probe.as_json; `state` is "failed" when its process has ended."""
-    job = jobs.find(probe_id)
+    job = jobs.find_job(probe_id)
     found = {**BEGUN, **job.result}
     if found["state"] == "running" and not job.active:
         last = "".join(job.log.strip().splitlines()[-1:]) if job.state == "interrupted" else ""
@@ -35,4 +35,4 @@ def state(probe_id: str) -> JsonObject:
 
 def stop(probe_id: str) -> None:
     """End a probe and what it has started."""
-    jobs.stop(jobs.find(probe_id), at_once=True)
+    jobs.stop(jobs.find_job(probe_id), at_once=True)

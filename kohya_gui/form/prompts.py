@@ -44,7 +44,7 @@ IMAGES = (
 GUIDE = "controlnet_image", "Control image", "A file that is followed. Empty: the plain model."
 
 
-def section(guided: bool = False) -> str:
+def prompts_section(guided: bool = False) -> str:
     """What comes first in the section of sample images; prompts.js fills it. `guided`: what learns follows an image."""
     numbers = "".join(
         f'<label><span>{label}</span><input data-prompt="{name}" inputmode="decimal" spellcheck="false"'
@@ -93,7 +93,7 @@ def _file_field(name: str, label: str, about: str, only: str = "", shown: str = 
     )
 
 
-def load(sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
+def load_prompt_rows(sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
     """The rows of a prompt file. One that is not there yet has none."""
     path = paths.file(sent.text("file"), roots, READ, OPTION)
     if not path.exists():
@@ -119,7 +119,7 @@ def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequenc
         kept_file.check_size(path, OPTION)
         kept_file.check_unchanged(path, known, OPTION)
         before = read_text(path).removeprefix("\ufeff")
-    text = prompt_rows.text(rows, before)
+    text = prompt_rows.rows_as_text(rows, before)
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)

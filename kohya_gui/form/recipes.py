@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from library.config.building import build
+from library.config.building import build_config
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, counted
 from library.config.run_config import RunConfig
@@ -27,7 +27,7 @@ def applied(made: Any, model: RunConfig, purpose: str, images: int, at_once: int
     if proposal:
         given[STEPS] = proposal.steps
     try:
-        with_recipe = build(type(made), given, notes=[])
+        with_recipe = build_config(type(made), given, notes=[])
     except ConfigError:  # what the user chose for the model does not go together with it
         return made, {}
     return with_recipe, {

@@ -16,7 +16,7 @@ def config_of(run: reader.RecordedRun) -> Any:
     """What a run was started with: its TOML, or, where it was started in a shell, what its record says."""
     text = resume.toml(run)
     script = str(run.facts.get("script") or "")
-    return config_from(script, text) if text else _config(script, flat(resume.settings(run)))
+    return config_from(script, text) if text else _config(script, flat(resume.run_settings(run)))
 
 
 def config_from(script: str, toml: str) -> Any:
@@ -37,7 +37,7 @@ def _config(script: str, given: JsonMapping) -> Any:
 
 def continuation(run: reader.RecordedRun) -> start.TrainingJob:
     """The job that goes on where a run stopped; from the beginning, where it has saved no state."""
-    resume.check(run)
+    resume.check_resumable(run)
     state = resume.newest_state(run)
     config = replace(config_of(run), resume=str(state) if state else None)
     job = start.job(config, **resume.launch_options(run))

@@ -11,7 +11,7 @@ from library.check import isolated
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
-from library.config.problems import read as read_problem
+from library.config.problems import problem_from_json as read_problem
 from library.config.schema import options
 from library.runs import queue, start
 
@@ -52,7 +52,7 @@ class SeveralValues:
         if _same(tab, forms, name):
             raise ConfigError("two of the values are the same: leave one out")
         reports = isolated.check_all([replace(reading, notes=[]) for reading in readings], given.launch)
-        _refuse(name, typed, [[read_problem(one) for one in isolated.problems(report)] for report in reports])
+        _refuse(name, typed, [[read_problem(one) for one in isolated.findings_to_fix(report)] for report in reports])
         if isolated.uncaptioned(reports[0]) and not given.anyway:
             raise ConfigError(
                 "no image has a caption: write some in the Data set tab, or press Add to queue once and say that it "
@@ -62,7 +62,7 @@ class SeveralValues:
             queue.add(start.job(reading.config, **tab.launch_of(reading.config, given.launch))) for reading in readings
         ]
         names = ", ".join(entry.name for entry in added)
-        paused = queue.read().paused or queue.read().halted
+        paused = queue.read_queue().paused or queue.read_queue().halted
         text = "{count} trainings are in the queue: {names}."
         if paused:
             text = "{count} trainings are in the queue, which is paused: press Continue in the Queue tab. {names}."

@@ -8,7 +8,7 @@ from typing import Any
 from kohya_gui.form import compile_summary, presets, recipes
 from kohya_gui.form.form import defaults_title, shown_value
 from library import families
-from library.config.building import build, draft, replace
+from library.config.building import build_config, draft, replace
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike
 from library.config.schema import changed, flat, options, values
@@ -84,7 +84,7 @@ def applied(preset: preset_files.Preset, config: type, now: JsonMapping, notes: 
         for name, value in flat(changed(made)).items()
         if not presets.is_of_compiling(known[name]) and name not in PRODUCTS + EMULATED
     }
-    return build(config, kept, preset.path.name, notes=[])
+    return build_config(config, kept, preset.path.name, notes=[])
 
 
 def _as_the_gpu_can(made: Any, capability: tuple[int, int], notes: list[MessageLike]) -> Any:

@@ -36,7 +36,7 @@ from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import read_text
 from library.config.problems import ConfigError, Message, MessageLike, Problem
-from library.config.problems import read as read_problem
+from library.config.problems import problem_from_json as read_problem
 from library.config.run_config import RunConfig
 from library.config.values import LIMITS
 from library.downloads import finding
@@ -107,11 +107,13 @@ class TrainingTab:
     def form(self) -> SettingsForm:
         """The form, which reads and fills."""
         extra = {
-            "compile": compile_summary.section(),
-            "sample": prompts.section(any(config().control_images.guided for config in self.tab.configs.values())),
-            "images": datasets.section(self.tab.configs),
+            "compile": compile_summary.compile_section(),
+            "sample": prompts.prompts_section(
+                any(config().control_images.guided for config in self.tab.configs.values())
+            ),
+            "images": datasets.datasets_section(self.tab.configs),
             "basics": gpus.CHOOSER,
-            "network": adapter.section(),
+            "network": adapter.adapter_section(),
         }
         below = {
             finding.BASE: models.button("Base model"),
@@ -156,7 +158,9 @@ class TrainingTab:
         try:
             return buttons[asked.text("act")]()
         except ConfigError as error:
-            return {"message": messages.problems(error.problems, self._places(sent), lambda one: self._fix(sent, one))}
+            return {
+                "message": messages.problems_html(error.problems, self._places(sent), lambda one: self._fix(sent, one))
+            }
 
     def _places(self, sent: str) -> messages.Places:
         try:
@@ -195,7 +199,7 @@ class TrainingTab:
     def on_train(self, sent: str) -> Said:
         """Check the form and all that it names, and start the training in processes of its own."""
         given, config, notes, report = self.checked(sent)
-        if isolated.problems(report):
+        if isolated.findings_to_fix(report):
             return {"message": self._report(report, given.family)}
         if (bare := isolated.uncaptioned(report)) and not given.anyway:
             return {"message": messages.without_captions(bare, "train")}
@@ -207,7 +211,7 @@ class TrainingTab:
     def on_queue(self, sent: str) -> Said:
         """Check the form and all that it names, and let its training wait for its turn."""
         given, config, notes, report = self.checked(sent)
-        if isolated.problems(report):
+        if isolated.findings_to_fix(report):
             return {"message": self._report(report, given.family)}
         if (bare := isolated.uncaptioned(report)) and not given.anyway:
             return {"message": messages.without_captions(bare, "later")}
@@ -227,7 +231,7 @@ class TrainingTab:
         no effect only where somebody typed it. Tokens that the form holds are kept in their own file.
         """
         given, reading, notes = self.read(sent)
-        report = isolated.check(replace(reading, notes=[]), given.launch)
+        report = isolated.check_reading(replace(reading, notes=[]), given.launch)
         return given, reading.config, notes, isolated.without_ineffective(report, given.typed)
 
     def read(self, sent: str) -> tuple[Submission, Reading[Any], list[MessageLike]]:

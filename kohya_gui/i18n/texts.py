@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent / "words"
 
 # Why: docs/decisions/2026-11-20-english-in-the-sources.md
 @cache
-def table(language: str) -> Mapping[str, str]:
+def load_catalogue(language: str) -> Mapping[str, str]:
     """The catalogue of a language: English templates -> its own. Raises ConfigError where there is none."""
     from babel.messages.pofile import read_po  # only needed where the page is not read in English
 
@@ -44,6 +44,6 @@ def handlers() -> dict[str, Handler]:
     """Handlers of requests from the page's scripts."""
 
     def words(sent: ApiRequest) -> JsonObject:
-        return {"words": table(sent.text("language"))}
+        return {"words": load_catalogue(sent.text("language"))}
 
     return {"words": words}

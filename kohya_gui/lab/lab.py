@@ -77,11 +77,11 @@ class LabTab:
 
     def stop(self, sent: ApiRequest) -> JsonObject:
         """End a measurement; what it has measured is kept."""
-        return {"job": jobs.stop(jobs.find(sent.text("job")), at_once=True).id}
+        return {"job": jobs.stop(jobs.find_job(sent.text("job")), at_once=True).id}
 
     def apply(self, sent: ApiRequest) -> JsonObject:
         """The options that a measurement found best, as the fields of a tab's form hold them."""
-        tab, job = sent.text("tab"), jobs.find(sent.text("job"))
+        tab, job = sent.text("tab"), jobs.find_job(sent.text("job"))
         if tab not in self.forms:
             raise ConfigError("There is no such tab: load the page again.")
         found = advised(job, sent.number("number"))
@@ -196,7 +196,7 @@ def bench(result: JsonMapping) -> JsonObject:
         "verdict": best.get("sentence", ""),
         "apply": bool(best.get("options")),
         "groups": [{"title": name, "rows": [_bar(result, bar) for bar in bars]} for name, bars in chart.groups(result)],
-        "notes": [report.line(row) for row in failed] + report.noise_warning(result),
+        "notes": [report.measurement_line(row) for row in failed] + report.noise_warning(result),
         "about": [[name, c["about"]] for name, c in result.get("candidates", {}).items()],
     }
 

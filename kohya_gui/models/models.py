@@ -99,7 +99,7 @@ class ModelsApi:
             except ConfigError:
                 break
             left = [name for name in wanted if name not in found]
-            near = self._readable(finding.find([here], deepest=int(folder != model.parent))) if left else []
+            near = self._readable(finding.find_models([here], deepest=int(folder != model.parent))) if left else []
             for name in left:
                 fitting = [one.path for one in near if name in one.uses.get(family, ())]
                 # Of several it is the one that is offered for download, by its name.
@@ -174,10 +174,10 @@ class ModelsApi:
         """The models in the usual folders, in this one and beside the model that is named, as far as the page may read
         them."""
         try:
-            beside = finding.find([paths.inside(named, self.roots).parent], deepest=0)
+            beside = finding.find_models([paths.inside(named, self.roots).parent], deepest=0)
         except ConfigError:
             beside = []
-        found = [*beside, *finding.find([folder, *finding.usual_folders(self.roots)])]
+        found = [*beside, *finding.find_models([folder, *finding.usual_folders(self.roots)])]
         return self._readable({model.path: model for model in found}.values())
 
     def _readable(self, models: Iterable[finding.FoundModel]) -> list[finding.FoundModel]:

@@ -45,7 +45,7 @@ def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
         shown += [("now", "Stop now", "stop")] * (asked in ("", "after_step"))
         shown += [("kill", "Kill", "stop")] * stop.hangs(run)
         if run.state == "running":
-            shown += [("sample", "Sample now", "")] * _samples(resume.settings(run).get("sample", {})) + [
+            shown += [("sample", "Sample now", "")] * _samples(resume.run_settings(run).get("sample", {})) + [
                 ("save", "Save now", "")
             ]
     else:
@@ -99,7 +99,7 @@ def _samples(told: JsonMapping) -> bool:
 
 def _is_wanted(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> bool:
     """Whether a run can be resumed, and was not resumed or queued yet."""
-    return resume.is_wanted(run, others) and not any(entry.resumes == run.id for entry in queue.read().waiting)
+    return resume.is_wanted(run, others) and not any(entry.resumes == run.id for entry in queue.read_queue().waiting)
 
 
 def _can_be_tried(run: reader.RecordedRun) -> bool:
@@ -177,7 +177,7 @@ class RunActions:
 
     def queue(self, sent: ApiRequest) -> JsonObject:
         """The queue as it stands, for the tab to show."""
-        found = queue.read()
+        found = queue.read_queue()
         return {
             "entries": [_entry(entry) for entry in found.entries],
             "paused": found.paused,
@@ -200,7 +200,7 @@ class RunActions:
             "after_failure": lambda: queue.after_failure(sent.flag("go_on")),
         }
         if what == "open":
-            job = queue.job_of(queue.read().find(which))
+            job = queue.job_of(queue.read_queue().find(which))
             return self._opened(reopen.config_from(job.script, job.toml), job.how, which)
         if what not in changes:
             raise ConfigError("There is no such button: load the page again.")
@@ -216,7 +216,7 @@ class RunActions:
 
 def _with_next(said: str) -> MessageLike:
     """What was done to a run, and what the queue starts when it has ended."""
-    found = queue.read()
+    found = queue.read_queue()
     if found.paused or found.halted or not found.waiting:
         return said
     return listed([said, Message("Then the queue starts {name}.", name=found.waiting[0].name)], " ")
@@ -224,7 +224,7 @@ def _with_next(said: str) -> MessageLike:
 
 def _run(run_id: str) -> reader.RecordedRun:
     try:
-        return reader.run(run_id)
+        return reader.find_run(run_id)
     except KeyError:
         raise ConfigError("This run is not there any more: load the page again.") from None
 
@@ -250,7 +250,7 @@ def _entry(entry: queue.QueueEntry) -> JsonObject:
     shown["gpus"], shown["processes"] = str(entry.how.get("gpu_ids") or ""), gpu_slots.processes(entry.how)
     if entry.run:
         try:
-            run = reader.run(entry.run)
+            run = reader.find_run(entry.run)
         except KeyError:
             return shown
         shown |= {"step": run.facts.get("step") or 0, "total": run.facts.get("total_steps") or 0}

@@ -24,8 +24,8 @@ def history_html(run: RecordedRun, progress: RunProgress) -> str:
             "saved",
             Message("in {folder}", folder=folder) if folder else "",
         ),
-        _list("Ended early", map(text, seen.get("early_stop", ())), "ended"),
-        _list("Warnings", map(text, seen.get("warning", ())), "warn"),
+        _list("Ended early", map(event_words, seen.get("early_stop", ())), "ended"),
+        _list("Warnings", map(event_words, seen.get("warning", ())), "warn"),
         _list("Compiled", map(compiled, compiles), "compiled", compile_totals(run, progress, compiles)),
     ]
     return "".join(parts)
@@ -81,7 +81,7 @@ def _list(title: str, lines: Iterable[MessageLike], kind: str, sum_up: MessageLi
     return f'<section class="{kind}"><h3>{title}{more}</h3><ul>{items}</ul></section>'
 
 
-def text(event: JsonObject) -> MessageLike:
+def event_words(event: JsonObject) -> MessageLike:
     """The words of an event, whatever its writer called them."""
     found = next((event[key] for key in ("text", "message", "reason") if event.get(key)), "")
     return found if isinstance(found, str | Message) else str(found)
@@ -90,7 +90,7 @@ def text(event: JsonObject) -> MessageLike:
 def compiled(event: JsonObject) -> MessageLike:
     """One line of the log: which block made a graph, in which time, and why again."""
     if not event.get("block"):
-        return text(event)
+        return event_words(event)
     template = "{block}: forward graph" if event.get("forward", True) else "{block}: backward graph"
     line = Message(template, block=event["block"])
     if isinstance(event.get("seconds"), int | float):
@@ -116,9 +116,11 @@ def saved(event: JsonObject) -> str:
         size = path.stat().st_size if path.is_file() else 0
     line = html.escape(Path(name).name) + (f" <small>({_size(size)})</small>" if size else "")
     if "ok" in event:
-        mood, mark, words = ("fine", "✓", "loads") if event["ok"] else ("wrong", "✗", text(event) or "does not load")
+        mood, mark, words = (
+            ("fine", "✓", "loads") if event["ok"] else ("wrong", "✗", event_words(event) or "does not load")
+        )
         said = listed([mark, words], " ")
-        about = text(event)
+        about = event_words(event)
         line += f' <span class="{mood}" title="{html.escape(str(about))}"{data(said, about)}>'
         line += f"{html.escape(str(said))}</span>"
     return f"<li>{line}</li>"

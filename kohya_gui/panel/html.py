@@ -175,7 +175,7 @@ def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[Message
         return said, Message("{done} of {of}", done=done, of=of), max(0, done - 1), of
     if phase and phase.get("total") and phase.get("done") == phase.get("total") and not step:
         # All is read and encoded, and the first step is what compiles.
-        compiling = layout.section(run.facts, "compile").get("compile")
+        compiling = layout.facts_section(run.facts, "compile").get("compile")
         return ("Compiling in the first step" if compiling else "Preparing the first step"), "", 0, 0
     if phase:
         done, of = number(phase.get("done")), number(phase.get("total"))

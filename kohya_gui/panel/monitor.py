@@ -105,7 +105,7 @@ def _read(picked: str) -> tuple[reader.RecordedRun | None, JsonObject]:
     every = reader.runs()
     runs = every[:KEPT]
     run = _chosen(picked, runs)
-    waits = html.waiting(queue.read())
+    waits = html.waiting(queue.read_queue())
     if run is None:
         return None, {"none": waits}
     progress = reader.progress(run.folder).update()

@@ -66,7 +66,7 @@ def _number(value: JsonValue) -> int:
 def show(query: Mapping[str, str]) -> Response:
     """A picture by its run and its place among that run's samples; nothing else can be asked for."""
     try:
-        run = reader.run(str(query.get("run") or ""))
+        run = reader.find_run(str(query.get("run") or ""))
         path = file_of(run, int(query.get("sample") or ""))
     except (KeyError, ValueError, IndexError):
         raise ConfigError("There is no such image.") from None

@@ -68,7 +68,7 @@ class FileComparison:
             paths.inside(str(file.path), self.roots, "file")
         words = [KIND, run.id, *self._encoder(sent)]
         lines = [line.strip() for line in sent.text("prompts").splitlines() if line.strip()]
-        text = prompt_rows.text([{"prompt": line} for line in lines]) if lines else ""
+        text = prompt_rows.rows_as_text([{"prompt": line} for line in lines]) if lines else ""
         if text:
             check_size(len(files), [prompts.parse_line(line) for line in text.splitlines()])
         place = jobs.new(KIND)
@@ -126,7 +126,7 @@ class FileComparison:
         """A picture of a comparison by its place; nothing else can be asked for."""
         try:
             place, numbers = str(query.get("at") or ""), (int(query["row"]), int(query["column"]))
-            folder = reader.run(str(query.get("run") or "")).folder.resolve()
+            folder = reader.find_run(str(query.get("run") or "")).folder.resolve()
             path = (folder / place / "{:02d}_{:02d}.png".format(*numbers)).resolve()
             if not (PLACE.fullmatch(place) and path.parent.parent == folder and path.is_file()):
                 raise ValueError("no picture of a comparison")
@@ -146,7 +146,7 @@ def markup() -> str:
 
 def _run(name: str) -> reader.RecordedRun:
     try:
-        return reader.run(name)
+        return reader.find_run(name)
     except KeyError:
         raise ConfigError("This run is not there any more: load the page again.") from None
 
@@ -158,7 +158,7 @@ def _newest(run: reader.RecordedRun) -> JsonObject:
         if run.id in arguments and job.result.get("files"):
             return job.result
     stored = sorted(run.folder.glob(f"compare-*/{RESULT}"), key=lambda path: path.parent.name)
-    return layout.load(stored[-1]) if stored else {}
+    return layout.load_facts(stored[-1]) if stored else {}
 
 
 def _list(known: JsonMapping, name: str) -> list[object]:

@@ -18,7 +18,7 @@ from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from kohya_gui.tools.commands import job_status, lora_row
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message
@@ -118,7 +118,7 @@ class SamplingTab:
         name = sent.text("name")
         if name.startswith(RUN):
             return _of_samples(_run(name.removeprefix(RUN)))
-        job = jobs.find(name.removeprefix(JOB))
+        job = jobs.find_job(name.removeprefix(JOB))
         found = job.result
         rows = enumerate(found.get("files") or [])
         cells = [
@@ -138,7 +138,7 @@ class SamplingTab:
     def show(self, query: Mapping[str, str]) -> Response:
         """A picture of a comparison by its place; nothing else can be asked for."""
         try:
-            found = jobs.find(query.get("job")).result["files"]
+            found = jobs.find_job(query.get("job")).result["files"]
             path = paths.present(found[int(query["row"])][int(query["column"])], self.roots, samples.IMAGES)
         except (KeyError, ValueError, IndexError, TypeError):
             raise ConfigError("There is no such image.") from None
@@ -162,7 +162,9 @@ class SamplingTab:
                 raise ConfigError("There is no such choice: load the page again.")
             given = form.parse_submission(sent.text("form"))
             family, values = given.family, given.values
-        config = build(config_class(families.lora_script(family)), plan.sampling_values(family, values), notes=[])
+        config = build_config(
+            config_class(families.lora_script(family)), plan.sampling_values(family, values), notes=[]
+        )
         if not config.model.pretrained_model_name_or_path:
             raise ConfigError(
                 "The form of {titles} names no base model: fill that in first.",
@@ -197,7 +199,7 @@ class SamplingTab:
 
 def _run(name: str) -> reader.RecordedRun:
     try:
-        return reader.run(name)
+        return reader.find_run(name)
     except KeyError:
         raise ConfigError("This run is not there any more: load the page again.") from None
 
@@ -207,7 +209,7 @@ def _settings(run: reader.RecordedRun) -> JsonObject:
     if (path := run.folder / layout.TOML).is_file():
         return read_toml(path)
     there = Path(str(run.facts.get("folder") or ""))
-    found = {name: value for name, value in flat(resume.settings(run)).items() if value is not None}
+    found = {name: value for name, value in flat(resume.run_settings(run)).items() if value is not None}
     paths_of = {name: there / value for name, value in found.items() if isinstance(value, str) and value}
     return found | {name: str(path) for name, path in paths_of.items() if path.exists()}
 
@@ -249,7 +251,7 @@ def _lines(sent: ApiRequest) -> list[str]:
         raise ConfigError("This is not what the page sends: load it again")
     fields = {name: " ".join(value.split()) for name, value in fields.items() if value.strip()}
     rows = [{"prompt": line.strip(), **fields} for line in sent.text("prompts").splitlines() if line.strip()]
-    return prompt_rows.text(rows).splitlines() if rows else []
+    return prompt_rows.rows_as_text(rows).splitlines() if rows else []
 
 
 def _numbers(text: str) -> list[float]:

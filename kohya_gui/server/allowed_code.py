@@ -11,7 +11,7 @@ from library.config.run_config import RunConfig
 ALLOWED = allowed_folders.CODE
 
 
-def problems(config: RunConfig, roots: Sequence[Path]) -> list[Problem]:
+def find_code_problems(config: RunConfig, roots: Sequence[Path]) -> list[Problem]:
     """A problem for each option that names code which was not allowed, with the question whether it may run."""
     asks = isinstance(roots, allowed_folders.Roots) and roots.asks
     known = allowed_folders.remembered_code() if asks else ()

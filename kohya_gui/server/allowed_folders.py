@@ -134,7 +134,7 @@ def _store(folders: Iterable[Path], code: Iterable[str]) -> None:
 
 def remembered_code() -> tuple[str, ...]:
     """The names of code that may run; the file's contents are not trusted."""
-    stored = layout.load(place()).get("code")
+    stored = layout.load_facts(place()).get("code")
     named = [text for text in stored if isinstance(text, str)] if isinstance(stored, list) else []
     return tuple(text for text in named[:MOST] if NAME.fullmatch(text))
 
@@ -151,7 +151,7 @@ def remembered() -> tuple[Path, ...]:
 
 @lru_cache(maxsize=4)
 def _remembered(path: Path, modified: int, number: int) -> tuple[Path, ...]:
-    stored = layout.load(path).get("folders")
+    stored = layout.load_facts(path).get("folders")
     named = [Path(text) for text in stored if isinstance(text, str)] if isinstance(stored, list) else []
     return tuple(folder for folder in named[:MOST] if folder.is_absolute() and not _forbidden(folder))
 

@@ -99,7 +99,7 @@ def _in_dataset(config: RunConfig, path: Path) -> Iterator[NamedPath]:
 
 def _tables(path: Path) -> Any:
     try:
-        return dataset.tables(path)
+        return dataset.read_tables(path)
     except ConfigError:  # whoever reads it for the training says why, and reads nothing of it either
         return {}
 
@@ -111,7 +111,7 @@ def _in_list(config: RunConfig, path: Path) -> Iterator[NamedPath]:
 
 def _in_prompts(config: RunConfig, path: Path) -> Iterator[NamedPath]:
     try:
-        found = [image for prompt in prompts.read(path) for image in prompts.images(prompt)]
+        found = [image for prompt in prompts.read_prompts(path) for image in prompts.images(prompt)]
     except ConfigError:
         return
     yield from (NamedPath("sample_prompts", image) for image in found)
@@ -133,7 +133,9 @@ def _listed(option: str, path: Path, folder: str) -> tuple[str, ...]:
 @lru_cache(maxsize=8)
 def _folders(path: Path, folder: str, modified: int, size: int) -> tuple[str, ...]:
     try:
-        entries = metadata.read(path, folder)  # as the training reads it: any format, any name of a column
+        entries = metadata.read_metadata_file(
+            path, folder
+        )  # as the training reads it: any format, any name of a column
     except ConfigError:  # the training says why, and reads none of it either
         return ()
     images = (image for entry in entries for image in (entry.path, *entry.controls))

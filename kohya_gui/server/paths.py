@@ -175,7 +175,7 @@ def _outside(config: RunConfig, allowed: Sequence[Path]) -> list[Problem]:
         named_paths.every(config, may)
     except ConfigError as error:
         problems += error.problems
-    return [*problems, *allowed_code.problems(config, allowed)]
+    return [*problems, *allowed_code.find_code_problems(config, allowed)]
 
 
 def elsewhere(text: str, what: str = "") -> Problem | None:

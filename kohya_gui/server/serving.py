@@ -43,7 +43,7 @@ class _Refusing(argparse.Action):
         parser.error(f"{name}: {REFUSED[name]}")
 
 
-def parser() -> argparse.ArgumentParser:
+def build_server_parser() -> argparse.ArgumentParser:
     """The options of the page's own command."""
     made = Arguments(prog="kohya gui", description="Show the training page in your browser.")
     made.add_argument(

@@ -156,7 +156,7 @@ def folders() -> list[Path]:
     found: dict[Path, None] = {}
     for run in reader.runs()[:RUNS]:
         config = run.facts.get("config") or {}
-        given = (layout.section(run.facts, "log") or config).get("logging_dir")
+        given = (layout.facts_section(run.facts, "log") or config).get("logging_dir")
         # A comma would end the folder's name in TensorBoard's list.
         if isinstance(given, str) and given and "," not in given and Path(given).is_dir():
             found[Path(given).expanduser().resolve()] = None

@@ -59,11 +59,11 @@ class ToolCommands:
 
     def read(self, sent: ApiRequest) -> JsonObject:
         """How a process stands."""
-        return job_status(jobs.find(sent.text("id")))
+        return job_status(jobs.find_job(sent.text("id")))
 
     def stop(self, sent: ApiRequest) -> JsonObject:
         """Ask a process to stop; asked again, end it."""
-        return job_status(jobs.stop(jobs.find(sent.text("id"))))
+        return job_status(jobs.stop(jobs.find_job(sent.text("id"))))
 
     def list(self, sent: ApiRequest) -> JsonObject:
         """The last processes of a command, the newest first."""

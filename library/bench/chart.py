@@ -49,7 +49,7 @@ def groups(result: JsonMapping) -> list[tuple[str, list[Bar]]]:
     made: list[tuple[str, list[Bar]]] = []
     single: list[tuple[str, Row]] = []
     for (_, part, size), rows in sorted(found.items(), key=lambda group: group[0]):
-        title = named(part) + (f" at {size}" if size else "")
+        title = part_title(part) + (f" at {size}" if size else "")
         if len(rows) == 1 and part != report.STEP:
             single.append((title, rows[0]))
         else:
@@ -71,7 +71,7 @@ def _bars(rows: Sequence[tuple[str, Row]], compared: bool) -> list[Bar]:
     ]
 
 
-def named(part: str) -> str:
+def part_title(part: str) -> str:
     """A part in words."""
     known = {report.STEP: "Training step", report.ENCODE: "VAE, encoding", report.DECODE: "VAE, decoding"}
     return known.get(part, part[:1].upper() + part[1:])

@@ -48,7 +48,7 @@ class BenchRun:
                 work.phase(titled(first), number, total)
                 for row in self._careful(first, act):
                     self.rows.append(row)
-                    self.say(report.line(row))
+                    self.say(report.measurement_line(row))
                 work.store(self.result(began, finished=False))
         except KeyboardInterrupt:
             work.store(self.result(began, finished=False))
@@ -156,7 +156,7 @@ class BenchRun:
     ) -> JsonObject:
         before = ready.compiling().get("compile", {}).get("seconds", 0.0) if ready else 0.0
         try:
-            found = timing.measure(call, self.device, self.plan)
+            found = timing.measure_call(call, self.device, self.plan)
         except torch.OutOfMemoryError as error:
             return {**row, "status": "failed", "why": timing.failure(error)}
         work = work or (None if ready else flops(call))

@@ -22,7 +22,7 @@ from library.check import estimate as fitting
 from library.check import preflight
 from library.check.report import graphics, largest
 from library.config.arguments import Arguments
-from library.config.building import build, replace
+from library.config.building import build_config, replace
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, listed
@@ -126,7 +126,7 @@ class Probe:
         return replace(self.config, **changes)
 
     def _try(self, changes: Overrides) -> Measured:
-        self.doing = f"Try {len(self.tries) + 1}: {candidates.shown(changes) or 'the settings as they are'}"
+        self.doing = f"Try {len(self.tries) + 1}: {candidates.format_changes(changes) or 'the settings as they are'}"
         self._report(self)
         self.tries.append(dataclasses.replace(self._attempt(self._changed(changes)), changes=changes))
         return self.tries[-1]
@@ -185,7 +185,7 @@ class Probe:
         found = [Message("{memory} GB at its peak", memory=f"{best.peak:.1f}")]
         if best.seconds:
             found.append(Message("{seconds} s a step", seconds=f"{best.seconds:.3g}"))
-        said = Message(template, settings=candidates.shown(best.changes), found=listed(found))
+        said = Message(template, settings=candidates.format_changes(best.changes), found=listed(found))
         if (more := self.largest_batch()) > self._batch(best.changes):
             return Message("{proposed} A batch of {number} should fit, too.", proposed=said, number=more)
         return said
@@ -207,7 +207,7 @@ def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path
         ).returncode
     output = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
     found = sorted((folder / "out" / "runs").glob("*")) if (folder / "out").is_dir() else []
-    facts = layout.load(found[-1] / layout.RUN) if found else {}
+    facts = layout.load_facts(found[-1] / layout.RUN) if found else {}
     made = Measured({}, peak=facts.get("peak_memory_gb") or facts.get("peak_ram_gb") or 0.0)
     if code or facts.get("state") != "finished":
         made.why = facts.get("error") or explain.cause(output) or Message("it ended with code {code}", code=code)
@@ -293,7 +293,9 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     parser.add_argument("--cpu", action="store_true", help="on the processor, even where there is a GPU")
     asked = parser.parse_args(argv)
     with joined("probe") as work:
-        config = build(config_class(asked.script or script_of(asked.file)), read_toml(asked.file), asked.file.name)
+        config = build_config(
+            config_class(asked.script or script_of(asked.file)), read_toml(asked.file), asked.file.name
+        )
         found = probe(config, {"cpu": asked.cpu, "mixed_precision": config.precision.mixed_precision}, work)
     print(found.sentence())
     return 0 if found.best else 1
@@ -301,7 +303,7 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
 
 def probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
     """Probe a config on this machine. Raises ConfigError for a config that has other problems than memory."""
-    images = data.check(config, config.grid)
+    images = data.check_data(config, config.grid)
     # Where a training has been is no matter: a probe keeps nothing there.
     if problems := [one for one in preflight.judged(config, images)[0] if one.code != save.THERE]:
         raise ConfigError(*problems)

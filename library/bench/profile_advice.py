@@ -13,7 +13,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Message, counted, listed
 from library.config.run_config import RunConfig
 from library.config.schema import values
-from library.measuring.candidates import shown
+from library.measuring.candidates import format_changes
 
 SHOWN = 25  # operations in the result
 # Kinds of operations by name, of the host's (aten::) and of the device's kernels; the first that fits counts.
@@ -124,7 +124,7 @@ def summary(rows: Iterable[ProfileRow], steps: int, step_ms: float, device: str)
     }  # fmt: skip
 
 
-def settings(config: RunConfig) -> JsonObject:
+def settings_for_advice(config: RunConfig) -> JsonObject:
     """The options of a run that the rules ask for."""
     return {name: value for name, value in values(config).items() if name in SETTINGS}
 
@@ -356,7 +356,7 @@ RULES: tuple[Callable[[Facts, Facts], Iterator[Advice]], ...] = (
 # ---- in words
 
 
-def text(facts: JsonMapping) -> str:
+def profile_text(facts: JsonMapping) -> str:
     """The verdict and the tables, for a shell."""
     at = f"{facts['way']['name']} at {facts['resolution']}"
     title, where = report.heading(facts)
@@ -379,7 +379,7 @@ def text(facts: JsonMapping) -> str:
 
 def change(options: JsonMapping) -> str:
     """Options to set, as flags read."""
-    return f" ({shown(options)})" if options else ""
+    return f" ({format_changes(options)})" if options else ""
 
 
 def _count(rows: Iterable[ProfileRow], pattern: str) -> int:

@@ -20,7 +20,7 @@ WARM_UP = timing.TimingPlan(steps=5, warmup=4, seconds=20.0)
 MOST_STEPS = 5  # more only make the trace longer than a browser can show
 
 
-def run(
+def profile_training(
     subject: Subject, way: Candidate, device: torch.device, resolution: int, steps: int, work: JobRecord
 ) -> JsonObject:
     """Profile some steps of a training; the result file's content. The trace goes into the work's folder."""
@@ -29,7 +29,7 @@ def run(
     work.phase(Message("warming up: {way} at {size}", way=way.name, size=resolution), 0, 3)
     try:
         with prepared_model.open_prepared(subject, config, device, resolution) as ready:
-            plain = timing.measure(ready.step, device, WARM_UP)
+            plain = timing.measure_call(ready.step, device, WARM_UP)
             work.phase(Message("profiling {steps}", steps=counted(steps, "step")), 1, 3)
             found = _profiled(ready, device, steps)
             work.phase(Message("writing the trace"), 2, 3)
@@ -45,7 +45,7 @@ def run(
     facts |= {"peak_gb": round(plain.peak_gb, 2), "memory_gb": on.get("memory_gb"), "machine": on}
     facts |= {"subject": {"title": subject.title, "batch": subject.batch, **subject.about}}
     facts |= {
-        "set": profile_advice.settings(config),
+        "set": profile_advice.settings_for_advice(config),
         "kind": "profile",
         "schema": 1,
         "started": began,

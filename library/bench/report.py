@@ -44,10 +44,10 @@ def best(result: JsonMapping) -> JsonObject | None:
     close = [name for name, value in pace.items() if value <= quickest * NEAR]
     name = min(close, key=lambda n: (max(r["peak_gb"] for r in full[n].values()), pace[n]))
     about = result.get("candidates", {}).get(name, {})
-    return {"candidate": name, "options": about.get("options", {}), "sentence": sentence(result, name)}
+    return {"candidate": name, "options": about.get("options", {}), "sentence": compare_with_first(result, name)}
 
 
-def sentence(result: JsonMapping, name: str) -> Message:
+def compare_with_first(result: JsonMapping, name: str) -> Message:
     """How the best way compares with the first, size by size."""
     base = next(iter(result.get("candidates", {})), name)
     sizes = []
@@ -86,7 +86,7 @@ def titled(row: Row) -> str:
     return " ".join(str(row[key]) for key in ("part", "resolution", "candidate") if row.get(key) is not None)
 
 
-def line(row: Row) -> str:
+def measurement_line(row: Row) -> str:
     """One measurement as a line."""
     name = titled(row)
     if row["status"] != "ok":
@@ -137,7 +137,7 @@ def compiled(row: Row) -> MessageLike:
     return Message(template, graphs=counted(about["num_graphs"], "graph"), seconds=f"{about['seconds']:.1f}")
 
 
-def table(result: JsonMapping) -> str:
+def measurements_table(result: JsonMapping) -> str:
     """The measurements in columns, what they were made on above, and what follows from them below."""
     titles, rows = cells(result)
     why = [f"{titled(row)}: {row['why']}" for row in result["results"] if row["status"] != "ok"]

@@ -48,14 +48,14 @@ def main(argv: Sequence[str], script_of: Callable[[Path], str]) -> int:
 
     `script_of` tells what kind of training a TOML describes.
     """
-    asked = parser().parse_args(argv)
+    asked = build_bench_parser().parse_args(argv)
     if asked.run and asked.run.is_file() and not asked.script:
         asked.script = script_of(asked.run)
     if asked.list:
         print("\n".join(f"{c.name:24} {c.about}" for c in candidates.ALL))
         return 0
-    check(asked)
-    environment.check()
+    check_bench_options(asked)
+    environment.check_cache_variables()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own remarks
     kind = "profile" if asked.profile else "bench"
     with begin(kind, asked.out) as work, _cold(asked.fresh):
@@ -68,7 +68,7 @@ def main(argv: Sequence[str], script_of: Callable[[Path], str]) -> int:
     return 0 if asked.profile or any(row["status"] == "ok" for row in found["results"]) else 1
 
 
-def parser() -> argparse.ArgumentParser:
+def build_bench_parser() -> argparse.ArgumentParser:
     """The options."""
     made = Arguments(
         "kohya bench",
@@ -119,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def check(asked: argparse.Namespace) -> None:
+def check_bench_options(asked: argparse.Namespace) -> None:
     """Raise ConfigError for everything that is wrong with the options, before anything is loaded."""
     wrong = []
     named = [name for name in ("run", "family", "diffusers") if getattr(asked, name)]
@@ -212,10 +212,10 @@ def _measured(asked: argparse.Namespace, subject: "Subject", work: JobRecord) ->
 
 def _show(folder: Path, say: Any) -> None:
     """Table and picture of what is in the result file, whole or not."""
-    result = layout.load(folder / RESULT)
+    result = layout.load_facts(folder / RESULT)
     if not result:
         return
-    text = report.table(result)
+    text = report.measurements_table(result)
     write_atomic(folder / "table.txt", text + "\n")
     write_atomic(folder / PICTURE, chart.svg(result))
     say(f"\n{text}\n\n{folder}")
@@ -228,9 +228,9 @@ def _profiled(asked: argparse.Namespace, subject: "Subject", work: JobRecord) ->
     usual = candidates.OWN if asked.run else "compiled" if device.type == "cuda" else "eager"
     way = candidates.choose(asked.candidate or [usual], bool(asked.run), device.type, _options(subject))[0]
     side = int((_split(asked.resolution) or [min(1024, max(subject.resolutions))])[0])
-    found = profiling.run(subject, way, device, side, min(asked.steps, profiling.MOST_STEPS), work)
+    found = profiling.profile_training(subject, way, device, side, min(asked.steps, profiling.MOST_STEPS), work)
     work.store(found)
-    text = profile_advice.text(found)
+    text = profile_advice.profile_text(found)
     write_atomic(work.folder / "table.txt", text + "\n")
     if not asked.json:
         print(f"{text}\n\n{work.folder / profiling.TRACE} can be opened at ui.perfetto.dev or chrome://tracing")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from library import families, methods
 from library.bench import random_weights
 from library.compiler.prewarm import prewarm_inductor
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
@@ -91,7 +91,7 @@ class FamilySubject:
         self.values = {**usual(script), **small, **values} if size else dict(values)
         self.batch = int(self.config({}).data.train_batch_size)
         sizes = self._module.model_sizes(self.config({}), size == "full")
-        self.random = self._module.random(sizes) if size else None
+        self.random = self._module.make_networks(sizes) if size else None
         self.title = f"{families.facts(self.name).title}, {size} size" if size else self.kind.title
         source = "random weights" if size else str(self.values.get("pretrained_model_name_or_path"))
         self.about: JsonMapping = {"family": self.name, "script": script, "size": size, "model": source}
@@ -102,7 +102,7 @@ class FamilySubject:
 
     def config(self, given: JsonMapping) -> RunConfig:
         """The settings with these options on top."""
-        return build(self.kind, {**self.values, **given}, notes=[])
+        return build_config(self.kind, {**self.values, **given}, notes=[])
 
     def make(self, config: RunConfig, device: torch.device) -> TrainableModel:
         """A new denoiser on the device, with its trained parameters."""
@@ -111,7 +111,7 @@ class FamilySubject:
             if self.random:
                 denoiser = self.random.denoiser()
                 where = random_weights.placement(denoiser, device, dtype, config)
-                self._module.adopt(family, denoiser)
+                self._module.adopt_denoiser(family, denoiser)
                 waits = where.type != device.type
                 components = ModelComponents(
                     random_weights.fill(denoiser, where, dtype, waits_on_host=waits), None, {}, {}, {}
@@ -123,7 +123,7 @@ class FamilySubject:
             components.denoiser.requires_grad_(False)
             texts = self._module.input_shapes(family, components.denoiser).texts(self.batch, device)
             return TrainableModel(components, family, LearnedText(config, texts))
-        return TrainableModel(components, family, methods.attach(components, family, config))
+        return TrainableModel(components, family, methods.attach_method(components, family, config))
 
     def predict(self, made: TrainableModel, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
         """What calls a denoiser for images of this size."""
@@ -155,7 +155,7 @@ class FamilySubject:
 
     def encoders(self) -> Mapping[str, Callable[[torch.device, torch.dtype], Callable[[], Any]]]:
         """The text encoders by name."""
-        names = self._module.random(self._module.model_sizes(self.config({}), full=False)).encoders
+        names = self._module.make_networks(self._module.model_sizes(self.config({}), full=False)).encoders
         return {name: lambda device, dtype, name=name: self._encoder(name, device, dtype) for name in names}
 
     def _encoder(self, name: str, device: torch.device, dtype: torch.dtype) -> Callable[[], Any]:
@@ -167,12 +167,12 @@ class FamilySubject:
         if name == "t5xxl":
             family = families.family_for(self.config({}))
             if self.random:
-                self._module.adopt(family, self.random.denoiser())
+                self._module.adopt_denoiser(family, self.random.denoiser())
             length = max(family.text_lengths.values())
         config: Any = model.config
         ids = torch.randint(0, config.vocab_size, (self.batch, length), device=device)
         if name == "t5xxl":
-            return lambda: t5.encode(model, ids, None)
+            return lambda: t5.encode_t5_ids(model, ids, None)
         return lambda: model(ids, output_hidden_states=True)
 
     def _small(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:

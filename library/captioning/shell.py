@@ -19,7 +19,7 @@ BLIP = "Salesforce/blip-image-captioning-large"  # the weights that make_caption
 
 def main(argv: list[str]) -> int:
     """Caption a folder. Returns the exit code 0. Raises ConfigError."""
-    return run_command("caption", parser(), argv, _captioned)
+    return run_command("caption", build_caption_parser(), argv, _captioned)
 
 
 def _captioned(asked: argparse.Namespace, report: Report) -> int:
@@ -41,7 +41,7 @@ def _captioned(asked: argparse.Namespace, report: Report) -> int:
     return DONE
 
 
-def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
+def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
     """The options, of which the page makes its form."""
     made = kind(
         "kohya caption",
@@ -136,7 +136,7 @@ def _captioner(asked: argparse.Namespace, report: Report) -> "Captioner":
         from library.captioning.wd14 import Limits, Tagger
 
         limits = Limits(asked.general, asked.character, asked.rating, asked.undesired, asked.underscores)
-        folder = model_folder.find(asked.model, model_folder.TAGGER, default_folder(), report)
+        folder = model_folder.find_model_folder(asked.model, model_folder.TAGGER, default_folder(), report)
         report(Message("loading the model"), 0, 1)
         return Tagger(folder, limits, asked.batch_size, asked.device)
     from library.captioning.describer import Describer, Generation
@@ -153,6 +153,6 @@ def _captioner(asked: argparse.Namespace, report: Report) -> "Captioner":
         generation, prompt = Generation(asked.max_length, asked.min_length, beams, top_p, asked.seed), ""
     else:
         generation, prompt = Generation(asked.max_tokens, beams=asked.beams), asked.prompt
-    folder = model_folder.find(asked.model, model_folder.TRANSFORMERS, default_folder(), report)
+    folder = model_folder.find_model_folder(asked.model, model_folder.TRANSFORMERS, default_folder(), report)
     report(Message("loading the model"), 0, 1)
     return Describer(folder, prompt, generation, asked.batch_size, asked.device)

@@ -199,7 +199,7 @@ def rgb(path: Path, unreadable: list[str]) -> Image.Image | None:
     """An image as people see it: upright by its EXIF orientation, and on white where transparent; None, and listed in
     `unreadable`, when damaged."""
     try:
-        with thumbs.opened(path) as stored:
+        with thumbs.open_image(path) as stored:
             image = upright(stored)
             if "A" not in image.getbands() and "transparency" not in image.info:
                 return image.convert("RGB")

@@ -18,7 +18,7 @@ from library.train import resume_state
 UNPICKLED = (".pt", ".pth", ".ckpt", ".bin")  # which have no header: their tensors are read
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def find_adapter_problems(config: RunConfig) -> Iterator[Problem]:
     """Files that are no adapters, were made for another family, or have another rank; told by their headers."""
     if not isinstance(config, AdapterRun):
         return
@@ -32,7 +32,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem(option, ": {problem}", problem=e.problems[0])
             continue
         shapes = {key: tuple(about["shape"]) for key, about in stored.items()}
-        base, words = recognition.described(shapes)
+        base, words = recognition.family_and_description(shapes)
         if base:
             yield Problem(option, ": {path} is {found}, not a LoRA file; choose a LoRA file", path=path, found=words)
             continue
@@ -52,7 +52,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
                 yield from _other_ranks(stored, config)
 
 
-def notes(config: RunConfig) -> Iterator[Problem]:
+def find_relative_notes(config: RunConfig) -> Iterator[Problem]:
     """Files that say they were trained for a relative of the model, whose layers have the same names."""
     if not isinstance(config, AdapterRun):
         return

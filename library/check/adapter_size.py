@@ -51,7 +51,7 @@ def size(config: AdapterRun) -> JsonObject:
     """
     if network_args.args_class(config) is None:  # a package whose name is being typed is not imported
         raise RuntimeError(config.network.module)
-    args, groups = network_args.read(config), families.facts(config.family).blocks
+    args, groups = network_args.read_network_args(config), families.facts(config.family).blocks
     family, pristine = _components(type(config), _key(config), methods.reads_encoders(config))
     components = ModelComponents(copy.deepcopy(pristine.denoiser), None, copy.deepcopy(pristine.encoders), {})
     counts = [0] * len(groups)
@@ -60,7 +60,7 @@ def size(config: AdapterRun) -> JsonObject:
             counts[found[0]] = max(counts[found[0]], found[1] + 1)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that numbers are not kept
-        method: Any = methods.attach(components, family, _without_weights(config, args))
+        method: Any = methods.attach_method(components, family, _without_weights(config, args))
     is_ours = isinstance(method, LoraAdapters)
     names = list(method.adapters) if is_ours else [adapter.lora_name for adapter in method.network.loras]
     blocks = [[0] * count for count in counts]
@@ -113,9 +113,9 @@ def _components(cls: type[AdapterRun], key: str, encoders: bool) -> tuple[Family
             return meta_model.empty_components(config, encoders)
     family = families.family_for(config)
     module = families.random_module(family.name)
-    made = module.random(module.FULL)
+    made = module.make_networks(module.FULL)
     denoiser = made.denoiser()
-    module.adopt(family, denoiser)
+    module.adopt_denoiser(family, denoiser)
     made_encoders = {name: make() for name, make in made.encoders.items()} if encoders else {}
     return family, ModelComponents(denoiser, None, made_encoders, {})
 

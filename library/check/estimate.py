@@ -8,14 +8,14 @@ rate in its GPU's data sheet.
 from dataclasses import asdict, dataclass, field
 
 from library.config import environment
-from library.config.building import build, replace
+from library.config.building import build_config, replace
 from library.config.formats import read_toml
 from library.config.json_types import JsonObject
 from library.config.problems import Message, MessageLike
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.measuring.model_stats import ModelStats, model_stats
-from library.measuring.operations import data_sheet_rate, operations_of_image, tokens
+from library.measuring.operations import count_block_tokens, data_sheet_rate, operations_of_image
 from library.memory import swapping
 from library.memory.quantization import fp8_storage
 from library.runs import layout, reader
@@ -240,7 +240,7 @@ def _activations(config: RunConfig, model: ModelStats, size: tuple[int, int]) ->
     batch = config.data.train_batch_size
     kept, checkpoints, largest_input, largest = 0.0, 0.0, 0.0, 0.0
     for block in model.blocks:
-        stream = tokens(config, block, size) * block.width * each * batch
+        stream = count_block_tokens(config, block, size) * block.width * each * batch
         inside = stream * block.cost.activations * compiled
         kept, largest = kept + inside, max(largest, inside)
         # Convolutions are not recomputed: their outputs are kept for the decoder.
@@ -268,7 +268,7 @@ def last_run_rate(config: RunConfig, gpu: str, model: ModelStats) -> tuple[float
         if (run.facts.get("hardware") or {}).get("gpu") != gpu or not isinstance(pace, int | float) or pace <= 0:
             continue
         try:
-            theirs = build(type(config), read_toml(run.folder / layout.TOML), notes=[])
+            theirs = build_config(type(config), read_toml(run.folder / layout.TOML), notes=[])
         except ValueError:
             continue
         if theirs.family == config.family and theirs.compile.compile == config.compile.compile:

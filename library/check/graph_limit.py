@@ -12,7 +12,7 @@ from library.data.loading import Batches
 from library.memory.prepare import graphs_per_block
 
 
-def problems(config: RunConfig, images: ImageSet | None, device: torch.device) -> Iterator[Problem]:
+def find_graph_limit_problems(config: RunConfig, images: ImageSet | None, device: torch.device) -> Iterator[Problem]:
     """Beyond the limit blocks run eagerly; with compile_fullgraph PyTorch stops there instead.
 
     The blocks are those of the model in the config's files, built without memory, which takes seconds: only where the

@@ -11,7 +11,7 @@ from typing import Any
 from library.config.building import Reading, working_fix
 from library.config.command import ROOT
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Message, MessageLike, Problem, problems_of, read
+from library.config.problems import Message, MessageLike, Problem, problem_from_json, problems_of
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat
 from library.runs import keys
@@ -21,7 +21,7 @@ Report = dict[str, Any]  # as library.check.report.Report.as_json
 
 
 # Why: docs/decisions/2026-11-20-check-in-a-process-of-its-own.md
-def check(reading: Reading[Any], launch: JsonMapping) -> Report:
+def check_reading(reading: Reading[Any], launch: JsonMapping) -> Report:
     """The report on what came of reading a form, whatever is wrong with it already.
 
     A check that breaks says so, and keeps nobody from training.
@@ -94,14 +94,14 @@ def failed(why: MessageLike, reading: Reading[Any]) -> Report:
     return {"findings": [*known(reading), finding(why, "other", "hint")], "fit": None, "failed": True}
 
 
-def problems(report: Report) -> list[JsonObject]:
+def findings_to_fix(report: Report) -> list[JsonObject]:
     """The findings that have to be mended before a start."""
     return [finding for finding in report["findings"] if finding["verdict"] == "bad"]
 
 
 def uncaptioned(report: Report) -> Problem | None:
     """That no image has a caption, if it is so: legal, and rarely meant, so that it is asked about."""
-    return next((read(one) for one in report["findings"] if one["code"] == "no_captions"), None)
+    return next((problem_from_json(one) for one in report["findings"] if one["code"] == "no_captions"), None)
 
 
 def without_ineffective(report: Report, typed: Collection[str]) -> Report:

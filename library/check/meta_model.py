@@ -23,7 +23,7 @@ from library.train import resume_state
 from library.train.state_files import WEIGHTS
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def find_model_file_problems(config: RunConfig) -> Iterator[Problem]:
     """What of `network_weights`, `base_weights`, `network_args` and `resume` does not fit the model that is named.
 
     Asked when nothing is wrong with these in themselves.
@@ -88,7 +88,7 @@ def _method(config: RunConfig) -> methods.TrainingMethod:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that numbers are not kept
             family, components = empty_components(config, methods.reads_encoders(config))
-            return methods.attach(components, family, config)
+            return methods.attach_method(components, family, config)
     finally:
         logging.disable(level)
 

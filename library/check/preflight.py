@@ -52,9 +52,9 @@ LEAST_SPACE = 64 * 2**20  # bytes; less than any result needs
 SHARDING = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM"}
 
 
-def check(config: RunConfig) -> list[Problem]:
+def check_before_training(config: RunConfig) -> list[Problem]:
     """Raise ConfigError with every problem of this run; return what its user should know besides."""
-    images = data.check(config, config.grid, Progress(print, PATIENCE) if first_process() else None)
+    images = data.check_data(config, config.grid, Progress(print, PATIENCE) if first_process() else None)
     found, remarks = judged(config, images)
     if found:
         raise ConfigError(*found)
@@ -78,7 +78,7 @@ def show(config: RunConfig) -> None:
             print(line)
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def find_problems(config: RunConfig) -> Iterator[Problem]:
     """What has to be fixed before this run can start. Loads no model."""
     yield from findings(config)[0]
 
@@ -109,14 +109,14 @@ def beyond(reading: building.Reading[Any]) -> list[Problem]:
 
 def findings(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
     """Problems that stop a run, and remarks that do not."""
-    return judged(config, data.check(config, config.grid))
+    return judged(config, data.check_data(config, config.grid))
 
 
 def look(reading: building.Reading[Any]) -> data.Check:
     """The look at the images of a config that may be wrong in itself."""
     nothing = data.Check([], [])
     with _tolerant(bool(reading.problems), nothing.problems):
-        return data.check(reading.config, reading.config.grid, quick=True)
+        return data.check_data(reading.config, reading.config.grid, quick=True)
     return nothing
 
 
@@ -154,15 +154,15 @@ def judged(
         remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]
         resumes = not (failed["length"] or any(one.option == "resume" for one in found))
         remarks += _changed(config, images) if resumes else []
-        remarks += [] if failed["network"] else methods.notes(config)
-        remarks += [] if failed["model"] or failed["other adapters"] else adapter_files.notes(config)
+        remarks += [] if failed["network"] else methods.method_notes(config)
+        remarks += [] if failed["model"] or failed["other adapters"] else adapter_files.find_relative_notes(config)
         remarks += [] if config.compile.compile_fullgraph else _graphs(config, images, failed)
-        remarks += [] if failed["optimizer"] else optimizers.notes(config)
+        remarks += [] if failed["optimizer"] else optimizers.optimizer_notes(config)
         remarks += [] if failed["samples"] else sample_prompts.idle_prompts(config, family)
         remarks += [unlisted] if (unlisted := registry.unusable()) else []
         of_machine = [*_single_process(config), *_sixteen_bits(config), *_missing_gpu_features(config)]
         remarks += [one for one in of_machine if one.option not in {p.option for p in (*problems, *found)}]
-        remarks += ineffective.remarks(config, [*problems, *found, *remarks, *building.notes(config)])
+        remarks += ineffective.remarks(config, [*problems, *found, *remarks, *building.config_notes(config)])
     return found, [remark for remark in problems_of(remarks) if wrong.isdisjoint(remark.options)]
 
 
@@ -175,17 +175,17 @@ def _stages(
         "model": lambda: families.family_for(config).problems(),
         "images": lambda: images.problems,
         "length": lambda: training_length.length_problems(config, images),
-        "network": lambda: [*methods.problems(config), *unreachable],
-        "optimizer": lambda: optimizers.problems(config),
-        "save": lambda: save.problems(config),
+        "network": lambda: [*methods.find_method_problems(config), *unreachable],
+        "optimizer": lambda: optimizers.find_optimizer_problems(config),
+        "save": lambda: save.find_output_problems(config),
         "space": lambda: _space(config),
         "alone": lambda: _alone(config),
         "samples": lambda: sample_prompts.unusable_prompts(config),
         "machine": lambda: _machine(config),
-        "hub": lambda: hub.problems(config),
-        "trackers": lambda: trackers.problems(config),
+        "hub": lambda: hub.find_upload_problems(config),
+        "trackers": lambda: trackers.find_tracker_problems(config),
         "resume": lambda: _resumed(config),
-        "other adapters": lambda: adapter_files.problems(config),
+        "other adapters": lambda: adapter_files.find_adapter_problems(config),
         "rates": lambda: optimizers.zero_rate_problems(config),
         "graphs": lambda: _graphs(config, images, failed) if config.compile.compile_fullgraph else [],
         "fit": lambda: [] if any(map(failed.get, FITTED)) else _fitted(config, failed),
@@ -213,13 +213,13 @@ def _fitted(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[Problem]:
     if failed["rates"]:  # as if something learned
         rates = {name: rate for name, rate in RATES.items() if hasattr(config.optim, name)}
         config = replace(config, optim=replace(config.optim, **rates))
-    yield from meta_model.problems(config)
+    yield from meta_model.find_model_file_problems(config)
 
 
 def _graphs(config: RunConfig, images: data.Check, failed: Mapping[str, bool]) -> Iterator[Problem]:
     """More graphs than are allowed: a mistake with compile_fullgraph, else only slower."""
     if not any(map(failed.get, COUNTED)):
-        yield from graph_limit.problems(config, images.images, _device())
+        yield from graph_limit.find_graph_limit_problems(config, images.images, _device())
 
 
 def _single_process(config: RunConfig) -> Iterator[Problem]:
@@ -280,7 +280,7 @@ def _cut_captions(family: Family, images: data.Check) -> Iterator[Problem]:
 def _resumed(config: RunConfig) -> Iterator[Problem]:
     """A state on the hub is looked at when it has been downloaded."""
     if config.steps.resume and not config.steps.resume_from_huggingface:
-        yield from resume_state.problems(Path(config.steps.resume), config)
+        yield from resume_state.find_state_problems(Path(config.steps.resume), config)
 
 
 def _changed(config: RunConfig, images: data.Check) -> list[Problem]:
@@ -350,4 +350,4 @@ def _machine(config: RunConfig) -> Iterator[Problem]:
             "add these, or leave blocks_to_swap out",
         )
     if config.compile.compile and not config.compile.compile_fallback:
-        yield from checks.problems(config.compile, device)
+        yield from checks.find_compile_problems(config.compile, device)

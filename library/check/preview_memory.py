@@ -47,7 +47,7 @@ def largest(config: RunConfig) -> tuple[int, int]:
     if not config.sample.sample_prompts:
         return caption_prompts.SIDE, caption_prompts.SIDE
     family = families.family_for(config)
-    found = prompts.read(Path(config.sample.sample_prompts))
+    found = prompts.read_prompts(Path(config.sample.sample_prompts))
     whole = [prompts.with_defaults(one, family.sample_defaults, family.sample_multiple) for one in found]
     sizes = [(one.width or 0, one.height or 0) for one in whole]
     return max(sizes, key=lambda size: size[0] * size[1], default=(0, 0))

@@ -24,7 +24,7 @@ from library.config.command import Launch
 from library.config.formats import toml_value
 from library.config.json_types import JsonObject
 from library.config.problems import Message, MessageLike, Problem, counted, ngettext, together
-from library.config.problems import read as read_problem
+from library.config.problems import problem_from_json as read_problem
 from library.config.run_config import RunConfig
 from library.config.schema import options, section_options
 from library.data import held_out
@@ -293,7 +293,7 @@ def _compiling(config: RunConfig, on_gpu: bool) -> Finding:
     if not config.compile.compile:
         return Finding("compiling", "ok", "torch.compile is off")
     device = torch.device("cuda" if on_gpu else "cpu")
-    if found := list(checks.problems(config.compile, device)):  # with compile_fallback they stop nothing
+    if found := list(checks.find_compile_problems(config.compile, device)):  # with compile_fallback they stop nothing
         return Finding("compiling", "hint", Message("{problem}; compile_fallback trains without it", problem=found[0]))
     return Finding("compiling", "ok", Message("{backend} can compile here", backend=config.compile.compile_backend))
 

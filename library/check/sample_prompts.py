@@ -12,7 +12,7 @@ from library.outputs import prompts
 def idle_prompts(config: RunConfig, family: Family) -> list[Problem]:
     """What of the sample prompts has no effect, or is not generated as it is written."""
     path, about = config.sample.sample_prompts, (config.control_images, config.shifts_samples, family.sample_multiple)
-    read = prompts.notes(path, *about) if path and config.sample.sample_images else ()
+    read = prompts.prompt_notes(path, *about) if path and config.sample.sample_images else ()
     return [*_unscheduled(config), *read]
 
 

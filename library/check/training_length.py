@@ -52,7 +52,7 @@ def length_problems(config: RunConfig, images: data.Check) -> Iterator[Problem]:
             fix={"early_stop_patience": None},
         )
     if config.steps.resume and not config.steps.resume_from_huggingface and config.steps.max_train_epochs:
-        yield from resume_state.problems(Path(config.steps.resume), config, whole.total)
+        yield from resume_state.find_state_problems(Path(config.steps.resume), config, whole.total)
 
 
 def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         changes = asked.clean or asked.limit is not None
         found = _less(asked.clean, asked.limit) if changes else show()
         work.store(found)
-    print(json.dumps(found, indent=1) if asked.json else text(found))
+    print(json.dumps(found, indent=1) if asked.json else cache_text(found))
     return 0
 
 
@@ -71,7 +71,7 @@ def _less(clean: bool, limit: float | None) -> JsonObject:
     return after | {"removed": before - sum(folder["bytes"] for folder in after["kept"])}
 
 
-def text(found: JsonObject) -> str:
+def cache_text(found: JsonObject) -> str:
     """The same in words."""
     rows = []
     for folder in found["kept"]:

@@ -48,7 +48,7 @@ def start(kind: str, argv: list[str]) -> int:
         print(usage(kind))
         return DONE if argv else MISUSED
     read_options(kind, flags)  # so that mistakes are said before a launcher has loaded torch
-    if problems := [*wrong, *gpu_slots.problems(how)]:
+    if problems := [*wrong, *gpu_slots.find_launch_problems(how)]:
         return complain("\n".join(map(str, problems)), MISUSED)
     path, flags = split_file(flags)
     work = ahead_of("cache")
@@ -56,7 +56,7 @@ def start(kind: str, argv: list[str]) -> int:
         arguments, variables = starting(path or "", SCRIPTS[kind], **gpu_slots.launch_options(how, own))
         variables |= keys.environment() | gpu_slots.environment(own)
         work.hand_on()
-        return foreground.run([*(arguments if path else arguments[:-2]), *flags], variables)
+        return foreground.run_in_foreground([*(arguments if path else arguments[:-2]), *flags], variables)
 
 
 def main(kind: str, argv: list[str]) -> int:
@@ -105,7 +105,7 @@ def read_options(kind: str, argv: list[str]) -> Reading[RunConfig]:
     else:
         every = either([f"--{family}" for family in families.FAMILIES])
         raise ConfigError("write for which family: {every}, or name a TOML with --config_file", every=every)
-    reading = train_script.read(families.config_class(script), [*flags, *FORCED[kind]])
+    reading = train_script.read_command_line(families.config_class(script), [*flags, *FORCED[kind]])
     if reading.problems:
         train_script.fail(ConfigError(*reading.problems))
     return reading

@@ -11,7 +11,7 @@ from typing import Any
 from library.check.isolated import environment, finding
 from library.cli.launch import LAUNCH, script_of, split_launch, with_config
 from library.cli.main import DONE, FAILED, MISUSED, complain
-from library.cli.train_script import read
+from library.cli.train_script import read_command_line
 from library.config import environment as surroundings
 from library.config.building import Reading
 from library.config.json_types import JsonObject
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
         return DONE if argv else MISUSED
     as_json = "--json" in argv
     try:
-        what, reading, how = described([token for token in argv if token != "--json"])
+        what, reading, how = read_check_request([token for token in argv if token != "--json"])
         os.environ.update(environment(how))
         report = reported(reading)
     except ConfigError as wrong:
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
     return DONE
 
 
-def described(argv: list[str]) -> tuple[str, Reading[Any], JsonObject]:
+def read_check_request(argv: list[str]) -> tuple[str, Reading[Any], JsonObject]:
     """What a command line is about in words, what came of reading it, and its launch options."""
     how, rest, wrong = split_launch(argv)
     script, rest = _script(rest)
@@ -78,8 +78,8 @@ def described(argv: list[str]) -> tuple[str, Reading[Any], JsonObject]:
         what, rest, is_file = rest[0], named, True
     if not script:
         raise ConfigError("kohya check needs the TOML of a training, or the name of a script and its options")
-    reading = read(config_class(script), rest, [*LAUNCH, *OWN])
-    problems = [*reading.problems, *wrong, *gpu_slots.problems(how)]
+    reading = read_command_line(config_class(script), rest, [*LAUNCH, *OWN])
+    problems = [*reading.problems, *wrong, *gpu_slots.find_launch_problems(how)]
     about = f"{what} ({script.removesuffix('.py')})" if is_file else script.removesuffix(".py")
     return about, dataclasses.replace(reading, problems=problems), how
 
@@ -87,7 +87,7 @@ def described(argv: list[str]) -> tuple[str, Reading[Any], JsonObject]:
 def reported(reading: Reading[Any]) -> Any:
     """The report. Torch is loaded here, and not before the environment is as the training's will be."""
     try:
-        surroundings.check()
+        surroundings.check_cache_variables()
     except ConfigError as wrong:
         reading = dataclasses.replace(reading, problems=[*reading.problems, *wrong.problems])
         surroundings.forget()

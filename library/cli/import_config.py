@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
         return _in_json(asked.file, asked.script, asked.output)
     if importers.is_dataset(found := importers.parse(asked.file)):
         return _dataset(found, asked.output)
-    made = importers.load(asked.file, configs(), asked.script)
+    made = importers.import_file(asked.file, configs(), asked.script)
     if asked.to:
         return _export(made, asked.base, asked.output)
     if asked.output:
@@ -93,7 +93,7 @@ def _in_json(file: Path, script: str, path: Path | None) -> int:
                 _write_new(path, text)
             account: JsonObject = {"notes": notes, "problems": [], "files": {"dataset_config": text}}
         else:
-            made = importers.load(file, configs(), script)
+            made = importers.import_file(file, configs(), script)
             made = _write(made, path, file) if path else made
             account = {**made.account(), "missing": _blanks(made)}
     except ConfigError as wrong:
@@ -118,7 +118,7 @@ def diff(argv: list[str]) -> int:
     asked = parser.parse_args(argv)
     try:
         files = [path / "run.toml" if path.is_dir() else path for path in (asked.first, asked.second)]
-        first, second = (importers.load(path, configs(), asked.script) for path in files)
+        first, second = (importers.import_file(path, configs(), asked.script) for path in files)
     except ConfigError as wrong:
         for line in wrong.problems:
             print(f"error: {line}", file=sys.stderr)

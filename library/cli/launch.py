@@ -47,13 +47,15 @@ def train(argv: list[str]) -> int:
         what = script_of(Path(what))
     flags = with_config(flags)
     # A launcher loads torch for seconds before the script can say what is wrong, so it is asked here first.
-    reading = train_script.read(config_class(what), flags, LAUNCH)
-    if problems := [*reading.problems, *wrong, *gpu_slots.problems(how)]:
+    reading = train_script.read_command_line(config_class(what), flags, LAUNCH)
+    if problems := [*reading.problems, *wrong, *gpu_slots.find_launch_problems(how)]:
         reading = dataclasses.replace(reading, problems=problems)
         return complain("\n".join(map(str, [*problems, *train_script.beyond(reading)])), MISUSED)
     path, flags = split_file(flags)
     arguments, variables = starting(path or "", what, **how)
-    return foreground.run([*(arguments if path else arguments[:-2]), *flags], variables | keys.environment())
+    return foreground.run_in_foreground(
+        [*(arguments if path else arguments[:-2]), *flags], variables | keys.environment()
+    )
 
 
 def probe(argv: list[str]) -> int:
@@ -77,7 +79,7 @@ def script_of(path: Path) -> str:
     """Which script a TOML is for: by its first line, as our own files begin, else by the file's name, else by the
     options in it. Raises ConfigError when unclear."""
     path = path_today(path)
-    if script := importers.named(path, {script: config_class(script) for script in RUNS}):
+    if script := importers.script_in_name(path, {script: config_class(script) for script in RUNS}):
         return script
     given = read_toml(path)
     importers.refuse_data(load_toml(path), path)

@@ -22,14 +22,14 @@ def page(configs: Iterable[type]) -> str:
     tables_of = [dict(options(config)) for config in configs]
     shared = [o for o in tables_of[0].values() if all(t.get(o.name) == o for t in tables_of)]
     names = {o.name for o in shared}
-    parts = [INTRO, "## All trainings\n", tables(shared, depth=3)]
+    parts = [INTRO, "## All trainings\n", option_tables(shared, depth=3)]
     for config, table in zip(configs, tables_of, strict=True):
         parts += [f"\n## {config.title} (`{config.script}.py`)\n", f"{config.__doc__} Besides the options above:\n"]
-        parts.append(tables((o for o in table.values() if o.name not in names), depth=3))
+        parts.append(option_tables((o for o in table.values() if o.name not in names), depth=3))
     return "\n".join(parts)
 
 
-def tables(known: Iterable[Option], depth: int = 2) -> str:
+def option_tables(known: Iterable[Option], depth: int = 2) -> str:
     """Options as Markdown, a table per section."""
     lines, last = [], ""
     for o in known:

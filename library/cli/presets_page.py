@@ -17,16 +17,16 @@ Values = dict[str, str]
 Columns = dict[str, Values]  # what heads a column -> option -> value
 
 
-def tables() -> str:
+def preset_tables() -> str:
     """A table for each model and kind of training, with a column for each size of GPU."""
     groups: dict[str, Columns] = {}
     for path in _presets():
         title, column = _heading(path)
         groups.setdefault(title, {})[column] = values(path)
-    return "\n".join(f"### {title}\n\n{table(columns)}" for title, columns in _joined(groups).items())
+    return "\n".join(f"### {title}\n\n{preset_table(columns)}" for title, columns in _joined(groups).items())
 
 
-def table(columns: Mapping[str, Values]) -> str:
+def preset_table(columns: Mapping[str, Values]) -> str:
     """One row for each option that any column sets."""
     names = list(dict.fromkeys(name for column in columns.values() for name in column))
     lines = [f"| option | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
@@ -42,7 +42,7 @@ def values(path: Path) -> Values:
 
 def with_tables(text: str) -> str:
     """The text of the page with current tables."""
-    return TABLES.sub(lambda match: f"{match[1]}\n{tables()}\n{match[2]}", text)
+    return TABLES.sub(lambda match: f"{match[1]}\n{preset_tables()}\n{match[2]}", text)
 
 
 def _presets() -> list[Path]:

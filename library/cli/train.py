@@ -24,7 +24,7 @@ def train(config: RunConfig, notes: Sequence[Problem] | None = None, began: floa
         return preflight.show(config)
     config = hub.fetched(config)
     paths.tidy(config)
-    remarks = preflight.check(config)
+    remarks = preflight.check_before_training(config)
     preflight.load_named_code(config)
     with output_lock.held(config):
-        return run_training(config, remarks, building.notes(config) if notes is None else notes, began)
+        return run_training(config, remarks, building.config_notes(config) if notes is None else notes, began)

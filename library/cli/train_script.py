@@ -42,7 +42,7 @@ PATIENCE = 5.0  # seconds between the starts of processes that are launched toge
 
 def parse(config: type[C], argv: list[str] | None = None) -> C:
     """defaults < --config_file < flags. On mistakes: one line each on stderr, exit code 2."""
-    reading = read(config, argv)
+    reading = read_command_line(config, argv)
     if reading.problems:
         fail(ConfigError(*reading.problems))
     _tell(reading.notes)
@@ -58,13 +58,13 @@ def main(config: type, argv: list[str] | None = None) -> int:
     one that is stopped later has saved its work and ends with 0.
     """
     environment.print_any_text()
-    reading = read(config, argv)
+    reading = read_command_line(config, argv)
     if reading.problems:
         # The processes that say nothing do not load torch to find more of it.
         fail(ConfigError(*reading.problems, *(beyond(reading) if environment.first_process() else ())))
     _tell(reading.notes)
     try:
-        environment.check()
+        environment.check_cache_variables()
         model = Path(reading.config.model.pretrained_model_name_or_path or "")
         if model.exists():
             read_ahead.begin(model, families.facts(config.family).denoiser_prefix)
@@ -100,7 +100,7 @@ def beyond(reading: Reading[Any]) -> list[Problem]:
         return []
     found: list[Problem] = []
     try:
-        environment.check()
+        environment.check_cache_variables()
     except ConfigError as e:
         found = e.problems
         environment.forget()
@@ -110,7 +110,7 @@ def beyond(reading: Reading[Any]) -> list[Problem]:
     return [*found, *preflight.beyond(reading)]
 
 
-def read(config: type[C], argv: list[str] | None = None, also: Iterable[str] = ()) -> Reading[C]:
+def read_command_line(config: type[C], argv: list[str] | None = None, also: Iterable[str] = ()) -> Reading[C]:
     """A command line and the file it names -> a config, and everything that is wrong with them, in one answer.
 
     --help and --output_config do what they say and end the process. `also` are further flags of the command, which it

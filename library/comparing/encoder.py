@@ -23,7 +23,7 @@ AT_ONCE = 16  # pictures
 def folder_of(name: str, into: Path, report: Report) -> Path:
     """The folder of an encoder: dinov2 and clip are downloaded once into `into`, as any id of Hugging Face; else the
     folder of that name."""
-    found = model_folder.find(ENCODERS.get(name.lower(), name), model_folder.TRANSFORMERS, into, report)
+    found = model_folder.find_model_folder(ENCODERS.get(name.lower(), name), model_folder.TRANSFORMERS, into, report)
     if not found.is_dir():
         template = "--encoder {name} is not there: write dinov2, clip or the folder of an image encoder"
         raise ConfigError(template, name=name)
@@ -40,7 +40,7 @@ class ImageEncoder:
         here: JsonObject = {"local_files_only": True, "trust_remote_code": False}
         try:
             # Loaded only where likeness is wanted.
-            model, processor = (families.load(f"transformers.models.auto:Auto{name}") for name in KINDS)
+            model, processor = (families.load_object(f"transformers.models.auto:Auto{name}") for name in KINDS)
             self._model: Any = model.from_pretrained(str(folder), use_safetensors=True, **here).eval()
             self._processor: Any = processor.from_pretrained(str(folder), **here)
         except Exception as error:  # any error of an unknown model's folder

@@ -65,7 +65,7 @@ def run_of(name: str) -> reader.RecordedRun:
             return reader.at((folder if (folder / layout.RUN).is_file() else inner[-1].parent).resolve())
         raise ConfigError("{folder} is no folder of a run: there is no {name} in it", folder=folder, name=layout.RUN)
     try:
-        return reader.run(name)
+        return reader.find_run(name)
     except KeyError:
         template = "{name} is no run: write the id that the page shows, the folder of a run, or nothing for the newest"
         raise ConfigError(template, name=name) from None
@@ -153,7 +153,7 @@ def config_of(run: reader.RecordedRun) -> RunConfig:
         template = "the files of {run} are no LoRA and no model: compare them in the tab Try it, or with kohya sample"
         raise ConfigError(template, run=run.id)
     toml = run.folder / layout.TOML
-    given = flat(load_toml(toml)) if toml.is_file() else flat(resume.settings(run))
+    given = flat(load_toml(toml)) if toml.is_file() else flat(resume.run_settings(run))
     known = options(kind)
     read = {name: known[name].read(value) for name, value in given.items() if name in known and value is not None}
     if isinstance(seed := run.facts.get("seed"), int):
@@ -181,7 +181,7 @@ def prompts_of(run: reader.RecordedRun, config: RunConfig) -> list[Prompt]:
     """The prompts of a run's samples, from its file or as the run recorded them; none where it has none."""
     place = Path(str(config.sample.sample_prompts or ""))
     if config.sample.sample_prompts and place.is_file():
-        return prompt_files.read(place)
+        return prompt_files.read_prompts(place)
     told = reader.progress(run.folder).update().events.get("sample", ())
     return [Prompt(text) for text in dict.fromkeys(str(event.get("prompt") or "") for event in told) if text]
 

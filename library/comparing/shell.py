@@ -23,21 +23,21 @@ DONE = 0
 
 def main(argv: list[str]) -> int:
     """Compare; 0 when it worked. Raises ConfigError."""
-    asked = parser().parse_args(argv)
+    asked = build_compare_parser().parse_args(argv)
     if asked.files < 1:
         raise ConfigError("--files {count}: write how many files are compared at most, such as 8", count=asked.files)
     given = prompts_of(asked)
     run = plan.run_of(asked.run)
     with joined("compare") as work, free_devices({"cpu": asked.cpu}, work.wait) as own:
         os.environ.update(gpu_slots.environment(own))
-        compare = families.load("library.comparing.work:compare")  # with torch, which looks for GPUs only once
+        compare = families.load_object("library.comparing.work:compare")  # with torch, which looks for GPUs only once
         made = compare(run, asked, given, work)
         for line in lines(made):
             print(line)
     return DONE
 
 
-def parser() -> argparse.ArgumentParser:
+def build_compare_parser() -> argparse.ArgumentParser:
     """The options."""
     made = Arguments(
         "kohya compare",

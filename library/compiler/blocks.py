@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 from library.compiler import cache, cudagraph, torch_private
-from library.compiler.checks import hooked, problems
+from library.compiler.checks import find_compile_problems, hooked
 from library.compiler.entry import EntryInputs, shape_of, with_canonical_inputs
 from library.compiler.log import CompileLog, Speedup
 from library.compiler.torch_settings import RECORDED, SETTINGS, limit_of, version, wanted_settings
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, counted
 
-__all__ = ["problems"]  # with what is defined below
+__all__ = ["find_compile_problems"]  # with what is defined below
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     """
     device = next((p.device for p in model.parameters() if p.device.type != "cpu"), torch.device("cpu"))
     blocks = [block for group in target_blocks for block in group]
-    if wrong := [*problems(args, device, disable_linear), *hooked(model, blocks)]:
+    if wrong := [*find_compile_problems(args, device, disable_linear), *hooked(model, blocks)]:
         raise ConfigError(*wrong)
     cache.use(getattr(args, "compile_cache_dir", None), device)
     sizes = max((given.sizes for given in (inputs or {}).values()), default=1)
@@ -123,7 +123,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         options["dynamic"] = False
     if device.type == "cuda" and args.compile_mode in RECORDED:
         options["mode"] = RECORDED[args.compile_mode]
-        cudagraph.attach(model, log)
+        cudagraph.record_denoiser_calls(model, log)
     log.prepare(functools.partial(_begin, options=options, backends=backends), blocks)
     if waiting := getattr(args, "compile_compare_steps", 0):
         log.speedup = Speedup(waiting, functools.partial(log.begin_some, blocks))

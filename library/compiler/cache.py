@@ -37,7 +37,7 @@ def use(given: str | None, device: torch.device) -> Path:
     Raises ConfigError where a folder that somebody chose cannot be used. Where the default one cannot be, PyTorch's
     temporary folder is used instead.
     """
-    if wrong := [*problems(given, device)]:
+    if wrong := [*find_cache_problems(given, device)]:
         raise ConfigError(*wrong)
     chosen, default = _in_environment(), default_cache_dir()
     folder = Path(chosen or given or default_root() / key(device))
@@ -55,7 +55,7 @@ def use(given: str | None, device: torch.device) -> Path:
     return folder
 
 
-def problems(given: str | None, device: torch.device) -> Iterator[Problem]:
+def find_cache_problems(given: str | None, device: torch.device) -> Iterator[Problem]:
     """Why the chosen folder cannot be used. Creates nothing."""
     named = _in_environment() or given
     if named and (why := _why_unusable(Path(named), device)):

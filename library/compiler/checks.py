@@ -24,7 +24,7 @@ PACKAGES = {"tvm": "tvm", "openxla": "torch_xla", "openxla_eval": "torch_xla"}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def problems(args: Any, device: torch.device, disable_linear: bool = False) -> Iterator[Problem]:
+def find_compile_problems(args: Any, device: torch.device, disable_linear: bool = False) -> Iterator[Problem]:
     """Why blocks cannot be compiled here, one sentence each, found before a model is loaded."""
     if version() < MINIMUM_TORCH:
         need = ".".join(map(str, MINIMUM_TORCH))
@@ -50,7 +50,7 @@ def problems(args: Any, device: torch.device, disable_linear: bool = False) -> I
         yield Problem("compile_fullgraph", ": cannot hold while Linear layers are kept out of the graph; switch it off")
     if args.compile_backend == "inductor" and (why := _no_inductor(device)):
         yield Problem("compile", ": {why}", why=why, fix=FALLBACK)
-    yield from cache.problems(getattr(args, "compile_cache_dir", None), device)
+    yield from cache.find_cache_problems(getattr(args, "compile_cache_dir", None), device)
 
 
 def _unknown_backends(args: Any) -> Iterator[Problem]:

@@ -54,7 +54,7 @@ def leave_default_stream() -> None:
 
 
 # Why: docs/decisions/2026-11-22-cuda-graphs-of-the-whole-denoiser.md
-def attach(denoiser: nn.Module, log: CompileLog, reserve: int | None = None) -> None:
+def record_denoiser_calls(denoiser: nn.Module, log: CompileLog, reserve: int | None = None) -> None:
     """Record every call of a denoiser that needs gradients once per size, and replay it afterwards.
 
     With a `reserve`, the bytes that the optimizer will need, record only as long as these stay free and a replay is

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from library.compiler import cache, torch_private
-from library.compiler.checks import problems
+from library.compiler.checks import find_compile_problems
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 
@@ -46,7 +46,7 @@ def prewarm_before_steps(config: RunConfig, device: torch.device) -> contextlib.
 
 
 def _wanted(args: Any, device: torch.device) -> bool:
-    if not args.compile or args.compile_backend != "inductor" or any(problems(args, device)):
+    if not args.compile or args.compile_backend != "inductor" or any(find_compile_problems(args, device)):
         return False
     try:
         cache.use(getattr(args, "compile_cache_dir", None), device)

@@ -43,7 +43,7 @@ class Reading(Generic[C]):
     known: bool = True  # false if a file could not be read at all, so that its options are unknown
 
 
-def build(config: type[C], values: JsonMapping, source: str = "", notes: list[MessageLike] | None = None) -> C:
+def build_config(config: type[C], values: JsonMapping, source: str = "", notes: list[MessageLike] | None = None) -> C:
     """Values by option name -> a checked config.
 
     Raises ConfigError with every problem, a line each. Remarks (a key that is ignored, an option without effect) are
@@ -116,7 +116,7 @@ def draft(config: type[C], read: JsonMapping) -> C:
 
 def replace(config: C, **changes: Any) -> C:
     """A new config with some options changed, checked again."""
-    return build(type(config), {**values(config), **changes}, notes=[])
+    return build_config(type(config), {**values(config), **changes}, notes=[])
 
 
 def missing(config: RunConfig) -> list[Problem]:
@@ -124,7 +124,7 @@ def missing(config: RunConfig) -> list[Problem]:
     return list(_ask(config, "missing"))
 
 
-def notes(config: RunConfig) -> list[Problem]:
+def config_notes(config: RunConfig) -> list[Problem]:
     """Remarks on a valid config."""
     return list(_ask(config, "notes"))
 

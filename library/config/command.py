@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from library.config.building import Layer, read_section
 from library.config.problems import ConfigError, Problem, option_name
-from library.config.reading import count
+from library.config.reading import parse_count
 from library.config.schema import opt
 from library.config.values import did_you_mean, quoted
 
@@ -35,10 +35,15 @@ class Launch:
     machine_rank: int | None = opt(None, "number of this machine, from 0", min=0, advanced=True)
     main_process_ip: str | None = opt(None, "address of the first machine", label="Main process IP", advanced=True)
     main_process_port: int | None = opt(
-        None, "port for the processes to meet at", parse=count, max=65535, advanced=True
+        None, "port for the processes to meet at", parse=parse_count, max=65535, advanced=True
     )
     num_cpu_threads_per_process: int | None = opt(
-        None, "processor threads of each process", label="CPU threads per process", parse=count, max=MANY, advanced=True
+        None,
+        "processor threads of each process",
+        label="CPU threads per process",
+        parse=parse_count,
+        max=MANY,
+        advanced=True,
     )
     mixed_precision: Literal["no", "fp16", "bf16"] = opt(
         "no", "for the launcher only; the training uses the value of the config"

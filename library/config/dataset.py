@@ -135,7 +135,7 @@ MUSUBI = {"image_directory", "image_jsonl_file", "cache_directory"}  # keys of a
 RUN_NAMES = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
 
 
-def load(config: RunConfig) -> tuple[DatasetConfig, ...]:
+def load_datasets(config: RunConfig) -> tuple[DatasetConfig, ...]:
     """The data of a run. Raises ConfigError with everything that is wrong with its dataset file, a line each."""
     made, problems = drafted(config)
     if problems:
@@ -167,7 +167,7 @@ def _datasets(path: str | Path, config: RunConfig, problems: list[Problem]) -> t
 
     Raises ConfigError only where there is nothing to go on with.
     """
-    found, name = tables(Path(path)), Path(path).name
+    found, name = read_tables(Path(path)), Path(path).name
     if MUSUBI & {key for table in _tables(found, "datasets", name, []) for key in table}:
         template = (
             "{name} is written for musubi-tuner: on the page, Load config rewrites it, and in a shell "
@@ -199,7 +199,7 @@ def _datasets(path: str | Path, config: RunConfig, problems: list[Problem]) -> t
 def decided(config: RunConfig) -> list[str]:
     """Options of the run that are set in vain: its dataset file says the same thing for every one of its images."""
     try:
-        found = tables(Path(config.data.dataset_config or ""))
+        found = read_tables(Path(config.data.dataset_config or ""))
     except ConfigError:  # which is said by itself
         return []
     general, every = found.get("general"), _tables(found, "datasets", "", [])
@@ -295,7 +295,7 @@ def _tables(table: JsonMapping, key: str, source: str, problems: list[Problem]) 
     return []
 
 
-def tables(path: Path) -> JsonObject:
+def read_tables(path: Path) -> JsonObject:
     """The tables of a dataset file. Raises ConfigError when it cannot be read as one."""
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError("{path} must end in one of {suffixes}", path=path, suffixes=", ".join(SUFFIXES))

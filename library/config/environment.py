@@ -60,7 +60,7 @@ def lacks_memory(error: BaseException) -> bool:
     return any(sign in str(error) for sign in NO_MEMORY)
 
 
-def check() -> None:
+def check_cache_variables() -> None:
     """Raise ConfigError where the cache folder that is named cannot be made."""
     if not (wanted := os.environ.get(CACHE)):
         return

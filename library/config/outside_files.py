@@ -69,7 +69,7 @@ def check_regular(path: str | Path) -> os.stat_result:
 
 
 @contextlib.contextmanager
-def opened(path: str | Path) -> Iterator[BinaryIO]:
+def open_outside(path: str | Path) -> Iterator[BinaryIO]:
     """An ordinary file, open for reading. Raises ConfigError as `check_regular` does, or when it cannot be read."""
     check_regular(path)
     try:
@@ -87,7 +87,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 def read_bytes(path: str | Path, most: int = SETTINGS) -> bytes:
     """The content of an ordinary file. Raises ConfigError for any other, and for one of more than `most` bytes."""
-    with opened(path) as file:
+    with open_outside(path) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(most + 1) or b"" if size <= most else b""
     if max(size, len(data)) > most:

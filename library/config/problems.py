@@ -29,7 +29,7 @@ __all__ = [
     "option_names",
     "option_values",
     "problems_of",
-    "read",
+    "problem_from_json",
     "restored",
     "together",
 ]
@@ -343,7 +343,7 @@ def _is_sound(sent: JsonMapping) -> bool:
     return str(_text(sent)) == text
 
 
-def read(sent: JsonMapping) -> Problem:
+def problem_from_json(sent: JsonMapping) -> Problem:
     """What `Problem.as_json` wrote -> the problem."""
     return Problem(**{name: sent[name] for name in ("option", "template", *FACTS)}, **_arguments(sent))
 
@@ -354,7 +354,7 @@ def _arguments(sent: JsonMapping) -> JsonObject:
 
 def _text(sent: JsonMapping) -> Message:
     if "option" in sent:
-        return read(sent)
+        return problem_from_json(sent)
     if sent.get("isOption"):
         return OptionName(sent["template"])
     made = Message(sent["template"], **_arguments(sent))

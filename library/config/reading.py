@@ -18,7 +18,7 @@ OF_RESOLUTION = (
 )
 
 
-def count(value: Any) -> int | None:
+def parse_count(value: Any) -> int | None:
     """How many of something; 0 is how forms say "not set"."""
     result = to_int(value)
     if result < 0:

@@ -37,7 +37,7 @@ def opt(default: Any, help: str, **hints: Any) -> Any:
     return dataclasses.field(default=default, metadata={"help": help, **hints})
 
 
-def section(cls: type[S]) -> S:
+def define_section(cls: type[S]) -> S:
     """Declare one group of options inside a run's config."""
     return dataclasses.field(default_factory=cls)  # type: ignore[return-value]
 

@@ -108,7 +108,7 @@ class ImageCollection:
     @property
     def rules(self) -> Buckets:
         """The bucketing rules of its images."""
-        return bucket_rules(datasets.load(self.config)[0])
+        return bucket_rules(datasets.load_datasets(self.config)[0])
 
     def find(self, name: str) -> Picture:
         """An image by its name. Raises ConfigError for an unknown name."""
@@ -141,7 +141,7 @@ class ImageCollection:
     def _images(self) -> ImageSet:
         """The images of a training without the damaged ones."""
         if self.found is None:
-            made = datasets.load(self.config)  # one at each size
+            made = datasets.load_datasets(self.config)  # one at each size
             used = [picture for picture in self.pictures if picture.used and picture.fit is not None]
             items = [
                 Image(p.path, p.size, p.words, p.repeats, base.template, position, fit)
@@ -154,10 +154,10 @@ class ImageCollection:
         return replace(self.found, items=[image for image in self.found.items if image.path not in broken])
 
 
-def check(config: RunConfig) -> None:
+def check_buckets(config: RunConfig) -> None:
     """Raise ConfigError when the bucket options of a config are impossible."""
     problems = []
-    for dataset in datasets.load(config):
+    for dataset in datasets.load_datasets(config):
         if not dataset.resolution:
             problems.append("resolution: write the size of the images, such as 1024")
             continue

@@ -78,7 +78,7 @@ class DatasetTable:
     at: int | None = None
 
 
-def read(path: Path) -> list[DatasetTable]:
+def read_dataset_tables(path: Path) -> list[DatasetTable]:
     """The data sets of a file. Raises ConfigError where it cannot be read as tables."""
     return [
         DatasetTable(
@@ -90,7 +90,7 @@ def read(path: Path) -> list[DatasetTable]:
     ]
 
 
-def described(datasets: Sequence[DatasetConfig]) -> list[DatasetTable]:
+def tables_of_datasets(datasets: Sequence[DatasetConfig]) -> list[DatasetTable]:
     """The data sets of a training without a dataset file; its folders have only the options from their names."""
     return [DatasetTable({}, [FolderTable(_of_names(one)) for one in dataset.subsets]) for dataset in datasets]
 

@@ -25,12 +25,12 @@ def is_flat(folder: str | None) -> bool:
     return Path(folder or "").is_dir() and folders.is_flat(Path(folder or ""))
 
 
-def count(folder: Path) -> int:
+def count_images(folder: Path) -> int:
     """The number of images directly in a folder."""
     return len(folders.listing(folder).images)
 
 
-def named(one: FolderTable) -> list[FolderTable]:
+def read_folder_name(one: FolderTable) -> list[FolderTable]:
     """An added folder with the options from its name; a parent of folders named <repeats>_<words> becomes these."""
     folder = Path(one.texts.get("image_dir", ""))
     if one.at is not None or one.texts.get("num_repeats") or not folder.is_dir():

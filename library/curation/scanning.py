@@ -20,7 +20,7 @@ from library.data.threads import spread
 OTHER_ENDINGS = (".txt", ".caption")
 
 
-def opened(
+def scan_collection(
     root: Path, config: RunConfig, report: Report | None = None, may: May = lambda path: True
 ) -> ImageCollection:
     """Scan a folder: one that holds folders named <repeats>_<words>, or one with images.

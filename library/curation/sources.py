@@ -24,7 +24,7 @@ ELSEWHERE = "it lies outside of the opened folder: open {folder} to change it"
 
 
 # Why: docs/decisions/2026-11-20-data-set-tab-counts-as-the-trainer.md
-def opened(
+def scan_sources(
     config: RunConfig, report: Report | None = None, may: May = lambda path: True, world: int = 1
 ) -> ImageCollection:
     """Scan the images of a training: of its image folder, or of all sources that its config names.
@@ -35,7 +35,7 @@ def opened(
     data = config.data
     held_back = isinstance(config, AdapterRun) and config.validation.validation_split
     if not (data.dataset_config or data.in_json or data.reg_data_dir or held_back):
-        collection = scanning.opened(Path(data.train_data_dir or ""), config, report, may)
+        collection = scanning.scan_collection(Path(data.train_data_dir or ""), config, report, may)
         collection.world = world
         return collection
     guard(config, may)
@@ -48,7 +48,7 @@ def opened(
             root, config, may=may, fixed=Message("{name} describes these images: open one of their folders", name=name)
         )
     else:
-        collection = scanning.opened(Path(data.train_data_dir or ""), config, report, may)
+        collection = scanning.scan_collection(Path(data.train_data_dir or ""), config, report, may)
     collection.world, collection.found, collection.problems = world, found.images, found.problems
     notes = dict.fromkeys([*found.other_captions, *found.warnings, *scanning.sharing(collection)])
     if any(subset.random_crop for dataset in found.images.datasets for subset in dataset.subsets):
@@ -61,13 +61,13 @@ def opened(
 def guard(config: RunConfig, may: May) -> None:
     """Raise ConfigError when a config names a path that may not be read."""
     named: dict[str, None] = {}
-    for dataset in datasets.load(config):
+    for dataset in datasets.load_datasets(config):
         for subset in dataset.subsets:
             second = (subset.conditioning_data_dir, *subset.control_directories)
             named |= dict.fromkeys(p for p in (subset.image_dir, subset.metadata_file, *second) if p)
             _allow(named, may)
             if subset.metadata_file:
-                entries = metadata.read(subset.metadata_file, subset.image_dir)
+                entries = metadata.read_metadata_file(subset.metadata_file, subset.image_dir)
                 named |= dict.fromkeys(os.path.dirname(path) for one in entries for path in (one.path, *one.controls))
     _allow(named, may)
 

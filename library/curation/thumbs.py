@@ -61,7 +61,7 @@ def thumb(path: str | Path, side: int = SIDES[0], upright: bool = False) -> byte
     return made
 
 
-def opened(path: str | Path) -> Image.Image:
+def open_image(path: str | Path) -> Image.Image:
     """An image after checks of its header and size. Raises ConfigError otherwise."""
     extensions()
     try:
@@ -98,7 +98,7 @@ def prune(limit: int = LIMIT) -> int:
 
 
 def _thumbnail(path: str | Path, side: int, upright: bool) -> bytes:
-    with _at_once, opened(path) as image:
+    with _at_once, open_image(path) as image:
         try:
             image.draft("RGB", (side, side))  # JPEG is decoded at down to an eighth of its size where that is enough
             shown = orientation.upright(image) if upright else image

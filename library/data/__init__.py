@@ -2,6 +2,6 @@
 
 from library.data.finding import scan
 from library.data.images import Image, ImageSet, summary
-from library.data.preflight import Check, check, problems, warnings
+from library.data.preflight import Check, check_data, find_data_problems, warnings
 
-__all__ = ["Check", "Image", "ImageSet", "check", "problems", "scan", "summary", "warnings"]
+__all__ = ["Check", "Image", "ImageSet", "check_data", "find_data_problems", "scan", "summary", "warnings"]

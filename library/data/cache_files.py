@@ -61,7 +61,7 @@ class CacheFile(Protocol):
 
 
 @contextmanager
-def opened(file: str) -> Iterator[CacheFile]:
+def open_cache_file(file: str) -> Iterator[CacheFile]:
     """Open a file of either format; raises one of BROKEN for a damaged one."""
     if file.endswith(".safetensors"):
         if Path(file).stat().st_size > LARGEST:
@@ -82,7 +82,7 @@ def opened(file: str) -> Iterator[CacheFile]:
         yield _Npz(npz)
 
 
-def write(file: str, arrays: Mapping[str, np.ndarray], facts: Mapping[str, str]) -> None:
+def write_cache_file(file: str, arrays: Mapping[str, np.ndarray], facts: Mapping[str, str]) -> None:
     """Write arrays and texts; in .safetensors the dtype is appended to a name.
 
     Masks of 8 bits are float32 in 0..1 in .npz, as in sd-scripts, and deflated: nearly all of a mask is alike. Latents

@@ -132,7 +132,7 @@ def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = Fals
     if trust:
         return os.path.exists(wanted.file)
     try:
-        with cache_files.opened(wanted.file) as file:
+        with cache_files.open_cache_file(wanted.file) as file:
             if not _has_size(file, wanted):
                 return False
             stamp = _stamp(file, wanted.tail)
@@ -153,7 +153,7 @@ def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = Fals
 def has_size(wanted: Wanted) -> bool:
     """Whether the file has latents of this size, whatever they were made of; it may have those of other sizes."""
     try:
-        with cache_files.opened(wanted.file) as file:
+        with cache_files.open_cache_file(wanted.file) as file:
             return _has_size(file, wanted)
     except BROKEN:
         return False
@@ -165,7 +165,7 @@ def _has_size(file: CacheFile, wanted: Wanted) -> bool:
 
 def read_latents(wanted: Wanted) -> dict[str, np.ndarray]:
     """Read latents [C, h, w] and what else is wanted, by the names of `Wanted.arrays`."""
-    with cache_files.opened(wanted.file) as file:
+    with cache_files.open_cache_file(wanted.file) as file:
         found = {name: file.array(wanted.key(name)) for name in wanted.arrays}
     # Latents of some families have a frame dimension in musubi-tuner's format; in our earlier files all have it.
     found = {name: array[:, 0] if array.ndim == 4 else array for name, array in found.items()}
@@ -190,7 +190,7 @@ def write_latents(wanted: Wanted, arrays: Mapping[str, np.ndarray], stamp: JsonM
     else:
         content["original_size" + wanted.tail] = np.array(wanted.size)
         content["crop_ltrb" + wanted.tail] = np.array(crop_ltrb(wanted.fit.bucket, wanted.size))
-    cache_files.write(wanted.file, content, facts)
+    cache_files.write_cache_file(wanted.file, content, facts)
 
 
 # ---- text
@@ -215,7 +215,7 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
         return os.path.exists(file)
     options = stamp.get("options", {})
     try:
-        with cache_files.opened(file) as found:
+        with cache_files.open_cache_file(file) as found:
             shapes = {key: found.shape((names or {}).get(key, key)) for key in lengths}
             present = all((names or {}).get(key, key) in found.names for key in lengths)
             if not present or any(length not in (None, *shapes[key][:1]) for key, length in lengths.items()):
@@ -241,7 +241,7 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
 
 def read_text(file: str, keys: Iterable[str], names: Mapping[str, str] | None = None) -> dict[str, np.ndarray]:
     """Read the outputs of the text encoders by name, as float32."""
-    with cache_files.opened(file) as found:
+    with cache_files.open_cache_file(file) as found:
         arrays = {key: found.array((names or {}).get(key, key)) for key in keys}
     return {key: value.astype(np.float32) if value.dtype.kind == "f" else value for key, value in arrays.items()}
 
@@ -257,7 +257,7 @@ def write_text(
     else:
         flags = {key: np.array(value) for key, value in stamp.get("options", {}).items() if isinstance(value, bool)}
         content = {**arrays, **flags}
-    cache_files.write(file, content, facts)
+    cache_files.write_cache_file(file, content, facts)
 
 
 def text_stamp(caption: str, encoders: JsonMapping | None, options: JsonMapping, template: str = "") -> JsonObject:
@@ -334,7 +334,7 @@ def _is_younger(file: str, sources: Sequence[str]) -> bool:
 def _others(wanted: Wanted) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The arrays and texts of other sizes in the file that are of the image as it is now."""
     try:
-        with cache_files.opened(wanted.file) as file:
+        with cache_files.open_cache_file(wanted.file) as file:
             if wanted.cache.architecture:  # whose keys have the size of a reference image, not of its image
                 if any(not _still_same_image(file, wanted, name[len(MADE_FROM) :]) for name in _made_from(file)):
                     return {}, {}

@@ -14,10 +14,10 @@ from library.data.images import ControlImage
 SHAPES = ("rectangle", "ellipse", "line")
 
 
-def shown(control: ControlImage, interpolation: str | None, flip: bool = False) -> torch.Tensor:
+def control_input(control: ControlImage, interpolation: str | None, flip: bool = False) -> torch.Tensor:
     """A control image as the model's input: colours [3,H,W] in -1..1, grey (0) in the masked region."""
     view = augment.middle(control.fit, flip)
-    picture = pixels.read(control.path, control.how)
+    picture = pixels.read_pixels(control.path, control.how)
     pixels.expect_size(control.path, picture, control.size)
     colours = pixels.to_tensor(pixels.look(picture, view, interpolation))
     return colours * (1 - paint_mask(control, view, interpolation)) if control.is_masked else colours
@@ -25,7 +25,7 @@ def shown(control: ControlImage, interpolation: str | None, flip: bool = False) 
 
 def reference(control: ControlImage, interpolation: str | None) -> Image.Image:
     """A reference image as of `shown`, as a PIL image."""
-    picture = pixels.read(control.path, control.how)
+    picture = pixels.read_pixels(control.path, control.how)
     pixels.expect_size(control.path, picture, control.size)
     return Image.fromarray(pixels.look(picture, augment.middle(control.fit), interpolation))
 
@@ -39,7 +39,7 @@ def paint_mask(control: ControlImage, view: augment.View, interpolation: str | N
         )
         return torch.from_numpy(np.ascontiguousarray(mask[:, ::-1] if view.flip else mask))
     if control.mask == control.path:
-        mask = pixels.read(control.path, control.how, alpha=True)[:, :, 3]
+        mask = pixels.read_pixels(control.path, control.how, alpha=True)[:, :, 3]
     else:
         mask = pixels.read_mask(control.mask, control.how)
     seen = pixels.look(np.ascontiguousarray(mask), view, interpolation)

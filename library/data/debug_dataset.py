@@ -16,7 +16,7 @@ def lines(config: RunConfig, seed: int) -> Iterator[str]:
     Raises ConfigError with everything that is wrong with the data.
     """
     config = replace(config, cache_info=False)  # cache_info would write files
-    checked = data.check(config, config.grid)
+    checked = data.check_data(config, config.grid)
     if checked.problems:
         raise ConfigError(*checked.problems)
     images = data.scan(config)

@@ -63,7 +63,7 @@ class Latents:
         return found
 
 
-def encode(
+def encode_missing_caches(
     images: "ImageSet",
     family: Family,
     components: ModelComponents,
@@ -204,14 +204,14 @@ def _opened(batch: list[Wanted]) -> _Pictures:
     colours, masks = [], []
     controls: list[list[torch.Tensor]] = [[] for _ in batch[0].controls]
     for wanted in batch:
-        picture = pixels.read(wanted.image, wanted.how, alpha=wanted.mask)
+        picture = pixels.read_pixels(wanted.image, wanted.how, alpha=wanted.mask)
         pixels.expect_size(wanted.image, picture, wanted.size)
         picture = pixels.look(picture, augment.middle(wanted.fit), wanted.interpolation or None)
         colours.append(pixels.to_tensor(picture[:, :, :3]))
         if wanted.mask:
             masks.append(picture[:, :, 3])
         for row, control in zip(controls, wanted.controls, strict=True):
-            row.append(control_pixels.shown(control, wanted.interpolation or None))
+            row.append(control_pixels.control_input(control, wanted.interpolation or None))
     return _Pictures(batch, torch.stack(colours), masks, [torch.stack(row) for row in controls])
 
 

@@ -267,7 +267,7 @@ def _is_trained(subset: SubsetConfig, name: str) -> bool:
 
 def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
     try:
-        entries = metadata.read(subset.metadata_file or "", subset.image_dir, subset.caption_separator)
+        entries = metadata.read_metadata_file(subset.metadata_file or "", subset.image_dir, subset.caption_separator)
     except ConfigError as e:
         result.problems += capped([problem.replaced(topic="images") for problem in e.problems])
         return []

@@ -223,10 +223,10 @@ class Batches:
             paint = control_pixels.paint_mask(control, view, image.interpolation)
             mask = mask if self.config.data.masked_loss else None
         if pixel is not None and image.controls:
-            pictures = (control_pixels.shown(one, image.interpolation, flip) for one in shown.values())
+            pictures = (control_pixels.control_input(one, image.interpolation, flip) for one in shown.values())
             controls = [pixel * (1 - paint)] if paint is not None else list(pictures)
         if self.config.control_images.guided:
-            seen = pixels.look(pixels.read(image.mask_file, image.how), view, image.interpolation)
+            seen = pixels.look(pixels.read_pixels(image.mask_file, image.how), view, image.interpolation)
             controls = [pixels.to_tensor(seen)]
         return BatchSample(words, size_of(image, flip), weight, latents, pixel, text, mask, controls, paint)
 
@@ -285,7 +285,7 @@ def _from_cache(image: "Image", arrays: dict[str, np.ndarray], flip: bool) -> tu
 
 
 def _from_file(image: "Image", view: augment.View, random: Random) -> tuple[Tensor, Tensor | None]:
-    picture = pixels.read(image.path, image.how, alpha=image.subset.alpha_mask)
+    picture = pixels.read_pixels(image.path, image.how, alpha=image.subset.alpha_mask)
     pixels.expect_size(image.path, picture, image.size)
     picture = pixels.look(picture, view, image.interpolation)
     colours = np.ascontiguousarray(picture[:, :, :3])

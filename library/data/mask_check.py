@@ -211,7 +211,7 @@ def _content(found: Survey, mask: Mask) -> Content | None:
 def _read(path: str, is_alpha: bool, modified: int, num_bytes: int) -> Content:
     """Time and length are part of the key of the cache."""
     del modified, num_bytes
-    colors = pixels.read(path, alpha=True)
+    colors = pixels.read_pixels(path, alpha=True)
     red, alpha = colors[:, :, 0], colors[:, :, 3]
     counts = alpha if is_alpha else red
     is_flat = not is_alpha and all(int(np.ptp(colors[:, :, at])) < ALIKE for at in range(3))

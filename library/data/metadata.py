@@ -42,7 +42,9 @@ class Row(NamedTuple):
     about: Any
 
 
-def read(metadata_file: str | Path, image_dir: str | Path | None, separator: str = ",") -> list[MetadataEntry]:
+def read_metadata_file(
+    metadata_file: str | Path, image_dir: str | Path | None, separator: str = ","
+) -> list[MetadataEntry]:
     """Read a metadata file: {key: {"caption", "tags", "image_size"}}, a list or lines of {"image_path", ...} or
     {"file_name", "text"} as on the Hugging Face Hub, or a table of these columns (CSV, TSV).
 

@@ -122,7 +122,7 @@ def hides_colours(path: str, modified: int, num_bytes: int) -> bool:
         return False
 
 
-def read(path: str | Path, how: Decoding = AS_STORED, alpha: bool = False) -> np.ndarray:
+def read_pixels(path: str | Path, how: Decoding = AS_STORED, alpha: bool = False) -> np.ndarray:
     """Decode an image to RGB, or RGBA.
 
     Raises ConfigError, naming the file, when it cannot be decoded.
@@ -144,7 +144,7 @@ def read(path: str | Path, how: Decoding = AS_STORED, alpha: bool = False) -> np
 
 def read_mask(path: str | Path, how: Decoding = AS_STORED) -> np.ndarray:
     """Decode the red channel of a mask image, uint8 [H,W]: 255 is full loss weight, 0 none. Raises as `read`."""
-    return read(path, Decoding(how.upright))[:, :, 0]
+    return read_pixels(path, Decoding(how.upright))[:, :, 0]
 
 
 def mask_channel(image: Image.Image) -> Image.Image:

@@ -41,17 +41,17 @@ class Check(NamedTuple):
     masks: Message | None = None  # how many images have one, and how much of their area counts
 
 
-def problems(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:
+def find_data_problems(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:
     """What has to be fixed in the data before a training can start; bucket sides are multiples of `grid` pixels."""
-    yield from check(config, grid, report).problems
+    yield from check_data(config, grid, report).problems
 
 
 def warnings(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:
     """Likely mistakes in the data: captions that are not found, images that are not used, and so on."""
-    yield from check(config, grid, report).warnings
+    yield from check_data(config, grid, report).warnings
 
 
-def check(config: RunConfig, grid: int, report: Report | None = None, quick: bool = False) -> Check:
+def check_data(config: RunConfig, grid: int, report: Report | None = None, quick: bool = False) -> Check:
     """Check all data once: folders, images, captions, buckets, options that exclude each other.
 
     With `quick` only headers and ends are read of the images of large data sets, as while somebody fills in a form.

@@ -197,7 +197,7 @@ def _files(
 def _has_stamp(file: str) -> bool:
     """Whether a cache says what it was made of; those of sd-scripts do not."""
     try:
-        with cache_files.opened(file) as found:
+        with cache_files.open_cache_file(file) as found:
             return found.fact(caches.MADE_FROM) is not None
     except caches.BROKEN:
         return False

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from library import families
 from library.config.arguments import Arguments
-from library.config.building import build
+from library.config.building import build_config
 from library.config.command import printable
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
@@ -67,13 +67,13 @@ def compare(demo: Demo, model: str, steps: int | None, compiled: bool) -> str:
     """Train a LoRA with and without torch.compile, from the same seed; the summary of both."""
     script = families.lora_script(families.owner(model))
     toml = demo.configs[name_of(script, model)]
-    config = build(families.config_class(script), read_toml(toml))
+    config = build_config(families.config_class(script), read_toml(toml))
     name, runs = config.save.output_name or "", {}
     runs["eager"] = train(toml, script, config, f"{name}-eager", ["--no-compile"], steps)
     if compiled:
         # A machine without a C++ compiler still gets its LoRA; the summary says why it was not compiled.
         runs["compiled"] = train(toml, script, config, name, ["--compile", "--compile_fallback"], steps)
-    return summary.text(model, {kind: summary.read(folder) for kind, folder in runs.items()}, config)
+    return summary.summary_text(model, {kind: summary.read_outcome(folder) for kind, folder in runs.items()}, config)
 
 
 def train(toml: Path, script: str, config: RunConfig, name: str, flags: list[str], steps: int | None) -> Path:
@@ -83,7 +83,7 @@ def train(toml: Path, script: str, config: RunConfig, name: str, flags: list[str
     flags = ["--output_name", name, *flags, *(["--max_train_steps", str(steps)] if steps else [])]
     print(f"\n> {printable(['kohya', 'train', script, '--config_file', str(toml), *flags])}\n", flush=True)
     arguments, variables = starting(toml, script)
-    code = foreground.run([*arguments, *flags], variables)
+    code = foreground.run_in_foreground([*arguments, *flags], variables)
     found = sorted((output / "runs").glob(f"{name}-*"), key=lambda folder: folder.stat().st_mtime)
     if code:
         log = f"; its log: {found[-1] / 'log.txt'}" if found else ""

@@ -23,7 +23,7 @@ RATES = {
 WORD = "zorb"  # which is in all captions of the demo's images
 
 
-def write(
+def write_demo_configs(
     folder: Path, models: Mapping[str, Mapping[str, Path]], images: Path, output: Path, compiled: bool
 ) -> dict[str, Path]:
     """Write `<script>.toml` for every family in `models`, `<relative>_<script>.toml` for a relative; the files by those
@@ -34,7 +34,7 @@ def write(
             name = name_of(script, model)
             path = folder / f"{name}.toml"
             if not path.exists():
-                write_atomic(path, text(script, files, images, output, model, compiled))
+                write_atomic(path, demo_toml(script, files, images, output, model, compiled))
             written[name] = path
     return written
 
@@ -52,7 +52,7 @@ def title(script: str, model: str) -> str:
     return {"lora": f"LoRA for {name}", "finetune": f"Fine-tuning of {name}"}.get(config.kind, config.title)
 
 
-def text(
+def demo_toml(
     script: str, models: Mapping[str, Path], images: Path, output: Path, model: str, compiled: bool = False
 ) -> str:
     """The TOML of one script, for a family or a relative of it, which compiles or not."""
@@ -92,7 +92,7 @@ def text(
         tables["data"].insert(1, ("conditioning_data_dir", str(shown), "real: edges, depth or poses of the images"))
     if config.kind == "textual-inversion":
         del tables["cache"][1]  # captions are read anew in each step
-    own = importlib.import_module(family.demo).tables(models)
+    own = importlib.import_module(family.demo).demo_tables(models)
     own = own if compiled else {name: lines for name, lines in own.items() if name != "compile"}
     own = {
         name: [(option, str(shown) if value == "{references}" else value, why) for option, value, why in lines]

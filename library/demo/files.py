@@ -34,12 +34,12 @@ def prepare(folder: Path, families: Iterable[str], compiled: bool = False) -> De
     if not (folder / RECORD).exists():
         write_atomic(folder / RECORD, json.dumps({"demo": fingerprint()}) + "\n")
     pictures = folder / "images"
-    _once(pictures, images.write)
+    _once(pictures, images.draw_images)
     _once(folder / "references", lambda place: images.write_references(pictures, place))
     for family in families:
         _once(folder / "models" / family, lambda place, family=family: _model(family, place))
     models = {known.parent.name: _files(known) for known in sorted((folder / "models").glob("*/files.json"))}
-    written = configs.write(folder, models, pictures, folder / "output", compiled)
+    written = configs.write_demo_configs(folder, models, pictures, folder / "output", compiled)
     return Demo(folder, pictures, models, written)
 
 
@@ -95,7 +95,11 @@ def _once(folder: Path, fill: Callable[[Path], object]) -> None:
 def _model(family: str, place: Path) -> None:
     """A tiny checkpoint of a family or a relative, and a list of what is in which file."""
     module = random_module(owner(family))
-    made = module.write(place, sizes=module.VARIANTS[family]) if family != owner(family) else module.write(place)
+    made = (
+        module.write_random_model(place, sizes=module.VARIANTS[family])
+        if family != owner(family)
+        else module.write_random_model(place)
+    )
     files = made if isinstance(made, Mapping) else {family: made}
     relative = {name: Path(path).relative_to(place).as_posix() for name, path in files.items()}
     write_atomic(place / "files.json", json.dumps(relative, indent=1) + "\n")

@@ -24,7 +24,7 @@ GROUNDS: dict[str, Colour] = {
 SCALE = 4  # drawn this much larger and then reduced, which smooths the edges
 
 
-def write(folder: Path, seed: int = 0, sizes: Sequence[tuple[int, int]] = SIZES) -> Path:
+def draw_images(folder: Path, seed: int = 0, sizes: Sequence[tuple[int, int]] = SIZES) -> Path:
     """Draw a dozen pictures with captions into `N_name` folders below `folder`, the same ones for the same seed.
 
     Each concept gets a picture of every size (width, height), six at most.

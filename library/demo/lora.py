@@ -9,7 +9,7 @@ from library.families.shared.diffusers_layers import ADAPTER
 
 
 # Why: docs/decisions/2026-11-20-lora-checked-with-diffusers.md
-def check(file: Path, config: RunConfig) -> tuple[int, list[str]]:
+def check_lora_layers(file: Path, config: RunConfig) -> tuple[int, list[str]]:
     """How many layers of diffusers' model the file's adapters fit, and what fits nowhere (key or size, a line each).
 
     `config` is the config that the file was trained with: it tells which model. Takes seconds, most of them imports.
@@ -18,7 +18,9 @@ def check(file: Path, config: RunConfig) -> tuple[int, list[str]]:
 
     tensors = load_file(file)
     try:
-        converted, sizes = importlib.import_module(families.facts(config.family).demo).converted(tensors, config)
+        converted, sizes = importlib.import_module(families.facts(config.family).demo).convert_for_diffusers(
+            tensors, config
+        )
     except (ValueError, AssertionError, KeyError) as error:
         return 0, [f"diffusers cannot convert the file: {error}"]
     wrong = []

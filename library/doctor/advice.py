@@ -6,7 +6,7 @@ from pathlib import Path
 from library import families
 from library.config.json_types import JsonObject
 from library.config.problems import Message, listed
-from library.measuring.candidates import shown
+from library.measuring.candidates import format_changes
 from library.runs import machine
 
 PRESETS = Path(__file__).resolve().parents[2] / "presets"
@@ -48,7 +48,7 @@ def presets(found: MachineFacts) -> dict[str, str]:
     return fitting
 
 
-def sentence(found: MachineFacts) -> Message:
+def advice_sentence(found: MachineFacts) -> Message:
     """The same in words."""
     if not found.memory_gb:
         how = Message("with compile") if found.compiles else Message("without compile")
@@ -60,4 +60,4 @@ def sentence(found: MachineFacts) -> Message:
         ready.append(Message("no preset fits into so little memory; 8 GB are the least"))
     if found.fp8:
         ready.append(Message("fp8 works, which speeds up a frozen base"))
-    return listed([shown(options(found)), *ready], "; ")
+    return listed([format_changes(options(found)), *ready], "; ")

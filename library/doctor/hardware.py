@@ -12,7 +12,7 @@ from torch.cuda.nccl import version as nccl_version
 
 from library.compiler import cache, torch_private
 from library.compiler.blocks import why
-from library.compiler.checks import problems
+from library.compiler.checks import find_compile_problems
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, listed
 from library.doctor import kernels
@@ -137,7 +137,7 @@ def _hindered(device: str) -> MessageLike:
     usual = argparse.Namespace(compile_backend="inductor", compile_mode="default", compile_fullgraph=False)
     try:
         cache.use(None, torch.device(device))
-        found = [one.about if one.option else one for one in problems(usual, torch.device(device))]
+        found = [one.about if one.option else one for one in find_compile_problems(usual, torch.device(device))]
     except ConfigError as error:
         return error.said
     return found[0] if found else ""

@@ -125,7 +125,7 @@ def install(kind: str) -> None:
     step(3, "Checking what was installed")
     refuse_foreign()
     tools = start_test_tools() if kind == "dev" else None
-    check(build, uv)
+    check_installation(build, uv)
 
     step(4, "Tools of this machine")
     advise()
@@ -157,7 +157,7 @@ def update() -> None:
         raise Refusal("git could not update this folder (see above); nothing was changed.")
 
 
-def check(build: str, uv: str) -> None:
+def check_installation(build: str, uv: str) -> None:
     """Load what everything needs. Raises Refusal where that fails; what is merely missing is said."""
     fits = start(uv, "pip", "check", "--python", PYTHON) if uv else start(PYTHON, "-m", "pip", "check")
     page = start(PYTHON, "-P", "-c", "import gradio, library.cli.main")

@@ -31,7 +31,7 @@ def attention(device: str) -> dict[str, float]:
             continue
         try:
             with warnings.catch_warnings(action="ignore"), sdpa_kernel(getattr(SDPBackend, backend)):
-                found[name] = timing.measure(both, torch.device(device), timing.TimingPlan(steps=5, warmup=1)).p50
+                found[name] = timing.measure_call(both, torch.device(device), timing.TimingPlan(steps=5, warmup=1)).p50
         except (RuntimeError, AttributeError):
             continue
     if device == "cuda":

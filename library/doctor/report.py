@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         for finding in examine(quick=asked.quick):
             found.append(finding)
             if not asked.json:
-                print(line(finding), flush=True)
+                print(finding_line(finding), flush=True)
             work.phase(Message(finding.topic), len(found))
             work.store({"kind": "doctor", "finished": False, **report(found)})
         work.store({"kind": "doctor", "finished": True, **report(found)})
@@ -66,7 +66,7 @@ def report(found: list[MachineFinding]) -> JsonObject:
     return {"healthy": healthy, "findings": [asdict(finding) for finding in found]}
 
 
-def line(finding: MachineFinding) -> str:
+def finding_line(finding: MachineFinding) -> str:
     """A finding as a line of text: a mark, the topic, and what was found."""
     mark = {"ok": "✓", "hint": "·", "bad": "✗"}[finding.verdict]
     if (sys.stdout.encoding or "").lower().replace("-", "") != "utf8":
@@ -100,7 +100,7 @@ def examine(quick: bool = False) -> Iterator[MachineFinding]:
     yield from findings([hardware.torch_build, hardware.gpu, hardware.driver, optional.optimizers, hardware.compiler])
     yield from findings([] if quick else [hardware.compile_cpu, hardware.compile_gpu])
     yield from findings([hardware.attention, hardware.tf32, hardware.fp8])
-    yield from findings([disk.disk, disk.folders, disk.compiled_code, home_page, lambda: settings(found)])
+    yield from findings([disk.disk, disk.folders, disk.compiled_code, home_page, lambda: suggest_settings(found)])
 
 
 def system() -> MachineFinding:
@@ -153,7 +153,7 @@ def environment() -> MachineFinding:
     """A cache folder in the environment that cannot be made, at which PyTorch ends while it is imported."""
     wanted = os.environ.get(surroundings.CACHE)
     try:
-        surroundings.check()
+        surroundings.check_cache_variables()
     except ConfigError as error:
         del os.environ[surroundings.CACHE]  # all else is looked at as it would be without
         return bad("environment", error.said, folder=wanted)
@@ -183,7 +183,7 @@ def network() -> MachineFinding:
     return hint("network", Message(template, variables=listed(wrong)), variables=list(given))
 
 
-def settings(found: list[MachineFinding]) -> MachineFinding:
+def suggest_settings(found: list[MachineFinding]) -> MachineFinding:
     """Which settings suit this machine, judged by the other findings."""
     said = {finding.topic: finding.data for finding in found}
     first: JsonMapping = next(iter(said.get("gpu", {}).get("devices") or ()), {})
@@ -198,7 +198,7 @@ def settings(found: list[MachineFinding]) -> MachineFinding:
         compiles=compiles.get("cuda" if first else "cpu", not compiles),
     )
     data = {"options": advice.options(known), "presets": advice.presets(known)}
-    return ok("settings", advice.sentence(known), **data)
+    return ok("settings", advice.advice_sentence(known), **data)
 
 
 def home_page() -> MachineFinding:

@@ -31,7 +31,7 @@ class FoundModel:
     options: Mapping[str, str | bool]  # that training it requires
 
 
-def find(folders: Iterable[Path], deepest: int = DEEPEST) -> list[FoundModel]:
+def find_models(folders: Iterable[Path], deepest: int = DEEPEST) -> list[FoundModel]:
     """The models in these folders that a training can use, in the order of their paths, down to `deepest` levels.
 
     Only headers are read. Damaged files, single shards, and files beyond the limits above are skipped.

@@ -22,7 +22,7 @@ def default_folder() -> Path:
     return Path.home() / "kohya" / "models"
 
 
-def find(name: str) -> Path | None:
+def find_hub_file(name: str) -> Path | None:
     """The file on this computer: in the folder of downloads, or in the cache of huggingface_hub. None if it is in
     neither."""
     found = ID.match(name)

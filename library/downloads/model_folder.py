@@ -46,7 +46,7 @@ def is_id(text: str) -> bool:
     return hub.is_repository(text) and not Path(text).expanduser().exists()
 
 
-def find(text: str, kind: FolderFiles, into: Path, report: Report) -> Path:
+def find_model_folder(text: str, kind: FolderFiles, into: Path, report: Report) -> Path:
     """The folder of a model: a local path, or one below `into` that is downloaded once by its id.
 
     Raises ConfigError when the hub does not have it, it needs code or other weights, or the disk is full.

@@ -19,21 +19,23 @@ GB = 1e9
 
 def main(argv: list[str]) -> int:
     """List or download models. Returns the exit code 0. Raises ConfigError."""
-    asked = parser().parse_args(argv)
+    asked = build_download_parser().parse_args(argv)
     if asked.way == "list":
         folders = asked.folders or finding.usual_folders([default_folder(), Path.home(), Path.cwd(), cache()])
         print(
-            "\n".join(f"{model.size / GB:8.2f} GB  {model.words:<34} {model.path}" for model in finding.find(folders))
+            "\n".join(
+                f"{model.size / GB:8.2f} GB  {model.words:<34} {model.path}" for model in finding.find_models(folders)
+            )
             or "no models found: name folders, or download one with kohya models get"
         )
     elif not asked.models:
-        print("\n".join(line(known.title, model) for known in families.every() for model in known.hub_models))
+        print("\n".join(download_line(known.title, model) for known in families.every() for model in known.hub_models))
     else:
         _download([file for name in asked.models for file in meant(name)], asked.into)
     return DONE
 
 
-def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
+def build_download_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
     """The options, from which the page makes its requests."""
     made = kind("kohya models", description="Find models on this computer, or download them from Hugging Face.")
     ways = made.add_subparsers(dest="way", metavar="WAY", required=True)
@@ -58,7 +60,7 @@ def cache() -> Path:
     return Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
 
 
-def line(family: str, model: HubModel) -> str:
+def download_line(family: str, model: HubModel) -> str:
     """A line for a model that can be downloaded, with its size."""
     parts = " + ".join(f"{file.path.rpartition('/')[2]} {file.size / GB:.1f} GB" for file in model.files)
     return f"{model.title} ({family}): {sum(file.size for file in model.files) / GB:.1f} GB\n  {parts}"

@@ -57,7 +57,7 @@ def config_class(script: str) -> type[RunConfig]:
             hint=did_you_mean(name, RUNS),
             runs=", ".join(RUNS),
         )
-    return load(RUNS[name])
+    return load_object(RUNS[name])
 
 
 def lora_script(family: str) -> str:
@@ -67,12 +67,12 @@ def lora_script(family: str) -> str:
 
 def script_with(option: str) -> str:
     """The first script that has an option, or ""."""
-    return next((script for script, where in RUNS.items() if option in options(load(where))), "")
+    return next((script for script, where in RUNS.items() if option in options(load_object(where))), "")
 
 
 def family_for(config: RunConfig) -> "Family":
     """The family of a run's config, holding that config. Loads torch."""
-    return load(facts(config.family).family)(config)
+    return load_object(facts(config.family).family)(config)
 
 
 def compiling(config: RunConfig) -> tuple[int, float]:
@@ -84,7 +84,7 @@ def compiling(config: RunConfig) -> tuple[int, float]:
     return graphs, known.compile_seconds * graphs / sum(known.graphs.values())
 
 
-def load(where: str) -> Any:
+def load_object(where: str) -> Any:
     """Import the object that `module:name` names."""
     module, name = where.split(":")
     return getattr(importlib.import_module(module), name)

@@ -78,7 +78,7 @@ def kinds(family: str) -> list[AdapterKind]:
     """The kinds of a family's adapters, its own first."""
     found, has_convolutions, presets = [], False, LycorisArgs.presets
     for module, about in families.facts(family).adapter_modules.items():
-        args: type[NetworkArgs] = families.load(about.args)
+        args: type[NetworkArgs] = families.load_object(about.args)
         hidden = {*HIDDEN, *args.block_arguments, *(() if args.convolutions else OF_CONVOLUTIONS)}
         names = tuple(name for name in section_options(args) if name not in hidden)
         title, text = ("LoRA-FA", FROZEN) if about.frozen_down else ("LoRA", USUAL)

@@ -167,7 +167,7 @@ class LycorisArgs:
 
 def _has_convolutions(family: str) -> bool:
     modules = families.facts(family).adapter_modules.values()
-    return any(families.load(about.args).convolutions for about in modules)
+    return any(families.load_object(about.args).convolutions for about in modules)
 
 
 LYCORIS = "lycoris.kohya"
@@ -176,7 +176,7 @@ ALGORITHMS = {"dylora": "dylora", "oft": "diag-oft", "loha": "loha", "lokr": "lo
 HINTS = {"dropout": "; write --network_dropout instead"}
 
 
-def problems(config: AdapterRun) -> Iterator[Problem]:
+def find_network_args_problems(config: AdapterRun) -> Iterator[Problem]:
     """Problems of network_module and network_args. Needs no torch."""
     module = config.network.module
     cls = args_class(config)
@@ -282,9 +282,9 @@ def _unused_rank_dropout(args: LycorisArgs) -> Iterator[Problem]:
         )
 
 
-def notes(config: AdapterRun) -> Iterator[Problem]:
+def network_args_notes(config: AdapterRun) -> Iterator[Problem]:
     """Arguments without effect in this run."""
-    args = read(config)
+    args = read_network_args(config)
     if isinstance(args, LycorisArgs):
         yield from _unused_dropout(args, config)
         yield from _unused_rank_dropout(args)
@@ -311,9 +311,9 @@ def notes(config: AdapterRun) -> Iterator[Problem]:
         yield Problem("text_encoder_lr", template, module=config.network.module)
 
 
-def read(config: AdapterRun) -> Any:
+def read_network_args(config: AdapterRun) -> Any:
     """The arguments as the module's own dataclass. Raises ConfigError with all problems."""
-    if wrong := list(problems(config)):
+    if wrong := list(find_network_args_problems(config)):
         raise ConfigError(*wrong)
     cls = args_class(config)
     return read_leniently(config, cls)[0] if cls else texts(config)
@@ -323,7 +323,7 @@ def args_class(config: AdapterRun) -> type[Any] | None:
     """The class of a run's network_args; None for a module of another family or program."""
     own = families.facts(config.family).adapter_modules.get(config.network.module)
     if own:
-        return families.load(own.args)
+        return families.load_object(own.args)
     return LycorisArgs if config.network.module == LYCORIS else None
 
 

@@ -19,7 +19,7 @@ INDEXES = ("model_index.json", "modular_model_index.json")  # of a pipeline, and
 ADAPTER = re.compile(r"lora_(down|up|A|B)|\.hada_w1|\.lokr_w")
 
 
-def described(shapes: Shapes) -> tuple[FamilyFacts | None, str]:
+def family_and_description(shapes: Shapes) -> tuple[FamilyFacts | None, str]:
     """The family of a checkpoint, None for an unsupported one, and its description as part of a sentence."""
     return _described(tuple(shapes.items()))
 
@@ -50,7 +50,7 @@ def _described(entries: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[Family
 
 def describe(shapes: Shapes) -> str:
     """The description of a checkpoint, as part of a sentence."""
-    return described(shapes)[1]
+    return family_and_description(shapes)[1]
 
 
 def _stable_diffusion(shapes: Shapes) -> str:
@@ -110,7 +110,7 @@ def recognised(path: Path) -> Recognised:
         facts = next((facts for facts in families.every() if pipeline in facts.pipelines), None)
         return Recognised(facts.name, words, facts.model_options.get(pipeline, {})) if facts else Recognised("", words)
     shapes = {name: shape for file in weights.files(path) for name, shape in weights.header(file).items()}
-    facts, words = described(shapes)
+    facts, words = family_and_description(shapes)
     if facts is None or words not in facts.base_models:
         return Recognised("", words)
     return Recognised(facts.name, words, facts.model_options.get(words, {}))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.outside_files import opened, parse_json
+from library.config.outside_files import open_outside, parse_json
 from library.config.problems import ConfigError, Message, Problem, listed, option_name
 from library.config.reading import resolution
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
@@ -21,7 +21,7 @@ from library.importers.shared import (
     rest,
     said_of,
     set_by,
-    tables,
+    tables_of_list,
 )
 
 TRAINER = "LoRA metadata"
@@ -38,9 +38,9 @@ OF_IMAGES = (
 )
 
 
-def load(path: Path) -> JsonObject:
+def load_header(path: Path) -> JsonObject:
     """The header of a .safetensors file. Raises ConfigError for another file, and where it has no metadata."""
-    with opened(path) as file:
+    with open_outside(path) as file:
         size = int.from_bytes(file.read(8), "little")
         text = file.read(size) if 2 <= size <= LARGEST else b""
     if len(text) < max(size, 2):
@@ -60,12 +60,12 @@ def with_header(text: str) -> bytes:
     return len(header).to_bytes(8, "little") + header
 
 
-def fits(found: JsonMapping) -> bool:
+def recognises(found: JsonMapping) -> bool:
     """Whether this is the header of a .safetensors file."""
     return isinstance(found.get(METADATA), Mapping)
 
 
-def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key of the metadata -> our values and its outcome. Raises ConfigError for unsupported models."""
     facts = {key: value for key, value in found[METADATA].items()}
     version = _version(facts)
@@ -221,10 +221,10 @@ def _images(builder: ImportBuilder) -> None:
         sets = parse_json(listed, "metadata") if isinstance(listed, str) else []
     except ConfigError:
         sets = []
-    sets = tables(sets, "ss_datasets", builder.notes)
+    sets = tables_of_list(sets, "ss_datasets", builder.notes)
     if sets:
         first = sets[0]
-        subsets = tables(first.get("subsets"), "subsets", builder.notes)
+        subsets = tables_of_list(first.get("subsets"), "subsets", builder.notes)
         about = {**(subsets[0] if subsets else {}), **first}
         values: JsonObject = {name: about[name] for name in OF_IMAGES if not is_empty(about.get(name))}
         if isinstance(size := values.get("resolution"), list):

@@ -32,13 +32,13 @@ TABLES = load_tables("aitoolkit")
 TRAINERS = ("sd_trainer", "ui_trainer", "diffusion_trainer")
 
 
-def fits(found: JsonMapping) -> bool:
+def recognises(found: JsonMapping) -> bool:
     """Whether this is a file of ai-toolkit."""
     inner = found.get("config")
     return isinstance(inner, Mapping) and isinstance(inner.get("process"), list)
 
 
-def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key of the first process -> our values and its outcome. Raises ConfigError for unsupported models."""
     inner = found["config"]
     if not inner["process"] or not isinstance(inner["process"][0], Mapping):

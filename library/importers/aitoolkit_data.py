@@ -15,7 +15,7 @@ from library.importers.shared import (
     joined_sizes,
     load_tables,
     said_of,
-    tables,
+    tables_of_list,
     texts,
     told_datasets,
     told_prompts,
@@ -31,7 +31,7 @@ REFERENCES = ("ctrl_img", "ctrl_img_1", "ctrl_img_2", "ctrl_img_3")
 
 def is_dataset(found: JsonMapping) -> bool:
     """Whether these are data sets of ai-toolkit without a training."""
-    return "config" not in found and any("folder_path" in table for table in tables(found.get("datasets")))
+    return "config" not in found and any("folder_path" in table for table in tables_of_list(found.get("datasets")))
 
 
 def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
@@ -46,7 +46,7 @@ def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
 
 def _with_folders(value: JsonValue, notes: list[MessageLike]) -> list[JsonMapping]:
     """The data sets that name a folder; the others are said."""
-    listed = tables(value, "datasets", notes)
+    listed = tables_of_list(value, "datasets", notes)
     for number, one in enumerate(listed, 1):
         if is_empty(one.get("folder_path") or one.get("dataset_path")):
             notes.append(
@@ -174,7 +174,7 @@ def _references(table: JsonMapping) -> list[JsonValue]:
 
 def _samples(builder: ImportBuilder) -> None:
     listed = builder.get("sample.samples")
-    prompts = [s for s in tables(listed, "sample.samples", builder.notes) if not is_empty(s.get("prompt"))]
+    prompts = [s for s in tables_of_list(listed, "sample.samples", builder.notes) if not is_empty(s.get("prompt"))]
     if not prompts:
         prompts = [
             {"prompt": prompt} for prompt in texts(builder.get("sample.prompts"), "sample.prompts", builder.notes)

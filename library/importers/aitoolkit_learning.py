@@ -3,7 +3,16 @@
 from library.config.json_types import JsonObject
 from library.config.problems import Message, counted, listed, option_name
 from library.importers.builder import ImportBuilder, is_on, to_number
-from library.importers.shared import equal, load_tables, nearest, optimizer, optimizer_args, plain, precision, said_of
+from library.importers.shared import (
+    equal,
+    load_tables,
+    nearest,
+    optimizer,
+    optimizer_args,
+    precision,
+    said_of,
+    simplify_name,
+)
 
 TRAINER = "ai-toolkit"
 # In order of precedence.
@@ -96,7 +105,7 @@ def _optimizer(builder: ImportBuilder) -> None:
         for key in found:
             builder.ignore(key, Message("it is for {name}, which is not offered here", name=wanted))
         given = {}
-    word = plain(name)
+    word = simplify_name(name)
     if word == "adafactor":
         given = {"relative_step": False, "scale_parameter": False, "warmup_init": False} | given
     elif word in ("adam", "adamw", "adamw8bit", "prodigy", "dadaptadam", "dadaptlion") or "Adam8bit" in name:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from library.config.building import build, draft, understood
+from library.config.building import build_config, draft, understood
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name, option_values, together
@@ -126,7 +126,7 @@ def settle(builder: ImportBuilder, configs: Configs) -> Imported:
     _drop_shares(builder, read)
     notes, problems = list(builder.notes), list(builder.problems)
     try:
-        made = build(config, read, notes=notes)
+        made = build_config(config, read, notes=notes)
     except ConfigError as error:
         made, problems = draft(config, read), [*problems, *error.problems]
     texts = {name: text for name, text in builder.texts.items() if name in options(config)}

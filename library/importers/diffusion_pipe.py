@@ -22,7 +22,7 @@ from library.importers.shared import (
     rest,
     said_of,
     set_by,
-    tables,
+    tables_of_list,
     take,
     texts,
 )
@@ -36,13 +36,13 @@ TRANSFORMERS = ("model.transformer_path", "model.diffusion_model", "model.checkp
 VAES, ENCODERS = ("model.vae_path", "model.vae"), ("model.text_encoder_path", "model.llm_path", "model.text_encoders")
 
 
-def fits(found: JsonMapping) -> bool:
+def recognises(found: JsonMapping) -> bool:
     """Whether this is a file of diffusion-pipe."""
     model = found.get("model")
     return isinstance(model, Mapping) and "type" in model and not DECISIVE.isdisjoint(found)
 
 
-def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key -> our values and its outcome. Raises ConfigError for unsupported models."""
     data = found.get("dataset")
     flat = dotted({**found, "dataset": "" if isinstance(data, Mapping) else data})
@@ -53,7 +53,7 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     _text_adapter(builder)
     for part in diffusion_pipe_learning.PARTS:
         part(builder)
-    diffusion_pipe_data.read(builder, data)
+    diffusion_pipe_data.read_data_file(builder, data)
     rest(builder, TABLES["ignored"])
     if flat.get("model.type") == "chroma" and builder.family == "flux":
         chooses_chroma(builder, "model.type")
@@ -109,7 +109,7 @@ def _parts(builder: ImportBuilder) -> None:
     encoder = next((option for option in options if option in ("text_encoder", "qwen3")), "")
     for key in ENCODERS if encoder else ():
         value = builder.get(key)
-        listed = tables(value, key, builder.notes) if isinstance(value, list) else []
+        listed = tables_of_list(value, key, builder.notes) if isinstance(value, list) else []
         named = [one.get("path") or one.get("paths") for one in listed]
         path = named[0] if named else value
         if isinstance(path, str) and path:
@@ -118,7 +118,7 @@ def _parts(builder: ImportBuilder) -> None:
     if isinstance(merged, list) and merged:
         paths = texts(merged, "model.merge_adapters", builder.notes)
         builder.rename("model.merge_adapters", "base_weights", paths)
-    if fused := tables(builder.get("adapter.fuse_adapters"), "adapter.fuse_adapters", builder.notes):
+    if fused := tables_of_list(builder.get("adapter.fuse_adapters"), "adapter.fuse_adapters", builder.notes):
         weights = [one.get("weight", 1.0) for one in fused]
         values: JsonObject = {"base_weights": [str(one.get("path")) for one in fused]}
         builder.change("adapter.fuse_adapters", said_of(values), values | {"base_weights_multiplier": weights})

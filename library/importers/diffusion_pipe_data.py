@@ -7,7 +7,7 @@ from typing import Any
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Message, MessageLike, counted, option_name
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import PREPARED, dataset_toml, load_tables, tables, told_datasets
+from library.importers.shared import PREPARED, dataset_toml, load_tables, tables_of_list, told_datasets
 
 TABLES = load_tables("diffusion_pipe")["datasets"]
 STEP = 32  # of buckets
@@ -15,7 +15,7 @@ STEP = 32  # of buckets
 
 def is_dataset(found: JsonMapping) -> bool:
     """Whether this is a file of data sets of diffusion-pipe."""
-    return "model" not in found and any("path" in table for table in tables(found.get("directory")))
+    return "model" not in found and any("path" in table for table in tables_of_list(found.get("directory")))
 
 
 def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
@@ -23,7 +23,7 @@ def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     return _written(found, {})
 
 
-def read(builder: ImportBuilder, data: Any) -> None:
+def read_data_file(builder: ImportBuilder, data: Any) -> None:
     """The file of data sets, if it could be read, and the size of batches."""
     sizes = _batches(builder)
     key = "dataset"
@@ -41,13 +41,13 @@ def read(builder: ImportBuilder, data: Any) -> None:
 
 def _settings(data: JsonMapping) -> JsonObject:
     """Keys of data sets that are options of the whole training here."""
-    masked = any(not is_empty(one.get("mask_path")) for one in tables(data.get("directory")))
+    masked = any(not is_empty(one.get("mask_path")) for one in tables_of_list(data.get("directory")))
     return {"masked_loss": True} if masked else {}
 
 
 def _variants(data: JsonMapping) -> int:
     """In how many orders of its tags each caption is encoded: the most of all folders, the written one included."""
-    every = [{**data, **one} for one in tables(data.get("directory"))]
+    every = [{**data, **one} for one in tables_of_list(data.get("directory"))]
     counts = [int(to_number(one.get("cache_shuffle_num")) or is_on(one.get("shuffle_tags"))) for one in every]
     return 1 + max(counts, default=0)
 
@@ -76,7 +76,7 @@ def _batches(builder: ImportBuilder) -> dict[int, int]:
 def _written(found: JsonMapping, batches: Mapping[int, int]) -> tuple[str, list[MessageLike]]:
     sets: list[tuple[JsonObject, list[JsonObject]]] = []
     notes: list[MessageLike] = []
-    for table in tables(found.get("directory"), "directory", notes):
+    for table in tables_of_list(found.get("directory"), "directory", notes):
         whole = {**{key: value for key, value in found.items() if key != "directory"}, **table}
         if is_empty(whole.get("path")):
             reason = Message("it names no folder ({key})", key="path")

@@ -10,9 +10,9 @@ from library.importers.shared import (
     nearest,
     optimizer,
     optimizer_args,
-    plain,
     said_of,
     set_by,
+    simplify_name,
 )
 
 TRAINER = "diffusion-pipe"
@@ -45,7 +45,7 @@ def _network(builder: ImportBuilder) -> None:
 
 def _optimizer(builder: ImportBuilder) -> None:
     wanted = str(builder.get("optimizer.type") or "adamw")
-    near = TABLES["optimizers"].get(plain(wanted), "")
+    near = TABLES["optimizers"].get(simplify_name(wanted), "")
     name, why = (near, nearest(wanted, near)) if near else optimizer(wanted)
     if not near and not why and name == wanted and "." not in name:
         name = f"pytorch_optimizer.{name}"  # where it looks up all others

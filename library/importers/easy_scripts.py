@@ -18,7 +18,7 @@ from library.importers.shared import (
     optimizer_args,
     said_of,
     set_by,
-    tables,
+    tables_of_list,
 )
 
 TRAINER = "LoRA_Easy_Training_Scripts"
@@ -29,7 +29,7 @@ SUBSET = {field.name for field in dataclasses.fields(SubsetConfig)}
 REPLACED = "${replace}"  # in names and folders, for easy_name
 
 
-def fits(found: JsonMapping) -> bool:
+def recognises(found: JsonMapping) -> bool:
     """Whether this is a file of LoRA_Easy_Training_Scripts."""
     return any(
         key.endswith("_args") and isinstance(value, Mapping) and not PARTS.isdisjoint(value)
@@ -37,7 +37,7 @@ def fits(found: JsonMapping) -> bool:
     )
 
 
-def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key, under its own name -> our values and its outcome. Raises ConfigError for unsupported models."""
     flat, general = _leaves(found, "args"), _leaves(found, "dataset_args")
     mode = found.get("train_mode")
@@ -49,7 +49,7 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     _names(builder)
     _network(builder)
     _optimizer(builder)
-    _images(builder, general, tables(found.get("subsets"), "subsets", builder.notes))
+    _images(builder, general, tables_of_list(found.get("subsets"), "subsets", builder.notes))
     for key in builder.left():
         value = source[key]
         if key in TABLES["ignored"]:

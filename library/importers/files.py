@@ -28,7 +28,7 @@ from library.importers import (
 from library.importers.builder import Configs, settle
 from library.importers.named_files import MayRead, everything, with_named_files
 from library.importers.result import Imported
-from library.importers.shared import load_tables, tables
+from library.importers.shared import load_tables, tables_of_list
 
 READERS = (
     adapter_file,
@@ -48,7 +48,7 @@ PROGRAMS = (*(reader.TRAINER for reader in READERS), FLAT)
 SUFFIXES = (".json", ".toml", ".yaml", ".yml", ".safetensors")
 
 
-def load(
+def import_file(
     path: str | Path, configs: Configs, script: str = "", preferred: Sequence[str] = (), may_read: MayRead = everything
 ) -> Imported:
     """A file of settings of any supported trainer -> a config and the outcomes of its keys.
@@ -65,7 +65,9 @@ def load(
             "{path} is of none of the programs whose settings are read here ({programs}); files of {flat} are TOML"
         )
         raise ConfigError(template, path=path, programs=", ".join(PROGRAMS), flat=FLAT)
-    return read(with_named_files(found, path, may_read), configs, script or named(path, configs), preferred)
+    return import_content(
+        with_named_files(found, path, may_read), configs, script or script_in_name(path, configs), preferred
+    )
 
 
 def refuse_data(found: JsonMapping, path: Path) -> None:
@@ -80,7 +82,7 @@ def refuse_data(found: JsonMapping, path: Path) -> None:
             trainer=DATASETS[kind].TRAINER,
             advice=advice,
         )
-    if tables(found.get("datasets")) and not found.keys() - {"general", "datasets"}:
+    if tables_of_list(found.get("datasets")) and not found.keys() - {"general", "datasets"}:
         raise ConfigError("{path} is a data set file, not a training: name it in dataset_config", path=path)
 
 
@@ -99,8 +101,8 @@ def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     return text, notes
 
 
-def read(found: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()) -> Imported:
-    """`load` from the content of a file."""
+def import_content(found: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()) -> Imported:
+    """`import_file` for the content of a file."""
     if script and script not in configs:
         raise ConfigError(
             "{script} is not a kind of training{hint}; there are {configs}",
@@ -109,15 +111,15 @@ def read(found: JsonMapping, configs: Configs, script: str = "", preferred: Sequ
             configs=", ".join(configs),
         )
     _refuse_programs(found)
-    if reader := next((reader for reader in READERS if reader.fits(found)), None):
-        builder = reader.read(found, script)
+    if reader := next((reader for reader in READERS if reader.recognises(found)), None):
+        builder = reader.read_config(found, script)
         if not script:
             flat.refuse_module(builder.values, configs)
         if reader.APPLIES_EXIF and "exif_rotation" not in builder.values:
             builder.assume("exif_rotation", True)
             builder.keep("exif_rotation")
         return settle(builder, configs)
-    return settle(flat.read(found, configs, script, preferred), configs)
+    return settle(flat.read_flat_file(found, configs, script, preferred), configs)
 
 
 def _refuse_programs(found: JsonMapping) -> None:
@@ -129,7 +131,7 @@ def _refuse_programs(found: JsonMapping) -> None:
             raise ConfigError(template, program=program["title"], programs=", ".join(PROGRAMS))
 
 
-def named(path: Path, configs: Configs) -> str:
+def script_in_name(path: Path, configs: Configs) -> str:
     """The script that a TOML file states in its file name or its first line, as our files do; else ""."""
     if path.suffix.lower() != ".toml":
         return ""
@@ -142,7 +144,7 @@ def named(path: Path, configs: Configs) -> str:
 def of_others(found: JsonMapping) -> bool:
     """Whether these are settings with the keys of another trainer, and not a flat file of sd-scripts."""
     _refuse_programs(found)
-    return any(reader.fits(found) for reader in READERS)
+    return any(reader.recognises(found) for reader in READERS)
 
 
 def parse(path: Path) -> JsonObject:
@@ -151,7 +153,7 @@ def parse(path: Path) -> JsonObject:
     if suffix == ".toml":
         return load_toml(path)
     if suffix == ".safetensors":
-        return adapter_file.load(path)
+        return adapter_file.load_header(path)
     if suffix not in SUFFIXES:
         raise ConfigError("{path} must end in one of {suffixes}", path=path, suffixes=", ".join(SUFFIXES))
     if not read_text(path).strip():
@@ -166,7 +168,7 @@ def parse(path: Path) -> JsonObject:
 
 def _refuse_list(found: list[Any], path: Path) -> None:
     """Raise ConfigError for a list, which is only a part of a config of OneTrainer or ai-toolkit."""
-    first = next(iter(tables(found)), {})
+    first = next(iter(tables_of_list(found)), {})
     if "folder_path" in first:
         raise ConfigError(
             "{path} is a data set file of ai-toolkit, not a training: put it under a key datasets", path=path

@@ -18,7 +18,9 @@ APPLIES_EXIF = False  # as sd-scripts
 TABLES = load_tables("sd_scripts")
 
 
-def read(found: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()) -> ImportBuilder:
+def read_flat_file(
+    found: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()
+) -> ImportBuilder:
     """Every key of a flat file -> our values and its outcome. `preferred`: scripts to choose where several fit."""
     found = schema.flat(found)
     _refuse(found, configs, script)

@@ -54,7 +54,7 @@ ALL_FIELDS = {
 }
 
 
-def read(builder: ImportBuilder) -> None:
+def read_lora_type(builder: ImportBuilder) -> None:
     """LoRA_type and the fields that it uses -> network_module and network_args; the other fields are ignored."""
     kind = str(builder.get("LoRA_type") or "Standard")
     kind = ALIASES.get(kind, kind)

@@ -80,7 +80,7 @@ def export(
     if base is None:
         fields |= _switches(config, tab)
     else:
-        given = _differing(config, settle(kohya_ss.read(base, config.script), configs), prompts)
+        given = _differing(config, settle(kohya_ss.read_config(base, config.script), configs), prompts)
     for name in sorted(given & made.keys()):
         fields |= made[name]
     fields |= kohya_launch.fields(launch, base or {}) if launch is not None else {}

@@ -5,7 +5,7 @@ from library.config.values import split
 from library.importers.builder import ImportBuilder
 
 
-def read(builder: ImportBuilder) -> None:
+def read_typed_flags(builder: ImportBuilder) -> None:
     """Read the flags in the box, which take precedence over all fields."""
     text = builder.get("additional_parameters")
     if not isinstance(text, str):

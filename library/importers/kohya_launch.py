@@ -23,7 +23,7 @@ def launch(found: JsonMapping) -> JsonObject:
     }
 
 
-def read(builder: ImportBuilder, tab: str) -> None:
+def record_launch_keys(builder: ImportBuilder, tab: str) -> None:
     """Record for each key with a value that it is a setting of the launcher."""
     for key in KEYS:
         if key not in builder.source:

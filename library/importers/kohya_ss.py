@@ -29,7 +29,7 @@ OF_OTHER_TABS = {key for tab in TABLES["other_tabs"] for key in tab["keys"]}
 TELLING = {*SWITCHES, "LoRA_type", "max_resolution", "save_as_bool", "model_list", "optimizer"}
 
 
-def fits(found: JsonMapping) -> bool:
+def recognises(found: JsonMapping) -> bool:
     """Whether this is a file of kohya_ss."""
     telling = TELLING & found.keys()
     beside = OF_OTHER_TABS & found.keys()  # which scripts have as flags, too
@@ -81,7 +81,7 @@ def script_of(found: JsonMapping) -> str:
     return f"{family}_{ENDINGS.get(tab, 'train')}"
 
 
-def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key of a file -> our values and its outcome. `script` overrides the one of the file.
 
     Missing keys have the initial values of kohya_ss's page, as when that page loads the file.
@@ -103,7 +103,7 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
         builder.explain("is set by model_type", "apply_t5_attn_mask", "guidance_scale")
         if builder.values.pop("clip_l", None):
             builder.ignore("clip_l", "there is no CLIP-L in Chroma")
-    kohya_flags.read(builder)
+    kohya_flags.read_typed_flags(builder)
     return builder
 
 
@@ -330,7 +330,7 @@ def _word(builder: ImportBuilder, tab: str) -> None:
 
 def _adapter(builder: ImportBuilder, tab: str) -> None:
     if tab == "lora":
-        kohya_adapters.read(builder)
+        kohya_adapters.read_lora_type(builder)
     if "split_mode" in builder.left():
         builder.ignore("split_mode", "set blocks_to_swap instead; kohya_ss never passes it on")
     if builder.family == "flux":
@@ -340,7 +340,7 @@ def _adapter(builder: ImportBuilder, tab: str) -> None:
 
 PARTS: tuple[Callable[[ImportBuilder, str], None], ...] = (
     _switches, _length, _warmup, _rates, _old_names, _attention, _noise, _precision, _files, _folders, _word,
-    _adapter, kohya_launch.read,
+    _adapter, kohya_launch.record_launch_keys,
 )  # fmt: skip
 
 

@@ -26,13 +26,13 @@ BLOCKS = ("down_lr_weight", "mid_lr_weight", "up_lr_weight", "block_lr_zero_thre
 PRODIGY = {"prodigy_d0": "d0", "prodigy_d_coef": "d_coef"}
 
 
-def fits(found: JsonMapping) -> bool:
+def recognises(found: JsonMapping) -> bool:
     """Whether this is a file of lora-scripts, or one of its presets."""
     about = found.get("metadata")
     return "model_train_type" in found or (isinstance(about, Mapping) and "train_type" in about and "data" in found)
 
 
-def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key -> our values and its outcome. Raises ConfigError for unsupported models."""
     flat = {**schema.flat(found), **_typed(found.get("ui_custom_params"))}
     builder = ImportBuilder(flat, script or _script(flat), TRAINER, keeps_ineffective=True)

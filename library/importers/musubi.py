@@ -17,7 +17,7 @@ from library.importers.shared import (
     said_of,
     set_by,
     table_in,
-    tables,
+    tables_of_list,
     take,
 )
 
@@ -37,7 +37,7 @@ STEP = 16  # sides of images are multiples of this many pixels
 MODULATION = ".*(img_mod|txt_mod|modulation).*"  # layers of FLUX.1
 
 
-def fits(found: JsonMapping) -> bool:
+def recognises(found: JsonMapping) -> bool:
     """Whether this is a file of musubi-tuner. The name of an adapter's module, which we share, is not enough where the
     images, the base model or the caches are set with our option names."""
     found = schema.flat(found, [])  # what stands twice is told when it is read
@@ -53,7 +53,7 @@ def script_of(name: str) -> str:
     return TABLES["scripts"].get(name.removesuffix(".py"), name.removesuffix(".py"))
 
 
-def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key of a flat file -> our values and its outcome. Raises ConfigError for unsupported models."""
     data = found.get("dataset_config")  # a table if the file that it names could be read
     found = schema.flat({**found, "dataset_config": ""} if isinstance(data, Mapping) else found)
@@ -223,7 +223,7 @@ def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     general = {"resolution": [960, 544], "caption_extension": ".txt"} | general
     repeats = general.pop("num_repeats", 1)
     sets = []
-    for i, table in enumerate(tables(found["datasets"], "datasets", notes), 1):
+    for i, table in enumerate(tables_of_list(found["datasets"], "datasets", notes), 1):
         place = Message("dataset {number}", number=i)
         if table.get("image_directory") is None and table.get("image_jsonl_file") is None:
             template = "{place} is left out: only images with caption files, or in a .jsonl file, are read"

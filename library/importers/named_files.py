@@ -25,16 +25,16 @@ def with_named_files(found: JsonObject, path: Path, may_read: MayRead = everythi
     `may_read` says which of them may be looked at.
     """
     origin = Origin(path, may_read)
-    if simpletuner.fits(found):
+    if simpletuner.recognises(found):
         return _of_simpletuner(found, origin)
-    if diffusion_pipe.fits(found):
+    if diffusion_pipe.recognises(found):
         data = _beside(found, "dataset", origin, ".toml")
         return {**found, "dataset": data} if data and diffusion_pipe_data.is_dataset(data) else found
-    if onetrainer.fits(found):
+    if onetrainer.recognises(found):
         wanted = [("concept_file_name", "concepts"), ("sample_definition_file_name", "samples")]
         lists = {target: _beside(found, key, origin, ".json") for key, target in wanted if not found.get(target)}
         return {**found, **{target: data for target, data in lists.items() if isinstance(data, list)}}
-    if musubi.fits(found):
+    if musubi.recognises(found):
         data = _beside(found, "dataset_config", origin, ".toml")
         return {**found, "dataset_config": data} if data and musubi.is_dataset(data) else found
     return found

@@ -35,13 +35,13 @@ OLD = TABLES["old"] | {
 }
 
 
-def fits(found: JsonMapping) -> bool:
+def recognises(found: JsonMapping) -> bool:
     """Whether this is a file of OneTrainer."""
     keys = found.keys() & {"training_method", "base_model_name", "output_model_destination", "concept_file_name"}
     return str(found.get("model_type") or "").isupper() or "training_method" in keys or len(keys) > 1
 
 
-def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key -> our values and its outcome. Raises ConfigError for unsupported models and methods."""
     flat, names = today(dotted(found))
     flat, names = _with_defaults(flat, names)

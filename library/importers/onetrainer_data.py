@@ -16,7 +16,7 @@ from library.importers.shared import (
     said_of,
     small_buckets,
     table_in,
-    tables,
+    tables_of_list,
     told_prompts,
 )
 
@@ -97,7 +97,7 @@ def _images(builder: ImportBuilder) -> None:
     sizes = _sizes(builder)
     exact = any(one != two for one, two in sizes)
     buckets = is_on(builder.get("aspect_ratio_bucketing")) and not exact
-    listed = tables(builder.get("concepts"), "concepts", builder.notes)
+    listed = tables_of_list(builder.get("concepts"), "concepts", builder.notes)
     for number, one in enumerate(listed, 1):
         if is_empty(one.get("path")) and one.get("enabled", True):
             reason = Message("it names no folder ({key})", key="path")
@@ -147,7 +147,7 @@ def _dataset(builder: ImportBuilder, concepts: list[JsonMapping], sizes: list[tu
 
 
 def _override(concept: JsonMapping) -> list[tuple[int, int]]:
-    image = dict(*tables([concept.get("image")]))
+    image = dict(*tables_of_list([concept.get("image")]))
     if not is_on(image.get("enable_resolution_override")):
         return []
     return _sizes(ImportBuilder({"resolution": image.get("resolution_override")}, "", ""))
@@ -228,7 +228,7 @@ def _caching(builder: ImportBuilder, concepts: list[JsonMapping]) -> None:
     learns = builder.values.get("train_text_encoder") or (
         builder.adapters and not builder.values.get("network_train_unet_only")
     )
-    texts = [dict(*tables([concept.get("text")])) for concept in concepts]
+    texts = [dict(*tables_of_list([concept.get("text")])) for concept in concepts]
     varied = any(is_on(t.get("enable_tag_shuffling")) or is_on(t.get("tag_dropout_enable")) for t in texts)
     if on and not learns and not varied and not builder.values.get("caption_dropout_rate"):
         values |= {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}
@@ -237,7 +237,7 @@ def _caching(builder: ImportBuilder, concepts: list[JsonMapping]) -> None:
 
 def _samples(builder: ImportBuilder) -> None:
     """Prompts of the config, or of the file that it names, to a prompt file."""
-    listed = tables(builder.get("samples"), "samples", builder.notes)
+    listed = tables_of_list(builder.get("samples"), "samples", builder.notes)
     found = [s for s in listed if s.get("enabled", True) and not is_empty(s.get("prompt"))]
     keys = ("sample_after", "sample_after_unit")
     if not found:

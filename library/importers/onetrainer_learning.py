@@ -6,7 +6,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import Message, option_name
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.onetrainer_model import ENCODERS, image_part
-from library.importers.shared import equal, load_tables, nearest, optimizer, plain, said_of
+from library.importers.shared import equal, load_tables, nearest, optimizer, said_of, simplify_name
 
 TABLES = load_tables("onetrainer")
 NO_BETAS = (
@@ -28,7 +28,7 @@ def _optimizer(builder: ImportBuilder) -> None:
     wanted = builder.get("optimizer.optimizer")
     name, near = optimizer(wanted)
     builder.change("optimizer.optimizer", near or equal(wanted, name), {"optimizer_type": name})
-    word = plain(wanted)
+    word = simplify_name(wanted)
     arguments: list[str] = []
     used = [*_betas(builder, word, arguments), *_eps(builder, word, arguments)]
     usual = TABLES["argument_defaults"].get(word, {})
@@ -98,7 +98,7 @@ def _schedule(builder: ImportBuilder) -> None:
     name = str(builder.get("learning_rate_scheduler"))
     warmup = builder.number("learning_rate_warmup_steps") or 0.0
     chosen, why = TABLES["schedules"].get(name), ""
-    free = plain(builder.get("optimizer.optimizer")).find("schedulefree") >= 0
+    free = simplify_name(builder.get("optimizer.optimizer")).find("schedulefree") >= 0
     values: JsonObject = {}
     if free:
         chosen, warmup, why = "constant", 0.0, "the optimizer needs no schedule"

@@ -120,7 +120,7 @@ def guidance(builder: ImportBuilder, scale: JsonValue) -> JsonValue:
     return scale if builder.family != "zimage" or number is None else f"{max(0.0, number - 1.0):g}"
 
 
-def tables(value: JsonValue, key: str = "", notes: list[MessageLike] | None = None) -> list[JsonMapping]:
+def tables_of_list(value: JsonValue, key: str = "", notes: list[MessageLike] | None = None) -> list[JsonMapping]:
     """The tables of a list; none for any other value. With `notes`, what is no table is named there, by its `key`."""
     listed = value if isinstance(value, list) else []
     others = [
@@ -201,7 +201,7 @@ def precision(value: JsonValue, full: str = "no") -> str:
     return half or (full if word in FULL else str(value))
 
 
-def plain(name: object) -> str:
+def simplify_name(name: object) -> str:
     """The name in lower case, without punctuation: ADAMW_8BIT and adamw8bit are the same."""
     return "".join(letter for letter in str(name).casefold() if letter.isalnum())
 
@@ -262,7 +262,7 @@ def optimizer_args(values: JsonMapping) -> list[str]:
 
 def optimizer(name: object) -> tuple[str, MessageLike]:
     """The equivalent optimizer, and a sentence where it differs: ("AdamW8bit", "")."""
-    tables, word = load_tables("optimizers"), plain(name)
+    tables, word = load_tables("optimizers"), simplify_name(name)
     known = tables["same"].get(tables["nearest"].get(word, word))
     if known is None:
         return str(name), ""

@@ -40,14 +40,14 @@ OTHER_METHODS = {
 }
 
 
-def fits(found: JsonMapping) -> bool:
+def recognises(found: JsonMapping) -> bool:
     """Whether this is a file of SimpleTuner."""
     keys = {key.removeprefix("--") for key in found}
     telling = {"data_backend_config", "model_flavour", "lora_rank", "base_model_precision"}
     return "model_family" in keys and not telling.isdisjoint(keys)
 
 
-def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key -> our values and its outcome. Raises ConfigError for unsupported models and methods."""
     given, names = _today(found)
     _refuse(given)

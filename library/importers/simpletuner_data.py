@@ -13,7 +13,7 @@ from library.importers.shared import (
     guidance_flag,
     load_tables,
     said_of,
-    tables,
+    tables_of_list,
     told_prompts,
 )
 
@@ -25,7 +25,7 @@ HELPERS = ("text_embeds", "image_embeds", "conditioning", "conditioning_image_em
 
 def is_datasets(found: JsonValue) -> bool:
     """Whether this is the list of a multidatabackend.json."""
-    listed = tables(found)
+    listed = tables_of_list(found)
     return bool(listed) and all("id" in table for table in listed)
 
 
@@ -49,7 +49,7 @@ def _datasets(builder: ImportBuilder) -> None:
         return
     used = [
         one
-        for one in tables(listed, key, builder.notes)
+        for one in tables_of_list(listed, key, builder.notes)
         if not is_on(one.get("disabled")) and not is_on(one.get("disable"))
     ]
     kinds = {str(one.get("dataset_type") or "image") for one in used}

@@ -13,9 +13,9 @@ from library.importers.shared import (
     nearest,
     optimizer,
     optimizer_args,
-    plain,
     said_of,
     set_by,
+    simplify_name,
 )
 
 TABLES = load_tables("simpletuner")
@@ -79,9 +79,9 @@ def _lycoris(builder: ImportBuilder, settings: Mapping[str, object]) -> None:
 def _optimizer(builder: ImportBuilder) -> None:
     wanted = str(builder.get("optimizer"))
     bare = PACKAGES.sub("", wanted.casefold())
-    near = TABLES["optimizers"].get(plain(bare), "")
+    near = TABLES["optimizers"].get(simplify_name(bare), "")
     name, why = (near, nearest(wanted, near)) if near else optimizer(bare)
-    name = "bitsandbytes.optim.AdEMAMix8bit" if plain(bare).startswith("ademamix8") else name
+    name = "bitsandbytes.optim.AdEMAMix8bit" if simplify_name(bare).startswith("ademamix8") else name
     builder.change("optimizer", why or equal(wanted, name), {"optimizer_type": name})
     settings: JsonObject = {}
     betas = [next((n for key in pair if (n := builder.number(key)) is not None), None) for pair in BETAS]
@@ -119,7 +119,7 @@ def _schedule(builder: ImportBuilder) -> None:
     warmup = builder.number("lr_warmup_steps")
     ours = name if name in known else "constant"
     ours = "constant_with_warmup" if ours == "constant" and warmup else ours
-    free = "schedulefree" in plain(builder.get("optimizer"))
+    free = "schedulefree" in simplify_name(builder.get("optimizer"))
     ours = "constant" if free or (ours == "constant_with_warmup" and not warmup) else ours
     builder.change(
         "lr_scheduler",

@@ -158,7 +158,7 @@ def replace(
 def transparent(path: Path, grey: Image.Image) -> bytes:
     """An image with a mask as its alpha channel: the same colours, losslessly in its own format."""
     out = io.BytesIO()
-    with thumbs.opened(path) as image:
+    with thumbs.open_image(path) as image:
         made = image.convert("RGBA")  # keeps the colours of transparent pixels
         turn = orientation_of(image)
         made.putalpha(turned_back(grey, turn))
@@ -179,7 +179,7 @@ def png(grey: Image.Image, image: Path | None = None, upright: bool = True) -> b
 
 def _alpha(path: Path, unreadable: list[str]) -> Image.Image | None:
     try:
-        with thumbs.opened(path) as image:
+        with thumbs.open_image(path) as image:
             has = "A" in image.getbands() or "transparency" in image.info
             return turned_upright(image).convert("RGBA").getchannel("A") if has else None
     except Exception:  # as for captions
@@ -189,7 +189,7 @@ def _alpha(path: Path, unreadable: list[str]) -> Image.Image | None:
 
 def _is_transparent(path: Path) -> bool:
     try:
-        with thumbs.opened(path) as image:
+        with thumbs.open_image(path) as image:
             return "A" in image.getbands() or "transparency" in image.info
     except ConfigError:
         return False  # it is reported when it is read
@@ -230,7 +230,7 @@ def tinted(file: Path, side: int, upright: bool = False) -> bytes:
     """
     small = Image.new("L", (1, 1), 255)
     if file.is_file():
-        with thumbs.opened(file) as image:
+        with thumbs.open_image(file) as image:
             try:
                 small = pixels.mask_channel(turned_upright(image) if upright else image)
             except Exception as error:  # decoders' exceptions have no common class
@@ -243,7 +243,7 @@ def tinted(file: Path, side: int, upright: bool = False) -> bytes:
     return out.getvalue()
 
 
-def count(images: Path, masks: Path) -> int:
+def count_masked_images(images: Path, masks: Path) -> int:
     """The number of images of a folder and its sub-folders that have a mask."""
     if not masks.is_dir():
         return 0

@@ -1,11 +1,11 @@
 """Forms of the page for masks: the options of `kohya mask` with titles and labels."""
 
-from library.masking.shell import parser
+from library.masking.shell import build_mask_parser
 from library.runs.job_forms import CommandForms
 
 FORMS = CommandForms(
     "mask",
-    parser,
+    build_mask_parser,
     {"model": "Segmentation model", "alpha": "Transparency"},
     {
         "folder": "Images",

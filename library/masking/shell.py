@@ -17,7 +17,7 @@ DONE = 0
 
 def main(argv: list[str]) -> int:
     """Make masks for a folder. Returns the exit code 0. Raises ConfigError."""
-    return run_command("mask", parser(), argv, _make_masks)
+    return run_command("mask", build_mask_parser(), argv, _make_masks)
 
 
 def _make_masks(asked: argparse.Namespace, report: Report) -> int:
@@ -29,7 +29,7 @@ def _make_masks(asked: argparse.Namespace, report: Report) -> int:
     else:
         if asked.batch_size < 1:
             raise ConfigError("batch_size is {batch_size}: it must be at least 1", batch_size=asked.batch_size)
-        folder = model_folder.find(asked.model, model_folder.TRANSFORMERS, default_folder(), report)
+        folder = model_folder.find_model_folder(asked.model, model_folder.TRANSFORMERS, default_folder(), report)
         report(Message("loading the model"), 0, 1)
         model = SegmentationModel(folder, asked.words, asked.threshold, asked.batch_size, asked.device)
         done = files.make(images, masks, model, options, report)
@@ -43,7 +43,7 @@ def _make_masks(asked: argparse.Namespace, report: Report) -> int:
     return DONE
 
 
-def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
+def build_mask_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
     """The options, of which the page makes its form."""
     made = kind(
         "kohya mask",

@@ -183,7 +183,7 @@ def advised(changes: Overrides, config: RunConfig) -> MessageLike:
     return together(one(name, value) for name, value in changes.items())
 
 
-def shown(changes: JsonMapping) -> str:
+def format_changes(changes: JsonMapping) -> str:
     """Options and values as in a config file."""
     return ", ".join(f"{name} = {str(value).lower()}" for name, value in changes.items())
 

@@ -66,8 +66,8 @@ def model_stats(config: RunConfig) -> ModelStats:
         shapes = family.stored_shapes()
     if "denoiser" not in shapes:
         return published(config)
-    found = count(family, shapes, counted=True)
-    encoders = families.random_module(family.name).random().encoders
+    found = count_tensors(family, shapes, counted=True)
+    encoders = families.random_module(family.name).make_networks().encoders
     if missing := {"vae", *encoders} - set(shapes):
         whole = published(config)
         vae = whole.vae if "vae" in missing else found.vae
@@ -80,18 +80,18 @@ def published(config: RunConfig) -> ModelStats:
     family = families.family_for(config)
     module = families.random_module(family.name)
     networks = _without_memory(family.name, module.model_sizes(config, full=True))
-    module.adopt(family, networks["denoiser"])
+    module.adopt_denoiser(family, networks["denoiser"])
     shapes = {part: {n: tuple(p.shape) for n, p in net.named_parameters()} for part, net in networks.items()}
-    return count(family, shapes, counted=False)
+    return count_tensors(family, shapes, counted=False)
 
 
 @lru_cache(maxsize=8)
 def _without_memory(family: str, sizes: Hashable) -> Mapping[str, "nn.Module"]:
-    made = families.random_module(family).random(sizes)
+    made = families.random_module(family).make_networks(sizes)
     return {"denoiser": made.denoiser(), "vae": made.vae(), **{name: make() for name, make in made.encoders.items()}}
 
 
-def count(family: Family, shapes: Mapping[str, Shapes], counted: bool) -> ModelStats:
+def count_tensors(family: Family, shapes: Mapping[str, Shapes], counted: bool) -> ModelStats:
     """Count the tensors of a family's networks, given by part ("denoiser", "vae", encoders) and name."""
     kinds = {cost.container: (kind, cost) for kind, cost in family.block_costs.items()}
     inside: dict[str, tuple[str, BlockCost, dict[str, tuple[int, ...]]]] = {}  # by path of a block

@@ -60,7 +60,7 @@ class Timing:
         }
 
 
-def measure(call: Callable[[], Any], device: torch.device, plan: TimingPlan) -> Timing:
+def measure_call(call: Callable[[], Any], device: torch.device, plan: TimingPlan) -> Timing:
     """Call until it runs steadily, then time it. Raises what `call` raises."""
     began = time.perf_counter()
     took, last = 0.0, math.inf
@@ -155,7 +155,7 @@ def matmul_rate(on: torch.device, dtype: torch.dtype) -> JsonObject:
     for size in MATRICES[on.type]:
         a, b = (torch.randn(size, size, device=on, dtype=dtype) for _ in range(2))
         plan = TimingPlan(steps=2000, seconds=RATE_SECONDS)
-        rate = 2 * size**3 / measure(lambda a=a, b=b: torch.mm(a, b), on, plan).p50 / 1e9
+        rate = 2 * size**3 / measure_call(lambda a=a, b=b: torch.mm(a, b), on, plan).p50 / 1e9
         if rate > best["tflops"]:
             best |= {"tflops": round(rate, 3 if rate < 10 else 1), "size": size}
     return best

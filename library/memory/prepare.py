@@ -185,7 +185,7 @@ def _record(denoiser: nn.Module, config: Any, device: torch.device, log: Compile
         return why
     learning = sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
     room = 0 if config.optim.stepped_early else BYTES_OF_ADAM * learning
-    cudagraph.attach(denoiser, log, None if config.compile.records_graphs else room)
+    cudagraph.record_denoiser_calls(denoiser, log, None if config.compile.records_graphs else room)
     return ""
 
 

@@ -18,7 +18,15 @@ from library.methods.factor_cache import FactorCache
 from library.methods.full import FullFinetune
 from library.methods.sharding import ShardedModel
 
-__all__ = ["FullFinetune", "TrainingMethod", "attach", "base_weights", "notes", "problems", "reads_encoders"]
+__all__ = [
+    "FullFinetune",
+    "TrainingMethod",
+    "attach_method",
+    "base_weights",
+    "method_notes",
+    "find_method_problems",
+    "reads_encoders",
+]
 
 
 class TrainingMethod(Protocol):
@@ -68,29 +76,31 @@ class TrainingMethod(Protocol):
         ...
 
 
-def attach(components: ModelComponents, family: Family, config: RunConfig) -> TrainingMethod:
+def attach_method(components: ModelComponents, family: Family, config: RunConfig) -> TrainingMethod:
     """Freeze the model, create the trained parameters, and return the method. Call once, before dtypes, devices,
     compiling."""
     for network in (components.denoiser, components.vae, *components.encoders.values()):
         if network is not None:
             network.requires_grad_(False)
     if isinstance(config, EmbeddingRun):
-        return embedding.attach(components, family, config)
+        return embedding.attach_words(components, family, config)
     if isinstance(config, ControlRun):
-        return lllite.attach(components, family, config)
+        return lllite.attach_lllite(components, family, config)
     if not isinstance(config, AdapterRun):
-        return full.attach(components, family, config)
+        return full.unfreeze_model(components, family, config)
     for path, multiplier in base_weights(config):
         tensors = lora.plain_file("base_weights", path, config.family)
         unmatched = lora.merge(components, family, tensors, multiplier)
         lora.report_unmatched("base_weights", path, unmatched, len(lora.by_name(tensors)))
     is_ours = config.network.module.startswith("networks.")
-    return (lora if is_ours else lycoris).attach(components, family, config)
+    return (
+        lora.attach_lora(components, family, config) if is_ours else lycoris.attach_lycoris(components, family, config)
+    )
 
 
 def reads_encoders(config: RunConfig) -> bool:
-    """Whether `attach` needs the text encoders: they or their words are trained, adapter files may change them, or
-    LyCORIS counts them."""
+    """Whether `attach_method` needs the text encoders: they or their words are trained, adapter files may change
+    them, or LyCORIS counts them."""
     if isinstance(config, EmbeddingRun):
         return True
     if not isinstance(config, AdapterRun):
@@ -106,16 +116,16 @@ def base_weights(config: AdapterRun) -> list[tuple[str, float]]:
     return list(zip(files, (*multipliers, *[1.0] * len(files)), strict=False))
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def find_method_problems(config: RunConfig) -> Iterator[Problem]:
     """Problems of the training method that depend on files and installed packages."""
     if isinstance(config, EmbeddingRun):
-        yield from embedding.problems(config)
+        yield from embedding.find_embedding_problems(config)
     if isinstance(config, ControlRun):
-        yield from lllite.problems(config)
+        yield from lllite.find_lllite_problems(config)
     if not isinstance(config, AdapterRun):
         return
-    yield from network_args.problems(config)
-    yield from lycoris.problems(config)
+    yield from network_args.find_network_args_problems(config)
+    yield from lycoris.find_lycoris_problems(config)
     files = {"network_weights": config.network.network_weights}
     files |= {f"base_weights {i}": path for i, path in enumerate(config.network.base_weights or (), 1)}
     for option, path in files.items():
@@ -124,7 +134,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem(option, template, path=path)
 
 
-def notes(config: RunConfig) -> Iterator[Problem]:
+def method_notes(config: RunConfig) -> Iterator[Problem]:
     """Options that are set and have no effect in this run."""
     if isinstance(config, AdapterRun):
-        yield from network_args.notes(config)
+        yield from network_args.network_args_notes(config)

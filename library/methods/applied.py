@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from library.config.problems import ConfigError
 from library.families.base import Family, ModelComponents
 from library.methods import targets
-from library.methods.adapters import cast_like, fits, saved_alpha
+from library.methods.adapters import cast_like, factors_fit, saved_alpha
 from library.methods.lora import AdapterLocation, by_name, file_of, networks
 from library.tools.changes import LayerChange
 from library.tools.names import PARTS
@@ -66,7 +66,7 @@ class AppliedChange:
         assert isinstance(weight, Tensor)
         if isinstance(layer, NORMS) != (self.change.kind.title == "norm") or self.change.missing:
             return False
-        return fits(weight, self.stored) if self._is_plain else self.change.fits(tuple(weight.shape))
+        return factors_fit(weight, self.stored) if self._is_plain else self.change.fits(tuple(weight.shape))
 
     def _on(self, device: torch.device) -> LayerChange:
         if self._ready is None:

@@ -54,13 +54,13 @@ class LearnedWords(FrozenBaseMethod):
         return {name.removeprefix(STATE): vectors for name, vectors in super().state_dict(dtype).items()}
 
 
-def attach(components: ModelComponents, family: Family, config: EmbeddingRun) -> LearnedWords:
+def attach_words(components: ModelComponents, family: Family, config: EmbeddingRun) -> LearnedWords:
     """Teach the tokenizers the new words and the text encoders their vectors. The model must be frozen already."""
     given = tensors_of(config.embedding.weights, "an embedding file") if config.embedding.weights else None
     layers = {}
     for name, encoder in components.encoders.items():
         known, tokenizer = _embedding(encoder), components.tokenizers[name]
-        begins = added_words.tokens(tokenizer, config.embedding.init_word or "")
+        begins = added_words.word_tokens(tokenizer, config.embedding.init_word or "")
         vectors = _beginning(known.weight.detach(), begins, len(config.embedding.words))
         if given is not None:
             vectors = _taken(name, given, vectors, config)
@@ -78,7 +78,7 @@ def attach(components: ModelComponents, family: Family, config: EmbeddingRun) ->
     return LearnedWords(layers, config)
 
 
-def problems(config: EmbeddingRun) -> Iterator[Problem]:
+def find_embedding_problems(config: EmbeddingRun) -> Iterator[Problem]:
     """Problems of options that only files show."""
     if (path := config.embedding.weights) and not Path(path).is_file():
         yield Problem("weights", ": {path} does not exist", path=path)

@@ -81,7 +81,7 @@ class FullFinetune(BaseMethod):
         return {name: p for name, p in every.items() if p.requires_grad}
 
 
-def attach(components: ModelComponents, family: Family, config: RunConfig) -> FullFinetune:
+def unfreeze_model(components: ModelComponents, family: Family, config: RunConfig) -> FullFinetune:
     """Unfreeze the trained parameters, in groups by learning rate. The model must be frozen already."""
     groups = [*_denoiser_groups(components, family, config), *_encoder_groups(components, config)]
     return FullFinetune(components, family, [g for g in groups if g["lr"] and g["params"]])

@@ -105,7 +105,7 @@ class LLLite(FrozenBaseMethod):
         return self
 
 
-def attach(components: ModelComponents, family: Family, config: ControlRun) -> LLLite:
+def attach_lllite(components: ModelComponents, family: Family, config: ControlRun) -> LLLite:
     """Put small networks beside the layers that the family names. The model must be frozen already."""
     assert isinstance(family, HasControlledLayers)  # or it had no such script
     control, picture = config.control, show_picture(components.denoiser)
@@ -133,7 +133,7 @@ def show_picture(denoiser: Any) -> ControlPicture:
     return denoiser.control_picture
 
 
-def problems(config: ControlRun) -> Iterator[Problem]:
+def find_lllite_problems(config: ControlRun) -> Iterator[Problem]:
     """What of the options only files can tell."""
     if (path := config.control.network_weights) and not Path(path).is_file():
         yield Problem("network_weights", ": {path} does not exist", path=path)

@@ -15,7 +15,7 @@ from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.methods import ggpo, targets
-from library.methods.adapters import Adapter, AdapterSpec, adapter_class, fits, saved_alpha
+from library.methods.adapters import Adapter, AdapterSpec, adapter_class, factors_fit, saved_alpha
 from library.methods.base import BaseMethod, dtype_of
 from library.methods.factor_cache import FactorCache
 from library.methods.small_files import tensors_of
@@ -70,7 +70,7 @@ class LoraAdapters(BaseMethod):
         self.file_names = {name: known.file_name(place.part, place.path, name) for name, place in places.items()}
         self.factor_caches = []
         self._noisy = [adapter for adapter in adapters.values() if adapter.spec.noise]
-        self.args = network_args.read(config)
+        self.args = network_args.read_network_args(config)
         self._groups = [g for g in _groups(self, config) if g["lr"] and g["params"]]
         learning = {id(p) for p in self.parameters()}
         if not learning:
@@ -101,7 +101,7 @@ class LoraAdapters(BaseMethod):
         found = {names.get(name, name): values for name, values in by_name(tensors).items()}
         for name in self.adapters.keys() & found.keys():
             try:
-                if "lora_up.weight" in found[name] and not fits(self.adapters[name].weight, found[name]):
+                if "lora_up.weight" in found[name] and not factors_fit(self.adapters[name].weight, found[name]):
                     misfits.append(name)
                     continue
                 self.adapters[name].load(found[name])
@@ -163,7 +163,7 @@ class LoraAdapters(BaseMethod):
         return {name: p for name, p in every if name.partition(".")[2].startswith(own)} | remembered
 
 
-def attach(components: ModelComponents, family: Family, config: AdapterRun) -> LoraAdapters:
+def attach_lora(components: ModelComponents, family: Family, config: AdapterRun) -> LoraAdapters:
     """Put adapters into the denoiser and the text encoders as the config says. The model must be frozen already."""
     plan, network = targets.plan(config, family.adapter_targets), config.network
     file = network.network_weights
@@ -213,7 +213,7 @@ def merge(
             name = layer.name if layer.name in found else AdapterLocation(part, layer.path).alias
             if "lora_down.weight" in found.get(name, {}):
                 used.add(name)
-                if fits(layer.layer.weight, found[name]):
+                if factors_fit(layer.layer.weight, found[name]):
                     _merge_product(layer.layer, found[name], multiplier)
                 else:
                     misfits.append(name)

@@ -161,7 +161,7 @@ def unused_alphas(names: Collection[str]) -> set[str]:
     return {f"{layer}.alpha" for layer in layers if f"{layer}.lokr_w1" in names and f"{layer}.lokr_w2" in names}
 
 
-def problems(config: AdapterRun) -> Iterator[Problem]:
+def find_lycoris_problems(config: AdapterRun) -> Iterator[Problem]:
     """A sentence when the package of the network module is not installed."""
     module = config.network.module
     if module.startswith("networks."):
@@ -201,9 +201,9 @@ def load_module(name: str) -> Any:
     return module
 
 
-def attach(components: ModelComponents, family: Family, config: AdapterRun) -> LycorisAdapters:
+def attach_lycoris(components: ModelComponents, family: Family, config: AdapterRun) -> LycorisAdapters:
     """Let the package put its adapters into the model. Raises ConfigError when it is absent or does not fit."""
-    if wrong := [*problems(config), *network_args.problems(config)]:
+    if wrong := [*find_lycoris_problems(config), *network_args.find_network_args_problems(config)]:
         raise ConfigError(*wrong)
     name = config.network.module
     settings: JsonObject = {**network_args.texts(config)}
@@ -267,7 +267,7 @@ def _put_into_its_layer(adapter: Any, device: torch.device, dtype: torch.dtype) 
 def _left_out(denoiser: nn.Module, family: Family, config: AdapterRun) -> set[str]:
     """Paths of modules all of whose layers are in blocks that train_block_indices does not name; with attention alone,
     which is found by class, also that of what stands before the blocks: refiners, a text adapter."""
-    args, groups = network_args.read(config), families.facts(config.family).blocks
+    args, groups = network_args.read_network_args(config), families.facts(config.family).blocks
     attention_alone = isinstance(args, network_args.LycorisArgs) and args.preset == "attn-only"
     if not isinstance(args, network_args.LycorisArgs) or (args.train_block_indices == "all" and not attention_alone):
         return set()

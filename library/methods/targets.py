@@ -77,7 +77,7 @@ class AdapterPlan:
 
 def plan(config: AdapterRun, blocks: tuple[str, ...]) -> AdapterPlan:
     """Read the config. `blocks` are the class names that the family offers. Raises ConfigError for wrong arguments."""
-    network, args = config.network, network_args.read(config)
+    network, args = config.network, network_args.read_network_args(config)
     return AdapterPlan(
         args=args,
         rank=network.network_dim or DEFAULT_RANK,

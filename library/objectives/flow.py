@@ -144,7 +144,7 @@ def shift_of_size(height: int, width: int, line: Line = LINE) -> float:
     return shift_of_tokens((height // 2) * (width // 2), line)
 
 
-def schedule(steps: int, tokens: int, shift: bool = True) -> list[float]:
+def flow_sigmas(steps: int, tokens: int, shift: bool = True) -> list[float]:
     """The steps + 1 sigmas of a sampling run, from 1 to 0; shifted for the number of tokens (dev) or not (schnell)."""
     line = torch.linspace(1, 0, steps + 1)
     return (shifted(line, math.exp(shift_of_tokens(tokens))) if shift else line).tolist()

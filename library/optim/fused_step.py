@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from library.config.problems import ConfigError
 from library.methods.sharding import rows_of, whole_shape
-from library.optim.stochastic_rounding import StepRNG, write
+from library.optim.stochastic_rounding import StepRNG, write_rounded
 
 Group = dict[str, Any]
 WIDENED = 2**24  # weights in float32 at a time; a larger tensor is a bundle of its own
@@ -75,8 +75,8 @@ class PartialOptimizer:
     def _write_back(self, p: nn.Parameter, master_param: nn.Parameter, generator: torch.Generator) -> None:
         if p.dtype in HALF:
             rows = rows_of(p)
-            write(p, master_param.data, generator, rows)
-            self._narrow(master_param, p, lambda into, exact: write(into, exact, generator, rows))
+            write_rounded(p, master_param.data, generator, rows)
+            self._narrow(master_param, p, lambda into, exact: write_rounded(into, exact, generator, rows))
         master_param.grad = None
         master_param.data = master_param.new_empty(0)
 

@@ -48,12 +48,12 @@ FUNCTIONS = {
 }
 
 
-def schedule(optimizer: Optimizer, config: RunConfig, total_steps: int) -> LRScheduler:
+def make_schedule(optimizer: Optimizer, config: RunConfig, total_steps: int) -> LRScheduler:
     """The learning rate over `total_steps` steps of the scheduler (optimizer steps times processes).
 
     Warm-up and decay that are shares are taken of that total. Raises ConfigError in the words of `problems`.
     """
-    if wrong := list(problems(config)):
+    if wrong := list(find_schedule_problems(config)):
         raise ConfigError(*wrong)
     own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
     if wrong := list(too_long(config, total_steps)):
@@ -82,7 +82,7 @@ def _build(optimizer: Optimizer, config: RunConfig, own: JsonObject, total_steps
     return import_class(FUNCTIONS[name])(optimizer, **{**_settings(name, config.optim, total_steps), **own})
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def find_schedule_problems(config: RunConfig) -> Iterator[Problem]:
     """What is wrong with the choice of schedule, a sentence each."""
     try:
         own, is_read = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args"), True
@@ -134,7 +134,7 @@ def too_long(config: RunConfig, total: int) -> Iterator[Problem]:
 def _ends_early(config: RunConfig, total: int) -> Iterator[Problem]:
     chosen = config.optim.lr_scheduler_type or config.optim.lr_scheduler
     is_plain = not (config.optim.lr_scheduler_args or config.optim.lr_scheduler_type or chosen == "polynomial")
-    if is_plain or [*problems(config)]:
+    if is_plain or [*find_schedule_problems(config)]:
         return
     if config.optim.lr_scheduler_type and not code_names.may_look(_custom(config).module):
         return
@@ -172,7 +172,7 @@ def has_lists(config: RunConfig) -> bool:
     return any(isinstance(one, list | tuple) for one in own.values())
 
 
-def notes(config: RunConfig) -> Iterator[Problem]:
+def schedule_notes(config: RunConfig) -> Iterator[Problem]:
     """What is allowed but seldom meant: a warm-up that an optimizer does not follow, a decay that never begins."""
     if without := own_warmup(config):
         yield without
@@ -309,7 +309,7 @@ def _tried(config: RunConfig, own: JsonObject, total: int | None = None, rates: 
         given = {}
     spec = cls if is_known else OptimizerSpec("torch.optim", "AdamW")
     length = total or int(config.steps.max_train_steps)
-    return trial.schedule(
+    return trial.try_schedule(
         spec, given if is_known else {}, groups, lambda made: _build(made, config, own, length), total or 1
     )
 

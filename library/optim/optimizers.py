@@ -31,11 +31,19 @@ from library.optim.classes import (
     steps_rows,
     unknown_arguments,
 )
-from library.optim.lr_schedule import load_problems, schedule
-from library.optim.lr_schedule import notes as schedule_notes
-from library.optim.lr_schedule import problems as schedule_problems
+from library.optim.lr_schedule import find_schedule_problems as schedule_problems
+from library.optim.lr_schedule import load_problems, make_schedule, schedule_notes
 
-__all__ = ["averaged", "describe", "eval_mode", "notes", "optimizer", "problems", "schedule", "train_mode"]
+__all__ = [
+    "averaged",
+    "describe",
+    "eval_mode",
+    "optimizer_notes",
+    "optimizer",
+    "find_optimizer_problems",
+    "make_schedule",
+    "train_mode",
+]
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +70,7 @@ def optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> Any:
     within the backward pass, are stepped in bundles, rounded by what `seed` decides. Raises ConfigError in the words of
     `problems`.
     """
-    if wrong := list(problems(config)):
+    if wrong := list(find_optimizer_problems(config)):
         raise ConfigError(*wrong)
     groups = method.groups()
     if wrong := _rates(config, {group["name"]: group["lr"] for group in groups}):
@@ -114,7 +122,7 @@ def _construct(config: RunConfig, groups: list[dict[str, Any]]) -> Any:
         ) from error
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def find_optimizer_problems(config: RunConfig) -> Iterator[Problem]:
     """Problems of the choice of optimizer and its arguments."""
     cls, own = spec_of(config), {}
     try:
@@ -224,7 +232,7 @@ def _rates_of_models(config: RunConfig) -> dict[str, float]:
     return found
 
 
-def notes(config: RunConfig) -> Iterator[Problem]:
+def optimizer_notes(config: RunConfig) -> Iterator[Problem]:
     """Options that are probably not intended, or have no effect."""
     name = spec_of(config).name
     if spec_of(config).finds_rate and config.optim.learning_rate <= 0.1:

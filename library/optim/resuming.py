@@ -33,7 +33,7 @@ class Saved:
     rescheduled: bool  # whether the config asks for another schedule, or for another number of its steps
 
 
-def described(optimizer: Any) -> JsonObject:
+def describe_groups(optimizer: Any) -> JsonObject:
     """The settings of all groups as JSON values, equal ones once. Call before the first step: then they are those of
     the config."""
     kinds: list[str] = []

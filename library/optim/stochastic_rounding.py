@@ -32,7 +32,7 @@ class StepRNG:
 
 # Why: docs/decisions/2026-11-22-stochastic-rounding.md
 @torch.no_grad()
-def write(into: Tensor, exact: Tensor, generator: torch.Generator, rows: Rows | None = None) -> None:
+def write_rounded(into: Tensor, exact: Tensor, generator: torch.Generator, rows: Rows | None = None) -> None:
     """Write float32 numbers into a tensor of equal shape, with stochastic rounding to bfloat16, else to the nearest.
 
     float16 has three bits more and its own answer to small numbers, the scaled loss; it is rounded to the nearest.

@@ -74,7 +74,7 @@ def arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
     return "" if is_finite else "its first steps end in NaN"
 
 
-def schedule(
+def try_schedule(
     cls: OptimizerSpec,
     own: Mapping[str, Any],
     rates: Sequence[float],

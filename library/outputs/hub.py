@@ -105,7 +105,7 @@ class Uploads:
         return self._options.huggingface_repo_type or None
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def find_upload_problems(config: RunConfig) -> Iterator[Problem]:
     """Why nothing could be uploaded, as far as that is known without the network."""
     if not config.hub.huggingface_repo_id or config.hub.huggingface_token:
         return

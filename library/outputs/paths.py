@@ -127,7 +127,7 @@ def free_name(config: RunConfig) -> JsonObject:
     return {"output_name": f"{stem}-{number}"}
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def find_output_problems(config: RunConfig) -> Iterator[Problem]:
     """Problems that prevent saving, found without writing anything."""
     if not config.save.output_dir:
         yield Problem("output_dir", "is not set: choose a folder for the results")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from library.config.outside_files import read_text
 from library.config.problems import ConfigError, Message, MessageLike, Problem, listed
-from library.outputs.prompts import LETTERS, Prompt, option_of, parse_line, problem_of, prompt_lines, read
+from library.outputs.prompts import LETTERS, Prompt, option_of, parse_line, problem_of, prompt_lines, read_prompts
 
 Row = Mapping[str, str]  # texts by field of Prompt; what a line says besides is in REST
 REST = "rest"
@@ -17,7 +17,7 @@ LETTER = {name: letter for letter, (name, _, _) in LETTERS.items()}
 def rows(path: Path) -> list[dict[str, str]]:
     """The prompts of a file as texts. Raises ConfigError as `read` does; a file without prompts has no rows."""
     if path.suffix.lower() in (".toml", ".json"):
-        return [_row(prompt) for prompt in read(path)]
+        return [_row(prompt) for prompt in read_prompts(path)]
     return [_row_of_line(line) for _, line in prompt_lines(read_text(path))]
 
 
@@ -43,7 +43,7 @@ def _row_of_line(line: str) -> dict[str, str]:
     return row | ({REST: rest} if rest else {})
 
 
-def line(row: Row) -> str:
+def prompt_line(row: Row) -> str:
     """The line of a .txt file for a row: "a cat --n blurry --w 640 --d 1"."""
     made = row["prompt"].strip()
     for name, letter in LETTER.items():
@@ -51,7 +51,7 @@ def line(row: Row) -> str:
     return made + row.get(REST, "")
 
 
-def text(rows: Sequence[Row], before: str = "") -> str:
+def rows_as_text(rows: Sequence[Row], before: str = "") -> str:
     """A .txt file with these rows; comments and blank lines of the file `before` stay where they are.
 
     Rows without a prompt are left out. Raises ConfigError for each row that cannot be written as a line.
@@ -64,7 +64,7 @@ def text(rows: Sequence[Row], before: str = "") -> str:
     ]
     if problems:
         raise ConfigError(*problems)
-    new, made = [line(row) for _, row in wanted], []
+    new, made = [prompt_line(row) for _, row in wanted], []
     taken = {number for number, _ in prompt_lines(before)}
     for number, old in enumerate(before.removesuffix("\n").split("\n") if before else [], start=1):
         if number not in taken:
@@ -81,7 +81,7 @@ def _why_not(row: Row) -> MessageLike:
             return Message("{name} has to be one line of text", name=name)
     if row["prompt"].lstrip().startswith("#"):
         return Message("a prompt cannot begin with #, which begins a comment")
-    read_back, wrong = _row(parse_line(line({**row, REST: ""}))), []
+    read_back, wrong = _row(parse_line(prompt_line({**row, REST: ""}))), []
     for name, value in row.items():
         if name in (REST, "prompt", "negative_prompt") or not value.strip():
             continue
@@ -98,7 +98,7 @@ def _why_not(row: Row) -> MessageLike:
                 "fields for options"
             )
             return Message(template, name=name)
-    return problem_of(parse_line(line(row)))
+    return problem_of(parse_line(prompt_line(row)))
 
 
 def _same(name: str, one: str, other: str) -> bool:

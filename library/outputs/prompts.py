@@ -88,7 +88,7 @@ SIDES = ("width", "height")
 SAMPLERS = tuple(section_options(Sample)["sample_sampler"].choices)
 
 
-def read(path: str | Path) -> list[Prompt]:
+def read_prompts(path: str | Path) -> list[Prompt]:
     """All prompts of a file, in order. ConfigError names every line or entry that makes no sense."""
     path = Path(path)
     with named_by("sample_prompts"):
@@ -106,7 +106,7 @@ def read(path: str | Path) -> list[Prompt]:
     return [prompt for prompt, _ in found]
 
 
-def shown(prompt: Prompt, use: ControlUse) -> Prompt:
+def with_used_images(prompt: Prompt, use: ControlUse) -> Prompt:
     """A prompt with those of its images alone that the model is shown."""
     most = use.most or int(use.inpaints)
     return replace(prompt, control_image_path=(prompt.control_image_path or ())[:most] or None,
@@ -119,7 +119,7 @@ def broken_images(
 ) -> Iterator[tuple[str, str]]:
     """Images that the model would be shown with these prompts and that cannot be read: each once, with the reason, ""
     for one that does not exist. `why_not` says why a file is no image, "" where it is one."""
-    for name in dict.fromkeys(name for prompt in prompts for name in images(shown(prompt, use))):
+    for name in dict.fromkeys(name for prompt in prompts for name in images(with_used_images(prompt, use))):
         if not Path(name).is_file():
             yield name, ""
         elif why := why_not(name):
@@ -128,7 +128,7 @@ def broken_images(
 
 def unreadable(path: str | Path, use: ControlUse, why_not: Callable[[str], str]) -> Iterator[Problem]:
     """The `broken_images` of a readable file of prompts."""
-    for image, why in broken_images(read(path), use, why_not):
+    for image, why in broken_images(read_prompts(path), use, why_not):
         if why:
             yield Problem("sample_prompts", ": {name} names an image that cannot be read: {image} ({why})",
                 name=Path(path).name, image=image, why=why)  # fmt: skip
@@ -143,7 +143,9 @@ def images(prompt: Prompt) -> tuple[str, ...]:
     return (*(prompt.control_image_path or ()), *filter(None, others))
 
 
-def notes(path: str | Path, use: ControlUse = NO_CONTROLS, shifts: bool = False, multiple: int = 1) -> list[Problem]:
+def prompt_notes(
+    path: str | Path, use: ControlUse = NO_CONTROLS, shifts: bool = False, multiple: int = 1
+) -> list[Problem]:
     """Options of the prompts of a readable file that will not do what they say, a sentence each; `use` says what images
     the model is shown, `shifts` whether a prompt may shift the sigmas, and sides are multiples of `multiple`."""
     path = Path(path)

@@ -130,7 +130,7 @@ class Trackers:
         board = SummaryWriter(str(Path(log.logging_dir or "") / run / project))
         if log.log_config:  # into this run, and not into one beside it as `add_hparams` would
             writer: Any = board._get_file_writer()
-            for part in summary.hparams(settings(config), {}):
+            for part in summary.hparams(tracker_settings(config), {}):
                 writer.add_summary(part)
         return board
 
@@ -145,7 +145,7 @@ class Trackers:
             how = load_toml(log.log_tracker_config).get("wandb", {})
         project = log.log_tracker_name or ("network_train" if self._network else "finetuning")
         if log.log_config:
-            how = {"config": settings(config), **how}
+            how = {"config": tracker_settings(config), **how}
         return wandb.init(project=project, dir=str(folder), **how)
 
 
@@ -168,7 +168,7 @@ def _rates(found: Mapping[str, float], network: bool) -> dict[str, float]:
     return made
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def find_tracker_problems(config: RunConfig) -> Iterator[Problem]:
     """Problems that prevent writing the curves."""
     log = config.log
     if log.log_with in ("wandb", "all") and importlib.util.find_spec("wandb") is None:
@@ -188,7 +188,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
             yield from (Problem("log_tracker_config", ": {why}", why=why) for why in e.problems)
 
 
-def settings(config: RunConfig) -> dict[str, bool | int | float | str]:
+def tracker_settings(config: RunConfig) -> dict[str, bool | int | float | str]:
     """The options of a run as a tracker shows them, without files, folders and keys."""
     known = options(type(config))
     shown = {

@@ -25,7 +25,7 @@ def expected(method: TrainingMethod) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in method.state_dict().items()}
 
 
-def check(path: Path, shapes_of: Callable[[], Shapes], config: RunConfig) -> JsonObject:
+def verify_saved_file(path: Path, shapes_of: Callable[[], Shapes], config: RunConfig) -> JsonObject:
     """Compare a file's names and shapes with the model's, and look at a LoRA as `kohya tools verify` does.
 
     Returns {"ok", "text"} for the run's record: `text` is a sentence. Nothing where only PyTorch could read the file.

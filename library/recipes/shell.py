@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.arguments import Arguments
-from library.config.building import build
+from library.config.building import build_config
 from library.config.command import printable
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonObject
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
             "\n".join(f"{preset.id:<28} {preset.sentence}" for preset in preset_files.every() if not preset.is_profile)
         )
         return DONE
-    preset = named(asked.preset)
+    preset = find_preset(asked.preset)
     given: JsonObject = {**of_model(preset, asked.model), **({"train_data_dir": str(asked.data)} if asked.data else {})}
     config, notes = with_recipe(preset, given, asked.purpose or "", asked.images or 0)
     comment = f"{config.title}: accelerate launch sd-scripts/{config.script}.py --config_file THIS_FILE"
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     return DONE
 
 
-def named(name: str) -> Preset:
+def find_preset(name: str) -> Preset:
     """The preset that somebody names, by its id or its file."""
     wanted = name.replace("\\", "/").removesuffix(".toml")
     found = preset_files.by_id("/".join(wanted.split("/")[-2:]))
@@ -100,7 +100,7 @@ def of_model(preset: Preset, name: str | None) -> JsonObject:
 def with_recipe(preset: Preset, given: JsonObject, purpose: str, images: int) -> tuple[Any, list[MessageLike]]:
     """A preset with other values and the recipe for a purpose, and what to know about it."""
     kind = script_class(preset)
-    config = build(kind, {**read_toml(preset.path), **given}, preset.path.name, notes=[])
+    config = build_config(kind, {**read_toml(preset.path), **given}, preset.path.name, notes=[])
     recipe = recipe_files.chosen(config, purpose)
     if recipe is None:
         return config, []
@@ -119,7 +119,7 @@ def with_recipe(preset: Preset, given: JsonObject, purpose: str, images: int) ->
         proposal = recipe_files.proposed_steps(recipe, images, at_once)
         values["max_train_steps"] = proposal.steps
         notes.append(proposal.reason)
-    return build(kind, values, preset.path.name, notes=[]), notes
+    return build_config(kind, values, preset.path.name, notes=[]), notes
 
 
 def _check_purpose(preset: Preset, fitting: list[Recipe], purpose: str) -> None:

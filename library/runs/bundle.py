@@ -93,7 +93,7 @@ def bundle(run: reader.RecordedRun, doctor: str = "") -> bytes:
 def _facts(run: reader.RecordedRun, clean: "redaction.Redactor") -> JsonObject:
     found = {name: clean.inside(run.facts[name]) for name in FACTS if name in run.facts}
     found["state"], found["error"] = run.state, clean.text(run.error or "")
-    return {**found, "config": redaction.settings(run.facts.get("config") or {})}
+    return {**found, "config": redaction.redacted_settings(run.facts.get("config") or {})}
 
 
 def _events(run: reader.RecordedRun, clean: "redaction.Redactor") -> Iterator[JsonObject]:

@@ -77,7 +77,7 @@ def choose(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
     return tuple(known) if len(known) >= count else ()
 
 
-def problems(how: JsonMapping) -> list[Problem]:
+def find_launch_problems(how: JsonMapping) -> list[Problem]:
     """All that is wrong with launch options; of GPUs only where this machine knows what it has."""
     found, every = launch_problems(how), devices()
     if every == (CPU,) or str(how.get("cpu") or "").lower() in ("true", "1", "yes", "on"):
@@ -118,7 +118,7 @@ def held() -> set[str]:
     """The devices of living processes that are no runs."""
     found: set[str] = set()
     for path in _holders().glob("*.json"):
-        facts = layout.load(path)
+        facts = layout.load_facts(path)
         if process.alive(facts):
             found |= set(facts.get("devices") or ())
     return found

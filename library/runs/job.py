@@ -58,7 +58,7 @@ class BackgroundJob(reader.ProcessFolder):
     @property
     def result(self) -> JsonObject:
         """What came of it so far."""
-        return layout.load(self.folder / RESULT)
+        return layout.load_facts(self.folder / RESULT)
 
     @property
     def log(self) -> str:
@@ -77,7 +77,7 @@ def every(*kinds: str) -> list[BackgroundJob]:
     return sorted(found, key=lambda job: job.started, reverse=True)
 
 
-def find(job_id: Any) -> BackgroundJob:
+def find_job(job_id: Any) -> BackgroundJob:
     """One job by its id. Raises ConfigError when there is none."""
     if layout.is_id(job_id) and (root() / job_id / JOB).is_file():
         return at(root() / job_id)
@@ -86,9 +86,9 @@ def find(job_id: Any) -> BackgroundJob:
 
 def at(folder: Path) -> BackgroundJob:
     """The job in this folder. One whose process has ended without recording a result is marked as failed."""
-    facts, asked = layout.load(folder / JOB), (folder / STOP).exists()
+    facts, asked = layout.load_facts(folder / JOB), (folder / STOP).exists()
     if facts.get("state") == "running" and not _lives(folder, facts):
-        facts = layout.load(folder / JOB)  # it may have ended normally between the two reads
+        facts = layout.load_facts(folder / JOB)  # it may have ended normally between the two reads
         if facts.get("state") == "running":
             ended = {"state": "stopped", "error": ""} if asked else {"state": "interrupted", "error": GONE}
             facts |= {**ended, "ended": time.time(), "doing": None}
@@ -106,7 +106,7 @@ def _lives(folder: Path, facts: JsonMapping) -> bool:
 
 def _identity(folder: Path, facts: JsonMapping) -> JsonObject:
     """The process as it has recorded itself, or before that as its launcher has."""
-    return dict(facts) if "pid" in facts else layout.load(folder / layout.LAUNCHER)
+    return dict(facts) if "pid" in facts else layout.load_facts(folder / layout.LAUNCHER)
 
 
 def new(kind: str) -> Path:
@@ -154,9 +154,9 @@ def stop(job: BackgroundJob, at_once: bool = False) -> BackgroundJob:
     if not job.active:
         return job
     if at_once or job.state == "stopping":
-        if living := process.find(_identity(job.folder, job.facts)):
+        if living := process.find_process(_identity(job.folder, job.facts)):
             process.end([living])
-        facts = layout.load(job.folder / JOB)
+        facts = layout.load_facts(job.folder / JOB)
         if facts.get("state") != "finished":  # whatever state the ended process has recorded
             ended = {"state": "stopped", "error": "", "ended": time.time(), "doing": None}
             layout.store(job.folder / JOB, {**facts, **ended})

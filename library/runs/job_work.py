@@ -35,7 +35,7 @@ class JobRecord:
         if threading.current_thread() is threading.main_thread():
             self._usual = signal.signal(signal.SIGTERM, _interrupt)
         if self.folder:
-            self._facts = {"started": time.time(), **layout.load(self.folder / JOB)}
+            self._facts = {"started": time.time(), **layout.load_facts(self.folder / JOB)}
             self._write(kind=self.kind, state="running", **process.identity())
         return self
 

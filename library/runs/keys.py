@@ -22,7 +22,7 @@ def place() -> Path:
 
 def kept() -> dict[str, str]:
     """What is kept, by option name."""
-    return {name: value for name, value in layout.load(place()).items() if name in ENVIRONMENT and value}
+    return {name: value for name, value in layout.load_facts(place()).items() if name in ENVIRONMENT and value}
 
 
 def keep(given: Mapping[str, str | None]) -> list[str]:

@@ -71,7 +71,7 @@ def request_file(folder: Path, request: str) -> Path:
     return folder / f"{request}-now"
 
 
-def load(path: Path) -> JsonObject:
+def load_facts(path: Path) -> JsonObject:
     """A JSON object from a file, less facts of a wrong type; empty when the file is missing, half gone or no object."""
     try:
         found = parsed(path.read_text(encoding="utf-8"))
@@ -81,7 +81,7 @@ def load(path: Path) -> JsonObject:
     return {name: value for name, value in named.items() if _is_sound(name, value)}
 
 
-def section(facts: JsonMapping, name: str) -> JsonObject:
+def facts_section(facts: JsonMapping, name: str) -> JsonObject:
     """The options of a section that differ from their defaults, as a run's facts have them; {} where there are none."""
     found = (facts.get("config") or {}).get(name)
     return found if isinstance(found, dict) else {}
@@ -103,7 +103,7 @@ def load_changed(path: str) -> JsonObject:
 
 @lru_cache(maxsize=4096)
 def _loaded(path: str, written: tuple[int, int, int]) -> JsonObject:
-    return load(Path(path))
+    return load_facts(Path(path))
 
 
 def signature(path: str) -> tuple[int, int, int]:

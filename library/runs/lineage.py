@@ -21,7 +21,7 @@ def step_of(state: Path) -> int | None:
 
 def earlier(folder: Path) -> tuple[Path, int | None] | None:
     """The folder of the run that the one in `folder` goes on with, and after which step, where that is known."""
-    facts = layout.load(folder / layout.RUN)
+    facts = layout.load_facts(folder / layout.RUN)
     state, at = _state(folder, facts), _before_first(folder)
     if at is None and state:  # later its folder may hold another state
         at = step_of(state)
@@ -61,13 +61,13 @@ def _named(facts: JsonMapping) -> JsonObject | None:
         place = registry.folder(facts["resumes"])
     except KeyError:
         return None
-    return {**layout.load(place / layout.RUN), "at": place}
+    return {**layout.load_facts(place / layout.RUN), "at": place}
 
 
 def _maker(facts: JsonMapping, state: Path, at: int) -> JsonObject | None:
     """The newest older run that has written states of this name there, and got as far."""
     wanted = state.parent.absolute()
-    every = [{**layout.load(place / layout.RUN), "at": place} for place in registry.folders().values()]
+    every = [{**layout.load_facts(place / layout.RUN), "at": place} for place in registry.folders().values()]
     found = [
         one
         for one in every

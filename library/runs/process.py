@@ -37,7 +37,7 @@ def _boot() -> str:
     return ""
 
 
-def find(known: JsonObject) -> psutil.Process | None:
+def find_process(known: JsonObject) -> psutil.Process | None:
     """The running process that `identity` described, or None when it ended, even if another one has its id now."""
     pid, start = known.get("pid"), known.get("process_start")
     if not isinstance(pid, int) or pid < 0 or not isinstance(start, int | float) or known.get("host", HOST) != HOST:
@@ -57,7 +57,7 @@ def find(known: JsonObject) -> psutil.Process | None:
 
 def alive(known: JsonObject) -> bool:
     """Whether the process that `identity` described still runs on this machine."""
-    return find(known) is not None
+    return find_process(known) is not None
 
 
 def exists(pid: Any) -> bool:

@@ -91,7 +91,7 @@ def place() -> Path:
     return registry.data_folder() / "queue"
 
 
-def read() -> Queue:
+def read_queue() -> Queue:
     """The queue as it stands. Its file is read when it was written since the last time: the page asks every second."""
     return _queue(layout.load_changed(str(place() / "queue.json")))
 
@@ -118,7 +118,7 @@ def changing() -> Iterator[Queue]:
     with locking.held(place() / "queue.lock", PATIENCE) as mine:
         if not mine:
             raise ConfigError("The queue is being changed by another program: try again in a moment.")
-        found = _queue(layout.load(place() / "queue.json"))
+        found = _queue(layout.load_facts(place() / "queue.json"))
         before = asdict(found)
         yield found
         if asdict(found) != before:
@@ -223,7 +223,7 @@ def state_of(entry: QueueEntry) -> tuple[str, MessageLike]:
     """How an entry stands, "waiting" or a run's state, and why it failed."""
     if entry.run:
         try:
-            run = reader.run(entry.run)
+            run = reader.find_run(entry.run)
         except KeyError:
             return entry.ended or "interrupted", "The folder of its run is gone."
         return run.state, run.error or ""
@@ -232,7 +232,7 @@ def state_of(entry: QueueEntry) -> tuple[str, MessageLike]:
 
 def queued_sentence(entry: QueueEntry) -> Message:
     """What became of an entry that was just added, in a sentence."""
-    queue = read()
+    queue = read_queue()
     before = [e for e in queue.waiting if e.added < entry.added]
     if queue.paused or queue.halted:
         return Message("{name} is in the queue, which is paused: press Continue in the Queue tab.", name=entry.name)

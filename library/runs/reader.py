@@ -64,7 +64,7 @@ def runs() -> list[RecordedRun]:
     return sorted(found, key=lambda run: run.facts.get("started", 0), reverse=True)
 
 
-def run(run_id: str) -> RecordedRun:
+def find_run(run_id: str) -> RecordedRun:
     """One run by its id. Raises KeyError when there is none."""
     return at(registry.folder(run_id))
 
@@ -82,7 +82,7 @@ def at(folder: Path) -> RecordedRun:
         return RecordedRun(folder, facts)
     if ended := _how_it_ended(folder, facts):
         # The trainer may have recorded its end between our read of the file and our check of the process.
-        facts = layout.load(Path(path))
+        facts = layout.load_facts(Path(path))
         if facts.get("state") in layout.ACTIVE:
             facts |= {"state": ended[0], "error": ended[1], "ended": facts.get("heartbeat", time.time())}
             with contextlib.suppress(OSError, ConfigError):  # a full disk: the next look tries again
@@ -95,7 +95,7 @@ def at(folder: Path) -> RecordedRun:
 def _how_it_ended(folder: Path, facts: JsonObject) -> tuple[str, MessageLike | None] | None:
     """State and cause of a run whose record says that it works but whose process has ended; None when it works."""
     begun = "pid" in facts  # the trainer itself has taken the record over
-    known = facts if begun else layout.load(folder / layout.LAUNCHER)
+    known = facts if begun else layout.load_facts(folder / layout.LAUNCHER)
     if known.get("host", process.HOST) != process.HOST:
         silent = time.time() - facts.get("heartbeat", 0) > SILENCE
         return ("interrupted", "The other computer has not reported for some time.") if silent else None
@@ -129,7 +129,7 @@ def tail(folder: Path, lines: int = 200, size: int = 65536) -> str:
     return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in text.split("\n")[-lines:])
 
 
-def read(run_id: str, since: int = 0) -> tuple[list[JsonObject], int]:
+def read_progress(run_id: str, since: int = 0) -> tuple[list[JsonObject], int]:
     """What happened after byte `since` of progress.jsonl, and the byte to go on from. KeyError: no such run."""
     return events(registry.folder(run_id), since)
 

@@ -73,7 +73,7 @@ class Record:
         `config` is what differs from the defaults, flat or by section; tokens and keys in it are not written.
         """
         prepared = os.environ.get("KOHYA_RUN_DIR", "")
-        facts = layout.load(Path(prepared) / layout.RUN) if prepared else {}
+        facts = layout.load_facts(Path(prepared) / layout.RUN) if prepared else {}
         in_shell = facts.get("state") != "starting"  # also when the variable is left over from a run that ended
         if in_shell:
             folder = Path(output_dir).absolute() / "runs" / layout.new_id(output_name or script)
@@ -218,7 +218,7 @@ class Record:
             self.finish("finished")
         else:
             self._keep("".join(traceback.format_exception(error)))
-            self.finish("failed", sentence(error))
+            self.finish("failed", error_sentence(error))
             if not isinstance(error, ConfigError):
                 error.add_note(f"{STORY} {self.folder / layout.LOG}")
 
@@ -255,7 +255,7 @@ class Record:
                 logging.getLogger(__name__).debug("run.json could not be written", exc_info=True)
 
 
-def sentence(error: BaseException) -> MessageLike:
+def error_sentence(error: BaseException) -> MessageLike:
     """An exception as a sentence for users: a ConfigError's own, others with their type in front."""
     if isinstance(error, ConfigError):
         return error.said

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.outside_files import load_toml, opened
+from library.config.outside_files import load_toml, open_outside
 from library.config.problems import ConfigError, Message
 from library.runs import keys, layout, reader
 from library.runs.refusal import ENVIRONMENT, Secrets
@@ -144,10 +144,10 @@ def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(re.escape(name) + (r"(?![\w.~-]*\w)" if PATH.match(name) else ""))
 
 
-def settings(config: JsonMapping) -> JsonObject:
+def redacted_settings(config: JsonMapping) -> JsonObject:
     """The settings of a run by name; only values that are numbers, switches and names of this program are kept."""
     plain = layout.without_secrets(config)
-    return {name: settings(v) if isinstance(v, Mapping) else _shown(name, v) for name, v in plain.items()}
+    return {name: redacted_settings(v) if isinstance(v, Mapping) else _shown(name, v) for name, v in plain.items()}
 
 
 def _shown(name: str, value: JsonValue) -> Any:
@@ -218,7 +218,7 @@ def _folders_in(file: Path) -> list[str]:
 def _lines(file: Path) -> Iterator[str]:
     """What stands in a file of captions or prompts, line by line; of JSON and TOML the quoted texts as well."""
     try:
-        with opened(file) as source:
+        with open_outside(file) as source:
             content = source.read(MOST_BYTES).decode("utf-8", "replace")
     except (ConfigError, OSError):
         return

@@ -68,7 +68,7 @@ def add(folder: Path, facts: JsonMapping | None = None) -> None:
 
 def working(run_id: str) -> JsonObject:
     """The pointer's facts of a run whose process is alive although its folder was deleted; else nothing."""
-    known = layout.load(data_folder() / "runs" / f"{run_id}.json") if layout.is_id(run_id) else {}
+    known = layout.load_facts(data_folder() / "runs" / f"{run_id}.json") if layout.is_id(run_id) else {}
     if not _is_alive(known):
         return {}
     return {name: value for name, value in known.items() if name in COPIED_FACTS} | {"state": "running", "lost": True}
@@ -97,7 +97,7 @@ def _pointers(pointers: Path, changed: int) -> dict[str, JsonObject]:
     """All pointers. The page reads them every second, so they are cached; writing one changes the folder's time."""
     found = {}
     for pointer in pointers.glob("*.json"):
-        about = layout.load(pointer)
+        about = layout.load_facts(pointer)
         if layout.is_id(pointer.stem) and about.get("folder"):
             found[pointer.stem] = about
     return found
@@ -106,7 +106,7 @@ def _pointers(pointers: Path, changed: int) -> dict[str, JsonObject]:
 def folder(run_id: str) -> Path:
     """The folder of one run. Raises KeyError for an id that is malformed, unknown or whose folder is gone for good."""
     if layout.is_id(run_id):
-        found = layout.load(data_folder() / "runs" / f"{run_id}.json").get("folder")
+        found = layout.load_facts(data_folder() / "runs" / f"{run_id}.json").get("folder")
         if found and (Path(found).is_dir() or working(run_id)):
             return Path(found)
     raise KeyError(f"No run is called {run_id!r}.")

@@ -95,12 +95,12 @@ def begin(asked: TrainingJob) -> str:
         started = detached(arguments, folder / layout.LOG, given, asked.folder)
     except OSError as error:
         why = Message("The training could not be started: {error}.", error=error)
-        failed = layout.load(folder / layout.RUN) | {"state": "failed", "error": why, "ended": time.time()}
+        failed = layout.load_facts(folder / layout.RUN) | {"state": "failed", "error": why, "ended": time.time()}
         layout.store(folder / layout.RUN, failed)
         raise ConfigError(why) from error
     own_process = process.identity(started.pid)
     layout.store(folder / layout.LAUNCHER, {**own_process, "command": arguments})
-    registry.add(folder, layout.load(folder / layout.RUN) | own_process)
+    registry.add(folder, layout.load_facts(folder / layout.RUN) | own_process)
     return folder.name
 
 

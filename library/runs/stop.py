@@ -24,7 +24,7 @@ def request(run_id: str, how: str) -> None:
     """
     if how not in layout.STOPS[1:]:
         raise ValueError(f"A run stops after_step or now, or by kill, not {how!r}.")
-    found = reader.run(run_id)
+    found = reader.find_run(run_id)
     if not found.active:
         return
     if how == "kill" and not found.is_here:
@@ -42,7 +42,7 @@ def request_output(run_id: str, what: str) -> None:
     """
     if what not in layout.REQUESTS:
         raise ValueError(f"A run can {' or '.join(layout.REQUESTS)} on the way, not {what!r}.")
-    found = reader.run(run_id)
+    found = reader.find_run(run_id)
     if found.active:
         write_atomic(layout.request_file(found.folder, what), "")
 
@@ -59,7 +59,7 @@ def lost_now(run: reader.RecordedRun) -> tuple[str, float]:
         return "start", max(0.0, now - run.facts.get("started", now))
     if phase in (str(phases.GENERATING_SAMPLES), str(phases.VALIDATING)):
         return "look", max(0.0, now - said)
-    accumulated = layout.section(run.facts, "steps").get("gradient_accumulation_steps", 1)
+    accumulated = layout.facts_section(run.facts, "steps").get("gradient_accumulation_steps", 1)
     processes = (run.facts.get("hardware") or {}).get("processes", 1)
     collects = isinstance(accumulated, int) and accumulated > 1 and processes == 1
     return ("step", max(0.0, now - said)) if collects and not phase else ("", 0.0)
@@ -104,9 +104,9 @@ def _changed(path: Path) -> float:
 
 
 def _end(found: reader.RecordedRun) -> None:
-    known = (layout.load(found.folder / layout.LAUNCHER), found.facts)
-    if not process.kill([p for p in map(process.find, known) if p is not None]):
+    known = (layout.load_facts(found.folder / layout.LAUNCHER), found.facts)
+    if not process.kill([p for p in map(process.find_process, known) if p is not None]):
         return  # the process still exists: it is shown as stopping until it has ended
-    facts = layout.load(found.folder / layout.RUN)
+    facts = layout.load_facts(found.folder / layout.RUN)
     if facts.get("state") in layout.ACTIVE:
         layout.store(found.folder / layout.RUN, facts | {"state": "stopped", "ended": time.time(), "phase": None})

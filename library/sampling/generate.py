@@ -106,7 +106,7 @@ def open_model(config: RunConfig, files: Iterable[Path], report: Report, word: s
     applied = AppliedFiles(components, family, word)
     for path in dict.fromkeys(files):
         applied.add(path)
-    file_identity.check()  # all was read of the same files
+    file_identity.check_watched_files()  # all was read of the same files
     prepare_encoders(components.encoders, {}, config)
     prepare_denoiser(components.denoiser, family, config, world.device, ())
     return OpenModel(family, world, components, applied)
@@ -202,7 +202,7 @@ def _requested(prompt: Prompt, applied: AppliedFiles) -> SampleRequest:
         made,
         prompt=with_tokens(made.prompt),
         negative=with_tokens(made.negative),
-        guide=Image.fromarray(pixels.read(guide, AS_SEEN)) if guide else None,
+        guide=Image.fromarray(pixels.read_pixels(guide, AS_SEEN)) if guide else None,
     )
 
 
@@ -210,7 +210,7 @@ def _seen(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:
     """The prompts with one seed and without images that the model is not shown; files beside it follow control
     images."""
     seeded = plan.with_one_seed(prompts)
-    shown = (prompt_files.shown(prompt, config.control_images) for prompt in seeded)
+    shown = (prompt_files.with_used_images(prompt, config.control_images) for prompt in seeded)
     return [replace(one, controlnet_image=own.controlnet_image) for one, own in zip(shown, seeded, strict=True)]
 
 

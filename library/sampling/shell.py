@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from library import families
 from library.config.arguments import Arguments
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, MessageLike
@@ -32,7 +32,7 @@ BASE = "pretrained_model_name_or_path"
 
 def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     """Generate; 0 when it worked. `script_of` says which script a TOML is for. Raises ConfigError."""
-    asked = parser().parse_args(argv)
+    asked = build_sample_parser().parse_args(argv)
     loras = [weighted(text) for text in asked.lora]
     strengths = numbers(asked.strengths)
     columns = plan.columns(asked.compare, loras, strengths)
@@ -42,21 +42,23 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     word = asked.word or word_of(asked.config)
     with joined("sample") as work, free_devices({"cpu": asked.cpu}, work.wait) as own:
         os.environ.update(gpu_slots.environment(own))
-        generate = families.load("library.sampling.generate:generate")  # with torch, which looks for GPUs only once
+        generate = families.load_object(
+            "library.sampling.generate:generate"
+        )  # with torch, which looks for GPUs only once
 
         def store(sheet: "Sheet") -> None:
             work.store(sheet.as_json())
             if not work.folder:
                 print(next(name for row in reversed(sheet.files) for name in reversed(row) if name), flush=True)
 
-        for note in notes(asked, config):
+        for note in sampling_notes(asked, config):
             print(f"note: {note}", file=sys.stderr)
         sheet = generate(config, columns, prompts, asked.out, work.phase, store, word)
         print(sheet.grid)
     return DONE
 
 
-def parser() -> argparse.ArgumentParser:
+def build_sample_parser() -> argparse.ArgumentParser:
     """The options."""
     made = Arguments(
         "kohya sample",
@@ -134,7 +136,7 @@ def pair(text: str) -> tuple[str, str]:
 
 def prompts_of(asked: argparse.Namespace) -> list[Prompt]:
     """The prompts of the file and of the command line."""
-    found = [*(prompt_files.read(asked.prompts) if asked.prompts else ())]
+    found = [*(prompt_files.read_prompts(asked.prompts) if asked.prompts else ())]
     found += [prompt_files.parse_line(line) for line in asked.prompt if line.strip()]
     for prompt in found:
         if why := prompt_files.problem_of(prompt):
@@ -144,11 +146,11 @@ def prompts_of(asked: argparse.Namespace) -> list[Prompt]:
     return found
 
 
-def notes(asked: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]:
+def sampling_notes(asked: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]:
     """What of the prompts will not do what it says. Loads torch."""
     use = replace(config.control_images, guided=True)  # control images are for files beside the model
     about = use, config.shifts_samples, families.family_for(config).sample_multiple
-    yield from prompt_files.notes(asked.prompts, *about) if asked.prompts else ()
+    yield from prompt_files.prompt_notes(asked.prompts, *about) if asked.prompts else ()
     for line in asked.prompt:
         yield from prompt_files.line_notes(line, *about)
 
@@ -166,6 +168,6 @@ def config_of(path: Path, given: JsonMapping, script_of: Callable[[Path], str]) 
         if not found.family:
             raise ConfigError("{path} is {words}, and no base model", path=path, words=found.words)
         family, values = found.family, {BASE: str(path), **found.options}
-    return build(
+    return build_config(
         families.config_class(families.lora_script(family)), plan.sampling_values(family, {**values, **given}), notes=[]
     )

@@ -67,10 +67,10 @@ class Lora:
         return max(kinds, key=lambda kind: (kind.itemsize, str(kind)), default=torch.float32)
 
 
-def read(path: str | Path, wanted: str = "") -> Lora:
+def read_lora(path: str | Path, wanted: str = "") -> Lora:
     """An adapter of any kind in any of the formats; of the family `wanted` where its names may be that one's. Raises
     ConfigError for anything else."""
-    stored, metadata = storage.opened(path), storage.metadata_of(path)
+    stored, metadata = storage.open_stored(path), storage.metadata_of(path)
     try:
         found = grouped(stored)
         family = names.family_of(found, metadata, names.sizes_of(stored.shapes()), wanted)
@@ -96,7 +96,7 @@ def kohya_named(path: Path, tensors: dict[str, Tensor], family: str) -> dict[str
     if all(name.startswith("lora_") for name in tensors) and not names.of_other_tree(tensors, family):
         return tensors
     try:
-        return tensors_of(read(path, family), "kohya")[0]
+        return tensors_of(read_lora(path, family), "kohya")[0]
     except ConfigError:
         if all(names.split(name) for name in tensors):
             raise

@@ -30,10 +30,10 @@ def convert(
         raise ConfigError("to is {to}: use one of {formats}", to=repr(to), formats=", ".join(FORMATS))
     out = storage.fresh(out, lora)
     report(Message("reading"), 0, 1)
-    found = adapters.read(lora)
+    found = adapters.read_lora(lora)
     found.metadata.pop("lora_adapter_metadata", None)
     if to == "comfy":
         found = for_comfyui.prepared(found, lora)
-        for sentence in for_comfyui.notes(found):
+        for sentence in for_comfyui.comfyui_notes(found):
             note(sentence)
     return writing.save(found, out, style=to, dtype=dtype, report=report)

@@ -86,7 +86,7 @@ def extract(
             "{tuned} and {base} do not differ in any layer that a LoRA can change", tuned=tuned, base=base
         )
     comment = f"extracted from {Path(tuned).name} minus {Path(base).name}"
-    metadata = writing.described(new.family, comment, model=new.found)
+    metadata = writing.made_lora_metadata(new.family, comment, model=new.found)
     writing.save(writing.sized(Lora(new.family, made, metadata)), out, report=report)
     return Extracted(out, len(made), same, left_out)
 

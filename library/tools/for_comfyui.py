@@ -37,7 +37,7 @@ def prepared(lora: Lora, path: str | Path) -> Lora:
     return replace(lora, others={module: LayerChange(_written(one.parts)) for module, one in lora.others.items()})
 
 
-def notes(lora: Lora) -> Iterator[Message]:
+def comfyui_notes(lora: Lora) -> Iterator[Message]:
     """A sentence for each kind in a file that ComfyUI computes otherwise, however it is written, and one for those that
     diffusers does not read."""
     kinds = list(lora.others.values())

@@ -119,7 +119,7 @@ def join(
         else:
             others[module] = made.to(kind)
     comment = f"merged ({ranks.how}): {_listed(loras)}"
-    metadata = writing.described(family, comment, [lora for lora, _ in given])
+    metadata = writing.made_lora_metadata(family, comment, [lora for lora, _ in given])
     metadata["modelspec.merged_from"] = ", ".join(Path(path).name for path, _ in loras)
     writing.save(writing.sized(Lora(family, plain, metadata, others=others)), out, report=report)
     return Merged(out, len(modules))
@@ -151,7 +151,7 @@ def _read(loras: Weighted, report: Report, family: str = "") -> list[tuple[Lora,
     given = []
     for i, (path, weight) in enumerate(loras):
         report(Message("reading"), i, len(loras))
-        given.append((adapters.read(path, family), float(weight)))
+        given.append((adapters.read_lora(path, family), float(weight)))
     return given
 
 

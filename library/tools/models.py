@@ -38,7 +38,7 @@ class ModelFile:
         }
 
     def _family(self, shapes: dict[str, tuple[int, ...]]) -> tuple[str, str]:
-        facts, found = recognition.described(shapes)
+        facts, found = recognition.family_and_description(shapes)
         if facts and found in names_of(facts.name).mergeable:
             return facts.name, found
         wanted = ", or ".join(known.base_model for known in families.every())
@@ -46,7 +46,7 @@ class ModelFile:
 
     @functools.cached_property
     def _file(self) -> weights.Weights:
-        return storage.opened(self.path)
+        return storage.open_stored(self.path)
 
     def tensor(self, key: str) -> Tensor:
         """A tensor as stored, by its name in the single file's layout."""

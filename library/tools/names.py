@@ -122,7 +122,7 @@ def every() -> tuple[LoraNames, ...]:
 @functools.cache
 def names_of(family: str) -> LoraNames:
     """The names of one family."""
-    return families.load(families.facts(family).lora_names)
+    return families.load_object(families.facts(family).lora_names)
 
 
 @functools.cache

@@ -111,7 +111,7 @@ def resize(
     stay. Raises ConfigError for kinds whose change depends on the model, which has no singular values by itself.
     """
     out, kind = storage.fresh(out, lora), storage.dtype_of(dtype)
-    whole, made, others, ranks, kept = adapters.read(lora), {}, {}, {}, 1.0
+    whole, made, others, ranks, kept = adapters.read_lora(lora), {}, {}, {}, 1.0
     parts: list[tuple[Module, Part]] = [*whole.adapters.items(), *whole.others.items()]
     for i, (module, part) in enumerate(parts):
         report(Message("resizing"), i, len(parts))

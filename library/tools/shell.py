@@ -19,7 +19,7 @@ DTYPES = ("float", "fp16", "bf16")
 
 def main(argv: list[str]) -> int:
     """Run one tool; 0 when it worked (verify: when the file is in order), 1 when not. Raises ConfigError."""
-    known = parser()
+    known = build_tools_parser()
     if not argv:
         known.print_help()
         return MISUSED
@@ -174,7 +174,7 @@ def metadata(asked: argparse.Namespace) -> int:
 # ---- their arguments
 
 
-def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
+def build_tools_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
     """The options of all tools; the page makes its forms of these (forms.py)."""
     made = kind("kohya tools", description="Tools for LoRA files. Nothing that exists is ever overwritten.")
     tools = made.add_subparsers(metavar="NAME", required=True)

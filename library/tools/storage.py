@@ -50,11 +50,11 @@ def checked(path: str | Path) -> Path:
     return path
 
 
-def opened(path: str | Path) -> weights.Weights:
+def open_stored(path: str | Path) -> weights.Weights:
     """A checkpoint (a file, a shard of several, a folder) whose tensors are read when asked for."""
     entries(path)
     try:
-        return weights.read(path)
+        return weights.open_weights(path)
     except SafetensorError as e:
         raise ConfigError("{path} is a damaged safetensors file: {error}", path=path, error=e) from e
 

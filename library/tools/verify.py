@@ -62,7 +62,7 @@ def verify(lora: str | Path, base: str | Path | None = None, *, report: Report =
     model = ModelFile(base) if base is not None else None
     found = Findings(str(lora), checked_against=str(base or ""))
     try:
-        stored, metadata = storage.opened(lora), storage.metadata_of(lora)
+        stored, metadata = storage.open_stored(lora), storage.metadata_of(lora)
         groups, unknown = _groups(stored)
         adapters.add_alphas(groups, metadata)
     except ConfigError as e:

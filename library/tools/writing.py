@@ -43,7 +43,7 @@ def save(lora: Lora, out: Path, *, style: str | None = None, dtype: str | None =
     return plan.write_new(Path(out), metadata | plan.hashes(metadata), report)
 
 
-def described(family: str, comment: str, sources: Sequence[Lora] = (), model: str = "") -> Metadata:
+def made_lora_metadata(family: str, comment: str, sources: Sequence[Lora] = (), model: str = "") -> Metadata:
     """The metadata of a LoRA that is made of others, or from models that `recognise` calls `model`."""
     facts = families.facts(family)
     version, architecture = facts.relatives.get(model, (facts.base_model_version, facts.architecture))

@@ -21,7 +21,7 @@ from library.config import building, schema
 from library.config.problems import ConfigError, Message
 from library.config.run_config import RunConfig
 from library.data.loading import Batches, Kind
-from library.measuring.candidates import NAMED, Overrides, checkpointing_less, shown, swapping_less
+from library.measuring.candidates import NAMED, Overrides, checkpointing_less, format_changes, swapping_less
 from library.measuring.result import MEMORY_MARGIN, Measured
 from library.measuring.timing import GIB, failure, measure_passes
 from library.memory import attention
@@ -77,7 +77,7 @@ class Tuner:
     def decide(self) -> Overrides:
         """Measure, or read what an earlier start has measured; choose, and log the reason."""
         name = autotune_cache.fingerprint(self)
-        if known := autotune_cache.read(name, self.passes):
+        if known := autotune_cache.read_results(name, self.passes):
             self.results = [Measured(**result) for result in known]
             for result in self.results:  # other options of this training may exclude what was possible then
                 try:
@@ -87,7 +87,9 @@ class Tuner:
         else:
             self.measure_all()
             if self.compiles:  # else that may be mended by the next start, and shall not be kept
-                autotune_cache.write(name, [asdict(result) for result in self.results], self.passes, self.complete)
+                autotune_cache.store_results(
+                    name, [asdict(result) for result in self.results], self.passes, self.complete
+                )
         chosen = fastest(self.results, self.passes)
         text = summary(chosen, self.results, self.passes, known=bool(known))
         rows = [asdict(result) for result in self.results]
@@ -228,7 +230,7 @@ def best_config(  # noqa: PLR0913 - a training that is about to begin, and what 
     if choices.tuned is not None:
         with contextlib.suppress(ConfigError):
             compute_loss.family.config = building.replace(config, **choices.tuned)
-            journal.say(f"compile_autotune: {shown(choices.tuned)}, as in the run that is continued")
+            journal.say(f"compile_autotune: {format_changes(choices.tuned)}, as in the run that is continued")
             return compute_loss.family.config
     found = [Tuner(batches, compute_loss, clock, world, journal).decide() if world.main else None]
     if world.ranks > 1:
@@ -267,14 +269,15 @@ def summary(chosen: Measured, results: list[Measured], passes: int, known: bool)
             f"{duration(chosen.total(passes))}: compiling would take longer than it saves"
         )
     if not chosen.seconds:
-        return f"{tried}, none of which could be used; continuing {shown(chosen.changes) or 'as it was asked for'}"
+        kept = format_changes(chosen.changes) or "as it was asked for"
+        return f"{tried}, none of which could be used; continuing {kept}"
     eager = next((r for r in results if r.changes.get("compile") is False and not r.why), None)
     against = f" instead of {eager.seconds:.3g} s eagerly" if eager and eager is not chosen else ""
     why = f"With it the whole training takes {duration(chosen.total(passes))}"
     if others := [result for result in results if not result.why and result is not chosen]:
         second = min(others, key=lambda result: result.total(passes))
         why += f", and {duration(second.total(passes))} with the next best, {short(second.changes)}"
-    fast = f"{shown(chosen.changes)}: {chosen.seconds:.3g} s a batch{against}"
+    fast = f"{format_changes(chosen.changes)}: {chosen.seconds:.3g} s a batch{against}"
     return f"{tried}; the fastest is {fast}. {why}, compiling included."
 
 

@@ -100,7 +100,7 @@ def _version(package: str) -> str:
     return ""
 
 
-def read(name: str, passes: int) -> list[JsonObject]:
+def read_results(name: str, passes: int) -> list[JsonObject]:
     """Stored results; empty if there are none, they are damaged, or were measured for a training too short for this
     one."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -111,7 +111,7 @@ def read(name: str, passes: int) -> list[JsonObject]:
     return []
 
 
-def write(name: str, results: list[JsonObject], passes: int, complete: bool) -> None:
+def store_results(name: str, results: list[JsonObject], passes: int, complete: bool) -> None:
     """Store the results. If the folder cannot be written, the next start measures again."""
     with contextlib.suppress(OSError, ValueError):
         facts = {"version": VERSION, "passes": passes, "complete": complete, "results": results}

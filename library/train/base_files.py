@@ -18,7 +18,7 @@ OPTION = "base_weights"
 
 def with_local_files(config: RunConfig) -> RunConfig:
     """The config with the paths of files that are on this computer; the others are named as before."""
-    return _replaced(config, hub_files.find)
+    return _replaced(config, hub_files.find_hub_file)
 
 
 def without_remote_files(config: RunConfig) -> RunConfig:
@@ -37,7 +37,7 @@ def remote_files(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
     are not on this computer."""
     problems, remarks = list[Problem](), list[Problem]()
     for name in config.network.base_weights if isinstance(config, AdapterRun) else ():
-        if is_file_id(name) and hub_files.find(name) is None:
+        if is_file_id(name) and hub_files.find_hub_file(name) is None:
             try:
                 remarks.append(hub_files.announced(OPTION, name))
             except ConfigError as e:
@@ -52,7 +52,7 @@ def fetch(config: RunConfig, world: World, journal: Journal) -> RunConfig:
         return config
 
     def found(name: str) -> Path:
-        return hub_files.find(name) or hub_files.download(name, journal.phase)
+        return hub_files.find_hub_file(name) or hub_files.download(name, journal.phase)
 
     if world.main:
         _replaced(config, found)

@@ -161,7 +161,7 @@ class Checkpointer:
             self._shapes = self._shapes or verify.expected(method)
             return self._shapes
 
-        checked = verify.check(path, expected, self._config)
+        checked = verify.verify_saved_file(path, expected, self._config)
         if not checked.get("ok", True):
             self._journal.warn(Message("{file} does not load as it should: {why}", file=path.name, why=checked["text"]))
         self._journal.saved(path, clock.step, **checked)

@@ -20,7 +20,7 @@ from library import families, methods
 from library.compiler import block_calls, blocks
 from library.compiler.block_calls import BlockCall
 from library.compiler.log import CompileLog
-from library.config.building import build
+from library.config.building import build_config
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.config.schema import options
@@ -55,7 +55,7 @@ def main() -> int:
         torch.cuda.set_device(device)
     cls = families.config_class(job["script"])
     plain = {name: value for name, value in PLAIN.items() if name in options(cls)}
-    config = build(cls, job["values"] | plain, notes=[])
+    config = build_config(cls, job["values"] | plain, notes=[])
     calls = [BlockCall(**call) for call in job["calls"]]
     with CompileLog() as log:
         denoiser = blocks_alone(config, job, calls, device, log)
@@ -75,7 +75,7 @@ def blocks_alone(
     with weights.shapes_only():
         family: Family = families.family_for(config)
         components = family.load(fp8_storage.storage_type(config), fp8_storage.compute_type(config))
-        method = methods.attach(components, family, config)
+        method = methods.attach_method(components, family, config)
     denoiser, kept = components.denoiser, {call.path for call in calls}
     learning = [path for path, p in denoiser.named_parameters() if p.requires_grad]
     if learning:  # it decides which blocks come before all trainable ones

@@ -16,7 +16,7 @@ from library.outputs import paths
 from library.outputs.hub import Uploads
 from library.outputs.prompts import Prompt
 from library.outputs.trackers import Trackers
-from library.runs.record import Record, sentence
+from library.runs.record import Record, error_sentence
 from library.train import errors
 from library.train.clock import Clock
 from library.train.process_watch import ProcessWatch
@@ -69,7 +69,7 @@ class Journal:
             explained = self._process_gone(explained)
             self.process_watch.tell(explained)
         elif isinstance(explained, Exception) and self._world.messages and not self._world.main:
-            self._world.messages.report_failure(sentence(explained))  # the first process prints its own
+            self._world.messages.report_failure(error_sentence(explained))  # the first process prints its own
         self.process_watch.leave()
         if explained is not None and explained is not error:
             explained.__cause__ = error  # for the traceback in the log

@@ -69,7 +69,7 @@ def run_training(
         samples = SampleRunner(family, components, config, images)
         read_networks(components, config, samples.wanted)
         samples.encode_prompts(world, journal)
-        encoding.encode(images, family, components, config, world, journal.phase)
+        encoding.encode_missing_caches(images, family, components, config, world, journal.phase)
         batches = Batches(images, config, seed, world.rank, world.ranks)
         batches.cut_text(*text_encoding.lengths(family, components))
         clock = start_clock(config, batches)
@@ -77,7 +77,7 @@ def run_training(
 
         # The trained weights: the whole model, or adapters inside it.
         read_weights(components, family, config, world, journal)
-        method = methods.attach(components, family, config)
+        method = methods.attach_method(components, family, config)
         world.place(components, method.trained_parts, config.cache, keep_vae=samples.wanted)
         generators = rng.StepGenerators(seed, world.device, world.rank)
         compute_loss = LossFunction(family, components, method, config, world, generators, compile_log)
@@ -152,7 +152,7 @@ def read_weights(
     journal.phase(Message("loading the model"))
     with prewarm.prewarm_before_steps(config, world.device), without_collecting():
         components.read_denoiser(placement.placement(family, config, world.device))
-    file_identity.check()  # all parts were read from the same files, also those that made the caches
+    file_identity.check_watched_files()  # all parts were read from the same files, also those that made the caches
     journal.mark("reading the weights")
 
 
@@ -205,7 +205,7 @@ def log_utilization(training: Training) -> None:
     found = utilization.utilization(operations, seconds, training.world.device)
     if found:
         training.journal.note(utilization=found)
-        training.journal.say(utilization.sentence(found))
+        training.journal.say(utilization.utilization_sentence(found))
 
 
 def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from

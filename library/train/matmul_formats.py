@@ -113,17 +113,17 @@ def _decide(batches: Batches, compute_loss: LossFunction, device: torch.device, 
     passes = 2 if config.memory.checkpointing else 1  # forward, for each backward
     dtype, kept, rotate = fp8_storage.compute_type(config), stored(config), config.precision.int8_rotation
     name = fingerprint(device, sizes, formats, f"{dtype} {kept} {passes} {rotate}")
-    found = read(name)
+    found = read_format_times(name)
     remembered = bool(found)
     if not found:
         formats = ["int8 rotated" if one == "int8" and rotate else one for one in formats]
         found = time_formats(sizes, formats, device, dtype, kept, passes)
         found = {one.removesuffix(" rotated"): seconds for one, seconds in found.items()}
-        write(name, found)
+        store_format_times(name, found)
     chosen = fastest(found)
     how = "remembered" if remembered else f"{len(sizes)} sizes timed in {time.perf_counter() - began:.1f} s"
     journal.note(products={"chosen": chosen, "seconds": found})
-    journal.say(sentence(found, chosen, how))
+    journal.say(choice_sentence(found, chosen, how))
     return chosen
 
 
@@ -179,7 +179,10 @@ def time_formats(  # noqa: PLR0913 - what is timed, where, and how the training 
         for name in list(found):
             try:
                 forward, backward = calls(size, name, device, dtype, kept)
-                each = passes * timing.measure(forward, device, PLAN).p50 + timing.measure(backward, device, PLAN).p50
+                each = (
+                    passes * timing.measure_call(forward, device, PLAN).p50
+                    + timing.measure_call(backward, device, PLAN).p50
+                )
             except (RuntimeError, ValueError) as error:
                 if name == WIDE or isinstance(error, torch.OutOfMemoryError):
                     return {}
@@ -239,7 +242,7 @@ def fastest(found: Mapping[str, float]) -> str:
     return best if found and found[best] < GAIN * found[WIDE] else WIDE
 
 
-def sentence(found: Mapping[str, float], chosen: str, how: str) -> str:
+def choice_sentence(found: Mapping[str, float], chosen: str, how: str) -> str:
     """Times by format and the choice, as one line of the log."""
     if not found:
         return f"Matrix products are computed in {WIDE}: there was too little memory to time others."
@@ -258,7 +261,7 @@ def fingerprint(device: torch.device, sizes: Sizes, formats: Iterable[str], how:
     return f"products-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]}.json"
 
 
-def read(name: str) -> dict[str, float]:
+def read_format_times(name: str) -> dict[str, float]:
     """Stored seconds by format; empty if there are none."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         known = json.loads((autotune_cache.folder() / name).read_text(encoding="utf-8"))
@@ -267,7 +270,7 @@ def read(name: str) -> dict[str, float]:
     return {}
 
 
-def write(name: str, found: Mapping[str, float]) -> None:
+def store_format_times(name: str, found: Mapping[str, float]) -> None:
     """Store the times. If the folder cannot be written, the next start measures again."""
     if found:
         with contextlib.suppress(OSError):

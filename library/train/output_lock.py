@@ -34,7 +34,7 @@ def held(config: RunConfig) -> Iterator[None]:
             template = ": a training that writes these files is {state}; stop it, or choose another name"
             raise ConfigError(Problem("output_name", template, state=Message("running"), fix=paths.free_name(config)))
         try:
-            if written := [*paths.problems(config)]:  # by one that ended after this one was checked
+            if written := [*paths.find_output_problems(config)]:  # by one that ended after this one was checked
                 raise ConfigError(*written)
             yield
         finally:

@@ -188,7 +188,7 @@ def _compare(facts: JsonMapping, training: "Training", data: MessageLike) -> Non
         training.journal.warn(Message(NOT_EXACTLY, differences=listed(found, "; ")))
 
 
-def problems(folder: Path, config: RunConfig | None = None, total: int | None = None) -> list[Problem]:
+def find_state_problems(folder: Path, config: RunConfig | None = None, total: int | None = None) -> list[Problem]:
     """Why a folder cannot be resumed, without loading a model; by the run of this config, if there is one, which has
     `total` steps, where its epochs have been counted."""
     if not folder.is_dir():

@@ -21,7 +21,7 @@ from library.families.shared.decoding import is_out_of_memory
 from library.files import write_atomic
 from library.outputs import prompts
 from library.outputs.prompts import Prompt
-from library.runs.record import sentence
+from library.runs.record import error_sentence
 from library.train import beside, caption_prompts
 from library.train.clock import Clock
 from library.train.journal import Journal
@@ -76,8 +76,8 @@ class SampleRunner:
         return found.st_mtime_ns, found.st_size
 
     def _read(self, file: Path) -> list[Prompt]:
-        found = prompts.read(file)
-        found = [prompts.shown(prompt, self._config.control_images) for prompt in found]
+        found = prompts.read_prompts(file)
+        found = [prompts.with_used_images(prompt, self._config.control_images) for prompt in found]
         return [prompts.with_defaults(prompt, self._defaults, self._multiple) for prompt in found]
 
     def encode_prompts(self, world: World, journal: Journal) -> None:
@@ -94,7 +94,7 @@ class SampleRunner:
         except WorkCancelled:
             raise
         except Exception as error:
-            why = beside.described(error, self._config, journal.doing)
+            why = beside.describe_failure(error, self._config, journal.doing)
             for encoder in encoders:
                 encoder.to("cpu")
             journal.warn(Message(NOT_ENCODED, why=why))
@@ -216,7 +216,7 @@ class SampleRunner:
             try:
                 changed = self._read(self._file)
             except Exception as error:
-                why = error.said if isinstance(error, ConfigError) else sentence(error)
+                why = error.said if isinstance(error, ConfigError) else error_sentence(error)
                 journal.warn(Message("{why}. Until that is mended, the prompts from before are used.", why=why))
         changed = world.gather(changed)[0]
         return None if changed == self._prompts else changed
@@ -235,7 +235,7 @@ class SampleRunner:
         how = pixels.decoding(self._config)
         request = request_of(prompt, how)
         if prompt.controlnet_image:
-            request = replace(request, guide=Image.fromarray(pixels.read(prompt.controlnet_image, how)))
+            request = replace(request, guide=Image.fromarray(pixels.read_pixels(prompt.controlnet_image, how)))
         request = replace(request, prompt=self._read_as(request.prompt), negative=self._read_as(request.negative))
         path = self._path(number, prompt, training.clock)
         image = cudagraph.with_room(self._components.denoiser, lambda: self._sampler(request))
@@ -264,7 +264,9 @@ def request_of(prompt: Prompt, how: pixels.Decoding) -> SampleRequest:
     filled: dict[str, Any] = {"width": prompt.width, "height": prompt.height, "steps": prompt.sample_steps}
     filled |= {"scale": prompt.scale, "guidance": prompt.guidance_scale, "seed": prompt.seed}
     filled["shift"] = prompt.flow_shift or None  # 0 would end the sampling at its first step
-    filled["controls"] = tuple(Image.fromarray(pixels.read(path, how)) for path in prompt.control_image_path or ())
+    filled["controls"] = tuple(
+        Image.fromarray(pixels.read_pixels(path, how)) for path in prompt.control_image_path or ()
+    )
     mask = prompt.control_image_mask_path
     filled["mask"] = Image.fromarray(pixels.read_mask(mask, how)) if mask else None
     return SampleRequest(prompt.prompt, prompt.negative_prompt or "", **filled, sampler_name=prompt.sample_sampler)

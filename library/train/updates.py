@@ -19,7 +19,7 @@ from library.methods.sharding import State, own_state, rows_of
 from library.optim import optimizers, resuming
 from library.optim.ema import ExponentialMovingAverage
 from library.optim.fused_step import PartitionedOptimizer
-from library.optim.lr_schedule import schedule
+from library.optim.lr_schedule import make_schedule
 from library.train import gradients
 from library.train.world import World
 
@@ -84,11 +84,11 @@ class Updates:
         if world.scaler is not None and ((half := config.precision.full_fp16) or on_host):
             world.accelerator.scaler = torch_private.GradScaler(world.device.type, half, on_host)
         # As in accelerate, the schedule advances once per process in each step: warm-up steps are counted like that.
-        self.schedule = schedule(self.raw_optimizer, config, total_steps * world.ranks)
+        self.schedule = make_schedule(self.raw_optimizer, config, total_steps * world.ranks)
         self.optimizer = world.accelerator.prepare_optimizer(self.raw_optimizer, device_placement=False)
         self.average = ExponentialMovingAverage.wanted(method, config, world.device, world.main)
         self._guard = NonFiniteGuard(self.raw_optimizer, world.device, world.scaler is not None, on_host)
-        self.groups = resuming.described(self.raw_optimizer)  # as the config has them
+        self.groups = resuming.describe_groups(self.raw_optimizer)  # as the config has them
         optimizers.train_mode(self.raw_optimizer)
 
     def expect_gradients(self, last: bool) -> None:

@@ -64,7 +64,7 @@ from library.runs import job as jobs
 def test_advice_for_machines(found, wanted, ready):
     assert wanted.items() <= advice.options(found).items()
     assert advice.presets(found) == ready
-    assert advice.sentence(found)
+    assert advice.advice_sentence(found)
 
 
 def test_presets_that_are_advised_exist():
@@ -81,10 +81,10 @@ def test_advice_follows_from_the_findings():
         report.hint("compile", "does not", device="cpu", works=False),
         report.ok("fp8", "yes", works=True),
     ]
-    said = report.settings(found)
+    said = report.suggest_settings(found)
     assert said.data["options"]["compile"] is True and said.data["presets"]["flux"] == "flux/lora-24gb"
     assert "fp8 works" in str(said.text)
-    assert report.settings(found[2:3]).data["options"] == {"compile": False, "mixed_precision": "no"}
+    assert report.suggest_settings(found[2:3]).data["options"] == {"compile": False, "mixed_precision": "no"}
 
 
 def test_attention_is_really_tried():

@@ -163,7 +163,7 @@ def test_what_was_measured_before_an_interruption_is_kept(flux, monkeypatch, unc
 def test_a_profile_of_the_processor(flux):
     eager = candidates.NAMED["eager"]
     with begin("profile") as work:
-        found = profiling.run(flux, eager, CPU, 64, 1, work)
+        found = profiling.profile_training(flux, eager, CPU, 64, 1, work)
     assert found["kinds"]["matrix products"] > 0.02 and found["launches"] == 0 and found["idle"] is None
     assert found["verdict"][0]["rule"] == "dominant"
     assert json.loads((work.folder / profiling.TRACE).read_text(encoding="utf-8"))["traceEvents"]
@@ -284,7 +284,7 @@ def test_full_size_tells_of_every_case_as_it_is_measured(monkeypatch, capsys, tm
 )
 def test_full_size_is_the_size_of_the_published_models(family, expected):
     module = families.random_module(family)
-    sizes = module.random(module.FULL)
+    sizes = module.make_networks(module.FULL)
     makers = {"denoiser": sizes.denoiser, **sizes.encoders, "vae": sizes.vae}
     assert {part: sum(p.numel() for p in make().parameters()) for part, make in makers.items()} == expected
     assert makers["clip_l"]().config.hidden_size == 768

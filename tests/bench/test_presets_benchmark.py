@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import preset_cases as presets
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 
 
 @pytest.mark.parametrize("family", presets.LEAST)
@@ -14,7 +14,7 @@ def test_every_preset_is_measured_beside_ways_that_a_config_accepts(family):
     assert held and all(f"-{case.cap:.0f}gb" in name for name, case in held.items())
     for case in found:
         notes: list[str] = []
-        build(families.config_class(case.script), case.values, notes=notes)
+        build_config(families.config_class(case.script), case.values, notes=notes)
         assert notes == [], case.title
     ways = [case for case in found if not case.cap]
     profiles = [way for way in ways if " by " in way.name]

@@ -22,21 +22,23 @@ def test_a_way_that_did_not_fit_everywhere_is_not_the_best(result):
 
 
 def test_the_table_has_every_measurement_and_every_failure(result):
-    text = report.table(result)
+    text = report.measurements_table(result)
     lines = [line for line in text.splitlines() if line.startswith(("step", "block"))]
     assert len(lines) == len(result["results"]) + 1  # and why one failed
     assert (
         "bfloat16 matrix products: 700 TFLOP/s" in text and "36.0%" in text and "step 1024 eager: out of memory" in text
     )
     assert "0.77x" in text  # checkpointing at 512
-    assert "stopped" not in text and "stopped before its end" in report.table({**result, "finished": False})
+    assert "stopped" not in text and "stopped before its end" in report.measurements_table(
+        {**result, "finished": False}
+    )
 
 
 def test_uneven_times_are_told(result):
     assert not report.noise_warning(result)
     for row in report.measured_rows(result):
         row["ms"]["p90"] = 3 * row["ms"]["p50"]
-    assert "something else used this machine" in report.table(result)
+    assert "something else used this machine" in report.measurements_table(result)
 
 
 def test_the_chart_has_a_bar_for_each_measurement(result):

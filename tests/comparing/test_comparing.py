@@ -94,7 +94,7 @@ def test_the_middle_file_is_proposed_as_its_held_out_loss_is_the_lowest(trained,
     assert found["proposal"] == {"column": 1, "reason": reason} and reason in capsys.readouterr().out
     assert found["likeness"] == [None] * 3 and any("--encoder dinov2" in note for note in found["notes"])
     assert all(Path(name).is_file() for name in (*found["files"][0], found["grid"]))
-    stored = layout.load(next(trained.folder.glob("compare-*")) / compute.COMPARISON)
+    stored = layout.load_facts(next(trained.folder.glob("compare-*")) / compute.COMPARISON)
     assert isinstance(stored["proposal"]["reason"], Message)  # the page can translate it
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from library.config.building import replace
 from library.config.problems import ConfigError
-from library.measuring.candidates import shown
+from library.measuring.candidates import format_changes
 from library.measuring.result import Measured
 from library.train import autotune, autotune_cache
 from library.train.autotune import Tuner, fastest
@@ -76,7 +76,7 @@ def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
     assert {event["step"] for event in found.events("compile")} == {0}
     log = (found.folder / "log.txt").read_text(encoding="utf-8")
     assert "the fastest is compile = true, attention_kernel = math" in log and "with the next best, compiled" in log
-    assert all(f"  {shown(way)}: " in log for way in seen)
+    assert all(f"  {format_changes(way)}: " in log for way in seen)
     assert found.facts["compile"]["attention"] == "MATH"
 
     assert set().union(*seen) <= set(TUNABLE)
@@ -87,7 +87,7 @@ def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
     (file,) = (tmp_path / "tuning").iterdir()
     assert len(json.loads(file.read_text(encoding="utf-8"))["results"]) == number
     file.write_text("torn", encoding="utf-8")
-    assert autotune_cache.read(file.stem, 3) == []
+    assert autotune_cache.read_results(file.stem, 3) == []
 
     # What was chosen belongs to the state: it holds where nothing is remembered, and nothing is tried again.
     file.unlink()
@@ -144,10 +144,10 @@ def test_a_short_training_does_not_try_to_compile(tuned, monkeypatch, tmp_path):
 def test_what_a_short_training_left_out_is_measured_by_a_longer_one(tmp_path, monkeypatch):
     monkeypatch.setattr(autotune_cache, "folder", lambda: tmp_path)
     found = [{"changes": {"compile": True}, "seconds": 1.0}]
-    autotune_cache.write("a", found, passes=100, complete=False)
-    assert autotune_cache.read("a", 100) == found and autotune_cache.read("a", 101) == []
-    autotune_cache.write("a", found, passes=100, complete=True)
-    assert autotune_cache.read("a", 10**6) == found
+    autotune_cache.store_results("a", found, passes=100, complete=False)
+    assert autotune_cache.read_results("a", 100) == found and autotune_cache.read_results("a", 101) == []
+    autotune_cache.store_results("a", found, passes=100, complete=True)
+    assert autotune_cache.read_results("a", 10**6) == found
 
 
 def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(demo, shapes, monkeypatch):  # noqa: F811

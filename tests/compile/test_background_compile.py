@@ -11,7 +11,7 @@ import torch
 from library import families
 from library.compiler import block_calls, cudagraph, graph_recording, prewarm, torch_private
 from library.compiler.block_calls import BlockCall, NotDescribed
-from library.config.building import build, notes
+from library.config.building import build_config, config_notes
 from library.config.problems import ConfigError
 from library.train import background_compile, compile_process, compile_worker
 from library.train.background_compile import BackgroundCompiler
@@ -151,7 +151,7 @@ def test_the_process_ends_with_its_input(monkeypatch):
 
 
 def compiler(steps=1000, ranks=1, kind="cpu", **values):
-    config = build(families.config_class("sdxl_train_network"), {"compile": True, **values}, notes=[])
+    config = build_config(families.config_class("sdxl_train_network"), {"compile": True, **values}, notes=[])
     said = []
     journal = SimpleNamespace(say=said.append, event=lambda *_, **__: None)
     clock = SimpleNamespace(step=0, total=steps)
@@ -178,7 +178,7 @@ def test_where_it_cannot_be_blocks_compile_before_the_first_step(values, why):
     asked = compiler(**values)
     found = asked.why_not(torch.nn.Linear(1, 1))
     assert why in str(found) if why else not found
-    told = [note for note in notes(asked._config) if note.option == "compile_warmup"]
+    told = [note for note in config_notes(asked._config) if note.option == "compile_warmup"]
     assert bool(told) == (values.get("compile_warmup") == "beside" and bool(why))
     assert all(str(note).startswith("compile_warmup has no effect here: ") and why in str(note) for note in told)
     assert "several processes" in str(compiler(ranks=2, compile_warmup="beside").why_not(torch.nn.Linear(1, 1)))
@@ -268,7 +268,7 @@ def test_a_process_that_fails_is_told_of():
 @pytest.mark.parametrize("kind", ["cuda", "cuda:2"])
 def test_the_process_is_told_which_gpu_it_is(monkeypatch, kind):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    config = build(families.config_class("sdxl_train_network"), {"compile": True}, notes=[])
+    config = build_config(families.config_class("sdxl_train_network"), {"compile": True}, notes=[])
     job = compile_process.job_of(config, [(1, 8, 8)], False, [], torch.device(kind))
     assert job["device"] == {"cuda": "cuda:3", "cuda:2": "cuda:2"}[kind]
 

@@ -14,7 +14,7 @@ from torch._inductor.utils import clear_caches
 
 from library.compiler import cache, prewarm, pruning, torch_private
 from library.compiler.log import CompileLog
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families import config_class
 from library.memory import checkpointing
@@ -47,9 +47,9 @@ def test_a_folder_that_cannot_be_used_is_named_unless_nobody_chose_it(tmp_path, 
     assert str(cache.use(None, cpu)) == cache.default_cache_dir()
     with pytest.raises(ConfigError, match=r"compile_cache_dir: .*file.in cannot be used \(.+\); choose another"):
         cache.use(str(file / "in"), cpu)
-    (told,) = cache.problems(str(file / "in"), cpu)  # in the check, where nothing is made
+    (told,) = cache.find_cache_problems(str(file / "in"), cpu)  # in the check, where nothing is made
     assert told.option == "compile_cache_dir" and "file is no folder" in str(told)
-    assert not [*cache.problems(str(tmp_path / "new" / "one"), cpu)] and not (tmp_path / "new").exists()
+    assert not [*cache.find_cache_problems(str(tmp_path / "new" / "one"), cpu)] and not (tmp_path / "new").exists()
     with pytest.raises(ConfigError, match="with a blank in its name"):
         cache.use(str(tmp_path / "x y"), cpu)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(file / "in"))
@@ -78,8 +78,8 @@ def test_getting_ready_stops_a_training_only_where_it_may_not_go_on_without(tmp_
     asked = {"compile": True, "compile_cache_dir": str(tmp_path / "in")}
     kind, cpu = config_class("flux_train_network"), torch.device("cpu")
     with pytest.raises(ConfigError, match="compile_cache_dir"):
-        prewarm.prewarm_inductor(build(kind, asked, notes=[]).compile, cpu).__enter__()
-    with prewarm.prewarm_inductor(build(kind, asked | {"compile_fallback": True}, notes=[]).compile, cpu):
+        prewarm.prewarm_inductor(build_config(kind, asked, notes=[]).compile, cpu).__enter__()
+    with prewarm.prewarm_inductor(build_config(kind, asked | {"compile_fallback": True}, notes=[]).compile, cpu):
         assert not any(thread.name == "compiler" for thread in threading.enumerate())
 
 
@@ -89,7 +89,7 @@ def test_the_compiler_gets_up_while_something_is_loaded_and_leaves_no_trace(tmp_
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", PLAIN_CODE["ATEN_CPU_CAPABILITY"])
     prewarm._compile_small_graph.cache_clear()
     clear_caches()  # of code that an earlier training of this process has prepared
-    options = build(config_class("flux_train_network"), {"compile": True}, notes=[]).compile
+    options = build_config(config_class("flux_train_network"), {"compile": True}, notes=[]).compile
     before = dict(counters["stats"])
     with prewarm.prewarm_inductor(options, torch.device("cpu")):
         assert any(thread.name == "compiler" for thread in threading.enumerate())

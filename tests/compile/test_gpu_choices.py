@@ -12,7 +12,7 @@ from library.compiler import cache, cudagraph
 from library.compiler.log import CompileLog
 from library.compiler.torch_private import config_module, sdp_priority_order
 from library.compiler.torch_settings import SETTINGS, settings_kept, wanted_settings
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.memory import attention, prepare
 from library.memory.prepare import compiles_size_by_size
@@ -54,7 +54,7 @@ def test_the_cpu_has_nothing_to_choose():
 
 
 def config(script="flux_train_network", **values):
-    return build(families.config_class(script), values)
+    return build_config(families.config_class(script), values)
 
 
 def test_the_switches_are_set_and_taken_back():
@@ -132,7 +132,7 @@ def test_a_backend_that_records_cannot_be_told_not_to(way):
 def test_what_is_recorded_by_itself_leaves_room_for_the_optimizer(monkeypatch, values, reserved):
     """Eager blocks too, on one GPU or several; only where these average each gradient as it comes, none."""
     attached = []
-    monkeypatch.setattr(cudagraph, "attach", lambda model, log, reserve=None: attached.append(reserve))
+    monkeypatch.setattr(cudagraph, "record_denoiser_calls", lambda model, log, reserve=None: attached.append(reserve))
     model, asked = nn.Linear(4, 4), config(gradient_checkpointing=True, **values)
     why = prepare._record(model, asked, CUDA, CompileLog())
     assert [found is not None for found in attached] == ([] if reserved is None else [reserved])
@@ -151,7 +151,7 @@ def test_a_recording_that_a_mode_asked_for_is_let_go_where_several_processes_ste
     monkeypatch.setattr(prepare, "several_processes", lambda: several)
     monkeypatch.setattr(cudagraph, "leave_default_stream", lambda: None)
     model = nn.Linear(4, 4)
-    cudagraph.attach(model, CompileLog())
+    cudagraph.record_denoiser_calls(model, CompileLog())
     whole = config("flux_train", fused_backward_pass=True, optimizer_type="Adafactor", max_grad_norm=0.0)
     assert bool(prepare._record(model, whole, CUDA, CompileLog())) is several
     assert bool(model._recorder.why_not) is several
@@ -173,9 +173,9 @@ def test_on_a_gpu_a_whole_model_has_a_graph_for_each_size_unless_asked_otherwise
 )
 def test_modes_that_record_leave_it_to_the_whole_model(monkeypatch, mode, inner):
     recorded, asked = [], []
-    monkeypatch.setattr(compile_utils, "problems", lambda *_: iter(()))
+    monkeypatch.setattr(compile_utils, "find_compile_problems", lambda *_: iter(()))
     monkeypatch.setattr(cache, "use", lambda *_: None)
-    monkeypatch.setattr(cudagraph, "attach", lambda model, log: recorded.append(model))
+    monkeypatch.setattr(cudagraph, "record_denoiser_calls", lambda model, log: recorded.append(model))
     model = nn.Sequential(nn.Identity())
     monkeypatch.setattr(model, "parameters", lambda: iter([SimpleNamespace(device=CUDA)]))
     monkeypatch.setattr(nn.Identity, "compile", lambda self, **how: asked.append(how.get("mode")))

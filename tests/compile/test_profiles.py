@@ -4,7 +4,7 @@ import pytest
 
 from kohya_gui.form import presets
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.schema import changed, flat, values
 from library.recipes import preset_files
@@ -22,7 +22,7 @@ def test_both_tabs_offer_the_same_profiles():
 @pytest.mark.parametrize("profile", PROFILES, ids=NAMES)
 def test_a_profile_builds_for_every_script_and_holds_no_default(profile, script):
     notes = []
-    config = build(families.config_class(script), read_toml(profile.path), notes=notes)
+    config = build_config(families.config_class(script), read_toml(profile.path), notes=notes)
     assert notes == []
     assert config.compile.compile
     assert set(read_toml(profile.path)) == set(flat(changed(config)))
@@ -37,11 +37,11 @@ def test_a_profile_says_in_one_line_when_to_use_it(profile):
 def test_the_fast_start_compiles_as_little_as_there_is():
     """compile_dynamic = true serves all sizes as auto does, and takes two to three times as long to compile."""
     (fast,) = (preset for preset in PROFILES if preset.path.stem == "fast_start")
-    chosen = build(families.config_class("flux_train"), read_toml(fast.path), notes=[]).compile
+    chosen = build_config(families.config_class("flux_train"), read_toml(fast.path), notes=[]).compile
     assert chosen.dynamic is None and chosen.compile_mode == "default" and not chosen.ahead
     both = {"DoubleStreamBlock": None, "SingleStreamBlock": None}  # every block of FLUX.1 is a transformer's
     assert chosen.ranges() == both
-    sdxl = build(families.config_class("sdxl_train"), read_toml(fast.path), notes=[]).compile
+    sdxl = build_config(families.config_class("sdxl_train"), read_toml(fast.path), notes=[]).compile
     assert sdxl.ranges() == {"BasicTransformerBlock": None}  # ResNet blocks are most of the compiling, and little else
 
 

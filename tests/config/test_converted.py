@@ -23,7 +23,7 @@ from library.config.problems import ConfigError
 )
 def test_old_options_of_swapping_are_converted_with_a_note(script, old, expected, words):
     notes: list[str] = []
-    made = building.build(families.config_class(script), old, notes=notes)
+    made = building.build_config(families.config_class(script), old, notes=notes)
     assert made.memory.blocks_to_swap == expected
     assert [note for note in notes if "blocks_to_swap" in str(note) and words in str(note)] if words else not notes
 
@@ -48,5 +48,5 @@ def test_flags_of_swapping_are_converted_over_those_of_a_file(tmp_path):
 )
 def test_old_options_of_swapping_with_a_wrong_value_are_named(old, words):
     with pytest.raises(ConfigError) as caught:
-        building.build(families.config_class("flux_train"), old, notes=[])
+        building.build_config(families.config_class("flux_train"), old, notes=[])
     assert words in str(caught.value) and next(iter(old)) in str(caught.value)

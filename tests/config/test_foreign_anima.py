@@ -52,7 +52,7 @@ ONETRAINER = {
 
 @pytest.mark.parametrize("found", [SD_SCRIPTS, KOHYA_SS, AITOOLKIT, ONETRAINER])
 def test_every_key_has_a_fate_and_the_options_mean_the_same(found):
-    made = importers.read(found, CONFIGS)
+    made = importers.import_content(found, CONFIGS)
     values = flat(changed(made.config))
     assert made.config.script == "anima_train_network" and values["network_train_unet_only"]
     assert not [outcome for outcome in made.outcomes if "supported by this trainer" in str(outcome.text)]

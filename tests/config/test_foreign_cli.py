@@ -5,7 +5,7 @@ import json
 import pytest
 
 from library.cli import main
-from library.config.building import build
+from library.config.building import build_config
 from library.config.command import printable
 from library.config.formats import read_toml
 from library.families import config_class
@@ -23,7 +23,7 @@ def lora(tmp_path):
 def test_import_writes_a_config_and_says_what_became_of_every_key(lora, tmp_path, capsys):
     run = tmp_path / "run.toml"
     assert main.main(["import", str(lora), "-o", str(run)]) == 0
-    config = build(config_class("sdxl_train_network"), read_toml(run), notes=[])
+    config = build_config(config_class("sdxl_train_network"), read_toml(run), notes=[])
     assert config.network.network_dim == 16 and config.optim.learning_rate == 1e-4
     assert (tmp_path / "run.prompts.txt").read_text(encoding="utf-8") == "a cat\na dog\n"
     assert config.sample.sample_prompts == str((tmp_path / "run.prompts.txt").resolve())

@@ -100,12 +100,12 @@ LISTS = {  # a file of each program -> the words that say what is left out
 @pytest.mark.parametrize("name", LISTS)
 def test_what_is_no_table_in_a_list_of_tables_is_said(name):
     found, start, words = LISTS[name]
-    said = [str(note) for note in importers.read(found, CONFIGS).notes]
+    said = [str(note) for note in importers.import_content(found, CONFIGS).notes]
     assert any(start in note and words in note for note in said), said
 
 
 def test_many_entries_are_one_sentence():
-    made = importers.read({**SDXL_LORA, "concepts": [*range(1000), {"path": "/a"}]}, CONFIGS)
+    made = importers.import_content({**SDXL_LORA, "concepts": [*range(1000), {"path": "/a"}]}, CONFIGS)
     (said,) = (str(note) for note in made.notes if str(note).startswith("concepts"))
     assert said.endswith("1 (0), 2 (1), 3 (2), 4 (3), 5 (4), ...")
 
@@ -130,7 +130,7 @@ TURNING = {  # what each program does, found in its source
 def test_images_are_turned_where_the_program_turns_them(reader):
     found, turns = TURNING[reader.TRAINER]
     assert reader.fits(found) and turns == reader.APPLIES_EXIF
-    made = importers.read(found, CONFIGS)
+    made = importers.import_content(found, CONFIGS)
     assert values(made.config)["exif_rotation"] is turns
     assert [str(one.text) for one in made.of("default") if one.key == "exif_rotation"] == [
         "exif_rotation = true"

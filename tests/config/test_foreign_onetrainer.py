@@ -238,7 +238,7 @@ ONETRAINER = [
 
 
 def test_onetrainers_defaults_hold_where_a_preset_says_nothing():
-    made = importers.read({**SDXL_LORA, **ENCODERS_OFF}, CONFIGS)
+    made = importers.import_content({**SDXL_LORA, **ENCODERS_OFF}, CONFIGS)
     config = values(made.config)
     assert not differing(config, {k: v for k, v in ONETRAINER_DEFAULTS.items() if k in config})
     assert config["network_train_unet_only"] and config["cache_text_encoder_outputs"]
@@ -249,7 +249,7 @@ def test_onetrainers_defaults_hold_where_a_preset_says_nothing():
 
 @pytest.mark.parametrize(("base", "keys", "expected"), ONETRAINER, ids=lambda v: ",".join(v) if v else "-")
 def test_a_key_of_onetrainer_arrives(base, keys, expected):
-    made = importers.read({**base, **nested(keys)}, CONFIGS)
+    made = importers.import_content({**base, **nested(keys)}, CONFIGS)
     config = values(made.config)
     assert not differing(config, {name: value for name, value in expected.items() if name in config})
     assert expected.keys() <= config.keys() | {"save_state_every_n_minutes"}

@@ -24,7 +24,7 @@ EVERY = [
 @pytest.mark.parametrize("message", EVERY, ids=str)
 def test_a_message_survives_copying_pickling_and_a_record(message, tmp_path):
     layout.store(tmp_path / "run.json", {"said": message, "same words": str(message), "list": [{"x": message}]})
-    stored = layout.load(tmp_path / "run.json")
+    stored = layout.load_facts(tmp_path / "run.json")
     assert type(stored["same words"]) is str  # a text of the user's that looks like one
     for same in (stored["said"], stored["list"][0]["x"], copy.deepcopy(message), pickle.loads(pickle.dumps(message))):
         assert same == message and hash(same) == hash(message) and type(same) is type(message)

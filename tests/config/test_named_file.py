@@ -21,7 +21,7 @@ def file(tmp_path):
 
 
 def test_check_and_train_take_a_script_and_a_file(file, monkeypatch):
-    about, reading, _ = check.described([SCRIPT, str(file), "--seed", "8"])
+    about, reading, _ = check.read_check_request([SCRIPT, str(file), "--seed", "8"])
     assert about == f"{file} ({SCRIPT})"
     assert (reading.config.steps.seed, reading.config.network.network_dim) == (8, 24)
     asked = []
@@ -30,7 +30,7 @@ def test_check_and_train_take_a_script_and_a_file(file, monkeypatch):
         asked.append(flags)
         raise ConfigError("enough")
 
-    monkeypatch.setattr(train_script, "read", stop)
+    monkeypatch.setattr(train_script, "read_command_line", stop)
     for argv in ([SCRIPT, str(file), "--seed", "8"], [SCRIPT, "--config_file", str(file), "--seed", "8"]):
         with pytest.raises(ConfigError, match="enough"):
             launch.train(argv)
@@ -50,7 +50,7 @@ def test_probe_takes_a_script_and_a_file(file, monkeypatch):
 def test_a_probe_does_not_mind_what_a_training_has_left(monkeypatch):
     """It keeps nothing where the results go."""
     there = Problem("output_name", ": cat.safetensors would be overwritten", code=paths.THERE)
-    monkeypatch.setattr(probe.data, "check", lambda config, grid: None)
+    monkeypatch.setattr(probe.data, "check_data", lambda config, grid: None)
     monkeypatch.setattr(preflight, "judged", lambda config, images: ([there], []))
     monkeypatch.setattr(probe.reader, "active", lambda: SimpleNamespace(id="other", state="running"))
     with pytest.raises(ConfigError, match="other is still running"):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from library import families
 from library.cli import options_page
-from library.config.building import build, missing, replace
+from library.config.building import build_config, missing, replace
 from library.config.formats import to_toml
 from library.config.problems import ConfigError
 from library.config.schema import changed, flat, options, values
@@ -49,11 +49,11 @@ def other(option):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_defaults_build_and_differ_in_nothing(script):
     notes = []
-    config = build(config_class(script), {}, notes=notes)
+    config = build_config(config_class(script), {}, notes=notes)
     assert changed(config) == {}
     assert to_toml(config) == ""
     assert notes == []
-    assert config == build(config_class(script), values(config))
+    assert config == build_config(config_class(script), values(config))
     assert config.script == script
 
 
@@ -94,13 +94,13 @@ def test_a_form_can_be_made_of_it(script):
 
 def problems(script, **given):
     with pytest.raises(ConfigError) as e:
-        build(config_class(script), given, notes=[])
+        build_config(config_class(script), given, notes=[])
     return str(e.value)
 
 
 def noted(script, **given):
     notes = []
-    build(config_class(script), given, notes=notes)
+    build_config(config_class(script), given, notes=notes)
     return notes
 
 
@@ -267,7 +267,7 @@ wandb_run_name = "last"
 
 def test_a_config_of_kohya_ss_is_ready_to_train():
     notes = []
-    config = build(config_class(FLUX), tomllib.loads(OF_KOHYA_SS), "old.toml", notes)
+    config = build_config(config_class(FLUX), tomllib.loads(OF_KOHYA_SS), "old.toml", notes)
     assert missing(config) == []
     assert (config.data.persistent_data_loader_workers, config.optim.lr_warmup_steps) == (True, 0.1)
     ignored = {str(note).split(" is ignored")[0].split()[-1] for note in notes if " is ignored" in str(note)}
@@ -302,12 +302,12 @@ anything = st.recursive(
 def test_no_value_is_too_strange_for_a_sentence(script, data):
     names = data.draw(st.lists(st.sampled_from(sorted(options(config_class(script)))), unique=True, max_size=6))
     try:
-        config = build(config_class(script), {name: data.draw(anything) for name in names}, notes=[])
+        config = build_config(config_class(script), {name: data.draw(anything) for name in names}, notes=[])
     except ConfigError as e:
         assert str(e)
     else:
         back = flat(tomllib.loads(to_toml(config, secrets=True)))
-        assert build(config_class(script), back, notes=[]) == config
+        assert build_config(config_class(script), back, notes=[]) == config
 
 
 def test_harmless_values_of_old_files_say_nothing():
@@ -316,7 +316,7 @@ def test_harmless_values_of_old_files_say_nothing():
 
 
 def test_what_people_write_for_sizes_and_steps():
-    config = build(
+    config = build_config(
         config_class(FLUX),
         {
             "resolution": [1024, 768],
@@ -342,7 +342,7 @@ def test_what_people_write_for_sizes_and_steps():
 
 
 def test_implied_options_are_asked_of_properties_and_not_written():
-    config = build(
+    config = build_config(
         config_class(FLUX), {"cache_latents_to_disk": True, "fp8_base_unet": True, "mixed_precision": "bf16"}
     )
     assert config.cache.latents
@@ -354,20 +354,22 @@ def test_implied_options_are_asked_of_properties_and_not_written():
 
 
 def test_compile_settings_at_their_defaults_are_not_written():
-    config = build(config_class(SDXL), {"compile": True, "compile_dynamic": "AUTO", "compile_cache_size_limit": 0})
+    config = build_config(
+        config_class(SDXL), {"compile": True, "compile_dynamic": "AUTO", "compile_cache_size_limit": 0}
+    )
     assert changed(config) == {"compile": {"compile": True}}
     assert config.compile.dynamic is None
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_what_a_start_needs_is_asked_for_all_at_once(script):
-    asked = " ".join(map(str, missing(build(config_class(script), {}))))
+    asked = " ".join(map(str, missing(build_config(config_class(script), {}))))
     for name in ("pretrained_model_name_or_path", "train_data_dir", "resolution", "output_dir"):
         assert name in asked
     given = dict(pretrained_model_name_or_path="m", train_data_dir="d", resolution=512, output_dir="o")
     own = {"token_string": "sks", "conditioning_data_dir": "c", "cond_emb_dim": 32, "network_dim": 64}
     given |= {name: value for name, value in own.items() if name in asked}
-    assert missing(build(config_class(script), given)) == []
+    assert missing(build_config(config_class(script), given)) == []
 
 
 def test_idle_and_pending_name_real_options():

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from library.cli import options_page
-from library.config.building import build, missing, replace
+from library.config.building import build_config, missing, replace
 from library.config.formats import read_toml, to_toml, toml_value
 from library.config.problems import ConfigError, Problem
-from library.config.schema import changed, flat, opt, options, section, values
+from library.config.schema import changed, define_section, flat, opt, options, values
 from library.config.values import join, split
 
 
@@ -58,8 +58,8 @@ class Config:
     retired: ClassVar = {"old": "use count"}
     foreign: ClassVar = {"gui_only": "no script reads it"}
 
-    things: Things = section(Things)
-    choices: Choices = section(Choices)
+    things: Things = define_section(Things)
+    choices: Choices = define_section(Choices)
 
     def notes(self) -> Iterator[Problem]:
         if self.things.flag:
@@ -67,7 +67,7 @@ class Config:
 
 
 def value(name, given):
-    config = build(Config, {name: given}, notes=[])
+    config = build_config(Config, {name: given}, notes=[])
     return values(config)[name]
 
 
@@ -155,7 +155,7 @@ def test_wrong_value_is_one_sentence(name, given, sentence):
 def test_every_problem_at_once_with_its_source():
     wrong = {"cuont": 1, "rate": "x", "old": 5, "kind": "l1", "place": "/a", "level": "?"}
     with pytest.raises(ConfigError) as e:
-        build(Config, wrong, "run.toml")
+        build_config(Config, wrong, "run.toml")
     assert str(e.value).splitlines() == [
         "in run.toml: cuont is not an option (did you mean count?)",
         "in run.toml: old is gone: use count",
@@ -166,16 +166,16 @@ def test_every_problem_at_once_with_its_source():
 
 def test_rules_across_options_are_told_with_wrong_values_unless_they_depend_on_them():
     with pytest.raises(ConfigError) as e:
-        build(Config, {"kind": "l1", "rate": 0, "count": "x"})
+        build_config(Config, {"kind": "l1", "rate": 0, "count": "x"})
     assert len(str(e.value).splitlines()) == 2
     with pytest.raises(ConfigError) as e:
-        build(Config, {"kind": "l1", "rate": "x"})
+        build_config(Config, {"kind": "l1", "rate": "x"})
     assert str(e.value) == "rate must be a number, got 'x'"
 
 
 def test_old_names():
     notes = []
-    config = build(Config, {"wrod": "hi", "gui_only": 1, "old": False, "flag": True}, "a.toml", notes)
+    config = build_config(Config, {"wrod": "hi", "gui_only": 1, "old": False, "flag": True}, "a.toml", notes)
     assert config.things.word == "hi"
     assert [*map(str, notes)] == [
         "in a.toml: wrod is an old name; it is read as word",
@@ -185,12 +185,12 @@ def test_old_names():
 
 
 def test_notes_without_a_list_are_warnings(caplog):
-    build(Config, {"gui_only": 1})
+    build_config(Config, {"gui_only": 1})
     assert "gui_only is ignored" in caplog.text
 
 
 def test_config_is_a_value():
-    config = build(Config, {})
+    config = build_config(Config, {})
     with pytest.raises(FrozenInstanceError):
         config.things.count = 4
     other = replace(config, count=4, word="x")
@@ -204,7 +204,7 @@ def test_config_is_a_value():
 
 
 def test_secrets_stay_out_of_files():
-    config = build(Config, {"key": "s3cret", "count": 4})
+    config = build_config(Config, {"key": "s3cret", "count": 4})
     assert "s3cret" not in to_toml(config)
     assert changed(config, secrets=True)["things"]["key"] == "s3cret"
 
@@ -221,13 +221,13 @@ def test_toml_is_readable_and_comes_back(tmp_path):
         "rates": [1e-5, 2.0],
         "kind": "l1",
     }
-    config = build(Config, given | {"rate": 0.5})
+    config = build_config(Config, given | {"rate": 0.5})
     path = tmp_path / "run.toml"
     path.write_text(to_toml(config, comment="A run.\n\nOf mine."), encoding="utf-8")
     text = path.read_text(encoding="utf-8")
     assert text.startswith("# A run.\n#\n# Of mine.\n\n[things]\n")
     assert r"place = 'D:\xl\new\t.safetensors'" in text
-    assert build(Config, read_toml(path)) == config
+    assert build_config(Config, read_toml(path)) == config
 
 
 def test_toml_may_be_flat_or_in_tables(tmp_path):
@@ -292,8 +292,8 @@ def test_items_survive_one_line(items):
 def test_declaring_the_same_option_twice_is_refused():
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Twice:
-        things: Things = section(Things)
-        again: Things = section(Things)
+        things: Things = define_section(Things)
+        again: Things = define_section(Things)
 
     with pytest.raises(TypeError, match="flag is declared in both things and again"):
         options(Twice)
@@ -305,6 +305,6 @@ def test_the_engine_stays_small():
 
 
 def test_docs_have_a_line_for_each_option():
-    page = options_page.tables(options(Config).values())
+    page = options_page.option_tables(options(Config).values())
     for name in options(Config):
         assert f"| `{name}` |" in page

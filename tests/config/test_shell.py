@@ -45,7 +45,7 @@ def called(capsys, monkeypatch):
 
 
 def problems(*argv, config=FluxLora):
-    return train_script.read(config, list(argv)).problems
+    return train_script.read_command_line(config, list(argv)).problems
 
 
 @pytest.mark.parametrize("script", families.RUNS)
@@ -118,7 +118,9 @@ def test_mistaken_flag_is_one_sentence(argv, sentence):
 
 
 def test_a_flag_may_have_been_meant_for_the_command_that_reads_it():
-    found = train_script.read(FluxLora, ["--jsn", "--extra_accelerate_launch_arg", "x"], [*LAUNCH, "json"]).problems
+    found = train_script.read_command_line(
+        FluxLora, ["--jsn", "--extra_accelerate_launch_arg", "x"], [*LAUNCH, "json"]
+    ).problems
     assert [str(one.arguments["hint"]) for one in found] == [
         " (did you mean json?)",
         " (did you mean extra_accelerate_launch_args?)",
@@ -177,7 +179,7 @@ def test_output_config_writes_what_differs_and_never_overwrites(tmp_path):
 
 def test_output_config_needs_a_file(capsys):
     with pytest.raises(SystemExit) as ended:
-        train_script.read(FluxLora, ["--output_config"])
+        train_script.read_command_line(FluxLora, ["--output_config"])
     wanted = "error: --output_config needs --config_file, which names the file to write\n"
     assert (ended.value.code, capsys.readouterr().err) == (2, wanted)
 

@@ -13,7 +13,7 @@ from tests.curation.test_trash import tree
 
 @pytest.fixture
 def found(data):
-    return scanning.opened(data, config(data))
+    return scanning.scan_collection(data, config(data))
 
 
 @pytest.mark.parametrize(
@@ -133,13 +133,13 @@ def test_a_folder_is_prepared_for_a_training_and_back(data):
     plain = data / "later"
     (plain / "c.txt").write_text("words")
     start = tree(plain)
-    found = scanning.opened(plain, config(plain))
+    found = scanning.scan_collection(plain, config(plain))
     assert changes.gather(found, 7, "zorb cat") == "7_zorb cat"
     scanned = trainer.scan(config(plain))
     assert [(i.repeats, i.caption) for i in scanned.items] == [(7, "words")]
-    found = scanning.opened(plain, config(plain))
+    found = scanning.scan_collection(plain, config(plain))
     assert changes.rename(found, "7_zorb cat", 3, "zorb") == "3_zorb"
-    found = scanning.opened(plain, config(plain))
+    found = scanning.scan_collection(plain, config(plain))
     before = tree(data / "10_cat")
     assert changes.bring(found, data / "10_cat", 2, "more") == "2_more"
     assert len(trainer.scan(config(plain))) == 5 and tree(data / "10_cat") == before

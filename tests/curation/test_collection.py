@@ -14,7 +14,7 @@ from tests.curation.conftest import config, picture
 
 @pytest.fixture
 def found(data):
-    return scanning.opened(data, config(data))
+    return scanning.scan_collection(data, config(data))
 
 
 def names(pictures):
@@ -25,7 +25,7 @@ def test_numbers_are_those_of_a_training(data):
     for name in ("broken.png", "broken.txt"):
         (data / "2_dog" / name).unlink()
     given = config(data, train_batch_size=3, max_train_epochs=4)
-    told, wanted = scanning.opened(data, given).count(), trainer.summary(trainer.scan(given))
+    told, wanted = scanning.scan_collection(data, given).count(), trainer.summary(trainer.scan(given))
     assert {key: told[key] for key in ("images", "repeats", "buckets", "batches_per_epoch")} == {
         key: wanted[key] for key in ("images", "repeats", "buckets", "batches_per_epoch")
     }
@@ -65,16 +65,16 @@ def test_what_is_cut_is_what_the_trainer_cuts(found):
 
 
 def test_a_folder_of_images_says_how_often_each_is_seen(data):
-    alone = scanning.opened(data / "later", config())
+    alone = scanning.scan_collection(data / "later", config())
     assert [p.repeats for p in alone.pictures] == [1] and "seen per epoch: 1" in str(alone.notes[0])
-    often = scanning.opened(data / "later", config(dataset_repeats=5))
+    often = scanning.scan_collection(data / "later", config(dataset_repeats=5))
     assert [(p.repeats, p.used) for p in often.pictures] == [(5, True)] and "seen per epoch: 5" in str(often.notes[0])
-    leaf = scanning.opened(data / "10_cat", config())
+    leaf = scanning.scan_collection(data / "10_cat", config())
     assert {p.repeats for p in leaf.pictures} == {10} and str(data) in str(leaf.notes[0])
-    other = scanning.opened(data / "10_cat", config(caption_extension=".caption"))
+    other = scanning.scan_collection(data / "10_cat", config(caption_extension=".caption"))
     assert any("4 .txt files" in str(note) for note in other.notes)
     with pytest.raises(ConfigError, match="cannot be listed"):
-        scanning.opened(data / "not", config())
+        scanning.scan_collection(data / "not", config())
 
 
 @pytest.mark.skipif(os.name == "nt", reason="symbolic links need rights on Windows")
@@ -86,7 +86,7 @@ def test_links_are_followed_only_where_that_is_allowed(data, tmp_path):
     (data / "10_cat" / "0.txt").symlink_to(tmp_path / "secret.txt")
     (data / "10_cat" / "l.png").symlink_to(tmp_path / "5_out" / "x.png")
     (data / "5_out").symlink_to(tmp_path / "5_out")
-    found = scanning.opened(data, config(data), may=lambda path: False)
+    found = scanning.scan_collection(data, config(data), may=lambda path: False)
     assert found.find("10_cat/0.png").caption == "" and "link" in found.find("10_cat/l.png").broken
     assert not any(p.folder == "5_out" for p in found.pictures)
 
@@ -146,4 +146,4 @@ def test_bombs_and_rubbish_are_one_sentence(tmp_path):
         assert "\n" not in str(wrong.value)
     with pytest.raises(ConfigError):
         thumbs.thumb(bomb, 100_000)
-    assert "too many" in scanning.opened(tmp_path, config()).find("bomb.png").broken
+    assert "too many" in scanning.scan_collection(tmp_path, config()).find("bomb.png").broken

@@ -37,17 +37,17 @@ def cut_out(path, mode="RGBA", size=(64, 64)):
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB"])
 def test_transparent_areas_are_of_the_ground(tmp_path, mode):
     path = cut_out(tmp_path / "a.png", mode)
-    stored, seen = pixels.read(path), pixels.read(path, WHITE)
+    stored, seen = pixels.read_pixels(path), pixels.read_pixels(path, WHITE)
     assert (seen[:, :32] == 255).all() and np.array_equal(seen[:, 32:], stored[:, 32:])
     assert not (stored[:, :32] == 255).all()
-    assert (pixels.read(path, Decoding(ground="gray"))[:, :32] == 128).all()
-    both = pixels.read(path, WHITE, alpha=True)
+    assert (pixels.read_pixels(path, Decoding(ground="gray"))[:, :32] == 128).all()
+    both = pixels.read_pixels(path, WHITE, alpha=True)
     assert np.array_equal(both[:, :, :3], seen) and (both[0, :, 3] == [0] * 32 + [255] * 32).all()
 
 
 def test_what_is_opaque_has_no_ground(tmp_path):
     path = make.picture(tmp_path / "a.png")
-    assert np.array_equal(pixels.read(path, WHITE), pixels.read(path))
+    assert np.array_equal(pixels.read_pixels(path, WHITE), pixels.read_pixels(path))
 
 
 def test_caches_of_another_ground_are_made_anew_and_those_of_opaque_images_stay(tmp_path):
@@ -57,7 +57,7 @@ def test_caches_of_another_ground_are_made_anew_and_those_of_opaque_images_stay(
     def count(ground):
         config = make.config(tmp_path, cache_latents_to_disk=True, transparent_background=ground)
         family, images, run = make.Family(), data.scan(config), make.Run()
-        encoding.encode(images, family, make.parts(), config, run, run.phase)
+        encoding.encode_missing_caches(images, family, make.parts(), config, run, run.phase)
         return len(family.seen)
 
     assert [count(ground) for ground in (None, "white", "white", "black", None)] == [2, 1, 0, 1, 1]

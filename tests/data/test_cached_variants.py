@@ -31,7 +31,7 @@ def encoded(config, family=None, ranks=1):
     family = family or make.Family()
     for rank in range(ranks):
         images = data.scan(config)
-        encoding.encode(images, family, make.parts(), config, make.Run(rank, ranks), lambda *told: None)
+        encoding.encode_missing_caches(images, family, make.parts(), config, make.Run(rank, ranks), lambda *told: None)
     return images, family.read
 
 

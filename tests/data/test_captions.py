@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from library.config.dataset import SubsetConfig, load
+from library.config.dataset import SubsetConfig, load_datasets
 from library.data.captions import Moment, encoded_once, first_line, lines, process, with_tags
 from tests.data import make
 
@@ -65,7 +65,7 @@ def test_tags_keep_the_separator_that_they_are_written_with(varied):
 
 def test_an_empty_separator_is_a_comma():
     config = make.config(caption_separator="", shuffle_caption=True, keep_tokens=9)
-    assert process("a,b", load(config)[0].template, Random(1)) == "a, b"
+    assert process("a,b", load_datasets(config)[0].template, Random(1)) == "a, b"
 
 
 def test_a_caption_that_is_encoded_once_holds_no_markup_and_is_always_the_same():

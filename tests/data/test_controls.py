@@ -63,7 +63,7 @@ def pairs(tmp_path, use):
 
 def encoded(config, family=None):
     images, family, run = data.scan(config), family or Family(MUSUBI), make.Run()
-    encoding.encode(images, family, make.parts(), config, run, run.phase)
+    encoding.encode_missing_caches(images, family, make.parts(), config, run, run.phase)
     return images, family
 
 
@@ -147,7 +147,7 @@ def test_rows_of_a_metadata_file_without_references_are_named(pairs):
 
 
 def sentences(config):
-    return " / ".join(map(str, data.check(config, 16).problems))
+    return " / ".join(map(str, data.check_data(config, 16).problems))
 
 
 def test_what_is_missing_is_said_before_anything_is_loaded(pairs, use):

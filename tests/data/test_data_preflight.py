@@ -13,7 +13,7 @@ from tests.data import make
 
 
 def problems(config):
-    return list(data.problems(config, 32))
+    return list(data.find_data_problems(config, 32))
 
 
 def test_nothing_is_wrong_with_good_data(tmp_path):
@@ -427,7 +427,7 @@ def test_one_image_and_copies_of_one_are_not_held_out(tmp_path):
 
 def test_a_share_of_everything_leaves_nothing_to_train_on(tmp_path):
     make.folder(tmp_path, "10_cat")
-    (said,) = data.problems(make.config(tmp_path, validation_split=1.0), 32)
+    (said,) = data.find_data_problems(make.config(tmp_path, validation_split=1.0), 32)
     assert str(said).startswith("validation_split holds out every image (4 images)") and said.fix["validation_split"]
 
 

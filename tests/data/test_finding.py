@@ -56,7 +56,7 @@ def test_every_format_is_sized_and_read(tmp_path, suffix):
         pytest.skip("no decoder here")
     path = make.picture(tmp_path / "1_cat" / f"a{suffix}", (80, 48))
     image = data.scan(make.config(tmp_path)).items[0]
-    assert image.size == (80, 48) and pixels.read(path).shape == (48, 80, 3)
+    assert image.size == (80, 48) and pixels.read_pixels(path).shape == (48, 80, 3)
 
 
 def test_the_stored_size_counts_and_not_the_turned_one(tmp_path):
@@ -127,7 +127,7 @@ def test_files_that_only_look_like_captions_are_named(tmp_path):
     warnings = [str(one) for one in data.scan(make.config(tmp_path)).warnings]
     (said,) = [one for one in warnings if "not read as captions" in one]
     assert "01.png.txt, 02.json, 03.caption, photo.txt;" in said and "ending .txt" in said
-    opened = scanning.opened(tmp_path, make.config(tmp_path))
+    opened = scanning.scan_collection(tmp_path, make.config(tmp_path))
     assert [one for one in map(str, opened.notes) if "01.png.txt, 02.json, 03.caption, photo.txt;" in one]
 
 
@@ -325,12 +325,12 @@ def test_broken_metadata_is_named(tmp_path, text):
 
 def test_all_wrong_entries_of_metadata_are_named_in_plain_words(tmp_path):
     (tmp_path / "meta.json").write_text('{"a.png": "a cat", "b.png": null, "c.png": {}}')
-    found = data.problems(make.config(tmp_path, in_json=str(tmp_path / "meta.json")), 32)
+    found = data.find_data_problems(make.config(tmp_path, in_json=str(tmp_path / "meta.json")), 32)
     wrong = (("a.png", "'a cat'"), ("b.png", "None"))
     said = [f"'{name}' must be an object with caption or tags, got {got}" for name, got in wrong]
     assert [str(problem).split(": ", 1)[1] for problem in found] == said
     (tmp_path / "meta.jsonl").write_text('{"image_path": "a.png"}\n\n{"caption": "x"}')
-    (problem,) = data.problems(make.config(tmp_path, in_json=str(tmp_path / "meta.jsonl")), 32)
+    (problem,) = data.find_data_problems(make.config(tmp_path, in_json=str(tmp_path / "meta.jsonl")), 32)
     assert "meta.jsonl, line 3: it must have image_path, or file_name and text" in str(problem)
 
 

@@ -130,7 +130,7 @@ def test_what_one_data_set_holds_out_no_other_trains_on(tmp_path, first, second,
     )
     for seed in range(6):
         config = make.config(None, dataset_config=str(tmp_path / "sets.toml"), resolution=None, seed=seed)
-        checked = data.check(config, 32)
+        checked = data.check_data(config, 32)
         images = checked.images
         held = {image.path for image in images.validation.items}
         assert not held & {image.path for image in images.items}
@@ -138,7 +138,7 @@ def test_what_one_data_set_holds_out_no_other_trains_on(tmp_path, first, second,
             assert sum(image.dataset == position for image in images.validation.items) == round(20 * share)
         left = {path for path in held if "2_x" in path} if 0.0 in (first, second) else set()
         assert any("held out for validation" in str(warning) for warning in checked.warnings) is bool(left)
-        opened = sources.opened(config)
+        opened = sources.scan_sources(config)
         assert sum(picture.unused == sources.HELD_OUT for picture in opened.pictures) == len(left)
 
 

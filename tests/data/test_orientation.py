@@ -37,8 +37,8 @@ def test_every_orientation_of_every_format_is_that_of_pillow(tmp_path, suffix, t
         seen = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
         stored = np.asarray(image.convert("RGB"))
     assert orientation.orientation(path) == turn
-    assert np.array_equal(pixels.read(path, pixels.Decoding(upright=True)), seen)
-    assert np.array_equal(pixels.read(path), stored)
+    assert np.array_equal(pixels.read_pixels(path, pixels.Decoding(upright=True)), seen)
+    assert np.array_equal(pixels.read_pixels(path), stored)
     with Image.open(path) as image:
         upright = orientation.upright(image).convert("RGB")
     assert np.array_equal(np.asarray(orientation.turned_back(upright, turn)), stored)
@@ -131,7 +131,7 @@ def test_caches_of_one_way_are_not_taken_for_the_other(photos, cache):
     def encoded(upright):
         config = of(photos, exif_rotation=upright, cache_latents_to_disk=True)
         family, images, run = make.Family(cache), data.scan(config), make.Run()
-        encoding.encode(images, family, make.parts(), config, run, run.phase)
+        encoding.encode_missing_caches(images, family, make.parts(), config, run, run.phase)
         return {image.path: images.latents.load(image)["latents"] for image in images.items}, len(family.seen)
 
     stored, first = encoded(False)
@@ -152,7 +152,7 @@ def test_caches_of_a_turned_image_are_not_those_of_one_that_is_named_like_them(t
     config = of(tmp_path, exif_rotation=True, cache_latents_to_disk=True)
     for _ in range(2):
         family, images, run = make.Family(make.SDXL), data.scan(config), make.Run()
-        encoding.encode(images, family, make.parts(), config, run, run.phase)
+        encoding.encode_missing_caches(images, family, make.parts(), config, run, run.phase)
         first, second = (images.latents.load(image)["latents"] for image in images.items)
         assert not np.allclose(first, second)
     assert len(family.seen) == 0
@@ -233,7 +233,7 @@ def test_reference_images_turn_by_themselves(tmp_path):
 
 def test_the_data_set_tab_shows_what_is_trained(photos):
     for upright in (False, True):
-        collection = sources.opened(of(photos, exif_rotation=upright))
+        collection = sources.scan_sources(of(photos, exif_rotation=upright))
         assert sum(picture.turned for picture in collection.pictures) == 7
         trained = {image.path: (image.size, image.fit) for image in data.scan(collection.config).items}
         assert {picture.path: (picture.size, picture.fit) for picture in collection.pictures} == trained
@@ -256,12 +256,12 @@ def test_captioners_see_photos_upright(photos):
 @pytest.mark.parametrize("turn", TURNS)
 def test_transparency_that_is_written_keeps_the_orientation(tmp_path, turn):
     path = turned(tmp_path / "a.png", turn)
-    before, stored = shown(path), pixels.read(path)
+    before, stored = shown(path), pixels.read_pixels(path)
     grey = np.zeros(before.shape[:2], np.uint8)
     grey[:10] = 255
     path.write_bytes(masks.transparent(path, Image.fromarray(grey)))
-    assert orientation.orientation(path) == turn and np.array_equal(pixels.read(path), stored)
-    assert np.array_equal(pixels.read(path, pixels.Decoding(True), alpha=True), np.dstack([before, grey]))
+    assert orientation.orientation(path) == turn and np.array_equal(pixels.read_pixels(path), stored)
+    assert np.array_equal(pixels.read_pixels(path, pixels.Decoding(True), alpha=True), np.dstack([before, grey]))
 
 
 @pytest.mark.parametrize("upright", [True, False])

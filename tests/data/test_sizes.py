@@ -86,7 +86,7 @@ def test_a_dataset_file_says_it_for_each_table(of_file, folder):
     ]
     counted = shares.counted(config, lambda path: True)
     assert [(row["dataset"], row["images"], row["seen"]) for row in counted["rows"]] == [(0, 5, 30), (1, 1, 1)]
-    shown = sources.opened(config)
+    shown = sources.scan_sources(config)
     assert Counter(picture.path for picture in shown.pictures) == {picture.path: 1 for picture in shown.pictures}
     assert len(shown.pictures) == 6 and [place.images for place in shown.places] == [5, 1]
     assert shown.count()["repeats"] == 31
@@ -116,7 +116,7 @@ def test_latents_of_all_sizes_are_cached_and_found_again(folder, cache):
     def counts(**values):
         config, family = make.config(folder.parent, **SIZES | {**DISK, **TEXT} | values), make.Family(cache)
         images = data.scan(config)
-        encoding.encode(images, family, make.parts(), config, make.Run(), lambda *told: None)
+        encoding.encode_missing_caches(images, family, make.parts(), config, make.Run(), lambda *told: None)
         for image in images.items:
             height, width = images.latents.load(image)["latents"].shape[-2:]
             assert (width * 8, height * 8) == image.fit.bucket
@@ -135,7 +135,7 @@ def test_mistakes_of_all_sizes_are_said_once(folder, of_file, tmp_path):
     (folder / "broken.png").write_bytes(b"no image")
     (tmp_path / "data.toml").write_text(FILE.format(folder=folder, other=folder.parent), encoding="utf-8")
     for config in (make.config(folder.parent, **SIZES), of_file()):
-        found = data.check(config, 8)
+        found = data.check_data(config, 8)
         said = [str(problem) for problem in (*found.problems, *found.warnings)]
         assert len([text for text in said if "be read as images" in text]) == 1 and len(said) == len(set(said))
     with pytest.raises(ConfigError, match="resolution must not be above max_bucket_reso") as refused:

@@ -206,8 +206,8 @@ def test_the_shell_downloads_a_model_with_its_parts(hub, tmp_path, monkeypatch, 
     (tmp_path / "job").mkdir()
     assert main(["models", "get", model.title.lower(), "--into", str(tmp_path / "m")]) == 0
     found = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
-    assert found == layout.load(tmp_path / "job" / jobs.RESULT)["files"] and len(found) == len(model.files)
-    assert layout.load(tmp_path / "job" / jobs.JOB)["state"] == "finished"
+    assert found == layout.load_facts(tmp_path / "job" / jobs.RESULT)["files"] and len(found) == len(model.files)
+    assert layout.load_facts(tmp_path / "job" / jobs.JOB)["state"] == "finished"
     assert main(["models", "get", "nothing"]) == 1
     said = capsys.readouterr().err
     assert "is no known model" in said and model.title in said
@@ -226,7 +226,7 @@ def test_models_are_known_by_their_headers(tmp_path, capsys):
     folder = tmp_path / "pipe"
     sparse(folder / "unet" / "x.safetensors", {"a": (2, 2)})
     (folder / "model_index.json").write_text(json.dumps({"_class_name": families.facts("sdxl").pipelines[0]}))
-    found = {model.path: model for model in finding.find([tmp_path, tmp_path / "any"])}
+    found = {model.path: model for model in finding.find_models([tmp_path, tmp_path / "any"])}
     assert found.keys() == {*made.values(), folder}
     for (family, option), path in made.items():
         assert option in found[path].uses[family]
@@ -240,7 +240,7 @@ def test_links_that_lead_elsewhere_are_looked_at_once(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "y.safetensors").symlink_to(real)
     (tmp_path / "b" / "loop").symlink_to(tmp_path)
-    assert len(finding.find([tmp_path])) == 1
+    assert len(finding.find_models([tmp_path])) == 1
 
 
 def test_what_is_offered_can_be_named_in_a_config():

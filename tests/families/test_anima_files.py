@@ -27,7 +27,7 @@ INSIDE = [*PARTS, "mlp_layer1", "mlp_layer2"]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return random.write(tmp_path_factory.mktemp("anima"), dtype=torch.float32)
+    return random.write_random_model(tmp_path_factory.mktemp("anima"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_fp8_is_read_with_scales_and_kept_without(files, own, tmp_path):
 
 
 def test_what_does_not_fit_is_said_in_one_sentence_before_loading(files, tmp_path):
-    others = random_flux.write(tmp_path / "flux")
+    others = random_flux.write_random_model(tmp_path / "flux")
     adapter = saved({"lora_unet_blocks_0_mlp_layer1.lora_down.weight": torch.zeros(2, 2)}, tmp_path / "l.safetensors")
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(files["anima"].read_bytes()[:-100])
@@ -192,7 +192,7 @@ def test_a_lora_file_has_the_names_of_sd_scripts_and_its_conversion_loads_in_dif
     _, plain, made = learnt
     layers = {name.partition(".")[0] for name in plain.tensors()}
     assert layers == {f"lora_unet_blocks_{n}_{inside}" for n in range(3) for inside in INSIDE}
-    assert lora.check(plain.file, config_of(demo, SCRIPT)) == (30, [])
+    assert lora.check_lora_layers(plain.file, config_of(demo, SCRIPT)) == (30, [])
     with safe_open(plain.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "anima"
         assert file.metadata()["modelspec.architecture"] == "anima-preview/lora"
@@ -203,7 +203,7 @@ def test_a_lora_file_has_the_names_of_sd_scripts_and_its_conversion_loads_in_dif
     assert "diffusion_model.blocks.0.self_attn.q_proj.lora_A.weight" in done
     known = {
         f"{part}.{name}"
-        for part, tensors in in_diffusers(random.random().denoiser().state_dict()).items()
+        for part, tensors in in_diffusers(random.make_networks().denoiser().state_dict()).items()
         for name in tensors
     }
     read = {name.rpartition(".lora_")[0] for name in AnimaLoraLoaderMixin.lora_state_dict(dict(done))}
@@ -215,7 +215,7 @@ def test_a_lora_file_has_the_names_of_sd_scripts_and_its_conversion_loads_in_dif
 
 def test_a_full_model_has_the_layers_of_sd_scripts(files):
     """280, 60 of the adapter, 196 of the text encoder."""
-    made, full = family(files, network_train_unet_only=False), random.random(random.FULL)
+    made, full = family(files, network_train_unet_only=False), random.make_networks(random.FULL)
     networks = {"denoiser": full.denoiser(), "text_encoder": full.encoders["text_encoder"]()}
     shapes = {name: tuple(t.shape) for name, t in networks["denoiser"].state_dict().items()}
     assert len([*NAMES.layers(shapes, convolutions=False)]) == 280
@@ -259,5 +259,5 @@ def test_attention_alone_in_lycoris_leaves_out_the_text_adapter(demo):
     args = ["algo=lokr", "preset=attn-only"]
     config = config_of(demo, SCRIPT, network_module="lycoris.kohya", network_args=args, network_train_unet_only=True)
     its = families.family_for(config)
-    learned = methods.attach(its.load(torch.float32), its, config).state_dict()
+    learned = methods.attach_method(its.load(torch.float32), its, config).state_dict()
     assert learned and all(re.match(r"lora_unet_blocks_\d+_(self|cross)_attn_", name) for name in learned)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.families.anima import keys, random
 from library.families.anima.model import Block
 from library.families.base import SampleRequest
@@ -26,12 +26,12 @@ def family(files, script="anima_train_network", **values):
     given |= {"network_train_unet_only": True} if script.endswith("_network") else {}
     given |= random.TINY_OPTIONS | values
     given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    return families.family_for(build(families.config_class(script), given))
+    return families.family_for(build_config(families.config_class(script), given))
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return random.write(tmp_path_factory.mktemp("anima"), dtype=torch.float32)
+    return random.write_random_model(tmp_path_factory.mktemp("anima"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,9 @@ def pipeline(own, theirs, files):
         latents_std=list(qwen_vae.STD),
     )
     stored = load_file(files["vae"])
-    vae.load_state_dict({new: stored[old] for new, old in qwen_vae_names.plain(stored).items()}, strict=True)
+    vae.load_state_dict(
+        {new: stored[old] for new, old in qwen_vae_names.plain_qwen_vae_names(stored).items()}, strict=True
+    )
     pipe = AnimaAutoBlocks().init_pipeline()
     words = own[1].tokenizers
     words["t5"].pad_token, words["text_encoder"].pad_token = "<pad>", "<|endoftext|>"

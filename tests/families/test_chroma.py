@@ -76,7 +76,7 @@ def test_full_size_has_the_parameters_of_chroma1():
 
 @pytest.fixture(scope="module")
 def chroma(files, tmp_path_factory):
-    made = random.write(tmp_path_factory.mktemp("chroma"), sizes=random.VARIANTS["chroma"])
+    made = random.write_random_model(tmp_path_factory.mktemp("chroma"), sizes=random.VARIANTS["chroma"])
     return {**made, "clip_l": None}
 
 
@@ -165,7 +165,7 @@ def test_the_words_and_one_token_of_padding_are_seen(chroma):
         assert torch.allclose(answer, expected, atol=1e-6) == alike
     long = chroma_family(chroma, t5xxl_train_length="longest", cache_text_encoder_outputs=True)
     words = " ".join(["a"] * 62)
-    count = int(t5.tokens(parts.tokenizers["t5xxl"], [words], 512)[1].sum())
+    count = int(t5.t5_tokens(parts.tokenizers["t5xxl"], [words], 512)[1].sum())
     words += " a" * (64 - count)  # exactly as many tokens as a length of text may have
     assert long.train_text_length(parts, [words]) == 128
 

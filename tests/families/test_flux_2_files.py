@@ -23,7 +23,7 @@ DOUBLE = tuple(
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return random.write(tmp_path_factory.mktemp("flux_2"), dtype=torch.float32)
+    return random.write_random_model(tmp_path_factory.mktemp("flux_2"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_a_vae_is_read_in_both_layouts_and_keeps_its_statistics(files, tmp_path)
     assert {"encoder.quant_conv.weight", "decoder.post_quant_conv.weight", "bn.running_var"} <= own.keys()
     path = saved(autoencoder.to_diffusers(own), tmp_path / "v.safetensors")
     assert said(files, vae=path) == []
-    read = [vae.load(one, torch.bfloat16).state_dict() for one in (files["vae"], path)]
+    read = [vae.load_flux_2_vae(one, torch.bfloat16).state_dict() for one in (files["vae"], path)]
     assert read[0]["bn.running_mean"].dtype == torch.float32 and read[0]["quant_conv.weight"].dtype == torch.bfloat16
     assert all(torch.equal(tensor, read[1][name]) for name, tensor in read[0].items())
     assert family(files, vae_dtype="bfloat16").load(torch.float32).vae.dtype == torch.bfloat16
@@ -94,7 +94,7 @@ def test_which_model_a_file_is_is_told_read_or_asked(files, stored, tmp_path):
     (note,) = family(files, model_version="klein-4b").notes()
     assert "unlearns its few steps" in str(note)
     assert family(files, model_version="klein-4b").sample_defaults["sample_steps"] == 4
-    guided = random.write(tmp_path / "dev", sizes=random.replace(random.TINY, guidance=True))
+    guided = random.write_random_model(tmp_path / "dev", sizes=random.replace(random.TINY, guidance=True))
     made = family(guided, model_version=None)
     assert (made.version.title, made.latent_cache.suffix) == ("FLUX.2 dev", "_f2d.safetensors")
     assert list(made.notes()) == [] and made.base_model_version == "flux_2_dev"
@@ -123,7 +123,7 @@ def test_fp8_is_kept_without_scales(files, stored, tmp_path):
 
 
 def test_what_does_not_fit_is_said_in_one_sentence_before_loading(files, stored, tmp_path):
-    others = random_flux.write(tmp_path / "flux")
+    others = random_flux.write_random_model(tmp_path / "flux")
     adapter = saved(
         {"diffusion_model.single_blocks.0.linear1.lora_A.weight": torch.zeros(2, 2)}, tmp_path / "l.safetensors"
     )
@@ -210,7 +210,7 @@ def test_a_lora_file_is_loaded_whole_by_diffusers_and_has_comfyuis_names(demo, l
     layers = {name.removesuffix(".lora_down.weight") for name in plain.tensors() if name.endswith(".lora_down.weight")}
     single = {f"lora_unet_single_blocks_{n}_{layer}" for n in range(4) for layer in ("linear1", "linear2")}
     assert layers == single | {f"lora_unet_double_blocks_{n}_{layer}" for n in range(2) for layer in DOUBLE}
-    assert lora.check(plain.file, config_of(demo, SCRIPT))[1] == []
+    assert lora.check_lora_layers(plain.file, config_of(demo, SCRIPT))[1] == []
     with safe_open(plain.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "flux_2_klein_4b"
         assert file.metadata()["modelspec.architecture"] == "Flux.2-klein-4b/lora"

@@ -9,10 +9,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.flux_2 import keys, random, sampler, text_encoder, vae
-from library.families.flux_2.demo import settings
+from library.families.flux_2.demo import diffusers_settings
 from library.families.flux_2.tokens import Flux2Positions
 from library.families.shared import autoencoder, packing
 from library.families.shared.double_stream import BlockLayers, DoubleStreamBlock, SingleStreamBlock
@@ -37,12 +37,12 @@ def family(files, script="flux_2_train_network", **values):
         **values,
     }
     given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    return families.family_for(build(families.config_class(script), given))
+    return families.family_for(build_config(families.config_class(script), given))
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return random.write(tmp_path_factory.mktemp("flux_2"), dtype=torch.float32)
+    return random.write_random_model(tmp_path_factory.mktemp("flux_2"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def theirs_of(denoiser):
     """The transformer in diffusers with the same weights."""
     from diffusers import Flux2Transformer2DModel
 
-    model = Flux2Transformer2DModel(**settings(denoiser.sizes))
+    model = Flux2Transformer2DModel(**diffusers_settings(denoiser.sizes))
     model.load_state_dict(keys.to_diffusers(denoiser.state_dict()), strict=True)
     return model.eval()
 
@@ -71,7 +71,7 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, tmp_path, k
     guidance = None
     if kind == "dev":
         sizes = random.replace(random.TINY, guidance=True)
-        files = random.write(tmp_path, dtype=torch.float32, sizes=sizes)
+        files = random.write_random_model(tmp_path, dtype=torch.float32, sizes=sizes)
         ours = family(files, model_version="dev").load(torch.float32).denoiser
         other, guidance = theirs_of(ours), torch.tensor([1.0, 3.5])
     references = [(2, 4), (3, 2)] if kind == "klein with references" else []
@@ -143,9 +143,9 @@ def test_full_models_have_the_parameters_of_diffusers(sizes, parameters, layers)
 
     from library.families.flux_2.lora_names import NAMES
 
-    ours = random.random(sizes).denoiser()
+    ours = random.make_networks(sizes).denoiser()
     with torch.device("meta"):
-        other = Flux2Transformer2DModel(**settings(ours.sizes))
+        other = Flux2Transformer2DModel(**diffusers_settings(ours.sizes))
     shapes = [
         {n: t.shape for n, t in state.items()} for state in (keys.to_diffusers(ours.state_dict()), other.state_dict())
     ]

@@ -92,7 +92,7 @@ def test_text_of_some_encoders_only(dev, parts):
 
 def test_pooled_text_is_the_state_at_the_first_end_mark(dev, parts):
     tokenizer, encoder = parts.tokenizers["clip_l"], parts.encoders["clip_l"]
-    ids = clip.tokens(tokenizer, ["a red circle on a white background"])[:, 0]
+    ids = clip.clip_tokens(tokenizer, ["a red circle on a white background"])[:, 0]
     end = ids[0].tolist().index(tokenizer.eos_token_id)
     with torch.no_grad():
         states = encoder(input_ids=ids).last_hidden_state

@@ -283,7 +283,7 @@ def test_a_file_that_was_cut_short_is_refused(files, tmp_path):
 
 
 def test_encoders_of_another_size_are_refused(files, tmp_path):
-    other = random.write(tmp_path, sizes=random.FluxSizes(clip_l=128, t5xxl=96, channels=4))
+    other = random.write_random_model(tmp_path, sizes=random.FluxSizes(clip_l=128, t5xxl=96, channels=4))
     found = list(family(files, clip_l=other["clip_l"], t5xxl=other["t5xxl"], ae=other["ae"]).problems())
     assert [str(problem).split(":")[0] for problem in found] == ["clip_l", "t5xxl", "ae"]
     assert "128" in str(found[0]) and "64" in str(found[0])

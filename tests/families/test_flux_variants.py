@@ -30,7 +30,7 @@ def test_krea_is_dev_by_another_name(files, tmp_path):
 
 def test_models_with_other_numbers_of_blocks_are_read_trained_and_swapped(files, tmp_path):
     """As Flex.1 and pruned ones have them; all that counts blocks reads them from the header."""
-    pruned = random.write(tmp_path / "pruned", sizes=random.FluxSizes(double_blocks=1, single_blocks=3))
+    pruned = random.write_random_model(tmp_path / "pruned", sizes=random.FluxSizes(double_blocks=1, single_blocks=3))
     for path in (pruned["flux"], flux_files.write_diffusers(pruned["flux"], tmp_path / "folder")):
         model = family(files, pretrained_model_name_or_path=path, t5xxl_max_token_length=16)
         assert not list(model.problems())

@@ -24,7 +24,7 @@ SMALL = {"t5xxl_max_token_length": 16}
 def fill_files(files, tmp_path_factory):
     """The tiny FLUX.1 with a transformer that reads 384 channels."""
     place = tmp_path_factory.mktemp("fill")
-    made = random.random(random.VARIANTS["fill"]).denoiser()
+    made = random.make_networks(random.VARIANTS["fill"]).denoiser()
     shapes = [(name, tuple(tensor.shape)) for name, tensor in made.state_dict().items()]
     tensors = random.random_networks.random_weights(shapes, 5, torch.bfloat16)
     save_file(tensors, place / "flux1-fill.safetensors")
@@ -229,7 +229,7 @@ def test_files_say_which_relative_they_are_or_the_user_does(files, fill_files, t
     folder = flux_files.write_diffusers(fill_files["flux"], tmp_path / "whole")
     assert FACTS.recognise(_header(next(folder.glob("*.safetensors")), folder)).startswith("a FLUX.1 Fill transformer")
 
-    depth = flux.random.random(replace(random.TINY, inputs=2)).denoiser()
+    depth = flux.random.make_networks(replace(random.TINY, inputs=2)).denoiser()
     shapes = {name: tuple(tensor.shape) for name, tensor in depth.state_dict().items()}
     tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
     save_file(tensors, tmp_path / "flux1-depth.safetensors")

@@ -70,7 +70,7 @@ def test_a_file_of_a_tokenizer_that_is_no_such_file_is_named_before_it_is_opened
     with (tmp_path / name).open("wb") as file:
         file.truncate(TOKENIZER + 1)
     with pytest.raises(ConfigError, match=rf"{name} has .* bytes, and at most .* are read"):
-        tokenizers.load(tmp_path, tokenizers.CLIP_L)
+        tokenizers.load_tokenizer(tmp_path, tokenizers.CLIP_L)
 
 
 def test_no_family_reads_json_without_limits():

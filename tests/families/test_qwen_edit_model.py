@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.qwen_image import pictures, random, text_encoder
 from library.families.shared import packing, qwen_vae_names
@@ -21,7 +21,7 @@ SIZES = [(8, 12), (6, 10), (12, 6), (4, 4)]  # latents of an image and three ref
 def family(files, version, **values):
     given = {"pretrained_model_name_or_path": str(files["qwen_image"]), "text_encoder": str(files["text_encoder"])}
     given |= {"vae": str(files["vae"]), "cache_text_encoder_outputs": True, "model_version": version, **values}
-    return families.family_for(build(families.config_class("qwen_image_train_network"), given))
+    return families.family_for(build_config(families.config_class("qwen_image_train_network"), given))
 
 
 def picture(size, seed=0):
@@ -30,7 +30,9 @@ def picture(size, seed=0):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return random.write(tmp_path_factory.mktemp("edit"), dtype=torch.float32, sizes=random.VARIANTS["qwen_image_edit"])
+    return random.write_random_model(
+        tmp_path_factory.mktemp("edit"), dtype=torch.float32, sizes=random.VARIANTS["qwen_image_edit"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +156,7 @@ def pipelines(files, own, encoder):
 
     vae = diffusers.AutoencoderKLQwenImage(base_dim=8, dim_mult=[1, 2, 2, 2], num_res_blocks=1)
     stored = load_file(files["vae"])
-    vae.load_state_dict({new: stored[old] for new, old in qwen_vae_names.plain(stored).items()})
+    vae.load_state_dict({new: stored[old] for new, old in qwen_vae_names.plain_qwen_vae_names(stored).items()})
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(
         base_image_seq_len=256,
         max_image_seq_len=8192,

@@ -18,7 +18,7 @@ SCRIPT = "qwen_image_train_network"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return random.write(tmp_path_factory.mktemp("qwen"), dtype=torch.float32)
+    return random.write_random_model(tmp_path_factory.mktemp("qwen"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def stored(files):
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
-    return random_flux.write(tmp_path_factory.mktemp("flux"))
+    return random_flux.write_random_model(tmp_path_factory.mktemp("flux"))
 
 
 def saved(tensors, path):
@@ -151,10 +151,10 @@ def test_what_does_not_fit_is_said_in_one_sentence_before_loading(files, others,
 
 
 def config_of_flux(others, **values):
-    from library.config.building import build
+    from library.config.building import build_config
 
     given = {name: str(others[name]) for name in ("clip_l", "t5xxl", "ae")}
-    return build(families.config_class("flux_train_network"), given | {n: str(v) for n, v in values.items()})
+    return build_config(families.config_class("flux_train_network"), given | {n: str(v) for n, v in values.items()})
 
 
 def test_a_name_with_edit_is_taken_when_it_is_said_to_be_the_original(files, stored, tmp_path):
@@ -225,7 +225,7 @@ def test_loras_load_in_diffusers_with_and_without_modulation(demo, learnt):
     for done, layers in ((plain, 3 * 12), (modulated, 3 * 14)):
         tensors = done.tensors()
         assert sum(name.endswith("lora_down.weight") for name in tensors) == layers
-        assert lora.check(done.file, config_of(demo, SCRIPT)) == (layers, [])
+        assert lora.check_lora_layers(done.file, config_of(demo, SCRIPT)) == (layers, [])
     assert "lora_unet_transformer_blocks_2_txt_mod_1.lora_up.weight" in modulated.tensors()
     with safe_open(plain.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "qwen_image"
@@ -257,7 +257,7 @@ def test_names_tell_it_from_flux_in_diffusers():
 def test_a_full_model_has_720_layers_or_840():
     from library.families.qwen_image.lora_names import NAMES
 
-    blocks = random.random(random.FULL).denoiser().transformer_blocks
+    blocks = random.make_networks(random.FULL).denoiser().transformer_blocks
     shapes = {f"transformer_blocks.{name}": tuple(t.shape) for name, t in blocks.state_dict().items()}
     found = [path for _, path in NAMES.layers(shapes, convolutions=False)]
     assert len(found) == 720 and sum("_mod.1.weight" in name for name in shapes) == 120

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import library.demo as demo_module
 from library import families
 from library.check import preflight
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.config.schema import options
 from library.demo import files
@@ -73,7 +73,7 @@ UNTRAINED = {
 def demo(tmp_path_factory):
     """The demo with all families and relatives; of each two Qwen3s the width differs, as with the real ones."""
     made = files.prepare(tmp_path_factory.mktemp("every"), demo_module.VARIANTS + families.FAMILIES)
-    random_anima.write(made.folder / "models/anima", sizes=replace(random_anima.TINY, text=80))
+    random_anima.write_random_model(made.folder / "models/anima", sizes=replace(random_anima.TINY, text=80))
     return made
 
 
@@ -189,7 +189,7 @@ def test_each_half_of_a_file_is_of_its_family_and_not_complete(demo, script, tmp
     names = sorted(shapes, key=lambda name: [int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", name)])
     for half in (names[: len(names) // 2], names[len(names) // 2 :]):
         path = made({name: shapes[name] for name in half}, tmp_path / "half.safetensors")
-        facts, found = recognition.described(weights.header(path))
+        facts, found = recognition.family_and_description(weights.header(path))
         assert facts is families.facts(config.family) or found == "a Cosmos-Predict2 transformer", found
         (problem,) = said(demo, script, **{BASE: path})
         told = ("is not complete: ", "has no text encoders", "has no text adapter")
@@ -203,7 +203,7 @@ def test_later_blocks_of_diffusers_layout_tell_the_model():
     for shapes, words in ((chroma, "a Chroma transformer"), (flux, "a FLUX.1 transformer")):
         assert recognition.describe(shapes) == f"{words} in the diffusers layout"
     video = {"single_blocks.7.linear1.weight": (28, 4), "single_blocks.7.modulation.linear.weight": (12, 4)}
-    assert recognition.described(video)[0] is None
+    assert recognition.family_and_description(video)[0] is None
 
 
 def test_a_file_of_all_networks_is_read_under_a_prefix_of_its_own(demo, tmp_path):
@@ -255,7 +255,7 @@ def test_a_diffusers_folder_says_its_family_and_what_training_it_needs(tmp_path)
             assert dict(found.options) == dict(known.model_options.get(pipeline, {}))
             (tmp_path / "transformer").mkdir(exist_ok=True)
             assert recognition.recognised(tmp_path / "transformer") == found
-            build(families.config_class(families.lora_script(known.name)), dict(found.options), notes=[])
+            build_config(families.config_class(families.lora_script(known.name)), dict(found.options), notes=[])
 
 
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
@@ -281,7 +281,7 @@ def every_file(demo, tmp_path_factory):
             from library.families.shared import qwen_vae_names
 
             tensors = load_file(path)
-            named = {plain: tensors[name] for plain, name in qwen_vae_names.plain(tensors).items()}
+            named = {plain: tensors[name] for plain, name in qwen_vae_names.plain_qwen_vae_names(tensors).items()}
             save_file(named, folder / "wan_vae.safetensors")
             others[str(folder / "wan_vae.safetensors")] = {name: tuple(t.shape) for name, t in named.items()}
     clip = next(path for path in others if recognition.describe(others[path]) == "a CLIP text encoder")
@@ -334,7 +334,7 @@ def test_a_file_of_another_model_is_named_in_every_slot(demo, every_file, script
 def layers_of(demo: Any, name: str) -> dict[str, tuple[int, ...]]:
     """What a family's LoRA files call the layers of its denoiser, and their shapes."""
     header = weights.header(config_of(demo, families.lora_script(name)).model.pretrained_model_name_or_path)
-    names = families.load(families.facts(name).lora_names)
+    names = families.load_object(families.facts(name).lora_names)
     paths = (path for part, path in names.layers(header, False) if part == "denoiser")
     before = names.prefixes["kohya"]["denoiser"]
     return {f"{before}{path.replace('.', '_')}": header.get(f"{path}.weight", (4, 4)) for path in paths}
@@ -369,7 +369,7 @@ def test_a_part_that_is_not_whole_says_what_is_missing_and_unknown_tensors_are_n
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_names_of_onetrainer_are_those_of_the_same_layers_and_dora_is_named(demo, family, tmp_path):
-    if "lora_transformer_" not in families.load(families.facts(family).lora_names).other_prefixes:
+    if "lora_transformer_" not in families.load_object(families.facts(family).lora_names).other_prefixes:
         pytest.skip("OneTrainer's names of it are kohya's")
     sides = {"lora_down": 1, "lora_up": 0}
     own = {
@@ -394,7 +394,7 @@ def test_names_of_lycoris_are_those_of_the_same_layers(demo, family, tmp_path):
     }
     path = made(theirs, tmp_path / "theirs.safetensors")
     assert layers.keys() == {key.partition(".")[0] for key in lora.file_of(path, family)}
-    assert {module.kohya for module in adapters.read(path, family).adapters} == layers.keys()
+    assert {module.kohya for module in adapters.read_lora(path, family).adapters} == layers.keys()
     other = {f"{name.partition('.')[0]}.lokr_w1": shape for name, shape in theirs.items()}
     path = made(other, tmp_path / "lokr.safetensors")
     assert layers.keys() == {key.partition(".")[0] for key in lora.file_of(path, family)}
@@ -407,18 +407,18 @@ def test_a_lora_whose_names_two_families_share_is_of_the_one_that_is_trained_and
     path, stored = made(both, tmp_path / "both.safetensors"), {}
     for family in ("flux", "qwen_image"):
         stored[family] = lora.file_of(path, family)
-        assert adapters.read(path, family).family == family
+        assert adapters.read_lora(path, family).family == family
     assert {name.partition(".")[0] for name in stored["flux"]} == {"lora_unet_double_blocks_0_img_attn_qkv"}
     assert {name.partition(".")[0] for name in stored["qwen_image"]} == {"lora_unet_transformer_blocks_0_attn_to_q"}
     with pytest.raises(ConfigError, match=r"may be those of FLUX\.1.*Qwen-Image.*--set ss_base_model_version="):
-        adapters.read(path)
+        adapters.read_lora(path)
     musubi = {
         f"lora_unet_transformer_blocks_0_attn_to_q.lora_{side}.weight": shape
         for side, shape in zip(("down", "up"), sides.values(), strict=True)
     }
-    assert adapters.read(made(musubi, tmp_path / "musubi.safetensors")).family == "qwen_image"
+    assert adapters.read_lora(made(musubi, tmp_path / "musubi.safetensors")).family == "qwen_image"
     single = {name.replace("transformer_blocks", "single_transformer_blocks"): shape for name, shape in both.items()}
-    assert adapters.read(made(both | single, tmp_path / "flux.safetensors")).family == "flux"
+    assert adapters.read_lora(made(both | single, tmp_path / "flux.safetensors")).family == "flux"
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
@@ -457,13 +457,13 @@ def test_a_lora_of_another_family_is_named_before_anything_is_loaded(demo, scrip
         path, other = (made(shapes, tmp_path / f"{family}-{len(shapes)}.safetensors") for shapes in (plain, lokr))
         for option, given in (("network_weights", path), ("base_weights", [str(other)])):
             with pytest.raises(ConfigError, match=f"was made for {re.escape(title)}, ") as raised:
-                preflight.check(config_of(demo, script, **{option: given}))
+                preflight.check_before_training(config_of(demo, script, **{option: given}))
             (problem,) = raised.value.problems
             assert problem.option == option and "\n" not in str(problem)
     base = config.model.pretrained_model_name_or_path
     for path, said_of in ((base, "not a LoRA file"), (Path(base).parent, "is a folder")):
         with pytest.raises(ConfigError, match=said_of) as raised:
-            preflight.check(config_of(demo, script, network_weights=path))
+            preflight.check_before_training(config_of(demo, script, network_weights=path))
         assert [problem.option for problem in raised.value.problems] == ["network_weights"]
 
 

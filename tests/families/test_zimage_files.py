@@ -29,7 +29,7 @@ INSIDE = (
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return random.write(tmp_path_factory.mktemp("zimage"), dtype=torch.float32)
+    return random.write_random_model(tmp_path_factory.mktemp("zimage"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_every_name_of_a_text_encoder_is_read(files, tmp_path):
 
 
 def test_what_does_not_fit_is_said_in_one_sentence_before_loading(files, stored, tmp_path):
-    others = random_flux.write(tmp_path / "flux")
+    others = random_flux.write_random_model(tmp_path / "flux")
     adapter = saved(
         {"diffusion_model.layers.0.attention.to_q.lora_A.weight": torch.zeros(2, 2)}, tmp_path / "l.safetensors"
     )
@@ -212,12 +212,12 @@ def test_a_lora_file_is_loaded_whole_by_diffusers_and_comfyui(demo, learnt):
     layers = {name.removesuffix(".lora_down.weight") for name in tensors if name.endswith(".lora_down.weight")}
     # ComfyUI maps these paths of diffusers onto its own layers, query, key and value onto rows of one.
     assert layers == {f"diffusion_model.layers.{n}.{inside}" for n in range(3) for inside in INSIDE}
-    assert lora.check(plain.file, config_of(demo, SCRIPT)) == (21, [])
+    assert lora.check_lora_layers(plain.file, config_of(demo, SCRIPT)) == (21, [])
     with safe_open(plain.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "z_image"
         assert file.metadata()["modelspec.architecture"] == "Z-Image/lora"
     more = made("more", network_args=["train_refiners=True", "train_modulation=True"])
-    assert lora.check(more.file, config_of(demo, SCRIPT)) == (3 * 8 + 8 + 7, [])
+    assert lora.check_lora_layers(more.file, config_of(demo, SCRIPT)) == (3 * 8 + 8 + 7, [])
 
 
 def test_lokr_is_saved_under_the_same_names_and_goes_on(demo, learnt):
@@ -228,7 +228,7 @@ def test_lokr_is_saved_under_the_same_names_and_goes_on(demo, learnt):
     first = made("lokr", **lokr)
     tensors = first.tensors()
     layers = {name.rpartition(".")[0] for name in ZImageLoraLoaderMixin.lora_state_dict(dict(tensors))}
-    known = {f"transformer.{name}" for name in random.random().denoiser().state_dict()}
+    known = {f"transformer.{name}" for name in random.make_networks().denoiser().state_dict()}
     assert len(layers) > 21 and {f"{layer}.weight" for layer in layers} <= known
     assert all(name.startswith("diffusion_model.") for name in tensors)
     narrow = made("attention", **lokr | {"network_args": ["algo=lokr", "factor=4", "preset=attn-only"]}).tensors()
@@ -268,7 +268,7 @@ def test_training_goes_on_from_files_of_every_naming(learnt, tmp_path):
 
 
 def test_a_full_model_has_210_layers():
-    shapes = {name: tuple(t.shape) for name, t in random.random(random.FULL).denoiser().state_dict().items()}
+    shapes = {name: tuple(t.shape) for name, t in random.make_networks(random.FULL).denoiser().state_dict().items()}
     assert len([*NAMES.layers(shapes, convolutions=False)]) == 210
     fused = keys.to_single({name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
     stored = {f"model.diffusion_model.{name}": tuple(tensor.shape) for name, tensor in fused.items()}

@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.shared import autoencoder
 from library.families.shared.packing import pack_channels_last, unpack_channels_last
 from library.families.zimage import keys, random, text_encoder
-from library.families.zimage.model import ZImage, ZImageTransformerBlock, tables
+from library.families.zimage.model import ZImage, ZImageTransformerBlock, rope_tables
 from tests.families import wide
 
 CAPTIONS = ["a red circle", "a drawing of a blue square, simple, flat colors, on a wooden table, best quality"]
@@ -26,12 +26,12 @@ def family(files, script="zimage_train_network", **values):
     given = {"pretrained_model_name_or_path": files["zimage"], "text_encoder": files["text_encoder"]}
     given |= {"vae": files["vae"], "cache_text_encoder_outputs": True, "model_version": "base", **values}
     given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    return families.family_for(build(families.config_class(script), given))
+    return families.family_for(build_config(families.config_class(script), given))
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return random.write(tmp_path_factory.mktemp("zimage"), dtype=torch.float32)
+    return random.write_random_model(tmp_path_factory.mktemp("zimage"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_one_block_of_full_width_equals_diffusers():
     other.load_state_dict(wide.filled(ours).state_dict(), strict=True, assign=True)
     x, temb = torch.randn(1, 32, sizes.hidden), torch.randn(1, 256)
     assert sizes.axes == (32, 48, 48)
-    positions = tables(4, 8, 32, torch.device("cpu"), sizes.axes)
+    positions = rope_tables(4, 8, 32, torch.device("cpu"), sizes.axes)
     ids = torch.stack(torch.meshgrid(torch.tensor([33]), torch.arange(4), torch.arange(8), indexing="ij"), -1)
     rope = RopeEmbedder(256.0, list(sizes.axes), [64, 16, 16])(ids.reshape(-1, 3))[None]
     with torch.no_grad():
@@ -125,7 +125,7 @@ def test_one_block_of_full_width_equals_diffusers():
 def test_a_full_model_has_the_parameters_of_diffusers():
     from diffusers import ZImageTransformer2DModel
 
-    ours = random.random(random.FULL).denoiser()
+    ours = random.make_networks(random.FULL).denoiser()
     with torch.device("meta"):
         other = ZImageTransformer2DModel()
     shapes = [{name: t.shape for name, t in model.state_dict().items()} for model in (ours, other)]

@@ -52,10 +52,10 @@ STAND_IN = (
 def until(job, wanted, seconds=60):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if wanted(found := jobs.find(job.id)):
+        if wanted(found := jobs.find_job(job.id)):
             return found
         time.sleep(0.1)
-    raise AssertionError(f"{jobs.find(job.id).facts}, {job.log}")
+    raise AssertionError(f"{jobs.find_job(job.id).facts}, {job.log}")
 
 
 def ended(job):
@@ -108,14 +108,14 @@ def test_a_job_is_watched_and_ended_with_what_it_has(monkeypatch, at_once):
 def test_unknown_jobs_and_dead_ones():
     for job_id in ("nothing", "../x", "", 7, "/etc", "a" * 300):
         with pytest.raises(ConfigError):
-            jobs.find(job_id)
+            jobs.find_job(job_id)
     dead = {"state": "running", "pid": os.getpid(), "process_start": 1.0}  # the number is another process's by now
     for stop, state in ((False, "interrupted"), (True, "stopped")):
         folder = jobs.new("tools")
         layout.store(folder / jobs.JOB, dead)
         if stop:
             (folder / jobs.STOP).touch()
-        job = jobs.find(folder.name)
+        job = jobs.find_job(folder.name)
         assert job.state == state and job.error == ("" if stop else jobs.GONE)
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from library import data
 from library.captioning.writing import Written
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.curation import trash
 from library.data import pixels
@@ -103,7 +103,9 @@ def test_masks_go_where_the_trainer_reads_them_and_old_ones_are_kept(images, tmp
     assert pixels.read_mask(masks / "10_x" / "0.png").max() == 7
     assert pixels.read_mask(masks / "10_x" / "1.png")[:, :6].min() == 255
     undone = trash.undo(masks)
-    assert (undone.count, undone.left) == (2, ("10_x/0.png",)) and files.count(images, masks) == 1  # which is mine
+    assert (undone.count, undone.left) == (2, ("10_x/0.png",)) and files.count_masked_images(
+        images, masks
+    ) == 1  # which is mine
 
 
 def test_a_stop_half_way_keeps_what_is_written_and_goes_on(images):
@@ -114,9 +116,9 @@ def test_a_stop_half_way_keeps_what_is_written_and_goes_on(images):
     masks = files.usual_folder(images)
     with pytest.raises(KeyboardInterrupt):
         files.make(images, masks, Half(), MaskOptions(), stop)
-    assert files.count(images, masks) == 2
+    assert files.count_masked_images(images, masks) == 2
     files.make(images, masks, Half(), MaskOptions(), quiet)
-    assert files.count(images, masks) == 3 and len(trash.history(masks)) == 2
+    assert files.count_masked_images(images, masks) == 3 and len(trash.history(masks)) == 2
 
 
 def test_a_crash_between_two_files_loses_nothing(images, monkeypatch):
@@ -146,7 +148,7 @@ def test_the_trainer_reads_the_masks_that_were_made(images):
     place = {"image_dir": images / "10_x", "conditioning_data_dir": masks / "10_x"}
     lines = "\n".join(f"{name} = '{path}'" for name, path in place.items())
     toml.write_text(f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nnum_repeats = 1\n{lines}\n")
-    config = build(SdxlLora, {"dataset_config": str(toml), "masked_loss": True}, notes=[])
+    config = build_config(SdxlLora, {"dataset_config": str(toml), "masked_loss": True}, notes=[])
     found = {Path(image.path).name: image.mask_file for image in data.scan(config).items}
     assert found == {f"{at}.png": str(masks / "10_x" / f"{at}.png") for at in range(3)}
 
@@ -155,7 +157,7 @@ def test_masks_become_the_transparency_of_images_and_the_images_come_back(images
     start = tree(images)
     options = MaskOptions(into="alpha")
     assert files.make(images, files.usual_folder(images), Half(), options, quiet).written == 3
-    made = pixels.read(images / "10_x" / "1.png", alpha=True)
+    made = pixels.read_pixels(images / "10_x" / "1.png", alpha=True)
     assert made[0, :, 3].tolist() == [255] * 6 + [0] * 6 and (made[:, :, :3] == [255, 0, 0]).all()
     assert not files.usual_folder(images).exists()
     assert files.make(images, files.usual_folder(images), Half(), options, quiet).skipped == 3
@@ -172,7 +174,7 @@ def test_transparency_becomes_masks(images):
     assert shell.main(["alpha", str(images)]) == 0
     masks = files.usual_folder(images)
     assert pixels.read_mask(masks / "10_x" / "cut.png").tolist() == [[0] * 4, [0, 200, 0, 0]]
-    assert files.count(images, masks) == 1
+    assert files.count_masked_images(images, masks) == 1
 
 
 def painted(size, colour=128, kind="PNG"):
@@ -220,7 +222,7 @@ def test_models_find_what_is_asked_for(tmp_path, images):
     assert np.array_equal(sum(parts), every[0])
     argv = ["model", str(images), "--model", str(tmp_path / "clipseg"), "--words", "cat", "--device", "cpu"]
     assert shell.main(argv) == 0
-    assert files.count(images, files.usual_folder(images)) == 3
+    assert files.count_masked_images(images, files.usual_folder(images)) == 3
     for folder, text, says in (
         ("segformer", "dog", "knows no class dog: it knows wall, cat, hat, cap"),
         ("clipseg", ",", "words: write"),

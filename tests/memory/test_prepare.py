@@ -26,7 +26,7 @@ def test_the_blocks_are_described_by_what_was_added_to_them_and_restored_after_a
     config = training.config_of(demo, "flux_train_network", **FEATURES, **{base: True})
     family = families.family_for(config)
     parts = family.load(fp8_storage.storage_type(config))
-    methods.attach(parts, family, config)
+    methods.attach_method(parts, family, config)
     denoiser, sizes, classes = parts.denoiser, ((1, 8, 8), (1, 8, 16)), family.block_classes
     with settings_kept(), attention.settings_kept(), CompileLog() as log, restored_after(denoiser, classes):
         said = prepare_denoiser(denoiser, family, config, torch.device("cpu"), sizes, log=log).blocks

@@ -182,7 +182,7 @@ def test_without_such_a_gpu_they_are_kept_and_no_more_and_that_is_said(demo, squ
     kept = {"fp8": fp8_matmul.FP8, "int8": torch.int8}[name]
     x = torch.randn(2, 3, 32)
     assert block[0].weight.dtype == kept and "_Product" not in str(block[0](x.requires_grad_(True)).grad_fn)
-    remarks = preflight.check(config)
+    remarks = preflight.check_before_training(config)
     assert any(f"{name}_compute has no effect" in str(remark) for remark in remarks)
     assert any("cuda_graphs has no effect here: there is no GPU" in str(remark) for remark in remarks)
 
@@ -192,7 +192,9 @@ def test_a_gpu_with_int8_products_alone_is_told_of_them(demo, squares, monkeypat
     how = {"fp8_base": True, "fp8_compute": True, "mixed_precision": "bf16", "compile": True}
     (said,) = (
         remark
-        for remark in preflight.check(config_of(demo, "flux_train_network", train_data_dir=squares, **how))
+        for remark in preflight.check_before_training(
+            config_of(demo, "flux_train_network", train_data_dir=squares, **how)
+        )
         if "fp8_compute" in str(remark)
     )
     assert "this GPU multiplies in int8, not in fp8; use auto_compute" in str(said)

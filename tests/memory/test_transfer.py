@@ -38,20 +38,20 @@ def stored(tmp_path):
 @pytest.mark.parametrize("size", [8, 1000, transfer.PIECE])
 def test_tensors_arrive_as_they_are_stored_whatever_the_pieces(stored, size):
     path, tensors = stored
-    file, found = weights.read(path), {}
-    transfer.read({name: file.source(name).range for name in file}, torch.device("cpu"), found.__setitem__, size)
+    file, found = weights.open_weights(path), {}
+    transfer.read_ranges({name: file.source(name).range for name in file}, torch.device("cpu"), found.__setitem__, size)
     assert found.keys() == tensors.keys()
     assert all(same_bits(found[name], tensor) for name, tensor in tensors.items())
-    unmapped = weights.read(path, mmap=False)
+    unmapped = weights.open_weights(path, mmap=False)
     assert all(same_bits(unmapped[name], tensor) for name, tensor in tensors.items())
 
 
 def test_a_file_that_ends_early_is_named(stored):
     path, _ = stored
-    ranges = {name: weights.read(path).source(name).range for name in ("3.weight", "7.weight")}
+    ranges = {name: weights.open_weights(path).source(name).range for name in ("3.weight", "7.weight")}
     path.write_bytes(path.read_bytes()[:2000])
     with pytest.raises(weights.ConfigError, match=r"stored\.safetensors became shorter"):
-        transfer.read(ranges, torch.device("cpu"), lambda *_: None)
+        transfer.read_ranges(ranges, torch.device("cpu"), lambda *_: None)
 
 
 def loaded(config, device=None, read=None):
@@ -78,8 +78,8 @@ WAYS = {
 def test_a_denoiser_has_the_same_bits_by_way_of_the_device(demo, monkeypatch, script, way):
     """Only its own tensors are read, each byte of them once at most; those that go on in 8 bits are rounded alike."""
     seen = []
-    real = transfer.read
-    monkeypatch.setattr(transfer, "read", lambda ranges, *rest: seen.append(ranges) or real(ranges, *rest))
+    real = transfer.read_ranges
+    monkeypatch.setattr(transfer, "read_ranges", lambda ranges, *rest: seen.append(ranges) or real(ranges, *rest))
     config = training.config_of(demo, script, mixed_precision="bf16", **WAYS[way])
     ours, usual = loaded(config, torch.device("cpu")).state_dict(), loaded(config).state_dict()
     assert ours.keys() == usual.keys()
@@ -124,7 +124,7 @@ def test_a_file_is_read_ahead_where_the_denoiser_is(stored, monkeypatch):
     monkeypatch.setattr(read_ahead, "_touch", lambda file, offset, memory: touched.append((file, offset, len(memory))))
     for thread in read_ahead.begin(path, "1"):
         thread.join()
-    ranges = [weights.read(path).source(name).range for name in tensors if name.startswith("1")]
+    ranges = [weights.open_weights(path).source(name).range for name in tensors if name.startswith("1")]
     first, last = min(r.offset for r in ranges), max(r.offset + r.length for r in ranges)
     assert touched == [(path, first, last - first)]
     for broken in (path.parent / "absent.safetensors", path.parent / "empty"):  # is said by who reads it
@@ -179,7 +179,7 @@ def test_adapters_are_drawn_alike_wherever_the_model_is():
 def test_reading_holds_no_second_model_on_a_gpu(tmp_path):
     tensors = {f"{i}.weight": torch.randn(2048, 2048).to(torch.float16) for i in range(16)}
     save_file(tensors, tmp_path / "large.safetensors")
-    file, model = weights.read(tmp_path / "large.safetensors"), torch.nn.ModuleList()
+    file, model = weights.open_weights(tmp_path / "large.safetensors"), torch.nn.ModuleList()
     for _ in tensors:
         model.append(torch.nn.Linear(2048, 2048, bias=False, device="meta"))
     from library.families.base import WeightPlacement

@@ -29,7 +29,7 @@ def inputs():
 def lycoris(flux_like, flux_config, *args, **options):
     family, parts = flux_like
     config = flux_config(network_module="lycoris.kohya", network_dim=4, network_args=list(args), **options)
-    return parts, methods.attach(parts, family, config)
+    return parts, methods.attach_method(parts, family, config)
 
 
 @pytest.mark.parametrize("algo", ["lora", "loha", "lokr", "diag-oft", "dylora", "glora", "ia3", "full"])
@@ -169,7 +169,7 @@ def test_rates_and_loraplus(flux_like, flux_config):
 
 def test_wrong_arguments_are_found_before_anything_starts(flux_config):
     config = flux_config(network_module="lycoris.kohya", network_args=["alog=lokr", "conv_dim=x"])
-    said = list(methods.problems(config))
+    said = list(methods.find_method_problems(config))
     assert len(said) == 2 and "did you mean algo" in str(said[0])
 
 
@@ -178,7 +178,7 @@ def test_dora_in_bypass_mode_is_refused_as_the_package_leaves_it_out(flux_config
     config = flux_config(
         network_module="lycoris.kohya", network_args=[f"algo={algo}", "dora_wd=True", "bypass_mode=True"]
     )
-    assert any("leaves out what dora_wd learns" in str(problem) for problem in methods.problems(config))
+    assert any("leaves out what dora_wd learns" in str(problem) for problem in methods.find_method_problems(config))
     with pytest.raises(ConfigError, match="fp8_base cannot be used with dora_wd"):  # and so no advice to bypass
         flux_config(network_module="lycoris.kohya", fp8_base=True, network_args=[f"algo={algo}", "dora_wd=True"])
 
@@ -214,15 +214,15 @@ def test_rank_and_strength_come_from_the_file(flux_like, flux_config, tmp_path):
     learned, file = parts.denoiser(*inputs()), str(tmp_path / "a.safetensors")
     family, fresh = other
     config = flux_config(network_module="lycoris.kohya", network_dim=9, network_weights=file, dim_from_weights=True)
-    methods.attach(fresh, family, config)
+    methods.attach_method(fresh, family, config)
     torch.testing.assert_close(fresh.denoiser(*inputs()), learned)
     family, fresh = third
     same = {"network_module": "lycoris.kohya", "network_dim": 4, "network_args": ["algo=loha"]}
-    methods.attach(fresh, family, flux_config(**same, network_alpha=1, network_weights=file))
+    methods.attach_method(fresh, family, flux_config(**same, network_alpha=1, network_weights=file))
     torch.testing.assert_close(fresh.denoiser(*inputs()), learned)
     silent = {"network_weights": str(tmp_path / "b.safetensors"), "dim_from_weights": True}
     with pytest.raises(ConfigError, match="does not say which network it was made by"):
-        methods.attach(fresh, family, flux_config(**same, **silent))
+        methods.attach_method(fresh, family, flux_config(**same, **silent))
 
 
 def test_weights_are_in_the_order_that_the_package_expects(flux_like, flux_config):
@@ -243,7 +243,7 @@ def test_whole_matrices_of_lokr_come_back_from_a_file_of_any_alpha(flux_like, fl
         family, parts = like
         args = ["algo=lokr", "factor=2"]
         config = flux_config(network_module="lycoris.kohya", network_dim=rank, network_args=args, **precision)
-        return methods.attach(parts, family, config)
+        return methods.attach_method(parts, family, config)
 
     state = {name: tensor.to(stored) for name, tensor in attached(flux_like, 100_000).state_dict().items()}
     alphas = [tensor for name, tensor in state.items() if name.endswith(".alpha")]
@@ -296,10 +296,10 @@ def test_presets_find_layers_or_are_refused(flux_config, sdxl_config):
         ("unet-convblock-only", "FLUX.1.* has none: write preset=full"),
     ):
         config = flux_config(network_module="lycoris.kohya", network_args=[f"preset={preset}"])
-        (problem,) = methods.problems(config)
+        (problem,) = methods.find_method_problems(config)
         assert re.search(said, str(problem))
     config = sdxl_config(network_module="lycoris.kohya", network_args=["preset=unet-convblock-only"])
-    assert not [*methods.problems(config)]
+    assert not [*methods.find_method_problems(config)]
 
 
 @pytest.mark.parametrize("script", [LORAS[0], LORAS[1], LORAS[-1]])
@@ -308,7 +308,7 @@ def test_every_preset_that_is_offered_adapts_something(script):
         values = {"network_module": "lycoris.kohya", "network_args": [f"preset={preset}"]}
         subject = subjects.FamilySubject(script, values, "tiny")
         config = subject.config({})
-        if not [*methods.problems(config)]:
+        if not [*methods.find_method_problems(config)]:
             assert subject.make(config, torch.device("cpu")).method.parameters(), preset
 
 

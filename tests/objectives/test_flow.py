@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.config.ineffective import ineffective_options
 from library.config.problems import ConfigError
 from library.config.schema import options
@@ -67,7 +67,9 @@ def test_shift_equals_the_reference():
 @pytest.mark.parametrize(("steps", "tokens"), [(20, 4096), (4, 1024)])
 def test_sampling_schedule_equals_the_reference(steps, tokens):
     expected = GOLDEN[f"flux_schedule_{steps}_seq{tokens}"]
-    torch.testing.assert_close(torch.tensor(flow.schedule(steps, tokens)), torch.tensor(expected), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        torch.tensor(flow.flow_sigmas(steps, tokens)), torch.tensor(expected), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_table_equals_the_reference():
@@ -216,7 +218,7 @@ def test_a_weighting_scheme_that_changes_nothing_is_said_to(script):
         for sampling in ("sigma", "shift"):
             for kind in kinds:
                 given = {"weighting_scheme": scheme, "timestep_sampling": sampling, "model_prediction_type": kind}
-                config = build(cls, given, notes=[])
+                config = build_config(cls, given, notes=[])
                 drawn = flow.density(config.noise, lambda: third, lambda: third)
                 chooses = sampling == "sigma" and bool(drawn != third)
                 weighs = bool((flow.weights(sigmas, config.noise) != 1).any())

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from kohya_gui.server import allowed_folders, paths
 from kohya_gui.server.allowed_folders import AllowedFolders, Roots
 from kohya_gui.server.json_api import ApiRequest
-from kohya_gui.server.serving import access_of, is_private, parser
+from kohya_gui.server.serving import access_of, build_server_parser, is_private
 from library.config.problems import ConfigError
 from library.runs import registry
 
@@ -206,7 +206,7 @@ def test_a_page_for_others_neither_asks_nor_counts_what_was_allowed(place):
 def test_only_a_page_that_is_open_to_nobody_else_asks(words, private, monkeypatch):
     monkeypatch.setenv("KOHYA_PASSWORD", "a long password")
     monkeypatch.delenv("KOHYA_TOKEN", raising=False)
-    given: argparse.Namespace = parser().parse_args(words.split())
+    given: argparse.Namespace = build_server_parser().parse_args(words.split())
     assert is_private(access_of(given), given.root_path) is private
     monkeypatch.setenv("KOHYA_TOKEN", "a-token-of-some-length-01")
     assert not is_private(access_of(given), given.root_path)
@@ -214,10 +214,10 @@ def test_only_a_page_that_is_open_to_nobody_else_asks(words, private, monkeypatc
 
 @pytest.fixture(scope="module")
 def application(tmp_path_factory):
-    from kohya_gui.app import application, build
+    from kohya_gui.app import application, build_page
 
     root = tmp_path_factory.mktemp("asking").resolve()
-    return application(build(Roots([root], asks=True)), {"host": "127.0.0.1"})
+    return application(build_page(Roots([root], asks=True)), {"host": "127.0.0.1"})
 
 
 HOSTILE = [
@@ -272,11 +272,11 @@ def asking(tmp_path_factory):
     """A page that asks, with one folder that it may use."""
     import uvicorn
 
-    from kohya_gui.app import application, bind, build
+    from kohya_gui.app import application, bind, build_page
 
     root = tmp_path_factory.mktemp("page").resolve()
     bound = bind("127.0.0.1", 0)
-    app = application(build(Roots([root], asks=True)), {"host": "127.0.0.1"})
+    app = application(build_page(Roots([root], asks=True)), {"host": "127.0.0.1"})
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()

@@ -49,7 +49,7 @@ def test_a_cache_is_made_from_the_form_with_progress_and_stop(visit, stub, tmp_p
     assert (command, kind, launch) == ("cache", "latents", ["--num_processes=1"])
     held = read_toml(toml)
     assert held["cache_latents_to_disk"] and "cache_text_encoder_outputs" not in held
-    assert "sdxl_train_network" in toml and jobs.find(job.id).folder.as_posix() in toml.replace("\\", "/")
+    assert "sdxl_train_network" in toml and jobs.find_job(job.id).folder.as_posix() in toml.replace("\\", "/")
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_the_panel_opens_the_comparison_of_its_run(visit, served, monkeypatch):
     def finished(kind, words, folder):
         asked.append(words)
         place = store(run)
-        layout.store(folder / jobs.RESULT, layout.load(place / "comparison.json"))
+        layout.store(folder / jobs.RESULT, layout.load_facts(place / "comparison.json"))
         layout.store(folder / jobs.JOB, {"kind": kind, "state": "finished", "started": 2.0, "arguments": words})
         return jobs.at(folder)
 

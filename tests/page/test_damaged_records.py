@@ -80,8 +80,8 @@ def shown(folder):
     (
         stop.hangs(run),
         resume.newest_state(run),
-        resume.settings(run),
-        queue.read(),
+        resume.run_settings(run),
+        queue.read_queue(),
         reader.active(),
         tensorboard_proxy.folders(),
     )

@@ -53,7 +53,7 @@ def page(form, root):
             return datasets.look(form, self.given(values), [root])
 
         def count(self, **values):
-            return datasets.count(form, self.given(values), [root])
+            return datasets.count_form_images(form, self.given(values), [root])
 
         def save(self, groups, file="", known="", **values):
             sent = ApiRequest({"groups": groups, "file": str(file), "known": known})

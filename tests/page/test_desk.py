@@ -17,7 +17,7 @@ from tests import fork_server
 from tests.training import copied
 
 pytestmark = pytest.mark.browser
-REAL = isolated.check, isolated.check_all, launcher.starting  # before the page of these tests gets stand-ins
+REAL = isolated.check_reading, isolated.check_all, launcher.starting  # before the page of these tests gets stand-ins
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ def test_the_demo_fills_in_the_form_and_files_beside_a_model_are_filled_in(visit
         files = {option: sparse(place / f"{option}.safetensors", shapes) for option, shapes in SHAPES["flux"].items()}
         files["flux"] = files.pop(finding.BASE)
         path, script = root / "flux_train_network.toml", "flux_train_network"
-        path.write_text(configs.text(script, files, root / "images", root / "out", "flux"), encoding="utf-8")
+        path.write_text(configs.demo_toml(script, files, root / "images", root / "out", "flux"), encoding="utf-8")
         folder = jobs.new(kind)
         layout.store(folder / jobs.JOB, {"kind": kind, "state": "finished", "started": 1.0})
         layout.store(folder / jobs.RESULT, {"configs": {script: str(path)}})

@@ -8,7 +8,7 @@ import pytest
 from kohya_gui.form import start_preset
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
-from library.config.building import build, missing
+from library.config.building import build_config, missing
 from library.config.formats import to_toml
 from library.config.problems import ConfigError
 from library.config.schema import changed, flat, options, values
@@ -95,7 +95,7 @@ def test_every_option_comes_back_as_it_was_filled_in(tab, family):
     config_class = form.configs[family]
     for name, option in options(config_class).items():
         try:
-            config = build(config_class, {name: another(option)}, notes=[])
+            config = build_config(config_class, {name: another(option)}, notes=[])
         except ConfigError:
             continue  # it needs other options beside it
         filled = json.loads(form.fill(config))
@@ -249,7 +249,7 @@ def test_secrets_are_not_shown():
 def test_the_files_that_a_family_needs_stand_beside_its_base_model_and_are_asked_for_of_it_alone(tab):
     form, page = FORMS[tab], PAGES[tab]
     for family, config in form.configs.items():
-        needed = {problem.option for problem in missing(build(config, {}, notes=[]))}
+        needed = {problem.option for problem in missing(build_config(config, {}, notes=[]))}
         for name in options(config):
             if options(config)[name].section == "model":
                 seen = page.classes[form.places(family)[name][1]]

@@ -14,7 +14,7 @@ from kohya_gui.server import named_paths
 from kohya_gui.server.json_api import ApiRequest
 from library import families
 from library.check import isolated
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError, Problem
 from library.config.schema import options, values
 from library.families import config_class
@@ -170,7 +170,7 @@ def test_a_base_model_is_chosen_when_it_is_one_of_the_tab_with_all_of_its_files(
 
 
 def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
-    config = build(FLUX, {"compile": True}, notes=[])
+    config = build_config(FLUX, {"compile": True}, notes=[])
     assert str(compile_summary.outlook(config)) == "2 graphs, about 20 s once, kept for next time (an estimate)."
     folder = tmp_path / "out" / "runs" / "cat-20260101-000000-abcd"
     folder.mkdir(parents=True)
@@ -185,7 +185,7 @@ def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
     with Record.start({}, "flux_train_network", tmp_path / "out", "fox", "FLUX.1 LoRA") as run:
         run.event("compile", block="DoubleStreamBlock", forward=True, seconds=1.5, total=1.5, reason="", failed="")
         assert str(helper.compile_log(ApiRequest({}))["text"]) == "fox now: 1 graph in 2 s"
-    other = build(FLUX, {"compile": True, "compile_mode": "max-autotune-no-cudagraphs"}, notes=[])
+    other = build_config(FLUX, {"compile": True, "compile_mode": "max-autotune-no-cudagraphs"}, notes=[])
     assert "3 min" in str(compile_summary.outlook(other))
 
 
@@ -199,7 +199,7 @@ def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
     ],
 )
 def test_the_outlook_is_for_the_blocks_that_are_chosen(values, begins):
-    config = build(config_class("sdxl_train_network"), {"compile": True, **values}, notes=[])
+    config = build_config(config_class("sdxl_train_network"), {"compile": True, **values}, notes=[])
     assert str(compile_summary.outlook(config)).startswith(begins)
 
 

@@ -69,7 +69,7 @@ def test_every_option_is_called_as_its_field_is(visit):
 @pytest.mark.browser
 @pytest.mark.parametrize("language", [name for name in texts.LANGUAGES if name != "en"])
 def test_in_other_languages_too(visit, language):
-    visitor, table, tab = visit(), texts.table(language), TABS[0]
+    visitor, table, tab = visit(), texts.load_catalogue(language), TABS[0]
     visitor.page.locator("select.language").select_option(language)
     visitor.page.wait_for_function("language => document.documentElement.lang === language", arg=language)
     known = {name: table.get(label, label) for name, (label, _) in places(tab, "sdxl").items()}

@@ -10,7 +10,7 @@ from kohya_gui.models import models
 from kohya_gui.models.models import ModelsApi
 from kohya_gui.server.json_api import ApiRequest
 from library import families
-from library.config.building import build, missing
+from library.config.building import build_config, missing
 from library.config.problems import ConfigError
 from library.downloads import finding
 from library.runs import job as jobs
@@ -58,7 +58,7 @@ def test_what_is_there_and_what_is_offered(api, tmp_path):
 
 def required(family):
     """The parts that a family cannot do without."""
-    lacking = {problem.option for problem in missing(build(TABS[0].configs[family], {}))}
+    lacking = {problem.option for problem in missing(build_config(TABS[0].configs[family], {}))}
     return lacking & families.facts(family).part_options.keys()
 
 

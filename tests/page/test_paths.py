@@ -8,7 +8,7 @@ import os
 import pytest
 
 from kohya_gui.server import paths
-from library.config.building import build, working_fix
+from library.config.building import build_config, working_fix
 from library.config.problems import ConfigError
 from library.families import config_class
 
@@ -61,7 +61,7 @@ def test_a_web_address_is_called_one_and_not_hidden_or_reserved(root, text, word
 
 def test_the_page_of_a_model_leads_to_its_id(root):
     address = "https://huggingface.co/stabilityai/stable-diffusion-xl-base-1.0/tree/main"
-    config = build(config_class("sdxl_train"), {"pretrained_model_name_or_path": address}, notes=[])
+    config = build_config(config_class("sdxl_train"), {"pretrained_model_name_or_path": address}, notes=[])
     with pytest.raises(ConfigError) as error:
         paths.allow(config, [root])
     mended = working_fix(error.value.problems[0], config)
@@ -135,7 +135,7 @@ def test_the_roots_are_home_here_other_disks_and_what_was_given(tmp_path, monkey
 
 def test_a_training_names_only_what_lies_below_the_roots(root):
     def config(**values):
-        return build(config_class("sdxl_train_network"), values, notes=[])
+        return build_config(config_class("sdxl_train_network"), values, notes=[])
 
     paths.allow(config(), [root])
     paths.allow(config(pretrained_model_name_or_path="stabilityai/sdxl", output_dir=f"{root}/out", vae=""), [root])

@@ -10,7 +10,7 @@ from kohya_gui.form import loading, presets, start_preset
 from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.form.tab import FAMILIES, TABS
 from library import importers
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
 from library.config.schema import changed, flat, options
@@ -35,7 +35,7 @@ def test_every_file_is_a_preset_of_some_tab():
 @pytest.mark.parametrize("preset", ALL, ids=lambda p: p.id)
 def test_a_preset_builds_without_remarks_and_holds_no_default(preset):
     notes = []
-    config = build(CONFIGS[preset.kind][preset.family], read_toml(preset.path), notes=notes)
+    config = build_config(CONFIGS[preset.kind][preset.family], read_toml(preset.path), notes=notes)
     assert notes == []
     assert set(read_toml(preset.path)) == set(flat(changed(config)))
 
@@ -70,7 +70,7 @@ def test_a_file_finds_its_family_and_else_keeps_the_one_on_screen(tmp_path):
 
 
 def test_a_file_that_says_what_it_is_for_is_taken_for_nothing_else(tmp_path):
-    whole = build(CONFIGS["finetune"]["sdxl"], {"learning_rate": 1e-5})  # every key of it would fit a LoRA, too
+    whole = build_config(CONFIGS["finetune"]["sdxl"], {"learning_rate": 1e-5})  # every key of it would fit a LoRA, too
     presets.save(tmp_path / "a.toml", whole, "")
     with pytest.raises(ConfigError, match="a.toml is for SDXL fine-tune"):
         presets.fitting(tmp_path / "a.toml", CONFIGS["lora"], "flux", [])
@@ -91,7 +91,7 @@ def test_a_file_with_mistakes_is_loaded_and_all_of_them_are_named(tmp_path):
     assert "lerning_rate is not an option (did you mean learning_rate?)" in said
     assert any("max_train_steps" in one and "whole number" in one for one in said)
     assert any(one.startswith("to fix: full_bf16") for one in said)
-    shell = importers.load(path, EVERY_SCRIPT, "flux_train_network")
+    shell = importers.import_file(path, EVERY_SCRIPT, "flux_train_network")
     assert shell.config == config and [str(one) for one in shell.problems] == [
         one.removeprefix("to fix: ") for one in said if one.startswith("to fix: ")
     ]
@@ -139,13 +139,13 @@ def test_what_cannot_be_read_is_refused_without_its_folder(tmp_path):
 
 
 def test_saving_writes_over_nothing_but_the_file_that_was_opened(tmp_path):
-    config = build(CONFIGS["lora"]["flux"], {"network_dim": 8})
+    config = build_config(CONFIGS["lora"]["flux"], {"network_dim": 8})
     path = tmp_path / "sub" / "cat.toml"
     assert presets.save(path, config, "") == 1
     with pytest.raises(ConfigError, match="exists already"):
         presets.save(path, config, "")
     opened = presets.seen(path)
-    assert presets.save(path, build(CONFIGS["lora"]["flux"], {"network_dim": 9}), opened) == 1
+    assert presets.save(path, build_config(CONFIGS["lora"]["flux"], {"network_dim": 9}), opened) == 1
     with pytest.raises(ConfigError, match="changed elsewhere"):  # as by a second browser
         presets.save(path, config, opened)
     assert read_toml(path) == {"network_dim": 9}
@@ -154,7 +154,7 @@ def test_saving_writes_over_nothing_but_the_file_that_was_opened(tmp_path):
 def test_a_saved_config_is_the_same_when_it_is_loaded(tmp_path):
     for chosen in (c for configs in CONFIGS.values() for c in configs.values()):
         given = {"optimizer_args": ["betas=0.9,0.99", "a b"], "output_dir": "C:\\x\\o", "max_grad_norm": 0}
-        config = build(chosen, given, notes=[])
+        config = build_config(chosen, given, notes=[])
         path = tmp_path / f"{config.script}.toml"
         presets.save(path, config, "")
         assert presets.fitting(path, CONFIGS[config.kind], config.family, []).config == config
@@ -162,7 +162,7 @@ def test_a_saved_config_is_the_same_when_it_is_loaded(tmp_path):
 
 def test_tokens_never_reach_a_file(tmp_path):
     name = next(n for n, o in options(CONFIGS["lora"]["sdxl"]).items() if o.kind == "secret")
-    presets.save(tmp_path / "a.toml", build(CONFIGS["lora"]["sdxl"], {name: "canary"}), "")
+    presets.save(tmp_path / "a.toml", build_config(CONFIGS["lora"]["sdxl"], {name: "canary"}), "")
     assert "canary" not in (tmp_path / "a.toml").read_text(encoding="utf-8")
 
 
@@ -216,4 +216,4 @@ def test_files_that_a_config_names_are_read_where_the_page_may_look_alone(tmp_pa
         path.write_text(json.dumps({**found, "data_backend_config": str(folder / "data.json")}), encoding="utf-8")
         made = presets.imported(path, CONFIGS["lora"], "sdxl", [home.resolve()])
         assert ("/cats" in made.texts.get("dataset_config", "")) == is_read
-        assert "cats" in importers.load(path, EVERY_SCRIPT).texts["dataset_config"]
+        assert "cats" in importers.import_file(path, EVERY_SCRIPT).texts["dataset_config"]

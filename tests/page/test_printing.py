@@ -12,7 +12,7 @@ from kohya_gui.form import presets, print_command
 from kohya_gui.form.print_command import CommandPrinter
 from kohya_gui.server.json_api import ApiRequest
 from library.cli.train_script import parse
-from library.config.building import build, replace
+from library.config.building import build_config, replace
 from library.config.command import printable
 from library.config.formats import to_toml
 from library.config.problems import ConfigError
@@ -31,7 +31,7 @@ def config(tmp_path):
         "resolution": "1024",
         "output_name": "cat",
     }
-    return build(config_class("sdxl_train_network"), given, notes=[])
+    return build_config(config_class("sdxl_train_network"), given, notes=[])
 
 
 @pytest.fixture
@@ -107,13 +107,13 @@ def test_a_file_of_the_other_family_is_not_taken_for_this_one(root):
         "output_name": "x",
     }
     for script in RUNS:
-        one = build(
+        one = build_config(
             config_class(script),
             {**given, "ae": "/ae", "clip_l": "/c", "t5xxl": "/t"} if script.startswith("flux_train") else given,
             notes=[],
         )
         presets.save(root / f"{script}.toml", one, "")
-    sdxl = build(config_class("sdxl_train_network"), given, notes=[])
+    sdxl = build_config(config_class("sdxl_train_network"), given, notes=[])
     assert trained(sdxl, root / "sdxl_train_network.toml", root) == root / "sdxl_train_network.toml"
     assert trained(sdxl, root / "flux_train_network.toml", root) == root / "flux_train_network-2.toml"
 
@@ -162,7 +162,7 @@ def test_quotes_of_windows_keep_a_path_in_one_piece(monkeypatch):
 
 
 def on_screen(visitor):
-    return build(config_class("sdxl_train_network"), visitor.held()["values"], notes=[])
+    return build_config(config_class("sdxl_train_network"), visitor.held()["values"], notes=[])
 
 
 def printed_for(visitor):

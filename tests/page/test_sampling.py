@@ -252,7 +252,7 @@ def test_files_of_a_run_are_compared(visit, served, monkeypatch):
     page.keyboard.press("Escape")
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert reader.run("zorb-1").state == "finished"
+    assert reader.find_run("zorb-1").state == "finished"
 
 
 @pytest.mark.browser
@@ -313,5 +313,7 @@ def test_an_embedding_with_a_control_image_is_tried_and_its_job_speaks_the_reade
     assert "--word=zorb" in words and f"--lora={root / 'words' / 'zorb.safetensors'}=1" in words
     assert (place / "prompts.txt").read_text() == f"a zorb --cn {root / 'edges.png'}\n"
     failed = ConfigError("{path} does not exist", path="edges.png").said
-    layout.store(place / jobs.JOB, {**layout.load(place / jobs.JOB), "state": "failed", "error": failed, "doing": None})
+    layout.store(
+        place / jobs.JOB, {**layout.load_facts(place / jobs.JOB), "state": "failed", "error": failed, "doing": None}
+    )
     box.get_by_text("edges.png 不存在").wait_for()

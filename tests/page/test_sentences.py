@@ -36,9 +36,13 @@ def test_every_message_is_restored_and_shown_in_every_language(language, tmp_pat
     made = messages()
     assert len(made) > 1_000
     layout.store(tmp_path / "run.json", {"messages": made})
-    stored = layout.load(tmp_path / "run.json")["messages"]
+    stored = layout.load_facts(tmp_path / "run.json")["messages"]
     assert stored == made
-    sent = {"messages": [one.as_json() for one in stored], "words": dict(texts.table(language)), "language": language}
+    sent = {
+        "messages": [one.as_json() for one in stored],
+        "words": dict(texts.load_catalogue(language)),
+        "language": language,
+    }
     script = tmp_path / "render.mjs"
     module = (source.ROOT / "kohya_gui/i18n/render.js").as_uri()
     script.write_text(SCRIPT.format(module=module), encoding="utf-8")

@@ -31,7 +31,7 @@ def test_each_value_is_a_training_of_its_own_in_the_queue(visit, tmp_path):
     values.fill("5e-5, 1e-4 2e-4")
     values.press("Enter")
     visitor.until("3 trainings are in the queue, which is paused")
-    found = queue.read().waiting
+    found = queue.read_queue().waiting
     assert [entry.name for entry in found] == [f"cat-learning_rate-{value}" for value in ("5e-5", "1e-4", "2e-4")]
     tomls = [read_toml(queue.place() / f"{entry.id}.toml") for entry in found]
     assert [toml["learning_rate"] for toml in tomls] == [5e-5, 1e-4, 2e-4]
@@ -56,7 +56,7 @@ def test_every_value_is_checked_and_the_wrong_one_is_named(tabs, monkeypatch, tm
     with pytest.raises(ConfigError) as error:
         SeveralValues(tabs).several(asked)
     said = ["train_data_dir has no images", "With network_dim = 9000: network_dim is too large for it"]
-    assert str(error.value).splitlines() == said and queue.read().waiting == []
+    assert str(error.value).splitlines() == said and queue.read_queue().waiting == []
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_nothing_is_added_where_one_of_them_is_wrong(tabs, monkeypatch, tmp_path
     sent = json.dumps({"family": "sdxl", "values": READY | paths, "launch": {}})
     with pytest.raises(ConfigError, match=why):
         SeveralValues(tabs).several(ApiRequest({"tab": "lora", "sent": sent, **fields}))
-    assert queue.read().waiting == []
+    assert queue.read_queue().waiting == []

@@ -10,7 +10,7 @@ from kohya_gui.form.start_preset import Gpu
 from kohya_gui.form.tab import TABS
 from library.check import isolated
 from library.config import ineffective
-from library.config.building import build
+from library.config.building import build_config
 from library.config.schema import changed, flat
 from library.demo import configs
 from library.recipes import preset_files
@@ -106,7 +106,7 @@ def test_the_card_is_the_one_that_a_training_would_get(monkeypatch, visible, exp
 def test_every_start_is_a_good_one(monkeypatch, tab, family, memory):
     """At least what the page of kohya_ss starts with."""
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", memory))
-    config = build(tab.configs[family], start_preset.starts(tab.id, tab.configs)[family]["values"], notes=[])
+    config = build_config(tab.configs[family], start_preset.starts(tab.id, tab.configs)[family]["values"], notes=[])
     most = 1e-3 if tab.kind == "textual-inversion" else 3e-4  # words learn faster than weights
     assert 1e-6 < config.optim.learning_rate <= most and config.captions.caption_extension == ".txt"
     assert config.data.enable_bucket and config.cache.latents and config.precision.mixed_precision == "bf16"
@@ -122,7 +122,7 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
     def opened(gpu):
         monkeypatch.setattr(start_preset, "training_gpu", lambda: gpu)
         start = start_preset.starts(tab.id, tab.configs)[family]
-        return start["text"], [*map(str, start["notes"])], build(tab.configs[family], start["values"], notes=[])
+        return start["text"], [*map(str, start["notes"])], build_config(tab.configs[family], start["values"], notes=[])
 
     text, notes, config = opened(None)
     assert text and not re.search("compiled|CUDA graphs|per step|on the GPU|fp8", text)
@@ -138,7 +138,7 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
 def test_a_gpu_without_fp8_times_products_instead(monkeypatch, capability, other):
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", 24.0, capability))
     start = start_preset.starts("lora", {"flux": TABS[0].configs["flux"]})["flux"]
-    precision = build(TABS[0].configs["flux"], start["values"], notes=[]).precision
+    precision = build_config(TABS[0].configs["flux"], start["values"], notes=[]).precision
     assert precision.fp8_base and precision.auto_compute is other and precision.fp8_compute is not other
     assert len(start["notes"]) == other
 
@@ -151,7 +151,7 @@ def test_a_gpu_without_bf16_computes_in_fp16_where_model_and_options_allow_it(mo
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", 24.0, (7, 5)))
     config = next(tab for tab in TABS if tab.kind == kind).configs[family]
     start = start_preset.starts(kind, {family: config})[family]
-    made = build(config, start["values"], notes=[])
+    made = build_config(config, start["values"], notes=[])
     assert (made.precision.mixed_precision, made.save.save_precision) == (half, half)
     assert not made.precision.fp8_compute and sum("bf16" in str(note) for note in start["notes"]) == 1
 
@@ -171,7 +171,7 @@ def test_a_start_that_leaves_no_memory_to_spare_says_so_in_a_note(monkeypatch, m
 def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typed_is_one(monkeypatch):
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", 12.0))
     values = start_preset.starts("lora", TABS[0].configs)["sdxl"]["values"]
-    config = build(TABS[0].configs["sdxl"], {**values, "compile": False}, notes=[])
+    config = build_config(TABS[0].configs["sdxl"], {**values, "compile": False}, notes=[])
     said = [*ineffective.remarks(config, []), "12 images enlarged"]
     assert len(said) > 2
     report = {"findings": [isolated.finding(text, "other", "hint") for text in said]}
@@ -185,7 +185,7 @@ def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typ
 def held(visitor, tab):
     """What the form would send, as a config of what differs from the defaults."""
     sent = visitor.held(tab.id)
-    config = build(tab.configs[sent["family"]], sent["values"], notes=[])
+    config = build_config(tab.configs[sent["family"]], sent["values"], notes=[])
     found = flat(changed(config))
     folder = found.pop("output_dir", "")  # proposed with every start, and in no preset
     assert not folder or Path(folder).parts[-2:] == ("kohya", "output")
@@ -285,7 +285,9 @@ def test_a_look_at_another_family_leaves_a_loaded_config_as_it_was(visit, served
     for family, config in lora.configs.items():
         path = served[1] / f"look-{family}.toml"
         images = Path("/images")
-        path.write_text(configs.text(config.script, AnyFile(), images, served[1] / "out", family), encoding="utf-8")
+        path.write_text(
+            configs.demo_toml(config.script, AnyFile(), images, served[1] / "out", family), encoding="utf-8"
+        )
         place.fill(str(path))
         visitor.click("Load config")
         visitor.until(f"Loaded {path.name}")

@@ -8,7 +8,7 @@ from unicodedata import east_asian_width
 import pytest
 
 from kohya_gui.form import adapter, adapter_size, compile_summary
-from kohya_gui.form.form import sentence
+from kohya_gui.form.form import as_sentence
 from kohya_gui.i18n import sentences, texts
 from library import families
 from library.config import ineffective
@@ -24,7 +24,7 @@ from library.runs.record import Record
 from tests import source
 from tests.page import page_texts
 
-TABLES = {name: texts.table(name) for name in texts.LANGUAGES if name != "en"}
+TABLES = {name: texts.load_catalogue(name) for name in texts.LANGUAGES if name != "en"}
 # What is said in a shell alone: by its commands, in its set-up, of its flags.
 SHELL = ("library/cli", "library/demo", "library/doctor/installer", "library/bench/diffusers")
 LOGGED = ("say",)  # makes lines of a log in the library, and texts in the page's scripts
@@ -74,9 +74,9 @@ def sources(*folders, suffixes=(".py", ".js")):
 
 def page():
     """The texts of the page as it is opened, and the titles of trainings."""
-    from kohya_gui.app import build
+    from kohya_gui.app import build_page
 
-    made = build()
+    made = build_page()
     tabs = [text for tab in made.training.tabs.values() for text in page_texts.of_markup(tab.markup)]
     return [*page_texts.of_page(made.config), *tabs, *(config_class(script).title for script in RUNS)]
 
@@ -95,7 +95,7 @@ def of_adapters():
         yield from (group.title for group in families.facts(family).blocks)
         for kind in adapter_kinds.kinds(family):
             yield from (kind.title, kind.about)
-            yield from (text for option in kind.options for text in (option.label, sentence(option.help)))
+            yield from (text for option in kind.options for text in (option.label, as_sentence(option.help)))
             yield from (text for preset in kind.presets for text in (preset.title, preset.about))
 
 
@@ -115,7 +115,7 @@ def test_a_catalogue_has_the_lines_of_the_others_with_the_same_places_and_names(
 @pytest.mark.parametrize("language", TABLES)
 def test_help_takes_two_lines_of_a_column_in_every_language(language):
     """By width, as fonts differ: a letter of Chinese or Japanese is as wide as two of English, 48 fill a line."""
-    every = {sentence(o.help, o.choices) for script in RUNS for o in options(families.config_class(script)).values()}
+    every = {as_sentence(o.help, o.choices) for script in RUNS for o in options(families.config_class(script)).values()}
     said = {help: TABLES[language][help] for help in every}
     width = {help: sum(1 + (east_asian_width(letter) in "WF") for letter in said[help]) for help in said}
     assert not {said[help]: wide for help, wide in width.items() if wide > 96}
@@ -273,7 +273,7 @@ def test_an_answer_says_how_its_texts_were_made():
 @pytest.mark.parametrize("language", ["en", "xx", "../zh", ""])
 def test_only_catalogues_that_are_there_can_be_asked_for(language):
     with pytest.raises(ConfigError):
-        texts.table(language)
+        texts.load_catalogue(language)
     assert (texts.FOLDER / "zh.po").is_file()
 
 

@@ -49,7 +49,7 @@ def test_presets_have_their_former_names_and_files_too(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("# FLUX.1 fine-tune")
     old = preset_files.PRESETS / "sdxl" / "dreambooth-24gb.toml"
     assert config_path(str(old)).name == "finetune-24gb.toml" and launch.script_of(old) == "sdxl_train"
-    assert shell.named(str(old)).id == "sdxl/finetune-24gb"
+    assert shell.find_preset(str(old)).id == "sdxl/finetune-24gb"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from library import families
-from library.config.building import build, draft
+from library.config.building import build_config, draft
 from library.config.formats import read_toml
 from library.config.schema import changed, flat, options, values
 from library.families import RUNS, config_class
@@ -19,7 +19,7 @@ def kind_of(preset):
 
 
 def config_of(preset, **given):
-    return build(kind_of(preset), {**read_toml(preset.path), **given}, notes=[])
+    return build_config(kind_of(preset), {**read_toml(preset.path), **given}, notes=[])
 
 
 @pytest.mark.parametrize("preset", ADVISED, ids=lambda preset: preset.id)
@@ -35,7 +35,7 @@ def test_every_recipe_that_fits_goes_together_with_every_preset(preset):
     config = config_of(preset)
     for recipe in recipe_files.fitting(config):
         notes = []
-        made = build(type(config), {**flat(changed(config)), **recipe.options}, notes=notes)
+        made = build_config(type(config), {**flat(changed(config)), **recipe.options}, notes=notes)
         assert notes == [] and made.save == config.save and made.memory == config.memory
         assert recipe.least_steps <= made.steps.max_train_steps <= recipe.most_steps
         assert 0 < recipe.images[0] < recipe.images[1] and recipe.steps_per_image > 0

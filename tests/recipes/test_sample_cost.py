@@ -10,7 +10,7 @@ import math
 import pytest
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.config.schema import changed, flat
 from library.recipes import preset_files, recipe_files
 from library.train import caption_prompts
@@ -43,7 +43,7 @@ def test_every_preset_samples_at_first_and_in_little_time(preset, monkeypatch):
     assert preset.path.parent != preset_files.PRESETS
     plain = config_of(preset)
     configs = [plain] + [
-        build(type(plain), {**flat(changed(plain)), **recipe.options}, notes=[])
+        build_config(type(plain), {**flat(changed(plain)), **recipe.options}, notes=[])
         for recipe in recipe_files.fitting(plain)
     ]
     for config in configs:

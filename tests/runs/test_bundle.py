@@ -65,7 +65,7 @@ def opened(tmp_path, monkeypatch):
             run.say(f"read {word} ?token=canarytoken")
         run.say(f"{getpass.getuser()}canary" if getpass.getuser() != "root" else "nobody")
         raise RuntimeError(f"cannot read {concept / 'canaryimage.png'}")
-    packed = bundle.bundle(reader.run(run.id), json.dumps({"runs": str(tmp_path / "canary home"), "gpu": "none"}))
+    packed = bundle.bundle(reader.find_run(run.id), json.dumps({"runs": str(tmp_path / "canary home"), "gpu": "none"}))
     with zipfile.ZipFile(io.BytesIO(packed)) as file:
         assert file.testzip() is None
         return {name: file.read(name).decode("utf-8") for name in file.namelist()}

@@ -57,12 +57,12 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(queue, "RUNNER", [sys.executable, "-c", WORKER.format(child=textwrap.dedent(CHILD))])
     yield tmp_path / "home"
-    for entry in queue.read().entries:
+    for entry in queue.read_queue().entries:
         if entry.waits:
             queue.remove(entry.id)
     for run in reader.runs():
         stop.request(run.id, "kill")
-    until(lambda: not queue.read().worker)
+    until(lambda: not queue.read_queue().worker)
 
 
 def job(tmp_path, name, how=None, secrets=None, **toml):
@@ -76,12 +76,12 @@ def job(tmp_path, name, how=None, secrets=None, **toml):
 def until(true, seconds=120.0):
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, queue.read()
+        assert time.monotonic() < end, queue.read_queue()
         time.sleep(0.05)
 
 
 def states():
-    return [queue.state_of(entry)[0] for entry in queue.read().entries]
+    return [queue.state_of(entry)[0] for entry in queue.read_queue().entries]
 
 
 def runs_of(*names):
@@ -93,7 +93,7 @@ def test_three_of_which_the_second_fails(tmp_path):
     keys.keep({"huggingface_token": "canary-token"})
     for name, more in (("one", {}), ("two", {"fails": True}), ("three", {})):
         queue.add(job(tmp_path, name, secrets={"HF_TOKEN": "canary-of-the-form"}, **more))
-    until(lambda: not queue.read().worker and not queue.read().waiting)
+    until(lambda: not queue.read_queue().worker and not queue.read_queue().waiting)
     assert states() == ["finished", "failed", "finished"]
     one, two, three = runs_of("one", "two", "three")
     assert one.facts["ended"] <= two.facts["started"] and two.facts["ended"] <= three.facts["started"]
@@ -101,15 +101,15 @@ def test_three_of_which_the_second_fails(tmp_path):
     for file in tmp_path.rglob("*"):  # handed over by the environment, and kept in no other file
         assert not file.is_file() or file.name in ("run.json", "keys.json") or b"canary" not in file.read_bytes(), file
     queue.clear()
-    assert queue.read().entries == [] and list(queue.place().glob("*.toml")) == []
+    assert queue.read_queue().entries == [] and list(queue.place().glob("*.toml")) == []
 
 
 def test_after_a_failure_it_waits_where_that_is_wanted_and_goes_on_when_told(tmp_path):
     queue.after_failure(False)
     queue.add(job(tmp_path, "one", fails=True))
     queue.add(job(tmp_path, "two"))
-    until(lambda: queue.read().paused)
-    assert str(queue.read().paused) == "one has failed." and states() == ["failed", "waiting"]
+    until(lambda: queue.read_queue().paused)
+    assert str(queue.read_queue().paused) == "one has failed." and states() == ["failed", "waiting"]
     queue.go_on()
     until(lambda: states() == ["failed", "finished"])
 
@@ -134,7 +134,7 @@ def test_a_training_that_fails_while_the_worker_looks_starts_no_other(tmp_path, 
     monkeypatch.setattr(worker, "note", noted)
     assert worker.advance() and states() == ["failed", "waiting"]
     monkeypatch.setattr(worker, "note", note)
-    assert not worker.advance() and queue.read().paused
+    assert not worker.advance() and queue.read_queue().paused
 
 
 def test_after_the_computer_was_started_anew_the_queue_waits(tmp_path, home):
@@ -142,30 +142,30 @@ def test_after_the_computer_was_started_anew_the_queue_waits(tmp_path, home):
     until(lambda: states() == ["running"])
     entry = queue.add(job(tmp_path, "two"))
     (run,) = runs_of("one")
-    ended = [psutil.Process(pid) for pid in (queue.read().worker["pid"], run.facts["pid"])]
+    ended = [psutil.Process(pid) for pid in (queue.read_queue().worker["pid"], run.facts["pid"])]
     for killed in ended:  # a power cut
         killed.kill()
     psutil.wait_procs(ended, timeout=5)
     until(lambda: states() == ["interrupted", "waiting"])
-    found = queue.read()
+    found = queue.read_queue()
     assert found.halted and not found.is_worked
     queue.add(job(tmp_path, "three"))  # adding does not set off what waited before
     time.sleep(0.3)
-    assert states() == ["interrupted", "waiting", "waiting"] and queue.read().halted
+    assert states() == ["interrupted", "waiting", "waiting"] and queue.read_queue().halted
     queue.go_on()
     until(lambda: states() == ["interrupted", "finished", "finished"])
-    assert queue.read().find(entry.id).ended == "finished"
+    assert queue.read_queue().find(entry.id).ended == "finished"
 
 
 def test_a_training_goes_on_without_its_worker_and_is_found_by_the_next(tmp_path):
     queue.add(job(tmp_path, "one", waits_for=str(tmp_path / "seen")))
     until(lambda: states() == ["running"])
     queue.add(job(tmp_path, "two"))
-    psutil.Process(queue.read().worker["pid"]).kill()
-    until(lambda: queue.read().halted)
+    psutil.Process(queue.read_queue().worker["pid"]).kill()
+    until(lambda: queue.read_queue().halted)
     assert states() == ["running", "waiting"]
     queue.go_on()
-    until(lambda: queue.read().worker)
+    until(lambda: queue.read_queue().worker)
     assert states() == ["running", "waiting"]  # one device
     (tmp_path / "seen").touch()
     until(lambda: states() == ["finished", "finished"])
@@ -195,7 +195,7 @@ def test_browsers_that_change_it_at_once_lose_nothing(tmp_path, monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    left = [entry.name for entry in queue.read().entries]
+    left = [entry.name for entry in queue.read_queue().entries]
     assert sorted(left) == sorted(f"{n}-{i}" for n in range(4) for i in range(4))
 
 
@@ -205,8 +205,8 @@ def test_order_names_and_entries_that_are_gone(tmp_path, monkeypatch):
     queue.move(three.id, -1)
     queue.move(one.id, -1)
     queue.move(two.id, 1)
-    assert [entry.name for entry in queue.read().entries] == ["one", "three", "two"]
-    assert [entry.name for entry in [queue.add(job(tmp_path, "zero"), first=True), queue.read().entries[0]]] == [
+    assert [entry.name for entry in queue.read_queue().entries] == ["one", "three", "two"]
+    assert [entry.name for entry in [queue.add(job(tmp_path, "zero"), first=True), queue.read_queue().entries[0]]] == [
         "zero",
         "zero",
     ]
@@ -224,14 +224,14 @@ def test_order_names_and_entries_that_are_gone(tmp_path, monkeypatch):
 def test_a_broken_file_is_an_empty_queue(tmp_path, content):
     queue.place().mkdir(parents=True)
     (queue.place() / "queue.json").write_text(content)
-    assert queue.read() == queue.Queue()
+    assert queue.read_queue() == queue.Queue()
 
 
 def test_each_gpu_is_one_device(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3")
     assert gpu_slots.devices() == ("0", "1", "3")
     (tmp_path / "run.json").write_text('{"lanes": ["1"]}', encoding="utf-8")  # as an older version wrote it
-    busy = [layout.load(tmp_path / "run.json")]
+    busy = [layout.load_facts(tmp_path / "run.json")]
     assert gpu_slots.free(busy) == ("0", "3", "cpu") and gpu_slots.free([{}]) == ()  # one from a shell may use them all
     free = gpu_slots.free(busy)
     assert gpu_slots.choose({}, free) == ("0",) and gpu_slots.choose({"cpu": True}, free) == ("cpu",)
@@ -269,7 +269,7 @@ def test_what_cannot_begin_has_failed_with_its_sentence(tmp_path):
     (tmp_path / "out").write_text("a file in the way")
     entry = queue.add(job(tmp_path, "one"))
     until(lambda: states() == ["failed"])
-    assert "output_dir" in str(queue.state_of(queue.read().find(entry.id))[1])
+    assert "output_dir" in str(queue.state_of(queue.read_queue().find(entry.id))[1])
 
 
 def test_two_that_write_the_same_files_do_not_run_together(tmp_path, monkeypatch):

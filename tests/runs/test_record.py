@@ -42,7 +42,7 @@ def test_a_run_is_a_folder_that_the_registry_knows(tmp_path):
         found = facts(record)
         assert found["state"] == "running" and found["pid"] == os.getpid() and found["script"] == "flux_train_network"
         assert found["versions"]["python"] and found["hardware"]["cpus"]
-    assert reader.run(record.id).state == "finished"
+    assert reader.find_run(record.id).state == "finished"
 
 
 def test_steps_phases_and_events_are_lines(tmp_path):
@@ -89,7 +89,7 @@ def test_secrets_are_not_written(tmp_path):
 def test_an_exception_is_the_cause_of_the_failure(tmp_path):
     with pytest.raises(RuntimeError), begin(tmp_path) as record:
         raise RuntimeError("the loss is not a number")
-    found = reader.run(record.id)
+    found = reader.find_run(record.id)
     assert found.state == "failed" and found.error == "RuntimeError: the loss is not a number"
     assert "Traceback" in reader.tail(record.folder)
 
@@ -100,10 +100,10 @@ def test_what_is_said_can_be_translated_where_it_is_read_and_holds_no_secret(tmp
         record.phase(Message("trying {settings}", settings="fp8"), 1, 2)
         record.event("warning", text=Message("canary-3 is wrong"))
         raise ConfigError(*problems)
-    [phase, warning, _] = reader.read(record.id)[0]
+    [phase, warning, _] = reader.read_progress(record.id)[0]
     assert str(phase["name"]) == "trying fp8" and phase["name"].arguments == {"settings": "fp8"}
     assert str(warning["text"]) == "*** is wrong"
-    error = reader.run(record.id).error
+    error = reader.find_run(record.id).error
     first, second = error.arguments.values()
     assert str(error) == "vae /x is missing\nbad token ***" and (first.option, first.template) == (
         "vae",
@@ -164,14 +164,14 @@ def test_why_a_training_of_the_page_cannot_begin_is_in_its_record(tmp_path, monk
     monkeypatch.setenv("KOHYA_RUN_DIR", str(tmp_path))
     layout.store(tmp_path / "run.json", {"state": "starting", "id": "cat"})
     refuse(ConfigError("{path} is no model", path="/x"))
-    found = layout.load(tmp_path / "run.json")
+    found = layout.load_facts(tmp_path / "run.json")
     assert (found["state"], str(found["error"]), found["error"].arguments) == (
         "failed",
         "/x is no model",
         {"path": "/x"},
     )
     refuse(ConfigError("a second word"))  # of one that has ended
-    assert str(layout.load(tmp_path / "run.json")["error"]) == "/x is no model"
+    assert str(layout.load_facts(tmp_path / "run.json")["error"]) == "/x is no model"
 
 
 def test_the_first_word_about_the_end_counts(tmp_path):
@@ -227,7 +227,7 @@ def test_a_killed_trainer_is_interrupted(tmp_path):
         "os.kill(os.getpid(), getattr(signal, 'SIGKILL', signal.SIGTERM))"
     )
     made = subprocess.run([sys.executable, "-c", script, str(tmp_path / "out")], capture_output=True, text=True)
-    run = reader.run(made.stdout.strip())
+    run = reader.find_run(made.stdout.strip())
     assert run.state == "interrupted" and not run.active
     assert json.loads((run.folder / "run.json").read_text())["state"] == "interrupted"
 
@@ -238,7 +238,7 @@ def test_another_process_with_the_same_number_is_not_the_run(tmp_path):
     other = {"state": "running", **process.identity(), "heartbeat": time.time() - 60}
     other |= {"process_start": other["process_start"] - 100, "since_boot": 1.0}
     layout.store(record.folder / "run.json", other)
-    assert reader.run(record.id).state == "interrupted"
+    assert reader.find_run(record.id).state == "interrupted"
 
 
 def test_a_clock_that_is_set_interrupts_nothing(tmp_path):
@@ -246,7 +246,7 @@ def test_a_clock_that_is_set_interrupts_nothing(tmp_path):
         moved = {"state": "running", **process.identity(), "heartbeat": time.time()}
         moved["process_start"] -= 3600  # when the system sets its clock, every process seems to have started then
         layout.store(record.folder / "run.json", {**moved, "boot": ""})  # where the system does not name its start
-        assert reader.run(record.id).state == "running"
+        assert reader.find_run(record.id).state == "running"
 
 
 @pytest.mark.skipif(not process._boot(), reason="the system does not name its start")
@@ -284,14 +284,14 @@ def test_a_deleted_folder_is_written_again_with_all_that_was_said(tmp_path, monk
             wait_for(lambda: (record.folder / "run.toml").exists())
             wait_for(lambda: (record.folder / "run.json").exists())  # written last
         logging.getLogger("x").warning("after")
-        run = reader.run(record.id)
+        run = reader.find_run(record.id)
         assert run.state == "running" and run.facts["restored"] and run.facts["total_steps"] == 10
     events, _ = reader.events(record.folder)
     assert [event["step"] for event in events if event["kind"] == "step"] == [1, 2, 3, 4, 5]
     assert ["was deleted" in str(event["text"]) for event in events if event["kind"] == "warning"] == [True]
     log = (record.folder / "log.txt").read_text()
     assert "before" in log and "after" in log
-    assert reader.run(record.id).state == "finished" and reader.run(record.id).facts["restored"]
+    assert reader.find_run(record.id).state == "finished" and reader.find_run(record.id).facts["restored"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows deletes no open file")
@@ -299,7 +299,7 @@ def test_the_end_of_a_run_is_told_although_its_folder_was_just_deleted(tmp_path)
     with begin(tmp_path) as record:
         record.step({"step": 1, "loss": 0.5})
         deleted(record)
-    assert reader.run(record.id).state == "finished"
+    assert reader.find_run(record.id).state == "finished"
     assert [event["kind"] for event in reader.events(record.folder)[0]] == ["step", "warning"]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
 from library.families import config_class
@@ -39,7 +39,7 @@ def home(tmp_path, monkeypatch):
 
 
 def config(tmp_path, **more):
-    return build(
+    return build_config(
         config_class("flux_train_network"), {"output_dir": str(tmp_path / "out"), "output_name": "cat", **more}
     )
 
@@ -52,15 +52,15 @@ def launch(tmp_path, monkeypatch, steps=2000, code=CHILD, **more):
 
 def wait(run_id, condition):
     deadline = time.monotonic() + 120
-    while not condition(reader.run(run_id)):
-        assert time.monotonic() < deadline, reader.run(run_id).facts
+    while not condition(reader.find_run(run_id)):
+        assert time.monotonic() < deadline, reader.find_run(run_id).facts
         time.sleep(0.05)
-    return reader.run(run_id)
+    return reader.find_run(run_id)
 
 
 def test_a_run_goes_from_starting_to_finished(tmp_path, monkeypatch):
     run_id = launch(tmp_path, monkeypatch, steps=3)
-    assert reader.run(run_id).state in ("starting", "running")
+    assert reader.find_run(run_id).state in ("starting", "running")
     run = wait(run_id, lambda run: run.state == "finished")
     assert run.facts["step"] == 3 and run.folder.parent == tmp_path / "out" / "runs"
     assert read_toml(run.folder / "run.toml") == {"output_dir": str(tmp_path / "out"), "output_name": "cat"}
@@ -78,7 +78,7 @@ def test_a_kill_ends_every_process(tmp_path, monkeypatch):
     run_id = launch(tmp_path, monkeypatch)
     run = wait(run_id, lambda run: run.facts.get("step", 0) > 0 and "helper" in run.facts)
     stop.request(run_id, "kill")
-    assert reader.run(run_id).state == "stopped"
+    assert reader.find_run(run_id).state == "stopped"
     for pid in (run.facts["pid"], run.facts["helper"]):
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
@@ -87,7 +87,7 @@ def test_stop_after_this_step_lets_it_finish(tmp_path, monkeypatch):
     run_id = launch(tmp_path, monkeypatch)
     wait(run_id, lambda run: run.facts.get("step", 0) > 0)
     stop.request(run_id, "after_step")
-    assert reader.run(run_id).state in ("stopping", "stopped")
+    assert reader.find_run(run_id).state in ("stopping", "stopped")
     assert wait(run_id, lambda run: not run.active).state == "stopped"
     with pytest.raises(ValueError, match="after_step or now, or by kill"):
         stop.request(run_id, "soon")

@@ -240,7 +240,7 @@ def test_the_shell_draws_and_says_what_is_wrong(given, shallow, tmp_path, capsys
     folder.mkdir()
     monkeypatch.setenv(jobs.FOLDER, str(folder))
     assert main(["sample", config, "--prompt", line, "--out", str(tmp_path / "o"), "--cpu"]) == 0
-    result = layout.load(folder / jobs.RESULT)
+    result = layout.load_facts(folder / jobs.RESULT)
     assert result["rows"] == ["a cat"] and Path(result["files"][0][0]).is_file() and Path(result["grid"]).is_file()
     assert gpu_slots.held() == set()
     told = capsys.readouterr().err

@@ -12,7 +12,7 @@ from kohya_gui.server.json_api import ApiRequest, refused
 from library import families, packages
 from library.check import preflight
 from library.config import code_bases, code_names
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.config.schema import options
 from library.families import config_class
@@ -75,11 +75,11 @@ def package(tmp_path, monkeypatch):
 
 
 def config(**given):
-    return build(SDXL, given, notes=[])
+    return build_config(SDXL, given, notes=[])
 
 
 def optimizer_problems(option, name):
-    return [str(one) for one in optimizers.problems(config(**{option: name})) if one.option == option]
+    return [str(one) for one in optimizers.find_optimizer_problems(config(**{option: name})) if one.option == option]
 
 
 @pytest.mark.parametrize("option", ["optimizer_type", "lr_scheduler_type"])
@@ -98,7 +98,7 @@ def test_a_shell_command_of_a_config_is_not_run(tmp_path):
     import torch
 
     with pytest.raises(ConfigError, match="lr_scheduler_type pydoc.pipepager"):
-        lr_schedule.schedule(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1), made, 10)
+        lr_schedule.make_schedule(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1), made, 10)
     assert not (tmp_path / "pwned").exists()
 
 
@@ -110,7 +110,7 @@ def test_a_check_imports_nothing_that_is_not_listed_and_a_training_only_what_fit
         assert "is no subclass of" in said
     assert any("is a function" in one for one in optimizer_problems("optimizer_type", "own_package.classes.function"))
     assert any("did you mean Own" in one for one in optimizer_problems("optimizer_type", "own_package.classes.Owm"))
-    assert [*lycoris.problems(config(network_module="own_package.nothing"))]
+    assert [*lycoris.find_lycoris_problems(config(network_module="own_package.nothing"))]
     assert not package.exists() and "own_package" not in sys.modules
     preflight.load_named_code(
         config(optimizer_type="own_package.classes.Own", lr_scheduler_type="own_package.classes.Schedule")
@@ -217,7 +217,7 @@ def test_from_the_page_unlisted_code_is_asked_for_once(script, package, tmp_path
         if option not in (code_names.BACKEND, *code_names.MODULES):
             name += {"optimizer_type": ".Own", "lr_scheduler_type": ".Schedule"}[option]
         monkeypatch.setattr(code_names, "why_not_network", lambda module: "")
-        made = build(kind, {option: name}, notes=[])
+        made = build_config(kind, {option: name}, notes=[])
         with pytest.raises(ConfigError, match="only in a training started in a shell"):
             paths.allow(made, silent)
         with pytest.raises(ConfigError) as said:
@@ -246,7 +246,9 @@ def test_what_is_allowed_keeps_folders_and_is_a_name_only(tmp_path, monkeypatch)
     allowed_folders.place().write_text(json.dumps({"code": [1, "x y", "c.D"]}))
     os.utime(allowed_folders.place())
     assert allowed_folders.remembered_code() == ("c.D",)
-    assert allowed_code.problems(config(optimizer_type="os.system"), Roots([tmp_path], asks=True))[0].code == ""
+    assert (
+        allowed_code.find_code_problems(config(optimizer_type="os.system"), Roots([tmp_path], asks=True))[0].code == ""
+    )
 
 
 def test_every_kind_of_code_is_known_by_its_kind():

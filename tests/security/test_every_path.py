@@ -11,7 +11,7 @@ from kohya_gui.server import named_paths, paths
 from kohya_gui.server.named_paths import ARGUMENTS, PATHS
 from library import families
 from library.config import dataset
-from library.config.building import Reading, build
+from library.config.building import Reading, build_config
 from library.config.dataset import DATASET_KEYS, SUBSET_KEYS
 from library.config.problems import ConfigError
 from library.config.schema import options, values
@@ -78,7 +78,7 @@ def place(tmp_path):
 
 def refused(script, root, **given):
     """The options of which the guard says that they lead outside."""
-    made = build(config_class(script), given, notes=[])
+    made = build_config(config_class(script), given, notes=[])
     try:
         paths.allow(made, [root])
     except ConfigError as error:
@@ -106,7 +106,7 @@ def test_every_option_with_a_path_is_judged(script, place):
     for name, option in known.items():
         if option.kind in PATHS:
             for path in (place / "outside" / "x", place / "root" / "link" / "x", place / "root" / ".." / "outside"):
-                reading = Reading(build(config_class(script), {}, notes=[]), [], [])
+                reading = Reading(build_config(config_class(script), {}, notes=[]), [], [])
                 text = [str(path)] if option.many else str(path)
                 wrong, said = refused_leniently(config_class(script), name, text, place / "root")
                 assert wrong == {name} and "outside" in said, name
@@ -145,7 +145,7 @@ def test_every_path_of_a_data_set_file_is_judged(place, key, level, ending):
     own = {one: {key: value} if one == level else {} for one in ("general", "datasets", "subsets")}
     tables = {"general": own["general"], "datasets": [{**own["datasets"], "subsets": [own["subsets"]]}]}
     path.write_text(json.dumps(tables) if ending == ".json" else as_toml(tables), encoding="utf-8")
-    assert dataset.tables(path) == tables
+    assert dataset.read_tables(path) == tables
     wrong, said = refused("sdxl_train_network", place / "root", dataset_config=str(path))
     assert wrong == {"dataset_config"} and str(place / "outside") in said
 
@@ -165,7 +165,7 @@ def test_a_data_set_file_is_toml_or_json_and_nothing_else_is_opened(place):
         wrong, said = refused("sdxl_train_network", place / "root", dataset_config=str(path))
         assert wrong == {"dataset_config"} and "must end in" in said
         with pytest.raises(ConfigError, match=r"must end in one of \.toml, \.json"):
-            dataset.tables(path)
+            dataset.read_tables(path)
     secret = place / "outside" / "x.toml"
     secret.write_text("image_dir = '/never/named'\n")
     assert "/never" not in refused("sdxl_train_network", place / "root", dataset_config=str(secret))[1]
@@ -268,7 +268,7 @@ def test_what_is_allowed_is_left_alone(place):
     (root / "data.toml").write_text(f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{root / 'images'}'\n")
     (root / "p.txt").write_text(f"a cat --ci {root / 'a.png'}\n")
     given = {"dataset_config": str(root / "data.toml"), "sample_prompts": str(root / "p.txt"), "output_dir": str(root)}
-    made = build(config_class("sdxl_train_network"), given, notes=[])
+    made = build_config(config_class("sdxl_train_network"), given, notes=[])
     paths.allow(made, [root])
     reading = paths.allowed(Reading(made, [], []), [root])
     assert values(reading.config) == values(made) and not reading.problems

@@ -45,9 +45,9 @@ def page(place):
     patch.setenv("KOHYA_HOME", str(place / "home"))
     patch.chdir(place / "root")
     patch.setattr(subprocess, "Popen", Processes)
-    from kohya_gui.app import build
+    from kohya_gui.app import build_page
 
-    yield build([place / "root"])
+    yield build_page([place / "root"])
     patch.undo()
 
 

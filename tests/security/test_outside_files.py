@@ -60,10 +60,10 @@ def test_prompts_and_image_lists_come_through_the_same_door(tmp_path, suffix):
     path = tmp_path / f"deep{suffix}"
     path.write_text(HOSTILE[f"deep{suffix}"][0], encoding="utf-8")
     with pytest.raises(ConfigError, match=r"sample_prompts: .*levels deep"):
-        prompts.read(path)
+        prompts.read_prompts(path)
     if suffix == ".json":
         with pytest.raises(ConfigError, match="levels deep"):
-            metadata.read(path, None)
+            metadata.read_metadata_file(path, None)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
@@ -77,7 +77,7 @@ def test_a_pipe_a_device_and_a_folder_are_no_files(tmp_path):
         ("folder", "is a folder"),
         ("none", "does not exist"),
     ):
-        for read in (read_text, load_toml, importers.parse, prompts.read):
+        for read in (read_text, load_toml, importers.parse, prompts.read_prompts):
             with pytest.raises(ConfigError, match=said):
                 read(tmp_path / f"{name}.toml")
 

@@ -44,7 +44,7 @@ def tab(tmp_path, monkeypatch):
     monkeypatch.setattr(
         start, "starting", lambda path, script, **how: ([sys.executable, "-c", TRAINING, str(path)], {})
     )
-    monkeypatch.setattr(isolated, "check", lambda config, launch: {"findings": [], "fit": None})
+    monkeypatch.setattr(isolated, "check_reading", lambda config, launch: {"findings": [], "fit": None})
     return training.TrainingTab(training.TABS[0], [tmp_path])
 
 

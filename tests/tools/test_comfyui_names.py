@@ -74,7 +74,7 @@ def networks(variant):
     family = family_of(variant)
     module = families.random_module(family)
     sizes = dataclasses.replace(module.VARIANTS["chroma"] if variant == "chroma" else module.TINY, **FEW[family])
-    made = module.random(sizes)
+    made = module.make_networks(sizes)
     encoders = made.encoders if family in ("sdxl", "flux") else {}
     place = torch.device("cpu"), torch.float32
     return (
@@ -102,8 +102,8 @@ def written(variant, kind_id, more, path):
     config = draft(families.config_class(families.lora_script(family)), values)
     made, denoiser = families.family_for(config), networks(variant)[0]()
     encoders = networks(variant)[1]() if kind_id in WITH_ENCODERS and not more else {}
-    families.random_module(family).adopt(made, denoiser)
-    method = methods.attach(ModelComponents(denoiser, None, encoders, {}), made, config)
+    families.random_module(family).adopt_denoiser(made, denoiser)
+    method = methods.attach_method(ModelComponents(denoiser, None, encoders, {}), made, config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in method.parameters():
@@ -148,7 +148,7 @@ def test_every_key_is_one_that_comfyui_reads(variant, kind, more, tmp_path):
     for parts in layers.values():  # what ComfyUI leaves out of OFT, and where it would fail
         blocks = parts.get("oft_blocks")
         assert blocks is None or (float(parts["alpha"]) == 0 and (blocks.ndim == 4 or "rescale" not in parts))
-    before, after = adapters.read(file), adapters.read(tmp_path / "b.safetensors")
+    before, after = adapters.read_lora(file), adapters.read_lora(tmp_path / "b.safetensors")
     assert before.adapters.keys() == after.adapters.keys() and before.others.keys() == after.others.keys()
     for module, part in {**before.adapters, **before.others}.items():
         (delta, bias), (there, its) = change_of(part), change_of({**after.adapters, **after.others}[module])
@@ -316,7 +316,7 @@ def test_diffusers_adds_the_same_to_every_layer(variant, kind, more, tmp_path):
     nothing = {"components": {}, "hf_device_map": None, "text_encoder": None, "text_encoder_2": None}
     pipeline = type("Pipeline", (mixin,), {"unet" if variant == "sdxl" else "transformer": model, **nothing})()
     file = written(variant, kind, more, tmp_path / "a.safetensors")
-    whole = adapters.read(file)
+    whole = adapters.read_lora(file)
     parts = {module: part for module, part in {**whole.adapters, **whole.others}.items() if module.part == "denoiser"}
     there = load_file(convert(file, tmp_path / "b.safetensors", to="comfy"))
     pipeline.load_lora_weights({key: one for key, one in there.items() if not key.startswith(names.TEXT)})

@@ -46,7 +46,7 @@ def test_there_and_back_is_the_same_to_the_bit(name, alpha, dtype, through, adap
     assert bool(load_file(there).keys() & load_file(file).keys()) != renamed
     back = convert(there, tmp_path / "back.safetensors", to="kohya")
     assert same(file, back)
-    about = adapters.read(back).metadata
+    about = adapters.read_lora(back).metadata
     assert about["ss_network_dim"] == "4" and adapters.FOLDED not in about
 
 
@@ -81,7 +81,7 @@ def test_pieces_of_other_ranks_and_missing_ones_are_joined_exactly(tmp_path):
     stored["transformer.single_transformer_blocks.0.attn.to_k.lora_B.weight"] = torch.randn(width, 2)
     save_file(stored, tmp_path / "d.safetensors")
     kohya = convert(tmp_path / "d.safetensors", tmp_path / "k.safetensors", to="kohya")
-    found = {module.kohya: adapter for module, adapter in adapters.read(kohya).adapters.items()}
+    found = {module.kohya: adapter for module, adapter in adapters.read_lora(kohya).adapters.items()}
     qkv = found["lora_unet_double_blocks_0_img_attn_qkv"]
     assert (qkv.rank, qkv.up.shape[0], qkv.strength) == (5, 24, 1)
     for i, piece in enumerate(("q", "k", "v")):
@@ -100,14 +100,14 @@ def test_alphas_in_the_metadata_of_diffusers_count(tmp_path):
     stored = {f"{base}.{m}.lora_{x}.weight": torch.ones(4, 4) for m in ("proj_in", "proj_out") for x in "AB"}
     about = {"unet.r": 4, "unet.lora_alpha": 2, "unet.alpha_pattern": {"down_blocks.1.attentions.0.proj_out": 8}}
     save_file(stored, tmp_path / "d.safetensors", {"lora_adapter_metadata": json.dumps(about)})
-    found = {m.kohya: a for m, a in adapters.read(tmp_path / "d.safetensors").adapters.items()}
+    found = {m.kohya: a for m, a in adapters.read_lora(tmp_path / "d.safetensors").adapters.items()}
     assert found["lora_unet_input_blocks_4_1_proj_in"].strength == 0.5
     assert found["lora_unet_input_blocks_4_1_proj_out"].strength == 2
     assert sorted(row.strength for row in verify(tmp_path / "d.safetensors").modules) == [0.5, 2]
     convert(tmp_path / "d.safetensors", tmp_path / "again.safetensors", to="diffusers")
     up = load_file(tmp_path / "again.safetensors")[f"{base}.proj_out.lora_B.weight"]
     assert torch.equal(up, torch.full((4, 4), 2.0))
-    assert "lora_adapter_metadata" not in adapters.read(tmp_path / "again.safetensors").metadata
+    assert "lora_adapter_metadata" not in adapters.read_lora(tmp_path / "again.safetensors").metadata
 
 
 @pytest.mark.parametrize("style", ["diffusers", "kohya"])
@@ -138,7 +138,7 @@ def test_diffusers_generates_the_same_with_a_converted_flux_file(bases, lora_fil
     FluxPipeline.load_lora_into_transformer(state, alphas, model)
     layers = dict(model.named_modules())
     checked = 0
-    for module, adapter in adapters.read(first).adapters.items():
+    for module, adapter in adapters.read_lora(first).adapters.items():
         if module.part == "denoiser":
             made_of = names.names_of("flux").pieces(module.path)
             deltas = [layers[name].get_delta_weight("default_0") for name in made_of]

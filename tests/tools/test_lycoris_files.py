@@ -80,7 +80,7 @@ def file(kind, tmp_path):
 
 def changed(path):
     """What a file changes in each layer, where no model has to be known for it."""
-    whole = adapters.read(path)
+    whole = adapters.read_lora(path)
     out = {}
     for module, part in {**whole.adapters, **whole.others}.items():
         if isinstance(part, AdapterFactors):
@@ -114,7 +114,7 @@ def test_checked_and_renamed(kind, file, tmp_path):
     assert back.keys() == only.keys()
     if "rescaled" in kind:  # written as ComfyUI computes them
         paths = tmp_path / "f.safetensors", there
-        (one,), (other,) = (adapters.read(path).others.values() for path in paths)
+        (one,), (other,) = (adapters.read_lora(path).others.values() for path in paths)
         weight = torch.randn(64, 32)
         torch.testing.assert_close(other.ready().delta(weight), one.ready().delta(weight), **NEAR)
     else:
@@ -127,7 +127,7 @@ def test_checked_and_renamed(kind, file, tmp_path):
 @pytest.mark.parametrize("kind", EVERY)
 def test_joined_it_changes_as_much_as_its_parts(kind, file, tmp_path):
     loras = [(file, 0.5), (file, 0.25)]
-    if any(change.uses_weight for change in adapters.read(file).others.values()):
+    if any(change.uses_weight for change in adapters.read_lora(file).others.values()):
         with pytest.raises(ConfigError, match="trained_on"):
             merge.join(loras, tmp_path / "no.safetensors")
         return

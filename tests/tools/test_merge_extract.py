@@ -20,7 +20,7 @@ FAMILIES = ("sdxl", "flux")
 
 
 def products(path):
-    return {module.kohya: adapter.product() for module, adapter in adapters.read(path).adapters.items()}
+    return {module.kohya: adapter.product() for module, adapter in adapters.read_lora(path).adapters.items()}
 
 
 def metadata(path):
@@ -49,7 +49,7 @@ def test_the_difference_of_a_merged_model_is_the_product(name, bases, lora_files
     base, (first, _, _) = file_of(bases[name]), lora_files[name]
     done = merge.merge(base, [(first, 0.5)], tmp_path / "m.safetensors")
     new, old = ModelFile(done.path), ModelFile(base)
-    for module, adapter in adapters.read(first).adapters.items():
+    for module, adapter in adapters.read_lora(first).adapters.items():
         if old.size(module) is not None:
             got = extract.difference(new, old, module).flatten(1)
             torch.testing.assert_close(got, 0.5 * adapter.product(), rtol=1e-4, atol=1e-5)
@@ -128,7 +128,7 @@ def test_several_become_one_exactly_or_cut(name, lora_files, tmp_path):
     a, b = products(first), products(second)
     exact = products(merge.join(loras, tmp_path / "exact.safetensors").path)
     full = products(merge.join(loras, tmp_path / "full.safetensors", ranks=Ranks(7, 4)).path)
-    small = adapters.read(merge.join(loras, tmp_path / "small.safetensors", ranks=Ranks(2)).path)
+    small = adapters.read_lora(merge.join(loras, tmp_path / "small.safetensors", ranks=Ranks(2)).path)
     for module in a.keys() | b.keys():
         wanted = 0.7 * a[module] - 0.3 * b[module]
         torch.testing.assert_close(exact[module], wanted, rtol=1e-4, atol=1e-5)
@@ -185,7 +185,7 @@ def test_resizing_keeps_what_the_method_says(method, parameter, rank, tmp_path):
     source = spectrum(tmp_path / "a.safetensors", [8.0, 4.0, 2.0, 1.0])
     choices = resize.ResizeOptions(rank=4, method=method, parameter=parameter)
     done = resize.resize(source, tmp_path / "b.safetensors", choices=choices)
-    (adapter,) = adapters.read(done.path).adapters.values()
+    (adapter,) = adapters.read_lora(done.path).adapters.values()
     assert adapter.rank == rank and adapter.strength == 0.5 and float(adapter.alpha) == rank / 2
     kept = torch.tensor([8.0, 4.0, 2.0, 1.0])[:rank] / 2
     torch.testing.assert_close(torch.linalg.svdvals(adapter.product())[:rank], kept)
@@ -224,7 +224,7 @@ def test_alphas_that_a_type_cannot_hold_stay_exact(tmp_path):
     stored = load_file(merge.join(loras, tmp_path / "j.safetensors").path)
     assert float(stored[f"{name}.alpha"]) == 261 == stored[f"{name}.lora_down.weight"].shape[0]
     assert stored[f"{name}.lora_up.weight"].dtype == torch.bfloat16
-    (adapter,) = adapters.read(tmp_path / "j.safetensors").adapters.values()
+    (adapter,) = adapters.read_lora(tmp_path / "j.safetensors").adapters.values()
     assert adapter.strength == 1 and adapter.to(torch.float16).strength == 1
 
 
@@ -288,7 +288,7 @@ def test_a_training_below_a_step_of_the_base_is_not_rounding():
 def test_ranks_of_convolutions_are_apart(lora_files, tmp_path):
     choices = resize.ResizeOptions(rank=2, conv_rank=1)
     done = resize.resize(lora_files["sdxl"][0], tmp_path / "r.safetensors", choices=choices)
-    ranks = {adapter.is_large_conv: adapter.rank for adapter in adapters.read(done.path).adapters.values()}
+    ranks = {adapter.is_large_conv: adapter.rank for adapter in adapters.read_lora(done.path).adapters.values()}
     assert ranks == {True: 1, False: 2}
     assert metadata(done.path)["ss_training_comment"] == "dimension is resized from 3 to 2 (conv: 1); hello"
 

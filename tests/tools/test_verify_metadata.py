@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from library.check import adapter_files
 from library.cli import main
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError, Message
 from library.families.sdxl.options import SdxlLora
 from library.tools import adapters, metadata
@@ -146,9 +146,9 @@ def test_models_that_are_not_trained_here_are_named(title, layers, about, tmp_pa
     found = verify(made(tmp_path / "a.safetensors", layers, {"ss_base_model_version": about} if about else None))
     assert [str(one) for one in found.problems] and f"a LoRA for {title}, which is no model" in str(found.problems[0])
     with pytest.raises(ConfigError, match=title):
-        adapters.read(tmp_path / "a.safetensors")
+        adapters.read_lora(tmp_path / "a.safetensors")
     values = {"network_weights": str(tmp_path / "a.safetensors")}
-    (problem,) = adapter_files.problems(build(SdxlLora, values, notes=[]))
+    (problem,) = adapter_files.find_adapter_problems(build_config(SdxlLora, values, notes=[]))
     assert problem.option == "network_weights" and f"a LoRA for {title}" in str(problem)
 
 
@@ -180,7 +180,7 @@ def test_any_damage_is_answered_in_a_sentence(tmp_path):
         file.write_bytes(broken)
         verify(file)
         with contextlib.suppress(ConfigError):
-            adapters.read(file)
+            adapters.read_lora(file)
 
 
 # ---- metadata
@@ -303,4 +303,4 @@ def test_files_of_other_things_are_named_in_one_sentence(tmp_path, key, kind):
     (said,) = verify(tmp_path / "x.safetensors").problems
     assert f"{kind}, not to LoRA or LyCORIS" in str(said)
     with pytest.raises(ConfigError, match=f"{kind}, not to LoRA or LyCORIS"):
-        adapters.read(tmp_path / "x.safetensors")
+        adapters.read_lora(tmp_path / "x.safetensors")

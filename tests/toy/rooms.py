@@ -27,12 +27,12 @@ def trained(demo, data, script, folder, **values):  # noqa: F811
 
 
 def test_the_page_opens_with_its_form():
-    from kohya_gui.app import build
+    from kohya_gui.app import build_page
     from kohya_gui.form.form import visibility
     from kohya_gui.form.tab import FAMILIES
 
     assert FAMILIES["toy"] == "Toy" and ".only-toy" in visibility(FAMILIES)
-    markup = build().training.tabs["lora"].markup
+    markup = build_page().training.tabs["lora"].markup
     assert 'name="family" value="toy"' in markup and "Toy" in markup
 
 
@@ -56,7 +56,7 @@ def test_another_familys_file_is_named(demo, tmp_path):
     from library.families.recognition import recognised
     from library.families.sdxl import random
 
-    sdxl = random.write(tmp_path)
+    sdxl = random.write_random_model(tmp_path)
     assert recognised(demo.models["toy"]["toy"])[:2] == ("toy", "a toy checkpoint")
     (problem,) = families.family_for(config_of(demo, LORA, pretrained_model_name_or_path=sdxl)).problems()
     assert "an SDXL checkpoint, not a toy checkpoint" in str(problem)

@@ -231,7 +231,7 @@ def line(world, kinds):
 
 def check(world, kinds):
     flags, launch, words = line(world, kinds)
-    _, reading, _ = looking.described([str(world[1]), *flags, *launch])
+    _, reading, _ = looking.read_check_request([str(world[1]), *flags, *launch])
     return [*map(str, looking.reported(reading).problems)], words
 
 
@@ -321,7 +321,7 @@ def test_the_page_names_them_all(world, monkeypatch):
 def test_what_hides_others_is_named_with_the_flags_beside_it(world, tmp_path, kind):
     path = tmp_path / "run.toml"
     path.write_text(HIDING[kind])
-    _, reading, _ = looking.described([str(path), "--script", NAME, "--seed", "x"])
+    _, reading, _ = looking.read_check_request([str(path), "--script", NAME, "--seed", "x"])
     said = [*map(str, looking.reported(reading).problems)]
     assert len(said) == 2 and "run.toml is not valid TOML" in " ".join(said) and "--seed must be" in " ".join(said)
 
@@ -330,12 +330,12 @@ def test_what_hides_others_is_named_with_the_flags_beside_it(world, tmp_path, ki
 def test_an_absurd_rank_does_not_fit_and_is_legal_with_lycoris(family):
     from library.check import estimate
     from library.check import report as checking
-    from library.config.building import build
+    from library.config.building import build_config
     from library.families import config_class
 
     rank = {"network_dim": 100_000, "mixed_precision": "bf16"}
     lokr = {**rank, "network_module": "lycoris.kohya", "network_args": ["algo=lokr"]}
     for values, verdict in ((rank, "bad"), (lokr, "ok")):
-        config = build(config_class(family), values, notes=[])
+        config = build_config(config_class(family), values, notes=[])
         (found,) = checking._about_the_fit(estimate.estimate(config, (512, 512)), config)
         assert found.verdict == verdict, found

@@ -8,7 +8,7 @@ import torch
 
 from kohya_gui.panel import actions, history
 from library.check import estimate, report
-from library.config.building import build, replace
+from library.config.building import build_config, replace
 from library.config.formats import to_toml
 from library.config.problems import ConfigError
 from library.families import config_class
@@ -71,7 +71,7 @@ def test_a_training_that_is_cut_off_goes_on_exactly_from_its_newest(
         patch.setattr(place, name, cut)
         train(config_of(demo, script, **values))
     kept = states(tmp_path / "out")[-1]
-    assert kept.name == "m-backup-step00000003-state" and resume_state.problems(kept) == []
+    assert kept.name == "m-backup-step00000003-state" and resume_state.find_state_problems(kept) == []
     (folder,) = runs_in(tmp_path / "out")
     run = reader.at(folder)
     assert resume.newest_state(run) == kept and "Resume from step 3" in actions.buttons(run, [run])
@@ -146,7 +146,7 @@ def test_where_one_of_two_processes_is_killed_the_other_says_so_and_both_go_on(d
         said = both[1].communicate(timeout=600)[0]
         print(both[0].communicate()[0], said)
     newest = states(tmp_path / "out")[-1]
-    assert resume_state.problems(newest) == [] and number_of(newest) == step_of(newest) > 3
+    assert resume_state.find_state_problems(newest) == [] and number_of(newest) == step_of(newest) > 3
     assert {f"random_states_{rank}.bin" for rank in range(2)} <= {path.name for path in newest.iterdir()}
     (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert line.startswith("error: another process of this training has ended") and str(newest) in line
@@ -295,11 +295,11 @@ def test_a_folder_is_never_there_in_part(tmp_path, monkeypatch):
 @pytest.mark.parametrize("given", [-1, "nan", "inf", "soon"])
 def test_no_number_of_minutes(given):
     with pytest.raises(ConfigError, match="save_state_every_n_minutes"):
-        build(config_class("flux_train_network"), {"save_state_every_n_minutes": given})
+        build_config(config_class("flux_train_network"), {"save_state_every_n_minutes": given})
 
 
 def test_nothing_is_the_default_as_upstream():
     made = config_class("flux_train_network")
-    assert build(made, {}).save.save_state_every_n_minutes is None
-    assert build(made, {"save_state_every_n_minutes": "0"}).save.save_state_every_n_minutes is None
-    assert build(made, {"save_state_every_n_minutes": "7.5"}).save.save_state_every_n_minutes == 7.5
+    assert build_config(made, {}).save.save_state_every_n_minutes is None
+    assert build_config(made, {"save_state_every_n_minutes": "0"}).save.save_state_every_n_minutes is None
+    assert build_config(made, {"save_state_every_n_minutes": "7.5"}).save.save_state_every_n_minutes == 7.5

@@ -101,8 +101,8 @@ def test_the_command_starts_the_script_on_the_gpus_that_are_named(toml, monkeypa
     _, write = toml
     path = write("flux_train_network")
     begun = []
-    monkeypatch.setattr(foreground, "run", lambda arguments, variables: begun.append(arguments) or 0)
-    monkeypatch.setattr(cache_data.gpu_slots, "problems", lambda how: [])
+    monkeypatch.setattr(foreground, "run_in_foreground", lambda arguments, variables: begun.append(arguments) or 0)
+    monkeypatch.setattr(cache_data.gpu_slots, "find_launch_problems", lambda how: [])
     assert cache.main(["text", str(path), "--num_processes", "2", "--gpu_ids", "0,1", "--train_batch_size", "2"]) == 0
     (arguments,) = begun
     script = str(ROOT / "sd-scripts/tools/cache_text_encoder_outputs.py")
@@ -120,13 +120,13 @@ def test_a_job_is_ended_by_the_process_that_caches_and_not_by_the_one_that_waite
 
     def cached_elsewhere(arguments, variables):
         with joined("cache") as work:
-            states.append(jobs.find(place.name).state)
+            states.append(jobs.find_job(place.name).state)
             work.fail()
         return 1
 
-    monkeypatch.setattr(foreground, "run", cached_elsewhere)
+    monkeypatch.setattr(foreground, "run_in_foreground", cached_elsewhere)
     assert cache.main(["latents", str(write("flux_train_network"))]) == 1
-    assert states == ["running"] and jobs.find(place.name).state == "failed"
+    assert states == ["running"] and jobs.find_job(place.name).state == "failed"
 
 
 def test_what_cannot_be_cached_is_said_in_a_sentence(toml, tmp_path, capsys, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.config.sections.learning import SchedulerName
 from library.families.flux.options import FluxLora, FluxTrain
@@ -29,7 +29,7 @@ NEEDS = {
 def config_of(name="AdamW", cls=FluxLora, **given):
     rate = 1.0 if spec_of(name).finds_rate else 5e-3
     base = {"optimizer_type": name, "learning_rate": rate, "optimizer_args": FIXED.get(name, [])}
-    return build(cls, base | given, notes=[])
+    return build_config(cls, base | given, notes=[])
 
 
 class Run:
@@ -44,8 +44,8 @@ class Run:
             for weight, share, name in zip(self.weights, shares, ("unet", "text_encoder"), strict=True)
         ]
         self.made = optimizers.optimizer(SimpleNamespace(groups=lambda _=None: groups), config)
-        self.schedule = optimizers.schedule(self.made, config, TOTAL)
-        self.described = resuming.described(self.made)
+        self.schedule = optimizers.make_schedule(self.made, config, TOTAL)
+        self.described = resuming.describe_groups(self.made)
         optimizers.train_mode(self.made)
 
     def steps(self, number):

@@ -16,7 +16,7 @@ from library.bench import probe
 from library.check import estimate, preflight
 from library.check import report as checking
 from library.cli import main
-from library.config.building import build, draft, missing, replace, working_fix
+from library.config.building import build_config, draft, missing, replace, working_fix
 from library.config.formats import read_toml
 from library.config.ineffective import ADAPTERS, SHARED, WHOLE, ineffective_options
 from library.config.problems import ConfigError
@@ -39,7 +39,7 @@ READY = {
 
 @pytest.fixture
 def config(demo, tmp_path):
-    made = build(FLUX, read_toml(demo.configs["flux_train_network"]), notes=[])
+    made = build_config(FLUX, read_toml(demo.configs["flux_train_network"]), notes=[])
     return replace(made, output_dir=str(tmp_path / "out"), compile=False)
 
 
@@ -139,9 +139,9 @@ def test_a_hint_with_a_remedy_is_gone_after_it(config):
         "persistent_data_loader_workers": True,
     }
     for name, value in given.items():
-        made = build(FLUX, {**values(config), name: value}, notes=[])
+        made = build_config(FLUX, {**values(config), name: value}, notes=[])
         for hint in (one for one in told(made, "hint") if one.fix):
-            mended = build(FLUX, {**values(made), **hint.fix}, notes=[])
+            mended = build_config(FLUX, {**values(made), **hint.fix}, notes=[])
             assert hint.text not in [one.text for one in checking.report(mended).findings], hint
 
 
@@ -207,7 +207,7 @@ RULES = [
 @pytest.mark.parametrize(("cls", "given"), RULES, ids=lambda case: " ".join(case) if isinstance(case, dict) else "")
 def test_a_broken_rule_has_a_remedy(cls, given):
     with pytest.raises(ConfigError) as error:
-        build(cls, given)
+        build_config(cls, given)
     known = options(cls)
     broken = draft(cls, {name: known[name].read(value) for name, value in given.items()})
     for _ in range(3):  # one remedy may uncover the next problem
@@ -217,7 +217,7 @@ def test_a_broken_rule_has_a_remedy(cls, given):
         given = {**given, **mends}
         broken = draft(cls, {name: known[name].read(value) for name, value in given.items()})
         try:
-            build(cls, given, notes=[])
+            build_config(cls, given, notes=[])
         except ConfigError as wrong:
             error = type("E", (), {"value": wrong})
         else:
@@ -226,7 +226,7 @@ def test_a_broken_rule_has_a_remedy(cls, given):
 
 
 def test_what_only_a_person_can_know_has_no_remedy():
-    empty = build(LORA, {}, notes=[])
+    empty = build_config(LORA, {}, notes=[])
     by_name = {line.option: working_fix(line, empty) for line in missing(empty)}
     assert by_name == {
         "pretrained_model_name_or_path": {},
@@ -244,7 +244,7 @@ def test_the_check_says_what_this_machine_makes_of_options_as_the_start_does(con
     hints = [finding.text for finding in told(asked, "hint")]
     for name in ("ddp_timeout", "cuda_graphs", "fp8_compute"):
         assert [hint for hint in hints if str(hint).startswith(f"{name} has no effect here")], hints
-    assert {*preflight.check(asked)} <= {*hints}
+    assert {*preflight.check_before_training(asked)} <= {*hints}
 
 
 def test_rules_about_idle_options_name_options_and_can_wake_them():
@@ -253,14 +253,18 @@ def test_rules_about_idle_options_name_options_and_can_wake_them():
     for names, _, reason in (*SHARED, *ADAPTERS, *WHOLE, *own):
         assert set(names.split()) <= every, names
         assert reason and str(reason)[0].islower()
-    quiet = ineffective_options(build(LORA, {}, notes=[]))
+    quiet = ineffective_options(build_config(LORA, {}, notes=[]))
     assert str(quiet["compile_mode"]) == "compile is off" and "noise_offset" not in quiet
-    awake = ineffective_options(build(LORA, {"compile": True, "loss_type": "huber", "enable_bucket": True}, notes=[]))
+    awake = ineffective_options(
+        build_config(LORA, {"compile": True, "loss_type": "huber", "enable_bucket": True}, notes=[])
+    )
     assert not {"compile_mode", "huber_c", "bucket_reso_steps"} & set(awake)
 
 
 def test_an_option_that_has_to_be_changed_is_not_said_to_have_no_effect_besides():
-    config = build(LORA, {"compile": True, "compile_backend": "eager", "compile_mode": "reduce-overhead"}, notes=[])
+    config = build_config(
+        LORA, {"compile": True, "compile_backend": "eager", "compile_mode": "reduce-overhead"}, notes=[]
+    )
     problems, remarks = preflight.judged(config, data.Check([], []))
     assert [one.option for one in problems if "inductor" in str(one)] == ["compile_mode"]
     assert not [one for one in remarks if one.option == "compile_mode"]
@@ -271,7 +275,7 @@ def test_an_option_that_has_to_be_changed_is_not_said_to_have_no_effect_besides(
 
 def needs(cls, size=(1024, 1024), **given):
     known = options(cls)
-    config = build(cls, {name: value for name, value in {**READY, **given}.items() if name in known}, notes=[])
+    config = build_config(cls, {name: value for name, value in {**READY, **given}.items() if name in known}, notes=[])
     return estimate.estimate(config, size, "NVIDIA H200", 139.8)
 
 
@@ -294,7 +298,7 @@ def test_the_estimate_follows_what_is_set(monkeypatch, tmp_path):
 def test_operations_are_those_that_are_published():
     """A forward pass over an image of 1024 x 1024: 74 TFLOP for FLUX.1, 6 for SDXL."""
     for cls, expected in ((FLUX, 74.3e12), (LORA, 6.0e12)):
-        config = build(cls, {name: READY[name] for name in READY}, notes=[])
+        config = build_config(cls, {name: READY[name] for name in READY}, notes=[])
         assert estimate.operations(config, model_stats.published(cls()), (1024, 1024)) / 2 == pytest.approx(
             expected, rel=0.1
         )
@@ -338,7 +342,7 @@ def test_the_estimate_is_near_to_what_every_preset_took(family, monkeypatch, tmp
     folder = presets.folder_of(family)
     found = [case for case in presets.cases(family, None, "full") if case.cap and f"{folder}/{case.name}" in ROWS]
     for case in found:
-        config = build(config_class(case.script), case.values, notes=[])
+        config = build_config(config_class(case.script), case.values, notes=[])
         needs = estimate.estimate(config, checking.largest(None, config), "NVIDIA H200", case.cap)
         row = ROWS[f"{folder}/{case.name}"]
         assert 0.74 < needs.peak / row["gpu_gib"] < 1.16 and needs.fits, (case.name, needs)
@@ -350,7 +354,7 @@ def test_parameters_are_counted_in_headers(demo):
     from library.families.shared.weights import header
 
     for script in ("flux_train_network", "sdxl_train_network"):
-        config = build(config_class(script), read_toml(demo.configs[script]), notes=[])
+        config = build_config(config_class(script), read_toml(demo.configs[script]), notes=[])
         found = model_stats.model_stats(config)
         every = header(config.model.pretrained_model_name_or_path)
         own = {n: s for n, s in every.items() if config.family == "flux" or n.startswith("model.diffusion_model.")}
@@ -384,7 +388,7 @@ class Machine:
 
 
 def probed(memory, **given):
-    config = build(FLUX, {**READY, **given}, notes=[])
+    config = build_config(FLUX, {**READY, **given}, notes=[])
     machine = Machine(memory)
     return probe.Probe(config, (1024, 1024), memory, machine.attempt).run()
 
@@ -400,7 +404,7 @@ def test_a_probe_makes_it_fit_and_then_fast():
 
 
 def test_a_probe_that_fails_otherwise_says_why():
-    config = build(FLUX, READY, notes=[])
+    config = build_config(FLUX, READY, notes=[])
     broken = probe.Probe(config, (64, 64), 10, lambda made: Measured({}, why="no such file")).run()
     assert len(broken.tries) == 1 and "no such file" in str(broken.sentence())
 
@@ -419,8 +423,8 @@ BESIDE = {"flux_train_network": {"model_type": "kontext", "guidance_scale": 1.0}
 @pytest.mark.parametrize("script", BESIDE)
 def test_a_try_has_pictures_beside_its_images_where_the_model_is_shown_some(script, demo, tmp_path):
     given = {**flat(read_toml(demo.configs[script])), **BESIDE[script]}
-    made = probe.prepared(build(config_class(script), given, notes=[]), (128, 256), tmp_path / "try")
-    found = data.check(made, made.grid)
+    made = probe.prepared(build_config(config_class(script), given, notes=[]), (128, 256), tmp_path / "try")
+    found = data.check_data(made, made.grid)
     assert not found.problems and {image.size_with_controls for image in found.images.items} == {(128, 256)}
 
 

@@ -17,7 +17,7 @@ def wide_sdxl(tmp_path_factory):
     """A tiny SDXL whose levels all differ in width, as the real one's: twelve kinds of ResNet block, two of others."""
     from library.families.sdxl import random
 
-    return random.write(tmp_path_factory.mktemp("wide"), sizes=random.SdxlSizes(unet=(32, 64, 96)))
+    return random.write_random_model(tmp_path_factory.mktemp("wide"), sizes=random.SdxlSizes(unet=(32, 64, 96)))
 
 
 @pytest.fixture

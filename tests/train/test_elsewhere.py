@@ -35,7 +35,7 @@ def ours(config, file=None):
     family = families.family_for(config)
     parts = family.load(torch.float32)
     if file:
-        methods.attach(parts, family, config).train(False)
+        methods.attach_method(parts, family, config).train(False)
     return family, parts
 
 
@@ -93,7 +93,7 @@ def test_flux_through_the_converter(trained):
     from diffusers import FluxTransformer2DModel
 
     config, file = trained["flux"]
-    matched, wrong = lora.check(file, config)
+    matched, wrong = lora.check_lora_layers(file, config)
     assert wrong == [] and matched
     family, parts = ours(config)
     base = answers(family, parts)
@@ -104,7 +104,7 @@ def test_flux_through_the_converter(trained):
     known = {k: v for k, v in flux_files.diffusers_config(stored).items() if not k.startswith("_")}
     other = FluxTransformer2DModel(**known)
     other.load_state_dict({name: tensor.float() for name, tensor in keys.to_diffusers(stored).items()})
-    converted, _ = flux_demo.converted(load_file(file), config)
+    converted, _ = flux_demo.convert_for_diffusers(load_file(file), config)
     other.load_lora_adapter({f"transformer.{name}": tensor for name, tensor in converted.items()}, prefix="transformer")
     assert sum(name.endswith("lora_A.default_0.weight") for name, _ in other.named_parameters()) == matched
 
@@ -145,7 +145,7 @@ def test_the_text_encoder_of_flux(trained):
 def test_the_check_of_the_demo_agrees(trained, family):
     """Of text encoders' adapters it says nothing; all others are matched."""
     config, file = trained[family]
-    matched, wrong = lora.check(file, config)
+    matched, wrong = lora.check_lora_layers(file, config)
     layers = sum(name.startswith("lora_unet") and name.endswith(".alpha") for name in load_file(file))
     assert wrong == [] and (matched == layers if family == "sdxl" else matched > layers)
 
@@ -166,7 +166,7 @@ def test_files_of_other_programs_are_gone_on_with(trained, tmp_path, family, sty
     for values in (on, on | {"dim_from_weights": True, "network_dim": 99}):
         asked = replace(config, **values)
         of = families.family_for(asked)
-        method = methods.attach(of.load(torch.float32), of, asked)
+        method = methods.attach_method(of.load(torch.float32), of, asked)
         found = method.state_dict()
         assert found.keys() == expected.keys()
         for name, tensor in found.items():
@@ -174,7 +174,7 @@ def test_files_of_other_programs_are_gone_on_with(trained, tmp_path, family, sty
     merged = replace(config, base_weights=[str(other)])
     of = families.family_for(merged)
     parts, plain = of.load(torch.float32), of.load(torch.float32)
-    methods.attach(parts, of, merged)
+    methods.attach_method(parts, of, merged)
     moved = [not torch.equal(a, b) for a, b in zip(weights(parts), weights(plain), strict=True)]
     assert sum(moved) == sum(bool(t.any()) for name, t in expected.items() if name.endswith("lora_up.weight"))
 

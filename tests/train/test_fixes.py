@@ -6,7 +6,7 @@ import pytest
 
 from library import families
 from library.check import preflight
-from library.config.building import Layer, build, read_layers, replace, working_fix
+from library.config.building import Layer, build_config, read_layers, replace, working_fix
 from library.config.schema import options
 from library.families import RUNS, config_class
 
@@ -44,7 +44,7 @@ def test_a_fix_brings_along_what_its_value_needs_or_switches_off_what_cannot_be(
 @pytest.mark.parametrize("script", [one for one in RUNS if families.facts(config_class(one).family).exceeds_fp16])
 def test_a_model_that_exceeds_fp16_is_advised_a_config_that_works(script):
     for full in ({}, {"full_fp16": True}):
-        config = build(config_class(script), {"mixed_precision": "fp16", **full}, notes=[])
+        config = build_config(config_class(script), {"mixed_precision": "fp16", **full}, notes=[])
         (said,) = preflight._sixteen_bits(config)
         mended = replace(config, **working_fix(said, config))
         assert mended.precision.mixed_precision == "bf16" and mended.precision.full_bf16 is bool(full)

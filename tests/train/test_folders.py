@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families.sdxl import random
 from library.families.sdxl.options import SdxlTrain
@@ -18,15 +18,15 @@ from library.outputs import paths
 @pytest.fixture(scope="module")
 def single(tmp_path_factory):
     """A single-file checkpoint in float32."""
-    return random.write(tmp_path_factory.mktemp("model"), dtype=torch.float32)
+    return random.write_random_model(tmp_path_factory.mktemp("model"), dtype=torch.float32)
 
 
 def learner_of(model, output, learn=0.25, **values):
     """A model of which a little has been learned, and the config."""
     given = {"pretrained_model_name_or_path": str(model), "output_dir": str(output), "output_name": "m"}
-    config = build(SdxlTrain, {**given, "save_model_as": "diffusers", **values}, notes=[])
+    config = build_config(SdxlTrain, {**given, "save_model_as": "diffusers", **values}, notes=[])
     family = families.family_for(config)
-    method = full.attach(family.load(torch.float32), family, config)
+    method = full.unfreeze_model(family.load(torch.float32), family, config)
     with torch.no_grad():
         method.components.denoiser.conv_in.weight += learn
     return method, config

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from library.check import preflight
 from library.check.estimate import estimate
 from library.cli import train_script
-from library.config.building import build
+from library.config.building import build_config
 from library.config.command import command
 from library.config.formats import to_toml
 from library.config.problems import ConfigError
@@ -229,7 +229,7 @@ def test_two_processes_hold_little_more_than_half_each(demo, squares, tmp_path):
 )
 def test_what_shards_cannot_do_is_refused_by_name(values, words):
     with pytest.raises(ConfigError, match=words) as refused:
-        build(config_class("flux_train"), {"fsdp": True} | values, notes=[])
+        build_config(config_class("flux_train"), {"fsdp": True} | values, notes=[])
     assert all("fsdp" in problem for problem in str(refused.value).splitlines())
 
 
@@ -250,7 +250,7 @@ def test_what_shards_cannot_do_is_refused_by_name(values, words):
 )
 def test_optimizers_that_need_whole_weights_are_refused(demo, name, works):
     config = config_of(demo, "flux_train", fsdp=True, optimizer_type=name)
-    said = [problem for problem in optimizers.problems(config) if "fsdp" in str(problem)]
+    said = [problem for problem in optimizers.find_optimizer_problems(config) if "fsdp" in str(problem)]
     assert not said if works else "use AdamW" in str(said[0])
 
 
@@ -258,23 +258,23 @@ def test_adapters_are_not_sharded():
     with pytest.raises(
         ConfigError, match="fsdp shards a whole model that learns, and adapters are small: leave it out"
     ):
-        build(config_class("flux_train_network"), {"fsdp": True}, notes=[])
+        build_config(config_class("flux_train_network"), {"fsdp": True}, notes=[])
 
 
 def test_a_config_of_accelerates_shards_as_the_option_does(demo, monkeypatch):
     """With version 2; version 1 and host memory are refused by name."""
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_VERSION", "2")
-    assert train_script.read(config_class("flux_train"), []).config.distributed.fsdp
-    (problem,) = train_script.read(config_class("flux_train_network"), []).problems
+    assert train_script.read_command_line(config_class("flux_train"), []).config.distributed.fsdp
+    (problem,) = train_script.read_command_line(config_class("flux_train_network"), []).problems
     assert "fsdp" in str(problem) and "MULTI_GPU" in str(problem)
     config = config_of(demo, "flux_train", fsdp=True)
-    assert not [p for p in preflight.problems(config) if "accelerate" in str(p)]
+    assert not [p for p in preflight.find_problems(config) if "accelerate" in str(p)]
     monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
-    assert [p for p in preflight.problems(config) if "fsdp_offload_params" in str(p)]
+    assert [p for p in preflight.find_problems(config) if "fsdp_offload_params" in str(p)]
     monkeypatch.setenv("FSDP_VERSION", "1")
-    assert not train_script.read(config_class("flux_train"), []).config.distributed.fsdp
-    (problem,) = [p for p in preflight.problems(config) if "accelerate" in str(p)]
+    assert not train_script.read_command_line(config_class("flux_train"), []).config.distributed.fsdp
+    (problem,) = [p for p in preflight.find_problems(config) if "accelerate" in str(p)]
     assert "version 1 of FSDP" in str(problem) and "fsdp = true" in str(problem)
 
 

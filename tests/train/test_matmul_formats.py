@@ -108,7 +108,7 @@ def test_a_gpu_times_all_of_its_formats_within_seconds():
 def test_the_choice_is_told_with_its_numbers():
     found = {matmul_formats.WIDE: 2.0, "fp8": 1.62, "int8": 2.2}
     assert matmul_formats.fastest(found) == "fp8" and matmul_formats.fastest({}) == matmul_formats.WIDE
-    assert matmul_formats.sentence(found, "fp8", "remembered") == (
+    assert matmul_formats.choice_sentence(found, "fp8", "remembered") == (
         "Matrix products, as a share of the time in 16 bits: fp8 0.81, int8 1.10; fp8 is used (remembered)."
     )
 

@@ -10,7 +10,7 @@ import pytest
 from kohya_gui.form import presets
 from kohya_gui.i18n import texts
 from library import packages
-from library.config.building import build, working_fix
+from library.config.building import build_config, working_fix
 from library.config.problems import Message
 from library.doctor import optional, report
 from library.families import config_class
@@ -31,7 +31,7 @@ def home(tmp_path, monkeypatch):
 
 
 def lora(**values):
-    return build(LORA, {"learning_rate": 1e-3, **values}, notes=[])
+    return build_config(LORA, {"learning_rate": 1e-3, **values}, notes=[])
 
 
 # ---- what is there
@@ -78,7 +78,7 @@ def test_a_preset_takes_what_is_nearest_and_says_so(family, tmp_path, monkeypatc
     assert made.optim.optimizer_type == "AdamW" and len(told) == 1
     assert str(told[0]).startswith("optimizer_type is AdamW here, as AdamW8bit needs a package that is not installed: ")
     assert packages.command("bitsandbytes") in str(told[0])
-    assert list(optim.problems(made)) == []
+    assert list(optim.find_optimizer_problems(made)) == []
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_preset_takes_what_is_nearest_and_says_so(family, tmp_path, monkeypatc
 )
 def test_a_package_that_does_not_load_counts_as_none(error, home, tmp_path, monkeypatch):
     spoil(monkeypatch, home, "bitsandbytes", error)
-    (said,) = optim.problems(lora(optimizer_type="AdamW8bit"))
+    (said,) = optim.find_optimizer_problems(lora(optimizer_type="AdamW8bit"))
     words = error.partition("(")[2].strip("')")
     assert str(said).startswith(
         "optimizer_type AdamW8bit needs bitsandbytes, which does not load here ("
@@ -120,7 +120,7 @@ def test_one_that_loads_and_cannot_step_is_found_too(monkeypatch):
         raise RuntimeError("Configured CUDA binary not found at libbitsandbytes_cuda130.so")
 
     monkeypatch.setattr(bitsandbytes.optim.AdamW8bit, "step", broken)
-    (said,) = optim.problems(lora(optimizer_type="AdamW8bit"))
+    (said,) = optim.find_optimizer_problems(lora(optimizer_type="AdamW8bit"))
     assert "does not load here (RuntimeError: Configured CUDA binary not found" in str(said)
     assert names.package_problem("AdamW8bit")  # and that is remembered for the presets
 
@@ -162,7 +162,7 @@ def test_lycoris_that_is_not_there_names_the_command(home, monkeypatch):
     from library import methods
 
     hide(monkeypatch, "lycoris")
-    said = list(methods.problems(lora(network_module="lycoris.kohya", network_args=["algo=lokr"])))
+    said = list(methods.find_method_problems(lora(network_module="lycoris.kohya", network_args=["algo=lokr"])))
     assert f"needs a package that is not installed: {packages.command('lycoris')}" in str(said[0])
 
 
@@ -204,10 +204,13 @@ def test_setting_up_says_what_came_of_it(monkeypatch):
 @pytest.mark.parametrize("language", ["zh", "ja"])
 def test_the_sentences_are_in_every_table(language, tmp_path, monkeypatch):
     hide(monkeypatch, "bitsandbytes", "prodigyopt", "prodigyplus", "dadaptation")
-    said = [*optim.problems(lora(optimizer_type="AdamW8bit")), *optim.problems(lora(optimizer_type="Prodigy"))]
+    said = [
+        *optim.find_optimizer_problems(lora(optimizer_type="AdamW8bit")),
+        *optim.find_optimizer_problems(lora(optimizer_type="Prodigy")),
+    ]
     presets.apply(eight_bit(tmp_path), LORA, {}, said)
     said += [packages.broken("bitsandbytes", "OSError: x")]
     assert len(said) == 4
     for text in said:  # and so are those that are put into them; the command and the error stay as they are
         parts = [text, *(part for part in text.arguments.values() if isinstance(part, Message))]
-        assert all(part.template in texts.table(language) for part in parts), text
+        assert all(part.template in texts.load_catalogue(language) for part in parts), text

@@ -12,7 +12,7 @@ import torch
 from kohya_gui.form import presets
 from library import packages
 from library.check import preflight
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.schema import options, values
 from library.demo import files
@@ -78,17 +78,17 @@ def start(demo, relatives, squares, tmp_path):
         paths = {"train_data_dir": str(squares), "output_dir": str(tmp_path / "out")}
         relative = relative_of(preset)
         base = relatives.configs[f"{relative}_{script}"] if relative else demo.configs[script]
-        shown = build(config, read_toml(base), notes=[]).control_images
+        shown = build_config(config, read_toml(base), notes=[]).control_images
         paths |= {"control_directory": references(squares, tmp_path)} if shown.least else {}
         paths |= {"conditioning_data_dir": references(squares, tmp_path)} if shown.guided else {}
-        now = build(config, read_toml(base) | paths, notes=[])
+        now = build_config(config, read_toml(base) | paths, notes=[])
         told: list[str] = []
         made = presets.apply(preset, config, values(now), told)
         small = SMALL | (TRACED if preset.is_profile else {"compile": False})
         small |= {"alpha_mask": True} if shown.inpaints else {}
         small |= {"lr_warmup_steps": 1} if made.optim.lr_warmup_steps else {}
         small = {name: value for name, value in small.items() if name in options(config)}
-        return train(build(config, values(made) | small, notes=[])), told
+        return train(build_config(config, values(made) | small, notes=[])), told
 
     return run
 
@@ -118,12 +118,14 @@ def test_no_preset_needs_a_package_that_may_be_missing(script, demo, relatives, 
             relative = relative_of(preset)
             base = relatives.configs[f"{relative}_{script}"] if relative else demo.configs[script]
             paths = read_toml(base) | {"train_data_dir": str(squares), "output_dir": str(tmp_path / "out")}
-            shown = build(config, read_toml(base), notes=[]).control_images
+            shown = build_config(config, read_toml(base), notes=[]).control_images
             paths |= {"control_directory": references(squares, tmp_path)} if shown.least else {}
             paths |= {"conditioning_data_dir": references(squares, tmp_path)} if shown.guided else {}
             ours = {name: value for name, value in paths.items() if presets.is_own(options(config)[name])}
             ours |= {"alpha_mask": True} if shown.inpaints else {}
-            found = preflight.check(build(config, read_toml(preset.path) | ours | small, notes=[]))
+            found = preflight.check_before_training(
+                build_config(config, read_toml(preset.path) | ours | small, notes=[])
+            )
             assert [said for said in found if not any(words in str(said) for words in EXPECTED)] == [], preset.id
 
 

@@ -99,7 +99,7 @@ def test_a_lora_learns_from_one_to_three_references(run, data, edit):
     assert resumed.losses == eager.losses[2:]
 
     base = edit.models["qwen_image_edit"]["qwen_image"]
-    fits, wrong = lora.check(eager.file, config_of(edit, LORA))
+    fits, wrong = lora.check_lora_layers(eager.file, config_of(edit, LORA))
     assert fits > 0 and not wrong
     with safe_open(eager.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "qwen_image_edit"
@@ -142,7 +142,7 @@ def test_older_ones_learn_in_eight_bits_with_swapped_blocks(run, edit, tmp_path)
 def sentences(edit, data, **values):
     given = {"dataset_config": data / "own.toml", "train_data_dir": None, "control_directory": None}
     given |= {"output_dir": data / "out"}
-    return " / ".join(map(str, preflight.problems(config_of(edit, LORA, **given | values))))
+    return " / ".join(map(str, preflight.find_problems(config_of(edit, LORA, **given | values))))
 
 
 def test_mistakes_are_one_sentence_before_anything_is_loaded(edit, data, tmp_path):

@@ -63,13 +63,13 @@ def test_a_file_that_is_replaced_while_caching_ends_the_training(
     demo, squares, tmp_path, monkeypatch, script, option, replace
 ):
     config, copy = own_copy(demo, script, option, tmp_path, train_data_dir=squares)
-    encode = encoding.encode
+    encode = encoding.encode_missing_caches
 
     def encoding_while(*given):
         encode(*given)
         replace(copy)
 
-    monkeypatch.setattr(encoding, "encode", encoding_while)
+    monkeypatch.setattr(encoding, "encode_missing_caches", encoding_while)
     with pytest.raises(ConfigError, match="was replaced or changed while it was read") as refused:
         train(config)
     assert str(refused.value).startswith(str(copy))
@@ -80,7 +80,7 @@ def test_a_file_that_is_replaced_while_caching_ends_the_training(
 def test_caching_alone_ends_as_well(demo, squares, tmp_path, monkeypatch):
     config, copy = own_copy(demo, "flux_train_network", "ae", tmp_path, train_data_dir=squares)
     fresh()
-    monkeypatch.setattr(encoding, "encode", lambda *given: copy.unlink())
+    monkeypatch.setattr(encoding, "encode_missing_caches", lambda *given: copy.unlink())
     with pytest.raises(ConfigError, match="was replaced or changed"):
         make_caches(config, lambda *said: None)
 

@@ -50,7 +50,7 @@ def test_samples_and_saves_on_demand_change_no_number(demo, squares, tmp_path, a
     assert sampled["step"] == file["step"] == folder["step"] < 4 and last["step"] == 4
     assert (
         file["file"].endswith(f"-step{file['step']:08d}.safetensors")
-        and resume_state.problems(Path(folder["file"])) == []
+        and resume_state.find_state_problems(Path(folder["file"])) == []
     )
     assert file["ok"] and last["ok"] and "it loads" in file["text"]
     assert not any(layout.request_file(asked.folder, request).exists() for request in layout.REQUESTS)
@@ -114,7 +114,7 @@ def test_a_file_that_does_not_load_is_found_out(demo, squares, tmp_path):
     config = config_of(demo, "sdxl_train_network", train_data_dir=squares, output_dir=tmp_path, max_train_steps=1)
     outcome = train(config)
     file, shapes = outcome.file, {name: tuple(tensor.shape) for name, tensor in outcome.tensors().items()}
-    assert verify.check(file, lambda: shapes, config)["ok"]
+    assert verify.verify_saved_file(file, lambda: shapes, config)["ok"]
     first = next(iter(shapes))
     for change, words in (
         (lambda h: h.update(foreign=h.pop(first)), "unknown to the model"),
@@ -122,8 +122,8 @@ def test_a_file_that_does_not_load_is_found_out(demo, squares, tmp_path):
     ):
         before = file.read_bytes()
         rewritten(file, change)
-        found = verify.check(file, lambda: shapes, config)
+        found = verify.verify_saved_file(file, lambda: shapes, config)
         assert not found["ok"] and words in str(found["text"])
         file.write_bytes(before)
     file.write_bytes(before[:500])
-    assert "cannot be read back" in str(verify.check(file, lambda: shapes, config)["text"])
+    assert "cannot be read back" in str(verify.verify_saved_file(file, lambda: shapes, config)["text"])

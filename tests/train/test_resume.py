@@ -252,7 +252,7 @@ def test_a_changed_rate_holds_from_the_first_step_and_the_check_says_so(run, dem
     assert 0 < max(float((after[name] - before[name]).abs().max()) for name in before) <= 1.5e-5
     base = {"train_data_dir": ten, "output_dir": tmp_path / "new", "output_name": "m", "resume": after_four}
     config = config_of(demo, "flux_train_network", min_bucket_reso=64, resolution=96, **base, **given)
-    (said,) = [str(problem) for problem in preflight.check(config) if problem.option == "resume"]
+    (said,) = [str(problem) for problem in preflight.check_before_training(config) if problem.option == "resume"]
     assert "learning_rate was 0.005 and is 1e-05; optimizer_args was not set and is weight_decay=0" in said
 
 

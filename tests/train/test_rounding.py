@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from library.compiler.torch_private import GradScaler
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families.sdxl.options import SdxlTrain
 from library.optim import fused_step, optimizers
-from library.optim.stochastic_rounding import StepRNG, write
+from library.optim.stochastic_rounding import StepRNG, write_rounded
 
 HERE = torch.device("cpu")
 
@@ -21,7 +21,7 @@ def rounded(numbers, throws=1):
     into, dice = torch.empty_like(numbers, dtype=torch.bfloat16), StepRNG(0)
     results = []
     for i in range(throws):
-        write(into, numbers, dice.generator_for(HERE, i, 0))
+        write_rounded(into, numbers, dice.generator_for(HERE, i, 0))
         results.append(into.double())
     return torch.stack(results)
 
@@ -54,7 +54,7 @@ def test_shapes_and_layouts(shape):
     if len(shape) == 4:
         numbers = numbers.to(memory_format=torch.channels_last)
     into = torch.empty_like(numbers, dtype=torch.bfloat16)
-    write(into, numbers, StepRNG(0).generator_for(HERE, 0, 0))
+    write_rounded(into, numbers, StepRNG(0).generator_for(HERE, 0, 0))
     torch.testing.assert_close(into.float(), numbers, rtol=2**-7, atol=0)
 
 
@@ -93,7 +93,7 @@ class Learner:
 
 
 def config(**values):
-    return build(SdxlTrain, values, notes=[])
+    return build_config(SdxlTrain, values, notes=[])
 
 
 HALF = {"full_bf16": True, "mixed_precision": "bf16"}
@@ -341,6 +341,6 @@ def test_what_does_not_go_together_is_said(values, words):
 
 
 def test_optimizers_that_look_at_all_weights_round_to_the_nearest_and_that_is_said():
-    notes = list(optimizers.notes(config(**HALF, optimizer_type="Prodigy", learning_rate=1)))
+    notes = list(optimizers.optimizer_notes(config(**HALF, optimizer_type="Prodigy", learning_rate=1)))
     assert any("nearest" in str(note) for note in notes)
-    assert not list(optimizers.notes(config(**HALF)))
+    assert not list(optimizers.optimizer_notes(config(**HALF)))

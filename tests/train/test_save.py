@@ -10,7 +10,7 @@ from safetensors.torch import save as package_bytes
 
 from library.check import preflight
 from library.compiler.torch_private import LazyTensor
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.sdxl.options import SdxlTrain
@@ -22,7 +22,7 @@ VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "sd_scripts_vectors
 
 
 def config(folder, cls=FluxLora, **values):
-    return build(cls, {"output_dir": str(folder), **values}, notes=[])
+    return build_config(cls, {"output_dir": str(folder), **values}, notes=[])
 
 
 def tensors():
@@ -265,22 +265,22 @@ def test_an_earlier_training_of_the_same_name_is_not_overwritten(tmp_path):
     chosen = config(tmp_path, output_name="m")
     for name in ("m2.safetensors", "m-old.safetensors", "m.txt", "sample"):
         (tmp_path / name).touch()
-    assert not list(paths.problems(chosen))
+    assert not list(paths.find_output_problems(chosen))
     for name in ("m.safetensors", "m-000002.safetensors", "m-step00000010-state"):
         (tmp_path / name).touch()
-    said = list(paths.problems(chosen))
+    said = list(paths.find_output_problems(chosen))
     assert [one.code for one in said] == [paths.THERE]
     assert (
         len(said) == 1 and "m-000002.safetensors and 2 more" in str(said[0]) and "another output_name" in str(said[0])
     )
-    assert not list(paths.problems(config(tmp_path, output_name="m", resume=str(tmp_path))))
-    assert not list(paths.problems(config(tmp_path / "elsewhere", output_name="m")))
+    assert not list(paths.find_output_problems(config(tmp_path, output_name="m", resume=str(tmp_path))))
+    assert not list(paths.find_output_problems(config(tmp_path / "elsewhere", output_name="m")))
 
 
 def test_places_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
-    assert "is a file" in str(next(paths.problems(config(tmp_path / "file" / "below"))))
+    assert "is a file" in str(next(paths.find_output_problems(config(tmp_path / "file" / "below"))))
     with pytest.raises(ConfigError, match="plain name"):
         config(tmp_path, output_name="a/b")
-    assert "not set" in str(next(paths.problems(build(FluxLora, {}, notes=[]))))
+    assert "not set" in str(next(paths.find_output_problems(build_config(FluxLora, {}, notes=[]))))
     assert not (tmp_path / "elsewhere").exists()

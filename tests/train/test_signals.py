@@ -86,7 +86,7 @@ def training(demo, squares, tmp_path):
 def is_saved(training):
     """There is a file, and a state that fits it."""
     folder = training.output / "flux-lora-state"
-    assert (training.output / "flux-lora.safetensors").is_file() and resume_state.problems(folder) == []
+    assert (training.output / "flux-lora.safetensors").is_file() and resume_state.find_state_problems(folder) == []
     step = resume_state.read_progress(folder)["current_step"]
     assert 0 < step == training.run.facts["step"]
     return True

@@ -35,7 +35,7 @@ def state(began, tmp_path):
 
 def refused(state):
     """What is said of a state."""
-    return [str(problem) for problem in resume_state.problems(state)]
+    return [str(problem) for problem in resume_state.find_state_problems(state)]
 
 
 def flipped(path):

@@ -71,7 +71,7 @@ def whole(demo, tmp_path_factory):
 def goes_on(demo, script, stopped, straight, tmp_path, values):
     """A stopped training has a whole state, and what comes of it is what would have come."""
     folder = tmp_path / "out" / "m-state"
-    assert stopped.facts["state"] == "stopped" and resume_state.problems(folder) == []
+    assert stopped.facts["state"] == "stopped" and resume_state.find_state_problems(folder) == []
     assert step_of(resume.newest_state(reader.at(stopped.folder))) == step_of(folder) and stopped.file.is_file()
     again = train(config_of(demo, script, output_dir=tmp_path / "out", **values, resume=folder))
     assert stopped.numbers() | again.numbers() == straight.numbers()
@@ -140,7 +140,7 @@ def test_a_checkpoint_that_is_being_written_is_finished(demo, squares, tmp_path,
     straight = whole(LORA, **values)
     when(resume_state.State, "_fill", lambda self, place: "m-step00000002" in place.name, how)
     stopped = train(config_of(demo, LORA, output_dir=tmp_path / "out", **values))
-    assert resume_state.problems(tmp_path / "out" / "m-step00000002-state") == []
+    assert resume_state.find_state_problems(tmp_path / "out" / "m-step00000002-state") == []
     goes_on(demo, LORA, stopped, straight, tmp_path, values)
 
 
@@ -241,7 +241,7 @@ def test_a_slow_save_is_waited_for_and_never_killed(demo, squares, tmp_path, mon
         started.kill()
     run = reader.at(run.folder)
     assert started.returncode == 0 and run.state == "stopped", words
-    assert resume_state.problems(tmp_path / "out" / "m-state") == []
+    assert resume_state.find_state_problems(tmp_path / "out" / "m-state") == []
     assert resume_state.read_progress(tmp_path / "out" / "m-state")["current_step"] == run.facts["step"]
 
 
@@ -271,6 +271,6 @@ def test_two_processes_sample_and_stop_now(demo, squares, tmp_path):
         for process in started:
             process.kill()
     assert [process.returncode for process in started] == [0, 0] and reader.at(run.folder).state == "stopped", words
-    assert resume_state.problems(tmp_path / "out" / "m-state") == []
+    assert resume_state.find_state_problems(tmp_path / "out" / "m-state") == []
     sampled = [event for event in reader.events(run.folder)[0] if event["kind"] == "sample"]
     assert [(event["number"], event["prompt"]) for event in sampled] == [(0, "one"), (1, "two")]

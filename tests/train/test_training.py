@@ -97,7 +97,7 @@ def test_accumulating_two_batches_of_one_equals_a_batch_of_two(run, tmp_path, no
 
 def encoder_prefix(script):
     """How the adapters of the first text encoder are named in files of a family; None where it never learns."""
-    prefixes = families.load(families.facts(families.config_class(script).family).lora_names).prefixes["kohya"]
+    prefixes = families.load_object(families.facts(families.config_class(script).family).lora_names).prefixes["kohya"]
     return next((prefix for part, prefix in prefixes.items() if part != "denoiser"), None)
 
 

@@ -99,7 +99,7 @@ def test_what_the_user_can_mend_is_one_sentence(run_shell, monkeypatch, tmp_path
 
 
 def test_before_there_is_a_log_the_traceback_is_shown(monkeypatch, run_shell):
-    monkeypatch.setattr("library.check.preflight.check", lambda config: 1 / 0)
+    monkeypatch.setattr("library.check.preflight.check_before_training", lambda config: 1 / 0)
     code, said = run_shell()
     assert code == 1 and "Traceback" in said.err and "error: ZeroDivisionError" in said.err
 
@@ -278,7 +278,7 @@ def check_full(output, code, said):
     names = {path.name for path in output.iterdir()} - {"runs"}
     assert not [name for name in names if name.startswith(".")]
     states = [output / name for name in names if name.endswith("-state")]
-    assert states and all(resume_state.problems(folder) == [] for folder in states)
+    assert states and all(resume_state.find_state_problems(folder) == [] for folder in states)
     files = [name for name in names if name.endswith(".safetensors")]
     assert files and all(load_file(output / name) for name in files)
 
@@ -307,7 +307,7 @@ def test_a_disk_that_is_really_full(tmp_path, config, monkeypatch):
         assert run.state == "failed" and "disk" in str(run.error)
         assert [path for path in small.iterdir() if path.name.endswith("-state")]
         for folder in small.glob("*-state"):
-            assert resume_state.problems(folder) == []
+            assert resume_state.find_state_problems(folder) == []
     finally:
         subprocess.run(["umount", str(small)], check=True)
 

@@ -18,14 +18,14 @@ from library.bench import random_weights
 from library.bench.diffusers.inputs import DiffusersInputs
 from library.bench.subjects import TrainableModel, usual
 from library.compiler.torch_private import pytree
-from library.config.building import build
+from library.config.building import build_config
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_json
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.config.values import did_you_mean
 from library.families.base import ModelComponents
-from library.families.shared.random_networks import empty
+from library.families.shared.random_networks import build_on_meta
 from library.memory.quantization import fp8_storage
 from library.methods.adapters import AdapterSpec, LoraLinear
 from library.methods.factor_cache import FactorCache
@@ -104,7 +104,7 @@ class DiffusersSubject:
 
     def config(self, given: JsonMapping) -> RunConfig:
         """The settings with these options on top."""
-        return build(families.config_class(SCRIPT), {**self.values, **given}, notes=[])
+        return build_config(families.config_class(SCRIPT), {**self.values, **given}, notes=[])
 
     def make(self, config: Any, device: torch.device) -> TrainableModel:
         """A fresh model on the device, with adapters in its blocks."""
@@ -118,7 +118,7 @@ class DiffusersSubject:
 
     def _empty(self) -> nn.Module:
         try:
-            return empty(lambda: self.cls(**self.given))
+            return build_on_meta(lambda: self.cls(**self.given))
         except Exception as error:  # whatever it may be that a class of somebody else says to a wrong number
             why = (str(error).splitlines() or [""])[0][:200]
             template = f"{self.title} cannot be made from this config ({type(error).__name__}: {why})"

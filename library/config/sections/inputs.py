@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from library.config.fixes import bucket_limits
 from library.config.problems import Message, Problem, together
-from library.config.reading import LARGEST, count, pair, resolution, sizes, token_length
+from library.config.reading import LARGEST, pair, parse_count, resolution, sizes, token_length
 from library.config.run_config import RunConfig
 from library.config.schema import defaults, opt
 from library.config.sections.captions import USUAL_VARIANTS, VARIED, clashes_with_cache
@@ -373,5 +373,5 @@ class TextBatchCache(Cache):
     """The same, where captions are encoded in batches of their own size."""
 
     text_encoder_batch_size: int | None = opt(
-        None, "Captions that are encoded at once. Empty: the batch size.", parse=count
+        None, "Captions that are encoded at once. Empty: the batch size.", parse=parse_count
     )

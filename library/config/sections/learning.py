@@ -7,7 +7,7 @@ from typing import Literal
 
 from library.config.fixes import exclusive, other_optimizer
 from library.config.problems import Problem, option_name, together
-from library.config.reading import count, steps_or_share
+from library.config.reading import parse_count, steps_or_share
 from library.config.run_config import RunConfig
 from library.config.schema import opt, values
 
@@ -274,7 +274,7 @@ class FullOptim(Optim):
     fused_optimizer_groups: int | None = opt(
         None,
         "Update the weights in this many groups during the backward pass. Saves memory.",
-        parse=count,
+        parse=parse_count,
         advanced=True,
     )
 
@@ -319,7 +319,7 @@ class Steps:
         ceiling=LONGEST,
     )
     max_train_epochs: int | None = opt(
-        None, "How often all images are trained. It replaces the number of steps.", label="Epochs", parse=count
+        None, "How often all images are trained. It replaces the number of steps.", label="Epochs", parse=parse_count
     )
     gradient_accumulation_steps: int = opt(
         1, "Batches per step: a larger batch, less memory.", label="Gradient accumulation", min=1, ceiling=1_000_000
@@ -334,7 +334,7 @@ class Steps:
         None,
         "End the training after N validations without a lower held-out loss.",
         label="Early stop patience",
-        parse=count,
+        parse=parse_count,
         advanced=True,
     )
     resume: str | None = opt(None, "The folder of a saved state to continue from.", label="Resume from", kind="folder")
@@ -390,11 +390,11 @@ class Validation:
     )
     validation_seed: int | None = opt(None, "Chooses these images and their noise. Keep it to compare runs.")
     validate_every_n_steps: int | None = opt(
-        None, "Validate every N steps.", label="Validate every N steps", parse=count
+        None, "Validate every N steps.", label="Validate every N steps", parse=parse_count
     )
     validate_every_n_epochs: int | None = opt(
-        None, "Validate every N epochs. Empty: every epoch.", label="Validate every N epochs", parse=count
+        None, "Validate every N epochs. Empty: every epoch.", label="Validate every N epochs", parse=parse_count
     )
     max_validation_steps: int | None = opt(
-        None, "At most this many batches per validation. Empty: all.", label="Validation batches", parse=count
+        None, "At most this many batches per validation. Empty: all.", label="Validation batches", parse=parse_count
     )

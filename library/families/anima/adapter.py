@@ -37,11 +37,11 @@ class AdapterShape:
             width=width,
             head=tuple(shapes[f"{first}.cross_attn.q_norm.weight"])[0],
             mlp=tuple(shapes[f"{first}.mlp.0.weight"])[0],
-            blocks=count(shapes),
+            blocks=count_adapter_blocks(shapes),
         )
 
 
-def count(names: Iterable[str]) -> int:
+def count_adapter_blocks(names: Iterable[str]) -> int:
     """How many blocks an adapter has, from the denoiser's keys."""
     return len({name.split(".")[2] for name in names if name.startswith(f"{PREFIX}blocks.")})
 

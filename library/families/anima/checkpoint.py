@@ -13,7 +13,7 @@ from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.families.anima import adapter, keys, text_encoder
 from library.families.anima.facts import ADAPTER, BARE, FACTS, MARK, TRANSFORMER
-from library.families.anima.model import BLOCK, Anima, AnimaShape, count
+from library.families.anima.model import BLOCK, Anima, AnimaShape, count_anima_blocks
 from library.families.anima.options import OTHERS
 from library.families.facts import Shapes
 from library.families.shared import expected_tensors, hub, language_model, qwen_vae, qwen_vae_names, tokenizers, weights
@@ -65,14 +65,14 @@ def checkpoint_of(config: Any) -> Checkpoint:
     return dataclasses.replace(
         CHECKPOINT,
         files=files,
-        problems=functools.partial(problems, files),
+        problems=functools.partial(find_anima_problems, files),
         open_denoiser=functools.partial(open_denoiser, files, config),
-        encode=functools.partial(text_encoder.encode, length=lengths[0]),
+        encode=functools.partial(text_encoder.encode_anima_captions, length=lengths[0]),
         longest=lambda _tokenizer, _captions: max(lengths),
     )
 
 
-def problems(files: PartFiles, config: RunConfig) -> Iterator[Problem]:
+def find_anima_problems(files: PartFiles, config: RunConfig) -> Iterator[Problem]:
     """Problems of the parts, from their headers, each with its option and the fix."""
     beside = _adapter_shapes(files, config)
 
@@ -84,7 +84,9 @@ def problems(files: PartFiles, config: RunConfig) -> Iterator[Problem]:
                 path=path,
                 also="pretrained_model_name_or_path",
             )
-        yield from config.compile.beyond({BLOCK: count(own), adapter.BLOCK: adapter.count({**own, **beside})})
+        yield from config.compile.beyond(
+            {BLOCK: count_anima_blocks(own), adapter.BLOCK: adapter.count_adapter_blocks({**own, **beside})}
+        )
 
     def widths(own: Shapes) -> dict[str, tuple[str, int]]:
         channels = own.get("final_layer.linear.weight", (0,))[0] // 4
@@ -107,7 +109,11 @@ def plain_shapes(entries: Entries, part: str) -> Shapes:
     """Shapes by the network's own keys."""
     if part == "denoiser":
         return DENOISER.plain_shapes(entries)
-    known = {"vae": qwen_vae_names.plain, "text_encoder": language_model.plain_names, "llm_adapter": keys.adapter}
+    known = {
+        "vae": qwen_vae_names.plain_qwen_vae_names,
+        "text_encoder": language_model.plain_names,
+        "llm_adapter": keys.adapter,
+    }
     return {plain: tuple(entries[name]["shape"]) for plain, name in known[part](entries).items()}
 
 
@@ -117,7 +123,7 @@ def open_denoiser(
     """DenoiserFile.open, with the adapter of a file of its own where there is one."""
     beside: Extra = {}
     if "llm_adapter" in files.parts:
-        file = weights.read(files.located(config, "llm_adapter"), mmap)
+        file = weights.open_weights(files.located(config, "llm_adapter"), mmap)
         shapes = file.shapes()
         beside = {own: (shapes[name], file.source(name)) for own, name in keys.adapter(file).items()}
     return DENOISER.open(path, dtype, keep_8_bits, mmap, beside)
@@ -125,11 +131,11 @@ def open_denoiser(
 
 CHECKPOINT = Checkpoint(
     FILES[False],
-    functools.partial(problems, FILES[False]),
+    functools.partial(find_anima_problems, FILES[False]),
     plain_shapes,
     DENOISER.open,
-    {"vae": qwen_vae.load, "text_encoder": language_model.load_qwen3},
+    {"vae": qwen_vae.load_qwen_vae, "text_encoder": language_model.load_qwen3},
     tokenizers.QWEN3_SMALL,
-    text_encoder.encode,
+    text_encoder.encode_anima_captions,
     lambda _tokenizer, _captions: text_encoder.LONGEST,
 )

@@ -15,8 +15,8 @@ Line = tuple[str, Any, str]  # an option, its value, and what a real training wo
 ENDINGS = {"lora_down.weight": "lora_A.weight", "lora_up.weight": "lora_B.weight"}
 
 
-def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made."""
+def demo_tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
+    """What a TOML of the demo says of this model; `models` are the files that write_random_model made."""
     return {
         "model": [
             ("pretrained_model_name_or_path", str(models["anima"]), "real: anima-base-v1.0.safetensors"),
@@ -29,7 +29,7 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
     }
 
 
-def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
+def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
     """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model.
 
     diffusers wants the paths of the model with dots, which `kohya tools convert --to diffusers` writes.
@@ -45,7 +45,7 @@ def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes
         if ending in ENDINGS
     }
     head, (hidden, inputs) = known["blocks.0.self_attn.q_norm.weight"][0], known["x_embedder.proj.1.weight"]
-    return diffusers_layers.converted(
+    return diffusers_layers.convert_with_mixin(
         named,
         "CosmosTransformer3DModel",
         "AnimaLoraLoaderMixin",

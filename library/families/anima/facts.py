@@ -11,7 +11,7 @@ MARK = "blocks.0.cross_attn.o_proj.weight"  # of the adapter, with or without a 
 AROUND = ("x_embedder.", "t_embedder.", "final_layer.")  # of the transformer, outside of its blocks
 
 
-def recognise(shapes: Shapes) -> str:
+def recognise_anima(shapes: Shapes) -> str:
     """What a checkpoint is of Anima. Its transformer is Cosmos-Predict2's, which has no adapter."""
     adapter = any(name.endswith(MARK) for name in shapes)
     in_folder = {"patch_embed.proj.weight", "transformer_blocks.0.norm1.linear_1.weight"} <= shapes.keys()
@@ -22,7 +22,7 @@ def recognise(shapes: Shapes) -> str:
     return ""
 
 
-def hub_model(title: str, name: str) -> HubModel:
+def anima_hub_model(title: str, name: str) -> HubModel:
     """One of the transformers of the publisher's repository, with the parts that all of them need."""
     places = {
         "pretrained_model_name_or_path": (f"diffusion_models/{name}", 4_182_000_000),
@@ -48,7 +48,7 @@ FACTS = FamilyFacts(
     },
     family="library.families.anima.family:AnimaFamily",
     pipelines=("AnimaModularPipeline", "AnimaAutoBlocks"),
-    recognise=recognise,
+    recognise=recognise_anima,
     base_models=(TRANSFORMER,),
     base_model_version="anima",
     architecture="anima-preview",
@@ -63,12 +63,12 @@ FACTS = FamilyFacts(
     graphs={"LLMAdapterTransformerBlock": 1, "Block": 1},
     compile_seconds=15,
     decoder_memory=3.4,
-    hub_models=(hub_model("Anima", "anima-base-v1.0"), hub_model("Anima preview", "anima-preview")),
+    hub_models=(anima_hub_model("Anima", "anima-base-v1.0"), anima_hub_model("Anima preview", "anima-preview")),
     part_options={
         "qwen3": holds("model.embed_tokens.weight", 151936, 1024),
         "vae": lambda shapes: any(
             len(shapes.get(name, ())) == 5 for name in ("decoder.conv_in.weight", "decoder.conv1.weight")
         ),
-        "llm_adapter_path": lambda shapes: recognise(shapes) == ADAPTER,
+        "llm_adapter_path": lambda shapes: recognise_anima(shapes) == ADAPTER,
     },
 )

@@ -67,7 +67,7 @@ class AnimaFamily(OneEncoderFamily):
         """Those of Qwen3 and of T5."""
         found = super().tokenizer_folders()
         given, name = self.config.model.t5_tokenizer_path, tokenizers.T5_XXL
-        folder = tokenizers.named(given, name, "t5_tokenizer_path") if given else None
+        folder = tokenizers.tokenizer_of_option(given, name, "t5_tokenizer_path") if given else None
         return found | {TARGET: (folder or self.tokenizer_folder(name, "t5_tokenizer"), name)}
 
     def stored_shapes(self) -> dict[str, Shapes]:

@@ -60,7 +60,7 @@ class AnimaShape:
             context=tuple(shapes["blocks.0.cross_attn.k_proj.weight"])[1],
             mlp=tuple(shapes["blocks.0.mlp.layer1.weight"])[0],
             modulation=tuple(shapes["blocks.0.adaln_modulation_self_attn.1.weight"])[0],
-            blocks=count(shapes),
+            blocks=count_anima_blocks(shapes),
             adapter=AdapterShape.of(shapes),
         )
 
@@ -77,7 +77,7 @@ class AnimaShape:
         return THETA * LARGER ** (side / (side - 2))
 
 
-def count(names: Iterable[str]) -> int:
+def count_anima_blocks(names: Iterable[str]) -> int:
     """How many blocks a transformer has, from its keys."""
     return len({name.split(".")[1] for name in names if name.startswith("blocks.")})
 

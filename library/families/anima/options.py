@@ -8,7 +8,7 @@ from library import families
 from library.config import sections
 from library.config.problems import Problem
 from library.config.run_config import Rule
-from library.config.schema import opt, section
+from library.config.schema import define_section, opt
 
 # Parsed by sd-scripts for every family, without a meaning for this one.
 INEFFECTIVE = {
@@ -158,10 +158,10 @@ class AnimaRun:
     aliases: ClassVar[Mapping[str, str]] = ALIASES
     foreign: ClassVar[Mapping[str, str]] = FOREIGN
 
-    model: AnimaModel = section(AnimaModel)
-    noise: AnimaFlow = section(AnimaFlow)
-    memory: sections.Memory = section(MEMORY)
-    compile: sections.Compile = section(COMPILE)
+    model: AnimaModel = define_section(AnimaModel)
+    noise: AnimaFlow = define_section(AnimaFlow)
+    memory: sections.Memory = define_section(MEMORY)
+    compile: sections.Compile = define_section(COMPILE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,8 +174,8 @@ class AnimaLora(AnimaRun, sections.TransformerLora):
         RATES, "it is for the fine-tune; network_args has network_reg_lrs"
     )
 
-    cache: AnimaAdapterCache = section(AnimaAdapterCache)
-    network: sections.Network = section(NETWORK)
+    cache: AnimaAdapterCache = define_section(AnimaAdapterCache)
+    network: sections.Network = define_section(NETWORK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,4 +185,4 @@ class AnimaTrain(AnimaRun, sections.TransformerTrain):
     script: ClassVar[str] = "anima_train"
     title: ClassVar[str] = "Anima fine-tune"
 
-    optim: AnimaFullOptim = section(AnimaFullOptim)
+    optim: AnimaFullOptim = define_section(AnimaFullOptim)

@@ -73,17 +73,17 @@ def shape(sizes: AnimaSizes, words: int) -> AnimaShape:
     )
 
 
-def random(sizes: AnimaSizes = TINY, words: int = WORDS, target_words: int = T5_WORDS) -> RandomNetworks:
+def make_networks(sizes: AnimaSizes = TINY, words: int = WORDS, target_words: int = T5_WORDS) -> RandomNetworks:
     """The networks of these sizes, for tokenizers with so many words."""
     return RandomNetworks(
-        lambda: random_networks.empty(lambda: Anima(shape(sizes, target_words))),
+        lambda: random_networks.build_on_meta(lambda: Anima(shape(sizes, target_words))),
         {"text_encoder": lambda: language_model.empty_qwen3(**sizes.text_settings(words))},
         sizes.empty_vae,
         sizes.resolutions,
     )
 
 
-def adopt(family: AnimaFamily, denoiser: nn.Module) -> None:
+def adopt_denoiser(family: AnimaFamily, denoiser: nn.Module) -> None:
     """It reads nothing else from headers."""
 
 
@@ -97,7 +97,7 @@ def input_shapes(family: AnimaFamily, denoiser: Anima) -> InputShapes:
     return InputShapes(sizes.channels // 4, text, words={"t5_input_ids": sizes.adapter.words})
 
 
-def write(
+def write_random_model(
     folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, sizes: AnimaSizes = TINY
 ) -> dict[str, Path]:
     """Write the three files of a tiny model, in ComfyUI's layouts, and its tokenizers into a folder.
@@ -108,7 +108,7 @@ def write(
     places = {"tokenizer": folder / "tokenizer", "t5_tokenizer": folder / "t5_tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
     target = random_tokenizers.t5_tokenizer(places["t5_tokenizer"])
-    made = random(sizes, *((WORDS, T5_WORDS) if sizes == FULL else (words, target)))
+    made = make_networks(sizes, *((WORDS, T5_WORDS) if sizes == FULL else (words, target)))
     text = made.encoders["text_encoder"]().state_dict()
     parts = {
         "anima": ("anima_tiny", made.denoiser().state_dict(), prefixed("net.")),

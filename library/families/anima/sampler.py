@@ -34,13 +34,13 @@ class AnimaSampler(FlowSampler):
             output = model(packing.pack(latents), (height, width), *text, times).float()
             return packing.unpack_channels_last(output, height, width)
 
-        return self.integrate(noise.to(device), schedule(request.steps, request.shift or SHIFT), request, velocity)
+        return self.integrate(noise.to(device), anima_sigmas(request.steps, request.shift or SHIFT), request, velocity)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         """Latents of the cache as the VAE takes them."""
         return qwen_vae.denormalised(latents)
 
 
-def schedule(steps: int, shift: float = SHIFT) -> list[float]:
+def anima_sigmas(steps: int, shift: float = SHIFT) -> list[float]:
     """The steps + 1 sigmas of a sampling run, from 1 to 0."""
     return flow.shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), shift).tolist()

@@ -12,16 +12,18 @@ LONGEST = 512  # tokens of a caption, for either tokenizer
 EMPTY = 1  # the id that an empty caption is for T5: its end
 
 
-def encode(model: Any, tokenizer: Any, captions: Sequence[str], length: int = LONGEST) -> tuple[Tensor, Tensor]:
+def encode_anima_captions(
+    model: Any, tokenizer: Any, captions: Sequence[str], length: int = LONGEST
+) -> tuple[Tensor, Tensor]:
     """Captions, without any template -> the last states [B, length, C], zero behind each caption, and a mask
     [B, length] of its own tokens."""
     ids = tokenizer(list(captions), max_length=length, truncation=True).input_ids if captions else []
-    return language_model.encode(model, ids, length)
+    return language_model.encode_ids(model, ids, length)
 
 
 def target_ids(tokenizer: Any, captions: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
     """Ids of T5 [B, length], zero behind each caption, and their mask."""
-    ids, mask = t5.tokens(tokenizer, captions, length)
+    ids, mask = t5.t5_tokens(tokenizer, captions, length)
     return ids.to(torch.int32), mask.to(torch.int32)
 
 

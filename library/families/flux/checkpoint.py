@@ -42,11 +42,16 @@ DENOISER = DoubleStreamFile(
 )
 # What the parts are called by their headers.
 KINDS = {"clip_l": "a CLIP text encoder", "t5xxl": "a T5 text encoder", "ae": "a VAE"}
-PLAIN = {"denoiser": tensor_names.without_prefix, "clip_l": clip.plain, "t5xxl": t5.plain, "ae": autoencoder.plain}
+PLAIN = {
+    "denoiser": tensor_names.without_prefix,
+    "clip_l": clip.plain_clip_names,
+    "t5xxl": t5.plain_t5_names,
+    "ae": autoencoder.plain_vae_names,
+}
 FILES = {name: PartFiles(dict(_parts(variant))) for name, variant in VARIANTS.items()}  # by model_type
 
 
-def problems(config: RunConfig, model_type: str) -> Iterator[Problem]:
+def find_flux_problems(config: RunConfig, model_type: str) -> Iterator[Problem]:
     """Problems of the parts, from their headers, each with its option and the fix."""
     found: dict[str, Shapes] = {}
     files = FILES[model_type]
@@ -61,7 +66,7 @@ def problems(config: RunConfig, model_type: str) -> Iterator[Problem]:
             found[part] = plain_shapes(entries, part)
             if part == "denoiser":
                 yield from config.compile.beyond(keys.blocks(found[part]))
-                yield from denoiser_file.problems(path, BASE, DENOISER.open)
+                yield from denoiser_file.find_denoiser_problems(path, BASE, DENOISER.open)
 
     yield from files.problems(config, look)
     yield from mismatched(found, files.parts)
@@ -101,7 +106,7 @@ def plain_shapes(entries: Entries, part: str) -> dict[str, tuple[int, ...]]:
 def unfit(path: Path, entries: Entries, part: str, about: Part) -> Message | None:
     """Why a file cannot serve as a part, in a sentence with the fix; None when it can."""
     shapes = plain_shapes(entries, part)
-    of, found = recognition.described({name: tuple(entry["shape"]) for name, entry in entries.items()})
+    of, found = recognition.family_and_description({name: tuple(entry["shape"]) for name, entry in entries.items()})
     if found == "a LoRA file":
         template = "{path} is a LoRA file, not a model; expected {what}"
         if part == "denoiser":
@@ -174,8 +179,8 @@ def mismatched(shapes: Mapping[str, Shapes], parts: Mapping[str, Part]) -> Itera
 
 def load_clip_l(path: Path, dtype: Any, mmap: bool = True) -> Any:
     """Read CLIP-L: a single file (`text_model.*`, with any prefix), or a folder of any version of transformers."""
-    file = weights.read(path, mmap)
+    file = weights.open_weights(path, mmap)
     if not any(name.endswith(clip.MARKER) for name in file):
         raise recognition.wrong(path, KINDS["clip_l"])
     with complete(path, KINDS["clip_l"]):
-        return clip.encoder({own: weights.cast(file[name], dtype) for own, name in clip.plain(file).items()})
+        return clip.encoder({own: weights.cast(file[name], dtype) for own, name in clip.plain_clip_names(file).items()})

@@ -39,7 +39,7 @@ def packed(controls: Sequence[Tensor], inpaints: bool) -> list[Tensor]:
     return [torch.cat((packing.pack(around), packing.pack(pixels)), dim=-1)]
 
 
-def shown(tokens: Tensor, more: Sequence[Tensor], inpaints: bool) -> Tensor:
+def add_control_tokens(tokens: Tensor, more: Sequence[Tensor], inpaints: bool) -> Tensor:
     """Tokens of the noised image [B, S, 64] with those of `packed`: behind them, or as further channels of each."""
     more = [one.to(tokens).expand(len(tokens), -1, -1) for one in more]
     return torch.cat((tokens, *more), dim=-1 if inpaints else 1) if more else tokens

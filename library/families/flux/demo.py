@@ -14,8 +14,8 @@ REAL = 3072  # FLUX.1's width, which diffusers' converter has written into it fo
 Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
 
 
-def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made. {references}
+def demo_tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
+    """What a TOML of the demo says of this model; `models` are the files that write_random_model made. {references}
     stands for the folder of the reference images."""
     files: list[Line] = [
         ("t5xxl", str(models["t5xxl"]), ""),
@@ -42,7 +42,7 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
     return {"model": model, "noise": [*shift, ("model_prediction_type", "raw", "")], "data": data}
 
 
-def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
+def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
     """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
     import torch
     from diffusers import ChromaTransformer2DModel, FluxTransformer2DModel, loaders

@@ -44,7 +44,7 @@ def part_of(shapes: Shapes) -> str:
     return ""
 
 
-def recognise(shapes: Shapes) -> str:
+def recognise_flux(shapes: Shapes) -> str:
     """What a checkpoint is of FLUX.1. SD3 shares names with it, but has no single blocks; where one modulation serves
     all blocks, or an MLP is not four times as wide as its stream, it is a later model."""
     if any("double_stream_modulation_img." in name or "to_qkv_mlp_proj" in name for name in shapes):
@@ -78,7 +78,7 @@ PARTS = (
 )
 
 
-def hub_model(title: str, name: str, size: int, model_type: str = "") -> HubModel:
+def flux_hub_model(title: str, name: str, size: int, model_type: str = "") -> HubModel:
     """One of those that Black Forest Labs has published as FLUX.1-NAME, with a file of the name in small letters."""
     file = f"flux1-{name.lower()}.safetensors"
     options = {"model_type": model_type} if model_type else {}
@@ -105,7 +105,7 @@ FACTS = FamilyFacts(
     },
     family="library.families.flux.family:FluxFamily",
     pipelines=("FluxPipeline", "FluxKontextPipeline", "FluxFillPipeline", "ChromaPipeline"),
-    recognise=recognise,
+    recognise=recognise_flux,
     base_models=(TRANSFORMER, FILL, CHROMA, *IN_FOLDER),
     base_model_version="flux1",
     architecture="flux-1-dev",
@@ -134,11 +134,11 @@ FACTS = FamilyFacts(
         "control_image_mask_path": named_by(lambda v: v.control_images.inpaints),
     },
     hub_models=(
-        hub_model("FLUX.1 dev", "dev", 23_802_932_552),
-        hub_model("FLUX.1 schnell", "schnell", 23_782_506_688),
-        hub_model("FLUX.1 Krea dev", "Krea-dev", 23_802_932_552, "krea"),
-        hub_model("FLUX.1 Kontext dev", "Kontext-dev", 23_802_932_552, "kontext"),
-        hub_model("FLUX.1 Fill dev", "Fill-dev", 23_804_922_408, "fill"),
+        flux_hub_model("FLUX.1 dev", "dev", 23_802_932_552),
+        flux_hub_model("FLUX.1 schnell", "schnell", 23_782_506_688),
+        flux_hub_model("FLUX.1 Krea dev", "Krea-dev", 23_802_932_552, "krea"),
+        flux_hub_model("FLUX.1 Kontext dev", "Kontext-dev", 23_802_932_552, "kontext"),
+        flux_hub_model("FLUX.1 Fill dev", "Fill-dev", 23_804_922_408, "fill"),
         HubModel(
             "Chroma1 HD",
             (HubFile(MODEL, "lodestones/Chroma1-HD", "Chroma1-HD.safetensors", 17_800_038_288), T5XXL, AE),

@@ -149,7 +149,7 @@ class FluxFamily(TransformerFamily):
 
     def problems(self) -> Iterator[Problem]:
         """What is missing or wrong among the model's files, each in a sentence; reads headers only."""
-        wrong = list(checkpoint.problems(self.config, self.config.model.model_type))
+        wrong = list(checkpoint.find_flux_problems(self.config, self.config.model.model_type))
         yield from wrong
         for encoder in self.tokenizers:  # one is looked for beside the networks, so it is said once these are found
             about = (encoder, checkpoint.BASE)
@@ -195,7 +195,7 @@ class FluxFamily(TransformerFamily):
                 if tokenizers.holds(folder, tokenizers.kind(name)):
                     return folder
         token = self.config.hub.huggingface_token
-        return tokenizers.find(name, whole or base, subfolder, options.tokenizer_cache_dir, token)
+        return tokenizers.find_tokenizer(name, whole or base, subfolder, options.tokenizer_cache_dir, token)
 
     def stored_shapes(self) -> dict[str, Shapes]:
         """Shapes of the parts whose files are on this machine."""
@@ -227,8 +227,8 @@ class FluxFamily(TransformerFamily):
         frozen = frozen or dtype
         exact = config.model.float32_vae or frozen == torch.float16
         kind = torch.float32 if exact else frozen
-        read = {"clip_l": checkpoint.load_clip_l, "t5xxl": t5.load}
-        readers = {"vae": functools.partial(autoencoder.load, paths["ae"], kind, autoencoder.FLUX, mmap)}
+        read = {"clip_l": checkpoint.load_clip_l, "t5xxl": t5.load_t5}
+        readers = {"vae": functools.partial(autoencoder.load_autoencoder, paths["ae"], kind, autoencoder.FLUX, mmap)}
         readers |= {part: functools.partial(read[part], paths[part], frozen, mmap) for part in self.variant.encoders}
         files = {part: tuple(weights.files(paths["ae" if part == "vae" else part])) for part in readers}
         deferred = {
@@ -290,13 +290,13 @@ class FluxFamily(TransformerFamily):
         out: dict[str, Tensor] = {}
         if "clip_l" in wanted:
             model = components.encoders["clip_l"]
-            ids = clip.tokens(components.tokenizers["clip_l"], captions)[:, 0]
+            ids = clip.clip_tokens(components.tokenizers["clip_l"], captions)[:, 0]
             ids = ids.to(next(model.parameters()).device, non_blocking=True)
             out["l_pooled"] = model(input_ids=ids).pooler_output
         if "t5xxl" in wanted:
-            ids, mask = t5.tokens(components.tokenizers["t5xxl"], captions, self.text_length)
+            ids, mask = t5.t5_tokens(components.tokenizers["t5xxl"], captions, self.text_length)
             used = mask if self.config.model.apply_t5_attn_mask else None
-            out["t5_out"] = t5.encode(components.encoders["t5xxl"], ids, used)
+            out["t5_out"] = t5.encode_t5_ids(components.encoders["t5xxl"], ids, used)
             device = out["t5_out"].device
             out["txt_ids"] = torch.zeros(*ids.shape, 3, device=device)
             out["t5_attn_mask"] = mask.to(device, non_blocking=True)
@@ -315,7 +315,9 @@ class FluxFamily(TransformerFamily):
             guidance = torch.full((len(latents),), options.guidance_scale, device=latents.device)
         references = [] if inpaints else [(one.shape[-2] // 2, one.shape[-1] // 2) for one in controls]
         output = denoiser(
-            img=control_tokens.shown(packing.pack(latents), control_tokens.packed(controls, inpaints), inpaints),
+            img=control_tokens.add_control_tokens(
+                packing.pack(latents), control_tokens.packed(controls, inpaints), inpaints
+            ),
             timesteps=noised.timesteps,
             guidance=guidance,
             **self.conditions(text, (height, width), latents.device, references),

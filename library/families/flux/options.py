@@ -9,9 +9,9 @@ from library import families
 from library.config import sections
 from library.config.converted import OLD_BLOCKS
 from library.config.problems import Problem
-from library.config.reading import count
+from library.config.reading import parse_count
 from library.config.run_config import ControlUse, Rule, RunConfig
-from library.config.schema import opt, section
+from library.config.schema import define_section, opt
 from library.config.values import Option
 from library.families.flux.variants import VARIANTS, FluxVariant, named_by
 
@@ -61,7 +61,7 @@ class FluxModel(sections.Model):
     t5xxl_max_token_length: int | None = opt(
         None,
         "The maximum number of T5 tokens. Empty: 512 for FLUX.1 dev, 256 for schnell.",
-        parse=count,
+        parse=parse_count,
         ceiling=8192,
         label="T5 caption length",
     )
@@ -251,11 +251,11 @@ class FluxRun:
     ineffective_rules: ClassVar[tuple[Rule, ...]] = (*INEFFECTIVE_RULES, *sections.flow_rules(SIGMOID))
     old: ClassVar[Mapping[str, Option]] = OLD_BLOCKS
 
-    model: FluxModel = section(FluxModel)
-    noise: FluxFlow = section(FluxFlow)
-    loss: sections.FlowLoss = section(sections.FlowLoss)
-    memory: sections.Memory = section(MEMORY)
-    compile: sections.Compile = section(COMPILE)
+    model: FluxModel = define_section(FluxModel)
+    noise: FluxFlow = define_section(FluxFlow)
+    loss: sections.FlowLoss = define_section(sections.FlowLoss)
+    memory: sections.Memory = define_section(MEMORY)
+    compile: sections.Compile = define_section(COMPILE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,10 +267,10 @@ class FluxLora(FluxRun, sections.AdapterRun):
     # Written by the kohya_ss page into the configs of this script, too.
     foreign: ClassVar[Mapping[str, str]] = {"mem_eff_save": "adapter files are small"}
 
-    model: FluxLoraModel = section(FluxLoraModel)
-    data: FluxAdapterData = section(FluxAdapterData)
-    cache: FluxAdapterCache = section(FluxAdapterCache)
-    network: sections.Network = section(NETWORK)
+    model: FluxLoraModel = define_section(FluxLoraModel)
+    data: FluxAdapterData = define_section(FluxAdapterData)
+    cache: FluxAdapterCache = define_section(FluxAdapterCache)
+    network: sections.Network = define_section(NETWORK)
 
     @property
     def control_images(self) -> ControlUse:
@@ -289,10 +289,10 @@ class FluxTrain(FluxRun, sections.FullRun):
         "block_lr": "it is for the blocks of SDXL",
     }
 
-    data: FluxData = section(FluxData)
-    cache: sections.TextBatchCache = section(sections.TextBatchCache)
-    optim: FluxFullOptim = section(FluxFullOptim)
-    save: FluxFullSave = section(FluxFullSave)
+    data: FluxData = define_section(FluxData)
+    cache: sections.TextBatchCache = define_section(sections.TextBatchCache)
+    optim: FluxFullOptim = define_section(FluxFullOptim)
+    save: FluxFullSave = define_section(FluxFullSave)
 
     @property
     def control_images(self) -> ControlUse:

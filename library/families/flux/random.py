@@ -83,7 +83,7 @@ def model_sizes(config: FluxLora | FluxTrain, full: bool) -> FluxSizes:
     return variants.get(config.model.model_type, FULL if full else TINY)
 
 
-def random(sizes: FluxSizes = TINY, clip_words: int = CLIP_WORDS, t5_words: int = T5_WORDS) -> RandomNetworks:
+def make_networks(sizes: FluxSizes = TINY, clip_words: int = CLIP_WORDS, t5_words: int = T5_WORDS) -> RandomNetworks:
     """The networks of these sizes, for tokenizers with so many words."""
     shape = Sizes(
         in_channels=4 * sizes.channels * sizes.inputs,
@@ -105,7 +105,7 @@ def random(sizes: FluxSizes = TINY, clip_words: int = CLIP_WORDS, t5_words: int 
     if sizes.approximator:
         del encoders["clip_l"]
     return RandomNetworks(
-        lambda: random_networks.empty(lambda: Flux(shape)),
+        lambda: random_networks.build_on_meta(lambda: Flux(shape)),
         encoders,
         lambda: random_networks.autoencoder(sizes.vae, sizes.channels, 0.3611, quant_convs=False),
         sizes.resolutions,
@@ -124,12 +124,12 @@ def _t5(sizes: FluxSizes, words: int) -> nn.Module:
         num_heads=sizes.t5_heads,
         feed_forward_proj="gated-gelu",
     )
-    made: Any = random_networks.empty(lambda: T5EncoderModel(config))
+    made: Any = random_networks.build_on_meta(lambda: T5EncoderModel(config))
     made.encoder.embed_tokens = made.shared
     return made
 
 
-def adopt(family: FluxFamily, denoiser: Flux) -> None:
+def adopt_denoiser(family: FluxFamily, denoiser: Flux) -> None:
     """Tell a family what it otherwise reads from the header of its checkpoint."""
     family.is_schnell = denoiser.sizes.is_schnell
     family.depth = (denoiser.sizes.double_blocks, denoiser.sizes.single_blocks)
@@ -144,7 +144,7 @@ def input_shapes(family: FluxFamily, denoiser: Flux) -> InputShapes:
     return InputShapes(sizes.out_channels // 4, text, shown.inpaints, shown.least)
 
 
-def write(
+def write_random_model(
     folder: Path, seed: int = 0, guidance: bool = True, dtype: torch.dtype = torch.bfloat16, sizes: FluxSizes = TINY
 ) -> dict[str, Path]:
     """Write the four files of a tiny dev (schnell without `guidance`) model and its tokenizers into a folder.
@@ -161,7 +161,7 @@ def write(
     found = [make(place) for make, place in zip(makers, places.values(), strict=True)]
     full = sizes in (FULL, *FULL_VARIANTS.values())
     words = (CLIP_WORDS, T5_WORDS) if full else (found[0], found[-1])  # other programs expect the former
-    made = random(replace(sizes, guidance=guidance), *words)
+    made = make_networks(replace(sizes, guidance=guidance), *words)
     files = {"clip_l": "clip_l", "t5xxl": "t5xxl_fp16"}
     parts: dict[str, tuple[str, Tensors, Layout]] = {"flux": (stem, made.denoiser().state_dict(), prefixed(""))}
     for part, make in made.encoders.items():

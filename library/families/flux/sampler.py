@@ -66,10 +66,10 @@ class FluxSampler(FlowSampler):
 
         def velocity(tokens: Tensor, sigma: float) -> Tensor:
             times = torch.full((len(tokens),), sigma, device=device)
-            img = control_tokens.shown(tokens, more, inpaints)
+            img = control_tokens.add_control_tokens(tokens, more, inpaints)
             return model(img=img, timesteps=times, **fixed)[:, : tokens.shape[1]].float()
 
-        sigmas = flow.schedule(request.steps, size[0] * size[1], shift=not model.sizes.is_schnell)
+        sigmas = flow.flow_sigmas(request.steps, size[0] * size[1], shift=not model.sizes.is_schnell)
         return self.integrate(noise.to(device), sigmas, request, velocity)
 
     def encoded(self, pixels: Tensor) -> Tensor:

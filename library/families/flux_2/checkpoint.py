@@ -11,10 +11,10 @@ from library.config.outside_files import table_of
 from library.config.problems import ConfigError, Message, Problem
 from library.families.facts import Shapes
 from library.families.flux_2 import keys, text_encoder, vae
-from library.families.flux_2.facts import FACTS, TRANSFORMER, VAE, recognise
+from library.families.flux_2.facts import FACTS, TRANSFORMER, VAE, recognise_flux_2
 from library.families.flux_2.model import DOUBLE, SINGLE, Flux2, Flux2Shape
 from library.families.flux_2.options import DEV_ENCODER, OTHERS
-from library.families.flux_2.versions import VERSIONS, fits, recognised
+from library.families.flux_2.versions import VERSIONS, may_be_version, recognised
 from library.families.shared import autoencoder, expected_tensors, language_model, tensor_names, tokenizers
 from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.one_encoder import Checkpoint
@@ -61,7 +61,7 @@ DENOISER = DoubleStreamFile(
 )
 
 
-def problems(config: Any) -> Iterator[Problem]:
+def find_flux_2_problems(config: Any) -> Iterator[Problem]:
     """Problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
@@ -118,7 +118,7 @@ def another(path: Path, sizes: Flux2Shape, config: Any) -> Iterator[Problem]:
             also="pretrained_model_name_or_path",
             fix={"model_version": "dev"},
         )
-    elif version and not fits(version, sizes.hidden, sizes.guidance):
+    elif version and not may_be_version(version, sizes.hidden, sizes.guidance):
         yield Problem(
             "model_version",
             "= {version}, but {path} is {found}: use model_version = {fitting}",
@@ -157,18 +157,18 @@ def plain_shapes(entries: Entries, part: str) -> Shapes:
     shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
     if part == "denoiser":
         return DENOISER.bfl_shapes({plain: shapes[name] for plain, name in tensor_names.without_prefix(shapes).items()})
-    known = language_model.plain_names(shapes) if part == "text_encoder" else autoencoder.plain(shapes)
+    known = language_model.plain_names(shapes) if part == "text_encoder" else autoencoder.plain_vae_names(shapes)
     return {plain: shapes[name] for plain, name in known.items()}
 
 
 CHECKPOINT = Checkpoint(
     FILES,
-    problems,
+    find_flux_2_problems,
     plain_shapes,
     DENOISER.open,
-    {"vae": vae.load, "text_encoder": text_encoder.load_qwen3},
+    {"vae": vae.load_flux_2_vae, "text_encoder": text_encoder.load_qwen3},
     tokenizers.QWEN3,
-    text_encoder.encode,
+    text_encoder.encode_flux_2_captions,
     None,
     most=text_encoder.LENGTH,
     around=text_encoder.QWEN3.tokens,
@@ -176,12 +176,12 @@ CHECKPOINT = Checkpoint(
 DEV_CHECKPOINT = replace(
     CHECKPOINT,
     files=DEV_FILES,
-    readers={"vae": vae.load, "text_encoder": text_encoder.load_mistral},
+    readers={"vae": vae.load_flux_2_vae, "text_encoder": text_encoder.load_mistral},
     tokenizer=tokenizers.MISTRAL,
-    encode=partial(text_encoder.encode, template=text_encoder.MISTRAL),
+    encode=partial(text_encoder.encode_flux_2_captions, template=text_encoder.MISTRAL),
     around=text_encoder.MISTRAL.tokens,
 )
-CACHED_CHECKPOINT = replace(DEV_CHECKPOINT, files=CACHED_FILES, readers={"vae": vae.load})
+CACHED_CHECKPOINT = replace(DEV_CHECKPOINT, files=CACHED_FILES, readers={"vae": vae.load_flux_2_vae})
 
 
 def sizes_of(config: Any) -> Flux2Shape | None:
@@ -189,7 +189,7 @@ def sizes_of(config: Any) -> Flux2Shape | None:
     with contextlib.suppress(ConfigError, KeyError):
         if path := FILES.present(config, "denoiser"):
             shapes = plain_shapes(read_entries(path), "denoiser")
-            return Flux2Shape.of(shapes) if recognise(shapes) else None  # FLUX.1 has most of its names, too
+            return Flux2Shape.of(shapes) if recognise_flux_2(shapes) else None  # FLUX.1 has most of its names, too
     return None
 
 

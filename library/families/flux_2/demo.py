@@ -14,8 +14,8 @@ from library.families.shared.diffusers_layers import Sizes
 Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
 
 
-def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made."""
+def demo_tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
+    """What a TOML of the demo says of this model; `models` are the files that write_random_model made."""
     return {
         "model": [
             ("pretrained_model_name_or_path", str(models["flux_2"]), "real: flux-2-klein-base-4b.safetensors"),
@@ -27,17 +27,17 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
     }
 
 
-def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
+def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
     """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
     stored = weights.header(config.model.pretrained_model_name_or_path or "")
     known = {plain: stored[name] for plain, name in tensor_names.without_prefix(stored).items()}
-    assert not TREES.is_diffusers(known)  # random.write makes the original's layout
-    return diffusers_layers.converted(
-        tensors, "Flux2Transformer2DModel", "Flux2LoraLoaderMixin", **settings(Flux2Shape.of(known))
+    assert not TREES.is_diffusers(known)  # write_random_model makes the original's layout
+    return diffusers_layers.convert_with_mixin(
+        tensors, "Flux2Transformer2DModel", "Flux2LoraLoaderMixin", **diffusers_settings(Flux2Shape.of(known))
     )
 
 
-def settings(sizes: Flux2Shape) -> dict[str, Any]:
+def diffusers_settings(sizes: Flux2Shape) -> dict[str, Any]:
     """A model of these sizes as diffusers' class is told them."""
     return {
         "in_channels": sizes.in_channels,

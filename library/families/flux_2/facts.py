@@ -10,7 +10,7 @@ MODEL = "pretrained_model_name_or_path"
 DEV_PARTS = "Comfy-Org/flux2-dev"
 
 
-def recognise(shapes: Shapes) -> str:
+def recognise_flux_2(shapes: Shapes) -> str:
     """What a checkpoint is of FLUX.2, in either layout. Its modulations serve all blocks; where a part of a file has
     none, its blocks tell: MLPs with a gate are six times as wide as their stream."""
     gated = any(name.endswith(GATED) and shape[0] == 6 * shape[-1] for name, shape in shapes.items() if shape)
@@ -28,7 +28,7 @@ KLEINS = ("klein-base-9b", "klein-base-4b", "klein-9b", "klein-4b")  # whose fil
 ENCODERS = ((151936, 2560), (151936, 4096), (131072, 5120))  # Qwen3 4B and 8B, Mistral
 
 
-def hub_model(size: str, length: int, encoder: tuple[str, int]) -> HubModel:
+def flux_2_hub_model(size: str, length: int, encoder: tuple[str, int]) -> HubModel:
     """A base klein of Black Forest Labs, with text encoder and VAE of ComfyUI's repository."""
     name, repository, (words, of_words) = f"klein-base-{size}", f"Comfy-Org/flux2-klein-{size}", encoder
     files = (
@@ -50,7 +50,7 @@ FACTS = FamilyFacts(
     },
     family="library.families.flux_2.family:Flux2Family",
     pipelines=("Flux2KleinPipeline", "Flux2Pipeline"),
-    recognise=recognise,
+    recognise=recognise_flux_2,
     recognise_part=recognise_part,
     base_models=(TRANSFORMER,),
     base_model_version="flux_2_klein_4b",
@@ -72,8 +72,8 @@ FACTS = FamilyFacts(
     prompt_images={"control_image_path": {"vae_dtype": ("float32", "bfloat16")}},
     named_options={name.replace("-", "[-_]?"): {"model_version": name} for name in KLEINS},
     hub_models=(
-        hub_model("4B", 7_752_000_000, ("qwen_3_4b", 8_044_982_048)),
-        hub_model("9B", 18_158_000_000, ("qwen_3_8b_fp8mixed", 8_660_000_000)),
+        flux_2_hub_model("4B", 7_752_000_000, ("qwen_3_4b", 8_044_982_048)),
+        flux_2_hub_model("9B", 18_158_000_000, ("qwen_3_8b_fp8mixed", 8_660_000_000)),
         HubModel(
             "FLUX.2 dev",
             (

@@ -15,7 +15,7 @@ from library.families.flux_2.checkpoint import checkpoint_of, sizes_of
 from library.families.flux_2.model import DOUBLE, SINGLE, Flux2Shape
 from library.families.flux_2.options import Flux2Lora, Flux2Train
 from library.families.flux_2.sampler import Flux2Sampler
-from library.families.flux_2.tokens import Flux2Positions, shown
+from library.families.flux_2.tokens import Flux2Positions, append_controls
 from library.families.flux_2.vae import normalised
 from library.families.flux_2.versions import VERSIONS, Flux2Version, recognised
 from library.families.shared import packing
@@ -142,7 +142,7 @@ class Flux2Family(OneEncoderFamily):
         size, count = (latents.shape[-2] // 2, latents.shape[-1] // 2), len(latents)
         guidance = torch.full((count,), self.config.model.guidance_scale, device=latents.device)
         conditions = self.conditions(text, size, latents.device, controls)
-        tokens = shown(packing.pack(latents), controls)
+        tokens = append_controls(packing.pack(latents), controls)
         output = denoiser(img=tokens, timesteps=noised.timesteps, guidance=guidance, **conditions)
         return packing.unpack(output[:, : size[0] * size[1]].float(), *size)
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from library import families
 from library.config import sections
 from library.config.run_config import ControlUse, Rule
-from library.config.schema import opt, section
+from library.config.schema import define_section, opt
 
 REFERENCES = 8  # reference images of an item; more would be longer than any training has been
 
@@ -87,10 +87,10 @@ class Flux2Run:
         """Reference images, as many as there are."""
         return ControlUse(most=REFERENCES)
 
-    model: Flux2Model = section(Flux2Model)
-    noise: Flux2Flow = section(Flux2Flow)
-    memory: sections.Memory = section(MEMORY)
-    compile: sections.Compile = section(COMPILE)
+    model: Flux2Model = define_section(Flux2Model)
+    noise: Flux2Flow = define_section(Flux2Flow)
+    memory: sections.Memory = define_section(MEMORY)
+    compile: sections.Compile = define_section(COMPILE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +100,8 @@ class Flux2Lora(Flux2Run, sections.TransformerLora):
     script: ClassVar[str] = "flux_2_train_network"
     title: ClassVar[str] = "FLUX.2 LoRA"
 
-    data: sections.AdapterData = section(sections.data_with_references(sections.AdapterData, {}))
-    network: sections.TransformerNetwork = section(NETWORK)
+    data: sections.AdapterData = define_section(sections.data_with_references(sections.AdapterData, {}))
+    network: sections.TransformerNetwork = define_section(NETWORK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,4 +111,4 @@ class Flux2Train(Flux2Run, sections.TransformerTrain):
     script: ClassVar[str] = "flux_2_train"
     title: ClassVar[str] = "FLUX.2 fine-tune"
 
-    data: sections.Data = section(sections.data_with_references(sections.Data, {}))
+    data: sections.Data = define_section(sections.data_with_references(sections.Data, {}))

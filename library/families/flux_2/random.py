@@ -80,21 +80,21 @@ def shape(sizes: Flux2Sizes) -> Flux2Shape:
     )
 
 
-def random(sizes: Flux2Sizes = TINY, words: int = 0, whole: bool = False) -> RandomNetworks:
+def make_networks(sizes: Flux2Sizes = TINY, words: int = 0, whole: bool = False) -> RandomNetworks:
     """The networks of these sizes, for a tokenizer with so many words, or the published one; the text encoder is
     `whole`, or without the layers that are not read."""
     skipped = 0 if whole else text_encoder.skipped(sizes.text_layers)
     empty_encoder = language_model.empty_mistral if sizes.guidance else language_model.empty_qwen3
     words = words or (DEV_WORDS if sizes.guidance else WORDS)
     return RandomNetworks(
-        lambda: random_networks.empty(lambda: Flux2(shape(sizes))),
+        lambda: random_networks.build_on_meta(lambda: Flux2(shape(sizes))),
         {"text_encoder": lambda: empty_encoder(skipped, **sizes.text_settings(words))},
-        lambda: vae.empty(sizes.vae_widths, sizes.channels),
+        lambda: vae.empty_flux_2_vae(sizes.vae_widths, sizes.channels),
         sizes.resolutions,
     )
 
 
-def adopt(family: Flux2Family, denoiser: Flux2) -> None:
+def adopt_denoiser(family: Flux2Family, denoiser: Flux2) -> None:
     """Tell a family what it otherwise reads from the header of its checkpoint."""
     family.sizes = denoiser.sizes
 
@@ -105,7 +105,7 @@ def input_shapes(family: Flux2Family, denoiser: Flux2) -> InputShapes:
     return InputShapes(sizes.in_channels // 4, {"ctx_vec": (text_encoder.LENGTH, sizes.text_channels)})
 
 
-def write(
+def write_random_model(
     folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, sizes: Flux2Sizes = TINY
 ) -> dict[str, Path]:
     """Write the three files of a tiny model, in the original's layouts, and its tokenizer into a folder.
@@ -117,7 +117,7 @@ def write(
     make_tokenizer = random_tokenizers.mistral_tokenizer if sizes.guidance else random_tokenizers.qwen_tokenizer
     words = make_tokenizer(places["tokenizer"])
     # By as many words as it was published with Mistral is told from other language models.
-    made = random(sizes, 0 if sizes.guidance or sizes in (FULL, LARGE) else words, whole=True)
+    made = make_networks(sizes, 0 if sizes.guidance or sizes in (FULL, LARGE) else words, whole=True)
     text = made.encoders["text_encoder"]().state_dict()
     image = {name: tensor for name, tensor in made.vae().state_dict().items() if not name.startswith("bn.")}
     parts = {

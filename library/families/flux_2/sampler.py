@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from library.families.base import SampleRequest
-from library.families.flux_2.tokens import shown
+from library.families.flux_2.tokens import append_controls
 from library.families.flux_2.vae import denormalised
 from library.families.shared import packing
 from library.families.shared.sampler import TOKEN, FlowSampler, generator_of
@@ -45,9 +45,9 @@ class Flux2Sampler(FlowSampler):
 
         def velocity(tokens: Tensor, sigma: float) -> Tensor:
             times = torch.full((len(tokens),), sigma, device=device)
-            return model(img=shown(tokens, controls), timesteps=times, **fixed)[:, : tokens.shape[1]].float()
+            return model(img=append_controls(tokens, controls), timesteps=times, **fixed)[:, : tokens.shape[1]].float()
 
-        tokens = self.integrate(tokens, schedule(request.steps, height * width), request, velocity)
+        tokens = self.integrate(tokens, flux_2_sigmas(request.steps, height * width), request, velocity)
         return packing.unpack(tokens, height, width)
 
     def encoded(self, picture: Image.Image, device: torch.device) -> Tensor:
@@ -84,7 +84,7 @@ def empirical_mu(tokens: int, steps: int) -> float:
     return many + per_step * (steps - 200)
 
 
-def schedule(steps: int, tokens: int) -> list[float]:
+def flux_2_sigmas(steps: int, tokens: int) -> list[float]:
     """The steps + 1 sigmas of a sampling run, from 1 to 0."""
     line = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
     return flow.shifted(line, math.exp(empirical_mu(tokens, steps))).tolist()

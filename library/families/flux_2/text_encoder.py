@@ -55,7 +55,9 @@ def load_mistral(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     return language_model.load_mistral(path, dtype, mmap, skipped)
 
 
-def encode(model: Any, tokenizer: Any, captions: Sequence[str], template: Template = QWEN3) -> tuple[Tensor]:
+def encode_flux_2_captions(
+    model: Any, tokenizer: Any, captions: Sequence[str], template: Template = QWEN3
+) -> tuple[Tensor]:
     """Captions -> what three layers say of each token, side by side [B, 512, 3 C], that of the padding as well."""
     ids = torch.full((len(captions), LENGTH), tokenizer.convert_tokens_to_ids(template.pad))
     mask = torch.zeros_like(ids)

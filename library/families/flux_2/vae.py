@@ -24,28 +24,28 @@ EPS = 1e-4  # that is added to the variance
 COUNTED = "bn.num_batches_tracked"
 
 
-def load(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
+def load_flux_2_vae(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     """Read the autoencoder, single file or diffusers; its statistics stay in float32."""
-    file = weights.read(path, mmap)
+    file = weights.open_weights(path, mmap)
     if not any(name.endswith("bn.running_mean") for name in file):
         raise recognition.wrong(path, VAE)
     with complete(path, VAE):
         found = autoencoder.to_diffusers(file)
         kinds = {name: torch.float32 if name.startswith("bn.") else dtype for name in found}
-        return build({name: weights.cast(tensor, kinds[name]) for name, tensor in found.items()})
+        return build_flux_2_vae({name: weights.cast(tensor, kinds[name]) for name, tensor in found.items()})
 
 
-def build(tensors: Mapping[str, Tensor]) -> nn.Module:
+def build_flux_2_vae(tensors: Mapping[str, Tensor]) -> nn.Module:
     """The autoencoder of the sizes of its tensors (diffusers names), which it takes over without a copy."""
-    settings = autoencoder.settings(tensors)
+    settings = autoencoder.autoencoder_settings(tensors)
     with empty_weights.empty_weights():
         model = _class()(**settings)
     return assign(model, {COUNTED: torch.zeros((), dtype=torch.long), **tensors})
 
 
-def empty(widths: tuple[int, ...], channels: int) -> nn.Module:
+def empty_flux_2_vae(widths: tuple[int, ...], channels: int) -> nn.Module:
     """One without memory for its weights."""
-    return random_networks.empty(lambda: _class()(block_out_channels=widths, latent_channels=channels))
+    return random_networks.build_on_meta(lambda: _class()(block_out_channels=widths, latent_channels=channels))
 
 
 def _class() -> Any:

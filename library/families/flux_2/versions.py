@@ -50,7 +50,7 @@ def recognised(hidden: int, guided: bool) -> str:
     return "klein-base-9b" if hidden >= VERSIONS["klein-base-9b"].hidden else "klein-base-4b"
 
 
-def fits(version: str, hidden: int, guided: bool) -> bool:
+def may_be_version(version: str, hidden: int, guided: bool) -> bool:
     """Whether a header may be of a version. Widths that no published model has say nothing."""
     known = {one.hidden for one in VERSIONS.values()}
     return VERSIONS[version].guided == guided and (VERSIONS[version].hidden == hidden or hidden not in known)

@@ -14,7 +14,7 @@ from library.config.run_config import RunConfig
 from library.families.facts import Shapes
 from library.families.qwen_image import pictures, text_encoder
 from library.families.qwen_image.facts import FACTS, INDEX, TEXT_ENCODER, VAE, options_of
-from library.families.qwen_image.model import QwenImage, QwenShape, count
+from library.families.qwen_image.model import QwenImage, QwenShape, count_qwen_blocks
 from library.families.qwen_image.options import OTHERS
 from library.families.qwen_image.variants import EDIT_2511, TRANSFORMER, VARIANTS, QwenVariant, called
 from library.families.shared import expected_tensors, language_model, qwen_vae, qwen_vae_names, tokenizers, weights
@@ -70,29 +70,33 @@ def checkpoint_of(variant: QwenVariant) -> Checkpoint:
     def plain_shapes(entries: Entries, part: str) -> Shapes:
         if part == "denoiser":
             return denoiser.plain_shapes(entries)
-        known = qwen_vae_names.plain(entries) if part == "vae" else text_encoder.plain_names(entries, seeing)
+        known = (
+            qwen_vae_names.plain_qwen_vae_names(entries) if part == "vae" else text_encoder.plain_names(entries, seeing)
+        )
         return {plain: tuple(entries[name]["shape"]) for plain, name in known.items()}
 
     return Checkpoint(
         files,
-        functools.partial(problems, files, plain_shapes),
+        functools.partial(find_qwen_problems, files, plain_shapes),
         plain_shapes,
         denoiser.open,
-        {"vae": qwen_vae.load, "text_encoder": functools.partial(load_text_encoder, seeing)},
+        {"vae": qwen_vae.load_qwen_vae, "text_encoder": functools.partial(load_text_encoder, seeing)},
         tokenizers.QWEN_VL,
-        text_encoder.encode,
+        text_encoder.encode_qwen_captions,
         functools.partial(text_encoder.longest, before=before),
         most=text_encoder.LONGEST,
         around=5,
     )
 
 
-def problems(files: PartFiles, plain_shapes: Callable[[Entries, str], Shapes], config: RunConfig) -> Iterator[Problem]:
+def find_qwen_problems(
+    files: PartFiles, plain_shapes: Callable[[Entries, str], Shapes], config: RunConfig
+) -> Iterator[Problem]:
     """Problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
         yield from another(path, config)
-        yield from config.compile.beyond({"QwenImageTransformerBlock": count(shapes)})
+        yield from config.compile.beyond({"QwenImageTransformerBlock": count_qwen_blocks(shapes)})
 
     yield from files.fitting(
         config,
@@ -152,8 +156,8 @@ def has_still_references(whole: Path) -> bool:
 
 def load_text_encoder(seeing: bool, path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     """Read Qwen2.5-VL, or its language model alone: a single file, or a folder of whatever version of transformers."""
-    file = weights.read(path, mmap)
+    file = weights.open_weights(path, mmap)
     with complete(path, TEXT_ENCODER):
         named = text_encoder.plain_names(file, seeing)
         tensors = {plain: weights.cast(file[name], dtype) for plain, name in named.items()}
-        return pictures.build(tensors) if seeing else text_encoder.build(tensors)
+        return pictures.build_vision_model(tensors) if seeing else text_encoder.build_text_encoder(tensors)

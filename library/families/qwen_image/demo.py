@@ -12,8 +12,8 @@ from library.families.shared.diffusers_layers import Sizes
 Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
 
 
-def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made. {references}
+def demo_tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
+    """What a TOML of the demo says of this model; `models` are the files that write_random_model made. {references}
     stands for the folder of the reference images."""
     edit = "edit" in models["qwen_image"].name
     real = f"real: qwen_image_{'edit_2511_' if edit else ''}bf16.safetensors"
@@ -30,13 +30,13 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
     }
 
 
-def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
+def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
     """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
     path = config.model.pretrained_model_name_or_path or ""
     shapes = weights.header(path)
     known = {plain: shapes[name] for plain, name in tensor_names.without_prefix(shapes).items()}
     head = known["transformer_blocks.0.attn.norm_q.weight"][0]
-    return diffusers_layers.converted(
+    return diffusers_layers.convert_with_mixin(
         tensors,
         "QwenImageTransformer2DModel",
         "QwenImageLoraLoaderMixin",

@@ -14,7 +14,7 @@ MODULATION = re.compile(r"(^|\.)transformer_blocks\.\d+\.(img|txt)_mod\.1\.weigh
 NEWER = "txt_in.text_norm.weight"  # of a network whose other names differ as well
 
 
-def recognise(shapes: Shapes) -> str:
+def recognise_qwen(shapes: Shapes) -> str:
     """What a checkpoint is of Qwen-Image, with or without a prefix. Any block tells, so that a part of a file does."""
     if any(name.endswith(NEWER) for name in shapes):
         return "Qwen-Image-2.1"
@@ -41,7 +41,7 @@ def options_of(version: str) -> dict[str, str | bool]:
     return {"model_version": version, "cache_text_encoder_outputs": True} if version else {}
 
 
-def hub_model(title: str, name: str, version: str = "") -> HubModel:
+def qwen_hub_model(title: str, name: str, version: str = "") -> HubModel:
     """One of the transformers of a repository, with the parts that all of them have."""
     repository = f"Comfy-Org/Qwen-Image{'-Edit' if version else ''}_ComfyUI"
     places = {
@@ -80,7 +80,7 @@ FACTS = FamilyFacts(
         "edit[-_](plus|2509)": options_of("edit-2509"),
         "image[-_]edit": options_of("edit"),
     },
-    recognise=recognise,
+    recognise=recognise_qwen,
     recognise_part=recognise_part,
     base_models=(TRANSFORMER, EDIT_2511),
     base_model_version="qwen_image",
@@ -102,9 +102,9 @@ FACTS = FamilyFacts(
     decoder_memory=3.4,
     has_sd_scripts_defaults=False,
     hub_models=(
-        hub_model("Qwen-Image", "qwen_image_bf16"),
-        hub_model("Qwen-Image 2512", "qwen_image_2512_bf16"),
-        *(hub_model(VARIANTS[one].title, f"qwen_image_{one.replace('-', '_')}_bf16", one) for one in EDITS),
+        qwen_hub_model("Qwen-Image", "qwen_image_bf16"),
+        qwen_hub_model("Qwen-Image 2512", "qwen_image_2512_bf16"),
+        *(qwen_hub_model(VARIANTS[one].title, f"qwen_image_{one.replace('-', '_')}_bf16", one) for one in EDITS),
     ),
     part_options={
         "text_encoder": lambda shapes: recognise_part(shapes) == TEXT_ENCODER,

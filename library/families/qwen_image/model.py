@@ -57,7 +57,7 @@ class QwenShape:
             hidden=hidden,
             head=tuple(shapes[f"{BLOCKS}.0.attn.norm_q.weight"])[0],
             mlp=tuple(shapes[f"{BLOCKS}.0.img_mlp.net.0.proj.weight"])[0],
-            blocks=count(shapes),
+            blocks=count_qwen_blocks(shapes),
             still_references=still_references,
         )
 
@@ -67,7 +67,7 @@ class QwenShape:
         return rope_axes(self.head)
 
 
-def count(names: Iterable[str]) -> int:
+def count_qwen_blocks(names: Iterable[str]) -> int:
     """How many blocks a transformer has, from its plain keys."""
     return len({name.split(".")[1] for name in names if name.startswith(f"{BLOCKS}.")})
 
@@ -239,10 +239,10 @@ class QwenImage(nn.Module):
     def positions(self, sizes: tuple[Size, ...], length: int, device: torch.device) -> Tensor:
         """The RoPE table [2, L + I, D / 2] for images of so many tokens and a text of this length, kept by sizes."""
         key = (*(side for size in sizes for side in size), length)
-        return self._tables.of(key, device, lambda: table(sizes, length, device, self.axes))
+        return self._tables.of(key, device, lambda: rope_table(sizes, length, device, self.axes))
 
 
-def table(sizes: Sequence[Size], length: int, device: torch.device, axes: tuple[int, int, int]) -> Tensor:
+def rope_table(sizes: Sequence[Size], length: int, device: torch.device, axes: tuple[int, int, int]) -> Tensor:
     """Cosines and sines [2, L + I, D / 2]. Rows and columns of each image count from its middle, and its number is the
     third axis; a text goes on behind the border of the largest, on all axes alike."""
     text = torch.arange(length, device=device) + max(side // 2 for size in sizes for side in size)

@@ -9,7 +9,7 @@ from library.config import sections
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Message, Problem
 from library.config.run_config import ControlUse, Rule, RunConfig
-from library.config.schema import opt, section, section_options
+from library.config.schema import define_section, opt, section_options
 from library.config.values import Option
 from library.families.qwen_image.variants import EDITS, VARIANTS, QwenVariant
 
@@ -140,10 +140,10 @@ class QwenRun:
         """Reference images of the Edit models."""
         return self.model.variant.control_images
 
-    model: QwenModel = section(QwenModel)
-    noise: QwenFlow = section(QwenFlow)
-    memory: sections.Memory = section(MEMORY)
-    compile: sections.Compile = section(COMPILE)
+    model: QwenModel = define_section(QwenModel)
+    noise: QwenFlow = define_section(QwenFlow)
+    memory: sections.Memory = define_section(MEMORY)
+    compile: sections.Compile = define_section(COMPILE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +153,8 @@ class QwenLora(QwenRun, sections.TransformerLora):
     script: ClassVar[str] = "qwen_image_train_network"
     title: ClassVar[str] = "Qwen-Image LoRA"
 
-    data: sections.AdapterData = section(sections.data_with_references(sections.AdapterData, EDITED))
-    network: sections.TransformerNetwork = section(NETWORK)
+    data: sections.AdapterData = define_section(sections.data_with_references(sections.AdapterData, EDITED))
+    network: sections.TransformerNetwork = define_section(NETWORK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,4 +164,4 @@ class QwenTrain(QwenRun, sections.TransformerTrain):
     script: ClassVar[str] = "qwen_image_train"
     title: ClassVar[str] = "Qwen-Image fine-tune"
 
-    data: sections.Data = section(sections.data_with_references(sections.Data, EDITED))
+    data: sections.Data = define_section(sections.data_with_references(sections.Data, EDITED))

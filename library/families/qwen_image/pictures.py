@@ -133,10 +133,10 @@ class VisionLanguageModel(nn.Module):
         return self.language(inputs_embeds=states, position_ids=places).last_hidden_state
 
 
-def build(tensors: Mapping[str, Tensor]) -> VisionLanguageModel:
+def build_vision_model(tensors: Mapping[str, Tensor]) -> VisionLanguageModel:
     """The model of the sizes of its tensors by plain name, which it takes over without a copy. KeyError names the first
     that is missing."""
-    made = empty(**settings({name: tuple(tensor.shape) for name, tensor in tensors.items()}))
+    made = empty_vision_model(**sizes_from_shapes({name: tuple(tensor.shape) for name, tensor in tensors.items()}))
     language = {name: tensor for name, tensor in tensors.items() if not name.startswith(VISION)}
     visual = {name.removeprefix(VISION): tensor for name, tensor in tensors.items() if name.startswith(VISION)}
     assign(made.language, language)
@@ -144,7 +144,7 @@ def build(tensors: Mapping[str, Tensor]) -> VisionLanguageModel:
     return made
 
 
-def settings(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+def sizes_from_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """What `empty` needs, from shapes by plain name. KeyError names the first that is missing."""
     words, hidden = shapes["embed_tokens.weight"]
     width = shapes[MARK][0]
@@ -161,7 +161,7 @@ def settings(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     }
 
 
-def empty(  # noqa: PLR0913 - what the file of one says
+def empty_vision_model(  # noqa: PLR0913 - what the file of one says
     words: int, hidden: int, mlp: int, layers: int, groups: int, vision: int, vision_mlp: int, vision_layers: int
 ) -> VisionLanguageModel:
     """A model on the meta device. Every eighth layer of the vision encoder has full attention."""
@@ -198,6 +198,6 @@ def empty(  # noqa: PLR0913 - what the file of one says
             modeling.Qwen2_5_VLTextModel(text), modeling.Qwen2_5_VisionTransformerPretrainedModel(eyes)
         )
 
-    made = random_networks.empty(make)
+    made = random_networks.build_on_meta(make)
     assert isinstance(made, VisionLanguageModel)
     return made

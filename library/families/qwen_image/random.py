@@ -64,7 +64,7 @@ def model_sizes(config: Any, full: bool) -> QwenSizes:
     return replace(sizes, still_references=variant.still_references)
 
 
-def random(sizes: QwenSizes = TINY, words: int = WORDS) -> RandomNetworks:
+def make_networks(sizes: QwenSizes = TINY, words: int = WORDS) -> RandomNetworks:
     """The networks of these sizes, for a tokenizer with so many words."""
     shape = QwenShape(
         in_channels=4 * sizes.channels,
@@ -77,7 +77,7 @@ def random(sizes: QwenSizes = TINY, words: int = WORDS) -> RandomNetworks:
         still_references=sizes.still_references,
     )
     return RandomNetworks(
-        lambda: random_networks.empty(lambda: QwenImage(shape)),
+        lambda: random_networks.build_on_meta(lambda: QwenImage(shape)),
         {"text_encoder": lambda: _text_encoder(sizes, words)},
         sizes.empty_vae,
         sizes.resolutions,
@@ -87,11 +87,11 @@ def random(sizes: QwenSizes = TINY, words: int = WORDS) -> RandomNetworks:
 def _text_encoder(sizes: QwenSizes, words: int) -> nn.Module:
     language = (words, sizes.text, sizes.text_mlp, sizes.text_layers, sizes.text_groups)
     if not sizes.vision:
-        return text_encoder.empty(*language)
-    return pictures.empty(*language, sizes.vision, sizes.vision_mlp, sizes.vision_layers)
+        return text_encoder.empty_qwen_encoder(*language)
+    return pictures.empty_vision_model(*language, sizes.vision, sizes.vision_mlp, sizes.vision_layers)
 
 
-def adopt(family: QwenFamily, denoiser: nn.Module) -> None:
+def adopt_denoiser(family: QwenFamily, denoiser: nn.Module) -> None:
     """It reads nothing else from headers."""
 
 
@@ -107,7 +107,9 @@ def input_shapes(family: QwenFamily, denoiser: QwenImage) -> InputShapes:
     return InputShapes(sizes.in_channels // 4, text, references=shown)
 
 
-def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, sizes: QwenSizes = TINY) -> dict[str, Path]:
+def write_random_model(
+    folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, sizes: QwenSizes = TINY
+) -> dict[str, Path]:
     """Write the three files of a tiny model, in ComfyUI's layouts, and its tokenizer into a folder.
 
     Returns paths by part: qwen_image, text_encoder, vae (all .safetensors) and tokenizer (a folder).
@@ -115,7 +117,7 @@ def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, size
     folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"], sizes.vision > 0)
-    made = random(sizes, WORDS if sizes.blocks == FULL.blocks else words)
+    made = make_networks(sizes, WORDS if sizes.blocks == FULL.blocks else words)
     text, mark = made.encoders["text_encoder"]().state_dict(), {INDEX: torch.zeros(0)} if sizes.still_references else {}
     stem = f"qwen_image{'_edit_2511' if sizes.still_references else ''}_tiny"
     parts = {

@@ -48,7 +48,7 @@ class QwenSampler(FlowSampler):
             img = torch.cat((tokens, shown.expand(len(tokens), -1, -1)), dim=1)
             return model(img, sizes, text["vl_embed"], text["vl_mask"], times).float()
 
-        tokens = self.integrate(tokens, schedule(request.steps, height * width), request, velocity)
+        tokens = self.integrate(tokens, qwen_sigmas(request.steps, height * width), request, velocity)
         return packing.unpack(tokens, height, width)
 
     def references(self, request: SampleRequest, device: torch.device) -> list[Tensor]:
@@ -79,7 +79,7 @@ class QwenSampler(FlowSampler):
         return denormalised(latents)
 
 
-def schedule(steps: int, tokens: int) -> list[float]:
+def qwen_sigmas(steps: int, tokens: int) -> list[float]:
     """The steps + 1 sigmas of a sampling run: shifted for the number of tokens, stretched to end at LAST, then 0."""
     line = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
     left = 1 - flow.shifted(line, math.exp(flow.shift_of_tokens(tokens, LINE)))

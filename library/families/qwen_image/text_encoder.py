@@ -29,9 +29,9 @@ BEGIN, PICTURE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 BEHIND = "<|im_end|>\n<|im_start|>assistant\n"
 
 
-def build(tensors: Mapping[str, Tensor]) -> nn.Module:
+def build_text_encoder(tensors: Mapping[str, Tensor]) -> nn.Module:
     """The model of the sizes of its tensors (names without prefix), which it takes over without a copy."""
-    return assign(empty(**sizes({name: tuple(tensor.shape) for name, tensor in tensors.items()})), tensors)
+    return assign(empty_qwen_encoder(**sizes({name: tuple(tensor.shape) for name, tensor in tensors.items()})), tensors)
 
 
 def sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
@@ -46,9 +46,9 @@ def sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     }
 
 
-def empty(words: int, hidden: int, mlp: int, layers: int, groups: int) -> nn.Module:
+def empty_qwen_encoder(words: int, hidden: int, mlp: int, layers: int, groups: int) -> nn.Module:
     """A model without memory for its weights. For text alone, Qwen2.5-VL is Qwen2: all three axes count alike."""
-    return language_model.empty(
+    return language_model.empty_language_model(
         "Qwen2",
         vocab_size=words,
         hidden_size=hidden,
@@ -70,7 +70,7 @@ def plain_names(names: Iterable[str], seeing: bool = False) -> dict[str, str]:
     return found
 
 
-def tokens(tokenizer: Any, captions: Sequence[str], before: str = BEFORE) -> tuple[list[list[int]], int]:
+def qwen_token_ids(tokenizer: Any, captions: Sequence[str], before: str = BEFORE) -> tuple[list[list[int]], int]:
     """Token ids of each caption in its template, cut to the longest length, and how many stand before a caption."""
     dropped = len(tokenizer(before).input_ids)
     texts = [f"{before}{caption}{BEHIND}" for caption in captions]
@@ -79,15 +79,15 @@ def tokens(tokenizer: Any, captions: Sequence[str], before: str = BEFORE) -> tup
 
 def longest(tokenizer: Any, captions: Iterable[str], before: str = BEFORE) -> int:
     """The most tokens that the denoiser reads of one of these captions, as a multiple of STEP."""
-    ids, dropped = tokens(tokenizer, list(captions), before)
+    ids, dropped = qwen_token_ids(tokenizer, list(captions), before)
     return language_model.rounded(ids, STEP, dropped)
 
 
-def encode(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+def encode_qwen_captions(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Captions -> the last hidden states behind the template's head [B, L, C], zero behind each caption, and a mask
     [B, L] of the tokens that are a caption's own. L is a multiple of STEP."""
-    ids, dropped = tokens(tokenizer, captions)
-    return language_model.encode(model, ids, STEP, dropped)
+    ids, dropped = qwen_token_ids(tokenizer, captions)
+    return language_model.encode_ids(model, ids, STEP, dropped)
 
 
 # ---- with pictures

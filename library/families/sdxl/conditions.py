@@ -27,9 +27,9 @@ def encoded(
         encoder, tokenizer = components.encoders[name], components.tokenizers[name]
         device, factors = next(encoder.parameters()).device, None
         if weighted:
-            ids, factors = emphasis.tokens(tokenizer, captions, chunks, PADS[name])
+            ids, factors = emphasis.weighted_tokens(tokenizer, captions, chunks, PADS[name])
         else:
-            ids = clip.tokens(tokenizer, captions, chunks, PADS[name])
+            ids = clip.clip_tokens(tokenizer, captions, chunks, PADS[name])
         said = encoder(ids.flatten(0, 1).to(device, non_blocking=True), output_hidden_states=True)
         hidden = clip.merged(said.hidden_states[-2], chunks)
         if factors is not None:

@@ -14,15 +14,15 @@ BLOCKS = ("compile_blocks", "transformer:all", "all kinds of blocks, without thi
 Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
 
 
-def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made."""
+def demo_tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
+    """What a TOML of the demo says of this model; `models` are the files that write_random_model made."""
     return {
         "model": [("pretrained_model_name_or_path", str(models["sdxl"]), "real: sd_xl_base_1.0.safetensors")],
         "compile": [BLOCKS],
     }
 
 
-def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
+def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
     """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
     import torch
     from diffusers import loaders, utils

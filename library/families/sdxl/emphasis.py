@@ -54,7 +54,7 @@ def _joined(pieces: list[list]) -> list[tuple[str, float]]:
     return out
 
 
-def tokens(tokenizer: Any, texts: Sequence[str], chunks: int, pad: int | None) -> tuple[Tensor, Tensor]:
+def weighted_tokens(tokenizer: Any, texts: Sequence[str], chunks: int, pad: int | None) -> tuple[Tensor, Tensor]:
     """Token ids [B, chunks, 77] as clip.tokens makes them, and a weight [B, 75 * chunks + 2] for each merged token."""
     inner, rows, emphasis = chunks * (clip.LENGTH - 2), [], []
     for text in texts:

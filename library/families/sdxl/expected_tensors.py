@@ -78,7 +78,7 @@ def lacking(path: Path, vae: str | None) -> Message | None:
     if not all(map(tells_shapes, pieces or weights.files(path))):
         return None
     with weights.shapes_only():
-        stored = model.opened(path, half=False, mmap=True, vae=vae)
+        stored = model.open_checkpoint(path, half=False, mmap=True, vae=vae)
         found: dict[str, Shapes] = {
             part: _shapes(read()) for part, read in stored.parts.items() if part != "vae" or not vae
         }

@@ -8,7 +8,7 @@ DEEP = re.compile(r"^model\.diffusion_model\.(middle_block|output_blocks\.\d+)\.
 CHECKPOINT, UNET_ALONE = "an SDXL checkpoint", "an SDXL U-Net without text encoders"
 
 
-def recognise(shapes: Shapes) -> str:
+def recognise_sdxl(shapes: Shapes) -> str:
     """What a checkpoint is of SDXL: the Stable Diffusions differ in their text encoders."""
 
     def some(*starts: str) -> bool:
@@ -30,7 +30,7 @@ def recognise(shapes: Shapes) -> str:
     return UNET_ALONE if alone else ""
 
 
-def hub_model(title: str, repository: str, file: str, size: int) -> HubModel:
+def sdxl_hub_model(title: str, repository: str, file: str, size: int) -> HubModel:
     """A checkpoint, which is one file with all parts."""
     return HubModel(title, (HubFile("pretrained_model_name_or_path", repository, file, size),))
 
@@ -47,7 +47,7 @@ FACTS = FamilyFacts(
     },
     family="library.families.sdxl.family:SdxlFamily",
     pipelines=("StableDiffusionXLPipeline",),
-    recognise=recognise,
+    recognise=recognise_sdxl,
     base_models=(CHECKPOINT,),
     base_model_version="sdxl_base_v1-0",
     architecture="stable-diffusion-xl-v1-base",
@@ -69,16 +69,16 @@ FACTS = FamilyFacts(
     graphs={"BasicTransformerBlock": 2, "ResnetBlock2D": 12},
     compile_seconds=75,
     hub_models=(
-        hub_model(
+        sdxl_hub_model(
             "SDXL base 1.0", "stabilityai/stable-diffusion-xl-base-1.0", "sd_xl_base_1.0.safetensors", 6_938_078_334
         ),
-        hub_model(
+        sdxl_hub_model(
             "Illustrious XL 0.1",
             "OnomaAIResearch/Illustrious-xl-early-release-v0",
             "Illustrious-XL-v0.1.safetensors",
             6_938_292_816,
         ),
-        hub_model("NoobAI XL 1.1", "Laxhar/noobai-XL-1.1", "NoobAI-XL-v1.1.safetensors", 7_105_349_958),
+        sdxl_hub_model("NoobAI XL 1.1", "Laxhar/noobai-XL-1.1", "NoobAI-XL-v1.1.safetensors", 7_105_349_958),
     ),
     part_options={"vae": holds("decoder.conv_in.weight", 512, 4, 3, 3)},
     denoiser_prefix="model.diffusion_model.",

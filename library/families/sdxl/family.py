@@ -89,7 +89,7 @@ class SdxlFamily:
         try:
             found = self.tokenizers_of_captions()
             if isinstance(self.config, SdxlTextualInversion):
-                yield from added_words.problems(found, self.config.embedding.words)
+                yield from added_words.find_word_problems(found, self.config.embedding.words)
         except ConfigError as e:
             yield from (problem.replaced(topic="model") for problem in e.problems)
 
@@ -108,7 +108,9 @@ class SdxlFamily:
         """The tokenizers of the model at a place. ConfigError where one cannot be had."""
         found: dict[str, tuple[Path, str]] = {}
         for part, (name, subfolder) in conditions.TOKENIZERS.items():
-            folder = tokenizers.find(name, where, subfolder, self.config.model.tokenizer_cache_dir, self.token)
+            folder = tokenizers.find_tokenizer(
+                name, where, subfolder, self.config.model.tokenizer_cache_dir, self.token
+            )
             found[part] = folder, name
         return tokenizers.Tokenizers(found)
 
@@ -118,7 +120,7 @@ class SdxlFamily:
         if not where.exists():
             return {}
         with weights.shapes_only():
-            stored = model.opened(where, half=False, mmap=True, vae=self.config.model.vae)
+            stored = model.open_checkpoint(where, half=False, mmap=True, vae=self.config.model.vae)
             found = {part: {n: tuple(t.shape) for n, t in read().items()} for part, read in stored.parts.items()}
             found["denoiser"] = stored.shapes
         self.layout = keys.Layout.of(found["denoiser"])
@@ -134,7 +136,7 @@ class SdxlFamily:
         mmap = not options.disable_mmap_load_safetensors
         choose = functools.partial(model.wanted_files, half=half)
         where = hub.local(options.pretrained_model_name_or_path or "", f"--{checkpoint.OPTION}", choose, self.token)
-        stored = model.opened(where, half, mmap, options.vae)
+        stored = model.open_checkpoint(where, half, mmap, options.vae)
         place = hub.local(options.vae, "--vae", checkpoint.vae_files, self.token) if options.vae else None
         # A fine-tune saves the VAE, too, so it is read now: its file could be deleted meanwhile.
         vae = functools.partial(model.read_vae, place, half, mmap) if place else None
@@ -148,7 +150,7 @@ class SdxlFamily:
         denoiser, fill = model.open_unet(stored, dtype, keep_fp8)
 
         def read(part: str) -> nn.Module:
-            return model.build(stored, part, kinds[part])
+            return model.build_network(stored, part, kinds[part])
 
         def waiting(part: str) -> DeferredNetwork:
             own = place if place and part == "vae" else where
@@ -251,7 +253,7 @@ class SdxlFamily:
         components.read_vae()
         components.read_encoders()
         noise, model_options = self.config.noise, self.config.model
-        folder.write(components, place, put, model_options.v_parameterization, noise.zero_terminal_snr)
+        folder.write_model_folder(components, place, put, model_options.v_parameterization, noise.zero_terminal_snr)
 
     def resolution_level(self, path: str) -> int:
         """log2 of the downsampling of the latents at a block of the U-Net."""

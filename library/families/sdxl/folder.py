@@ -28,7 +28,7 @@ LIBRARY = {
 }
 
 
-def write(components: ModelComponents, folder: Path, put: Put, v_prediction: bool, zero_snr: bool) -> None:
+def write_model_folder(components: ModelComponents, folder: Path, put: Put, v_prediction: bool, zero_snr: bool) -> None:
     """Write the model into an existing folder. `put(path, tensors)` writes a file of weights.
 
     Text encoders get the names of the published models (`text_model.*`), which every version of transformers reads. The

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from library.families.shared import autoencoder
 from library.families.shared.clip import canonical
-from library.families.shared.expected_tensors import count
+from library.families.shared.expected_tensors import list_length
 from library.families.shared.tensor_names import inverse, renamed, shared_prefix
 
 PREFIXES = {
@@ -168,7 +168,7 @@ def to_single(part: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 def _open_clip_to_transformers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """CLIP-G: three stacked matrices are taken apart, and the projection P (used as h P) becomes a Linear's weight."""
-    table = inverse(clip_g_table(count(tensors, "transformer.resblocks.")))
+    table = inverse(clip_g_table(list_length(tensors, "transformer.resblocks.")))
     out = {}
     for name, tensor in tensors.items():
         if name == "text_projection":

@@ -52,14 +52,14 @@ def wanted_files(names: Iterable[str], half: bool) -> list[str]:
     return [*out, *(["model_index.json"] if "model_index.json" in names else [])]
 
 
-def opened(path: Path, half: bool, mmap: bool, vae: str | None = None) -> OpenCheckpoint:
+def open_checkpoint(path: Path, half: bool, mmap: bool, vae: str | None = None) -> OpenCheckpoint:
     """Open a single file or a diffusers folder. Raises ConfigError when a part is absent or it is something else; the
     VAE may be where `vae` is another one."""
     return _folder(path, half, mmap) if path.is_dir() else _single(path, mmap, vae)
 
 
 def _single(path: Path, mmap: bool, vae: str | None) -> OpenCheckpoint:
-    file = weights.read(path, mmap)
+    file = weights.open_weights(path, mmap)
     parts, rest = keys.split(file)
     shapes = file.shapes()
     if problem := absent(path, shapes, vae):
@@ -110,7 +110,7 @@ def read_vae(path: Path, half: bool, mmap: bool) -> dict[str, Tensor]:
 def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = None) -> Message | None:
     """Why a single file is not the SDXL checkpoint that it should be, in a sentence with the fix; None when it is."""
     parts, _ = keys.split(shapes)
-    of, found = recognition.described(shapes)
+    of, found = recognition.family_and_description(shapes)
     if found == "a LoRA file":
         return Message(
             "{path} is a LoRA file, not a model: give it as --network_weights, and an SDXL checkpoint here", path=path
@@ -259,7 +259,7 @@ def open_unet(
     return unet, functools.partial(transfer.fill, unet, stored.unet, transfer.widened(dtype, in_blocks))
 
 
-def build(stored: OpenCheckpoint, part: str, dtype: torch.dtype) -> nn.Module:
+def build_network(stored: OpenCheckpoint, part: str, dtype: torch.dtype) -> nn.Module:
     """Another network of a checkpoint ("vae", "clip_l", "clip_g") on the CPU."""
     with _blamed(stored, part):
         tensors = stored.parts[part]() if part in stored.parts else {}
@@ -281,7 +281,7 @@ def _blamed(stored: OpenCheckpoint, part: str) -> Iterator[None]:
 
 PARTS = {
     "denoiser": lambda t: weights.assign(empty_unet({name: tuple(x.shape) for name, x in t.items()}), t),
-    "vae": lambda t: autoencoder.build(t, SCALE),
+    "vae": lambda t: autoencoder.build_autoencoder(t, SCALE),
     "clip_l": lambda t: clip.encoder(t, "quick_gelu"),
     "clip_g": lambda t: clip.encoder(t, "gelu", projected=True),
 }

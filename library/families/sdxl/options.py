@@ -9,7 +9,7 @@ from library.config import sections
 from library.config.problems import Problem
 from library.config.reading import numbers
 from library.config.run_config import RunConfig
-from library.config.schema import opt, section
+from library.config.schema import define_section, opt
 
 # Parsed by sd-scripts for every family, without a meaning for this one.
 INEFFECTIVE = {"clip_skip": "SDXL always uses the last but one layer; it is only written into the metadata"}
@@ -170,9 +170,9 @@ class SdxlRun:
     grid: ClassVar[int] = 32
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
 
-    model: SdxlModel = section(SdxlModel)
-    memory: sections.Memory = section(MEMORY)
-    compile: sections.Compile = section(COMPILE)
+    model: SdxlModel = define_section(SdxlModel)
+    memory: sections.Memory = define_section(MEMORY)
+    compile: sections.Compile = define_section(COMPILE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,9 +182,9 @@ class SdxlLora(SdxlRun, sections.AdapterRun):
     script: ClassVar[str] = "sdxl_train_network"
     title: ClassVar[str] = "SDXL LoRA"
 
-    cache: SdxlAdapterCache = section(SdxlAdapterCache)
-    network: sections.Network = section(NETWORK)
-    precision: SdxlAdapterPrecision = section(SdxlAdapterPrecision)
+    cache: SdxlAdapterCache = define_section(SdxlAdapterCache)
+    network: sections.Network = define_section(NETWORK)
+    precision: SdxlAdapterPrecision = define_section(SdxlAdapterPrecision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,9 +194,9 @@ class SdxlTrain(SdxlRun, sections.FullRun):
     script: ClassVar[str] = "sdxl_train"
     title: ClassVar[str] = "SDXL fine-tune"
 
-    cache: SdxlFullCache = section(SdxlFullCache)
-    optim: SdxlFullOptim = section(SdxlFullOptim)
-    steps: SdxlFullSteps = section(SdxlFullSteps)
+    cache: SdxlFullCache = define_section(SdxlFullCache)
+    optim: SdxlFullOptim = define_section(SdxlFullOptim)
+    steps: SdxlFullSteps = define_section(SdxlFullSteps)
 
     @property
     def trains_whole_encoders(self) -> bool:
@@ -211,8 +211,8 @@ class SdxlTextualInversion(SdxlRun, sections.EmbeddingRun):
     script: ClassVar[str] = "sdxl_train_textual_inversion"
     title: ClassVar[str] = "SDXL textual inversion"
 
-    cache: SdxlEmbeddingCache = section(SdxlEmbeddingCache)
-    precision: SdxlFrozenPrecision = section(SdxlFrozenPrecision)
+    cache: SdxlEmbeddingCache = define_section(SdxlEmbeddingCache)
+    precision: SdxlFrozenPrecision = define_section(SdxlFrozenPrecision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,4 +222,4 @@ class SdxlControlLLLite(SdxlRun, sections.ControlRun):
     script: ClassVar[str] = "sdxl_train_control_net_lllite"
     title: ClassVar[str] = "SDXL ControlNet-LLLite"
 
-    precision: SdxlFrozenPrecision = section(SdxlFrozenPrecision)
+    precision: SdxlFrozenPrecision = define_section(SdxlFrozenPrecision)

@@ -52,7 +52,7 @@ def model_sizes(_config: RunConfig, full: bool) -> SdxlSizes:
     return FULL if full else TINY
 
 
-def random(sizes: SdxlSizes = TINY, words: int = CLIP_WORDS) -> RandomNetworks:
+def make_networks(sizes: SdxlSizes = TINY, words: int = CLIP_WORDS) -> RandomNetworks:
     """The networks of these sizes, for tokenizers with so many words."""
     return RandomNetworks(
         lambda: _unet(sizes),
@@ -71,7 +71,7 @@ def _unet(sizes: SdxlSizes) -> nn.Module:
 
     attention = tuple(depth > 0 for depth in sizes.depth)
     unet: Any = UNet2DConditionModel  # which declares numbers where it takes one for each level
-    made = random_networks.empty(
+    made = random_networks.build_on_meta(
         lambda: unet(
             block_out_channels=sizes.unet,
             down_block_types=tuple("CrossAttnDownBlock2D" if a else "DownBlock2D" for a in attention),
@@ -88,7 +88,7 @@ def _unet(sizes: SdxlSizes) -> nn.Module:
     return model.empty_unet({name: tuple(p.shape) for name, p in made.state_dict().items()})
 
 
-def adopt(family: SdxlFamily, denoiser: nn.Module) -> None:
+def adopt_denoiser(family: SdxlFamily, denoiser: nn.Module) -> None:
     """Tell a family what it otherwise reads from the header of its checkpoint."""
     family.layout = keys.Layout.of({name: tuple(p.shape) for name, p in denoiser.named_parameters()})
 
@@ -102,7 +102,9 @@ def input_shapes(_: Any, denoiser: Any) -> InputShapes:
     return InputShapes(4, {**states, "pool2": (pooled,)})
 
 
-def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float16, sizes: SdxlSizes = TINY) -> Path:
+def write_random_model(
+    folder: Path, seed: int = 0, dtype: torch.dtype = torch.float16, sizes: SdxlSizes = TINY
+) -> Path:
     """Write `tiny_sdxl.safetensors` (the LDM layout) and its two tokenizers into a folder; returns the file's path."""
     parts = _tensors(Path(folder), seed, dtype, sizes)
     file = {}
@@ -136,7 +138,7 @@ def _tensors(folder: Path, seed: int, dtype: torch.dtype, sizes: SdxlSizes) -> d
     folder.mkdir(parents=True, exist_ok=True)
     words = random_tokenizers.clip_tokenizer(folder / "tokenizer")
     random_tokenizers.clip_tokenizer(folder / "tokenizer_2", pad="!")
-    made = random(sizes, CLIP_WORDS if sizes == FULL else words)  # other programs expect so many in a full one
+    made = make_networks(sizes, CLIP_WORDS if sizes == FULL else words)  # other programs expect so many in a full one
     networks = {"denoiser": made.denoiser(), "vae": made.vae(), **{n: make() for n, make in made.encoders.items()}}
     out = {}
     for i, (part, network) in enumerate(networks.items()):

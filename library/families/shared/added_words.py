@@ -6,7 +6,7 @@ from typing import Any
 from library.config.problems import Problem
 
 
-def problems(tokenizers: Mapping[str, Any], words: Sequence[str]) -> Iterator[Problem]:
+def find_word_problems(tokenizers: Mapping[str, Any], words: Sequence[str]) -> Iterator[Problem]:
     """Problems of words that are tokens already, whose meaning would change in all prompts."""
     for word in words:
         if any(is_known(tokenizer, word) for tokenizer in tokenizers.values()):
@@ -34,6 +34,6 @@ def add(tokenizer: Any, words: Sequence[str]) -> int:
     return first
 
 
-def tokens(tokenizer: Any, text: str) -> list[int]:
+def word_tokens(tokenizer: Any, text: str) -> list[int]:
     """The tokens of a text, without BOS and EOS."""
     return tokenizer(text, add_special_tokens=False).input_ids

@@ -23,7 +23,7 @@ INSIDE = {"encoder.quant_conv": "quant_conv", "decoder.post_quant_conv": "post_q
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}  # diffusers before 0.17
 
 
-def table(levels: int, layers: int) -> dict[str, str]:
+def module_paths(levels: int, layers: int) -> dict[str, str]:
     """diffusers module path -> single-file (LDM) module path, by number of levels and of residual blocks per level."""
     names = {"encoder.conv_norm_out": "encoder.norm_out", "decoder.conv_norm_out": "decoder.norm_out"}
     for i in range(levels):
@@ -53,14 +53,14 @@ def _counts(names: Iterable[str]) -> tuple[int, int]:
     return levels, layers
 
 
-def plain(names: Iterable[str]) -> dict[str, str]:
+def plain_vae_names(names: Iterable[str]) -> dict[str, str]:
     """Keys of a file in either layout, with any prefix -> {diffusers' key: key in the file}. Others are skipped."""
     names = list(names)
     before = next((name.removesuffix(MARKER) for name in names if name.endswith(MARKER)), "")
     inside = {name.removeprefix(before): name for name in names if name.startswith(before)}
     inside = {name: key for name, key in inside.items() if name.startswith(PARTS)}
     single = any(name.startswith(("encoder.down.", "decoder.up.")) for name in inside)
-    back = (inverse(table(*_counts(inside))) if single else {}) | INSIDE
+    back = (inverse(module_paths(*_counts(inside))) if single else {}) | INSIDE
     found = {}
     for name, key in inside.items():
         own = renamed(name, back)
@@ -74,7 +74,7 @@ def plain(names: Iterable[str]) -> dict[str, str]:
 def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of either layout -> diffusers names; 1x1 convolutions of attention become matrices."""
     out = {}
-    for name, key in plain(tensors).items():
+    for name, key in plain_vae_names(tensors).items():
         tensor = tensors[key]
         out[name] = tensor[:, :, 0, 0] if ".attentions." in name and tensor.ndim == 4 else tensor
     return out
@@ -82,25 +82,25 @@ def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors by diffusers name -> single-file (LDM) names, with the attention's matrices as 1x1 convolutions."""
-    names, out = table(*_counts(tensors)), {}
+    names, out = module_paths(*_counts(tensors)), {}
     for name, tensor in tensors.items():
         as_conv = ".attentions." in name and tensor.ndim == 2
         out[renamed(name, names)] = tensor[:, :, None, None] if as_conv else tensor
     return out
 
 
-def build(tensors: Mapping[str, Tensor], scale: float, shift: float | None = None) -> nn.Module:
+def build_autoencoder(tensors: Mapping[str, Tensor], scale: float, shift: float | None = None) -> nn.Module:
     """An AutoencoderKL with these tensors (by diffusers name), which are not copied; they determine its sizes."""
     with without_optional("diffusers"):
         from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
     vae: Any = AutoencoderKL  # its annotations are narrower than what it accepts
     with empty_weights.empty_weights():
-        model = vae(**settings(tensors), scaling_factor=scale, shift_factor=shift)
+        model = vae(**autoencoder_settings(tensors), scaling_factor=scale, shift_factor=shift)
     return assign(model, tensors)
 
 
-def settings(tensors: Mapping[str, Tensor]) -> JsonObject:
+def autoencoder_settings(tensors: Mapping[str, Tensor]) -> JsonObject:
     """The arguments of diffusers' class for an autoencoder with these tensors (by diffusers name)."""
     levels, layers = _counts(tensors)
     return {
@@ -118,11 +118,13 @@ def settings(tensors: Mapping[str, Tensor]) -> JsonObject:
     }
 
 
-def load(path: Path, dtype: Any, constants: tuple[float, float], mmap: bool = True) -> nn.Module:
+def load_autoencoder(path: Path, dtype: Any, constants: tuple[float, float], mmap: bool = True) -> nn.Module:
     """Read an autoencoder, single file or diffusers, as an AutoencoderKL; `constants` are its scale and shift. Names
     may have a prefix, as in parts extracted from a checkpoint."""
-    file = weights.read(path, mmap)
+    file = weights.open_weights(path, mmap)
     if not any(name.endswith(MARKER) for name in file):
         raise recognition.wrong(path, WHAT)
     with complete(path, WHAT):
-        return build({name: weights.cast(tensor, dtype) for name, tensor in to_diffusers(file).items()}, *constants)
+        return build_autoencoder(
+            {name: weights.cast(tensor, dtype) for name, tensor in to_diffusers(file).items()}, *constants
+        )

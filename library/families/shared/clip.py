@@ -26,7 +26,7 @@ def canonical(name: str) -> str:
     return f"text_model.{name}"
 
 
-def plain(names: Iterable[str]) -> dict[str, str]:
+def plain_clip_names(names: Iterable[str]) -> dict[str, str]:
     """Keys of a CLIP-L's file, with any prefix -> {canonical key (`text_model.*`): key in the file}."""
     names = list(names)
     before = next((name.removesuffix(MARKER) for name in names if name.endswith(MARKER)), "")
@@ -72,7 +72,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {canonical(n): t for n, t in model.state_dict().items() if not n.endswith("position_ids")}
 
 
-def tokens(tokenizer: Any, texts: Sequence[str], chunks: int = 1, pad: int | None = None) -> Tensor:
+def clip_tokens(tokenizer: Any, texts: Sequence[str], chunks: int = 1, pad: int | None = None) -> Tensor:
     """Token ids [B, chunks, 77]: each chunk is BOS, 75 tokens of the caption and the sequence's last token.
 
     `pad` fills a short caption after its EOS; EOS itself by default. With another `pad` (CLIP-G: 0) a chunk that is

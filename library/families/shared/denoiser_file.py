@@ -62,7 +62,7 @@ class DenoiserFile:
         With `keep_8_bits` the matrices of the blocks that the file holds as plain float8_e4m3fn are kept; all others
         are cast. Raises ConfigError when tensors are missing or have a wrong shape.
         """
-        file = weights.read(path, mmap)
+        file = weights.open_weights(path, mmap)
         names = self.rows(file.shapes())
         shapes = self.shapes(file.shapes()) | {name: shape for name, (shape, _) in beside.items()}
         with complete(path, self.what):
@@ -78,7 +78,9 @@ class DenoiserFile:
         return model, functools.partial(transfer.fill, model, sources, kind)
 
 
-def problems(path: Path, option: str, opening: Callable[[Path, torch.dtype, bool], object]) -> Iterator[Problem]:
+def find_denoiser_problems(
+    path: Path, option: str, opening: Callable[[Path, torch.dtype, bool], object]
+) -> Iterator[Problem]:
     """Problems of a transformer's header: tensors that are missing or have a wrong shape."""
     try:
         _opened(

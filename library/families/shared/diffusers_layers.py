@@ -16,7 +16,7 @@ def layers(model: Any) -> Sizes:
     return {name: shape for name, shape in shapes.items() if len(shape) == 2}
 
 
-def converted(tensors: Any, model: str, mixin: str, **sizes: Any) -> tuple[JsonObject, Sizes]:
+def convert_with_mixin(tensors: Any, model: str, mixin: str, **sizes: Any) -> tuple[JsonObject, Sizes]:
     """A LoRA file's adapters under the names of a pipeline's `mixin`, and the layer sizes of diffusers' `model`."""
     import diffusers
     import torch

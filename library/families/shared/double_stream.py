@@ -18,7 +18,7 @@ TABLES_KEPT = 32  # RoPE tables, one per bucket and text length; 2.4 MB each at 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
-def count(shapes: Mapping[str, Iterable[int]], blocks: str) -> int:
+def count_stream_blocks(shapes: Mapping[str, Iterable[int]], blocks: str) -> int:
     """The number of blocks in a list of a model. KeyError names the first gap."""
     numbers = {key.removeprefix(f"{blocks}.").split(".")[0] for key in shapes if key.startswith(f"{blocks}.")}
     for number in range(len(numbers)):  # a pruned model may have gaps

@@ -47,7 +47,7 @@ class DoubleStreamFile:
         With `keep_8_bits` the matrices of the blocks that are float8_e4m3fn in the file are kept; all others are cast.
         Raises ConfigError when tensors are missing or of a wrong shape.
         """
-        file = weights.read(path, mmap)
+        file = weights.open_weights(path, mmap)
         names, stored = tensor_names.without_prefix(file), file.shapes()
         with complete(path, self.what(stored)):
             converts = self.layouts.is_diffusers(names)

@@ -83,7 +83,7 @@ def note(*paths: Path) -> None:
         files.note(paths)
 
 
-def check() -> None:
+def check_watched_files() -> None:
     """Raise ConfigError when a watched file has changed."""
     if files := _watched.get():
         files.check()

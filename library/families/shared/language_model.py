@@ -36,7 +36,7 @@ def rounded(ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> int:
     return -(-(max(map(len, ids), default=dropped) - dropped) // step) * step
 
 
-def encode(model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> tuple[Tensor, Tensor]:
+def encode_ids(model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> tuple[Tensor, Tensor]:
     """Token ids -> the last hidden states [B, L, C] after the first `dropped`, zero after each caption, and a mask [B,
     L] of the tokens that are a caption's own. L is a multiple of `step`.
 
@@ -54,7 +54,7 @@ def encode(model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int = 0
     return states * mask[..., None].to(states.dtype), mask
 
 
-def empty(
+def empty_language_model(
     kind: str, skipped: int = 0, norm: bool = True, eps: float = 1e-6, theta: float = THETA, **settings: Any
 ) -> nn.Module:
     """A model of transformers ("Qwen2", "Qwen3", "Mistral") on the meta device.
@@ -75,7 +75,7 @@ def empty(
             model.norm = nn.Identity()
         return model
 
-    return random_networks.empty(make)
+    return random_networks.build_on_meta(make)
 
 
 def settings_of(shapes: Shapes) -> dict[str, int]:
@@ -96,13 +96,13 @@ def settings_of(shapes: Shapes) -> dict[str, int]:
 
 def empty_qwen3(skipped: int = 0, **settings: Any) -> nn.Module:
     """A Qwen3 without its last `skipped` layers, on the meta device."""
-    return empty("Qwen3", skipped, head_dim=HEAD, max_position_embeddings=40960, **settings)
+    return empty_language_model("Qwen3", skipped, head_dim=HEAD, max_position_embeddings=40960, **settings)
 
 
 def empty_mistral(skipped: int = 0, norm: bool = True, **settings: Any) -> nn.Module:
     """A Mistral Small 3 without its last `skipped` layers, on the meta device."""
     limits: dict[str, Any] = {"head_dim": HEAD, "max_position_embeddings": 131072, "sliding_window": None}
-    return empty("Mistral", skipped, norm, 1e-5, 1e9, **limits, **settings)
+    return empty_language_model("Mistral", skipped, norm, 1e-5, 1e9, **limits, **settings)
 
 
 def load_qwen3(
@@ -128,7 +128,7 @@ def load_mistral(path: Path, dtype: torch.dtype, mmap: bool, skipped: Callable[[
 
 
 def _load(path: Path, what: str, empty_one: Callable[[Shapes], nn.Module], dtype: torch.dtype, mmap: bool) -> nn.Module:
-    file = weights.read(path, mmap)
+    file = weights.open_weights(path, mmap)
     with complete(path, what):
         named, stored = plain_names(file), file.shapes()
         model = empty_one({plain: stored[name] for plain, name in named.items()})

@@ -57,7 +57,7 @@ class OneEncoderFamily(TransformerFamily):
         wrong, files = list(self.checkpoint.problems(self.config)), self.checkpoint.files
         if not wrong and (path := files.present(self.config, "denoiser")):
             option = files.parts["denoiser"].option
-            wrong = list(denoiser_file.problems(path, option, self.checkpoint.open_denoiser))
+            wrong = list(denoiser_file.find_denoiser_problems(path, option, self.checkpoint.open_denoiser))
         yield from wrong
         options = {files.parts[part].option for part in ("denoiser", ENCODER) if part in files.parts}
         if len(options) < 2 or not files.named(self.config, ENCODER) or any(one.option in options for one in wrong):
@@ -87,7 +87,7 @@ class OneEncoderFamily(TransformerFamily):
                 if tokenizers.holds(folder, tokenizers.kind(name)):
                     return folder
         token, kept = self.config.hub.huggingface_token, options.tokenizer_cache_dir
-        return tokenizers.find(name, whole or base, subfolder, kept, token)
+        return tokenizers.find_tokenizer(name, whole or base, subfolder, kept, token)
 
     def stored_shapes(self) -> dict[str, Shapes]:
         """Shapes of the parts whose files are on this machine."""

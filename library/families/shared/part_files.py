@@ -134,7 +134,7 @@ class PartFiles:
                 shapes = plain_shapes(entries, part)
             except KeyError as e:  # the layout cannot be determined
                 shapes, missing = stored, e.args[0]
-            of, words = recognition.described(stored)
+            of, words = recognition.family_and_description(stored)
             problem = incomplete(path, words, [missing]) if missing and of and of is self.facts else None
             if problem := problem or self.unfit(part, path, entries, shapes):
                 yield Problem(self.parts[part].option, ": {problem}", problem=problem)
@@ -150,7 +150,7 @@ class PartFiles:
         """Why a file cannot serve as a part, in a sentence with the fix; None when it can. `shapes` are those of the
         part's own keys."""
         about = self.parts[part]
-        of, found = recognition.described({name: tuple(entry["shape"]) for name, entry in entries.items()})
+        of, found = recognition.family_and_description({name: tuple(entry["shape"]) for name, entry in entries.items()})
         if found == "a LoRA file":
             template = "{path} is a LoRA file, not a model; expected {what}"
             if part == "denoiser":

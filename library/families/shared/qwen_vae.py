@@ -108,14 +108,19 @@ def _constants(like: Tensor) -> tuple[Tensor, Tensor]:
     return mean, std
 
 
-def load(path: Path, dtype: torch.dtype, mmap: bool = True) -> ImageVAE:
+def load_qwen_vae(path: Path, dtype: torch.dtype, mmap: bool = True) -> ImageVAE:
     """Read a VAE, single file or diffusers. Raises ConfigError."""
-    file = weights.read(path, mmap)
+    file = weights.open_weights(path, mmap)
     with complete(path, "a VAE"):
-        return build({plain: weights.cast(file[name], dtype) for plain, name in qwen_vae_names.plain(file).items()})
+        return build_qwen_vae(
+            {
+                plain: weights.cast(file[name], dtype)
+                for plain, name in qwen_vae_names.plain_qwen_vae_names(file).items()
+            }
+        )
 
 
-def build(tensors: Mapping[str, Tensor]) -> ImageVAE:
+def build_qwen_vae(tensors: Mapping[str, Tensor]) -> ImageVAE:
     """The VAE of the sizes of its tensors (diffusers' names), which it takes over without a copy."""
     steps = sorted({int(name.split(".")[2]) for name in tensors if name.startswith("encoder.down_blocks.")})
     last = {n: f"encoder.down_blocks.{n}" for n in steps if f"encoder.down_blocks.{n}.resample.1.weight" in tensors}
@@ -123,7 +128,7 @@ def build(tensors: Mapping[str, Tensor]) -> ImageVAE:
     resnets = min(last)  # of each level, and behind them what halves the picture
     widths = [tensors[f"encoder.down_blocks.{n}.conv2.weight"].shape[0] for n in steps if n % (resnets + 1) == 0]
     return assign_to(
-        empty(
+        empty_qwen_vae(
             base,
             tuple(width // base for width in widths),
             resnets,
@@ -140,13 +145,13 @@ def assign_to(made: ImageVAE, tensors: Mapping[str, Tensor]) -> ImageVAE:
     return made.eval().requires_grad_(False)
 
 
-def empty(base: int, widths: tuple[int, ...], resnets: int, channels: int, over_time: list[bool]) -> ImageVAE:
+def empty_qwen_vae(base: int, widths: tuple[int, ...], resnets: int, channels: int, over_time: list[bool]) -> ImageVAE:
     """A VAE on the meta device; `widths` are those of its levels, as multiples of `base`."""
     with without_optional("diffusers"):
         from diffusers.models.autoencoders.autoencoder_kl_qwenimage import AutoencoderKLQwenImage
 
     network: Any = AutoencoderKLQwenImage
-    made = random_networks.empty(
+    made = random_networks.build_on_meta(
         lambda: network(
             base_dim=base, z_dim=channels, dim_mult=list(widths), num_res_blocks=resnets, temperal_downsample=over_time
         )

@@ -24,7 +24,7 @@ RESIDUAL = {
 MIDDLE = ("mid_block.resnets.0", "mid_block.attentions.0", "mid_block.resnets.1")
 
 
-def plain(names: Iterable[str]) -> dict[str, str]:
+def plain_qwen_vae_names(names: Iterable[str]) -> dict[str, str]:
     """Keys of a VAE's file in either layout, with any prefix -> {diffusers' key: key in the file}. Others are left
     out."""
     names = list(names)

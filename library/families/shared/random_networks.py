@@ -59,7 +59,7 @@ class InputShapes:
         return [latents.new_ones(number, channels, *size) for size in zip(sides[::2], sides[1::2], strict=True)]
 
 
-def empty(make: Callable[[], nn.Module]) -> nn.Module:
+def build_on_meta(make: Callable[[], nn.Module]) -> nn.Module:
     """A network on the meta device; buffers are real."""
     with empty_weights.empty_weights():
         return make()
@@ -83,7 +83,7 @@ def clip_encoder(
         bos_token_id=words - 2,
         eos_token_id=words - 1,
     )
-    return empty(lambda: (CLIPTextModelWithProjection if projected else CLIPTextModel)(config))
+    return build_on_meta(lambda: (CLIPTextModelWithProjection if projected else CLIPTextModel)(config))
 
 
 def autoencoder(widths: tuple[int, ...], channels: int, scale: float, quant_convs: bool) -> nn.Module:
@@ -92,7 +92,7 @@ def autoencoder(widths: tuple[int, ...], channels: int, scale: float, quant_conv
         from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
     vae: Any = AutoencoderKL  # its annotations are narrower than what it accepts
-    return empty(
+    return build_on_meta(
         lambda: vae(
             down_block_types=("DownEncoderBlock2D",) * len(widths),
             up_block_types=("UpDecoderBlock2D",) * len(widths),

@@ -43,4 +43,4 @@ class QwenVaeSizes:
 
     def empty_vae(self) -> ImageVAE:
         """Such a VAE without memory for its weights."""
-        return qwen_vae.empty(self.vae, self.vae_widths, self.vae_resnets, self.channels, [False, True, True])
+        return qwen_vae.empty_qwen_vae(self.vae, self.vae_widths, self.vae_resnets, self.channels, [False, True, True])

@@ -48,24 +48,24 @@ def embedding(names: Iterable[str]) -> str:
     return EMBEDDINGS[1] if EMBEDDINGS[0] not in names and EMBEDDINGS[1] in names else EMBEDDINGS[0]
 
 
-def plain(names: Iterable[str]) -> dict[str, str]:
+def plain_t5_names(names: Iterable[str]) -> dict[str, str]:
     """Keys of a file, with any prefix -> {T5's own key: key in the file}."""
     names = list(names)
     before = next((name.removesuffix(MARKER) for name in names if name.endswith(MARKER)), "")
     return {name.removeprefix(before): name for name in names if name.startswith(before)}
 
 
-def load(path: Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
+def load_t5(path: Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
     """Read a T5 encoder (one file, shards, or a text_encoder_2 folder) as a T5EncoderModel in `dtype`.
 
     Weights stored in 8 bits are cast to `dtype`, as nothing computes in 8 bits here. Raises ConfigError.
     """
     from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActDense, T5EncoderModel
 
-    file = weights.read(path, mmap)
+    file = weights.open_weights(path, mmap)
     if not any(name.endswith(MARKER) for name in file):
         raise recognition.wrong(path, WHAT)
-    names, shapes = plain(file), file.shapes()
+    names, shapes = plain_t5_names(file), file.shapes()
     with complete(path, WHAT):
         with empty_weights.empty_weights():
             model = T5EncoderModel(config({own: shapes[name] for own, name in names.items()}))
@@ -96,7 +96,7 @@ def _dense(cls: type[nn.Module]) -> Any:
     return Dense
 
 
-def tokens(tokenizer: Any, texts: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
+def t5_tokens(tokenizer: Any, texts: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
     """Token ids and mask [B, length]: truncated or padded to `length`, with EOS."""
     made = tokenizer(
         list(texts),
@@ -115,7 +115,7 @@ def longest(tokenizer: Any, texts: Iterable[str], length: int) -> int:
     return max(map(len, ids), default=0)
 
 
-def encode(model: Any, ids: Tensor, mask: Tensor | None) -> Tensor:
+def encode_t5_ids(model: Any, ids: Tensor, mask: Tensor | None) -> Tensor:
     """Token ids [B, L] -> the last hidden states after the final norm [B, L, C]; without mask also of padding."""
     device = model.shared.weight.device
     if mask is not None:

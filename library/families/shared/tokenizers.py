@@ -95,7 +95,7 @@ def places(name: str, model: str | Path | None, subfolder: str, cache_dir: str |
         yield Path(cache_dir) / name.replace("/", "_")
 
 
-def find(
+def find_tokenizer(
     name: str,
     model: str | Path | None = None,
     subfolder: str = "tokenizer",
@@ -115,7 +115,7 @@ def find(
     return keep(folder, Path(cache_dir) / name.replace("/", "_")) if cache_dir else folder
 
 
-def named(folder: str, name: str, option: str) -> Path:
+def tokenizer_of_option(folder: str, name: str, option: str) -> Path:
     """The folder of a tokenizer that an option names. Raises ConfigError when it has none of this kind."""
     if not holds(Path(folder), kind(name)):
         raise ConfigError(
@@ -183,7 +183,7 @@ class Tokenizers(Mapping[str, Any]):
 
     def __getitem__(self, encoder: str) -> Any:
         if encoder not in self._known:
-            self._known[encoder] = load(*self._places[encoder])
+            self._known[encoder] = load_tokenizer(*self._places[encoder])
         return self._known[encoder]
 
     def __iter__(self) -> Iterator[str]:
@@ -193,7 +193,7 @@ class Tokenizers(Mapping[str, Any]):
         return len(self._places)
 
 
-def load(folder: Path, name: str) -> Any:
+def load_tokenizer(folder: Path, name: str) -> Any:
     """Load a tokenizer from its folder, without pickle and without a network."""
     from library.families.shared.tokenizer_classes import BY_KIND
 

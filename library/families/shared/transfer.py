@@ -92,12 +92,12 @@ def _sent(sources: Mapping[str, Source], kind: Kind, placement: WeightPlacement)
             size += place.length
         elif name not in placement.host:
             arrived(name, source.read().to(placement.device))
-    read(ranges, placement.device, arrived)
+    read_ranges(ranges, placement.device, arrived)
     logger.info("read %.2f GB straight to %s in %.1f s", size / 1e9, placement.device, time.perf_counter() - began)
     return found
 
 
-def read(
+def read_ranges(
     ranges: Mapping[str, FileRange], device: torch.device, arrived: Callable[[str, Tensor], object], piece: int = PIECE
 ) -> None:
     """Read tensors in the order of their files; `arrived` is called with each when its last copy has been issued.

@@ -293,7 +293,7 @@ def _unpickled(path: Path) -> JsonObject:
     return {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
 
 
-def read(path: str | Path, mmap: bool = True) -> Weights:
+def open_weights(path: str | Path, mmap: bool = True) -> Weights:
     """Open a checkpoint: a file, a sharded file (any of its shards or its index), or a folder that holds one.
 
     In a folder with several precisions the fp32 / unmarked one is taken; `part` names are up to the caller.

@@ -47,7 +47,7 @@ DENOISER = DenoiserFile(
 TURBO_SHIFT = 3.0  # of the scheduler in Turbo's folder; that of the base model has another
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def find_zimage_problems(config: RunConfig) -> Iterator[Problem]:
     """Problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
@@ -90,13 +90,13 @@ def plain_shapes(entries: Entries, part: str) -> Shapes:
     """Shapes by the network's own keys."""
     if part == "denoiser":
         return DENOISER.plain_shapes(entries)
-    known = language_model.plain_names(entries) if part == "text_encoder" else autoencoder.plain(entries)
+    known = language_model.plain_names(entries) if part == "text_encoder" else autoencoder.plain_vae_names(entries)
     return {plain: tuple(entries[name]["shape"]) for plain, name in known.items()}
 
 
 def load_vae(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     """Read FLUX.1's autoencoder, single file or diffusers."""
-    return autoencoder.load(path, dtype, autoencoder.FLUX, mmap)
+    return autoencoder.load_autoencoder(path, dtype, autoencoder.FLUX, mmap)
 
 
 def load_text_encoder(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
@@ -106,12 +106,12 @@ def load_text_encoder(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
 
 CHECKPOINT = Checkpoint(
     FILES,
-    problems,
+    find_zimage_problems,
     plain_shapes,
     DENOISER.open,
     {"vae": load_vae, "text_encoder": load_text_encoder},
     tokenizers.QWEN3,
-    text_encoder.encode,
+    text_encoder.encode_zimage_captions,
     text_encoder.longest,
     most=text_encoder.LONGEST,
     around=8,

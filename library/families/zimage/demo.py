@@ -12,8 +12,8 @@ from library.families.shared.diffusers_layers import Sizes
 Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
 
 
-def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made."""
+def demo_tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
+    """What a TOML of the demo says of this model; `models` are the files that write_random_model made."""
     return {
         "model": [
             ("pretrained_model_name_or_path", str(models["zimage"]), "real: z_image_bf16.safetensors"),
@@ -25,7 +25,7 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
     }
 
 
-def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
+def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
     """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
     path = config.model.pretrained_model_name_or_path or ""
     stored = weights.header(path)
@@ -34,7 +34,7 @@ def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes
     refiners, blocks = (
         len({name.split(".")[1] for name in known if name.startswith(group)}) for group in ("noise_refiner.", "layers.")
     )
-    return diffusers_layers.converted(
+    return diffusers_layers.convert_with_mixin(
         tensors,
         "ZImageTransformer2DModel",
         "ZImageLoraLoaderMixin",

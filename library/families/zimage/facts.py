@@ -9,7 +9,7 @@ MODULATION = re.compile(r"^layers\.\d+\.adaLN_modulation\.0\.weight$")
 OMNI = "a Z-Image-Omni transformer"
 
 
-def recognise(shapes: Shapes) -> str:
+def recognise_zimage(shapes: Shapes) -> str:
     """What a checkpoint is of Z-Image. Lumina 2 shares most names, but pads no tokens, and modulates its blocks by
     another layer, which tells a part of a file; Turbo is alike."""
     whole = {"cap_embedder.1.weight", "cap_pad_token", "layers.0.attention_norm1.weight"} <= shapes.keys()
@@ -18,7 +18,7 @@ def recognise(shapes: Shapes) -> str:
     return OMNI if any(name.startswith("siglip_embedder.") for name in shapes) else TRANSFORMER
 
 
-def hub_model(title: str, name: str, size: int, version: str) -> HubModel:
+def zimage_hub_model(title: str, name: str, size: int, version: str) -> HubModel:
     """One of the transformers that ComfyUI's repositories have, with the parts that all of them need."""
     repository = f"Comfy-Org/{name}"
     places = {
@@ -42,7 +42,7 @@ FACTS = FamilyFacts(
     },
     family="library.families.zimage.family:ZImageFamily",
     pipelines=("ZImagePipeline",),
-    recognise=recognise,
+    recognise=recognise_zimage,
     base_models=(TRANSFORMER,),
     base_model_version="z_image",
     architecture="Z-Image",
@@ -60,8 +60,8 @@ FACTS = FamilyFacts(
     has_sd_scripts_defaults=False,
     named_options={r"de[-_]?turbo": {"model_version": "base"}, "turbo": {"model_version": "turbo"}},
     hub_models=(
-        hub_model("Z-Image", "z_image", 12_309_866_400, "base"),
-        hub_model("Z-Image Turbo", "z_image_turbo", 12_309_866_400, "turbo"),
+        zimage_hub_model("Z-Image", "z_image", 12_309_866_400, "base"),
+        zimage_hub_model("Z-Image Turbo", "z_image_turbo", 12_309_866_400, "turbo"),
     ),
     part_options={
         "text_encoder": holds("model.embed_tokens.weight", 151936, 2560),

@@ -263,11 +263,11 @@ class ZImage(nn.Module):
     def positions(self, height: int, width: int, length: int, device: torch.device) -> RopeTables:
         """The RoPE tables for an image of so many tokens and a text of this length, kept by sizes."""
         return self._tables.of(
-            (height, width, length), device, lambda: tables(height, width, length, device, self.axes)
+            (height, width, length), device, lambda: rope_tables(height, width, length, device, self.axes)
         )
 
 
-def tables(height: int, width: int, length: int, device: torch.device, axes: tuple[int, int, int]) -> RopeTables:
+def rope_tables(height: int, width: int, length: int, device: torch.device, axes: tuple[int, int, int]) -> RopeTables:
     """A text counts from 1 on the first axis; its image goes on there, and has rows and columns. Padding is at 0."""
     count = height * width
     padded = -(-count // MULTIPLE) * MULTIPLE

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from library import families
 from library.config import sections
 from library.config.run_config import Rule
-from library.config.schema import opt, section
+from library.config.schema import define_section, opt
 
 # Parsed for every family, without a meaning for this one.
 INEFFECTIVE = {"max_token_length": "captions of Z-Image may have any length up to 512 tokens"}
@@ -72,10 +72,10 @@ class ZImageRun:
     ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(SIGMOID)
     foreign: ClassVar[Mapping[str, str]] = MUSUBI
 
-    model: ZImageModel = section(ZImageModel)
-    noise: ZImageFlow = section(ZImageFlow)
-    memory: sections.Memory = section(MEMORY)
-    compile: sections.Compile = section(COMPILE)
+    model: ZImageModel = define_section(ZImageModel)
+    noise: ZImageFlow = define_section(ZImageFlow)
+    memory: sections.Memory = define_section(MEMORY)
+    compile: sections.Compile = define_section(COMPILE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class ZImageLora(ZImageRun, sections.TransformerLora):
     script: ClassVar[str] = "zimage_train_network"
     title: ClassVar[str] = "Z-Image LoRA"
 
-    network: sections.TransformerNetwork = section(NETWORK)
+    network: sections.TransformerNetwork = define_section(NETWORK)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,17 +79,17 @@ def shape(sizes: ZImageSizes) -> ZImageShape:
     )
 
 
-def random(sizes: ZImageSizes = TINY, words: int = WORDS, skipped: int = text_encoder.SKIPPED) -> RandomNetworks:
+def make_networks(sizes: ZImageSizes = TINY, words: int = WORDS, skipped: int = text_encoder.SKIPPED) -> RandomNetworks:
     """The networks of these sizes, for a tokenizer with so many words."""
     return RandomNetworks(
-        lambda: random_networks.empty(lambda: ZImage(shape(sizes))),
+        lambda: random_networks.build_on_meta(lambda: ZImage(shape(sizes))),
         {"text_encoder": lambda: language_model.empty_qwen3(skipped, **sizes.text_settings(words))},
         lambda: random_networks.autoencoder(sizes.vae_widths, sizes.channels, autoencoder.FLUX[0], False),
         sizes.resolutions,
     )
 
 
-def adopt(family: ZImageFamily, denoiser: nn.Module) -> None:
+def adopt_denoiser(family: ZImageFamily, denoiser: nn.Module) -> None:
     """It reads nothing else from headers."""
 
 
@@ -100,7 +100,7 @@ def input_shapes(family: ZImageFamily, denoiser: ZImage) -> InputShapes:
     return InputShapes(sizes.in_channels // 4, text)
 
 
-def write(
+def write_random_model(
     folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, sizes: ZImageSizes = TINY
 ) -> dict[str, Path]:
     """Write the three files of a tiny model, in ComfyUI's layouts, and its tokenizer into a folder.
@@ -110,7 +110,7 @@ def write(
     folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
-    made = random(sizes, WORDS if sizes == FULL else words, skipped=0)
+    made = make_networks(sizes, WORDS if sizes == FULL else words, skipped=0)
     text = made.encoders["text_encoder"]().state_dict()
     parts = {
         "zimage": ("z_image_tiny", made.denoiser().state_dict(), _single),

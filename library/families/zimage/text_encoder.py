@@ -14,7 +14,7 @@ BEFORE = "<|im_start|>user\n"
 BEHIND = "<|im_end|>\n<|im_start|>assistant\n"
 
 
-def tokens(tokenizer: Any, captions: Collection[str]) -> list[list[int]]:
+def zimage_token_ids(tokenizer: Any, captions: Collection[str]) -> list[list[int]]:
     """Token ids of each caption in its template, cut to the longest length."""
     texts = [f"{BEFORE}{caption}{BEHIND}" for caption in captions]
     return tokenizer(texts, max_length=LONGEST, truncation=True).input_ids if texts else []
@@ -22,10 +22,10 @@ def tokens(tokenizer: Any, captions: Collection[str]) -> list[list[int]]:
 
 def longest(tokenizer: Any, captions: Collection[str]) -> int:
     """The most tokens that the denoiser reads of one of these captions, as a multiple of STEP."""
-    return language_model.rounded(tokens(tokenizer, captions), STEP)
+    return language_model.rounded(zimage_token_ids(tokenizer, captions), STEP)
 
 
-def encode(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+def encode_zimage_captions(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Captions -> the states before the last layer, template included [B, L, C], zero behind each, and a mask [B, L] of
     the tokens that are a caption's own. L is a multiple of STEP."""
-    return language_model.encode(model, tokens(tokenizer, captions), STEP)
+    return language_model.encode_ids(model, zimage_token_ids(tokenizer, captions), STEP)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from library import families
 from library.config import sections
-from library.config.schema import section
+from library.config.schema import define_section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,7 @@ class ToyRun:
     script_with = staticmethod(families.script_with)
     grid: ClassVar[int] = 16
 
-    compile: sections.Compile = section(sections.compile_of(block="ToyBlock"))
+    compile: sections.Compile = define_section(sections.compile_of(block="ToyBlock"))
 
 
 @dataclass(frozen=True, kw_only=True)
