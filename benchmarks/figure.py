@@ -27,7 +27,7 @@ PRESETS = ROOT / "docs" / "presets.md"
 PERFORMANCE = ROOT / "docs" / "dev" / "performance.md"
 RECIPES = ROOT / "docs" / "recipes.md"
 TABLE = re.compile(r"(<!-- presets -->\n).*?(<!-- /presets -->)", re.DOTALL)
-TITLES = {facts.name: facts.title for facts in families.every()}
+TITLES = {facts.name: facts.title for facts in families.all_families()}
 METHODS = {
     "lora": "LoRA",
     "finetune": "fine-tune",
@@ -46,7 +46,7 @@ def main() -> None:
     """Write the figure and the tables."""
     from library.files import write_atomic
 
-    every = measured()
+    every = load_measurements()
     write_atomic(FIGURE, figure(newest(every)))
     for page, lines in document_tables(every).items():
         write_atomic(page, with_table(page.read_text(encoding="utf-8"), lines))
@@ -65,7 +65,7 @@ def document_tables(every: list[Measured]) -> dict[Path, list[str]]:
     }
 
 
-def measured(folder: Path = ROOT / "docs" / "measured") -> list[Measured]:
+def load_measurements(folder: Path = ROOT / "docs" / "measured") -> list[Measured]:
     """All files of measurements, the newest first; their names begin with the date."""
     paths = sorted(folder.glob("*.json"), key=lambda path: path.stem, reverse=True)
     return [json.loads(path.read_text(encoding="utf-8")) | {"file": path.name} for path in paths]
@@ -80,7 +80,7 @@ def figure(one: Measured) -> str:
     """Bars of seconds a step, by model and batch size; the GPU's busy time is the filled part of a bar."""
     shown = [row for row in one["rows"] if row.get("shown")]
     parts, y = [], 30
-    for text in _wrapped(machine(one["machine"])):
+    for text in _wrapped(machine_line(one["machine"])):
         parts.append(f'<text x="0" y="{y + 16}" class="quiet">{escape(text)}</text>')
         y += 16
     y += 14
@@ -149,7 +149,7 @@ def _name(row: Measured) -> str:
     return f"{'sd-scripts' if row['trainer'] == 'sd-scripts' else 'here'}: {row['how']}"
 
 
-def machine(known: Measured) -> str:
+def machine_line(known: Measured) -> str:
     """GPU, processor and PyTorch in a line."""
     processor = f"{known['cores']} cores of {known['processor'] or 'a processor that was not recorded'}"
     return f"{known['gpu']}, {processor}, torch {known['torch']}"

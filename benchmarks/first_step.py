@@ -62,7 +62,7 @@ def write_sparse(path: Path, tensors: dict[str, tuple[int, ...]], dtype: str, fi
         file.truncate(data + end)
 
 
-def make(inputs: Path, family: str, tiny: bool) -> None:
+def make_inputs(inputs: Path, family: str, tiny: bool) -> None:
     """Images, tokenizers and the files of a model, as far as they are not there yet."""
     import torch
     from torch.nn import Module
@@ -73,11 +73,11 @@ def make(inputs: Path, family: str, tiny: bool) -> None:
     from library.families.shared import clip, random_tokenizers
 
     def shapes(network: Module, part: str = "") -> dict[str, tuple[int, ...]]:
-        tensors = clip.tensors_of(network) if part.startswith("clip") else network.state_dict()
+        tensors = clip.clip_tensors(network) if part.startswith("clip") else network.state_dict()
         return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
     if tiny:
-        return versus_files.make(inputs, {family}, tiny)
+        return versus_files.make_versus_inputs(inputs, {family}, tiny)
     if not (inputs / "images").exists():
         images.draw_images(inputs / "images", sizes=versus_files.SIZES * 2)
     models, module = inputs / "models", random_module(family)
@@ -91,7 +91,9 @@ def make(inputs: Path, family: str, tiny: bool) -> None:
         random_tokenizers.clip_tokenizer(place / versus_files.TOKENIZERS[1])
         meta = {part: {n: torch.empty(s, device="meta") for n, s in named.items()} for part, named in parts.items()}
         meta["denoiser"] = {n: torch.empty(s, device="meta") for n, s in denoiser.items()}
-        whole = {n: tuple(t.shape) for part, named in meta.items() for n, t in keys.to_single(part, named).items()}
+        whole = {
+            n: tuple(t.shape) for part, named in meta.items() for n, t in keys.sdxl_part_to_single(part, named).items()
+        }
         write_sparse(models / "sdxl.safetensors", whole, "F16", keys.PREFIXES["denoiser"])
         return None
     random_tokenizers.t5_tokenizer(place / versus_files.TOKENIZERS[2])
@@ -153,7 +155,7 @@ def run_until_first_step(name: str, command: list[str], environment: dict[str, s
 # ---- looking at the main thread
 
 
-def profile(out: str, script: str, *arguments: str) -> None:
+def profile_first_step(out: str, script: str, *arguments: str) -> None:
     """Run a training script in this process, and write where its main thread was until the first step."""
     main, spent, done = (
         threading.main_thread().ident,
@@ -237,11 +239,11 @@ def main(arguments: list[str] | None = None) -> int:
 def measure_trainings(family: str, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All trainings of a family."""
     work, began = asked.work.resolve(), time.time()
-    make(work / "inputs", family, asked.tiny)
+    make_inputs(work / "inputs", family, asked.tiny)
     print(f"{family}: files after {time.time() - began:.1f} s", flush=True)
     (case,) = (
         case
-        for case in versus_files.cases(asked.tiny, asked.steps)
+        for case in versus_files.versus_cases(asked.tiny, asked.steps)
         if (case.family, case.kind, case.name) == (family, "lora", "plain")
     )
     toml = versus_files.write_toml(case, work, work / "inputs")
@@ -271,7 +273,7 @@ def measure_trainings(family: str, asked: argparse.Namespace) -> Iterator[dict[s
     if asked.launcher:
         from library.config import command
 
-        yield train("launcher", command.command("", Path(script).name)[:-2])
+        yield train("launcher", command.training_command("", Path(script).name)[:-2])
     if asked.cold:
         print(f"{family}: {drop(model)} of the model left in the page cache", flush=True)
         yield train("cold", plain)
@@ -285,6 +287,6 @@ def measure_trainings(family: str, asked: argparse.Namespace) -> Iterator[dict[s
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--traced"]:
-        profile(*sys.argv[2:])
+        profile_first_step(*sys.argv[2:])
     else:
         sys.exit(main())

@@ -53,15 +53,15 @@ SIZES = {"flux": (1, 4), "sdxl": (1, 4, 8)}
 LIMIT = 900  # seconds of a case: one that hangs shall not keep the others from their turn
 
 
-def machine():
+def measure_machine():
     """What all of this ran on, and what it can give."""
     import torch
 
     from library.bench import machine
     from library.measuring import timing
 
-    device = machine.device("auto")
-    return {**machine.facts(device), "matmul": timing.matmul_rate(device, torch.bfloat16)}
+    device = machine.choose_device("auto")
+    return {**machine.machine_facts(device), "matmul": timing.matmul_rate(device, torch.bfloat16)}
 
 
 def case(family, number, name, size, count):
@@ -71,7 +71,7 @@ def case(family, number, name, size, count):
     from library.bench import machine, prepared_model, subjects
     from library.measuring import timing
 
-    device, side = machine.device("auto"), 1024 if size == "full" else 128
+    device, side = machine.choose_device("auto"), 1024 if size == "full" else 128
     values = {"mixed_precision": "bf16", "train_batch_size": int(number)}
     subject = subjects.FamilySubject(f"{family}_train_network", values, size)
     config = subject.config({"cuda_graphs": "auto" if "CUDA" in name else "false", **CASES[name]})
@@ -81,7 +81,7 @@ def case(family, number, name, size, count):
     torch.manual_seed(0)  # the same images for every case
     losses = []
     with prepared_model.open_prepared(subject, config, device, side, made) as ready:
-        first = timing.timed(lambda: losses.append(ready.step()), device)
+        first = timing.time_call(lambda: losses.append(ready.step()), device)
         found = timing.measure_call(lambda: losses.append(ready.step()), device, timing.TimingPlan(steps=8))
         return {
             **{"first": round(first, 2), **found.facts(), "flops": flops, **ready.compiling()},
@@ -90,7 +90,7 @@ def case(family, number, name, size, count):
         }
 
 
-def child(*given, cache=""):
+def run_child(*given, cache=""):
     """Run this file in a process of its own and read what it found."""
     places = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "TRITON_CACHE_DIR": f"{cache}/triton"} if cache else {}
     command = [sys.executable, __file__, "--child", *map(str, given)]
@@ -105,33 +105,33 @@ def child(*given, cache=""):
     return found | ({"log": done.stderr[-3000:]} if "failed" in found else {})
 
 
-def reported(given):
+def print_result(given):
     """What a child prints: its result, or why there is none."""
     from library.measuring import timing
 
     try:
-        return machine() if given == ["machine"] else case(*given)
+        return measure_machine() if given == ["machine"] else case(*given)
     except Exception as error:
         traceback.print_exc()
-        return {"failed": timing.failure(error)}
+        return {"failed": timing.measuring_failure(error)}
 
 
 def measure_family(family, number, asked, found):
     """All cases of a family and a batch size."""
     habit = None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        for name in chosen(asked.cases, family):
+        for name in choose_cases(asked.cases, family):
             cache = Path(folder) / re.sub(r"\W+", "-", name.removesuffix(" again"))  # compilers stumble over blanks
             counted = next((r for r in found["cases"] if r["family"] == family and r.get("flops")), None)
             way = (family, number, name, "tiny" if asked.tiny else "full", "known" if counted else "count")
-            r = {"family": family, "batch": number, "case": name, **child(*way, cache=str(cache))}
+            r = {"family": family, "batch": number, "case": name, **run_child(*way, cache=str(cache))}
             found["cases"].append(r)
             habit = r if name == HABIT and "ms" in r else habit
             print(case_row(r, habit, counted or r, found["machine"].get("matmul", {})), flush=True)
-            keep(found, asked.out)
+            save_measurements(found, asked.out)
 
 
-def chosen(names, family):
+def choose_cases(names, family):
     """The cases to measure; a second start needs a first one."""
     wanted = CASES if names is None else {*names, *(name.removesuffix(" again") for name in names)}
     return [name for name in CASES if name in wanted and (family, name) != ("flux", BLOCKS)]
@@ -145,14 +145,14 @@ def case_row(r, habit, counted, matmul):
     if "failed" in r:
         return f"{start} failed: {r['failed']}"
     ms, done = r["ms"]["p50"], r.get("compile", {"num_graphs": 0, "seconds": 0})
-    rates = report.rates((counted.get("flops") or 0) * r["batch"] // counted["batch"], ms, matmul)
+    rates = report.compute_rates((counted.get("flops") or 0) * r["batch"] // counted["batch"], ms, matmul)
     gain, share = f"{habit['ms']['p50'] / ms:.2f}" if habit else "-", f"{rates['mfu']:.0%}" if "mfu" in rates else "-"
     numbers = f"{ms / 1000:8.3f} {gain:>8} {share:>6} {r['peak_gb']:6.1f} {r['first']:11.1f}"
     eager = f", not compiled: {r['not_compiled']}" if "not_compiled" in r else ""
     return f"{start} {numbers} {done['num_graphs']:6} {done['seconds']:10.1f}{eager}"
 
 
-def keep(found, out):
+def save_measurements(found, out):
     """Write down what is known so far."""
     if out:
         out.write_text(json.dumps(found, indent=1), encoding="utf-8")
@@ -169,10 +169,10 @@ def main():
     asked = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     if asked.child:
-        print(json.dumps(reported(asked.child)))
+        print(json.dumps(print_result(asked.child)))
         return
-    found = {"machine": child("machine"), "cases": []}
-    keep(found, asked.out)
+    found = {"machine": run_child("machine"), "cases": []}
+    save_measurements(found, asked.out)
     print(json.dumps(found["machine"]))
     print(
         f"{'':4} {'batch':>5} {'case':36} {'s/step':>8} {'x eager':>8} {'MFU':>6} {'GiB':>6} {'first step':>11} "

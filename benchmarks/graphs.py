@@ -128,7 +128,7 @@ def adapt(model, block_classes):
     FactorCache(model, adapters)
 
 
-def wrap(model, block_classes, backend):
+def compile_blocks(model, block_classes, backend):
     """The usual way: every block becomes an OptimizedModule."""
     import torch
 
@@ -158,8 +158,8 @@ def measure_buckets(family, way, backend):
     log = CompileLog()
     if way in ("wrapped", "diffusers"):
         if way == "wrapped":
-            checkpointing.wrap(blocks_by_class(model, block_classes))
-        wrap(model, block_classes, backend)
+            checkpointing.checkpoint_blocks(blocks_by_class(model, block_classes))
+        compile_blocks(model, block_classes, backend)
         log.listen()
     else:
         values = {"compile": True, "compile_fullgraph": True, "compile_backend": backend}

@@ -223,8 +223,8 @@ def measure_page(quick: bool) -> dict[str, list[float]]:
                 visit(browser, server, note)
             note("server memory after 5 visits", server.memory)
             for _ in range(1 if quick else 3):
-                use(browser, server, Path(folder), note)
-            look(browser, server, note)
+                use_page(browser, server, Path(folder), note)
+            look_at_tabs(browser, server, note)
         finally:
             server.stop()
         browser.close()
@@ -246,7 +246,7 @@ def visit(browser: Any, server: PageServer, note: Note) -> None:
     visitor.context.close()
 
 
-def use(browser: Any, server: PageServer, folder: Path, note: Note) -> None:
+def use_page(browser: Any, server: PageServer, folder: Path, note: Note) -> None:
     """Go through the tabs, switch the family, load a config, print the command."""
     visitor = Visit(browser, server.address)
     visitor.open()
@@ -264,21 +264,21 @@ def use(browser: Any, server: PageServer, folder: Path, note: Note) -> None:
     folds = f"{form} .fold button[aria-controls=lora-section-"
     for section in ("compile", "optim", "noise", "data"):
         note("section opens", visitor.click(f"{folds}{section}]", f"shown('#lora-section-{section} input')"))
-    load_config_in_form(visitor, config(folder), note)
+    load_config_in_form(visitor, config_of_changes(folder), note)
     note("Print on the page", visitor.press("Print command", "button", "shown('.message pre')"))
     note("console errors", len(visitor.errors))
     note("requests to other hosts", len(visitor.other_hosts()))
     visitor.context.close()
 
 
-def config(folder: Path) -> Path:
+def config_of_changes(folder: Path) -> Path:
     """A config in which every option that has a number differs from its default, as far as they go together."""
     from kohya_gui.form import presets
     from library.config.formats import to_toml
     from library.families import config_class
     from library.recipes import preset_files
 
-    preset = next(p for p in preset_files.every() if p.id == "flux/lora-24gb")
+    preset = next(p for p in preset_files.all_presets() if p.id == "flux/lora-24gb")
     files = ("pretrained_model_name_or_path", "clip_l", "t5xxl", "ae")
     own = {name: f"/models/{name}.safetensors" for name in files}
     own |= {"train_data_dir": "/images", "output_dir": "/out", "output_name": "cat"}
@@ -305,7 +305,7 @@ def load_config_in_form(visitor: Visit, path: Path, note: Note) -> None:
     note("config loaded, longest freeze", max([0.0, *(length for _, length in tasks)]))
 
 
-def look(browser: Any, server: PageServer, note: Note) -> None:
+def look_at_tabs(browser: Any, server: PageServer, note: Note) -> None:
     """Every tab at both widths, light and dark: what is cut, small, faint or too wide."""
     from tests.page.test_browser import FAINT, SMALL
 

@@ -153,7 +153,7 @@ class PresetCase:
     def script(self) -> str:
         from library import families
 
-        scripts = families.facts(folder_of(self.family)).scripts
+        scripts = families.facts_of(preset_folder(self.family)).scripts
         return next(script for script in scripts if families.config_class(script).kind == self.kind)
 
     @property
@@ -182,7 +182,7 @@ class PresetCase:
         return f"{self.script} {[(name, self.values.get(name)) for name in names]}"
 
 
-def folder_of(family: str) -> str:
+def preset_folder(family: str) -> str:
     """The folder of presets of a family or a relative."""
     from library.families import owner
 
@@ -193,24 +193,24 @@ def known_models() -> list[str]:
     """Families, and the relatives whose presets have their names."""
     from library import families
 
-    return [name for known in families.every() for name in (known.name, *known.demo_variants)]
+    return [name for known in families.all_families() for name in (known.name, *known.demo_variants)]
 
 
-def cases(family: str, only: list[str] | None, size: str) -> list[PresetCase]:
+def preset_cases(family: str, only: list[str] | None, size: str) -> list[PresetCase]:
     """The presets of a family or a relative, and what each is compared with."""
     found: list[PresetCase] = []
-    relative = "" if folder_of(family) == family else f"-{family.removeprefix(folder_of(family)).lstrip('_')}"
+    relative = "" if preset_folder(family) == family else f"-{family.removeprefix(preset_folder(family)).lstrip('_')}"
     for kind in KINDS:
-        for path in sorted((ROOT / "presets" / folder_of(family)).glob(f"{kind}{relative}-[0-9]*gb.toml")):
+        for path in sorted((ROOT / "presets" / preset_folder(family)).glob(f"{kind}{relative}-[0-9]*gb.toml")):
             if not only or path.stem in only:
                 cap = float(path.stem.rpartition("-")[2].removesuffix("gb"))
                 room = int(min(max(cap, LEAST.get(family, LARGEST)), 64))
-                found.append(PresetCase(family, kind, path.stem, flat(path), cap, room, size))
+                found.append(PresetCase(family, kind, path.stem, flat_options(path), cap, room, size))
     known = {case.name for case in found}
     for kind in KINDS:
         for name, base, changes, room in WAYS.get(f"{family} {kind}", ()):
             if base in known:
-                values = {**flat(ROOT / "presets" / folder_of(family) / f"{base}.toml"), **changes}
+                values = {**flat_options(ROOT / "presets" / preset_folder(family) / f"{base}.toml"), **changes}
                 values = {option: value for option, value in values.items() if value is not None}
                 found.append(PresetCase(family, kind, name, values, None, max(room, LEAST.get(family, LARGEST)), size))
     return found + (profiled(family, size) if PROFILED.get(family) in known else [])
@@ -221,13 +221,13 @@ def profiled(family: str, size: str) -> list[PresetCase]:
     from kohya_gui.form import presets
     from library import families
     from library.config.building import build_config
-    from library.config.schema import changed, values
-    from library.config.schema import flat as without_tables
+    from library.config.schema import changed, option_values
+    from library.config.schema import flatten_sections as without_tables
     from library.recipes import preset_files
 
     found, base = [], PROFILED[family]
     config = families.config_class(f"{family}_train_network")
-    now = values(build_config(config, flat(ROOT / "presets" / family / f"{base}.toml"), notes=[]))
+    now = option_values(build_config(config, flat_options(ROOT / "presets" / family / f"{base}.toml"), notes=[]))
     for profile in preset_files.profiles():
         if profile.is_profile and not (made := presets.apply(profile, config, now)).compile.compile_autotune:
             given = without_tables(changed(made))
@@ -235,7 +235,7 @@ def profiled(family: str, size: str) -> list[PresetCase]:
     return found
 
 
-def chosen(every: list[PresetCase], wanted: str) -> PresetCase:
+def choose_case(every: list[PresetCase], wanted: str) -> PresetCase:
     """The case of a title; values behind it, as in a TOML file, replace its own, and `memory`, in GiB, its limit."""
     title, *changes = re.split(r" (?=\w+=)", wanted)
     case = next((case for case in every if case.title == title), None)
@@ -247,7 +247,7 @@ def chosen(every: list[PresetCase], wanted: str) -> PresetCase:
     return replace(case, name=" ".join([case.name, *changes]), cap=values.pop("memory", case.cap), values=values)
 
 
-def flat(path: Path) -> dict[str, Any]:
+def flat_options(path: Path) -> dict[str, Any]:
     """The options of a TOML file."""
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     return {name: value for table in tables.values() for name, value in table.items()}

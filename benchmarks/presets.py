@@ -28,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.preset_cases import ROOT, PresetCase, cases, chosen, known_models
+from benchmarks.preset_cases import ROOT, PresetCase, choose_case, known_models, preset_cases
 
 SIZES = ((1024, 1024), (832, 1216), (1216, 832))
 TINY = ((128, 128), (64, 128), (128, 64))
@@ -42,7 +42,7 @@ AT_ONCE = 8  # processes that compile side by side
 # ---- in a process of its own
 
 
-def child() -> None:
+def serve_cases() -> None:
     """Load what takes long, wait for a case on stdin, and print what it took."""
     import torch
 
@@ -50,9 +50,9 @@ def child() -> None:
 
     case = PresetCase(**json.loads(sys.stdin.readline()))
     # Not before: the driver's memory for this process would be counted with the others'.
-    device = machine.device("auto")
+    device = machine.choose_device("auto")
     try:
-        found: dict[str, Any] = measured(case, device)
+        found: dict[str, Any] = measure_case(case, device)
     except Exception as error:  # a way that does not work is a row too
         import traceback
 
@@ -64,7 +64,7 @@ def child() -> None:
     os._exit(0)  # threads of the compiler may hang on
 
 
-def measured(case: PresetCase, device: Any) -> dict[str, Any]:
+def measure_case(case: PresetCase, device: Any) -> dict[str, Any]:
     """One case: seconds a step, the GPU's busy time of it, memory, compiling."""
     import torch
 
@@ -83,13 +83,13 @@ def measured(case: PresetCase, device: Any) -> dict[str, Any]:
     loaded = time.perf_counter()
     with prepared_model.open_prepared(subject, config, device, sizes, made) as ready:
         del made
-        timing.clean(device)  # weights were drawn on the GPU, where a training reads them from a file
+        timing.release_memory(device)  # weights were drawn on the GPU, where a training reads them from a file
         watch = MemoryPeak(device)
         limit, graphs = case.cap and watch.hold_to(case.cap), Heard("library.compiler.cudagraph")
         recorded = config.compile.records_graphs and not case.warm
         losses: list[Any] = []
         rounds = [
-            timing.timed(lambda: losses.extend(ready.step() for _ in sizes), device)
+            timing.time_call(lambda: losses.extend(ready.step() for _ in sizes), device)
             for _ in range(WARMUP_ROUNDS if recorded else 2)
         ]
         found: dict[str, Any] = {
@@ -98,7 +98,7 @@ def measured(case: PresetCase, device: Any) -> dict[str, Any]:
         }
         found["rounds_s"] = [round(seconds, 2) for seconds in rounds]  # of settling: all sizes once
         if not case.warm:
-            each = [timing.timed(lambda: [ready.step() for _ in sizes], device) / len(sizes) for _ in range(ROUNDS)]
+            each = [timing.time_call(lambda: [ready.step() for _ in sizes], device) / len(sizes) for _ in range(ROUNDS)]
             found |= {"s_it": round(sorted(each)[len(each) // 2], 4), "fastest": round(min(each), 4)}
             found |= busy(ready, len(sizes), device)
         done = ready.compiling()
@@ -282,14 +282,16 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
-        child()
+        serve_cases()
     if not asked.family:
         parser.error(f"--family is needed: {', '.join(known_models())}")
     began = time.monotonic()
-    every = [case for family in asked.family for case in cases(family, asked.only, "tiny" if asked.tiny else "full")]
+    every = [
+        case for family in asked.family for case in preset_cases(family, asked.only, "tiny" if asked.tiny else "full")
+    ]
     if asked.cases:
         try:
-            every = [chosen(every, wanted) for wanted in asked.cases]
+            every = [choose_case(every, wanted) for wanted in asked.cases]
         except ValueError as error:
             parser.error(str(error))
     rows: list[dict[str, Any]] = []

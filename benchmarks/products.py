@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CASES = (("flux", 1), ("sdxl", 4))
 
 
-def sizes_of(name: str, batch: int, size: str) -> Any:
+def matrix_sizes(name: str, batch: int, size: str) -> Any:
     """The sizes of a family's matrices, of a model without memory."""
     from library import families
     from library.bench.subjects import FACTOR, FamilySubject
@@ -71,12 +71,14 @@ def measure_products(name: str, batch: int, asked: argparse.Namespace) -> None:
     from library.memory.quantization import fp8_matmul, int8_matmul
     from library.train import matmul_formats
 
-    device = machine.device("auto")
+    device = machine.choose_device("auto")
     works = {"fp8": fp8_matmul.supports_fp8(device), "int8": int8_matmul.supports_int8(device) or asked.tiny}
     formats = [matmul_formats.WIDE, *(one for one, yes in works.items() if yes)]
     totals = dict.fromkeys(formats, 0.0)
-    print(f"{name}, batch {batch}: ms forward + backward, {machine.facts(device).get('gpu', device)}", flush=True)
-    sizes = sizes_of(name, batch, "tiny" if asked.tiny else "full")
+    print(
+        f"{name}, batch {batch}: ms forward + backward, {machine.machine_facts(device).get('gpu', device)}", flush=True
+    )
+    sizes = matrix_sizes(name, batch, "tiny" if asked.tiny else "full")
     for size, number in sorted(sizes.items(), key=lambda one: -one[0].work * one[1]):
         row = f"{size.tokens:6} {size.inputs:6} {size.outputs:6} x{number:3}"
         for one in formats:
@@ -89,7 +91,7 @@ def measure_products(name: str, batch: int, asked: argparse.Namespace) -> None:
             try:
                 print(f"    {way}: {timing.measure_call(call, device, matmul_formats.PLAN).p50:.3f}", flush=True)
             except Exception as error:  # too much shared memory, no such kernel
-                print(f"    {way}: {timing.failure(error)[:100]}", flush=True)
+                print(f"    {way}: {timing.measuring_failure(error)[:100]}", flush=True)
     print("  all: " + ", ".join(f"{one} {total:.1f}" for one, total in totals.items()), flush=True)
 
 

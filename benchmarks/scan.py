@@ -19,7 +19,7 @@ from library import data, families
 from library.config.building import build_config
 
 
-def fill(folder: Path, count: int, cached: bool) -> None:
+def write_pictures(folder: Path, count: int, cached: bool) -> None:
     """Pictures with captions, and where wanted the names of their cached latents."""
     folder.mkdir(parents=True)
     picture = io.BytesIO()
@@ -31,7 +31,7 @@ def fill(folder: Path, count: int, cached: bool) -> None:
             (folder / f"{number:06d}_0096x0064_sdxl.npz").touch()
 
 
-def timed(what: str, work: Callable[[], Any]) -> None:
+def print_times(what: str, work: Callable[[], Any]) -> None:
     """Print the seconds of the clock and of the processor."""
     clock, processor = time.perf_counter(), time.process_time()
     work()
@@ -43,7 +43,7 @@ def main(count: int) -> None:
     with tempfile.TemporaryDirectory(prefix="kohya-scan-") as place:
         for cached in (True, False):
             folder = Path(place) / ("known" if cached else "unknown")
-            fill(folder / "1_cat", count, cached)
+            write_pictures(folder / "1_cat", count, cached)
             values = {
                 "train_data_dir": str(folder),
                 "resolution": "96",
@@ -53,8 +53,10 @@ def main(count: int) -> None:
                 "cache_latents_to_disk": cached,
             }
             config = build_config(families.config_class("sdxl_train_network"), values, notes=[])
-            timed(f"scan of {count} images, sizes {folder.name}", lambda config=config: data.scan(config))
-            timed(f"check of {count} images, sizes {folder.name}", lambda config=config: data.check_data(config, 32))
+            print_times(f"scan of {count} images, sizes {folder.name}", lambda config=config: data.scan(config))
+            print_times(
+                f"check of {count} images, sizes {folder.name}", lambda config=config: data.check_data(config, 32)
+            )
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def online(root: Path) -> Iterator[str]:
 
 
 @contextmanager
-def working(demo: Any, folder: Path) -> Iterator[None]:
+def trainings_at_work(demo: Any, folder: Path) -> Iterator[None]:
     """A real training of the demo's model, which was stopped once and goes on, and trainings that wait for its end."""
     from library.config.building import build_config
     from library.config.formats import read_toml
@@ -68,14 +68,14 @@ def working(demo: Any, folder: Path) -> Iterator[None]:
         "max_train_steps": 4000,
         "save_every_n_steps": 100,
     }
-    first = start.launch(build_config(config_class(script), values | real, notes=[]))
+    first = start.launch_run(build_config(config_class(script), values | real, notes=[]))
     reach(first, 60)
     stop.request(first, "after_step")
-    second = start.begin(reopen.continuation(ended(first)))
+    second = start.begin_job(reopen.continuation(ended(first)))
     reach(second, 220)
     queue.RUNNER[:] = [sys.executable, "-c", "pass"]  # and this process says that it works the queue off
     for name in ("plix-rank-32", "plix-rank-64"):
-        queue.add(start.job(build_config(config_class(script), values | {"output_name": name}, notes=[])))
+        queue.add_to_queue(start.job(build_config(config_class(script), values | {"output_name": name}, notes=[])))
     with queue.changing() as kept:
         kept.worker = process.identity()
     yield
@@ -123,7 +123,7 @@ def models(page: Page, demo: Any) -> None:
     page.locator("dialog.models[open]").wait_for()
 
 
-def compiling(page: Page, demo: Any) -> None:
+def show_compiling(page: Page, demo: Any) -> None:
     page.get_by_role("button", name="Torch Compile Settings").locator("visible=true").click()
     page.locator("#finetune-compile").check()
     page.locator("#finetune-compile").scroll_into_view_if_needed()
@@ -134,7 +134,7 @@ def check_messages(page: Page, demo: Any) -> None:
     page.locator(".message:visible").wait_for()
 
 
-def images(page: Page, demo: Any) -> None:
+def show_images(page: Page, demo: Any) -> None:
     """With the settings of the LoRA tab, which was filled in before."""
     page.get_by_role("button", name="Use this tab's settings").click()
     page.wait_for_function("[...document.querySelectorAll('.images article img')].some((i) => i.naturalWidth > 0)")
@@ -146,7 +146,7 @@ def masks(page: Page, demo: Any) -> None:
     panel.evaluate("e => e.scrollIntoView({ block: 'start' })")
 
 
-def nothing(page: Page, demo: Any) -> None:
+def show_as_it_is(page: Page, demo: Any) -> None:
     """As it is found."""
 
 
@@ -155,15 +155,15 @@ TABS: dict[str, tuple[str, Callable[[Page, Any], None]]] = {
     "lora": ("LoRA", lora),
     "models": ("LoRA", models),
     "dreambooth": ("DreamBooth", check_messages),
-    "finetune": ("Finetune", compiling),
-    "inversion": ("Textual inversion", nothing),
-    "lllite": ("LLLite", nothing),
-    "queue": ("Queue", nothing),
-    "lab": ("Compile Lab", nothing),
-    "dataset": ("Data set", images),
+    "finetune": ("Finetune", show_compiling),
+    "inversion": ("Textual inversion", show_as_it_is),
+    "lllite": ("LLLite", show_as_it_is),
+    "queue": ("Queue", show_as_it_is),
+    "lab": ("Compile Lab", show_as_it_is),
+    "dataset": ("Data set", show_images),
     "masks": ("Data set", masks),
-    "sampling": ("Try it", nothing),
-    "tools": ("LoRA tools", nothing),
+    "sampling": ("Try it", show_as_it_is),
+    "tools": ("LoRA tools", show_as_it_is),
 }
 
 
@@ -210,11 +210,11 @@ def main() -> int:
         os.environ["KOHYA_HOME"] = str(folder / "home")
         from playwright.sync_api import sync_playwright
 
-        from library.demo.files import prepare
+        from library.demo.files import prepare_demo
 
-        demo = prepare(folder / "demo", ("flux", "sdxl"), compiled=True)
+        demo = prepare_demo(folder / "demo", ("flux", "sdxl"), compiled=True)
         chromium = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
-        with working(demo, folder), online(folder) as address, sync_playwright() as playwright:
+        with trainings_at_work(demo, folder), online(folder) as address, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
             for size in SIZES:
                 for mode in ("light", "dark"):

@@ -53,7 +53,7 @@ Row = dict[str, Any]
 # ---- in one of the processes
 
 
-def child(name: str, recorded: bool, tiny: bool) -> None:
+def measure_in_child(name: str, recorded: bool, tiny: bool) -> None:
     """Measure a case; the first process prints the row."""
     import torch
     from torch import distributed
@@ -81,10 +81,10 @@ def child(name: str, recorded: bool, tiny: bool) -> None:
     found: Row = {"case": name, "recorded": recorded, "ranks": ranks, "batch": subject.batch}
     with prepared_model.open_prepared(subject, config, device, sizes, made) as ready:
         warmup = len(sizes) * (1 if tiny else WARMUP_ROUNDS)  # compiles and records
-        found["settling_s"] = round(timing.timed(lambda: [ready.step() for _ in range(warmup)], device), 1)
+        found["settling_s"] = round(timing.time_call(lambda: [ready.step() for _ in range(warmup)], device), 1)
         distributed.barrier()
         if rank == 0:
-            found["alone"] = steps_of(ready, steps, device)
+            found["alone"] = take_steps(ready, steps, device)
             store.set("alone", "done")
         store.wait(["alone"], datetime.timedelta(minutes=10))  # without a kernel that waits on the GPU
         gradients.broadcast(method.snapshot().values())
@@ -92,7 +92,7 @@ def child(name: str, recorded: bool, tiny: bool) -> None:
             optimizer.state.clear()  # as the weights are the first one's, whose optimizer has seen more steps
         ready.averager = gradients.GradientAverager(gradients.by_arrival(method), ranks)
         distributed.barrier()
-        found["together"] = steps_of(ready, steps, device)
+        found["together"] = take_steps(ready, steps, device)
         found["averaging_s"] = round(averaging(ready.averager, method.parameters(), device), 4)
         free, total = torch.cuda.mem_get_info(device) if with_gpu else (0, 0)
         each: list[Any] = [None] * ranks
@@ -104,12 +104,12 @@ def child(name: str, recorded: bool, tiny: bool) -> None:
     os._exit(0)  # threads of the compiler may hang on
 
 
-def steps_of(ready: Any, number: int, device: Any) -> Row:
+def take_steps(ready: Any, number: int, device: Any) -> Row:
     """Take steps: seconds a step over the second half of them, and the first losses."""
     from library.measuring import timing
 
     losses = [ready.step() for _ in range(number - number // 2)]
-    seconds = timing.timed(lambda: [ready.step() for _ in range(number // 2)], device) / (number // 2)
+    seconds = timing.time_call(lambda: [ready.step() for _ in range(number // 2)], device) / (number // 2)
     return {"s_it": round(seconds, 4), "losses": [round(float(loss), 5) for loss in losses[:SHOWN]]}
 
 
@@ -122,7 +122,7 @@ def averaging(averager: Any, parameters: Any, device: Any) -> float:
     for p in parameters:
         p.grad = torch.zeros_like(p)
     averager.finish()
-    seconds = timing.timed(lambda: [averager.finish() for _ in range(5)], device) / 5
+    seconds = timing.time_call(lambda: [averager.finish() for _ in range(5)], device) / 5
     for p in parameters:
         p.grad = None
     return seconds
@@ -196,7 +196,7 @@ def main() -> int:
     parser.add_argument("--recorded", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
-        child(asked.child, asked.recorded, asked.tiny)
+        measure_in_child(asked.child, asked.recorded, asked.tiny)
     asked.number = asked.number or (2 if asked.tiny else len(gpus()))
     rows: list[Row] = []
     began = time.monotonic()

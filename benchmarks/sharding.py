@@ -51,11 +51,11 @@ def main(arguments: list[str] | None = None) -> int:
     number, work = asked.number or max(2, len(gpus)), asked.work.resolve()
     (case,) = [
         case
-        for case in versus_files.cases(asked.tiny, asked.steps)
+        for case in versus_files.versus_cases(asked.tiny, asked.steps)
         if (case.family, case.kind, case.name) == (asked.family, "full", "checkpointing")
     ]
     case.options.update(OPTIONS | {"compile": asked.compile})
-    versus_files.make(work / "inputs", {asked.family}, asked.tiny)
+    versus_files.make_versus_inputs(work / "inputs", {asked.family}, asked.tiny)
     toml = versus_files.write_toml(case, work, work / "inputs")
     ours, rows = versus.Program(versus.OURS, HERE, HERE / "sd-scripts", sys.executable), []
     images = work / "sharding-images"

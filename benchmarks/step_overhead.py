@@ -137,7 +137,7 @@ def measure_step_parts(script, steps, board):
 
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        demo = files.prepare(place / "demo", (families.config_class(script).family,))
+        demo = files.prepare_demo(place / "demo", (families.config_class(script).family,))
         values = read_toml(demo.configs[script]) | {"compile": False, "resolution": "64", "output_dir": folder}
         values |= {"max_train_steps": steps, "logging_dir": str(place / "logs") if board else None}
         config = build_config(families.config_class(script), values, notes=[])

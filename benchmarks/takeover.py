@@ -50,7 +50,7 @@ def run_takeover(case: VersusCase, work: Path, limit: float) -> dict[str, Any]:
     row = versus.run_program(ours, case, work, limit)
     row.pop("file", None)
     (folder,) = (work / versus.OURS.replace(" ", "-") / "out" / "runs").glob("*")
-    events = reader.events(folder)[0]
+    events = reader.read_events(folder)[0]
     steps = {event["step"]: event.get("compute_s") for event in events if event["kind"] == "step"}
     (takeover,) = [event for event in events if event["kind"] == "takeover"] or [{}]
     switched = takeover.get("step", 0)
@@ -81,12 +81,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="a JSON file with all rows")
     asked = parser.parse_args(arguments)
     work, rows = asked.work.resolve(), []
-    versus_files.make(work / "inputs", {asked.family}, asked.tiny)
+    versus_files.make_versus_inputs(work / "inputs", {asked.family}, asked.tiny)
     given = dict(option.split("=", 1) for option in asked.options)
     for steps in asked.steps:
         (plain,) = (
             case
-            for case in versus_files.cases(asked.tiny, steps)
+            for case in versus_files.versus_cases(asked.tiny, steps)
             if (case.family, case.kind, case.name) == (asked.family, "lora", "plain")
         )
         for way in asked.ways:

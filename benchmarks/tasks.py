@@ -127,7 +127,7 @@ def photos(hands: Hands, ground: Ground) -> None:
     hands.until("Started")
 
 
-def resume(hands: Hands, ground: Ground) -> None:
+def resume_run(hands: Hands, ground: Ground) -> None:
     hands.click(".live [data-act=resume]")
     hands.until("It resumes", ".live .answer")
 
@@ -137,7 +137,7 @@ def epochs(hands: Hands, ground: Ground) -> None:
     hands.page.wait_for_function("[...document.querySelectorAll('dialog.compare img')].every((i) => i.naturalWidth)")
 
 
-def captions(hands: Hands, ground: Ground) -> None:
+def edit_captions(hands: Hands, ground: Ground) -> None:
     folder = ground.images("hundred", 100)
     hands.tab("Data set")
     hands.type("#images-folder", folder)
@@ -148,7 +148,7 @@ def captions(hands: Hands, ground: Ground) -> None:
     hands.clicks += 1  # the button that starts it: what it takes then is the tagger's time
 
 
-def imported(hands: Hands, ground: Ground) -> None:
+def import_and_start(hands: Hands, ground: Ground) -> None:
     hands.type("input[placeholder^='Config file'], textarea[placeholder^='Config file']", ground.config("theirs"))
     hands.press("Load config")
     hands.until("Loaded theirs.json")
@@ -176,7 +176,7 @@ def lokr(hands: Hands, ground: Ground) -> None:
     hands.until("Started")
 
 
-def rates(hands: Hands, ground: Ground) -> None:
+def compare_rates(hands: Hands, ground: Ground) -> None:
     hands.fill(**{MODEL: ground.model}, train_data_dir=ground.demo.images, output_dir=ground.folder / "out")
     hands.click("#lora-form .field:has([data-option=learning_rate]) .several")
     hands.type(".message .side input", "5e-5 1e-4 2e-4")
@@ -206,19 +206,19 @@ def moved(hands: Hands, ground: Ground) -> None:
 # In this order: the first two are about the run that is there before.
 TASKS: dict[str, tuple[str, str, Callable[[Hands, Ground], None]]] = {
     "epochs": ("Compare the samples of two epochs", "desk", epochs),
-    "resume": ("Go on with a run that was stopped", "desk", resume),
+    "resume": ("Go on with a run that was stopped", "desk", resume_run),
     "photos": ("A new LoRA from a phone's photos, to its start", "phone", photos),
-    "captions": ("Have 100 images captioned, to the start", "desk", captions),
-    "imported": ("Import a config of kohya_ss and train it", "desk", imported),
+    "captions": ("Have 100 images captioned, to the start", "desk", edit_captions),
+    "imported": ("Import a config of kohya_ss and train it", "desk", import_and_start),
     "sets": ("Train on two data sets", "desk", two_sets),
     "lokr": ("Train a LoKr", "desk", lokr),
-    "rates": ("Three learning rates in the queue, to compare them", "desk", rates),
+    "rates": ("Three learning rates in the queue, to compare them", "desk", compare_rates),
     "moved": ("Move a config to another machine, with its three paths", "desk", moved),
 }
 UPDATE = "| Update program and packages: `./setup.sh update`, or `setup.bat update` | - | - | - |"
 
 
-def record(ground: Ground) -> None:
+def record_stopped_run(ground: Ground) -> None:
     """A run that was stopped, with samples of two epochs and a state to go on from."""
     from PIL import Image
 
@@ -262,13 +262,13 @@ def measure_tasks(only: list[str], folder: Path) -> list[str]:
     """The lines of the table."""
     from playwright.sync_api import sync_playwright
 
-    from library.demo.files import prepare
+    from library.demo.files import prepare_demo
     from library.runs import queue, start
 
     start.starting = _stand_in
     queue.pause()  # its process would start real trainings
-    ground = Ground(folder, prepare(folder / "demo", ("sdxl",)))
-    record(ground)
+    ground = Ground(folder, prepare_demo(folder / "demo", ("sdxl",)))
+    record_stopped_run(ground)
     lines = ["| task | clicks | fields | seconds |", "|---|---|---|---|"]
     chromium = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
     with online(folder) as address, sync_playwright() as playwright:
@@ -287,13 +287,13 @@ def measure_tasks(only: list[str], folder: Path) -> list[str]:
             seconds = time.perf_counter() - hands.began
             lines.append(f"| {title} | {hands.clicks} | {hands.fields} | {seconds:.1f} |")
             print(lines[-1], flush=True)
-            settle()
+            wait_until_idle()
             context.close()
         browser.close()
     return [*lines, UPDATE]
 
 
-def settle() -> None:
+def wait_until_idle() -> None:
     """Wait until no stand-in trains, so that the next task finds its GPU free."""
     from library.runs import reader, stop
 

@@ -144,7 +144,7 @@ def run_program(program: Program, case: VersusCase, work: Path, limit: float) ->
     if not file.is_file():
         row.setdefault("failed", "left no file")
         return row
-    return {**row, "file": describe(file)}
+    return {**row, "file": describe_saved_file(file)}
 
 
 # ---- the files that came of it
@@ -158,18 +158,18 @@ def _references(images: Path, work: Path) -> Path:
     return folder
 
 
-def describe(file: Path) -> dict[str, Any]:
+def describe_saved_file(file: Path) -> dict[str, Any]:
     """The tensors of a file by name (type and shape), and the names in its metadata."""
     from library.families.shared import weights
 
-    tensors = {name: [about["dtype"], list(about["shape"])] for name, about in weights.entries(file).items()}
+    tensors = {name: [about["dtype"], list(about["shape"])] for name, about in weights.header_entries(file).items()}
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         metadata = json.loads(opened.read(size)).get("__metadata__", {})
     return {"bytes": file.stat().st_size, "tensors": tensors, "metadata": sorted(metadata)}
 
 
-def compare(file: dict[str, Any], ours: dict[str, Any] | None) -> str:
+def compare_saved_files(file: dict[str, Any], ours: dict[str, Any] | None) -> str:
     """What differs between a file and this trainer's of the same case, in words."""
     if ours is None:
         return ""
@@ -198,7 +198,7 @@ def versus_rows(rows: list[Row]) -> Iterator[str]:
         same = [other for other in rows if other["case"] == row["case"]]
         rival = next((other["s_it"] for other in same if other["program"] != OURS and "s_it" in other), None)
         mine = next((other.get("file") for other in same if other["program"] == OURS), None)
-        file = compare(row["file"], mine) if "file" in row and row["program"] != OURS else ""
+        file = compare_saved_files(row["file"], mine) if "file" in row and row["program"] != OURS else ""
         faster = f"{rival / row['s_it']:.2f}" if rival and row.get("s_it") else ""
         mark = "*" if row.get("caches") == "made" else ""
         cells = [
@@ -227,7 +227,7 @@ def document(found: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *versus_rows(found["rows"])]) + "\n"
 
 
-def keep(found: dict[str, Any], out: Path) -> None:
+def save_results(found: dict[str, Any], out: Path) -> None:
     """Write down what is known so far."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix(".json").write_text(json.dumps(found, indent=1), encoding="utf-8")
@@ -253,7 +253,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     every = [
         case
-        for case in versus_files.cases(asked.tiny, asked.steps)
+        for case in versus_files.versus_cases(asked.tiny, asked.steps)
         if case.family in asked.family and case.kind in asked.kind
     ]
     if unknown := {*(asked.cases or ())} - {case.name for case in every}:
@@ -261,7 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--cases: there is no {', '.join(sorted(unknown))} here; choose from {names}")
     every = [case for case in every if not asked.cases or case.name in asked.cases]
     work, out = asked.work.resolve(), asked.out or asked.work / "results"
-    versus_files.make(work / "inputs", {case.family for case in every}, asked.tiny)
+    versus_files.make_versus_inputs(work / "inputs", {case.family for case in every}, asked.tiny)
     found: dict[str, Any] = {
         "machine": machine_facts(),
         "steps": asked.steps,
@@ -269,7 +269,7 @@ def main(arguments: list[str] | None = None) -> int:
         "programs": {
             one.name: {
                 "commit": one.commit(),
-                "versions": versus_measure.versions(one.python, one.environment(work, "")),
+                "versions": versus_measure.versions_of_program(one.python, one.environment(work, "")),
             }
             for one in programs
         },
@@ -278,7 +278,7 @@ def main(arguments: list[str] | None = None) -> int:
         for program in programs:
             found["rows"].append(run_program(program, case, work, asked.limit))
             print([*versus_rows(found["rows"])][-1], flush=True)
-            keep(found, out)
+            save_results(found, out)
     print(document(found))
     return int(any("failed" in row and row["program"] == OURS for row in found["rows"]))
 
@@ -287,11 +287,11 @@ def machine_facts() -> dict[str, Any]:
     """What all of this ran on."""
     import platform
 
-    from library.runs.machine import driver_version, memory, read_gpus
+    from library.runs.machine import computer_memory, driver_version, read_gpus
 
     gpus = [gpu.name for gpu in read_gpus()]
     facts = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count() or 0}
-    facts |= {"memory": f"{memory()['total']} GiB", "GPU": gpus[0] if gpus else "none"}
+    facts |= {"memory": f"{computer_memory()['total']} GiB", "GPU": gpus[0] if gpus else "none"}
     return facts | ({"driver": driver_version()} if gpus else {}) | {"platform": platform.platform()}
 
 

@@ -52,7 +52,7 @@ class VersusCase:
     @property
     def shown(self) -> bool:
         """Whether its model is shown another image beside each: here the image itself."""
-        return bool(family_of(self.family).config.control_images.least)
+        return bool(find_subject(self.family).config.control_images.least)
 
     @property
     def title(self) -> str:
@@ -65,7 +65,7 @@ def known_families(path: Path = CASES) -> tuple[str, ...]:
     return tuple(tomllib.loads(path.read_text(encoding="utf-8"))["family"])
 
 
-def cases(tiny: bool, steps: int, path: Path = CASES) -> Iterator[VersusCase]:
+def versus_cases(tiny: bool, steps: int, path: Path = CASES) -> Iterator[VersusCase]:
     """All cases of the file, with so many steps each."""
     known = tomllib.loads(path.read_text(encoding="utf-8"))
     for name, case in known["case"].items():
@@ -153,7 +153,7 @@ def write_musubi(case: VersusCase, folder: Path, inputs: Path, images: Path) -> 
     return write_flat(folder / f"{stem}.toml", found)
 
 
-def make(inputs: Path, families: set[str], tiny: bool) -> None:
+def make_versus_inputs(inputs: Path, families: set[str], tiny: bool) -> None:
     """Models, tokenizers, images and caches, as far as they are not there yet."""
     from library.demo import images
 
@@ -183,7 +183,7 @@ def make_model(inputs: Path, family: str, tiny: bool) -> None:
 
     module, place = random_module(owner(family)), inputs / "models" / f"{family}-written"
     if family != owner(family):
-        sizes = module.model_sizes(family_of(family).config, not tiny)
+        sizes = module.model_sizes(find_subject(family).config, not tiny)
     else:
         sizes = replace(module.TINY, **TINY_DEPTHS.get(family, {})) if tiny else module.FULL
     if cached := has_musubi_caches(family):
@@ -221,22 +221,22 @@ BLOCK = re.compile(r"(.*\bblocks\.|\w+_blocks\.|layers\.)0(\..*)")
 CAPTION_TOKENS = (90, 180)  # at least and at most
 
 
-def family_of(family: str) -> Any:
+def find_subject(family: str) -> Any:
     """A family, or a relative of one, as the TOML has its model."""
     from library import families
     from library.config.building import build_config
-    from library.config.schema import options
+    from library.config.schema import options_of
 
     kind = families.config_class(families.lora_script(families.owner(family)))
     known = tomllib.loads(CASES.read_text(encoding="utf-8"))
     every = known["all"] | known["family"][family] | known["kind"]["lora"]
-    given = {name: value for name, value in every.items() if name in options(kind)}
+    given = {name: value for name, value in every.items() if name in options_of(kind)}
     return families.family_for(build_config(kind, given, notes=[]))
 
 
 def has_musubi_caches(family: str) -> bool:
     """Whether the caches of a family are in musubi-tuner's format."""
-    return bool(family_of(family).latent_cache.architecture)
+    return bool(find_subject(family).latent_cache.architecture)
 
 
 def repeat_blocks(small: Path, large: Path, sizes: Any) -> None:
@@ -277,7 +277,7 @@ def write_caches(pictures: Path, family: str, sizes: Any) -> None:
     from library import families
     from library.data import cache_files, caches
 
-    about = family_of(family)
+    about = find_subject(family)
     latents, text, module = about.latent_cache, about.text_cache, families.random_module(families.owner(family))
     with torch.device("meta"):
         outputs = module.input_shapes(about, module.make_networks(sizes).denoiser()).text

@@ -134,7 +134,7 @@ def last_words(text: str) -> str:
     return (errors or lines or [""])[-1][:200]
 
 
-def versions(python: str, environment: dict[str, str]) -> dict[str, str]:
+def versions_of_program(python: str, environment: dict[str, str]) -> dict[str, str]:
     """The packages that a program runs with."""
     names = ["torch", "transformers", "diffusers", "accelerate"]
     code = "import importlib.metadata as m, json, sys\nfound = {'python': sys.version.split()[0]}\n"

@@ -37,7 +37,7 @@ from kohya_gui.server.json_api import JsonApi
 from kohya_gui.server.picker import Picker
 from kohya_gui.server.routes import Protected, Routes
 from kohya_gui.server.scripts import ScriptTags
-from kohya_gui.server.serving import access_of, announce, bind, build_server_parser, is_private, prefix_of, serve
+from kohya_gui.server.serving import access_of, announce, bind, build_server_parser, is_private, root_prefix, serve
 from kohya_gui.server.tensorboard_proxy import TensorboardProxy
 from kohya_gui.server.theme import HEAD, THEME
 from kohya_gui.server.uploads import ImageUploads
@@ -142,17 +142,17 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     # Gradio looks for events a thousand times a second, which takes a twentieth of a processor, also while all is idle.
     page._queue.sleep_when_free = 0.02
     used = preloads.needed(sorted({block.get_block_name() for block in page.blocks.values()}))
-    lines, sheets, styles = preloads.head(used)
+    lines, sheets, styles = preloads.preload_head(used)
     theme = f'<link rel="preload" as="style" href="./theme.css?v={page.theme_hash}">'
     tagged = ScriptTags(inner, page.training.ahead() + theme + lines, sheets, monitor.styles)
     packed = GZipMiddleware(tagged, minimum_size=2000, compresslevel=4)
     own = scripts.FILES | styles | {"/theme.css": page.theme_css.encode()}
     shown = TensorboardProxy(Assets(packed, own))
     page.first_files = [*own.values(), *(FOLDER / name for name in used)]
-    return Protected(AuthGate(Routes(shown, prefix_of(root_path)), **access))
+    return Protected(AuthGate(Routes(shown, root_prefix(root_path)), **access))
 
 
-def prepare(page: Page) -> None:
+def prepare_responses(page: Page) -> None:
     """Prepare the responses of a first visit, a third of a second of work, while the browser starts."""
     page.training.prepare()
     for file in page.first_files:
@@ -172,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with without_collecting():
         page = build_page(roots)
         app = application(page, access, given.root_path)
-    threading.Thread(target=prepare, args=(page,), daemon=True).start()
+    threading.Thread(target=prepare_responses, args=(page,), daemon=True).start()
     announce(given, bound.getsockname()[1], access)
     serve(app, bound)
     return 0

@@ -41,7 +41,7 @@ AGAIN = 600.0  # seconds after which a package that did not load is tried again
 PATIENCE = 120.0  # seconds for loading one in a process of its own
 
 
-def title(module: str) -> str:
+def package_name(module: str) -> str:
     """The name by which the package of a module is installed."""
     return PACKAGES.get(module, module)
 
@@ -53,15 +53,15 @@ def locked() -> Mapping[str, str]:
     return dict(line.split("==", 1) for line in lines if "==" in line and not line.startswith("#"))
 
 
-def command(*modules: str, again: bool = False) -> str:
+def install_command(*modules: str, again: bool = False) -> str:
     """What to type to install packages into the environment that runs now, in the versions that were tested."""
-    names = [title(module) for module in modules]
+    names = [package_name(module) for module in modules]
     wanted = [f"{name}=={locked()[name]}" if name in locked() else name for name in names]
     line = [sys.executable, "-m", "pip", "install", *(["--force-reinstall", "--no-deps"] * again), *wanted]
     return subprocess.list2cmdline(line) if os.name == "nt" else shlex.join(line)
 
 
-def installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
     """Whether a package can be found, without loading it."""
     try:
         return importlib.util.find_spec(module) is not None
@@ -69,21 +69,21 @@ def installed(module: str) -> bool:
         return False
 
 
-def absent(module: str) -> Message:
+def not_installed(module: str) -> Message:
     """The sentence's end about a package that is not there."""
     if module not in PACKAGES:  # nobody knows what a registry has under a name that was only typed
         template = "names the package {package}, which is not installed here{hint}"
         return Message(template, package=module, hint=did_you_mean(module, PACKAGES))
-    return Message("needs a package that is not installed: {command}", command=command(module))
+    return Message("needs a package that is not installed: {command}", command=install_command(module))
 
 
 def broken(module: str, error: str) -> Message:
     """The sentence's end about a package that is there and of no use."""
     template = "needs {package}, which does not load here ({error}): {command}"
-    return Message(template, package=title(module), error=error, command=command(module, again=True))
+    return Message(template, package=package_name(module), error=error, command=install_command(module, again=True))
 
 
-def failure(module: str) -> str:
+def loading_failure(module: str) -> str:
     """Why a package that is installed does not load, '' where it does, as far as that is known or soon found out.
 
     What was tried before counts until the package is another. What never was is taken to load if it is just what pip
@@ -95,12 +95,12 @@ def failure(module: str) -> str:
             return known["error"]
     elif _untouched(module):
         return ""
-    return examine([module]).get(module, "")
+    return examine_packages([module]).get(module, "")
 
 
-def examine(modules: Iterable[str], patience: float = PATIENCE) -> dict[str, str]:
+def examine_packages(modules: Iterable[str], patience: float = PATIENCE) -> dict[str, str]:
     """Load packages in a process of its own: by module why it does not load, '' if it does. That is remembered."""
-    wanted = [module for module in modules if installed(module)]
+    wanted = [module for module in modules if is_installed(module)]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     line = [sys.executable, "-P", "-m", "library.optim.trial", *wanted]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
@@ -140,7 +140,7 @@ def _known() -> dict[str, dict]:
 
 def _print(module: str) -> str:
     """Which package this is, of which PyTorch, in which environment: when it changes, what was tried counts no more."""
-    facts = [sys.prefix, _version("torch"), _version(title(module)), *map(str, _origin(module))]
+    facts = [sys.prefix, _version("torch"), _version(package_name(module)), *map(str, _origin(module))]
     return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
@@ -161,7 +161,7 @@ def _version(name: str) -> str:
 
 def _untouched(module: str) -> bool:
     """Whether a package is the tested version, with all its files as long as pip has written them, and found first."""
-    name = title(module)
+    name = package_name(module)
     try:
         package = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
@@ -178,20 +178,23 @@ def _untouched(module: str) -> bool:
 # ---- in words
 
 
-def lines(found: Mapping[str, str]) -> Iterator[str]:
+def package_lines(found: Mapping[str, str]) -> Iterator[str]:
     """What setup.sh says of the packages, by module why each does not load."""
     for module in PACKAGES:
-        if not installed(module):
-            yield f"{title(module)} is not installed. To install it: {command(module)}"
+        if not is_installed(module):
+            yield f"{package_name(module)} is not installed. To install it: {install_command(module)}"
         elif module not in found:
-            yield f"{title(module)} could not be tried; kohya doctor tries it again."
+            yield f"{package_name(module)} could not be tried; kohya doctor tries it again."
         elif error := found[module]:
-            yield f"{title(module)} does not load here ({error}). To install it again: {command(module, again=True)}"
+            again = install_command(module, again=True)
+            yield f"{package_name(module)} does not load here ({error}). To install it again: {again}"
     if "bitsandbytes" not in found or found["bitsandbytes"]:
         yield "Without bitsandbytes use AdamW instead of AdamW8bit; it needs more memory."
 
 
 if __name__ == "__main__":
-    missing = list(lines(examine(PACKAGES, patience=600.0)))  # they are new: nothing is compiled or in memory yet
+    missing = list(
+        package_lines(examine_packages(PACKAGES, patience=600.0))
+    )  # they are new: nothing is compiled or in memory yet
     print("\n".join(missing) or "The optimizers' packages and LyCORIS work.")
     sys.exit(bool(missing))

@@ -129,7 +129,7 @@ def test_check_takes_the_flags_of_a_script_and_names_all_that_is_wrong(tmp_path,
 
 
 def test_a_check_that_fails_says_so_and_ends_with_a_code(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("library.check.report.report", lambda *_: 1 / 0)
+    monkeypatch.setattr("library.check.report.make_report", lambda *_: 1 / 0)
     run = tmp_path / "flux_train_network.toml"
     run.write_text("")
     assert main.main(["check", str(run)]) == 1
@@ -148,7 +148,7 @@ def test_the_script_is_told_by_name_or_by_options(tmp_path):
 
     def script_of(name: str, text: str) -> str:
         (tmp_path / name).write_text(text)
-        return launch.script_of(tmp_path / name)
+        return launch.script_of_toml(tmp_path / name)
 
     model = 'pretrained_model_name_or_path = "m"\noutput_dir = "o"\ntrain_data_dir = "d"\n'
     flux = model + 'ae = "a"\nclip_l = "c"\nt5xxl = "t"\n'

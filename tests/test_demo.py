@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.sections import AdapterRun
-from library.demo import files, free_name, images, lora, measured, summary
+from library.demo import files, free_demo_name, images, lora, measured, summary
 from library.demo import main as command
 from library.families import FAMILIES, RUNS, config_class
 from library.families.shared import weights
@@ -23,7 +23,7 @@ from library.runs import layout
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    return files.prepare(tmp_path_factory.mktemp("demo") / "out", FAMILIES, compiled=True)
+    return files.prepare_demo(tmp_path_factory.mktemp("demo") / "out", FAMILIES, compiled=True)
 
 
 def config_of(demo, script):
@@ -92,17 +92,17 @@ def test_a_second_demo_keeps_what_is_there(demo):
     toml = demo.configs["flux_train"]
     toml.write_text(toml.read_text(encoding="utf-8") + "\n# mine\n", encoding="utf-8")
     before[toml] = toml.stat().st_mtime_ns
-    again = files.prepare(demo.folder, ("flux",))
+    again = files.prepare_demo(demo.folder, ("flux",))
     assert again == demo
     assert [path for path, time in before.items() if path.stat().st_mtime_ns != time] == []
 
 
 def test_what_an_interruption_left_is_made_again(tmp_path):
     out = tmp_path / "out"
-    files.prepare(out, ())
+    files.prepare_demo(out, ())
     shutil.rmtree(out / "images")
     (out / ".images.unfinished" / "half").mkdir(parents=True)
-    assert len(list(files.prepare(out, ()).images.glob("*/*.png"))) == 12
+    assert len(list(files.prepare_demo(out, ()).images.glob("*/*.png"))) == 12
     assert not (out / ".images.unfinished").exists()
 
 
@@ -113,18 +113,18 @@ def test_other_peoples_files_are_left_alone(tmp_path, capsys):
     older = tmp_path / "demo-2"
     older.mkdir()
     (older / files.RECORD).write_text(json.dumps({"demo": "made by another version"}))
-    made = files.prepare(mine, ())
+    made = files.prepare_demo(mine, ())
     assert made.folder == tmp_path / "demo-3"
     assert list(mine.iterdir()) == [mine / "thesis.txt"]
     assert "using" in capsys.readouterr().out
 
 
 def test_results_of_earlier_demos_keep_their_names(tmp_path):
-    assert free_name(tmp_path, "flux-lora") == "flux-lora"
+    assert free_demo_name(tmp_path, "flux-lora") == "flux-lora"
     (tmp_path / "flux-lora.safetensors").touch()
     (tmp_path / "runs" / "flux-lora-2-20260101-120000-abcd").mkdir(parents=True)
-    assert free_name(tmp_path, "flux-lora") == "flux-lora-3"
-    assert free_name(tmp_path, "flux") == "flux"
+    assert free_demo_name(tmp_path, "flux-lora") == "flux-lora-3"
+    assert free_demo_name(tmp_path, "flux") == "flux"
 
 
 # ---- the summary
@@ -150,7 +150,7 @@ def test_the_summary_is_read_from_the_records(tmp_path):
         {"num_graphs": 2, "recompiles": 0, "seconds": 12.5, "fallback": ""},
     )
     assert (eager.first, eager.last, eager.speed) == (1.0, 0.1, 2.0)
-    assert summary.difference(eager, fast) == pytest.approx(0.1)
+    assert summary.largest_difference(eager, fast) == pytest.approx(0.1)
     shown = "\n".join(summary.outcome_table({"eager": eager, "compiled": fast}))
     for row in ("steps per second 2.00 2.00", "compile seconds - 12.5", "graphs - 2", "recompiles - 0"):
         assert row.split() in [line.split() for line in shown.splitlines()]
@@ -275,7 +275,9 @@ def test_a_processor_trains_eagerly_unless_asked(tmp_path, monkeypatch, devices,
     """The TOML files, which the page loads as well, and the trainings of the demo."""
     trained = []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
-    monkeypatch.setattr("library.demo.train", lambda toml, script, config, name, flags, steps: trained.append(flags[0]))
+    monkeypatch.setattr(
+        "library.demo.train_headless", lambda toml, script, config, name, flags, steps: trained.append(flags[0])
+    )
     monkeypatch.setattr(summary, "read_outcome", lambda folder: None)
     monkeypatch.setattr(summary, "summary_text", lambda model, outcomes, config: " ".join(outcomes))
     assert command(["--family", "sdxl", "--out", str(tmp_path / "demo"), *flags]) == 0

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from kohya_gui.i18n.texts import load_catalogue
 from library.cli import launch, main, presets_page, train_script
-from library.config.building import build_config, missing
+from library.config.building import build_config, find_missing
 from library.config.outside_files import load_toml
-from library.config.schema import flat
+from library.config.schema import flatten_sections
 from library.families import RUNS, config_class
 from tests import source
 
@@ -103,8 +103,8 @@ def test_tomls_can_be_read(page):
 
 
 def test_the_config_of_the_shells_page_is_complete():
-    config = build_config(config_class("flux_train_network"), flat(tomllib.loads(example())), "shell.md")
-    assert missing(config) == []
+    config = build_config(config_class("flux_train_network"), flatten_sections(tomllib.loads(example())), "shell.md")
+    assert find_missing(config) == []
 
 
 def example() -> str:

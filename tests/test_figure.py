@@ -19,7 +19,7 @@ def texts(svg):
 
 
 def test_both_are_up_to_date_with_the_measurements_and_presets():
-    every = figure.measured()
+    every = figure.load_measurements()
     again = "run: python -m benchmarks.figure"
     assert figure.FIGURE.read_text(encoding="utf-8") == figure.figure(figure.newest(every)), again
     for path, lines in figure.document_tables(every).items():
@@ -33,7 +33,7 @@ def test_both_are_up_to_date_with_the_measurements_and_presets():
 
 
 def test_the_overview_has_a_column_for_each_size_and_names_what_was_gained():
-    head, _, *rows = figure.overview(figure.measured())
+    head, _, *rows = figure.overview(figure.load_measurements())
     assert [int(cell.split()[0]) for cell in head.strip("| ").split("|")] == sorted(
         {figure._gigabytes(path) for path in figure._presets()}
     )
@@ -98,6 +98,6 @@ def test_a_family_stands_beside_another_trainer_in_no_more_memory():
 
 
 def test_the_overview_by_family_has_a_row_for_each_and_names_the_processor():
-    lines = figure.by_family(figure.measured())
+    lines = figure.by_family(figure.load_measurements())
     assert [line.split("|")[1].strip() for line in lines[2 : 2 + len(figure.TITLES)]] == list(figure.TITLES.values())
     assert "cores of " in lines[-1] and lines[-1].startswith("- ")

@@ -108,22 +108,22 @@ def test_help_and_unknown_commands(project):
 )
 def test_the_build_of_torch_fits_gpu_and_driver(on_path, gpu, build):
     pretend_gpu(on_path, gpu)
-    assert installer.torch_build() == build
+    assert installer.choose_torch_build() == build
 
 
 @pytest.mark.parametrize("gpu", ["470.199.02, 8.6, NVIDIA RTX A4000", "570.86, 12.0, NVIDIA GeForce RTX 5090"])
 def test_a_driver_that_is_too_old_is_said_so(on_path, gpu):
     pretend_gpu(on_path, gpu)
     with pytest.raises(installer.Refusal, match="Install driver 580 or newer"):
-        installer.torch_build()
+        installer.choose_torch_build()
 
 
 def test_a_broken_or_absent_driver_means_no_gpu(on_path, monkeypatch):
     (on_path / "nvidia-smi").write_text("#!/bin/sh\necho 'has failed'\nexit 9\n")
     (on_path / "nvidia-smi").chmod(0o755)
-    assert installer.torch_build() == ""
+    assert installer.choose_torch_build() == ""
     monkeypatch.setenv("KOHYA_TORCH", "cu126")
-    assert installer.torch_build() == "cu126"
+    assert installer.choose_torch_build() == "cu126"
 
 
 def test_uv_is_told_what_pip_is(tmp_path, monkeypatch):
@@ -197,7 +197,7 @@ def test_what_is_damaged_is_installed_again_with_its_hashes(asked, monkeypatch, 
     lines = [line for line, _ in asked]
     (again,) = [line for line in lines if "--require-hashes" in line and "--reinstall" in line]
     assert again[-1] == str(tmp_path / "again.txt")
-    (block,) = locked_packages.blocks((tmp_path / "again.txt").read_text())
+    (block,) = locked_packages.split_lock((tmp_path / "again.txt").read_text())
     assert block.startswith("numpy==2.4.6") and block.count("--hash=sha256:") > 3
     (brought,) = [line for line in lines if broken[1] in line]
     (own,) = [line for line in lines if broken[2] in line]
@@ -409,7 +409,7 @@ def test_the_locks_have_every_version_with_hashes_and_no_index():
     found = {}
     for name in installation.LOCKS:
         text = installation.lock_file(name).read_text(encoding="utf-8")
-        blocks = locked_packages.blocks(text)
+        blocks = locked_packages.split_lock(text)
         assert "://" not in text and all(block.count("--hash=sha256:") >= 1 for block in blocks)
         packages = [Requirement(block.partition(" \\")[0]) for block in blocks]
         found[name] = {package.name: str(package.specifier).removeprefix("==") for package in packages}

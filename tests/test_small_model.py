@@ -39,7 +39,7 @@ def test_a_name_is_either_trained_or_held_out():
 
 def test_every_word_is_one_token(tmp_path):
     captions = [*data.captions_of(NAMES)]
-    random_tokenizers.clip_tokenizer(tmp_path / "clip", None, sentences=networks.cut(captions))
+    random_tokenizers.clip_tokenizer(tmp_path / "clip", None, sentences=networks.split_for_clip(captions))
     random_tokenizers.t5_tokenizer(tmp_path / "t5", captions)
     from transformers import AutoTokenizer
 

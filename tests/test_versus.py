@@ -71,7 +71,7 @@ def inputs(tmp_path):
 
 
 def test_every_case_is_a_config_of_this_trainer_without_a_remark():
-    found = [case for tiny in (False, True) for case in versus_files.cases(tiny, 60)]
+    found = [case for tiny in (False, True) for case in versus_files.versus_cases(tiny, 60)]
     every = {"qwen_image_edit", *families.FAMILIES}
     assert {(case.family, case.kind) for case in found} == {(f, k) for f in every for k in ("lora", "full")}
     for case in found:
@@ -147,9 +147,9 @@ def test_musubi_tuner_gets_the_case_in_its_own_files_and_the_caches_with_it(tmp_
     (folder / "src" / "musubi_tuner").mkdir(parents=True)
     (folder / "src" / "musubi_tuner" / "parser.py").write_text('add("--gradient_checkpointing")')
     (folder / "qwen_image_train_network.py").write_text(MUSUBI)
-    versus_files.make(tmp_path / "inputs", {family}, tiny=True)
+    versus_files.make_versus_inputs(tmp_path / "inputs", {family}, tiny=True)
     rival = Program.parse(f"musubi={folder}")
-    every = {case.title: case for case in versus_files.cases(True, 6)}
+    every = {case.title: case for case in versus_files.versus_cases(True, 6)}
     row = versus.run_program(rival, every[f"{family} lora checkpointing"], tmp_path, 60)
     assert "failed" not in row and list(row["file"]["tensors"]) == ["a"]
     assert (

@@ -20,7 +20,7 @@ MIN_OPAQUE_PIXELS = 1000  # fewer: the font lacks the character
 REGIONAL = range(0x1F1E6, 0x1F200)  # letters whose pairs are flags
 
 
-def names() -> Iterator[tuple[str, str]]:
+def emoji_names() -> Iterator[tuple[str, str]]:
     """The characters of each emoji and its name in plain words."""
     import emoji
 
@@ -49,7 +49,7 @@ def main() -> None:
     if not features.check("raqm"):
         raise SystemExit("this Pillow has no raqm, so that flags and families would be drawn as several pictures")
     font = ImageFont.truetype(FONT, BITMAP_SIZE)
-    pictures = {name: draw(characters, font) for characters, name in names()}
+    pictures = {name: draw(characters, font) for characters, name in emoji_names()}
     pictures = {name: image for name, image in pictures.items() if opaque_pixels(image) > MIN_OPAQUE_PIXELS}
     folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(folder / "emoji.zip", "w") as archive:

@@ -66,7 +66,7 @@ class MaskEditing:
         picture = collection.find(asked.text("name"))
         changes.changeable(collection, [picture])
         file, is_turned = self._file(collection, query), collection.config.data.exif_rotation
-        files.replace(self._folder(collection), file, body, picture.size, Path(picture.path), is_turned)
+        files.replace_mask(self._folder(collection), file, body, picture.size, Path(picture.path), is_turned)
         return self.look(asked)
 
     def undo(self, sent: ApiRequest) -> JsonObject:
@@ -79,13 +79,13 @@ class MaskEditing:
         return {"undone": trash.undo(masks).title, **self.look(sent)}
 
     def _folder(self, collection: ImageCollection) -> Path:
-        return paths.inside(str(files.usual_folder(collection.root)), self.roots, "mask folder", is_new=True)
+        return paths.allowed_path(str(files.usual_folder(collection.root)), self.roots, "mask folder", is_new=True)
 
     def _file(self, collection: ImageCollection, query: Mapping[str, str]) -> Path:
         """The mask of an image that is in the opened folder; a link in its place leads nowhere else."""
         picture = collection.find(query.get("name", ""))
         masks = self._folder(collection)
         found = files.mask_file(collection.root / picture.name, collection.root, masks)
-        if paths.inside(str(found), [masks], "mask") != found:
+        if paths.allowed_path(str(found), [masks], "mask") != found:
             raise ConfigError("{path} is a link: remove it", path=found)
         return found

@@ -13,7 +13,7 @@ from library.config.building import build_config
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import options
+from library.config.schema import options_of
 from library.config.values import Option
 from library.curation import collection
 from library.curation.collection import ImageCollection, Picture
@@ -48,7 +48,7 @@ SETTINGS: JsonObject = {
 SECTIONS, BESIDES = ("data", "captions", "validation"), ("seed", "resume")
 
 
-def config_of(
+def config_of_tab(
     folder: str, values: JsonMapping, roots: Sequence[Path], script: str = "", taken: Mapping[str, Any] = {}
 ) -> Any:
     """The config of a training as far as it decides about images: the tab's fields, over what a form was taken from.
@@ -56,15 +56,15 @@ def config_of(
     Raises ConfigError in the trainer's own words.
     """
     kind = config_class(script or SCRIPT)
-    known = options(kind)
+    known = options_of(kind)
     held = {name: value for name, value in taken.items() if name in known and _decides(known[name])}
     given = {**held, **SETTINGS, **{name: value for name, value in values.items() if name in SETTINGS}}
     if given["resolution"] in ("", None) and not given["dataset_config"]:
         raise ConfigError("resolution: write the size of the images, such as 1024")
     if given["dataset_config"]:
-        given["dataset_config"] = str(paths.inside(given["dataset_config"], roots, "dataset_config"))
+        given["dataset_config"] = str(paths.allowed_path(given["dataset_config"], roots, "dataset_config"))
     else:
-        given["train_data_dir"] = str(paths.folder(folder, roots, "folder"))
+        given["train_data_dir"] = str(paths.existing_folder(folder, roots, "folder"))
     made = build_config(kind, {n: v for n, v in given.items() if n in known and v not in ("", None)}, notes=[])
     paths.allow(made, roots)
     collection.check_buckets(made)
@@ -75,13 +75,13 @@ def _decides(option: Option) -> bool:
     return option.section in SECTIONS or option.name in BESIDES
 
 
-def mark(config: RunConfig, world: int = 1) -> str:
+def settings_mark(config: RunConfig, world: int = 1) -> str:
     """What tells the settings of one look at a folder from those of another, such as that of a second browser."""
     said = repr((config, world)).encode("utf-8", "backslashreplace")
     return hashlib.blake2b(said, digest_size=8).hexdigest()
 
 
-def places(collection: ImageCollection) -> Iterator[JsonObject]:
+def image_sources(collection: ImageCollection) -> Iterator[JsonObject]:
     """Each source of images with its share of an epoch."""
     inside: dict[str, list[Picture]] = {place.folder: [] for place in collection.places}
     for picture in collection.pictures:
@@ -109,17 +109,17 @@ def places(collection: ImageCollection) -> Iterator[JsonObject]:
 # ---- what is shown before anything is asked
 
 
-def markup() -> str:
+def dataset_tab_html() -> str:
     """The tab as HTML."""
     text = (HERE / "images.html").read_text(encoding="utf-8")
-    fields = "".join(setting(options(CONFIG)[name], value) for name, value in SETTINGS.items())
+    fields = "".join(setting(options_of(CONFIG)[name], value) for name, value in SETTINGS.items())
     browse = {
-        "FOLDER_BUTTON": picker.button("folder", "Image folder", "folder"),
-        "SOURCE_BUTTON": picker.button("source", "Folder to copy from", "folder"),
+        "FOLDER_BUTTON": picker.browse_button("folder", "Image folder", "folder"),
+        "SOURCE_BUTTON": picker.browse_button("source", "Folder to copy from", "folder"),
         "SETTINGS": fields,
-        "TAKES": " ".join(name for name, option in options(CONFIG).items() if _decides(option)),
-        "CAPTION": commands.markup(FORMS, ("folder", "extension"), keeps=True),
-        "MASKS": commands.markup(MASKS, ("folder",), keeps=True),
+        "TAKES": " ".join(name for name, option in options_of(CONFIG).items() if _decides(option)),
+        "CAPTION": commands.forms_html(FORMS, ("folder", "extension"), keeps=True),
+        "MASKS": commands.forms_html(MASKS, ("folder",), keeps=True),
     }
     for name, made in browse.items():
         text = text.replace(f"<!-- {name} -->", made)
@@ -134,7 +134,7 @@ def setting(option: Option, value: JsonValue) -> str:
         return f'<div class="field check" title="{about}"><label>{box}<span>{escape(option.label)}</span></label></div>'
     shown = escape(str(value))
     hint = ' placeholder="not set"' if value == "" else ""
-    browse = picker.button(option.name, option.label, option.kind or "")
+    browse = picker.browse_button(option.name, option.label, option.kind or "")
     return (
         f'<div class="field{" wide" if browse else ""}" title="{about}">'
         f'<label for="{element}">{escape(option.label)}</label>'

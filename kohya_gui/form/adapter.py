@@ -32,7 +32,7 @@ def adapter_section() -> str:
     )
 
 
-def state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObject:
+def adapter_state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObject:
     """What the fields show for a config; `counts` are the blocks of its model by group, None for the published one."""
     known = adapter_kinds.kinds(config.family)
     kind = adapter_kinds.kind_of(config, known)
@@ -46,7 +46,7 @@ def state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObject:
     }
     if kind is None:
         return shown
-    given = network_args.texts(config)
+    given = network_args.network_args_as_text(config)
     args, problems = network_args.read_leniently(config, kind.args)
     wrong = {one.option: one.about.capitalized() for one in reversed(problems) if one.place == PLACE}
     return {
@@ -125,9 +125,11 @@ def _groups(config: AdapterRun, kind: AdapterKind, args: Any, counts: Sequence[i
 
     Blocks that something else leaves out, which a click on them cannot change, are locked.
     """
-    groups = families.facts(config.family).blocks
+    groups = families.facts_of(config.family).blocks
     many = list(counts or (group.count for group in groups))
-    texts = {name: text for name, text in network_args.texts(config).items() if name in _block_names(kind)}
+    texts = {
+        name: text for name, text in network_args.network_args_as_text(config).items() if name in _block_names(kind)
+    }
     try:
         factors = args.chosen_blocks(many)
         alone = kind.args(**read_section(kind.args, Layer(texts, "network_args"), [])).chosen_blocks(many)

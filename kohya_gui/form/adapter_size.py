@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from library.check.isolated import environment, sent
+from library.check.isolated import environment_for_check, sent
 from library.config.json_types import JsonObject
 from library.config.problems import Message, problem_from_json
 from library.config.sections import AdapterRun
@@ -56,7 +56,7 @@ class SizeProcess:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     encoding="utf-8",
-                    env=environment({}),
+                    env=environment_for_check({}),
                 )
             try:
                 if process.stdin and process.stdout:

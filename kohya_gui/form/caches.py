@@ -8,12 +8,12 @@ from kohya_gui.form.form import SettingsForm
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from kohya_gui.tools.commands import job_status
-from library.check.isolated import environment
-from library.config.building import Layer, missing, read_layers
+from library.check.isolated import environment_for_check
+from library.config.building import Layer, find_missing, read_layers
 from library.config.formats import to_toml
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
-from library.config.schema import options
+from library.config.schema import options_of
 from library.files import write_atomic
 from library.runs import gpu_slots
 from library.runs import job as jobs
@@ -45,20 +45,22 @@ class CacheApi:
         if form is None or kind not in WANTED:
             raise ConfigError("there is no such tab: load the page again")
         given = form.parse_submission(sent.text("sent"))
-        known, (keeps, off) = options(form.configs[given.family]), WANTED[kind]
+        known, (keeps, off) = options_of(form.configs[given.family]), WANTED[kind]
         chosen = {keeps: True, **dict.fromkeys(off, False)}
         values = {**given.values, **{name: value for name, value in chosen.items() if name in known}}
         reading = read_layers(form.configs[given.family], [Layer(values)])
-        lacking = [one for one in missing(reading.config) if one.option != "output_dir"]
+        lacking = [one for one in find_missing(reading.config) if one.option != "output_dir"]
         problems = [*reading.problems, *gpu_slots.find_launch_problems(given.launch), *lacking]
         reading = paths.allowed(replace(reading, problems=problems), self.roots)
         if reading.problems:
             raise ConfigError(*reading.problems)
-        if working := [job.id for job in jobs.every(KIND) if job.active]:
+        if working := [job.id for job in jobs.jobs_of_kinds(KIND) if job.active]:
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=working[0])
         folder, config = jobs.new(KIND), reading.config
         data = Path(config.data.train_data_dir or config.data.dataset_config or "images").name
         toml = write_atomic(folder / f"{data}-{config.script}.toml", to_toml(config))
         launch = [f"--{name}={given.launch[name]}" for name in ("num_processes", "gpu_ids") if given.launch.get(name)]
         launch += ["--cpu"] if given.launch.get("cpu") in (True, "true") else []
-        return job_status(jobs.start(KIND, ["cache", kind, str(toml), *launch], folder, environment(given.launch)))
+        return job_status(
+            jobs.start_job(KIND, ["cache", kind, str(toml), *launch], folder, environment_for_check(given.launch))
+        )

@@ -18,7 +18,7 @@ from library.config.dataset import DatasetConfig, drafted
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
 from library.config.run_config import RunConfig
-from library.config.schema import options
+from library.config.schema import options_of
 from library.curation import dataset_file, image_folders, shares, sources
 from library.curation.dataset_file import KNOWN, DatasetTable, FolderTable
 from library.files import clear_errors, write_atomic
@@ -62,7 +62,12 @@ PLACES = ("image_dir", "conditioning_data_dir", "control_directory")  # into whi
 def datasets_section(configs: Mapping[str, type]) -> str:
     """What shows the images of a training; datasets.js fills it."""
     watched = sorted(
-        {name for config in configs.values() for name, option in options(config).items() if option.section in SECTIONS}
+        {
+            name
+            for config in configs.values()
+            for name, option in options_of(config).items()
+            if option.section in SECTIONS
+        }
     )
     image_dir, repeats, *others = (_field(name) for name in dataset_file.OF_FOLDER)
     settings = "".join(_field(name) for name in dataset_file.OF_DATASET)
@@ -99,7 +104,7 @@ def _field(name: str) -> str:
         field = f'<input data-set="{name}"{mode} spellcheck="false" autocapitalize="off" autocomplete="off">'
     send = '<button type="button" class="send" data-row="send">Send images</button>' if name in PLACES[1:] else ""
     wide = " wide" if option.kind else ""
-    browse = picker.button(f"set-{name}", LABELS[name], option.kind)
+    browse = picker.browse_button(f"set-{name}", LABELS[name], option.kind)
     return (
         f'<div class="of{wide}" title="{about}"><label><span>{LABELS[name]}</span>{field}</label>{browse}{send}</div>'
     )
@@ -108,7 +113,7 @@ def _field(name: str) -> str:
 # ---- what is shown
 
 
-def look(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
+def scan_form_datasets(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
     """The data sets of a form, with their folders, as far as one may look at them; no image is opened."""
     config = form.lenient_config(given)
     data = config.data
@@ -116,9 +121,9 @@ def look(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonOb
         return {"groups": [], "file": "", "known": "", "problems": []}
     if not data.dataset_config:
         return _of_folders(config, roots)
-    path = paths.present(str(data.dataset_config), roots, READ, OPTION)
-    kept_file.check_size(path, OPTION)
-    known, tables = kept_file.state(path), dataset_file.read_dataset_tables(path)
+    path = paths.existing_file(str(data.dataset_config), roots, READ, OPTION)
+    kept_file.check_editable(path, OPTION)
+    known, tables = kept_file.file_state(path), dataset_file.read_dataset_tables(path)
     datasets, problems = drafted(config)
     first = {dataset.table: dataset for dataset in reversed(datasets)}  # of a table with several sizes
     groups = [_group(table, first.get(at), roots) for at, table in enumerate(tables)]
@@ -129,13 +134,13 @@ def _of_folders(config: RunConfig, roots: Sequence[Path]) -> JsonObject:
     _check_places(config, roots)
     dataset, problems = image_folders.found(config)
     groups = [_group(table, dataset, roots) for table in dataset_file.tables_of_datasets([dataset])]
-    flat = len(dataset.subsets) == 1 and image_folders.is_flat(config.data.train_data_dir)
+    flat = len(dataset.subsets) == 1 and image_folders.is_flat_folder(config.data.train_data_dir)
     return {"groups": groups, "file": "", "known": "", "flat": flat, "problems": problems}
 
 
 def _group(table: DatasetTable, dataset: DatasetConfig | None, roots: Sequence[Path]) -> JsonObject:
     """A data set for the page: its own texts, and what holds where they say nothing."""
-    known = {sources.source(subset): subset for subset in dataset.subsets} if dataset else {}
+    known = {sources.source_of_subset(subset): subset for subset in dataset.subsets} if dataset else {}
     rows = []
     for one in table.folders:
         source = one.texts.get("metadata_file") or one.texts.get("image_dir") or ""
@@ -157,7 +162,7 @@ def _group(table: DatasetTable, dataset: DatasetConfig | None, roots: Sequence[P
 def _images(folder: str, roots: Sequence[Path]) -> int | None:
     """How many images lie in a folder; None where one may not look, or there is none."""
     try:
-        return image_folders.count_images(paths.folder(folder, roots))
+        return image_folders.count_images(paths.existing_folder(folder, roots))
     except (ConfigError, OSError):
         return None
 
@@ -170,7 +175,7 @@ def count_form_images(form: SettingsForm, given: Submission, roots: Sequence[Pat
     processes = str(given.launch.get("num_processes", ""))
     world = int(processes) if re.fullmatch("[1-9][0-9]{0,3}", processes) else 1
     try:
-        return shares.counted(config, lambda path: _may(path, roots, outside), world)
+        return shares.count_by_folder(config, lambda path: _may(path, roots, outside), world)
     except ConfigError as error:
         raise ConfigError(*(outside or error.problems)) from None
 
@@ -179,12 +184,12 @@ def _check_places(config: RunConfig, roots: Sequence[Path]) -> None:
     """Raise ConfigError for images that lie where one may not look."""
     for name in ("train_data_dir", "reg_data_dir", "in_json", OPTION):
         if text := getattr(config.data, name):
-            paths.inside(str(text), roots, name)
+            paths.allowed_path(str(text), roots, name)
 
 
 def _may(path: str, roots: Sequence[Path], outside: list[Problem]) -> bool:
     try:
-        paths.inside(path, roots, "image_dir")
+        paths.allowed_path(path, roots, "image_dir")
     except ConfigError as error:
         outside += error.problems
         return False
@@ -194,7 +199,7 @@ def _may(path: str, roots: Sequence[Path], outside: list[Problem]) -> bool:
 # ---- what is written
 
 
-def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
+def save_datasets(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
     """Write data sets into the dataset file that the form names, or into a new one.
 
     A file that was changed since it was read is not written over. Raises ConfigError, also for folders outside of the
@@ -202,10 +207,10 @@ def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequenc
     """
     named = sent.text("file").strip()
     new = form.lenient_config(given)
-    path = paths.file(named, roots, READ, OPTION) if named else kept_file.free(place_of(new, roots))
+    path = paths.file(named, roots, READ, OPTION) if named else kept_file.free_path(dataset_file_place(new, roots))
     before: list[DatasetTable] = []
     if named:
-        kept_file.check_size(path, OPTION)
+        kept_file.check_editable(path, OPTION)
         kept_file.check_unchanged(path, sent.text("known"), OPTION)
         before = dataset_file.read_dataset_tables(path)
     wanted = _tables(sent.fields.get("groups"))
@@ -217,13 +222,13 @@ def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequenc
             known = there.get((one.at, inner.at), {})
             for name in PATHS:
                 if (text := inner.texts.get(name, "")) and text != known.get(name):
-                    paths.inside(text, roots, name)
+                    paths.allowed_path(text, roots, name)
         one.folders = [made for inner in one.folders for made in image_folders.read_folder_name(inner)]
     text = dataset_file.written(path, [one for one in wanted if one.folders])
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
-    return {"file": str(path), "known": kept_file.state(path), "said": Message("Saved in {path}.", path=path)}
+    return {"file": str(path), "known": kept_file.file_state(path), "said": Message("Saved in {path}.", path=path)}
 
 
 def _tables(sent: object) -> list[DatasetTable]:
@@ -257,7 +262,7 @@ def _place(sent: JsonObject) -> int | None:
     return at
 
 
-def place_of(config: RunConfig, roots: Sequence[Path], is_at_home: bool = False) -> Path:
+def dataset_file_place(config: RunConfig, roots: Sequence[Path], is_at_home: bool = False) -> Path:
     """Where the dataset file of a training is kept: beside its result, or in a folder of the user's home."""
     home = next((root for root in roots if root.is_dir()), roots[0])
     folder = "" if is_at_home else config.save.output_dir

@@ -20,12 +20,12 @@ from kohya_gui.form.sections import GROUPS
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import picker
 from library import families
-from library.config.building import Layer, Reading, build_config, draft, missing, read_layers
+from library.config.building import Layer, Reading, build_config, draft, find_missing, read_layers
 from library.config.command import Launch
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem, either
 from library.config.run_config import RunConfig
-from library.config.schema import changed, flat, options, section_options, values
+from library.config.schema import changed, flatten_sections, option_values, options_of, section_options
 from library.config.values import Option
 from library.runs import gpu_slots
 
@@ -78,7 +78,7 @@ class SettingsForm:
         ("images"), or last among them ("basics"), and `below` what comes below an option."""
         self.tab, self.families, self.configs, self.basics, self.extra = tab, families, configs, basics, extra
         self.below = below
-        self.fields = fields(configs)
+        self.fields = form_fields(configs)
         self.required = {family: _wanted(config) for family, config in configs.items()}
         every = configs.values()
         self.replaced = set().union(*self.required.values()) - set().union(
@@ -123,12 +123,12 @@ class SettingsForm:
         problems = [*reading.problems, *gpu_slots.find_launch_problems(given.launch)]
         # What is filled in wrongly is not missing as well.
         named = reading.wrong.union(*(problem.options for problem in problems))
-        problems += [problem for problem in missing(reading.config) if problem.option not in named]
+        problems += [problem for problem in find_missing(reading.config) if problem.option not in named]
         return replace(reading, problems=problems)
 
     def lenient_config(self, given: Submission) -> Any:
         """The config of all that is right by itself, whether or not it goes together; the rest is not set."""
-        known, read = options(self.configs[given.family]), {}
+        known, read = options_of(self.configs[given.family]), {}
         for name, value in given.values.items():
             if name in known:
                 with contextlib.suppress(ConfigError):
@@ -146,13 +146,13 @@ class SettingsForm:
         """A config -> a value for every field of its family, as page.js takes it. `start` says what it is called, and
         from which values the form marks what is changed later; without it that stays as it is. `named` are options that
         the config's file sets, be it to their defaults: other families are given these, too."""
-        filled: JsonObject = {"family": config.family, "values": self.shown(config.family, values(config))}
-        given = sorted({*named, *flat(changed(config))} & filled["values"].keys())
+        filled: JsonObject = {"family": config.family, "values": self.shown(config.family, option_values(config))}
+        given = sorted({*named, *flatten_sections(changed(config))} & filled["values"].keys())
         return json.dumps({**filled, "start": dict(start), "given": given} if start else filled, default=str)
 
     def shown(self, family: str, given: JsonMapping) -> dict[str, bool | str]:
         """Values by option name as fields hold them."""
-        known = options(self.configs[family])
+        known = options_of(self.configs[family])
         return {name: shown_value(known[name], value) for name, value in given.items() if name in known}
 
     def shown_launch(self, given: JsonMapping) -> dict[str, bool | str]:
@@ -276,14 +276,14 @@ class SettingsForm:
             return f'<div class="{classes} check"{shown}>{label}{about}{self.below.get(option.name, "")}</div>'
         return (
             f'<div class="{classes}"{shown}><label for="{element}">{escape(option.label)}</label>'
-            f"{control(option, facts)}{picker.button(option.name, option.label, option.kind)}{about}"
+            f"{control(option, facts)}{picker.browse_button(option.name, option.label, option.kind)}{about}"
             f"{self.below.get(option.name, '')}</div>"
         )
 
 
 def defaults_title(family: str) -> str:
     """What the values are called that a family's options have where nothing is said."""
-    return "sd-scripts' defaults" if families.facts(family).has_sd_scripts_defaults else "Defaults"
+    return "sd-scripts' defaults" if families.facts_of(family).has_sd_scripts_defaults else "Defaults"
 
 
 def condition(shown_with: Mapping[str, Iterable[str]]) -> str:
@@ -293,16 +293,16 @@ def condition(shown_with: Mapping[str, Iterable[str]]) -> str:
 
 def _wanted(config: type, given: Mapping[str, Any] = {}) -> set[str]:
     """The options that must be filled in besides those that are given."""
-    return {problem.option for problem in missing(build_config(config, given))}
+    return {problem.option for problem in find_missing(build_config(config, given))}
 
 
-def fields(configs: Mapping[str, type]) -> list[FormField]:
+def form_fields(configs: Mapping[str, type]) -> list[FormField]:
     """The fields that these families need, in the order of declaration."""
     faces: dict[Any, FormField] = {}
-    names = dict.fromkeys(name for config in configs.values() for name in options(config))
+    names = dict.fromkeys(name for config in configs.values() for name in options_of(config))
     for name in names:
         for family, config in configs.items():
-            if not (option := options(config).get(name)):
+            if not (option := options_of(config).get(name)):
                 continue
             reason = config.pending.get(name, "")
             looks = (option.label, option.help, option.default, option.choices, condition(option.shown_with))

@@ -7,7 +7,7 @@ from pathlib import Path
 from kohya_gui.form import datasets, kept_file
 from library import importers
 from library.config.json_types import JsonMapping
-from library.config.outside_files import read_text
+from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError, MessageLike
 from library.config.run_config import RunConfig
 from library.files import clear_errors, write_atomic
@@ -29,25 +29,25 @@ def only_data(found: JsonMapping, path: Path) -> ConvertedData | None:
     try:
         importers.refuse_data(found, path)
     except ConfigError:
-        if importers.is_dataset(found):
-            text, notes = importers.dataset(found)
+        if importers.is_foreign_dataset(found):
+            text, notes = importers.convert_foreign_dataset(found)
             return ConvertedData(text, tuple(notes))
     return None
 
 
-def write_new(text: str, config: RunConfig, roots: Sequence[Path]) -> Path:
+def write_imported_data(text: str, config: RunConfig, roots: Sequence[Path]) -> Path:
     """Write a dataset file beside the result of a training, or below the first root where the page may not write there.
 
     No file is overwritten; one that holds the same already is used again.
     """
     try:
-        return _written(text, datasets.place_of(config, roots))
+        return _written(text, datasets.dataset_file_place(config, roots))
     except ConfigError:  # such as a folder of another computer
-        return _written(text, datasets.place_of(config, roots, is_at_home=True))
+        return _written(text, datasets.dataset_file_place(config, roots, is_at_home=True))
 
 
 def _written(text: str, wanted: Path) -> Path:
-    path = next(one for one in kept_file.numbered(wanted) if not one.exists() or _holds(one, text))
+    path = next(one for one in kept_file.numbered_paths(wanted) if not one.exists() or _holds(one, text))
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -57,6 +57,6 @@ def _written(text: str, wanted: Path) -> Path:
 
 def _holds(path: Path, text: str) -> bool:
     try:
-        return path.is_file() and read_text(path) == text
+        return path.is_file() and read_outside_text(path) == text
     except (ConfigError, OSError):
         return False

@@ -48,7 +48,7 @@ def good(text: MessageLike, notes: Iterable[MessageLike] = (), undo: bool = Fals
     return _message("good", fold, [text, more, *notes])
 
 
-def loaded(text: Message, found: Sequence[Problem], places: Places, fix: Fix, notes: Sequence[MessageLike]) -> str:
+def loaded_html(text: Message, found: Sequence[Problem], places: Places, fix: Fix, notes: Sequence[MessageLike]) -> str:
     """A config was loaded: what has to be fixed in it, a line each with the button that does it, and then notes."""
     if not found:
         return good(text, notes, undo=True)
@@ -78,11 +78,11 @@ def _lines(found: Sequence[Problem], places: Places, fix: Fix) -> tuple[str, lis
         said, element, text = _placed(problem, places)
         shown.append(text)
         marks += [f"#{element}"] if element else []
-        listed += f"<li>{said}{button(fix(problem), problem.code)}{_allow(problem)}{_elsewhere(problem)}</li>"
+        listed += f"<li>{said}{values_button(fix(problem), problem.code)}{_allow(problem)}{_elsewhere(problem)}</li>"
     return listed, marks, shown
 
 
-def report(
+def report_html(
     found: JsonMapping,
     places: Places,
     fix: Callable[[JsonMapping], Mapping[str, bool | str]],
@@ -99,7 +99,7 @@ def report(
         listed.append(
             f'<li class="{one["verdict"]}"><i aria-hidden="true">{MARKS[one["verdict"]]}</i>'
             f"<b>{html.escape(one['topic'])}</b>"
-            f"<span>{said}{button(fix(one), one['code'])}{_allow(problem)}</span></li>"
+            f"<span>{said}{values_button(fix(one), one['code'])}{_allow(problem)}</span></li>"
         )
     wrong = [one for one in found["findings"] if one["verdict"] == "bad"]
     failed = bool(found.get("failed"))
@@ -144,7 +144,7 @@ MODELS = (
 )
 
 
-def button(values: Mapping[str, bool | str], code: str = "") -> str:
+def values_button(values: Mapping[str, bool | str], code: str = "") -> str:
     """The button that puts values into the form; an option without effect (`code`) is left out instead."""
     if not values:
         return ""
@@ -159,7 +159,7 @@ def button(values: Mapping[str, bool | str], code: str = "") -> str:
 
 def _allow(problem: Problem) -> str:
     """The button that lets the page use the folder, or run the code, that a problem asks about."""
-    folder = allowed_folders.asked(problem)
+    folder = allowed_folders.asked_folder(problem)
     words = "Allow this code" if folder.startswith(allowed_folders.CODE) else "Allow this folder"
     given = f'class="allow" data-allow="{html.escape(folder)}"'
     return f' <button type="button" {given}>{words}</button>' if folder else ""
@@ -203,7 +203,7 @@ def _style(marks: list[str]) -> str:
     return f"<style>{chosen} {{ border-color: var(--bad) !important }}</style>" if marks else ""
 
 
-def command(line: str, toml: str, file: tuple[Path, str, bool], notes: Iterable[MessageLike]) -> str:
+def command_html(line: str, toml: str, file: tuple[Path, str, bool], notes: Iterable[MessageLike]) -> str:
     """The command line and the config it needs, each with a button that copies it.
 
     `file` is where the config is or should be, the script that reads it, and whether it is there.

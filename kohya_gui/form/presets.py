@@ -14,7 +14,7 @@ from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem, counted
 from library.config.run_config import RunConfig
-from library.config.schema import changed, flat, options, values
+from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.config.values import Option
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
@@ -38,7 +38,7 @@ def apply(preset: Preset, config: type, now: JsonMapping, notes: list[MessageLik
     to fit. What it cannot have together with the rest, it leaves out. Where the package of the preset's optimizer does
     not work here, the nearest optimizer that does stands in for it. `notes` say so.
     """
-    known = options(config)
+    known = options_of(config)
     if preset.is_profile:
         kept = {
             name: now[name] for name in known.keys() & now if name not in UNDONE and not is_of_compiling(known[name])
@@ -68,7 +68,7 @@ def _that_works(found: JsonObject, notes: list[MessageLike] | None) -> JsonObjec
     wanted = str(found.get("optimizer_type", ""))
     if not wanted or not (why := names.package_problem(wanted)):
         return found
-    other = names.nearest(wanted)
+    other = names.working_optimizer(wanted)
     if notes is not None:
         notes.append(
             Problem("optimizer_type", "is {other} here, as {wanted} {why}", other=other, wanted=wanted, why=why)
@@ -82,7 +82,7 @@ def chosen_profile(config: RunConfig) -> str:
     compiling is off."""
     if not (config.compile.compile or config.compile.compile_autotune):
         return ""
-    known, now = options(type(config)), values(config)
+    known, now = options_of(type(config)), option_values(config)
     compiling = {name for name, option in known.items() if is_of_compiling(option)}
     for preset in profiles():
         given = read_toml(preset.path)
@@ -94,13 +94,13 @@ def chosen_profile(config: RunConfig) -> str:
     return ""
 
 
-def fitting(path: Path, configs: Mapping[str, type], family: str, roots: Sequence[Path]) -> importers.Imported:
+def import_fitting(path: Path, configs: Mapping[str, type], family: str, roots: Sequence[Path]) -> importers.Imported:
     """A config file -> what `kohya import` makes of it, of one of these families.
 
     A file that does not say what it is for is taken for the family on screen, `family`, as long as none fits better.
     Raises ConfigError for what cannot be read, and for another kind of training.
     """
-    made = imported(path, configs, family, roots)
+    made = import_config(path, configs, family, roots)
     if type(made.config) not in configs.values():
         raise ConfigError(
             "config file: {name} is for {title} ({trainer})",
@@ -111,7 +111,7 @@ def fitting(path: Path, configs: Mapping[str, type], family: str, roots: Sequenc
     return made
 
 
-def report(made: importers.Imported) -> list[MessageLike]:
+def import_notes(made: importers.Imported) -> list[MessageLike]:
     """What became of the keys of a config file, and what is wrong in it."""
     if made.program == importers.FLAT:
         return made.lines()
@@ -119,7 +119,7 @@ def report(made: importers.Imported) -> list[MessageLike]:
     return [Message(template, trainer=made.trainer, keys=counted(len(made.of("kept")), "key")), *made.lines()]
 
 
-def imported(path: Path, configs: Mapping[str, type], family: str, roots: Sequence[Path]) -> importers.Imported:
+def import_config(path: Path, configs: Mapping[str, type], family: str, roots: Sequence[Path]) -> importers.Imported:
     """What `kohya import` makes of a config file. Where it fits several trainings it is one of `configs`, of the family
     on screen first. Of the files that it names only those below `roots` are read. Raises ConfigError with names of
     files without their folders, which an upload does not have."""
@@ -137,7 +137,7 @@ def readable_below(roots: Sequence[Path]) -> Callable[[Path], bool]:
 
     def may_read(path: Path) -> bool:
         try:
-            return bool(paths.inside(str(path), roots))
+            return bool(paths.allowed_path(str(path), roots))
         except ConfigError:
             return False
 
@@ -146,7 +146,7 @@ def readable_below(roots: Sequence[Path]) -> Callable[[Path], bool]:
 
 def base(path: Path, roots: Sequence[Path]) -> JsonObject:
     """The fields of a JSON of kohya_ss, which an export keeps where they have no meaning here; of other files none."""
-    found = importers.parse(path)
+    found = importers.parse_file(path)
     if path.suffix.lower() != ".json" or not importers.of_others(found):
         return {}
     made = importers.import_file(
@@ -155,25 +155,25 @@ def base(path: Path, roots: Sequence[Path]) -> JsonObject:
     return found if made.trainer.startswith("kohya_ss") else {}
 
 
-def seen(path: Path) -> str:
+def config_file_state(path: Path) -> str:
     """A file as it is now, to be told from what another visitor or program makes of it."""
     return f"{path}\n{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
-def save(path: Path, config: RunConfig, known: str) -> int:
+def save_config(path: Path, config: RunConfig, known: str) -> int:
     """Write a config; the number of options in it. Only the file that was opened here before is written over, and only
     as long as it is what was `seen` then."""
     if path.exists() and known.partition("\n")[0] != str(path):
         raise ConfigError(
             "config file: {path} exists already; load it first to write over it, or choose another name", path=path
         )
-    if path.exists() and known != seen(path):
+    if path.exists() and known != config_file_state(path):
         raise ConfigError(
             "config file: {path} was changed elsewhere meanwhile; load it again, or choose another name", path=path
         )
     with clear_errors(path):
         write_atomic(path, to_toml(config, comment(config)))
-    return len(flat(changed(config)))
+    return len(flatten_sections(changed(config)))
 
 
 def comment(config: RunConfig) -> str:

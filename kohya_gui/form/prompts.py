@@ -11,7 +11,7 @@ from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest
 from library import families
 from library.config.json_types import JsonObject
-from library.config.outside_files import read_text
+from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError, Message, Problem
 from library.curation.proposals import proposals
 from library.files import clear_errors, write_atomic
@@ -76,7 +76,7 @@ def prompts_section(guided: bool = False) -> str:
 
 def _image(name: str, label: str, about: str) -> str:
     """A field that names an image, for the families that are shown one."""
-    taking = [known for known in families.every() if name in known.prompt_images]
+    taking = [known for known in families.all_families() if name in known.prompt_images]
     shown_with: dict[str, tuple[str, ...]] = {}
     for option, values in (pair for known in taking for pair in known.prompt_images[name].items()):
         shown_with[option] = (*shown_with.get(option, ()), *values)
@@ -89,7 +89,7 @@ def _file_field(name: str, label: str, about: str, only: str = "", shown: str = 
     return (
         f'<label class="image{only}"{shown}><span>{label}</span>'
         f'<input data-prompt="{name}" spellcheck="false" autocomplete="off" title="{escape(about)}">'
-        f"{picker.button(name, label, 'file')}</label>"
+        f"{picker.browse_button(name, label, 'file')}</label>"
     )
 
 
@@ -98,11 +98,11 @@ def load_prompt_rows(sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
     path = paths.file(sent.text("file"), roots, READ, OPTION)
     if not path.exists():
         return {"rows": [], "known": ""}
-    kept_file.check_size(path, OPTION)
-    return {"rows": prompt_rows.rows(path), "known": kept_file.state(path)}
+    kept_file.check_editable(path, OPTION)
+    return {"rows": prompt_rows.prompt_rows_of_file(path), "known": kept_file.file_state(path)}
 
 
-def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
+def save_prompt_rows(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
     """Write rows into the prompt file: the one that the form names, or a new one beside the result.
 
     A file of another format stays as it is, and a .txt file is written beside it. A file that was changed since the
@@ -113,20 +113,20 @@ def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequenc
     path = paths.file(named, roots, READ, OPTION) if named else _new(form, given, roots)
     known = sent.text("known")
     if path.suffix.lower() != ".txt":
-        path, known = kept_file.free(path.with_suffix(".txt")), ""
+        path, known = kept_file.free_path(path.with_suffix(".txt")), ""
     before = ""
     if path.exists():
-        kept_file.check_size(path, OPTION)
+        kept_file.check_editable(path, OPTION)
         kept_file.check_unchanged(path, known, OPTION)
-        before = read_text(path).removeprefix("\ufeff")
+        before = read_outside_text(path).removeprefix("\ufeff")
     text = prompt_rows.rows_as_text(rows, before)
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
-    return {"file": str(path), "known": kept_file.state(path), "said": Message("Saved in {path}.", path=path)}
+    return {"file": str(path), "known": kept_file.file_state(path), "said": Message("Saved in {path}.", path=path)}
 
 
-def captions(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
+def some_captions(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
     """Some captions of the form's images, each with the size at which its image is trained."""
     config = form.lenient_config(given)
     paths.allow(config, roots)
@@ -160,4 +160,4 @@ def _new(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> Path:
     if not save_to.output_dir:
         raise ConfigError(Problem("output_dir", "is not set: choose it first, the prompts are kept there"))
     name = f"{save_to.output_name or 'sample'}-prompts.txt"
-    return kept_file.free(paths.file(os.path.join(save_to.output_dir, name), roots, READ, "output_dir"))
+    return kept_file.free_path(paths.file(os.path.join(save_to.output_dir, name), roots, READ, "output_dir"))

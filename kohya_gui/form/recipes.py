@@ -7,7 +7,7 @@ from library.config.building import build_config
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, counted
 from library.config.run_config import RunConfig
-from library.config.schema import changed, flat, options, values
+from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.recipes import recipe_files
 from library.recipes.recipe_files import MEANT, PURPOSES, Recipe
 
@@ -16,13 +16,13 @@ AT_ONCE = ("train_batch_size", "gradient_accumulation_steps", "num_processes")
 MOST_IMAGES = 10**7
 
 
-def applied(made: Any, model: RunConfig, purpose: str, images: int, at_once: int) -> tuple[Any, JsonObject]:
+def apply_recipe(made: Any, model: RunConfig, purpose: str, images: int, at_once: int) -> tuple[Any, JsonObject]:
     """A config of a preset with the recipe for a purpose on top, and what a form shows of it; without `purpose` it is
     the first that fits. `model` says which model of the family is trained, and how many images are counted so far."""
-    recipe = recipe_files.chosen(model, purpose)
+    recipe = recipe_files.choose_recipe(model, purpose)
     if recipe is None:
         return made, {}
-    given = {**flat(changed(made)), **recipe.options}
+    given = {**flatten_sections(changed(made)), **recipe.options}
     proposal = recipe_files.proposed_steps(recipe, images, at_once) if images else None
     if proposal:
         given[STEPS] = proposal.steps
@@ -32,7 +32,9 @@ def applied(made: Any, model: RunConfig, purpose: str, images: int, at_once: int
         return made, {}
     return with_recipe, {
         "purpose": recipe.purpose,
-        "purposes": [[one.purpose, PURPOSES[one.purpose]] for one in recipe_files.fitting(model) if one.purpose],
+        "purposes": [
+            [one.purpose, PURPOSES[one.purpose]] for one in recipe_files.fitting_recipes(model) if one.purpose
+        ],
         "meant": MEANT.get(recipe.purpose, ""),
         "elsewhere": _elsewhere(model),
         "sets": _sets(recipe, with_recipe),
@@ -42,7 +44,7 @@ def applied(made: Any, model: RunConfig, purpose: str, images: int, at_once: int
 
 def _elsewhere(model: RunConfig) -> Message | str:
     """Which models of the family are for a purpose that this one cannot have; "" for none."""
-    offered = {one.purpose for one in recipe_files.fitting(model)}
+    offered = {one.purpose for one in recipe_files.fitting_recipes(model)}
     for one in recipe_files.of_family(model.family)[0]:
         if one.kind == model.kind and one.when and one.purpose not in offered:
             (wanted,) = one.when.values()
@@ -56,7 +58,7 @@ def _elsewhere(model: RunConfig) -> Message | str:
 
 def _sets(recipe: Recipe, config: RunConfig) -> list[list[str]]:
     """Label and value of the options that a recipe sets, but for the steps, which the advice explains."""
-    known, now = options(type(config)), values(config)
+    known, now = options_of(type(config)), option_values(config)
     return [[known[name].label, _shown(now[name])] for name in recipe.options if name != STEPS]
 
 
@@ -77,7 +79,7 @@ def _advice(recipe: Recipe) -> Message:
     )
 
 
-def of_model(config: type[RunConfig], given: JsonMapping) -> JsonObject:
+def model_values(config: type[RunConfig], given: JsonMapping) -> JsonObject:
     """Of values by option name those that tell the models of a family apart."""
     return {name: given[name] for name in recipe_files.telling(config.family) & given.keys()}
 

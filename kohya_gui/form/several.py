@@ -12,7 +12,7 @@ from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
 from library.config.problems import problem_from_json as read_problem
-from library.config.schema import options
+from library.config.schema import options_of
 from library.runs import queue, start
 
 MOST = 12  # values at once
@@ -43,7 +43,7 @@ class SeveralValues:
         forms = [_with(said, name, value) for value in typed]
         read = [tab.read(form) for form in forms]
         given, first, notes = read[0]
-        if name not in options(type(first.config)):
+        if name not in options_of(type(first.config)):
             raise ConfigError("{name} is no setting of this form: load the page again", name=name)
         readings = [reading for _, reading, _ in read]
         _refuse(name, typed, [reading.problems for reading in readings])
@@ -59,7 +59,8 @@ class SeveralValues:
                 "is meant"
             )
         added = [
-            queue.add(start.job(reading.config, **tab.launch_of(reading.config, given.launch))) for reading in readings
+            queue.add_to_queue(start.job(reading.config, **tab.launch_of(reading.config, given.launch)))
+            for reading in readings
         ]
         names = ", ".join(entry.name for entry in added)
         paused = queue.read_queue().paused or queue.read_queue().halted
@@ -109,5 +110,5 @@ def _same(tab: Any, forms: list[str], name: str) -> bool:
     read = []
     for form in forms:
         given = tab.form.parse_submission(form)
-        read.append(options(tab.form.configs[given.family])[name].read(given.values[name]))
+        read.append(options_of(tab.form.configs[given.family])[name].read(given.values[name]))
     return any(value in read[:at] for at, value in enumerate(read))

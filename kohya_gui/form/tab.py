@@ -34,7 +34,7 @@ from library.check import isolated
 from library.config.building import Reading, working_fix
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.outside_files import read_text
+from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.problems import problem_from_json as read_problem
 from library.config.run_config import RunConfig
@@ -44,7 +44,7 @@ from library.families import RUNS, config_class
 from library.files import RESERVED
 from library.runs import keys, queue, start
 
-FAMILIES = {family.name: family.title for family in families.every()}
+FAMILIES = {family.name: family.title for family in families.all_families()}
 BASE = {finding.BASE: 6}
 FOLDER = Path(__file__).parent
 # What came of a button: a "message" as HTML; besides, what to "fill" into the form, the "path" of its config file with
@@ -116,7 +116,7 @@ class TrainingTab:
             "network": adapter.adapter_section(),
         }
         below = {
-            finding.BASE: models.button("Base model"),
+            finding.BASE: models.download_button("Base model"),
             **dict.fromkeys(("learning_rate", "network_dim"), several.BUTTON),
             **caches.BUTTONS,
         }
@@ -128,7 +128,7 @@ class TrainingTab:
         starts = start_preset.starts(self.tab.id, self.tab.configs, start_preset.results(self.roots))
         parts = {
             "menu": api.menu(self.tab.id, FAMILIES),
-            "browse": picker.button("config", "Config file", "file", ".path"),
+            "browse": picker.browse_button("config", "Config file", "file", ".path"),
             "endings": ",".join(importers.SUFFIXES),
             "tab": self.tab.id,
             "form": self.form.markup(starts),
@@ -203,7 +203,7 @@ class TrainingTab:
             return {"message": self._report(report, given.family)}
         if (bare := isolated.uncaptioned(report)) and not given.anyway:
             return {"message": messages.without_captions(bare, "train")}
-        run_id = start.launch(config, **self.launch_of(config, given.launch))
+        run_id = start.launch_run(config, **self.launch_of(config, given.launch))
         hints = [read_problem(one) for one in report["findings"] if one["verdict"] == "hint"]
         said = Message("Started {run_id}. It goes on when this page is closed.", run_id=run_id)
         return {"message": messages.good(said, [*notes, *hints]), "run": run_id}
@@ -215,7 +215,7 @@ class TrainingTab:
             return {"message": self._report(report, given.family)}
         if (bare := isolated.uncaptioned(report)) and not given.anyway:
             return {"message": messages.without_captions(bare, "later")}
-        entry = queue.add(start.job(config, **self.launch_of(config, given.launch)))
+        entry = queue.add_to_queue(start.job(config, **self.launch_of(config, given.launch)))
         return {"message": messages.good(queue.queued_sentence(entry), notes)}
 
     def on_check(self, sent: str) -> Said:
@@ -241,16 +241,18 @@ class TrainingTab:
         return given, reading, [*reading.notes, *self._keep(reading.config)]
 
     def _keep(self, config: RunConfig) -> list[MessageLike]:
-        new = keys.keep(api.secrets_of(config))
+        new = keys.store_keys(api.secrets_of(config))
         return [
-            Message("{name} is kept in {folder}, for you only, and is in no config.", name=name, folder=keys.place())
+            Message(
+                "{name} is kept in {folder}, for you only, and is in no config.", name=name, folder=keys.keys_file()
+            )
             for name in new
         ]
 
     def _report(self, report: isolated.Report, family: str) -> str:
         places = self.form.places(family)
-        files = (finding.BASE, *families.facts(family).part_options)
-        return messages.report(report, places, lambda one: self._shown_fix(family, one), files)
+        files = (finding.BASE, *families.facts_of(family).part_options)
+        return messages.report_html(report, places, lambda one: self._shown_fix(family, one), files)
 
     def on_print(self, sent: str, where: str) -> Said:
         """Show the command that trains what the form says, and its TOML. Nothing is written."""
@@ -264,9 +266,11 @@ class TrainingTab:
         config, notes = self.form.collect(self.form.parse_submission(sent))
         notes += self._keep(config)
         path = paths.config_file(where or presets.suggestion(config), self.roots)
-        count = presets.save(path, config, known)
-        said = messages.good(Message("Saved {path} ({changes}).", path=path, changes=loading.differing(count)), notes)
-        return {"message": said, "path": str(path), "opened": presets.seen(path)}
+        count = presets.save_config(path, config, known)
+        said = messages.good(
+            Message("Saved {path} ({changes}).", path=path, changes=loading.settings_count(count)), notes
+        )
+        return {"message": said, "path": str(path), "opened": presets.config_file_state(path)}
 
     def on_download(self, sent: str) -> Said:
         """Hand the form to the browser as a file."""
@@ -294,7 +298,7 @@ class TrainingTab:
     def _prompts(self, name: str | None) -> str:
         """The text of a prompt file, which kohya_ss has in its JSON; none of a file where the page may not look."""
         try:
-            return read_text(paths.readable(name, self.roots, (".txt",)))
+            return read_outside_text(paths.readable(name, self.roots, (".txt",)))
         except ConfigError:
             return ""
 
@@ -303,9 +307,9 @@ class TrainingTab:
         path = paths.readable(where, self.roots, importers.SUFFIXES)
         filled = self._filled(path, sent)
         # A file of another trainer stays as it is: Save writes a TOML of its own.
-        is_ours = path.suffix.lower() == ".toml" and not importers.of_others(importers.parse(path))
+        is_ours = path.suffix.lower() == ".toml" and not importers.of_others(importers.parse_file(path))
         ours = str(path) if is_ours else ""
-        return filled | {"path": ours, "opened": presets.seen(path) if is_ours else ""}
+        return filled | {"path": ours, "opened": presets.config_file_state(path) if is_ours else ""}
 
     def on_upload(self, sent: str, name: str, text: str) -> Said:
         """Read a config that the browser sent into the form; where it was saved last is forgotten."""
@@ -321,7 +325,7 @@ class TrainingTab:
     def _filled(self, path: Path, sent: str) -> Said:
         given = self.form.parse_submission(sent)
         try:
-            return loading.loaded(self.form, path, given, self.roots)
+            return loading.load_into_form(self.form, path, given, self.roots)
         except ConfigError as error:
             raise ConfigError(*error.problems, *self._other_tab(path, given.family)) from None
 
@@ -330,7 +334,7 @@ class TrainingTab:
         for tab in TABS:
             if tab.kind != self.tab.kind:
                 try:
-                    presets.fitting(path, tab.configs, family, self.roots)
+                    presets.import_fitting(path, tab.configs, family, self.roots)
                 except ConfigError:
                     continue
                 said = "This is a config for the {title} tab."

@@ -13,7 +13,7 @@ MODEL = "pretrained_model_name_or_path"  # which is judged by what is in it
 IN_PLACE = "data:"  # the beginning of an image that is written out instead of named
 
 
-def wrong(
+def find_path_problems(
     known: Mapping[str, Option], given: Mapping[str, object], roots: Sequence[Path], typing: str
 ) -> dict[str, Problem]:
     """What is wrong with the paths among a form's values, by option. `typing` is the option in whose field somebody
@@ -29,12 +29,12 @@ def wrong(
 
 
 def _problem(option: Option, text: str, roots: Sequence[Path], is_typed: bool) -> Problem | None:
-    if problem := paths.elsewhere(text, option.name):
+    if problem := paths.foreign_path_problem(text, option.name):
         return problem
     if text.startswith(IN_PLACE) or named_paths.is_hub_id(option, text):
         return None
     try:
-        path = paths.inside(text, roots, option.name)
+        path = paths.allowed_path(text, roots, option.name)
     except ConfigError as error:
         problem = error.problems[0]
         return None if is_typed and may_become_right(text, problem, roots) else problem

@@ -22,8 +22,8 @@ from library import families
 from library.bench import chart, report
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, listed, ngettext
-from library.config.schema import options
+from library.config.problems import ConfigError, Message, MessageLike, join_messages, ngettext
+from library.config.schema import options_of
 from library.files import write_atomic
 from library.measuring import candidates
 from library.runs import gpu_slots, reader
@@ -32,7 +32,7 @@ from library.runs import job as jobs
 MODELS = {
     f"{family.name}-{size}": (Message(about, family=family.title), ["--family", family.name, "--size", size])
     for size, about in (("full", "{family}, full size, random weights"), ("tiny", "{family}, tiny, to try it out"))
-    for family in families.every()
+    for family in families.all_families()
 }
 EXTENTS = {
     "step": ("The training step", ["--part", "step"]),
@@ -61,9 +61,9 @@ class LabTab:
 
     def look(self, sent: ApiRequest) -> JsonObject:
         """The measurements there are, and the one that is looked at: the newest, if none is named."""
-        known = jobs.every(*KINDS)[:LISTED]
+        known = jobs.jobs_of_kinds(*KINDS)[:LISTED]
         chosen = next((job for job in known if job.id == sent.text("job")), known[0] if known else None)
-        listed = [{"id": job.id, "title": title(job), "busy": job.active} for job in known]
+        listed = [{"id": job.id, "title": job_title(job), "busy": job.active} for job in known]
         tabs = [[tab, name] for tab, name in self.titles.items()]
         return {"jobs": listed, "tabs": tabs, "shown": view(chosen) if chosen else None}
 
@@ -77,15 +77,15 @@ class LabTab:
 
     def stop(self, sent: ApiRequest) -> JsonObject:
         """End a measurement; what it has measured is kept."""
-        return {"job": jobs.stop(jobs.find_job(sent.text("job")), at_once=True).id}
+        return {"job": jobs.stop_job(jobs.find_job(sent.text("job")), at_once=True).id}
 
     def apply(self, sent: ApiRequest) -> JsonObject:
         """The options that a measurement found best, as the fields of a tab's form hold them."""
         tab, job = sent.text("tab"), jobs.find_job(sent.text("job"))
         if tab not in self.forms:
             raise ConfigError("There is no such tab: load the page again.")
-        found = advised(job, sent.number("number"))
-        known = {name: o for config in self.forms[tab].configs.values() for name, o in options(config).items()}
+        found = advised_options(job, sent.number("number"))
+        known = {name: o for config in self.forms[tab].configs.values() for name, o in options_of(config).items()}
         values = {name: shown_value(known[name], value) for name, value in found.items() if name in known}
         if not values:
             raise ConfigError("This measurement recommends no settings that the form has.")
@@ -121,7 +121,7 @@ class LabTab:
         if not config.model.pretrained_model_name_or_path:
             raise ConfigError("The form of {titles} names no base model: fill that in first.", titles=self.titles[tab])
         paths.allow(config, self.roots)
-        path = jobs.root() / "form.toml"
+        path = jobs.jobs_folder() / "form.toml"
         write_atomic(path, to_toml(config))
         return [str(path), "--script", config.script]
 
@@ -147,23 +147,23 @@ def begun(kind: str, arguments: Sequence[str]) -> str:
 
     Raises ConfigError while another measurement or a training is at work, for both would be slower than they are.
     """
-    if busy := next((job for job in jobs.every(*KINDS) if job.active), None):
+    if busy := next((job for job in jobs.jobs_of_kinds(*KINDS) if job.active), None):
         raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.kind)
     if kind != "doctor" and (training := reader.active()):
         raise ConfigError(
             "{run} is training, and both would slow each other down: wait until it has ended", run=training.id
         )
-    return jobs.start(kind, arguments).id
+    return jobs.start_job(kind, arguments).id
 
 
 # ---- a measurement, ready to be shown
 
 
-def title(job: jobs.BackgroundJob) -> Message:
+def job_title(job: jobs.BackgroundJob) -> Message:
     """Kind, moment and subject, for the list."""
     when = dates.moment(job.started)
     subject = job.result.get("subject", {}).get("title", "")
-    return listed([piece for piece in (KINDS.get(job.kind, job.kind), when, subject) if piece], " · ")
+    return join_messages([piece for piece in (KINDS.get(job.kind, job.kind), when, subject) if piece], " · ")
 
 
 def view(job: jobs.BackgroundJob) -> JsonObject:
@@ -179,15 +179,17 @@ def view(job: jobs.BackgroundJob) -> JsonObject:
         "busy": job.active,
         "error": job.error,
         "doing": {"text": "Starting" if job.active else "", "done": 0, "total": 0, **job.doing},
-        "took": compile_summary.duration(max(0.0, end - job.started)),
+        "took": compile_summary.rounded_duration(max(0.0, end - job.started)),
         "log": job.log if job.state in ("failed", "interrupted") else "",
     }
     result = job.result
-    body = {"bench": bench, "profile": profile, "doctor": doctor, "cache": cache}.get(str(result.get("kind")))
+    body = {"bench": bench_bars, "profile": profile_details, "doctor": doctor, "cache": compiled_code}.get(
+        str(result.get("kind"))
+    )
     return {**shown, "body": body(result) if body else None, "folder": str(job.folder)}
 
 
-def bench(result: JsonMapping) -> JsonObject:
+def bench_bars(result: JsonMapping) -> JsonObject:
     """Bars for each part and size, the whole step first, and which way is best."""
     best = result.get("best") or {}
     failed = [row for row in result["results"] if row["status"] != "ok"]
@@ -213,11 +215,11 @@ def _bar(result: JsonMapping, bar: chart.Bar) -> JsonObject:
         "speed": report.speed(result, row),
         "memory": f"{row['peak_gb']:.1f} GB",
         "mfu": f"{row['mfu']:.0%}" if "mfu" in row else "",
-        "compiled": report.compiled(row),
+        "compiled": report.compiled_summary(row),
     }
 
 
-def profile(result: JsonMapping) -> JsonObject:
+def profile_details(result: JsonMapping) -> JsonObject:
     """Where the time goes, the verdict, and the longest operations."""
     counts = [ngettext("{count} cast", "{count} casts", result["casts"])]
     template = "A step takes {time}; {counts}"
@@ -231,7 +233,7 @@ def profile(result: JsonMapping) -> JsonObject:
             *counts,
         ]
     where = Message("{way} at {size}", way=result["way"]["name"], size=result["resolution"])
-    step = Message(template, time=report.milliseconds(result["step_ms"]), counts=listed(counts), **shares)
+    step = Message(template, time=report.milliseconds(result["step_ms"]), counts=join_messages(counts), **shares)
     return {
         "heading": [*report.heading(result), where],
         "step": step,
@@ -255,7 +257,7 @@ def doctor(result: JsonMapping) -> JsonObject:
     }
 
 
-def cache(result: JsonMapping) -> JsonObject:
+def compiled_code(result: JsonMapping) -> JsonObject:
     """What is kept of compiled code."""
     total = sum(folder["bytes"] for folder in result["kept"])
     template = "{size} GB of compiled code in {folder}"
@@ -269,7 +271,7 @@ def cache(result: JsonMapping) -> JsonObject:
     }
 
 
-def advised(job: jobs.BackgroundJob, number: int) -> JsonObject:
+def advised_options(job: jobs.BackgroundJob, number: int) -> JsonObject:
     """The options that a measurement advises; of a profile, those of its finding with this number."""
     result = job.result
     if result.get("kind") == "bench":

@@ -10,7 +10,7 @@ from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from kohya_gui.tools.commands import job_status
 from library import families
-from library.config.building import missing
+from library.config.building import find_missing
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message
 from library.downloads import finding, hub
@@ -23,7 +23,7 @@ FOLDER = ("kohya", "models")  # below the first root, unless another folder is c
 MOST = 12  # files that are downloaded at once
 
 
-def button(label: str) -> str:
+def download_button(label: str) -> str:
     """The button below a base model's field."""
     about = Message("Find or download: {label}", label=label)
     return (
@@ -64,7 +64,7 @@ class ModelsApi:
                     bases.append({**shown, "options": form.shown(family, model.options)})
                 else:
                     parts.setdefault(option, []).append(shown)
-        facts, places = families.facts(family), form.places(family)
+        facts, places = families.facts_of(family), form.places(family)
         return {
             "title": facts.title,
             "folder": str(folder),
@@ -73,7 +73,7 @@ class ModelsApi:
             "parts": parts,
             "offers": [self._offer(model, form, family) for model in facts.hub_models],
             "labels": {option: places[option][0] for option in (finding.BASE, *facts.part_options)},
-            "busy": next((job.id for job in jobs.every("models") if job.active), ""),
+            "busy": next((job.id for job in jobs.jobs_of_kinds("models") if job.active), ""),
         }
 
     def beside(self, sent: ApiRequest) -> JsonObject:
@@ -82,9 +82,9 @@ class ModelsApi:
         if form is None:
             raise ConfigError("There is no such choice: load the page again.")
         given = form.parse_submission(sent.text("sent"))
-        model = paths.inside(str(given.values.get(finding.BASE) or ""), self.roots, finding.BASE)
-        lacking = [problem.option for problem in missing(form.lenient_config(given))]
-        wanted = [name for name in families.facts(given.family).part_options if name in lacking]
+        model = paths.allowed_path(str(given.values.get(finding.BASE) or ""), self.roots, finding.BASE)
+        lacking = [problem.option for problem in find_missing(form.lenient_config(given))]
+        wanted = [name for name in families.facts_of(given.family).part_options if name in lacking]
         found = self._parts(model, given.family, wanted)
         return {"values": {name: str(path) for name, path in found.items()}}
 
@@ -92,10 +92,10 @@ class ModelsApi:
         """The files that these options take: in the model's folder, or else in those beside it, as programs that sort
         models by kind have them."""
         found: dict[str, Path] = {}
-        named = [file.path.rpartition("/")[2] for offer in families.facts(family).hub_models for file in offer.files]
+        named = [file.path.rpartition("/")[2] for offer in families.facts_of(family).hub_models for file in offer.files]
         for folder in (model.parent, model.parent.parent):
             try:
-                here = paths.inside(str(folder), self.roots)
+                here = paths.allowed_path(str(folder), self.roots)
             except ConfigError:
                 break
             left = [name for name in wanted if name not in found]
@@ -133,36 +133,36 @@ class ModelsApi:
 
     def get(self, sent: ApiRequest) -> JsonObject:
         """Start a download. Where its files go is looked at before, and where they are is known after."""
-        if busy := next((job for job in jobs.every("models") if job.active), None):
+        if busy := next((job for job in jobs.jobs_of_kinds("models") if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
         folder, names = self._folder(sent), self._names(sent)
         for text in names:
             file = hub.RemoteFile(_owner(text), text.split("/", 2)[2], 0, "", "")
             self._place(folder, file)
-        environment = {**os.environ, **keys.environment()}
+        environment = {**os.environ, **keys.key_environment()}
         words = ["models", "get", f"--into={folder}", *names]
-        return {"job": job_status(jobs.start("models", words, environment=environment))["id"]}
+        return {"job": job_status(jobs.start_job("models", words, environment=environment))["id"]}
 
     def token(self, sent: ApiRequest) -> JsonObject:
         """Keep the token for the hub, in the file for tokens."""
         given = sent.text("token").strip()
         if not given.isascii() or not given.isprintable() or " " in given or not 8 <= len(given) <= 200:
             raise ConfigError("This is no token: copy it from https://huggingface.co/settings/tokens")
-        keys.keep({"huggingface_token": given})
+        keys.store_keys({"huggingface_token": given})
         template = "{name} is kept in {folder}, for you only, and is in no config."
-        return {"said": Message(template, name="huggingface_token", folder=keys.place())}
+        return {"said": Message(template, name="huggingface_token", folder=keys.keys_file())}
 
     def _folder(self, sent: ApiRequest) -> Path:
         """The folder for models: as it was sent, or the usual one. It need not be there yet."""
         text = sent.text("folder").strip() or str(self.roots[0].joinpath(*FOLDER))
-        path = paths.inside(text, self.roots, "folder", is_new=True)
+        path = paths.allowed_path(text, self.roots, "folder", is_new=True)
         if path.exists() and not path.is_dir():
             raise ConfigError("folder: {path} is not a folder", path=path)
         return path
 
     def _place(self, folder: Path, file: hub.RemoteFile) -> Path:
         """Where a file goes, links followed: inside the roots as well."""
-        return paths.inside(str(hub.place(folder, file)), self.roots, "folder")
+        return paths.allowed_path(str(hub.target_path(folder, file)), self.roots, "folder")
 
     def _names(self, sent: ApiRequest) -> list[str]:
         names = list(dict.fromkeys(sent.texts("files")))
@@ -174,7 +174,7 @@ class ModelsApi:
         """The models in the usual folders, in this one and beside the model that is named, as far as the page may read
         them."""
         try:
-            beside = finding.find_models([paths.inside(named, self.roots).parent], deepest=0)
+            beside = finding.find_models([paths.allowed_path(named, self.roots).parent], deepest=0)
         except ConfigError:
             beside = []
         found = [*beside, *finding.find_models([folder, *finding.usual_folders(self.roots)])]
@@ -184,7 +184,7 @@ class ModelsApi:
         found = []
         for model in models:
             try:
-                paths.inside(str(model.path), self.roots)
+                paths.allowed_path(str(model.path), self.roots)
             except ConfigError:
                 continue
             found.append(model)

@@ -13,11 +13,11 @@ from kohya_gui.form import gpus, reopen, start_preset
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.i18n.sentences import data
 from kohya_gui.panel import samples
-from kohya_gui.panel.html import duration
+from kohya_gui.panel.html import duration_in_words
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from library.comparing import plan
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, listed
+from library.config.problems import ConfigError, Message, MessageLike, join_messages
 from library.config.run_config import RunConfig
 from library.families import RUNS, config_class
 from library.runs import bundle, explain, gpu_slots, layout, queue, reader, resume, start, stop
@@ -72,12 +72,12 @@ def _question(run: reader.RecordedRun, how: str) -> MessageLike:
         step, seconds = stop.lost_by_kill(run)
         if step is None:
             return Message(
-                "No state was saved: all that was learned in {time} is lost. Kill it?", time=duration(seconds)
+                "No state was saved: all that was learned in {time} is lost. Kill it?", time=duration_in_words(seconds)
             )
         return Message(
             "What was learned after step {step} is lost, {time} of work. Kill it?",
             step=step,
-            time=duration(seconds),
+            time=duration_in_words(seconds),
         )
     what, seconds = stop.lost_now(run) if how == "now" else ("", 0.0)
     if seconds <= MUCH:
@@ -87,7 +87,7 @@ def _question(run: reader.RecordedRun, how: str) -> MessageLike:
         "step": "{time} of work on this step are lost; what was learned before is saved. Stop it?",
         "look": "{time} of work on samples or validation are lost; what was learned is saved. Stop it?",
     }
-    return Message(lost[what], time=duration(seconds))
+    return Message(lost[what], time=duration_in_words(seconds))
 
 
 def _samples(told: JsonMapping) -> bool:
@@ -121,13 +121,13 @@ class RunActions:
             "act": self.act,
             "queue": self.queue,
             "queue-act": self.queue_act,
-            "gpus": lambda sent: {"gpus": gpus.listing()},
+            "gpus": lambda sent: {"gpus": gpus.list_gpus()},
         }
 
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:
         """What may be looked at."""
-        return {"picture": samples.show, "bundle": self.bundle}
+        return {"picture": samples.serve_sample, "bundle": self.bundle}
 
     def act(self, sent: ApiRequest) -> JsonObject:
         """Do something with a run."""
@@ -144,7 +144,7 @@ class RunActions:
             said, begun = self.resumed(run)
             return {"said": said, "run": begun}
         elif what == "open":
-            return self._opened(reopen.config_of(run), resume.launch_options(run), run.id)
+            return self._opened(reopen.started_config(run), resume.run_launch_options(run), run.id)
         else:
             raise ConfigError("There is no such button: load the page again.")
         return {"said": _with_next(WORDS[what]) if what in layout.STOPS else WORDS[what]}
@@ -157,18 +157,18 @@ class RunActions:
             raise ConfigError("{run} has finished, or was resumed already.", run=run.id)
         job, state = reopen.continuation(run), resume.newest_state(run)
         active = [other.facts for other in reader.runs() if other.active and other.is_here]
-        if gpu_slots.choose(job.how, gpu_slots.free(active)):
-            begun = start.begin(job)
+        if gpu_slots.choose_devices(job.how, gpu_slots.free_devices(active)):
+            begun = start.begin_job(job)
             if state:
                 return Message("It resumes after step {step}: this is the new run.", step=resume.step_of(state)), begun
             return "It starts again from the beginning: this is the new run.", begun
-        queue.add(job, first=True)
+        queue.add_to_queue(job, first=True)
         return "Another training is running: this one resumes when that has ended (see the Queue tab).", ""
 
     def bundle(self, query: Mapping[str, str]) -> Response:
         """The support bundle of a run, for the downloads."""
         run = _run(query.get("run", ""))
-        made = bundle.bundle(run, _doctor())
+        made = bundle.bundle_run(run, _doctor())
         name = f"support-{time.strftime('%Y%m%d-%H%M%S')}.zip"
         headers = {"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"}
         return Response(made, media_type="application/zip", headers=headers)
@@ -184,7 +184,7 @@ class RunActions:
             "halted": found.halted,
             "go_on": found.go_on,
             "waiting": len(found.waiting),
-            "gpus": gpus.listing(),
+            "gpus": gpus.list_gpus(),
         }
 
     def queue_act(self, sent: ApiRequest) -> JsonObject:
@@ -193,14 +193,14 @@ class RunActions:
         changes: JsonObject = {
             "up": lambda: queue.move(which, -1),
             "down": lambda: queue.move(which, 1),
-            "remove": lambda: queue.remove(which),
+            "remove": lambda: queue.remove_entry(which),
             "clear": queue.clear,
             "pause": queue.pause,
             "go_on": queue.go_on,
             "after_failure": lambda: queue.after_failure(sent.flag("go_on")),
         }
         if what == "open":
-            job = queue.job_of(queue.read_queue().find(which))
+            job = queue.job_of_entry(queue.read_queue().find(which))
             return self._opened(reopen.config_from(job.script, job.toml), job.how, which)
         if what not in changes:
             raise ConfigError("There is no such button: load the page again.")
@@ -210,7 +210,7 @@ class RunActions:
     def _opened(self, config: RunConfig, how: JsonMapping, name: str) -> JsonObject:
         """A config for the form of its tab; `how` it was launched goes along, and the name of what it is from."""
         tab = _tab(config)
-        filled = self.forms[tab].fill(config, start_preset.loaded(name))
+        filled = self.forms[tab].fill(config, start_preset.loaded_as_start(name))
         return {"tab": tab, "fill": filled, "launch": {name: str(value) for name, value in how.items()}}
 
 
@@ -219,7 +219,7 @@ def _with_next(said: str) -> MessageLike:
     found = queue.read_queue()
     if found.paused or found.halted or not found.waiting:
         return said
-    return listed([said, Message("Then the queue starts {name}.", name=found.waiting[0].name)], " ")
+    return join_messages([said, Message("Then the queue starts {name}.", name=found.waiting[0].name)], " ")
 
 
 def _run(run_id: str) -> reader.RecordedRun:
@@ -247,7 +247,7 @@ def _entry(entry: queue.QueueEntry) -> JsonObject:
         "run": entry.run,
         "waits": entry.waits,
     }
-    shown["gpus"], shown["processes"] = str(entry.how.get("gpu_ids") or ""), gpu_slots.processes(entry.how)
+    shown["gpus"], shown["processes"] = str(entry.how.get("gpu_ids") or ""), gpu_slots.wanted_processes(entry.how)
     if entry.run:
         try:
             run = reader.find_run(entry.run)

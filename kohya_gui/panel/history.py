@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonObject, JsonValue
-from library.config.problems import Message, MessageLike, counted, listed
+from library.config.problems import Message, MessageLike, counted, join_messages
 from library.runs.reader import RecordedRun, RunProgress
 
 SHOWN = 8  # of a kind, the newest
@@ -26,7 +26,7 @@ def history_html(run: RecordedRun, progress: RunProgress) -> str:
         ),
         _list("Ended early", map(event_words, seen.get("early_stop", ())), "ended"),
         _list("Warnings", map(event_words, seen.get("warning", ())), "warn"),
-        _list("Compiled", map(compiled, compiles), "compiled", compile_totals(run, progress, compiles)),
+        _list("Compiled", map(compile_line, compiles), "compiled", compile_totals(run, progress, compiles)),
     ]
     return "".join(parts)
 
@@ -59,7 +59,7 @@ def compile_totals(run: RecordedRun, progress: RunProgress, events: Sequence[Jso
             if gained >= 0
             else Message("{seconds} s lost so far", seconds=f"{-gained:.0f}")
         )
-    return listed(said)
+    return join_messages(said)
 
 
 def _number(value: JsonValue) -> float:
@@ -87,7 +87,7 @@ def event_words(event: JsonObject) -> MessageLike:
     return found if isinstance(found, str | Message) else str(found)
 
 
-def compiled(event: JsonObject) -> MessageLike:
+def compile_line(event: JsonObject) -> MessageLike:
     """One line of the log: which block made a graph, in which time, and why again."""
     if not event.get("block"):
         return event_words(event)
@@ -119,7 +119,7 @@ def saved(event: JsonObject) -> str:
         mood, mark, words = (
             ("fine", "✓", "loads") if event["ok"] else ("wrong", "✗", event_words(event) or "does not load")
         )
-        said = listed([mark, words], " ")
+        said = join_messages([mark, words], " ")
         about = event_words(event)
         line += f' <span class="{mood}" title="{html.escape(str(about))}"{data(said, about)}>'
         line += f"{html.escape(str(said))}</span>"

@@ -51,7 +51,7 @@ SILENT = 300.0  # seconds without an event of a running training, after which th
 FULL = 0.95  # of a memory or a disk, from which on it is marked
 
 
-def choices(runs: Iterable[tuple[str, str]], picked: str) -> str:
+def run_list_html(runs: Iterable[tuple[str, str]], picked: str) -> str:
     """The list of runs to look at, where there is more than one: (label, id), newest first."""
     given = [("Newest run", ""), *runs]
     made = "".join(
@@ -62,7 +62,7 @@ def choices(runs: Iterable[tuple[str, str]], picked: str) -> str:
     return f'<select class="runs" aria-label="Run">{made}</select>' if len(given) > 2 else ""
 
 
-def head(run: RecordedRun, progress: RunProgress, now: float) -> str:
+def run_head_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
     """State and progress of a run, with the cause of a failure."""
     word, mood = STATES.get(run.state, (run.state, "calm"))
     name = html.escape(str(run.facts.get("output_name") or run.id))
@@ -91,7 +91,7 @@ def waiting(found: Queue) -> str:
     return f'<div class="next halted"{data(said)}><p>{html.escape(str(said))}</p>{go}</div>'
 
 
-def elsewhere(run: RecordedRun, others: Iterable[RecordedRun]) -> str:
+def other_run_html(run: RecordedRun, others: Iterable[RecordedRun]) -> str:
     """A line about the run that works, while one that has ended is looked at."""
     other = None if run.active else next((one for one in others if one.active and one.id != run.id), None)
     if other is None:
@@ -101,10 +101,10 @@ def elsewhere(run: RecordedRun, others: Iterable[RecordedRun]) -> str:
     return f'<div class="next halted calm"{data(said)}><p>{html.escape(str(said))}</p>{look}</div>'
 
 
-def facts(run: RecordedRun, progress: RunProgress, now: float) -> str:
+def step_facts_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
     """The numbers of the last step, where its time goes, how busy the machine is, and what happened on the way."""
-    inside = _numbers(run, progress, now) + split(progress.last)
-    inside += usage(run) if run.active else ""
+    inside = _numbers(run, progress, now) + time_bar(progress.last)
+    inside += machine_usage_html(run) if run.active else ""
     inside += history.history_html(run, progress)
     return f'<div class="facts">{inside}</div>' if inside else ""
 
@@ -140,7 +140,7 @@ def _bar(run: RecordedRun, progress: RunProgress, now: float) -> str:
     if run.state == "stopping":
         left = Message(ENDING[layout.stop_asked(run.folder)] or "{doing}", doing=left)
     if run.active and (silent := _silent(progress, now)):
-        left = Message("{doing} · no progress for {time}", doing=left, time=duration(silent))
+        left = Message("{doing} · no progress for {time}", doing=left, time=duration_in_words(silent))
     share = min(1.0, done / of) if of else 0.0
     waiting = " waiting" if run.active and not of else ""
     return (
@@ -205,9 +205,9 @@ def _eta(run: RecordedRun, progress: RunProgress, now: float) -> MessageLike:
     if run.active:
         if not isinstance(eta, int | float):
             return ""
-        return Message("{time} left", time=duration(max(0.0, eta - (now - progress.last.get("t", now)))))
+        return Message("{time} left", time=duration_in_words(max(0.0, eta - (now - progress.last.get("t", now)))))
     ended = run.facts.get("ended") or run.facts.get("heartbeat")
-    return Message("took {duration}", duration=duration(ended - started)) if started and ended else ""
+    return Message("took {duration}", duration=duration_in_words(ended - started)) if started and ended else ""
 
 
 def _numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
@@ -216,13 +216,13 @@ def _numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
         rows.append(("Loss, smoothed", f"{progress.curve[-1][2]:.4f}", ""))
     if isinstance(last.get("loss"), int | float):
         rows.append(("Loss, last step", f"{last['loss']:.4f}", ""))
-    for name, rate in rates(last.get("lr")).items():
+    for name, rate in shown_rates(last.get("lr")).items():
         rows.append(("Learning rate", f"{rate:.3g}", name))
     for key, title, unit in (("s_it", "Speed", "s/step"), ("grad_norm", "Gradient norm", ""), ("epoch", "Epoch", "")):
         if isinstance(last.get(key), int | float):
             rows.append((title, f"{last[key]:.3g}", unit))
     if run.active and run.facts.get("started"):
-        rows.append(("Running for", duration(now - run.facts["started"]), ""))
+        rows.append(("Running for", duration_in_words(now - run.facts["started"]), ""))
     cells = "".join(
         f"<div{data(value)}><dt>{html.escape(title)}</dt><dd>{html.escape(str(value))} "
         f"<small>{html.escape(unit)}</small></dd></div>"
@@ -231,7 +231,7 @@ def _numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
     return f"<dl>{cells}</dl>" if cells else ""
 
 
-def rates(given: Any) -> dict[str, float]:
+def shown_rates(given: Any) -> dict[str, float]:
     """Learning rates by name, of which equal ones are shown once; at most three."""
     if isinstance(given, int | float):
         return {"": float(given)}
@@ -244,7 +244,7 @@ def rates(given: Any) -> dict[str, float]:
 PARTS = ("data_s", "transfer_s", "compute_s")  # waiting for data, copying to the GPU, computing
 
 
-def split(last: JsonObject) -> str:
+def time_bar(last: JsonObject) -> str:
     """Where the time of the last step went, as a bar and in words."""
     parts = [(name, float(last[name])) for name in PARTS if isinstance(last.get(name), int | float)]
     whole = sum(seconds for _, seconds in parts)
@@ -259,13 +259,13 @@ def split(last: JsonObject) -> str:
     )
 
 
-def usage(run: RecordedRun) -> str:
+def machine_usage_html(run: RecordedRun) -> str:
     """GPUs, memory and disk, as far as this machine tells."""
     if not run.is_here:
         return ""
     own = {str(device) for device in run.facts.get("devices") or ()}
     rows = [_gpu(gpu) for gpu in machine.GPUS.now() if not own or gpu.index in own]
-    memory, disk = machine.memory(), machine.disk(run.facts.get("output_dir") or run.folder)
+    memory, disk = machine.computer_memory(), machine.disk_space(run.facts.get("output_dir") or run.folder)
     rows.append(_used("RAM", memory["used"], memory["total"], "GB"))
     if disk:
         rows.append(
@@ -309,7 +309,7 @@ def _used(title: MessageLike, used: float, total: float, unit: str, words: Messa
     )
 
 
-def duration(seconds: float) -> Message:
+def duration_in_words(seconds: float) -> Message:
     """Seconds in words: 45 s, 12 min, 3 h 20 min."""
     if seconds < 90:
         return Message("{count} s", count=max(0, round(seconds)))

@@ -78,12 +78,12 @@ class RunPanel:
         line, gpus, now = progress.line, progress.events.get("gpu", ()), time.time()
         same = {part: seen.get(part) == value for part, value in fresh.items()}
         return [
-            gr.skip() if same["runs"] else html.choices(fresh["runs"], picked),
+            gr.skip() if same["runs"] else html.run_list_html(fresh["runs"], picked),
             gr.skip() if same["queue"] else fresh["queue"],
-            gr.skip() if same["head"] else html.head(run, progress, now),
+            gr.skip() if same["head"] else html.run_head_html(run, progress, now),
             gr.skip() if same["acts"] else fresh["acts"],
             gr.skip() if same["chart"] else charts.curves(line.points, line.rates, line.resumed, gpus),
-            gr.skip() if same["head"] else html.facts(run, progress, now),
+            gr.skip() if same["head"] else html.step_facts_html(run, progress, now),
             gr.skip() if same["gallery"] else samples.gallery(run, progress),
             gr.skip() if same["run"] else gr.update(visible=True),
             gr.skip() if same["log"] else html.log(reader.tail(run.folder), run),
@@ -93,7 +93,7 @@ class RunPanel:
 
 def styles() -> str:
     """For the page's head, as runs are at the moment: nothing that is shown first moves when the newest comes."""
-    return html.RUNS_TO_COME if registry.folders() else ""
+    return html.RUNS_TO_COME if registry.run_folders() else ""
 
 
 def _part(value: str) -> gr.HTML:
@@ -113,7 +113,7 @@ def _read(picked: str) -> tuple[reader.RecordedRun | None, JsonObject]:
     return run, {
         "run": run.id,
         "runs": [(_label(r), r.id) for r in runs],
-        "queue": html.elsewhere(run, every) + waits,
+        "queue": html.other_run_html(run, every) + waits,
         "head": [run.id, run.state, run.error, progress.offset, int(time.time()) if run.active else 0],
         "acts": actions.buttons(run, every),
         "chart": [run.id, line.points[-1] if line.points else None, line.resumed, gpus[-1].get("t") if gpus else 0],

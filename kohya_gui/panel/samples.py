@@ -63,11 +63,11 @@ def _number(value: JsonValue) -> int:
     return int(value) if isinstance(value, int | float) else 0
 
 
-def show(query: Mapping[str, str]) -> Response:
+def serve_sample(query: Mapping[str, str]) -> Response:
     """A picture by its run and its place among that run's samples; nothing else can be asked for."""
     try:
         run = reader.find_run(str(query.get("run") or ""))
-        path = file_of(run, int(query.get("sample") or ""))
+        path = sample_file(run, int(query.get("sample") or ""))
     except (KeyError, ValueError, IndexError):
         raise ConfigError("There is no such image.") from None
     changed = path.stat().st_mtime_ns
@@ -76,7 +76,7 @@ def show(query: Mapping[str, str]) -> Response:
     return Response(body, media_type=kind or "application/octet-stream", headers=KEPT)
 
 
-def file_of(run: reader.RecordedRun, place: int) -> Path:
+def sample_file(run: reader.RecordedRun, place: int) -> Path:
     """The file of a sample: an image, and really below the folder that its run writes into. Else ValueError."""
     if place < 0:
         raise ValueError("no such sample")

@@ -20,7 +20,7 @@ from library.files import write_atomic
 from library.outputs import prompt_rows, prompts
 from library.runs import job as jobs
 from library.runs import layout, reader
-from library.sampling.plan import check_size
+from library.sampling.plan import check_image_count
 
 KIND = "compare"
 LISTED = 20  # runs
@@ -58,29 +58,29 @@ class FileComparison:
 
     def begin(self, sent: ApiRequest) -> JsonObject:
         """Start comparing. What can be wrong with the form is said before."""
-        if busy := next((job for job in jobs.every(KIND) if job.active), None):
+        if busy := next((job for job in jobs.jobs_of_kinds(KIND) if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
         run = _run(sent.text("run"))
-        config = plan.config_of(run)
+        config = plan.config_of_run(run)
         paths.allow(config, self.roots)
-        files, _ = plan.files_of(run)
+        files, _ = plan.saved_files_of_run(run)
         for file in files:
-            paths.inside(str(file.path), self.roots, "file")
+            paths.allowed_path(str(file.path), self.roots, "file")
         words = [KIND, run.id, *self._encoder(sent)]
         lines = [line.strip() for line in sent.text("prompts").splitlines() if line.strip()]
         text = prompt_rows.rows_as_text([{"prompt": line} for line in lines]) if lines else ""
         if text:
-            check_size(len(files), [prompts.parse_line(line) for line in text.splitlines()])
+            check_image_count(len(files), [prompts.parse_line(line) for line in text.splitlines()])
         place = jobs.new(KIND)
         if text:
             write_atomic(place / "prompts.txt", text)
             words.append(f"--prompts={place / 'prompts.txt'}")
-        return {"job": job_status(jobs.start(KIND, words, place))}
+        return {"job": job_status(jobs.start_job(KIND, words, place))}
 
     def _encoder(self, sent: ApiRequest) -> list[str]:
         chosen = sent.text("encoder")
         if chosen == "folder":
-            chosen = str(paths.folder(sent.text("folder"), self.roots, "Folder of the encoder"))
+            chosen = str(paths.existing_folder(sent.text("folder"), self.roots, "Folder of the encoder"))
         elif chosen not in ENCODERS:
             raise ConfigError("There is no such choice: load the page again.")
         return [f"--encoder={chosen}"] if chosen else []
@@ -138,10 +138,10 @@ class FileComparison:
         return Response(body, media_type=kind or "application/octet-stream", headers=samples.KEPT)
 
 
-def markup() -> str:
+def comparison_html() -> str:
     """The part of the tab."""
     text = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
-    return text.replace("[browse]", picker.button("folder", "Folder of the encoder", "folder"))
+    return text.replace("[browse]", picker.browse_button("folder", "Folder of the encoder", "folder"))
 
 
 def _run(name: str) -> reader.RecordedRun:
@@ -153,7 +153,7 @@ def _run(name: str) -> reader.RecordedRun:
 
 def _newest(run: reader.RecordedRun) -> JsonObject:
     """What a job has found last for a run, else what is stored in its folder."""
-    for job in jobs.every(KIND):
+    for job in jobs.jobs_of_kinds(KIND):
         arguments = job.facts.get("arguments") or ()
         if run.id in arguments and job.result.get("files"):
             return job.result

@@ -23,7 +23,7 @@ from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message
 from library.config.run_config import RunConfig
-from library.config.schema import flat
+from library.config.schema import flatten_sections
 from library.families import RUNS, config_class
 from library.files import write_atomic
 from library.outputs import prompt_rows, prompts
@@ -67,7 +67,7 @@ class SamplingTab:
         """Which models can be sampled with, and what can be shown; nothing of what was sent counts."""
         runs = sorted(reader.runs(), key=lambda run: float(run.facts.get("started") or 0), reverse=True)[:LISTED]
         forms = [[TAB + tab, Message("The form of {name}", name=title)] for tab, title in self.titles.items()]
-        done = [job for job in jobs.every(KIND) if job.result.get("files")]
+        done = [job for job in jobs.jobs_of_kinds(KIND) if job.result.get("files")]
         when = [dates.moment(job.started, "%H:%M:%S") for job in done]
         generated = [[JOB + job.id, Message("Images of {time}", time=at)] for job, at in zip(done, when, strict=True)]
         listed = [[RUN + run.id, Message("Run {run}", run=run.id)] for run in runs]
@@ -86,18 +86,18 @@ class SamplingTab:
 
     def begin(self, sent: ApiRequest) -> JsonObject:
         """Start generating. What can be wrong with the form is said before."""
-        if busy := next((job for job in jobs.every(KIND) if job.active), None):
+        if busy := next((job for job in jobs.jobs_of_kinds(KIND) if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
         (config, word), loras = self._config(sent), [self._lora(line) for line in sent.texts("loras") if line.strip()]
         compare, strengths = sent.text("compare"), _numbers(sent.text("strengths", "1"))
         if compare not in plan.COMPARE:
             raise ConfigError("There is no such choice: load the page again.")
         if guide := sent.values("fields").get(GUIDE):
-            paths.present(guide, self.roots, samples.IMAGES, "Control image")
+            paths.existing_file(guide, self.roots, samples.IMAGES, "Control image")
         lines = _lines(sent)
-        columns = plan.columns(compare, loras, strengths)
-        plan.check_size(len(columns), [prompts.parse_line(line) for line in lines])
-        folder = paths.inside(sent.text("folder"), self.roots, "folder", is_new=True)
+        columns = plan.plan_columns(compare, loras, strengths)
+        plan.check_image_count(len(columns), [prompts.parse_line(line) for line in lines])
+        folder = paths.allowed_path(sent.text("folder"), self.roots, "folder", is_new=True)
         place = jobs.new(KIND)
         write_atomic(place / f"{config.script}.toml", to_toml(config))
         write_atomic(place / "prompts.txt", "\n".join(lines) + "\n")
@@ -111,7 +111,7 @@ class SamplingTab:
             *(f"--lora={path}={strength:g}" for path, strength in loras),
             *[f"--word={word}"] * bool(word),
         ]
-        return {"job": job_status(jobs.start(KIND, words, place))}
+        return {"job": job_status(jobs.start_job(KIND, words, place))}
 
     def sheet(self, sent: ApiRequest) -> JsonObject:
         """Pictures in rows and columns: of a comparison, or of a run's samples by prompt and step."""
@@ -139,7 +139,7 @@ class SamplingTab:
         """A picture of a comparison by its place; nothing else can be asked for."""
         try:
             found = jobs.find_job(query.get("job")).result["files"]
-            path = paths.present(found[int(query["row"])][int(query["column"])], self.roots, samples.IMAGES)
+            path = paths.existing_file(found[int(query["row"])][int(query["column"])], self.roots, samples.IMAGES)
         except (KeyError, ValueError, IndexError, TypeError):
             raise ConfigError("There is no such image.") from None
         small = query.get("small")
@@ -175,7 +175,7 @@ class SamplingTab:
 
     def _lora(self, line: str) -> tuple[Path, float]:
         path, _, number = line.rpartition("=")
-        return paths.present(path, self.roots, LEARNED, "Files"), _number(number)
+        return paths.existing_file(path, self.roots, LEARNED, "Files"), _number(number)
 
     def _markup(self) -> str:
         numbers = "".join(
@@ -189,10 +189,10 @@ class SamplingTab:
             .with_suffix(".html")
             .read_text(encoding="utf-8")
             .replace("[numbers]", numbers)
-            .replace("[comparing]", comparing.markup())
+            .replace("[comparing]", comparing.comparison_html())
             .replace("[row]", lora_row("sampling-lora", "learned", "File"))
-            .replace("[browse-guide]", picker.button(GUIDE, "Control image", "file"))
-            .replace("[browse]", picker.button("folder", "Folder for images", "folder"))
+            .replace("[browse-guide]", picker.browse_button(GUIDE, "Control image", "file"))
+            .replace("[browse]", picker.browse_button("folder", "Folder for images", "folder"))
             .replace("[folder]", escape(str(self.roots[0].joinpath(*FOLDER))))
         )
 
@@ -209,7 +209,7 @@ def _settings(run: reader.RecordedRun) -> JsonObject:
     if (path := run.folder / layout.TOML).is_file():
         return read_toml(path)
     there = Path(str(run.facts.get("folder") or ""))
-    found = {name: value for name, value in flat(resume.run_settings(run)).items() if value is not None}
+    found = {name: value for name, value in flatten_sections(resume.run_settings(run)).items() if value is not None}
     paths_of = {name: there / value for name, value in found.items() if isinstance(value, str) and value}
     return found | {name: str(path) for name, path in paths_of.items() if path.exists()}
 

@@ -22,7 +22,7 @@ def find_code_problems(config: RunConfig, roots: Sequence[Path]) -> list[Problem
 
 
 def _problem(option: str, name: str, asks: bool) -> Problem:
-    if why := refusal(option, name):
+    if why := refuse_code(option, name):
         return Problem(option, ": {why}", why=why)
     if not asks:
         template = ": {name} is code that this program does not list; it runs only in a training started in a shell"
@@ -31,7 +31,7 @@ def _problem(option: str, name: str, asks: bool) -> Problem:
     return Problem(option, template, name=name, folder=f"{ALLOWED}{name}", code="allow")
 
 
-def refusal(option: str, name: str) -> Message | str:
+def refuse_code(option: str, name: str) -> Message | str:
     """Why code cannot be what an option expects, "" where it can; nothing of it is run."""
     if option == code_names.BACKEND:
         return ""

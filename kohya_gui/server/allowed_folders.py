@@ -71,7 +71,7 @@ class Roots(Sequence[Path]):
         return len(self._now())
 
     def _now(self) -> tuple[Path, ...]:
-        return tuple(dict.fromkeys((*self.given, *remembered()))) if self.asks else self.given
+        return tuple(dict.fromkeys((*self.given, *allowed_folders()))) if self.asks else self.given
 
 
 class AllowedFolders:
@@ -95,21 +95,21 @@ class AllowedFolders:
         folder = Path(text)
         if not text.isprintable() or not folder.is_absolute() or _resolved(folder) != folder:
             raise ConfigError("This is not a folder on this computer.")
-        if why := refusal(folder):
+        if why := refuse_folder(folder):
             raise ConfigError("{folder} cannot be allowed: {why}.", folder=folder, why=why)
         if not folder.is_dir():
             raise ConfigError("{path} does not exist", path=folder)
-        kept = list(remembered())
+        kept = list(allowed_folders())
         if folder not in kept:
             if len(kept) >= MOST:
                 raise ConfigError(
-                    "{folder} holds {most} folders: take out those that are not used.", folder=place(), most=MOST
+                    "{folder} holds {most} folders: take out those that are not used.", folder=allowed_file(), most=MOST
                 )
             _store([*kept, folder], remembered_code())
         return {"said": Message("Allowed: {folder}", folder=folder)}
 
 
-def place() -> Path:
+def allowed_file() -> Path:
     """The file of allowed folders."""
     return registry.data_folder() / "folders.json"
 
@@ -122,26 +122,26 @@ def _allow_code(name: str) -> JsonObject:
     if name not in known:
         if len(known) >= MOST:
             raise ConfigError(
-                "{folder} holds {most} names: take out those that are not used.", folder=place(), most=MOST
+                "{folder} holds {most} names: take out those that are not used.", folder=allowed_file(), most=MOST
             )
-        _store(remembered(), (*known, name))
+        _store(allowed_folders(), (*known, name))
     return {"said": Message("Allowed: {folder}", folder=name)}
 
 
 def _store(folders: Iterable[Path], code: Iterable[str]) -> None:
-    keys.store_privately(place(), {"folders": [str(one) for one in folders], "code": [*code]})
+    keys.store_privately(allowed_file(), {"folders": [str(one) for one in folders], "code": [*code]})
 
 
 def remembered_code() -> tuple[str, ...]:
     """The names of code that may run; the file's contents are not trusted."""
-    stored = layout.load_facts(place()).get("code")
+    stored = layout.load_facts(allowed_file()).get("code")
     named = [text for text in stored if isinstance(text, str)] if isinstance(stored, list) else []
     return tuple(text for text in named[:MOST] if NAME.fullmatch(text))
 
 
-def remembered() -> tuple[Path, ...]:
+def allowed_folders() -> tuple[Path, ...]:
     """The allowed folders that still may be; the file's contents are not trusted."""
-    path = place()
+    path = allowed_file()
     try:
         found = path.stat()
     except OSError:
@@ -164,15 +164,15 @@ def outside_roots(what: str, path: Path, roots: Sequence[Path], is_new: bool = F
     if not isinstance(roots, Roots) or not roots.asks:
         template = ": {path} is outside of {roots}; start the page with --root FOLDER to allow more"
         return Problem(what, template, path=path, roots=", ".join(map(str, roots)))
-    folder = meant(path)
-    if why := refusal(folder):
+    folder = folder_to_allow(path)
+    if why := refuse_folder(folder):
         template = ": {path} is outside of the folders that this page may use, and {why}"
         return Problem(what, template, path=path, why=Message(why))
     if not folder.is_dir():
         above = next(one for one in folder.parents if one.is_dir())
         if not is_new:
             return Problem(what, ": {path} does not exist", path=folder, code=ABSENT)
-        if refusal(above):
+        if refuse_folder(above):
             template = ": {folder} does not exist; make it first, or choose a folder that is there"
             return Problem(what, template, folder=folder)
         folder = above
@@ -180,18 +180,18 @@ def outside_roots(what: str, path: Path, roots: Sequence[Path], is_new: bool = F
     return Problem(what, template, path=path, folder=folder, code="allow")
 
 
-def asked(problem: Problem) -> str:
+def asked_folder(problem: Problem) -> str:
     """The folder that a problem asks to allow, or ""."""
     return str(problem.arguments["folder"]) if problem.code == "allow" else ""
 
 
-def meant(path: Path) -> Path:
+def folder_to_allow(path: Path) -> Path:
     """The folder that has to be allowed for a path: it, or the one that a file is or will be in."""
     is_file = path.is_file() or (not path.exists() and ENDING.fullmatch(path.suffix) is not None)
     return path.parent if is_file else path
 
 
-def refusal(folder: Path) -> str:
+def refuse_folder(folder: Path) -> str:
     """Why a folder cannot be allowed, or "". It is a resolved path."""
     if why := _forbidden(folder):
         return why

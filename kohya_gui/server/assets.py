@@ -48,7 +48,7 @@ class Assets:
         packed = path.endswith(TEXT) and b"gzip" in accepted
         body = contents(file, packed)
         headers = [
-            (b"content-type", kind(path).encode()),
+            (b"content-type", content_type(path).encode()),
             (b"content-length", str(len(body)).encode()),
             (b"cache-control", b"public, max-age=31536000, immutable"),
             (b"vary", b"accept-encoding"),
@@ -69,7 +69,7 @@ def contents(file: Path | bytes, packed: bool) -> bytes:
     return _STOPWATCH.sub(rb"function \1(){}", read) if file.name.startswith("statustracker-") else read
 
 
-def kind(name: str) -> str:
+def content_type(name: str) -> str:
     """The content type of a file. For .js Windows looks into its registry, which any program may have changed."""
     own = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
     return own.get(Path(name).suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"

@@ -9,7 +9,7 @@ _LEFT = re.compile(r"^(?:import|export)\b.*", re.MULTILINE)
 
 
 # Why: docs/decisions/2026-11-23-scripts-are-one-file.md
-def bundle(folder: Path, first: str) -> str:
+def bundle_modules(folder: Path, first: str) -> str:
     """`first` and all that it imports, each module as a function that returns its exports, in the order in which a
     browser would run them. Raises ValueError for a circular import or another kind of import."""
     made: dict[str, str] = {}

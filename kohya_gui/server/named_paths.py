@@ -11,7 +11,7 @@ from library.config import dataset
 from library.config.hub_names import is_file_id
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
-from library.config.schema import options, section_options, values
+from library.config.schema import option_values, options_of, section_options
 from library.config.sections import AdapterRun
 from library.config.values import Option
 from library.data import metadata
@@ -36,7 +36,7 @@ class NamedPath(NamedTuple):
     folder: str | None = None  # of an image list: where its images are, if it does not say that itself
 
 
-def every(config: RunConfig, may: Callable[[NamedPath], bool]) -> None:
+def visit_paths(config: RunConfig, may: Callable[[NamedPath], bool]) -> None:
     """Show each path to `may`; the file that it is gets opened only if it answers true.
 
     Raises ConfigError for a list of images in more folders than can be judged.
@@ -60,8 +60,8 @@ def is_hub_id(option: Option, text: str) -> bool:
 
 def direct(config: RunConfig) -> Iterator[NamedPath]:
     """The paths in the values of options."""
-    known = options(type(config))
-    for name, value in values(config).items():
+    known = options_of(type(config))
+    for name, value in option_values(config).items():
         if known[name].kind in PATHS:
             given: Iterable[Any] = [value] if isinstance(value, str | Path) else value or ()
             yield from (NamedPath(name, str(text)) for text in given if str(text))
@@ -111,7 +111,7 @@ def _in_list(config: RunConfig, path: Path) -> Iterator[NamedPath]:
 
 def _in_prompts(config: RunConfig, path: Path) -> Iterator[NamedPath]:
     try:
-        found = [image for prompt in prompts.read_prompts(path) for image in prompts.images(prompt)]
+        found = [image for prompt in prompts.read_prompts(path) for image in prompts.prompt_images(prompt)]
     except ConfigError:
         return
     yield from (NamedPath("sample_prompts", image) for image in found)

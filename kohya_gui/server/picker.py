@@ -34,7 +34,7 @@ ENDINGS = {
 MODEL = ".safetensors"
 
 
-def button(name: str, label: str, kind: str, beside: str = "") -> str:
+def browse_button(name: str, label: str, kind: str, beside: str = "") -> str:
     """The button beside a path field: `kind` is "file", "folder" or, for a file to be written, "new"; else none.
 
     It fills the field that lies in the same element; `beside` names another one of the same row, as a selector.
@@ -86,7 +86,7 @@ class Picker:
         """The folder to list: the first root for an empty path, else the path or its nearest existing parent."""
         if not text.strip():
             return next((root for root in self.roots if root.is_dir()), self.roots[0])
-        path = paths.inside(text, self.roots, "folder")
+        path = paths.allowed_path(text, self.roots, "folder")
         while not path.is_dir():
             if path in self.roots or path == path.parent:
                 raise ConfigError("folder: {path} does not exist", path=path)
@@ -101,7 +101,7 @@ class Picker:
         try:
             # Asking the guard about each of twenty thousand files takes seconds; what is no link cannot lead out.
             if entry.is_symlink() or getattr(entry, "is_junction", bool)():
-                paths.inside(entry.path, self.roots)
+                paths.allowed_path(entry.path, self.roots)
         except (ConfigError, OSError):
             return False
         return True

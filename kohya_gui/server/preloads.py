@@ -30,7 +30,7 @@ def needed(kinds: Iterable[str]) -> list[str]:
     return [name for name in dict.fromkeys(found) if (FOLDER / name).is_file() and not name.startswith("Login-")]
 
 
-def head(names: Iterable[str]) -> tuple[str, str, dict[str, bytes]]:
+def preload_head(names: Iterable[str]) -> tuple[str, str, dict[str, bytes]]:
     """The lines of a page's head that ask for these files, first scripts and then style sheets, whose place is behind
     those of Gradio's own head, and what answers at addresses that the lines have besides.
 

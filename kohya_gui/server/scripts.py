@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kohya_gui.server.assets import App, Scope
-from kohya_gui.server.bundle import bundle
+from kohya_gui.server.bundle import bundle_modules
 from library.config.json_types import JsonObject
 
 PAGE = Path(__file__).parents[1]
@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[1]
 
 def _addressed() -> tuple[str, bytes]:
     """The script, and its address with a hash of it."""
-    script = bundle(PAGE, "main.js").encode()
+    script = bundle_modules(PAGE, "main.js").encode()
     return f"/scripts/{hashlib.sha256(script).hexdigest()[:16]}/main.js", script
 
 

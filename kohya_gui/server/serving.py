@@ -95,7 +95,7 @@ def build_server_parser() -> argparse.ArgumentParser:
     return made
 
 
-def prefix_of(root_path: str) -> str:
+def root_prefix(root_path: str) -> str:
     """The path in --root_path, which may be a whole address: "" or with a slash in front only."""
     path = urlsplit(root_path).path if "://" in root_path else root_path
     return f"/{path.strip('/')}" if path.strip("/") else ""

@@ -44,7 +44,7 @@ class TensorboardProxy:
             await send_all(send, 308, b"", [(b"location", b"." + PREFIX.encode() + b"/")])
         elif path == f"{PREFIX}/start" and scope["method"] == "POST":
             await self._start(scope, send)
-        elif path == f"{PREFIX}/" and not self.server.shows(folders()):
+        elif path == f"{PREFIX}/" and not self.server.shows(curve_folders()):
             await respond(scope, send, 200, *self._offer())
         elif self.server.running:
             await self._pass_on(scope, receive, send)
@@ -53,7 +53,7 @@ class TensorboardProxy:
 
     def _offer(self) -> tuple[str, list[tuple[bytes, bytes]], str]:
         """The page with the button that starts TensorBoard: opening a page starts nothing."""
-        found = folders()
+        found = curve_folders()
         if not found:
             return "No training has written curves for TensorBoard yet. Set its logging folder (logging_dir).", [], ""
         places = "".join(f"<li><code>{html.escape(str(folder))}</code></li>" for folder in found)
@@ -62,7 +62,7 @@ class TensorboardProxy:
 
     async def _start(self, scope: Scope, send: Send) -> None:
         try:
-            await asyncio.to_thread(self.server.start, folders())
+            await asyncio.to_thread(self.server.start, curve_folders())
         except OSError as error:
             await respond(scope, send, 500, Message("TensorBoard could not be started: {error}", error=error))
             return
@@ -151,7 +151,7 @@ class TensorboardServer:
         self.process = None
 
 
-def folders() -> list[Path]:
+def curve_folders() -> list[Path]:
     """The folders of curves of this user's runs."""
     found: dict[Path, None] = {}
     for run in reader.runs()[:RUNS]:

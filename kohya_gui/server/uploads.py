@@ -59,9 +59,11 @@ class ImageUploads:
         """Suggest a folder for new images that does not exist yet."""
         home = next((root for root in self.roots if root.is_dir()), self.roots[0])
         named = incoming_files.safe_name(f"{sent.text('name') or 'images'}.png").removesuffix(".png")
-        above = paths.inside(str(home / "kohya" / "images"), self.roots, "folder")
+        above = paths.allowed_path(str(home / "kohya" / "images"), self.roots, "folder")
         return {
-            "folder": next(str(above / one) for one in incoming_files.numbered(named) if not (above / one).exists())
+            "folder": next(
+                str(above / one) for one in incoming_files.numbered_stems(named) if not (above / one).exists()
+            )
         }
 
     def begin(self, sent: ApiRequest) -> JsonObject:
@@ -70,7 +72,7 @@ class ImageUploads:
         A file is {name, size, modified, sums}; `sums` are CRC-32 of its first so many bytes, which the browser works
         out where it is asked to ("check"), and by which a file is known that is there already, wholly or in part.
         """
-        folder = paths.inside(sent.text("folder"), self.roots, "folder", is_new=True)
+        folder = paths.allowed_path(sent.text("folder"), self.roots, "folder", is_new=True)
         files = sent.fields.get("files")
         if not isinstance(files, list) or len(files) > MOST_FILES or not all(map(_is_file, files)):
             raise ConfigError(DEEPEST)
@@ -155,7 +157,7 @@ class ImageUploads:
             if str(incoming_files.checksum(upload.part, upload.num_bytes)) != expected:
                 raise ConfigError("{name} was changed on its way: send it again", name=upload.name)
             incoming_files.check_content(upload.part, upload.name)
-            paths.inside(str(upload.part.parent), self.roots, "folder")  # the folder may be another one by now
+            paths.allowed_path(str(upload.part.parent), self.roots, "folder")  # the folder may be another one by now
             return {"done": incoming_files.put(upload.part, upload.part.parent, upload.name).name}
         finally:
             self._drop(upload)
@@ -180,7 +182,7 @@ def _is_file(one: object) -> bool:
 
 def _of_existing(folder: Path, there: Mapping[str, str], name: str, one: JsonMapping) -> JsonObject:
     """The reply for a file that need not be sent: it is refused, or exists already."""
-    if why := incoming_files.refusal(name, one["size"]):
+    if why := incoming_files.refuse_file(name, one["size"]):
         return {"state": "refused", "name": name, "why": why}
     same = folder / there.get(name.lower(), name)
     if name.lower() not in there or same.is_symlink() or _length(same) != one["size"]:

@@ -51,11 +51,11 @@ class ToolCommands:
         forms, name = _forms(sent), sent.text("name")
         words = forms.words(name, sent.values("values"), self.guard)
         if forms is MASK:  # which writes beside the folder that is named
-            paths.inside(str(usual_folder(Path(words[2]))), self.roots, "mask folder", is_new=True)
-        working = [job.id for job in jobs.every(forms.command) if job.active]
+            paths.allowed_path(str(usual_folder(Path(words[2]))), self.roots, "mask folder", is_new=True)
+        working = [job.id for job in jobs.jobs_of_kinds(forms.command) if job.active]
         if len(working) >= AT_ONCE[forms.command]:
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=working[0])
-        return job_status(jobs.start(forms.command, words))
+        return job_status(jobs.start_job(forms.command, words))
 
     def read(self, sent: ApiRequest) -> JsonObject:
         """How a process stands."""
@@ -63,20 +63,20 @@ class ToolCommands:
 
     def stop(self, sent: ApiRequest) -> JsonObject:
         """Ask a process to stop; asked again, end it."""
-        return job_status(jobs.stop(jobs.find_job(sent.text("id"))))
+        return job_status(jobs.stop_job(jobs.find_job(sent.text("id"))))
 
     def list(self, sent: ApiRequest) -> JsonObject:
         """The last processes of a command, the newest first."""
         command = sent.text("command")
         kind = command if command in TITLES else _forms(sent).command
-        return {"jobs": [job_status(job) for job in jobs.every(kind)[:LISTED]]}
+        return {"jobs": [job_status(job) for job in jobs.jobs_of_kinds(kind)[:LISTED]]}
 
     def guard(self, text: str, kind: str, label: str) -> Path | str:
         """A path of a form, as the page may use it; the id of a model on the hub as it is."""
-        if kind == "model" and model_folder.is_id(text):
+        if kind == "model" and model_folder.is_repository(text):
             return text
         if kind in ("folder", "model"):
-            return paths.folder(text, self.roots, label)
+            return paths.existing_folder(text, self.roots, label)
         if kind == "new":
             path = paths.file(text, self.roots, (ENDING,), label, is_new=True)
             if path.exists():
@@ -84,7 +84,7 @@ class ToolCommands:
                     "{label}: {path} exists already and is not overwritten; choose another name", label=label, path=path
                 )
             return path
-        path = paths.inside(text, self.roots, label)
+        path = paths.allowed_path(text, self.roots, label)
         if not path.exists():
             raise ConfigError("{label}: {path} does not exist", label=label, path=path)
         return path
@@ -128,7 +128,7 @@ def _forms(sent: ApiRequest) -> CommandForms:
 # ---- forms as HTML
 
 
-def markup(forms: CommandForms, left_out: Sequence[str] = (), keeps: bool = False) -> str:
+def forms_html(forms: CommandForms, left_out: Sequence[str] = (), keeps: bool = False) -> str:
     """Every form of a command; all but the first are hidden, and a row of choices switches. With `keeps` the browser
     keeps what was filled in."""
     every = forms.all()
@@ -174,7 +174,7 @@ def _field(start: str, field: CommandField) -> str:
     plain = 'spellcheck="false" autocomplete="off" autocapitalize="off"'
     if field.kind == "lines":
         return f'{top}<textarea rows="2" {facts} {plain} placeholder="one in each line"></textarea>{about}</div>'
-    browse = picker.button(field.name, field.label, "folder" if field.kind == "model" else field.kind)
+    browse = picker.browse_button(field.name, field.label, "folder" if field.kind == "model" else field.kind)
     said = "".join(f'<option value="{escape(s)}">{escape(title)}</option>' for title, s in field.suggestions.items())
     choose = f'<select data-fills="{element}" aria-label="Ready prompts">{said}</select>' if said else ""
     value = escape(field.default or next(iter(field.suggestions.values()), ""))
@@ -188,6 +188,6 @@ def lora_row(element: str, name: str = "lora", label: str = "LoRA file") -> str:
     """A LoRA file, or one that `name` and `label` are of, and its weight, the first of a list that grows."""
     return (
         f'<div class="file"><input id="{element}-first" aria-label="{label}" spellcheck="false" autocomplete="off">'
-        + picker.button(name, label, "file")
+        + picker.browse_button(name, label, "file")
         + '<input class="weight" aria-label="Weight" value="1" size="4"></div>'
     )

@@ -10,7 +10,7 @@ from library.config.problems import ConfigError
 from library.measuring import timing
 
 
-def device(asked: str) -> torch.device:
+def choose_device(asked: str) -> torch.device:
     """The device to measure on; `auto` is the GPU where there is one. Raises ConfigError for one that is not there."""
     if asked == "auto":
         asked = "cuda" if torch.cuda.is_available() else "cpu"
@@ -37,7 +37,7 @@ def half_type(on: torch.device) -> str:
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
-def facts(on: torch.device) -> JsonObject:
+def machine_facts(on: torch.device) -> JsonObject:
     """What a reader of the numbers has to know."""
     found: JsonObject = {
         "device": on.type,

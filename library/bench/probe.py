@@ -20,14 +20,14 @@ from PIL import Image
 from library import data
 from library.check import estimate as fitting
 from library.check import preflight
-from library.check.report import graphics, largest
+from library.check.report import graphics, largest_bucket
 from library.config.arguments import Arguments
-from library.config.building import build_config, replace
+from library.config.building import build_config, replace_options
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, listed
+from library.config.problems import ConfigError, Message, MessageLike, join_messages
 from library.config.run_config import RunConfig
-from library.config.schema import options
+from library.config.schema import options_of
 from library.families import RUNS, config_class
 from library.files import write_atomic
 from library.measuring import candidates
@@ -35,7 +35,7 @@ from library.measuring.candidates import Overrides
 from library.measuring.result import MEMORY_MARGIN, Measured
 from library.outputs import paths as save
 from library.runs import explain, layout, reader
-from library.runs.job_work import JobRecord, joined
+from library.runs.job_work import JobRecord, join_work
 from library.runs.launcher import starting
 
 WARM, TIMED = 3, 2  # steps: the first ones load kernels and compile, and the speed leaves them out
@@ -123,7 +123,7 @@ class Probe:
         return int(changes.get("train_batch_size", self.config.data.train_batch_size))
 
     def _changed(self, changes: JsonMapping) -> Any:
-        return replace(self.config, **changes)
+        return replace_options(self.config, **changes)
 
     def _try(self, changes: Overrides) -> Measured:
         self.doing = f"Try {len(self.tries) + 1}: {candidates.format_changes(changes) or 'the settings as they are'}"
@@ -185,7 +185,7 @@ class Probe:
         found = [Message("{memory} GB at its peak", memory=f"{best.peak:.1f}")]
         if best.seconds:
             found.append(Message("{seconds} s a step", seconds=f"{best.seconds:.3g}"))
-        said = Message(template, settings=candidates.format_changes(best.changes), found=listed(found))
+        said = Message(template, settings=candidates.format_changes(best.changes), found=join_messages(found))
         if (more := self.largest_batch()) > self._batch(best.changes):
             return Message("{proposed} A batch of {number} should fit, too.", proposed=said, number=more)
         return said
@@ -197,7 +197,7 @@ class Probe:
 def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path, how: JsonMapping) -> Measured:
     """Train some steps on made pictures below `place`, and read what came of it."""
     folder = place / secrets.token_hex(4)
-    made = prepared(config, size, folder)
+    made = prepare_try(config, size, folder)
     write_atomic(folder / "run.toml", to_toml(made))
     arguments, variables = starting(folder / "run.toml", config.script, **how)
     environment = {**os.environ, **variables, "KOHYA_HOME": str(folder / "home")}
@@ -212,7 +212,7 @@ def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path
     if code or facts.get("state") != "finished":
         made.why = facts.get("error") or explain.cause(output) or Message("it ended with code {code}", code=code)
         return made
-    if failed := [event for event in reader.events(found[-1])[0] if event.get("kind") == "sample_failed"]:
+    if failed := [event for event in reader.read_events(found[-1])[0] if event.get("kind") == "sample_failed"]:
         made.why = failed[0]["text"]  # the training goes on without samples, but they were asked for
         return made
     compiled = facts.get("compile") or {}
@@ -221,7 +221,7 @@ def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path
     return made
 
 
-def prepared(config: RunConfig, size: tuple[int, int], folder: Path) -> Any:
+def prepare_try(config: RunConfig, size: tuple[int, int], folder: Path) -> Any:
     """The config of a try: the same, but some steps on pictures of `size` that are made in `folder`. Where images have
     reference images, each picture has one, and both together have that size."""
     steps, beside = WARM + TIMED, _pictures_beside(config)
@@ -235,7 +235,7 @@ def prepared(config: RunConfig, size: tuple[int, int], folder: Path) -> Any:
     for number in range(config.data.train_batch_size):
         (place / f"{number}.txt").write_text(CAPTION, encoding="utf-8")
     wanted: JsonObject = {
-        **{name: value for name, value in PLAIN.items() if name in options(type(config))},
+        **{name: value for name, value in PLAIN.items() if name in options_of(type(config))},
         "train_data_dir": str(folder / "images"),
         "resolution": f"{size[0]},{size[1]}",
         "max_train_steps": steps,
@@ -250,7 +250,7 @@ def prepared(config: RunConfig, size: tuple[int, int], folder: Path) -> Any:
     sample = config.sample
     can = sample.wanted and (not sample.sample_prompts or Path(sample.sample_prompts).is_file())
     wanted |= {"sample_images": can, "sample_every_n_steps": steps if can else None}
-    return replace(config, **wanted)
+    return replace_options(config, **wanted)
 
 
 def _pictures_beside(config: RunConfig) -> str:
@@ -265,7 +265,7 @@ def _pace(folder: Path, facts: JsonMapping) -> float | None:
     """Seconds of a step once it runs steadily. Few steps may be asked of a GPU before it has done the first: there its
     own clock counts, not that of the host."""
     if facts.get("peak_memory_gb"):
-        steps = [event for event in reader.events(folder)[0] if event.get("kind") == "step"]
+        steps = [event for event in reader.read_events(folder)[0] if event.get("kind") == "step"]
         parts = ("data_s", "transfer_s", "compute_s")
         each = [sum(step[part] for part in parts) for step in steps[-TIMED:] if parts[-1] in step]
         if each:
@@ -292,20 +292,20 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     )
     parser.add_argument("--cpu", action="store_true", help="on the processor, even where there is a GPU")
     asked = parser.parse_args(argv)
-    with joined("probe") as work:
+    with join_work("probe") as work:
         config = build_config(
             config_class(asked.script or script_of(asked.file)), read_toml(asked.file), asked.file.name
         )
-        found = probe(config, {"cpu": asked.cpu, "mixed_precision": config.precision.mixed_precision}, work)
+        found = run_probe(config, {"cpu": asked.cpu, "mixed_precision": config.precision.mixed_precision}, work)
     print(found.sentence())
     return 0 if found.best else 1
 
 
-def probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
+def run_probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
     """Probe a config on this machine. Raises ConfigError for a config that has other problems than memory."""
     images = data.check_data(config, config.grid)
     # Where a training has been is no matter: a probe keeps nothing there.
-    if problems := [one for one in preflight.judged(config, images)[0] if one.code != save.THERE]:
+    if problems := [one for one in preflight.evaluate(config, images)[0] if one.code != save.THERE]:
         raise ConfigError(*problems)
     if busy := reader.active():
         raise ConfigError(
@@ -313,7 +313,7 @@ def probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
             run=busy.id,
             state=busy.state,
         )
-    size = largest(images.images, config)
+    size = largest_bucket(images.images, config)
     memory = None if how.get("cpu") else graphics()[1]
     parent = Path(config.save.output_dir or "")
     parent.mkdir(parents=True, exist_ok=True)

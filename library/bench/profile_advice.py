@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from library.bench import report
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Message, counted, listed
+from library.config.problems import Message, counted, join_messages
 from library.config.run_config import RunConfig
-from library.config.schema import values
+from library.config.schema import option_values
 from library.measuring.candidates import format_changes
 
 SHOWN = 25  # operations in the result
@@ -80,12 +80,12 @@ class Advice:
     options: JsonMapping = field(default_factory=dict)
 
 
-def kind(name: str) -> str:
+def operation_kind(name: str) -> str:
     """The kind of an operation or kernel."""
     return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.I)), "other")
 
 
-def summary(rows: Iterable[ProfileRow], steps: int, step_ms: float, device: str) -> JsonObject:
+def summarise_profile(rows: Iterable[ProfileRow], steps: int, step_ms: float, device: str) -> JsonObject:
     """A profiler's table, per step: shares by kind, the longest operations, launches, syncs, copies and casts.
 
     `step_ms` is the time of a step without the profiler. On a GPU shares are of the time in which it works, and the
@@ -97,12 +97,12 @@ def summary(rows: Iterable[ProfileRow], steps: int, step_ms: float, device: str)
     total = sum(row.us for row in working) or 1.0
     kinds: dict[str, float] = defaultdict(float)
     for row in working:
-        kinds[kind(row.name)] += row.us
+        kinds[operation_kind(row.name)] += row.us
     busy = total / 1000 / steps
     # The profiler's own waiting at its end is not a step's.
     syncs = max(_count(all_rows, SYNCS) - 1, 0) // steps
     operations = [
-        {"name": row.name[:120], "kind": kind(row.name), "calls": round(row.count / steps, 1),
+        {"name": row.name[:120], "kind": operation_kind(row.name), "calls": round(row.count / steps, 1),
          "ms": round(row.us / 1000 / steps, 4), "share": round(row.us / total, 4)}
         for row in sorted(working, key=lambda r: -r.us)[:SHOWN]
     ]  # fmt: skip
@@ -126,7 +126,7 @@ def summary(rows: Iterable[ProfileRow], steps: int, step_ms: float, device: str)
 
 def settings_for_advice(config: RunConfig) -> JsonObject:
     """The options of a run that the rules ask for."""
-    return {name: value for name, value in values(config).items() if name in SETTINGS}
+    return {name: value for name, value in option_values(config).items() if name in SETTINGS}
 
 
 # ---- the rules
@@ -173,7 +173,7 @@ def _dominant(facts: Facts) -> Advice:
             "PyTorch's profiler may not look at this GPU, so this is the host's time: {share} of it goes into {first}; "
             "then {others}."
         )
-    then = listed(others) if others else Message("nothing")
+    then = join_messages(others) if others else Message("nothing")
     return Advice("dominant", share, Message(template, share=f"{share:.0%}", first=Message(first), others=then))
 
 
@@ -371,7 +371,7 @@ def profile_text(facts: JsonMapping) -> str:
     return "\n".join([
         f"{title}, {at}", str(where), "",
         f"A step takes {report.milliseconds(facts['step_ms'])}{idle}; {counts} in each", "",
-        *report.columns(kinds), "", *report.columns([titles, *operations]), "",
+        *report.align_columns(kinds), "", *report.align_columns([titles, *operations]), "",
         *(f"{number}. {finding['text']}{change(finding['options'])}" for number, finding in
           enumerate(facts["verdict"], start=1)),
     ])  # fmt: skip

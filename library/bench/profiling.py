@@ -39,8 +39,8 @@ def profile_training(
         raise ConfigError(
             "out of memory at {resolution}: choose a smaller --resolution or --batch", resolution=resolution
         ) from error
-    on = machine.facts(device)
-    facts = profile_advice.summary(rows(found), steps, plain.p50, device.type)
+    on = machine.machine_facts(device)
+    facts = profile_advice.summarise_profile(profile_rows(found), steps, plain.p50, device.type)
     facts |= {"way": {"name": way.name, "options": way.chosen()}, "resolution": resolution, **compiled}
     facts |= {"peak_gb": round(plain.peak_gb, 2), "memory_gb": on.get("memory_gb"), "machine": on}
     facts |= {"subject": {"title": subject.title, "batch": subject.batch, **subject.about}}
@@ -73,7 +73,7 @@ def _profiled(ready: prepared_model.PreparedModel, device: torch.device, steps: 
     return found
 
 
-def rows(found: profile) -> list[profile_advice.ProfileRow]:
+def profile_rows(found: profile) -> list[profile_advice.ProfileRow]:
     """What the profiler saw, by name: how often, and microseconds on the host or on the device itself."""
     made = []
     for event in found.key_averages():

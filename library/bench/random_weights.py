@@ -11,7 +11,7 @@ from library.families.shared.random_networks import RANDOM_VALUES
 GIB = 2**30
 
 
-def placement(model: nn.Module, device: torch.device, dtype: torch.dtype, config: RunConfig) -> torch.device:
+def place_weights(model: nn.Module, device: torch.device, dtype: torch.dtype, config: RunConfig) -> torch.device:
     """Where weights are made: on the device, or on the host if some stay there or they only fit in 8 bits.
 
     Raises ConfigError where there is no room for them.
@@ -44,7 +44,7 @@ def weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:
 
 
 @torch.no_grad()
-def fill(
+def fill_randomly(
     model: nn.Module, device: torch.device, dtype: torch.dtype, seed: int = 0, waits_on_host: bool = False
 ) -> nn.Module:
     """Random weights on the device, of a size that passes a signal on.

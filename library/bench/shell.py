@@ -20,13 +20,13 @@ from library.config import environment
 from library.config.arguments import Arguments
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message
-from library.config.schema import options
+from library.config.schema import options_of
 from library.families import FAMILIES, RUNS, config_class
 from library.files import write_atomic
 from library.measuring import candidates
 from library.runs import layout
 from library.runs.job import RESULT
-from library.runs.job_work import JobRecord, begin
+from library.runs.job_work import JobRecord, begin_work
 
 if TYPE_CHECKING:
     from library.bench.subjects import Subject
@@ -58,7 +58,7 @@ def main(argv: Sequence[str], script_of: Callable[[Path], str]) -> int:
     environment.check_cache_variables()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own remarks
     kind = "profile" if asked.profile else "bench"
-    with begin(kind, asked.out) as work, _cold(asked.fresh):
+    with begin_work(kind, asked.out) as work, _cold(asked.fresh):
         work.phase(Message("loading PyTorch"))
         subject = _subject(asked)
         found = (_profiled if asked.profile else _measured)(asked, subject, work)
@@ -173,7 +173,7 @@ def _subject(asked: argparse.Namespace) -> "Subject":
     from library.bench import machine, subjects
     from library.bench.diffusers import model as diffusers_model
 
-    device, shapes = machine.device(asked.device), _shapes(asked.input)
+    device, shapes = machine.choose_device(asked.device), _shapes(asked.input)
     given: JsonObject = dict(text.split("=", 1) for text in asked.set)
     if device.type == "cuda" and not asked.run:
         given = {"mixed_precision": machine.half_type(device), **given}
@@ -195,8 +195,8 @@ def _measured(asked: argparse.Namespace, subject: "Subject", work: JobRecord) ->
     from library.bench import machine, measure
     from library.measuring import timing
 
-    device = machine.device(asked.device)
-    ways = candidates.choose(asked.candidate, bool(asked.run), device.type, _options(subject))
+    device = machine.choose_device(asked.device)
+    ways = candidates.choose_candidates(asked.candidate, bool(asked.run), device.type, _options(subject))
     sizes = tuple(int(side) for side in _split(asked.resolution)) or subject.resolutions
     plan = timing.TimingPlan(asked.steps, asked.warmup, asked.seconds)
     say = (lambda text: None) if asked.json else functools.partial(print, flush=True)
@@ -224,9 +224,9 @@ def _show(folder: Path, say: Any) -> None:
 def _profiled(asked: argparse.Namespace, subject: "Subject", work: JobRecord) -> JsonMapping:
     from library.bench import machine, profile_advice, profiling
 
-    device = machine.device(asked.device)
+    device = machine.choose_device(asked.device)
     usual = candidates.OWN if asked.run else "compiled" if device.type == "cuda" else "eager"
-    way = candidates.choose(asked.candidate or [usual], bool(asked.run), device.type, _options(subject))[0]
+    way = candidates.choose_candidates(asked.candidate or [usual], bool(asked.run), device.type, _options(subject))[0]
     side = int((_split(asked.resolution) or [min(1024, max(subject.resolutions))])[0])
     found = profiling.profile_training(subject, way, device, side, min(asked.steps, profiling.MOST_STEPS), work)
     work.store(found)
@@ -238,7 +238,7 @@ def _profiled(asked: argparse.Namespace, subject: "Subject", work: JobRecord) ->
 
 
 def _options(subject: "Subject") -> Sequence[str]:
-    return list(options(type(subject.config({}))))
+    return list(options_of(type(subject.config({}))))
 
 
 def _shapes(given: Sequence[str]) -> JsonObject:

@@ -16,7 +16,7 @@ from library.config.formats import read_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import options
+from library.config.schema import options_of
 from library.config.sections import EmbeddingRun
 from library.families.base import ModelComponents
 from library.families.shared import t5
@@ -92,7 +92,7 @@ class FamilySubject:
         self.batch = int(self.config({}).data.train_batch_size)
         sizes = self._module.model_sizes(self.config({}), size == "full")
         self.random = self._module.make_networks(sizes) if size else None
-        self.title = f"{families.facts(self.name).title}, {size} size" if size else self.kind.title
+        self.title = f"{families.facts_of(self.name).title}, {size} size" if size else self.kind.title
         source = "random weights" if size else str(self.values.get("pretrained_model_name_or_path"))
         self.about: JsonMapping = {"family": self.name, "script": script, "size": size, "model": source}
         width, height = self.config({}).data.size or (1024, 1024)
@@ -110,11 +110,11 @@ class FamilySubject:
         with prewarm_inductor(config.compile, device):
             if self.random:
                 denoiser = self.random.denoiser()
-                where = random_weights.placement(denoiser, device, dtype, config)
+                where = random_weights.place_weights(denoiser, device, dtype, config)
                 self._module.adopt_denoiser(family, denoiser)
                 waits = where.type != device.type
                 components = ModelComponents(
-                    random_weights.fill(denoiser, where, dtype, waits_on_host=waits), None, {}, {}, {}
+                    random_weights.fill_randomly(denoiser, where, dtype, waits_on_host=waits), None, {}, {}, {}
                 )
             else:
                 components = family.load(dtype, fp8_storage.compute_type(config))
@@ -177,7 +177,7 @@ class FamilySubject:
 
     def _small(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
         random_weights.check_room(model, device, dtype)
-        return random_weights.fill(model, device, dtype)
+        return random_weights.fill_randomly(model, device, dtype)
 
     def vae(self, device: torch.device, dtype: torch.dtype) -> nn.Module | None:
         """The image autoencoder."""
@@ -208,7 +208,7 @@ def usual(script: str) -> JsonObject:
         "optimizer_type": "AdamW",
         "learning_rate": 1e-4,
         "train_batch_size": 1,
-        "network_module": next(iter(families.facts(cls.family).adapter_modules)),
+        "network_module": next(iter(families.facts_of(cls.family).adapter_modules)),
         "network_dim": 16,
         "network_alpha": 16,
         "network_train_unet_only": True,
@@ -218,7 +218,7 @@ def usual(script: str) -> JsonObject:
         "token_string": "zorb",
         "cond_emb_dim": 32,
     }
-    known = options(cls)
+    known = options_of(cls)
     if issubclass(cls, EmbeddingRun):
         del given["cache_text_encoder_outputs"]  # captions with the word are read in each step
     return {name: value for name, value in given.items() if name in known}

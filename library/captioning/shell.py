@@ -37,7 +37,7 @@ def _captioned(asked: argparse.Namespace, report: Report) -> int:
         return DONE
     captioner = _captioner(asked, report)
     shown = [print] if asked.debug else []
-    print(writing.summary(folder, writing.caption(folder, captioner, choices, report, *shown)))
+    print(writing.summarise_captioning(folder, writing.write_captions(folder, captioner, choices, report, *shown)))
     return DONE
 
 

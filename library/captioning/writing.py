@@ -10,7 +10,7 @@ from PIL import Image
 
 from library.config.problems import ConfigError, Message, Report, counted
 from library.curation import thumbs, trash
-from library.curation.tags import split, tag_key
+from library.curation.tags import split_tags, tag_key
 from library.data import folders
 from library.data.caption_files import read_caption
 from library.data.orientation import upright
@@ -63,13 +63,13 @@ class CaptioningOptions:
         lines = old.splitlines(keepends=True)
         at = next(number for number, line in enumerate(lines) if line.strip())
         bare = lines[at].rstrip()
-        there = set(map(tag_key, split(bare)))
+        there = set(map(tag_key, split_tags(bare)))
         fresh: list[str] = []
         for part in parts:
             if part is parts[1] and not is_tags:
                 fresh += [part] if part and tag_key(part) not in tag_key(bare) else []
             else:
-                fresh += [tag for tag in split(part) if tag_key(tag) not in there]
+                fresh += [tag for tag in split_tags(part) if tag_key(tag) not in there]
         if fresh:
             first = bare.rstrip(" ,")
             lines[at] = (
@@ -127,7 +127,7 @@ def to_do(folder: Path, choices: CaptioningOptions) -> ToDo:
     return ToDo(wanted, len(found) - len(wanted) - len(foreign), foreign)
 
 
-def caption(
+def write_captions(
     folder: Path,
     captioner: Captioner,
     choices: CaptioningOptions,
@@ -157,7 +157,7 @@ def caption(
     return done
 
 
-def summary(folder: Path, done: Written) -> str:
+def summarise_captioning(folder: Path, done: Written) -> str:
     """The result as a sentence."""
     lines = [f"{folder}: {counted(done.written, 'caption')} written"]
     if done.skipped:
@@ -181,7 +181,7 @@ def left_alone(foreign: Sequence[str]) -> str:
 
 def listings(folder: Path, depth: int | None) -> Iterator[folders.Listing]:
     """The folder and its sub-folders, down to `depth` levels; links to folders are not followed."""
-    here = folders.listing(folder)
+    here = folders.list_folder(folder)
     yield here
     for name in here.folders if depth != 0 else ():
         if not os.path.islink(folder / name):

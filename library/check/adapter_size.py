@@ -23,11 +23,11 @@ from library.check import estimate, meta_model
 from library.config.building import draft
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
-from library.config.schema import options
+from library.config.schema import options_of
 from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
-from library.families.facts import block_of
+from library.families.facts import block_of_adapter
 from library.families.network_args import LycorisArgs
 from library.methods.lora import LoraAdapters
 
@@ -44,19 +44,19 @@ ALL = {
 HEADER = 120  # bytes of a file's header per tensor
 
 
-def size(config: AdapterRun) -> JsonObject:
+def adapter_size(config: AdapterRun) -> JsonObject:
     """Trained layers, parameters, bytes of the file, layers of each block, and blocks of the model by group.
 
     Raises ConfigError with what is wrong with the adapters, RuntimeError where only a training can count them.
     """
     if network_args.args_class(config) is None:  # a package whose name is being typed is not imported
         raise RuntimeError(config.network.module)
-    args, groups = network_args.read_network_args(config), families.facts(config.family).blocks
+    args, groups = network_args.read_network_args(config), families.facts_of(config.family).blocks
     family, pristine = _components(type(config), _key(config), methods.reads_encoders(config))
     components = ModelComponents(copy.deepcopy(pristine.denoiser), None, copy.deepcopy(pristine.encoders), {})
     counts = [0] * len(groups)
     for path, _ in components.denoiser.named_parameters():
-        if found := block_of(family.adapter_name("denoiser", path.rpartition(".")[0]), groups):
+        if found := block_of_adapter(family.adapter_name("denoiser", path.rpartition(".")[0]), groups):
             counts[found[0]] = max(counts[found[0]], found[1] + 1)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that numbers are not kept
@@ -65,7 +65,7 @@ def size(config: AdapterRun) -> JsonObject:
     names = list(method.adapters) if is_ours else [adapter.lora_name for adapter in method.network.loras]
     blocks = [[0] * count for count in counts]
     for name in names:
-        if found := block_of(name, groups):
+        if found := block_of_adapter(name, groups):
             blocks[found[0]][found[1]] += 1
     if is_ours:
         stored = [tensor for adapter in method.adapters.values() for tensor in adapter.tensors().values()]
@@ -99,17 +99,17 @@ def _without_weights(config: AdapterRun, args: Any) -> AdapterRun:
 
 def _key(config: AdapterRun) -> str:
     """What the networks depend on."""
-    given = {name: getattr(config.model, name) for name in options(type(config)) if hasattr(config.model, name)}
+    given = {name: getattr(config.model, name) for name in options_of(type(config)) if hasattr(config.model, name)}
     return json.dumps(given, default=str, sort_keys=True)
 
 
 @functools.lru_cache(maxsize=2)
 def _components(cls: type[AdapterRun], key: str, encoders: bool) -> tuple[Family, ModelComponents]:
     """Networks without memory: those of the config's own model, or of the published one where that is not here."""
-    known = options(cls)
+    known = options_of(cls)
     config = draft(cls, {name: known[name].read(value) for name, value in json.loads(key).items()})
     with contextlib.suppress(Exception):  # a file that is not there, or is none: the check says so
-        if config.model.pretrained_model_name_or_path and meta_model.is_here(config):
+        if config.model.pretrained_model_name_or_path and meta_model.has_model_files(config):
             return meta_model.empty_components(config, encoders)
     family = families.family_for(config)
     module = families.random_module(family.name)
@@ -123,9 +123,11 @@ def _components(cls: type[AdapterRun], key: str, encoders: bool) -> tuple[Family
 def answer(asked: JsonMapping) -> JsonObject:
     """The size; in `why` what is wrong with the adapter, "" where LyCORIS looks at weights, of which there are none."""
     cls: Any = families.config_class(asked["script"])
-    known = options(cls)
+    known = options_of(cls)
     try:
-        return size(draft(cls, {name: known[name].read(value) for name, value in {**asked["values"], **ALL}.items()}))
+        return adapter_size(
+            draft(cls, {name: known[name].read(value) for name, value in {**asked["values"], **ALL}.items()})
+        )
     except ConfigError as error:
         return {"why": error.problems[0].as_json()}
     except (RuntimeError, NotImplementedError):

@@ -8,7 +8,7 @@ rate in its GPU's data sheet.
 from dataclasses import asdict, dataclass, field
 
 from library.config import environment
-from library.config.building import build_config, replace
+from library.config.building import build_config, replace_options
 from library.config.formats import read_toml
 from library.config.json_types import JsonObject
 from library.config.problems import Message, MessageLike
@@ -120,7 +120,7 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
     step = max(operations(config, model, size) / rate, launches) if rate else None
     if step and config.memory.blocks_to_swap:
         # Weights come in the forward and in the backward pass; those that learn, or their gradients, also go back.
-        swapped = _weights(replace(config, blocks_to_swap=0), model) - _weights(config, model)
+        swapped = _weights(replace_options(config, blocks_to_swap=0), model) - _weights(config, model)
         step = max(step + swapped * SWAP, swapped * (2 if config.adapters else 3) / LINK)
     template = "from {counted} and {known}" if rate else "from {counted}; the speed of this machine is not known yet"
     basis = Message(template, counted=Message(counted), known=known)
@@ -137,7 +137,7 @@ def _parts(config: RunConfig, model: ModelStats, size: tuple[int, int], memory: 
     weights, optimizer = _weights(config, model), (config.optim.optimizer or "AdamW").lower()
     states = learning * _per_number(config, optimizer)
     gradients = 0 if early else learning * grads
-    if config.distributed.fsdp and (processes := environment.processes()) > 1:
+    if config.distributed.fsdp and (processes := environment.process_count()) > 1:
         # A block's weights and gradients are whole while it computes, and the next one's weights come meanwhile. Of
         # several batches a step the gradients are added up before they are shared out.
         each, largest = fp8_storage.storage_type(config).itemsize, max(block.parameters for block in model.blocks)
@@ -168,7 +168,7 @@ def _recordings(config: RunConfig, model: ModelStats, learning: float, activatio
     A recorded backward pass has all gradients at its end, where activations were, and copies them to the places that
     all sizes share. Those are the gradients of other trainings; an optimizer that steps early would have had none.
     """
-    several = environment.processes() > 1 and (config.distributed.fsdp or config.optim.stepped_early)
+    several = environment.process_count() > 1 and (config.distributed.fsdp or config.optim.stepped_early)
     if several or (config.compile.why_not_recorded(config) and not config.compile.records_graphs):
         return 0
     gradients = learning * (4 if config.adapters else fp8_storage.storage_type(config).itemsize)

@@ -20,7 +20,7 @@ def find_graph_limit_problems(config: RunConfig, images: ImageSet | None, device
     """
     options = config.compile
     limit = options.compile_cache_size_limit
-    if not (limit and options.compile and images and images.items and meta_model.is_here(config)):
+    if not (limit and options.compile and images and images.items and meta_model.has_model_files(config)):
         return
     sizes = Batches(images, config, 0).kinds()
     if limit >= len(sizes):

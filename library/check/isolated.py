@@ -11,9 +11,9 @@ from typing import Any
 from library.config.building import Reading, working_fix
 from library.config.command import ROOT
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Message, MessageLike, Problem, problem_from_json, problems_of
+from library.config.problems import Message, MessageLike, Problem, as_problems, problem_from_json
 from library.config.run_config import RunConfig
-from library.config.schema import changed, flat
+from library.config.schema import changed, flatten_sections
 from library.runs import keys
 
 PATIENCE = 120.0  # seconds; 10,000 images take less than 10
@@ -50,7 +50,7 @@ def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Rep
             errors="replace",
             check=False,
             timeout=PATIENCE,
-            env=environment(launch),
+            env=environment_for_check(launch),
         )
     except subprocess.TimeoutExpired:
         why = Message("the check took more than {seconds} s and was given up", seconds=f"{PATIENCE:.0f}")
@@ -66,13 +66,16 @@ def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Rep
 
 def sent(config: RunConfig) -> JsonObject:
     """What differs from the defaults, for another process; tokens reach it by the environment."""
-    return {name: str(value) if isinstance(value, Path) else value for name, value in flat(changed(config)).items()}
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in flatten_sections(changed(config)).items()
+    }
 
 
-def environment(launch: JsonMapping) -> dict[str, str]:
+def environment_for_check(launch: JsonMapping) -> dict[str, str]:
     """What a process has to know of how the training will be started."""
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    known = {**os.environ, **keys.environment(), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+    known = {**os.environ, **keys.key_environment(), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
     known |= {"ACCELERATE_USE_CPU": "true"} if launch.get("cpu") in (True, "true") else {}
     number = str(launch.get("num_processes") or "1")
     return known | ({"WORLD_SIZE": number} if number.isdecimal() and number != "1" else {})
@@ -80,7 +83,7 @@ def environment(launch: JsonMapping) -> dict[str, str]:
 
 def finding(text: MessageLike, topic: str, verdict: str, fix: Mapping[str, Any] = {}) -> JsonObject:
     """One finding as JSON: a problem, or a plain sentence, and what the report says of it."""
-    problem = next(problems_of([text])) if isinstance(text, Message) else Problem("", text)
+    problem = next(as_problems([text])) if isinstance(text, Message) else Problem("", text)
     return {**problem.as_json(), "topic": topic, "verdict": verdict, "fix": dict(fix)}
 
 

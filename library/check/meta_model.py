@@ -12,7 +12,7 @@ import torch
 from library import families, methods
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
-from library.config.schema import options
+from library.config.schema import options_of
 from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
@@ -28,7 +28,7 @@ def find_model_file_problems(config: RunConfig) -> Iterator[Problem]:
 
     Asked when nothing is wrong with these in themselves.
     """
-    if not _in_question(config) or not is_here(config):
+    if not _in_question(config) or not has_model_files(config):
         return
     try:
         method = _method(config)
@@ -64,9 +64,9 @@ def _resumes(config: RunConfig) -> bool:
     return bool(config.steps.resume and not config.steps.resume_from_huggingface)
 
 
-def is_here(config: RunConfig) -> bool:
+def has_model_files(config: RunConfig) -> bool:
     """Whether the model's files are on this machine."""
-    files = [o.name for o in options(type(config)).values() if o.section == "model" and o.kind == "file"]
+    files = [o.name for o in options_of(type(config)).values() if o.section == "model" and o.kind == "file"]
     given = [getattr(config.model, name) for name in files]
     return all(Path(name).exists() for name in given if name)
 
@@ -97,7 +97,7 @@ def _misfits(folder: Path, method: methods.TrainingMethod, config: RunConfig) ->
     """A state of other networks, or of another optimizer over the same."""
     changes = resume_state.shaping_changes(folder, config)
     here = {name: tuple(tensor.shape) for name, tensor in method.snapshot().items()}
-    if problem := snapshot.differing(here, weights.header(folder / WEIGHTS), changes):
+    if problem := snapshot.differing_tensors(here, weights.header(folder / WEIGHTS), changes):
         yield problem
         return
     with contextlib.suppress(ConfigError):  # a damaged file is not looked into here

@@ -13,9 +13,9 @@ from library import data, families, methods
 from library.check import adapter_files, graph_limit, meta_model, sample_prompts, training_length
 from library.compiler import checks
 from library.config import building, code_names, fixes, ineffective, schema
-from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
+from library.config.environment import SWITCHED_ON, first_process, process_count, shards_asked
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, Problem, problems_of, together
+from library.config.problems import ConfigError, Message, MessageLike, Problem, as_problems, together
 from library.config.run_config import RunConfig
 from library.data import debug_dataset, text_encoding
 from library.families.base import Family
@@ -55,7 +55,7 @@ SHARDING = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRON_LM
 def check_before_training(config: RunConfig) -> list[Problem]:
     """Raise ConfigError with every problem of this run; return what its user should know besides."""
     images = data.check_data(config, config.grid, Progress(print, PATIENCE) if first_process() else None)
-    found, remarks = judged(config, images)
+    found, remarks = evaluate(config, images)
     if found:
         raise ConfigError(*found)
     if images.masks and first_process():
@@ -63,7 +63,7 @@ def check_before_training(config: RunConfig) -> list[Problem]:
     return remarks
 
 
-def show(config: RunConfig) -> None:
+def print_dataset(config: RunConfig) -> None:
     """Print what a training would see, and train nothing (`debug_dataset`). Raises ConfigError as `check` does.
 
     Only a run that the page has prepared leaves anything behind: its folder, which says that it is over.
@@ -74,7 +74,7 @@ def show(config: RunConfig) -> None:
     if os.environ.get("KOHYA_RUN_DIR"):
         page = Record.start(schema.changed(config), config.script, config.save.output_dir or ".", "", config.title)
     with page, contextlib.suppress(BrokenPipeError):  # whoever reads along has seen enough
-        for line in debug_dataset.lines(config, config.steps.seed or 0):
+        for line in debug_dataset.dataset_lines(config, config.steps.seed or 0):
             print(line)
 
 
@@ -102,17 +102,17 @@ def code_notes(config: RunConfig) -> list[Problem]:
     return [Problem(option, template, name=name) for option, name in code_names.unlisted(config).items()]
 
 
-def beyond(reading: building.Reading[Any]) -> list[Problem]:
+def further_problems(reading: building.Reading[Any]) -> list[Problem]:
     """What has to be fixed besides the problems that reading a config has found."""
-    return judged(reading.config, look(reading), reading)[0]
+    return evaluate(reading.config, scan_images(reading), reading)[0]
 
 
 def findings(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
     """Problems that stop a run, and remarks that do not."""
-    return judged(config, data.check_data(config, config.grid))
+    return evaluate(config, data.check_data(config, config.grid))
 
 
-def look(reading: building.Reading[Any]) -> data.Check:
+def scan_images(reading: building.Reading[Any]) -> data.Check:
     """The look at the images of a config that may be wrong in itself."""
     nothing = data.Check([], [])
     with _tolerant(bool(reading.problems), nothing.problems):
@@ -120,7 +120,7 @@ def look(reading: building.Reading[Any]) -> data.Check:
     return nothing
 
 
-def judged(
+def evaluate(
     config: RunConfig, images: data.Check, reading: building.Reading[Any] | None = None
 ) -> tuple[list[Problem], list[Problem]]:
     """Problems and remarks, from what `data.check` has found.
@@ -132,14 +132,14 @@ def judged(
     config = base_files.with_local_files(config)
     unreachable, announced = base_files.remote_files(config)
     named = wrong.union(*(problem.options for problem in problems))
-    missing = building.missing(config)
+    missing = building.find_missing(config)
     silent = {problem.option for problem in missing}  # what is not given at all is said once
     found = [problem for problem in missing if problem.option not in named]
     failed: dict[str, bool] = {}
     for stage, ask in _stages(config, images, unreachable, failed).items():
         said: list[Problem] = []
         with _tolerant(bool(problems), said):
-            said += problems_of(ask()) if stage != "fit" or wrong.isdisjoint(SHAPING) else ()
+            said += as_problems(ask()) if stage != "fit" or wrong.isdisjoint(SHAPING) else ()
         failed[stage] = bool(said)
         for problem in said:
             again = stage in ("images", "model", "length") and problem.option in RULED & named
@@ -163,7 +163,7 @@ def judged(
         of_machine = [*_single_process(config), *_sixteen_bits(config), *_missing_gpu_features(config)]
         remarks += [one for one in of_machine if one.option not in {p.option for p in (*problems, *found)}]
         remarks += ineffective.remarks(config, [*problems, *found, *remarks, *building.config_notes(config)])
-    return found, [remark for remark in problems_of(remarks) if wrong.isdisjoint(remark.options)]
+    return found, [remark for remark in as_problems(remarks) if wrong.isdisjoint(remark.options)]
 
 
 def _stages(
@@ -224,14 +224,14 @@ def _graphs(config: RunConfig, images: data.Check, failed: Mapping[str, bool]) -
 
 def _single_process(config: RunConfig) -> Iterator[Problem]:
     """What is for several processes, where there is one."""
-    if processes() == 1:
+    if process_count() == 1:
         for name in schema.changed(config).get("distributed", {}):
             yield ineffective.remark(name, "it is for several processes, and this is one")
 
 
 def _sixteen_bits(config: RunConfig) -> Iterator[Problem]:
     """A type of 16 bits that the model exceeds, or that the GPU only emulates."""
-    device, kind, facts = _device(), config.precision.mixed_precision, families.facts(config.family)
+    device, kind, facts = _device(), config.precision.mixed_precision, families.facts_of(config.family)
     if kind == "fp16" and facts.exceeds_fp16:
         instead = together(["bf16", *["full_bf16"] * config.precision.full_fp16])
         yield Problem(
@@ -245,7 +245,7 @@ def _sixteen_bits(config: RunConfig) -> Iterator[Problem]:
     if kind == "bf16" and is_old and not facts.exceeds_fp16:
         half = {"mixed_precision": "fp16"}
         with contextlib.suppress(ConfigError):  # other options may need bf16, and then there is nothing to advise
-            building.replace(config, **half)
+            building.replace_options(config, **half)
             yield Problem("mixed_precision", "= bf16: this GPU emulates it, which is slow; fp16 is fast here", fix=half)
 
 
@@ -288,7 +288,7 @@ def _changed(config: RunConfig, images: data.Check) -> list[Problem]:
     if not config.steps.resume or config.steps.resume_from_huggingface:
         return []
     steps = training_length.expected_length(config, images)
-    alone = processes() == 1  # of several, each takes a share of an epoch
+    alone = process_count() == 1  # of several, each takes a share of an epoch
     return resume_state.changes(config, steps.total if steps and alone else None)
 
 
@@ -309,11 +309,11 @@ def _alone(config: RunConfig) -> Iterator[Problem]:
     if not config.save.output_dir or not first_process():  # the others' run is that of the first
         return
     for folder in (Path(config.save.output_dir) / "runs").glob("*"):
-        run = reader.at(folder)
+        run = reader.run_at(folder)
         mine = os.environ.get("KOHYA_RUN_DIR") == str(folder.absolute())
         if run.active and not mine and run.facts.get("output_name") == config.save.output_name:
             template = ": a training that writes these files is {state}; stop it, or choose another name"
-            yield Problem("output_name", template, state=Message(run.state), fix=save.free_name(config))
+            yield Problem("output_name", template, state=Message(run.state), fix=save.free_output_name(config))
 
 
 def _device() -> Any:
@@ -343,7 +343,7 @@ def _machine(config: RunConfig) -> Iterator[Problem]:
             ": accelerate is told to offload shards to CPU memory (fsdp_offload_params), which is not supported: "
             "set it to false in `accelerate config`",
         )
-    if processes() > 1 and config.memory.blocks_to_swap and not config.adapters and not config.optim.stepped_early:
+    if process_count() > 1 and config.memory.blocks_to_swap and not config.adapters and not config.optim.stepped_early:
         yield Problem(
             "blocks_to_swap",
             ": on several GPUs a whole model can be swapped only with fused_backward_pass and Adafactor; "

@@ -20,7 +20,7 @@ def sentences(needs: MemoryEstimate, config: RunConfig) -> Iterator[tuple[str, M
     if not config.sample.wanted:
         return
     try:
-        size = largest(config)
+        size = largest_sample(config)
     except (ConfigError, OSError):  # which is reported elsewhere
         return
     peak = peak_of(needs, config, size)
@@ -38,11 +38,11 @@ def sentences(needs: MemoryEstimate, config: RunConfig) -> Iterator[tuple[str, M
 def peak_of(needs: MemoryEstimate, config: RunConfig, size: tuple[int, int]) -> float:
     """GiB while an image of this size is decoded at once: what stays between two steps, the VAE and its activations."""
     each = 4 if config.model.float32_vae else BYTES[config.precision.mixed_precision]
-    decoding = families.facts(config.family).decoder_memory * each / 2 * size[0] * size[1] / SQUARE
+    decoding = families.facts_of(config.family).decoder_memory * each / 2 * size[0] * size[1] / SQUARE
     return (sum(needs.parts.get(name, 0.0) for name in HELD) + model_stats(config).vae * each / GIB + decoding) * SLACK
 
 
-def largest(config: RunConfig) -> tuple[int, int]:
+def largest_sample(config: RunConfig) -> tuple[int, int]:
     """Width and height of the largest sample image. Raises ConfigError where the prompt file cannot be read."""
     if not config.sample.sample_prompts:
         return caption_prompts.SIDE, caption_prompts.SIDE

@@ -19,14 +19,14 @@ from library import data, families
 from library.check import estimate as fitting
 from library.check import isolated, preflight, preview_memory
 from library.compiler import checks
-from library.config.building import Reading, draft, replace, working_fix
+from library.config.building import Reading, draft, replace_options, working_fix
 from library.config.command import Launch
 from library.config.formats import toml_value
 from library.config.json_types import JsonObject
 from library.config.problems import Message, MessageLike, Problem, counted, ngettext, together
 from library.config.problems import problem_from_json as read_problem
 from library.config.run_config import RunConfig
-from library.config.schema import options, section_options
+from library.config.schema import options_of, section_options
 from library.data import held_out
 from library.data.encoding import existing, wanted_latents
 from library.data.images import ImageSet
@@ -111,14 +111,14 @@ class Report:
         }
 
 
-def report(config: RunConfig, reading: Reading[Any] | None = None) -> Report:
+def make_report(config: RunConfig, reading: Reading[Any] | None = None) -> Report:
     """Look at everything that can be known before a model is loaded.
 
     `reading` is what came of reading this config, where that found problems or notes.
     """
     reading = reading or Reading(config, [], [])
-    found = preflight.look(reading)
-    problems, remarks = preflight.judged(config, found, reading)
+    found = preflight.scan_images(reading)
+    problems, remarks = preflight.evaluate(config, found, reading)
     problems = [*reading.problems, *problems] if reading.known else reading.problems
     gpu, memory = graphics()
     findings = [Finding(topic(problem, config), "bad", problem, working_fix(problem, config)) for problem in problems]
@@ -129,7 +129,7 @@ def report(config: RunConfig, reading: Reading[Any] | None = None) -> Report:
     # What is well is counted and estimated, which values that do not go together may keep from being possible.
     with contextlib.suppress(Exception) if problems else contextlib.nullcontext():
         if not problems:
-            needs = fitting.estimate(_batched(config, found.images), largest(found.images, config), gpu, memory)
+            needs = fitting.estimate(_batched(config, found.images), largest_bucket(found.images, config), gpu, memory)
             findings += _about_the_fit(needs, config)
             findings += [Finding("samples", *said) for said in preview_memory.sentences(needs, config)]
         settled = {f.topic for f in findings if f.verdict == "bad" or f.topic == "captions"}
@@ -137,18 +137,18 @@ def report(config: RunConfig, reading: Reading[Any] | None = None) -> Report:
     return Report(tuple(sorted(findings, key=_place)), needs)
 
 
-def asked() -> None:
+def answer_requests() -> None:
     """Print the reports on what is asked for on stdin, as JSON both; see `library.check.isolated`."""
     print(json.dumps([_asked(given) for given in json.load(sys.stdin)]))
 
 
 def _asked(given: JsonObject) -> JsonObject:
     cls = config_class(given["script"])
-    read = {name: options(cls)[name].read(value) for name, value in given["values"].items()}
+    read = {name: options_of(cls)[name].read(value) for name, value in given["values"].items()}
     config = draft(cls, read)
     known = [read_problem(one) for one in given["problems"]]
     made = Reading(config, known, [], frozenset(given["wrong"]))
-    return report(config, made).as_json()
+    return make_report(config, made).as_json()
 
 
 def _place(finding: Finding) -> tuple[int, int]:
@@ -157,7 +157,7 @@ def _place(finding: Finding) -> tuple[int, int]:
 
 def topic(problem: Problem, config: RunConfig) -> str:
     """What a problem is about, by its option where it does not say so itself."""
-    option = options(type(config)).get(problem.option)
+    option = options_of(type(config)).get(problem.option)
     by_option = TOPICS.get(option.section, "other") if option else "GPU" if problem.option in LAUNCH else "other"
     return problem.topic or by_option
 
@@ -170,7 +170,7 @@ def graphics() -> tuple[str, float | None]:
     return properties.name, properties.total_memory / GIB
 
 
-def largest(images: ImageSet | None, config: RunConfig) -> tuple[int, int]:
+def largest_bucket(images: ImageSet | None, config: RunConfig) -> tuple[int, int]:
     """The bucket with most pixels (width, height), reference images included; the resolution without images, with the
     reference images as large as it that the model needs."""
     sizes = {image.size_with_controls for image in images.items} if images else set()
@@ -183,7 +183,7 @@ def _batched(config: RunConfig, images: ImageSet | None) -> RunConfig:
     """The config with the largest batch that there are images for."""
     counts = [len(members) for members in images.buckets().values()] if images else []
     most = max(counts, default=config.data.train_batch_size)
-    return replace(config, train_batch_size=most) if most < config.data.train_batch_size else config
+    return replace_options(config, train_batch_size=most) if most < config.data.train_batch_size else config
 
 
 # ---- what is well
@@ -222,7 +222,7 @@ def _facts(config: RunConfig, found: data.Check, gpu: str, memory: float | None)
 
 
 def _images(config: RunConfig, images: ImageSet) -> Message:
-    counts = data.summary(images)
+    counts = data.summarise_images(images)
     clock = Clock.of(config, counts["batches_per_epoch"])
     template, steps = "{images} in {buckets}, {batches} per epoch:  {steps} are {epochs} epochs", "{count} steps"
     if clock.total == 1:
@@ -336,7 +336,7 @@ def saved_size(config: RunConfig) -> float:
     """About how many bytes a saved file has."""
     model = model_stats(config)
     numbers = fitting.trained_parameters(config, model)
-    if not config.adapters and families.facts(config.family).saves_all_parts:
+    if not config.adapters and families.facts_of(config.family).saves_all_parts:
         numbers = model.denoiser + model.encoders + model.vae
     return numbers * fitting.saved_bytes(config)
 
@@ -374,7 +374,7 @@ def _about_the_fit(needs: fitting.MemoryEstimate, config: RunConfig) -> Iterator
         yield Finding("GPU", "ok", needs.sentence())
 
 
-def lines(found: Sequence[Finding]) -> Iterator[str]:
+def report_lines(found: Sequence[Finding]) -> Iterator[str]:
     """For a terminal."""
     mark = {"ok": "  ok", "hint": "hint", "bad": " FIX"}
     for finding in found:

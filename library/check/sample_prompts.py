@@ -39,6 +39,6 @@ def unusable_prompts(config: RunConfig) -> Iterator[Problem]:
         )
     if sample.sample_prompts and sample.sample_images:
         try:
-            yield from prompts.unreadable(sample.sample_prompts, config.control_images, pixels.check_file)
+            yield from prompts.unreadable_images(sample.sample_prompts, config.control_images, pixels.check_file)
         except ConfigError as e:
             yield from e.problems

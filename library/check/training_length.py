@@ -5,11 +5,11 @@ from pathlib import Path
 
 from library import data
 from library.config import ineffective, schema
-from library.config.environment import processes
+from library.config.environment import process_count
 from library.config.problems import Problem, counted, together
 from library.config.run_config import RunConfig
 from library.config.sections.learning import LONGEST
-from library.data.length import Length, length
+from library.data.length import Length, training_length
 from library.optim import lr_schedule
 from library.train import resume_state
 from library.train.clock import Clock
@@ -20,7 +20,7 @@ def expected_length(config: RunConfig, images: data.Check) -> Length | None:
     found = images.images
     if not found or not found.items:
         return None
-    return length(config.steps, data.summary(found)["batches_per_epoch"])
+    return training_length(config.steps, data.summarise_images(found)["batches_per_epoch"])
 
 
 def length_problems(config: RunConfig, images: data.Check) -> Iterator[Problem]:
@@ -31,8 +31,8 @@ def length_problems(config: RunConfig, images: data.Check) -> Iterator[Problem]:
     if whole.total > LONGEST:
         epochs, total = f"{config.steps.max_train_epochs:,}", f"{whole.total:,}"
         yield Problem("max_train_epochs", ": {epochs} epochs are {total} steps; lower it", epochs=epochs, total=total)
-    Clock.of(config, data.summary(images.images)["batches_per_epoch"])
-    yield from lr_schedule.too_long(config, whole.total * processes())
+    Clock.of(config, data.summarise_images(images.images)["batches_per_epoch"])
+    yield from lr_schedule.too_long(config, whole.total * process_count())
     every = config.optim.ema_every_n_steps
     if config.optim.ema_decay and every > whole.total:
         yield Problem(
@@ -62,7 +62,7 @@ def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
         return
     yield from _late_saves(config, images)
     yield from _too_patient(config, whole)
-    given = schema.values(config)
+    given = schema.option_values(config)
     for end, unit in ((whole.total, "step"), (whole.epochs, "epoch")):
         for name in (f"{what}_every_n_{unit}s" for what in ("sample", "validate", "save")):
             if (given.get(name) or 0) > end:
@@ -88,7 +88,7 @@ def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
 
 def _too_patient(config: RunConfig, whole: Length) -> Iterator[Problem]:
     """A patience that the training ends before."""
-    given, patience = schema.values(config), config.steps.early_stop_patience
+    given, patience = schema.option_values(config), config.steps.early_stop_patience
     steps, epochs = given.get("validate_every_n_steps"), given.get("validate_every_n_epochs") or 1
     most = whole.epochs // epochs + (whole.total // steps if steps else 0)
     if patience and patience >= most:
@@ -101,7 +101,7 @@ def _late_saves(config: RunConfig, images: data.Check) -> Iterator[Problem]:
     """Chosen steps of files that the training does not reach."""
     if not images.images:
         return
-    batches = data.summary(images.images, processes())["batches_per_epoch"]
+    batches = data.summarise_images(images.images, process_count())["batches_per_epoch"]
     end, chosen = Clock.of(config, batches).total, config.save.save_at_steps
     count = counted(end, "step")
     if late := [step for step in chosen if step > end]:

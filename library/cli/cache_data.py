@@ -7,7 +7,7 @@ from pathlib import Path
 
 from library import families
 from library.cli import train_script
-from library.cli.launch import script_of, split_file, split_launch
+from library.cli.launch import script_of_toml, split_file, split_launch
 from library.cli.main import DONE, MISUSED, complain
 from library.config import environment
 from library.config.building import Reading
@@ -15,7 +15,7 @@ from library.config.problems import ConfigError, Message, either
 from library.config.run_config import RunConfig
 from library.runs import foreground, gpu_slots, keys
 from library.runs.gpu_wait import free_devices
-from library.runs.job_work import ahead_of, joined
+from library.runs.job_work import ahead_of, join_work
 from library.runs.launcher import starting
 
 SCRIPTS = {"latents": "tools/cache_latents", "text": "tools/cache_text_encoder_outputs"}
@@ -38,14 +38,14 @@ Options are those of the training script and of the launcher: --num_processes 2 
 each for its share. {families} say for which family it is where no TOML does."""
 
 
-def start(kind: str, argv: list[str]) -> int:
+def start_caching(kind: str, argv: list[str]) -> int:
     """Look at the options here, then cache in processes of their own, on GPUs that no training uses; the exit code of
     the launcher."""
     if argv and argv[0].lower().endswith(".toml"):
         argv = ["--config_file", *argv]
     how, flags, wrong = split_launch(argv)
     if _wants_help(argv):
-        print(usage(kind))
+        print(cache_usage(kind))
         return DONE if argv else MISUSED
     read_options(kind, flags)  # so that mistakes are said before a launcher has loaded torch
     if problems := [*wrong, *gpu_slots.find_launch_problems(how)]:
@@ -53,8 +53,8 @@ def start(kind: str, argv: list[str]) -> int:
     path, flags = split_file(flags)
     work = ahead_of("cache")
     with work, free_devices(how, work.wait) as own:
-        arguments, variables = starting(path or "", SCRIPTS[kind], **gpu_slots.launch_options(how, own))
-        variables |= keys.environment() | gpu_slots.environment(own)
+        arguments, variables = starting(path or "", SCRIPTS[kind], **gpu_slots.options_for_devices(how, own))
+        variables |= keys.key_environment() | gpu_slots.device_environment(own)
         work.hand_on()
         return foreground.run_in_foreground([*(arguments if path else arguments[:-2]), *flags], variables)
 
@@ -62,13 +62,13 @@ def start(kind: str, argv: list[str]) -> int:
 def main(kind: str, argv: list[str]) -> int:
     """The script: cache in this process, or its share where it is one of several. The exit code."""
     if _wants_help(argv):
-        print(usage(kind))
+        print(cache_usage(kind))
         return DONE if argv else MISUSED
     try:
         reading = read_options(kind, argv)
         from library.train.caching import make_caches  # loads torch
 
-        with joined("cache") as work:
+        with join_work("cache") as work:
             last = ""
 
             def report(phase: Message, done: int, total: int) -> None:
@@ -99,7 +99,7 @@ def read_options(kind: str, argv: list[str]) -> Reading[RunConfig]:
     if len(named) > 1:
         raise ConfigError("{flags}: choose one family", flags=", ".join(f"--{family}" for family in named))
     if path and not named:
-        script = script_of(train_script.config_path(path) or Path(path))
+        script = script_of_toml(train_script.config_path(path) or Path(path))
     elif named:
         script = families.lora_script(named[0])
     else:
@@ -111,7 +111,7 @@ def read_options(kind: str, argv: list[str]) -> Reading[RunConfig]:
     return reading
 
 
-def usage(kind: str) -> str:
+def cache_usage(kind: str) -> str:
     """The help of one kind."""
     flags = ", ".join(f"--{family}" for family in families.FAMILIES)
     first = families.FAMILIES[0]

@@ -8,8 +8,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from library.check.isolated import environment, finding
-from library.cli.launch import LAUNCH, script_of, split_launch, with_config
+from library.check.isolated import environment_for_check, finding
+from library.cli.launch import LAUNCH, script_of_toml, split_launch, with_config
 from library.cli.main import DONE, FAILED, MISUSED, complain
 from library.cli.train_script import read_command_line
 from library.config import environment as surroundings
@@ -38,8 +38,8 @@ def main(argv: list[str]) -> int:
     as_json = "--json" in argv
     try:
         what, reading, how = read_check_request([token for token in argv if token != "--json"])
-        os.environ.update(environment(how))
-        report = reported(reading)
+        os.environ.update(environment_for_check(how))
+        report = make_check_report(reading)
     except ConfigError as wrong:
         if not as_json:
             raise
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
         return FAILED if report.problems else DONE
     from library.check import report as checking
 
-    for line in checking.lines([one for one in report.findings if one.verdict != "bad"]):
+    for line in checking.report_lines([one for one in report.findings if one.verdict != "bad"]):
         print(line)
     if report.problems:
         to_fix = [f"{one.text}{one.advice}" for one in report.findings if one.verdict == "bad"]
@@ -73,7 +73,7 @@ def read_check_request(argv: list[str]) -> tuple[str, Reading[Any], JsonObject]:
     is_file = bool(what) and (what.lower().endswith(".toml") or Path(what).is_file() or bool(script))
     if is_file:
         rest = ["--config_file", what, *rest]
-    script = script or (script_of(Path(what)) if is_file else what)
+    script = script or (script_of_toml(Path(what)) if is_file else what)
     if not is_file and (named := with_config(rest)) != rest:
         what, rest, is_file = rest[0], named, True
     if not script:
@@ -84,17 +84,17 @@ def read_check_request(argv: list[str]) -> tuple[str, Reading[Any], JsonObject]:
     return about, dataclasses.replace(reading, problems=problems), how
 
 
-def reported(reading: Reading[Any]) -> Any:
+def make_check_report(reading: Reading[Any]) -> Any:
     """The report. Torch is loaded here, and not before the environment is as the training's will be."""
     try:
         surroundings.check_cache_variables()
     except ConfigError as wrong:
         reading = dataclasses.replace(reading, problems=[*reading.problems, *wrong.problems])
-        surroundings.forget()
+        surroundings.forget_problems()
     with without_collecting():
         from library.check import report as checking
 
-    return checking.report(reading.config, reading)
+    return checking.make_report(reading.config, reading)
 
 
 def _script(argv: list[str]) -> tuple[str, list[str]]:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from library import importers
 from library.config.arguments import Arguments
-from library.config.building import missing
-from library.config.command import printable
+from library.config.building import find_missing
+from library.config.command import quote_command
 from library.config.formats import to_toml
 from library.config.json_types import JsonObject
-from library.config.outside_files import read_text
+from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError, Problem, counted
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-o", "--output", type=Path, help="where to write; an existing file is never overwritten")
     parser.add_argument(
         "--script",
-        type=musubi.script_of,
+        type=musubi.our_script,
         choices=list(RUNS),
         metavar="SCRIPT",
         default="",
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         parser.error("--json does not go with --to kohya_ss, which prints JSON in any case")
     if asked.json:
         return _in_json(asked.file, asked.script, asked.output)
-    if importers.is_dataset(found := importers.parse(asked.file)):
+    if importers.is_foreign_dataset(found := importers.parse_file(asked.file)):
         return _dataset(found, asked.output)
     made = importers.import_file(asked.file, configs(), asked.script)
     if asked.to:
@@ -76,19 +76,19 @@ def _say(made: importers.Imported, path: Path | None) -> None:
     for name in () if path else made.texts:
         print(f"{name} has to be a file of its own: with -o it is written beside the config", file=shown)
     if path:
-        print(f"wrote {path}; look at it with: {printable(['kohya', 'check', str(path)])}", file=shown)
+        print(f"wrote {path}; look at it with: {quote_command(['kohya', 'check', str(path)])}", file=shown)
 
 
 def _blanks(made: importers.Imported) -> list[Problem]:
     """What is still to fill in, once the files of data sets and prompts are written beside the config."""
-    return missing(made.with_files(dict.fromkeys(made.texts, "beside")).config)
+    return find_missing(made.with_files(dict.fromkeys(made.texts, "beside")).config)
 
 
 def _in_json(file: Path, script: str, path: Path | None) -> int:
     """Import, and print the account as one JSON object, also when the file is refused."""
     try:
-        if importers.is_dataset(found := importers.parse(file)):
-            text, notes = importers.dataset(found)
+        if importers.is_foreign_dataset(found := importers.parse_file(file)):
+            text, notes = importers.convert_foreign_dataset(found)
             if path:
                 _write_new(path, text)
             account: JsonObject = {"notes": notes, "problems": [], "files": {"dataset_config": text}}
@@ -123,7 +123,7 @@ def diff(argv: list[str]) -> int:
         for line in wrong.problems:
             print(f"error: {line}", file=sys.stderr)
         return MISUSED
-    found = importers.differences(first.config, second.config)
+    found = importers.compare_configs(first.config, second.config)
     for path, made in ((asked.first, first), (asked.second, second)):
         ignored = f", {counted(len(made.of('ignored')), 'key')!s} ignored" if made.of("ignored") else ""
         print(f"{path}: {made.trainer}, {made.config.script}{ignored}")
@@ -141,7 +141,7 @@ def _toml(made: importers.Imported, source: Path) -> str:
 
 def _dataset(found: JsonObject, path: Path | None) -> int:
     """Write or print a dataset file of musubi-tuner as ours."""
-    text, notes = importers.dataset(found)
+    text, notes = importers.convert_foreign_dataset(found)
     if path is None:
         print(text, end="")
     else:
@@ -161,8 +161,10 @@ def _write_new(path: Path, text: str) -> None:
 def _export(made: importers.Imported, base: Path | None, path: Path | None) -> int:
     """Write or print the JSON of kohya_ss's page, and say what has no place there."""
     prompts = made.config.sample.sample_prompts
-    text = made.texts.get("sample_prompts") or (read_text(prompts) if prompts and Path(prompts).is_file() else "")
-    fields, lost = importers.export(made.config, configs(), importers.parse(base) if base else None, text)
+    text = made.texts.get("sample_prompts") or (
+        read_outside_text(prompts) if prompts and Path(prompts).is_file() else ""
+    )
+    fields, lost = importers.export(made.config, configs(), importers.parse_file(base) if base else None, text)
     written = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
     if path is None:
         print(written, end="")

@@ -15,7 +15,7 @@ from library.config.json_types import JsonObject
 from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig, of_told_kind
-from library.config.schema import options, section_options
+from library.config.schema import options_of, section_options
 from library.families import RUNS, config_class
 from library.recipes.preset_files import path_today
 from library.runs import foreground, gpu_slots, keys
@@ -35,7 +35,7 @@ Options are those of the script (kohya train SCRIPT --help), and those of the la
 
 
 # Why: docs/decisions/2026-11-20-check-before-launch.md
-def train(argv: list[str]) -> int:
+def launch_training(argv: list[str]) -> int:
     """Check the options here and now, then train; the exit code of the training or of its launcher."""
     if not argv or argv[0] in ("-h", "--help"):
         print(TRAIN_USAGE)
@@ -44,38 +44,38 @@ def train(argv: list[str]) -> int:
     how, flags, wrong = split_launch(rest)
     if what.lower().endswith(".toml"):
         flags = ["--config_file", what, *flags]
-        what = script_of(Path(what))
+        what = script_of_toml(Path(what))
     flags = with_config(flags)
     # A launcher loads torch for seconds before the script can say what is wrong, so it is asked here first.
     reading = train_script.read_command_line(config_class(what), flags, LAUNCH)
     if problems := [*reading.problems, *wrong, *gpu_slots.find_launch_problems(how)]:
         reading = dataclasses.replace(reading, problems=problems)
-        return complain("\n".join(map(str, [*problems, *train_script.beyond(reading)])), MISUSED)
+        return complain("\n".join(map(str, [*problems, *train_script.problems_beyond_reading(reading)])), MISUSED)
     path, flags = split_file(flags)
     arguments, variables = starting(path or "", what, **how)
     return foreground.run_in_foreground(
-        [*(arguments if path else arguments[:-2]), *flags], variables | keys.environment()
+        [*(arguments if path else arguments[:-2]), *flags], variables | keys.key_environment()
     )
 
 
-def probe(argv: list[str]) -> int:
+def launch_probe(argv: list[str]) -> int:
     """Try two steps with a config, and say what fits."""
     from library.bench.probe import main  # loads torch
 
-    return main(argv, script_of)
+    return main(argv, script_of_toml)
 
 
-def bench(argv: list[str]) -> int:
+def launch_bench(argv: list[str]) -> int:
     """Measure this machine with a model."""
-    return shell.main(argv, script_of)
+    return shell.main(argv, script_of_toml)
 
 
 def sample(argv: list[str]) -> int:
     """Generate images with a base model and LoRA files."""
-    return sampling.main(argv, script_of)
+    return sampling.main(argv, script_of_toml)
 
 
-def script_of(path: Path) -> str:
+def script_of_toml(path: Path) -> str:
     """Which script a TOML is for: by its first line, as our own files begin, else by the file's name, else by the
     options in it. Raises ConfigError when unclear."""
     path = path_today(path)
@@ -83,7 +83,7 @@ def script_of(path: Path) -> str:
         return script
     given = read_toml(path)
     importers.refuse_data(load_toml(path), path)
-    known = {script: set(options(config_class(script))) for script in RUNS}
+    known = {script: set(options_of(config_class(script))) for script in RUNS}
     # An option that not every script has speaks for those that have it; what is no option anywhere says nothing.
     telling = {name for name in given if any(name in names for names in known.values())}
     asked = of_told_kind(telling, {script: config_class(script) for script in RUNS})
@@ -101,7 +101,7 @@ def script_of(path: Path) -> str:
 
 def _has_its_files(config: type[RunConfig], given: set[str], shared: set[str]) -> bool:
     """Whether the model files that this family has and not all that fit are named, if there are such."""
-    own = {o.name for o in options(config).values() if o.section == "model" and o.kind == "file"} - shared
+    own = {o.name for o in options_of(config).values() if o.section == "model" and o.kind == "file"} - shared
     return not own or bool(own & given)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from library.config.schema import options
+from library.config.schema import options_of
 from library.config.values import Option
 from library.families import RUNS, config_class
 
@@ -19,7 +19,7 @@ field of the page. Flags win over the file, the file wins over the defaults.
 def page(configs: Iterable[type]) -> str:
     """The whole page: what all trainings share once, then a chapter for what each has besides."""
     configs = list(configs)
-    tables_of = [dict(options(config)) for config in configs]
+    tables_of = [dict(options_of(config)) for config in configs]
     shared = [o for o in tables_of[0].values() if all(t.get(o.name) == o for t in tables_of)]
     names = {o.name for o in shared}
     parts = [INTRO, "## All trainings\n", option_tables(shared, depth=3)]

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from library.config.formats import read_toml, toml_value
-from library.config.schema import flat
-from library.families import every
+from library.config.schema import flatten_sections
+from library.families import all_families
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "presets.md"
@@ -22,7 +22,7 @@ def preset_tables() -> str:
     groups: dict[str, Columns] = {}
     for path in _presets():
         title, column = _heading(path)
-        groups.setdefault(title, {})[column] = values(path)
+        groups.setdefault(title, {})[column] = preset_values(path)
     return "\n".join(f"### {title}\n\n{preset_table(columns)}" for title, columns in _joined(groups).items())
 
 
@@ -35,9 +35,9 @@ def preset_table(columns: Mapping[str, Values]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def values(path: Path) -> Values:
+def preset_values(path: Path) -> Values:
     """All options of a preset as its TOML has them."""
-    return {name: toml_value(value).replace("|", "\\|") for name, value in flat(read_toml(path)).items()}
+    return {name: toml_value(value).replace("|", "\\|") for name, value in flatten_sections(read_toml(path)).items()}
 
 
 def with_tables(text: str) -> str:
@@ -47,7 +47,7 @@ def with_tables(text: str) -> str:
 
 def _presets() -> list[Path]:
     """Presets by family, kind and memory; those for any model last."""
-    folders = [*(facts.name for facts in every()), PROFILES]
+    folders = [*(facts.name for facts in all_families()), PROFILES]
     return sorted(
         (path for path in (ROOT / "presets").glob("*/*.toml") if path.parent.name in folders),
         key=lambda path: (folders.index(path.parent.name), not path.stem.startswith("lora"), _kind(path), _size(path)),

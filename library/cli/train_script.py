@@ -24,7 +24,7 @@ from library.config.json_types import JsonObject
 from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
-from library.config.schema import flat, options
+from library.config.schema import flatten_sections, options_of
 from library.config.values import Option, closest, did_you_mean
 from library.families.shared import read_ahead
 from library.imports import without_collecting
@@ -40,7 +40,7 @@ INTERRUPTED = 130  # what shells say of Ctrl+C
 PATIENCE = 5.0  # seconds between the starts of processes that are launched together, at most
 
 
-def parse(config: type[C], argv: list[str] | None = None) -> C:
+def config_from_argv(config: type[C], argv: list[str] | None = None) -> C:
     """defaults < --config_file < flags. On mistakes: one line each on stderr, exit code 2."""
     reading = read_command_line(config, argv)
     if reading.problems:
@@ -61,13 +61,13 @@ def main(config: type, argv: list[str] | None = None) -> int:
     reading = read_command_line(config, argv)
     if reading.problems:
         # The processes that say nothing do not load torch to find more of it.
-        fail(ConfigError(*reading.problems, *(beyond(reading) if environment.first_process() else ())))
+        fail(ConfigError(*reading.problems, *(problems_beyond_reading(reading) if environment.first_process() else ())))
     _tell(reading.notes)
     try:
         environment.check_cache_variables()
         model = Path(reading.config.model.pretrained_model_name_or_path or "")
         if model.exists():
-            read_ahead.begin(model, families.facts(config.family).denoiser_prefix)
+            read_ahead.start_reading(model, families.facts_of(config.family).denoiser_prefix)
         if reading.config.memory.blocks_to_swap and "torch" not in sys.modules:  # which reads it when it is loaded
             environment.expand_segments()
         with without_collecting():
@@ -91,7 +91,7 @@ def main(config: type, argv: list[str] | None = None) -> int:
     return 0
 
 
-def beyond(reading: Reading[Any]) -> list[Problem]:
+def problems_beyond_reading(reading: Reading[Any]) -> list[Problem]:
     """What would be wrong with a training besides the problems of this reading: its files, packages and this machine.
 
     Torch is loaded for it. Nothing where a config file could not be read, as that may have said anything.
@@ -103,11 +103,11 @@ def beyond(reading: Reading[Any]) -> list[Problem]:
         environment.check_cache_variables()
     except ConfigError as e:
         found = e.problems
-        environment.forget()
+        environment.forget_problems()
     with without_collecting():
         from library.check import preflight
 
-    return [*found, *preflight.beyond(reading)]
+    return [*found, *preflight.further_problems(reading)]
 
 
 def read_command_line(config: type[C], argv: list[str] | None = None, also: Iterable[str] = ()) -> Reading[C]:
@@ -139,13 +139,13 @@ def _read(config: type[C], flags: JsonObject, problems: list[Problem], path: Pat
     if path:
         try:
             twice: list[Problem] = []
-            layers.insert(0, Layer(flat(load_toml(path), twice), path.name))
+            layers.insert(0, Layer(flatten_sections(load_toml(path), twice), path.name))
             problems = [*problems, *(problem.replaced(place=layers[0].place) for problem in twice)]
         except ConfigError as e:
             # Rules across options cannot be judged without the file, but the flags' own values can.
             found = [*problems, *e.problems]
-            known = {name: value for name, value in flags.items() if name in options(config)}
-            read_section(options(config), Layer(known, "--"), found)
+            known = {name: value for name, value in flags.items() if name in options_of(config)}
+            read_section(options_of(config), Layer(known, "--"), found)
             return Reading(draft(config, {}), found, [], known=False)
     reading = read_layers(config, layers, unreadable)
     return replace(reading, problems=[*problems, *reading.problems], known="config_file" not in unreadable)
@@ -153,7 +153,7 @@ def _read(config: type[C], flags: JsonObject, problems: list[Problem], path: Pat
 
 def _spoken_of(config: type, problems: list[Problem]) -> set[str]:
     """The options that flags which could not be understood are, or were meant for."""
-    known = options(config)
+    known = options_of(config)
     names = {problem.option.removeprefix("no-") for problem in problems} - {""}
     return {name if name in known else closest(name, [*known, *OWN]) for name in names} - {""}
 
@@ -169,7 +169,7 @@ def read_flags(config: type[RunConfig], argv: list[str], also: Iterable[str] = (
     Everything up to the next `--flag` belongs to a flag, so negative numbers need no care; a value that itself begins
     with two dashes is written --flag=value.
     """
-    known, found, problems = options(config), dict[str, Any](), list[Problem]()
+    known, found, problems = options_of(config), dict[str, Any](), list[Problem]()
     for flag, given in _groups(argv):
         if flag in ("-h", "--help"):
             return {"help": True}, []
@@ -288,7 +288,7 @@ def help_text(config: type) -> str:
     parser.add_argument("-h", "--help", action="store_true", help="show this text")
     parser.add_argument("--config_file", metavar="FILE", help="TOML with options, flat or in tables")
     parser.add_argument("--output_config", action="store_true", help="write the options to --config_file, and exit")
-    add_arguments(parser, options(config))
+    add_arguments(parser, options_of(config))
     return parser.format_help()
 
 

@@ -22,8 +22,8 @@ from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.data import finding
 from library.data.images import ImageSet
-from library.families.recognition import recognised
-from library.methods.small_files import names_of
+from library.families.recognition import recognise_file
+from library.methods.small_files import tensor_names_of
 from library.outputs.prompts import Prompt
 from library.runs import layout
 from library.sampling import generate
@@ -119,7 +119,7 @@ class FileComparer:
         config = plan.model_config(self.config)
         base = [(Path(path), weight) for path, weight in _base_weights(self.config)]
         columns = [Column(str(one.title), (*base, (one.path, 1.0))) for one in self.comparison.files]
-        model = generate.open_model(config, (path for one in columns for path, _ in one.loras), self.report)
+        model = generate.open_sampling_model(config, (path for one in columns for path, _ in one.loras), self.report)
         sample = self._sampler(model, config)
         for number, column in enumerate(columns):
             self._column(number, column, model, sample, config)
@@ -132,7 +132,7 @@ class FileComparer:
         device = torch.device("cpu")
         for number, file in enumerate(self.comparison.files):
             config = plan.model_config(self.config, file.path)
-            model = generate.open_model(config, (), self.report)
+            model = generate.open_sampling_model(config, (), self.report)
             sample = self._sampler(model, config)
             self._column(number, Column(str(file.title), ()), model, sample, config)
             if self._measure and self.config.trains_whole_encoders:
@@ -160,7 +160,7 @@ class FileComparer:
 
         def keep(row: int, image: Image.Image) -> None:
             path = made.folder / f"{row:02d}_{number:02d}.png"
-            facts = sampling.metadata(sample.prompts[row], column, str(file.path), model.applied.tagged)
+            facts = sampling.image_metadata(sample.prompts[row], column, str(file.path), model.applied.tagged)
             generate.save_image(image, path, facts)
             made.pictures[row][number] = str(path)
             self.report(Message("generating"), done + row + 1, total)
@@ -198,11 +198,11 @@ class FileComparer:
                     made.copies[row][at] = made.copies[row][at] or training[int(place)]
 
 
-def survey(config: RunConfig, report: Report) -> tuple[ImageSet | None, list[Message]]:
+def survey_run_images(config: RunConfig, report: Report) -> tuple[ImageSet | None, list[Message]]:
     """The images of a run's data set; None where they cannot be read any more, with a note that says why."""
     try:
         report(Message("reading the data set"), 0, 1)
-        found = finding.survey(config, report, keep=False)
+        found = finding.survey_data(config, report, keep=False)
         if found.problems:
             raise ConfigError(*found.problems)
         return found.images, []
@@ -229,10 +229,10 @@ def sound(files: Sequence[SavedFile], config: RunConfig) -> tuple[list[SavedFile
     for file in files:
         try:
             if file.path.is_file() and (config.adapters or file.path.suffix == ".safetensors"):
-                if not names_of(file.path):
+                if not tensor_names_of(file.path):
                     raise ConfigError("{path} holds no tensors", path=file.path)
             elif file.path.is_dir():
-                recognised(file.path)
+                recognise_file(file.path)
             kept.append(file)
         except ConfigError as error:
             wrong.append(error.problems[0])

@@ -20,7 +20,7 @@ KINDS = ("Model", "ImageProcessor")
 AT_ONCE = 16  # pictures
 
 
-def folder_of(name: str, into: Path, report: Report) -> Path:
+def encoder_folder(name: str, into: Path, report: Report) -> Path:
     """The folder of an encoder: dinov2 and clip are downloaded once into `into`, as any id of Hugging Face; else the
     folder of that name."""
     found = model_folder.find_model_folder(ENCODERS.get(name.lower(), name), model_folder.TRANSFORMERS, into, report)

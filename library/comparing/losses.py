@@ -12,7 +12,7 @@ from library.config.problems import Message, Report
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.data.batch import Batch
-from library.data.encoding import generator_of as latent_generator
+from library.data.encoding import image_generator as latent_generator
 from library.data.held_out import plain_options
 from library.data.images import ImageSet
 from library.data.loading import Batches
@@ -21,7 +21,7 @@ from library.families.capabilities import TakesControls
 from library.sampling.generate import OpenModel
 from library.train.loss import LossFunction
 from library.train.rng import StepGenerators
-from library.train.validation import generator_of
+from library.train.validation import validation_generator
 
 FEW = 8  # images that are measured where none are held out
 
@@ -80,7 +80,9 @@ class HeldOutLoss:
     def _at(self, level: float, number: int, batch: Batch, measure: LossFunction) -> Tensor:
         def noise(latents: Tensor) -> NoisedBatch:
             timesteps = torch.full((len(latents),), level, device=latents.device)
-            return measure.family.noised(latents, generator_of(self._seed, number, level, latents.device), timesteps)
+            return measure.family.noised(
+                latents, validation_generator(self._seed, number, level, latents.device), timesteps
+            )
 
         return measure(batch, noise)
 
@@ -104,7 +106,7 @@ class HeldOutLoss:
                 assert batch.pixels is not None
                 # As the training does it, which caches latents outside of mixed precision.
                 with torch.no_grad() if self.config.cache.latents else model.computing():
-                    own = generator_of(self._seed, number, "image", device)
+                    own = validation_generator(self._seed, number, "image", device)
                     cached = [latent_generator(path, places[path].fit.bucket) for path in batch.paths]
                     generator = cached if self.config.cache.latents else own
                     latents = model.family.latents(model.components, batch.pixels, generator)

@@ -11,7 +11,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Message, counted
 from library.config.run_config import RunConfig
-from library.config.schema import flat, options, values
+from library.config.schema import flatten_sections, option_values, options_of
 from library.outputs import prompts as prompt_files
 from library.outputs.prompts import Prompt
 from library.runs import layout, lineage, reader, resume
@@ -62,7 +62,7 @@ def run_of(name: str) -> reader.RecordedRun:
     if folder.is_dir():
         inner = sorted(folder.glob(f"runs/*/{layout.RUN}"), key=lambda path: path.stat().st_mtime)
         if (folder / layout.RUN).is_file() or inner:
-            return reader.at((folder if (folder / layout.RUN).is_file() else inner[-1].parent).resolve())
+            return reader.run_at((folder if (folder / layout.RUN).is_file() else inner[-1].parent).resolve())
         raise ConfigError("{folder} is no folder of a run: there is no {name} in it", folder=folder, name=layout.RUN)
     try:
         return reader.find_run(name)
@@ -81,10 +81,10 @@ def _with_earlier(run: reader.RecordedRun) -> list[tuple[reader.RecordedRun, Jso
     """The events of a run's files, and before them those of the runs that it goes on with, up to where it began."""
     told = [(run, event) for event in _saved(run)]
     folder, most = run.folder, math.inf
-    while (before := lineage.earlier(folder)) is not None:
+    while (before := lineage.parent_run(folder)) is not None:
         folder, at = before
         most = min(most, math.inf if at is None else at)
-        earlier = reader.at(folder)
+        earlier = reader.run_at(folder)
         told = [*((earlier, event) for event in _saved(earlier) if _step(event) <= most), *told]
     return told
 
@@ -100,7 +100,7 @@ def _saved(run: reader.RecordedRun) -> Sequence[JsonObject]:
     return [event for event in found if event.get("file") and not str(event["file"]).rstrip("/\\").endswith("-state")]
 
 
-def files_of(run: reader.RecordedRun, most: int = MOST) -> tuple[list[SavedFile], list[Message]]:
+def saved_files_of_run(run: reader.RecordedRun, most: int = MOST) -> tuple[list[SavedFile], list[Message]]:
     """The files of a run, and of runs that it goes on with, the earliest first, and what is left out.
 
     At most so many, evenly spread; the last one is always among them. Raises ConfigError where there is none.
@@ -142,7 +142,7 @@ def _place(run: reader.RecordedRun, name: str) -> Path | None:
     return None
 
 
-def config_of(run: reader.RecordedRun) -> RunConfig:
+def config_of_run(run: reader.RecordedRun) -> RunConfig:
     """What a run was trained with, with the seed that it drew. Raises ConfigError for what cannot be compared."""
     script = str(run.facts.get("script") or "")
     if script not in families.RUNS:
@@ -153,8 +153,8 @@ def config_of(run: reader.RecordedRun) -> RunConfig:
         template = "the files of {run} are no LoRA and no model: compare them in the tab Try it, or with kohya sample"
         raise ConfigError(template, run=run.id)
     toml = run.folder / layout.TOML
-    given = flat(load_toml(toml)) if toml.is_file() else flat(resume.run_settings(run))
-    known = options(kind)
+    given = flatten_sections(load_toml(toml)) if toml.is_file() else flatten_sections(resume.run_settings(run))
+    known = options_of(kind)
     read = {name: known[name].read(value) for name, value in given.items() if name in known and value is not None}
     if isinstance(seed := run.facts.get("seed"), int):
         read["seed"] = seed
@@ -166,10 +166,10 @@ def config_of(run: reader.RecordedRun) -> RunConfig:
 def model_config(config: RunConfig, model: Path | None = None) -> RunConfig:
     """The config to open a model with that a run has trained or begun with: what the training alone needs is off."""
     kind = families.config_class(families.lora_script(config.family))
-    known = options(kind)
+    known = options_of(kind)
     kept = {
         name: value
-        for name, value in values(config).items()
+        for name, value in option_values(config).items()
         if name in known and name not in LEFT_OUT and known[name].section not in LEFT_OUT_SECTIONS
     }
     if model is not None:
@@ -177,7 +177,7 @@ def model_config(config: RunConfig, model: Path | None = None) -> RunConfig:
     return draft(kind, kept)
 
 
-def prompts_of(run: reader.RecordedRun, config: RunConfig) -> list[Prompt]:
+def prompts_of_run(run: reader.RecordedRun, config: RunConfig) -> list[Prompt]:
     """The prompts of a run's samples, from its file or as the run recorded them; none where it has none."""
     place = Path(str(config.sample.sample_prompts or ""))
     if config.sample.sample_prompts and place.is_file():

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from library.config.problems import Message, counted, listed
+from library.config.problems import Message, counted, join_messages
 
 CLOSE = 0.002  # share of the lowest loss within which two files are equally good
 FEWEST = "lowest held-out loss of the files that copy the fewest training pictures"
@@ -49,7 +49,7 @@ def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
     parts += _about_copies(scores, best)
     if not held_out:
         parts.append(Message("such a loss favours later files: hold images out with validation_split"))
-    return ProposedFile(best, Message("{file}: {reasons}", file=scores[best].title, reasons=listed(parts, "; ")))
+    return ProposedFile(best, Message("{file}: {reasons}", file=scores[best].title, reasons=join_messages(parts, "; ")))
 
 
 def _by_likeness(scores: Sequence[FileScore]) -> ProposedFile:
@@ -58,7 +58,7 @@ def _by_likeness(scores: Sequence[FileScore]) -> ProposedFile:
         return ProposedFile(None, Message("Nothing could be measured: choose by the pictures."))
     best = min(known)[-1]
     parts = [Message("most like the training pictures"), *_about_copies(scores, best)]
-    return ProposedFile(best, Message("{file}: {reasons}", file=scores[best].title, reasons=listed(parts, "; ")))
+    return ProposedFile(best, Message("{file}: {reasons}", file=scores[best].title, reasons=join_messages(parts, "; ")))
 
 
 def _about_copies(scores: Sequence[FileScore], best: int) -> list[Message]:

@@ -12,8 +12,8 @@ from library.config.problems import ConfigError
 from library.downloads.shell import default_folder
 from library.runs import gpu_slots
 from library.runs.gpu_wait import free_devices
-from library.runs.job_work import joined
-from library.sampling.shell import prompts_of
+from library.runs.job_work import join_work
+from library.sampling.shell import prompts_to_sample
 
 if TYPE_CHECKING:
     from library.comparing.compute import Comparison
@@ -26,13 +26,15 @@ def main(argv: list[str]) -> int:
     asked = build_compare_parser().parse_args(argv)
     if asked.files < 1:
         raise ConfigError("--files {count}: write how many files are compared at most, such as 8", count=asked.files)
-    given = prompts_of(asked)
+    given = prompts_to_sample(asked)
     run = plan.run_of(asked.run)
-    with joined("compare") as work, free_devices({"cpu": asked.cpu}, work.wait) as own:
-        os.environ.update(gpu_slots.environment(own))
-        compare = families.load_object("library.comparing.work:compare")  # with torch, which looks for GPUs only once
+    with join_work("compare") as work, free_devices({"cpu": asked.cpu}, work.wait) as own:
+        os.environ.update(gpu_slots.device_environment(own))
+        compare = families.load_object(
+            "library.comparing.work:compare_files"
+        )  # with torch, which looks for GPUs only once
         made = compare(run, asked, given, work)
-        for line in lines(made):
+        for line in comparison_lines(made):
             print(line)
     return DONE
 
@@ -67,7 +69,7 @@ def build_compare_parser() -> argparse.ArgumentParser:
     return made
 
 
-def lines(made: "Comparison") -> list[str]:
+def comparison_lines(made: "Comparison") -> list[str]:
     """What is printed: a line for each file, the proposal, and what was left out."""
     said = []
     for at, file in enumerate(made.files):

@@ -15,25 +15,27 @@ from library.outputs.prompts import Prompt
 from library.runs import reader
 from library.runs.job_work import JobRecord
 from library.sampling import generate
-from library.sampling.plan import check_size
+from library.sampling.plan import check_image_count
 
 FOLDER = "compare"
 
 
-def compare(run: reader.RecordedRun, asked: argparse.Namespace, given: list[Prompt], work: JobRecord) -> Comparison:
+def compare_files(
+    run: reader.RecordedRun, asked: argparse.Namespace, given: list[Prompt], work: JobRecord
+) -> Comparison:
     """Compare the files of a run as the command line asks. What can be wrong is found before the model is loaded."""
     report: Report = work.phase if work.folder else _printed
-    config = plan.config_of(run)
-    plan.files_of(run, asked.files)  # before an encoder is downloaded
-    place = encoder.folder_of(asked.encoder, asked.into, report) if asked.encoder else None
+    config = plan.config_of_run(run)
+    plan.saved_files_of_run(run, asked.files)  # before an encoder is downloaded
+    place = encoder.encoder_folder(asked.encoder, asked.into, report) if asked.encoder else None
     eye = encoder.ImageEncoder(place) if place else None
     with _started_in(run), tokenizers.trained_from(config.model.pretrained_model_name_or_path):
-        files, notes = plan.files_of(run, asked.files)
+        files, notes = plan.saved_files_of_run(run, asked.files)
         files, damaged = compute.sound(files, config)
-        images, unread = compute.survey(config, report)
-        prompts = given or plan.prompts_of(run, config) or compute.caption_prompts(images)
+        images, unread = compute.survey_run_images(config, report)
+        prompts = given or plan.prompts_of_run(run, config) or compute.caption_prompts(images)
         prompts = plan.with_seed(prompts, asked.seed)
-        check_size(len(files), prompts)
+        check_image_count(len(files), prompts)
         generate.check_before(plan.model_config(config, None if config.adapters else files[0].path), prompts)
         folder = new_folder(run.folder)
         made = Comparison(run.id, folder, files, [*notes, *damaged, *unread])

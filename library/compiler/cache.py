@@ -31,7 +31,7 @@ INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 _told: dict[str, str] = {}  # environment variables that `use` has set
 
 
-def use(given: str | None, device: torch.device) -> Path:
+def use_cache(given: str | None, device: torch.device) -> Path:
     """Set PyTorch's cache folder and return it. A folder named by an environment variable takes precedence.
 
     Raises ConfigError where a folder that somebody chose cannot be used. Where the default one cannot be, PyTorch's
@@ -51,7 +51,7 @@ def use(given: str | None, device: torch.device) -> Path:
     repair(folder)
     same_cache_keys()
     if not chosen:
-        prune(folder if given else default_root(), keep=folder)
+        prune_cache(folder if given else default_root(), keep=folder)
     return folder
 
 
@@ -131,14 +131,14 @@ def _driver() -> int:
     return number.value
 
 
-def folders(root: Path | None = None) -> dict[str, int]:
+def cache_folders(root: Path | None = None) -> dict[str, int]:
     """The folders below the user's cache, one for each PyTorch, Python and device, with their bytes."""
     root = root or default_root()
     found = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()] if root.is_dir() else []
-    return {path.name: size(path) for path in sorted(found, key=_used, reverse=True)}
+    return {path.name: cache_size(path) for path in sorted(found, key=_used, reverse=True)}
 
 
-def size(folder: Path | None = None) -> int:
+def cache_size(folder: Path | None = None) -> int:
     """Bytes in a folder, without one in the whole cache. Files that vanish meanwhile count nothing."""
     total = 0
     for path in (folder or default_root()).rglob("*"):
@@ -149,13 +149,13 @@ def size(folder: Path | None = None) -> int:
     return total
 
 
-def clean(root: Path | None = None, name: str | None = None) -> int:
+def clean_cache(root: Path | None = None, name: str | None = None) -> int:
     """Remove all compiled code, or one of `folders`; returns the bytes that were freed.
 
     A running training has loaded what it needs and continues; its next start compiles again.
     """
     root = root or default_root()
-    known = folders(root)
+    known = cache_folders(root)
     if name is not None and name not in known:
         raise ConfigError(
             "there is no compiled code called {name}; there is {known}",
@@ -165,7 +165,7 @@ def clean(root: Path | None = None, name: str | None = None) -> int:
     chosen = known if name is None else {name: known[name]}
     for folder in chosen:
         shutil.rmtree(root / folder, ignore_errors=True)  # on Windows a file in use stays
-    return sum(chosen.values()) - sum(size(root / folder) for folder in chosen)
+    return sum(chosen.values()) - sum(cache_size(root / folder) for folder in chosen)
 
 
 def limit(number: int | None = None, root: Path | None = None) -> int:
@@ -179,20 +179,20 @@ def limit(number: int | None = None, root: Path | None = None) -> int:
         raise ConfigError("a cache has no less than 0 bytes; give 0 to keep nothing but what is in use")
     root.mkdir(parents=True, exist_ok=True)
     write_atomic(root / SETTINGS, json.dumps({"bytes": number}))
-    prune(root)
+    prune_cache(root)
     return number
 
 
-def prune(root: Path, keep: Path | None = None, most: int | None = None) -> None:
+def prune_cache(root: Path, keep: Path | None = None, most: int | None = None) -> None:
     """Remove the least recently used code until the rest fits the limit: first whole folders, then single graphs of the
     folder in use (`keep`). Where `root` is that folder, only it is pruned."""
     most = limit(root=default_root() if keep == root else root) if most is None else most
-    others = [] if keep == root else [root / name for name in folders(root)]
+    others = [] if keep == root else [root / name for name in cache_folders(root)]
     if keep:
         os.utime(keep)
     last = keep or next(iter(others), None)
-    left = {folder: size(folder) for folder in others if folder != last}
-    kept = size(last) if last else 0
+    left = {folder: cache_size(folder) for folder in others if folder != last}
+    kept = cache_size(last) if last else 0
     for folder in reversed(left):
         if kept + sum(left.values()) <= most:
             return

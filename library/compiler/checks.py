@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from library.compiler import cache, torch_private
-from library.compiler.torch_settings import version
+from library.compiler.torch_settings import torch_version
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.values import quoted
 
@@ -26,7 +26,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 def find_compile_problems(args: Any, device: torch.device, disable_linear: bool = False) -> Iterator[Problem]:
     """Why blocks cannot be compiled here, one sentence each, found before a model is loaded."""
-    if version() < MINIMUM_TORCH:
+    if torch_version() < MINIMUM_TORCH:
         need = ".".join(map(str, MINIMUM_TORCH))
         yield Problem(
             "compile",

@@ -51,7 +51,7 @@ class EntryInputs(Protocol):
         ...
 
 
-def shape_of(block: nn.Module) -> Shape:
+def graph_shape(block: nn.Module) -> Shape:
     """What makes blocks of a class need graphs of their own: sizes and types of their weights, and which learn."""
     return tuple((name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in block.named_parameters())
 

@@ -49,7 +49,7 @@ def _wanted(args: Any, device: torch.device) -> bool:
     if not args.compile or args.compile_backend != "inductor" or any(find_compile_problems(args, device)):
         return False
     try:
-        cache.use(getattr(args, "compile_cache_dir", None), device)
+        cache.use_cache(getattr(args, "compile_cache_dir", None), device)
     except ConfigError:
         if not getattr(args, "compile_fallback", False):
             raise

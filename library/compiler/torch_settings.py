@@ -22,7 +22,7 @@ QUIET = {"autotune_num_choices_displayed": 0, "max_autotune_report_choices_stats
 
 
 # Why: docs/decisions/2026-11-22-switches-in-every-thread.md
-def version() -> tuple[int, int]:
+def torch_version() -> tuple[int, int]:
     """PyTorch's version, major and minor."""
     major, minor = torch.__version__.split("+")[0].split(".")[:2]
     return int(major), int(minor)
@@ -66,11 +66,11 @@ SETTINGS = ThreadSettings()
 
 # Why: docs/decisions/2026-11-22-switches-are-put-back.md
 @contextlib.contextmanager
-def settings_kept() -> Iterator[None]:
+def keep_torch_settings() -> Iterator[None]:
     """Whatever compiling sets for the whole process is afterwards as it was: options, stance, stream, order of graphs.
 
     Threads of backward passes put their options back when they next compile. For the kernels of attention and the
-    precision of products there is `library.memory.attention.settings_kept`.
+    precision of products there is `library.memory.attention.keep_attention_settings`.
     """
     before = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
     with without_collecting():  # loads the tracing, as every optimizer does
@@ -116,7 +116,7 @@ def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[Set
     if hasattr(functorch, "autograd_cache_allow_custom_autograd_functions"):
         # Products in 8 bits have a gradient of their own; it is in the graph, by which the cache knows it.
         wanted.append((functorch, "autograd_cache_allow_custom_autograd_functions", True))
-    if (limit := limit_of(args, sizes)) and version() < (2, 13):
+    if (limit := limit_of(args, sizes)) and torch_version() < (2, 13):
         wanted.append((dynamo, "recompile_limit", limit))
     # Of each product PyTorch lists all kernels that it has tried: hundreds of lines, which say nothing of the training.
     for name, quiet in QUIET.items() if args.compile_mode in TRIED else ():

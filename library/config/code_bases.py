@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from library.config.outside_files import read_text
+from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError
 
 LARGEST = 3_000_000  # bytes of a source file
@@ -35,7 +35,7 @@ def _derives(module: str, name: str, base: str, left: int) -> Known:
         return True
     if module.partition(".")[0] in sys.stdlib_module_names:
         return False
-    tree = source(module) if left else None
+    tree = module_source(module) if left else None
     if tree is None:
         return None
     found = [*_definitions(tree, name)]
@@ -72,7 +72,7 @@ def _expression(given: ast.expr, module: str, base: str, left: int) -> Known:
     if isinstance(given, ast.Subscript):  # Generic[T]
         return _expression(given.value, module, base, left)
     if isinstance(given, ast.Name):
-        tree = source(module)
+        tree = module_source(module)
         is_own = tree is not None and any(True for _ in _definitions(tree, given.id))
         is_plain = not is_own and hasattr(builtins, given.id)
         return False if is_plain else _derives(module, given.id, base, left)
@@ -83,7 +83,7 @@ def _expression(given: ast.expr, module: str, base: str, left: int) -> Known:
 
 def _imported(module: str, name: str) -> str:
     """The module that a name stands for in another: of `import a.b` the name is a."""
-    tree = source(module)
+    tree = module_source(module)
     for one in _definitions(tree, name) if tree else ():
         if isinstance(one, ast.Import):
             alias = next(each for each in one.names if _bound(each) == name)
@@ -148,13 +148,13 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def is_package(module: str) -> bool:
     """Whether a module is a folder of others."""
-    spec = spec_of(module)
+    spec = find_module(module)
     return spec is not None and spec.submodule_search_locations is not None
 
 
-def source(module: str) -> ast.Module | None:
+def module_source(module: str) -> ast.Module | None:
     """The source of a module; None of one that has no readable source."""
-    spec = spec_of(module)
+    spec = find_module(module)
     if spec is None or not spec.origin or Path(spec.origin).suffix != ".py":
         return None
     try:
@@ -168,12 +168,12 @@ def source(module: str) -> ast.Module | None:
 def _parsed(path: str, changed: int) -> ast.Module | None:
     """The source in a file; `changed` tells it from what it was before."""
     try:
-        return ast.parse(read_text(path, LARGEST))
+        return ast.parse(read_outside_text(path, LARGEST))
     except (ConfigError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
-def spec_of(module: str) -> importlib.machinery.ModuleSpec | None:
+def find_module(module: str) -> importlib.machinery.ModuleSpec | None:
     """Where a module is, found without importing the packages that it is in."""
     root, *inner = module.split(".")
     try:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from library.config import code_bases
 from library.config.problems import Message
 from library.config.run_config import RunConfig
-from library.config.schema import options, values
+from library.config.schema import option_values, options_of
 from library.config.values import did_you_mean
 
 # Modules whose classes are offered; what is in a package counts, too.
@@ -38,7 +38,7 @@ BASES = {"optimizer_type": "Optimizer", "lr_scheduler_type": "LRScheduler"}  # w
 
 def code_options(config: type[RunConfig]) -> tuple[str, ...]:
     """The options of a config class that name code."""
-    return tuple(name for name, option in options(config).items() if option.kind == "code")
+    return tuple(name for name, option in options_of(config).items() if option.kind == "code")
 
 
 def is_listed(module: str) -> bool:
@@ -53,12 +53,12 @@ def may_look(module: str) -> bool:
 
 def is_absent(name: str) -> bool:
     """Whether the package of a name is not there at all."""
-    return code_bases.spec_of(name.partition(".")[0]) is None
+    return code_bases.find_module(name.partition(".")[0]) is None
 
 
 def unlisted(config: RunConfig) -> Mapping[str, str]:
     """The names of code that is not listed, by the option that names it."""
-    given, known = values(config), options(type(config))
+    given, known = option_values(config), options_of(type(config))
     found: dict[str, str] = {}
     for option in code_options(type(config)):
         names = sorted(config.compile.backends) if option == BACKEND else [str(given[option] or "")]
@@ -105,7 +105,7 @@ def why_not_module(module: str) -> Message | str:
         return Message("{module} belongs to Python itself and holds nothing that trains", module=module)
     if not all(part.isidentifier() for part in module.split(".")) or module.endswith("__main__"):
         return Message("{module} is not the name of a module", module=module)
-    return Message("there is no module {module}", module=module) if code_bases.spec_of(module) is None else ""
+    return Message("there is no module {module}", module=module) if code_bases.find_module(module) is None else ""
 
 
 class _Names:
@@ -126,5 +126,5 @@ class _Names:
 
 def _names(module: str) -> _Names | None:
     """None for a module that is no readable source."""
-    tree = code_bases.source(module)
+    tree = code_bases.module_source(module)
     return _Names(tree.body) if tree else None

@@ -51,12 +51,12 @@ class Launch:
     extra_accelerate_launch_args: tuple[str, ...] = opt((), "more arguments for accelerate launch", advanced=True)
 
 
-def command(config_path: str | Path, script: str, **how: Any) -> list[str]:
+def training_command(config_path: str | Path, script: str, **how: Any) -> list[str]:
     """The arguments that train with a config file: this Python, `accelerate launch`, the script, the file.
 
     `how` sets fields of Launch; what is None is left to its default. Raises ConfigError for values it cannot have.
     """
-    launch = launch_options(how)
+    launch = check_launch_options(how)
     one = {
         "--num_processes": launch.num_processes,
         "--num_machines": launch.num_machines,
@@ -83,7 +83,7 @@ def command(config_path: str | Path, script: str, **how: Any) -> list[str]:
     return [*arguments, str(SCRIPTS / f"{script.removesuffix('.py')}.py"), "--config_file", str(config_path)]
 
 
-def launch_options(how: dict[str, Any]) -> Launch:
+def check_launch_options(how: dict[str, Any]) -> Launch:
     """Values by name, of any origin, -> checked launch options. Raises ConfigError with all that is wrong."""
     problems: list[Problem] = []
     launch = _launch(how, problems)
@@ -159,7 +159,7 @@ def _flags() -> frozenset[str]:
     return frozenset(flag for text in texts for flag in re.findall(r"[\"'](--[a-z][a-z0-9_]+)[\"']", text))
 
 
-def printable(arguments: list[str]) -> str:
+def quote_command(arguments: list[str]) -> str:
     """The command as one would type it: quoted for the shell of this platform."""
     if sys.platform == "win32":
         return subprocess.list2cmdline(arguments)

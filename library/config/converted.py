@@ -21,7 +21,7 @@ class OldBlocks:
 OLD_BLOCKS = section_options(OldBlocks)
 
 
-def blocks(old: JsonMapping, given: bool) -> tuple[JsonObject, list[Problem]]:
+def convert_blocks_to_swap(old: JsonMapping, given: bool) -> tuple[JsonObject, list[Problem]]:
     """Checked values by old name -> the value of blocks_to_swap, if it has to be set, and what to say about it.
 
     `given`: blocks_to_swap is set already, and then it is what counts, also when it is 0. Nothing is said where the

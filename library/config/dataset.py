@@ -15,7 +15,7 @@ from library.config.building import Layer, read_section
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_json, load_toml
 from library.config.problems import ConfigError, Problem
-from library.config.reading import LARGEST, extension, positive_pair, range_of_sizes, separator, sizes
+from library.config.reading import LARGEST, parse_extension, parse_resolution, positive_pair, range_of_sizes, separator
 from library.config.run_config import RunConfig
 from library.config.schema import changed, opt, section_options
 from library.config.sections.captions import clashes_with_cache
@@ -45,7 +45,7 @@ class SubsetConfig:
     alpha_mask: bool = opt(False, "use the transparency of images as mask")
     class_tokens: str | None = opt(None, "caption of images that have no caption file")
     num_repeats: int = opt(1, "how often each image is seen per epoch", min=0, ceiling=100_000)
-    caption_extension: str = opt(".caption", "ending of caption files", parse=extension)
+    caption_extension: str = opt(".caption", "ending of caption files", parse=parse_extension)
     cache_info: bool = opt(False, "remember captions and sizes in metadata_cache.json")
     shuffle_caption: bool = opt(False, "shuffle the tags of a caption each time")
     caption_separator: str = opt(",", "what separates tags", parse=separator)
@@ -96,7 +96,9 @@ class DatasetConfig:
     `replace(dataset.template, image_dir=..., num_repeats=..., class_tokens=..., is_reg=...)`.
     """
 
-    resolution: tuple[int, int] | None = opt(None, "width and height to train at, or several sizes", parse=sizes)
+    resolution: tuple[int, int] | None = opt(
+        None, "width and height to train at, or several sizes", parse=parse_resolution
+    )
     batch_size: int = opt(1, "images per step and GPU", min=1, ceiling=10_000)
     enable_bucket: bool = opt(False, "keep each image's shape")
     min_bucket_reso: int = opt(256, "shortest side of a bucket", min=1, ceiling=LARGEST)

@@ -97,7 +97,7 @@ def without_network_settings() -> Iterator[None]:
         os.environ.update(known)
 
 
-def processes() -> int:
+def process_count() -> int:
     """How many processes train together."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -114,6 +114,6 @@ def first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def forget() -> None:
+def forget_problems() -> None:
     """Let PyTorch be loaded in this process all the same, to look for other mistakes."""
     os.environ.pop(CACHE, None)

@@ -7,7 +7,7 @@ from library.config.json_types import JsonObject
 from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
-from library.config.schema import changed, flat
+from library.config.schema import changed, flatten_sections
 
 
 def read_toml(path: str | Path) -> JsonObject:
@@ -16,7 +16,7 @@ def read_toml(path: str | Path) -> JsonObject:
     Raises ConfigError as `load_toml` does, and for an option that stands in two tables.
     """
     twice: list[Problem] = []
-    found = flat(load_toml(path), twice)
+    found = flatten_sections(load_toml(path), twice)
     if twice:
         raise ConfigError(*(problem.replaced(place=f"in {Path(path).name}: ") for problem in twice))
     return found

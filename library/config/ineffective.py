@@ -8,7 +8,7 @@ from typing import Any
 
 from library.config.problems import Message, MessageLike, Problem, option_name
 from library.config.run_config import Rule, RunConfig
-from library.config.schema import options, values
+from library.config.schema import option_values, options_of
 from library.config.sections import AdapterRun, EmbeddingRun
 from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 
@@ -24,15 +24,15 @@ def remark(name: str, reason: MessageLike, **arguments: Any) -> Problem:
 def remarks(config: RunConfig, others: Iterable[MessageLike]) -> Iterator[Problem]:
     """A remark on each option that is set and does nothing, but for those that others speak of already."""
     named = {name for one in others if isinstance(one, Problem) for name in one.options}
-    ineffective, known = ineffective_options(config), options(type(config))
-    for name, value in values(config).items():
+    ineffective, known = ineffective_options(config), options_of(type(config))
+    for name, value in option_values(config).items():
         if name in ineffective and name not in named and value != known[name].default:
             yield remark(name, ineffective[name]).replaced(fix={name: known[name].default})
 
 
 def ineffective_options(config: RunConfig) -> dict[str, Message]:
     """Options of a config that have no effect -> the reason, a text that goes on after "No effect:"."""
-    known = options(type(config))
+    known = options_of(type(config))
     fixed = {**INEFFECTIVE_EVERYWHERE, **config.ineffective}
     found = {name: reason for name, reason in fixed.items() if name in known}
     for names, applies, reason in _rules(config):

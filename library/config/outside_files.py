@@ -95,7 +95,7 @@ def read_bytes(path: str | Path, most: int = SETTINGS) -> bytes:
     return data
 
 
-def check_size(path: str | Path, most: int = SETTINGS) -> None:
+def check_file_size(path: str | Path, most: int = SETTINGS) -> None:
     """Raise ConfigError as `read_bytes` does, for a file that a package's own parser will open."""
     if (size := check_regular(path).st_size) > most:
         raise _too_large(path, size, most)
@@ -106,16 +106,16 @@ def _too_large(path: str | Path, size: int, most: int) -> ConfigError:
     return ConfigError(template, path=path, size=f"{size:,}", most=f"{most:,}")
 
 
-def read_text(path: str | Path, most: int = SETTINGS) -> str:
+def read_outside_text(path: str | Path, most: int = SETTINGS) -> str:
     """The text of a file, its line ends as "\\n". Raises ConfigError as `read_bytes` does, or when it is not text."""
     try:
-        text = decoded(read_bytes(path, most))
+        text = decode_text(read_bytes(path, most))
     except UnicodeError:
         raise ConfigError("{path} is not a text file in UTF-8: save it with that encoding", path=path) from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def decoded(data: bytes) -> str:
+def decode_text(data: bytes) -> str:
     """The text that the bytes of a file are: UTF-8, or the UTF-16 that Windows' editor marks.
 
     Raises UnicodeDecodeError, also for NUL, which is in UTF-16 without its mark.
@@ -132,12 +132,12 @@ def decoded(data: bytes) -> str:
 
 def load_toml(path: str | Path) -> JsonObject:
     """A TOML file as it is. Raises ConfigError when it is absent, not text, not TOML, or beyond a limit."""
-    return parse_toml(read_text(path), path)
+    return parse_toml(read_outside_text(path), path)
 
 
 def load_json(path: str | Path, most: int = SETTINGS) -> Any:
     """A JSON file as it is. Raises ConfigError when it is absent, not JSON, beyond a limit, or has a key twice."""
-    return parse_json(read_text(path, most), path)
+    return parse_json(read_outside_text(path, most), path)
 
 
 def table_of(path: str | Path, most: int = SETTINGS) -> JsonObject:
@@ -152,7 +152,7 @@ def table_of(path: str | Path, most: int = SETTINGS) -> JsonObject:
 
 def load_yaml(path: str | Path) -> Any:
     """A YAML file as it is. Raises ConfigError as `load_json` does, and for an alias, which can stand for gigabytes."""
-    return parse_yaml(read_text(path, YAML), path)
+    return parse_yaml(read_outside_text(path, YAML), path)
 
 
 def parse_toml(text: str, path: str | Path) -> JsonObject:
@@ -171,7 +171,7 @@ def parse_toml(text: str, path: str | Path) -> JsonObject:
         raise _too_deep(path) from None
     except ValueError as e:  # a number that Python does not read, or a date that is none
         raise ConfigError("{path} is not valid TOML: {why}{hint}", path=path, why=e, hint="") from None
-    return checked(found, path)
+    return check_values(found, path)
 
 
 def parse_json(text: str | bytes, path: str | Path | Message) -> Any:
@@ -184,7 +184,7 @@ def parse_json(text: str | bytes, path: str | Path | Message) -> Any:
         raise _too_deep(path) from None
     except ValueError as e:
         raise ConfigError("{path} is not valid JSON: {why}", path=path, why=e) from None
-    return checked(found, path)
+    return check_values(found, path)
 
 
 def parse_yaml(text: str, path: str | Path) -> Any:
@@ -197,7 +197,7 @@ def parse_yaml(text: str, path: str | Path) -> Any:
         raise _too_deep(path) from None
     except (yaml.YAMLError, ValueError, OverflowError) as e:
         raise ConfigError("{path} is not valid YAML: {error}", path=path, error=" ".join(str(e).split())) from None
-    return checked(_as_json(found), path)
+    return check_values(_as_json(found), path)
 
 
 def _as_json(value: Any) -> Any:
@@ -248,7 +248,7 @@ def once(pairs: Iterable[tuple[Any, Any]], path: str | Path | Message) -> dict[A
 
 
 @contextlib.contextmanager
-def named_by(option: str) -> Iterator[None]:
+def name_option(option: str) -> Iterator[None]:
     """Turn what is wrong with a file into problems of the option that names it."""
     try:
         yield
@@ -259,7 +259,7 @@ def named_by(option: str) -> Iterator[None]:
 # ---- limits
 
 
-def checked(found: Any, path: str | Path | Message) -> Any:
+def check_values(found: Any, path: str | Path | Message) -> Any:
     """The same values. Raises ConfigError where they are too deep, a key or a number is too long to mean anything, or
     a text holds half of a character."""
     level, depth = [found], 0

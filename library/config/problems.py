@@ -22,13 +22,13 @@ __all__ = [
     "counted",
     "either",
     "how_made",
-    "listed",
+    "join_messages",
     "locate_texts",
     "ngettext",
     "option_name",
     "option_names",
     "option_values",
-    "problems_of",
+    "as_problems",
     "problem_from_json",
     "restored",
     "together",
@@ -41,7 +41,7 @@ FIELD = re.compile(r"\{\{|\}\}|\{([^\W\d]\w*)\}|([{}])")  # doubled braces, a pl
 FACTS = ("also", "fix", "place", "topic", "code")  # of a problem, besides its option and its text
 
 
-def printable(value: Any) -> str:
+def printable_text(value: Any) -> str:
     """A value as text that any file, terminal or browser takes: bytes of file names that are not UTF-8, which Python
     keeps as surrogates, are shown as \\xe9."""
     return SURROGATES.sub(_byte, str(value))
@@ -66,7 +66,9 @@ class Message:
 
     def __init__(self, template: str, /, **arguments: Any) -> None:
         """`{name}` in the template stands for the argument of that name; without arguments braces mean nothing."""
-        filled = {name: value if isinstance(value, Message) else printable(value) for name, value in arguments.items()}
+        filled = {
+            name: value if isinstance(value, Message) else printable_text(value) for name, value in arguments.items()
+        }
         self._set(template=template, arguments=MappingProxyType(filled), plural="")
 
     def _set(self, **facts: Any) -> None:
@@ -236,13 +238,13 @@ def option_name(name: str) -> OptionName:
 
 def option_names(names: Iterable[str]) -> Message:
     """The names of options, one after the other."""
-    return listed([*map(option_name, names)])
+    return join_messages([*map(option_name, names)])
 
 
 def option_values(shown: Mapping[str, str]) -> Message:
     """Options with their values as text: "a = 1, b = true"."""
     template = "{option} = {value}"
-    return listed([Message(template, option=option_name(name), value=value) for name, value in shown.items()])
+    return join_messages([Message(template, option=option_name(name), value=value) for name, value in shown.items()])
 
 
 MessageLike = str | Message  # plain text of the user's or of another program, or a sentence of ours
@@ -260,7 +262,7 @@ def ngettext(template: str, plural: str, count: int, **arguments: Any) -> Messag
     return made
 
 
-def listed(texts: Sequence[MessageLike], between: str = ", ") -> Message:
+def join_messages(texts: Sequence[MessageLike], between: str = ", ") -> Message:
     """Texts as one, with a sign between."""
     template = between.join(f"{{part{at}}}" for at in range(len(texts)))
     return Message(template, **{f"part{at}": text for at, text in enumerate(texts)})
@@ -269,13 +271,13 @@ def listed(texts: Sequence[MessageLike], between: str = ", ") -> Message:
 def either(names: Iterable[MessageLike]) -> MessageLike:
     """Names as a choice of one: "a", "a or b", "a, b or c"."""
     *first, last = [*names] or [""]
-    return Message("{first} or {last}", first=listed(first), last=last) if first else last
+    return Message("{first} or {last}", first=join_messages(first), last=last) if first else last
 
 
 def together(names: Iterable[MessageLike]) -> MessageLike:
     """Names that belong together: "a", "a and b", "a, b and c"."""
     *first, last = [*names] or [""]
-    return Message("{first} and {last}", first=listed(first), last=last) if first else last
+    return Message("{first} and {last}", first=join_messages(first), last=last) if first else last
 
 
 Report = Callable[[Message, int, int], None]  # what is done now, how much of how much; it may raise to end the work
@@ -367,16 +369,16 @@ class ConfigError(ValueError):
 
     def __init__(self, *problems: MessageLike, **arguments: Any) -> None:
         """Problems, or one template with its arguments."""
-        self.problems = [Problem("", str(problems[0]), **arguments)] if arguments else [*problems_of(problems)]
+        self.problems = [Problem("", str(problems[0]), **arguments)] if arguments else [*as_problems(problems)]
         super().__init__("\n".join(map(str, self.problems)))
 
     @property
     def said(self) -> Message:
         """What it says, which can be translated: its problem, or a line for each."""
-        return self.problems[0] if len(self.problems) == 1 else listed(self.problems, "\n")
+        return self.problems[0] if len(self.problems) == 1 else join_messages(self.problems, "\n")
 
 
-def problems_of(texts: Iterable[MessageLike]) -> Iterator[Problem]:
+def as_problems(texts: Iterable[MessageLike]) -> Iterator[Problem]:
     """Problems as they are, messages as problems, and of plain texts a problem for each line.
 
     A message with a plural, or with an argument that is named like a fact of problems, becomes the argument of one.

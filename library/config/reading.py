@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from library.config.problems import ConfigError
-from library.config.values import WIDE, quoted, to_float, to_int, to_str
+from library.config.values import WIDE, parse_finite, quoted, to_int, to_str
 
 LARGEST = 65536  # pixels on a side; nothing is trained at more
 # Of an adapter. No layer has so many rows, but LoKr reads a rank above them, usually 100000, as "whole matrices".
@@ -33,7 +33,7 @@ def count_or_off(value: Any) -> int | None:
 
 def minutes(value: Any) -> float | None:
     """A time in minutes; 0 is how forms say "not set"."""
-    result = to_float(value)
+    result = parse_finite(value)
     if not 0 <= result < float("inf"):
         raise ConfigError("must be a number of minutes above 0 (or 0 for not set), got {value}", value=quoted(value))
     return result or None
@@ -42,20 +42,20 @@ def minutes(value: Any) -> float | None:
 def steps_or_share(value: Any) -> int | float:
     """Steps (100), or a share of the training (0.05, "5%")."""
     if isinstance(value, str) and value.translate(WIDE).strip().endswith("%"):
-        result = to_float(value.strip()[:-1]) / 100
+        result = parse_finite(value.strip()[:-1]) / 100
     else:
-        result = to_float(value)
+        result = parse_finite(value)
     return int(result) if result >= 1 else result if result else 0
 
 
 def resolution(value: Any) -> str:
     """A resolution as text: 1024 or [1024, 1024] -> "1024" or "1024,1024"; several sizes -> "512;1024,768"."""
-    sizes(value)  # raises for what they cannot be together
+    parse_resolution(value)  # raises for what they cannot be together
     return ";".join(",".join(map(str, _sides(part, OF_RESOLUTION))) for part in _size_parts(value))
 
 
 # Why: docs/decisions/2026-11-27-several-sizes.md
-def sizes(value: Any) -> tuple[tuple[int, int], ...]:
+def parse_resolution(value: Any) -> tuple[tuple[int, int], ...]:
     """The sizes of a resolution as (width, height), one number being a square.
 
     Two numbers are the width and height of one size, as in sd-scripts; three or more are squares. Sizes with a
@@ -104,9 +104,9 @@ def _sides(value: Any, expected: str = ONE_SIZE) -> list[int]:
     return sides
 
 
-def pair(value: Any) -> str:
+def parse_pair(value: Any) -> str:
     """Two numbers, the smaller first: "2.0,4.0" or [2.0, 4.0] -> "2.0,4.0"."""
-    sides = _parts(value, to_float)
+    sides = _parts(value, parse_finite)
     if len(sides) != 2 or not 0 < sides[0] <= sides[1]:
         raise ConfigError("must be two numbers, the smaller first (2.0,4.0), got {value}", value=quoted(value))
     return f"{sides[0]},{sides[1]}"
@@ -114,13 +114,13 @@ def pair(value: Any) -> str:
 
 def range_of_sizes(value: Any) -> tuple[float, float]:
     """Two numbers, the smaller first, as numbers."""
-    low, high = pair(value).split(",")
+    low, high = parse_pair(value).split(",")
     return float(low), float(high)
 
 
-def numbers(value: Any) -> str:
+def parse_numbers(value: Any) -> str:
     """Numbers at least 0, with commas between: "1e-5,0" or [1e-5, 0] -> "1e-05,0.0"."""
-    found = _parts(value, to_float)
+    found = _parts(value, parse_finite)
     if not found or min(found) < 0:
         raise ConfigError("must be numbers of at least 0 with commas between, got {value}", value=quoted(value))
     return ",".join(map(str, found))
@@ -137,7 +137,7 @@ def _parts(value: Any, read: Callable[[Any], Any], between: str = ",") -> list[A
         return []
 
 
-def extension(value: Any) -> str:
+def parse_extension(value: Any) -> str:
     """The ending of a file's name, with its dot."""
     text = to_str(value).strip()
     if set(text) & set("/\\\0"):

@@ -43,7 +43,7 @@ def define_section(cls: type[S]) -> S:
 
 
 @functools.cache
-def options(config: type) -> Mapping[str, Option]:
+def options_of(config: type) -> Mapping[str, Option]:
     """Every option of a config class by name, in the order of its sections (`order`) and of their declaration."""
     found: dict[str, Option] = {}
     for part in sorted(dataclasses.fields(config), key=lambda f: getattr(config, "order", (f.name,)).index(f.name)):
@@ -75,9 +75,9 @@ def _option(field: dataclasses.Field, hint: Any, section: str) -> Option:
     return Option(field.name, section, kind, many, optional, choices, is_open, field.default, field.metadata)
 
 
-def values(config: Any) -> JsonObject:
+def option_values(config: Any) -> JsonObject:
     """Every option's value by name."""
-    return {o.name: getattr(getattr(config, o.section), o.name) for o in options(type(config)).values()}
+    return {o.name: getattr(getattr(config, o.section), o.name) for o in options_of(type(config)).values()}
 
 
 def changed(config: Any, secrets: bool = False) -> dict[str, JsonObject]:
@@ -86,14 +86,14 @@ def changed(config: Any, secrets: bool = False) -> dict[str, JsonObject]:
     Tokens and keys stay out of files unless `secrets` is asked for.
     """
     out: dict[str, JsonObject] = {}
-    for name, value in values(config).items():
-        o = options(type(config))[name]
+    for name, value in option_values(config).items():
+        o = options_of(type(config))[name]
         if value != o.default and (secrets or o.kind != "secret"):
             out.setdefault(o.section, {})[name] = value
     return out
 
 
-def flat(sections: JsonMapping, problems: list[Problem] | None = None) -> JsonObject:
+def flatten_sections(sections: JsonMapping, problems: list[Problem] | None = None) -> JsonObject:
     """One level of tables taken away: {"optim": {"learning_rate": 1}} -> {"learning_rate": 1}.
 
     An option that stands in two tables has no value that could be meant: it is appended to `problems`, or raised as
@@ -118,5 +118,5 @@ def flat(sections: JsonMapping, problems: list[Problem] | None = None) -> JsonOb
 
 def defaults(config: Any, *names: str) -> JsonObject:
     """The defaults of some options, for a fix that switches them off; of those that the config has."""
-    known = options(type(config))
+    known = options_of(type(config))
     return {name: known[name].default for name in names if name in known}

@@ -107,7 +107,7 @@ class Option:
         if value is None:
             return ""
         if self.many:
-            return join(value)
+            return join_words(value)
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     def _unset(self) -> Any:
@@ -131,11 +131,11 @@ class Option:
             return [value]
         # "1e-4, 1e-5" is how people write two numbers; in text a comma may be part of the value (betas=0.9,0.99).
         if self.type not in (int, float):
-            return split(value)
+            return split_words(value)
         value = value.translate(WIDE)
         if re.search(r"\d,0\d", value):  # else "0,0001" would be the two numbers 0 and 1
             raise self._refused(value, _pointed(value))
-        return split(value.replace(",", " "))
+        return split_words(value.replace(",", " "))
 
     def _one(self, value: Any) -> Any:
         if self.kind in ("file", "folder"):
@@ -215,7 +215,7 @@ def to_bool(value: Any) -> bool:
     raise ValueError(value)
 
 
-def to_float(value: Any) -> float:
+def parse_finite(value: Any) -> float:
     """A finite number, also written as text ("5e-5"). No option means anything by infinity or NaN."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(value)
@@ -231,7 +231,7 @@ def to_int(value: Any) -> int:
         return int(value)  # exact for any length, which a float is not
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    result = to_float(value)
+    result = parse_finite(value)
     if not result.is_integer():
         raise ValueError(value)
     return int(result)
@@ -272,7 +272,7 @@ def to_table(value: Any) -> JsonObject:
 CONVERT: dict[type, Callable[[Any], Any]] = {
     bool: to_bool,
     int: to_int,
-    float: to_float,
+    float: parse_finite,
     str: to_str,
     Path: to_path,
     dict: to_table,
@@ -305,12 +305,12 @@ def _pointed(value: Any) -> str:
     grouped = re.fullmatch(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+\s*", value)
     other = value.strip().replace(",", "" if grouped else ".")
     with contextlib.suppress(ValueError):
-        to_float(other)
+        parse_finite(other)
         return other
     return ""
 
 
-def split(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Text -> items, cut at blanks outside quotes. A backslash is an ordinary character, as Windows paths need."""
     lexer = shlex.shlex(text, posix=True)
     lexer.whitespace_split, lexer.escape, lexer.commenters = True, "", ""
@@ -320,7 +320,7 @@ def split(text: str) -> list[str]:
         raise ConfigError("has a quote that is never closed: {text}", text=quoted(text)) from None
 
 
-def join(items: Any) -> str:
+def join_words(items: Any) -> str:
     """Items -> one line that `split` cuts back into them."""
     return " ".join(_quoted(str(item)) for item in items)
 

@@ -28,7 +28,7 @@ CACHE = (
 )
 
 
-def caption(collection: ImageCollection, name: str, text: str, expected: str | None) -> Picture:
+def change_caption(collection: ImageCollection, name: str, text: str, expected: str | None) -> Picture:
     """Write the caption of one image. `expected` is its current text as the caller last read it (None: no file).
 
     Raises ConfigError when the file differs: another program wrote it meanwhile.
@@ -50,7 +50,7 @@ def caption(collection: ImageCollection, name: str, text: str, expected: str | N
     return picture
 
 
-def put_back(collection: ImageCollection, change: str, names: Sequence[str]) -> tuple[int, int]:
+def restore_captions(collection: ImageCollection, change: str, names: Sequence[str]) -> tuple[int, int]:
     """Restore the captions of images from before a change. Returns how many were restored, and how many skipped.
 
     Captions that were altered since are skipped. The restoration is a change of its own.
@@ -59,7 +59,9 @@ def put_back(collection: ImageCollection, change: str, names: Sequence[str]) -> 
     with trash.lock(collection.root.resolve()):
         files = (Path(collection.find(name).caption_file) for name in names)
         wanted = {file.parent.resolve() / file.name for file in files}
-        changed = [one for one in trash.texts(collection.root, change) if one.path in wanted and one.now != one.before]
+        changed = [
+            one for one in trash.changed_texts(collection.root, change) if one.path in wanted and one.now != one.before
+        ]
         found = [one for one in changed if one.now == one.after]
         with trash.Change(collection.root, f"Put back {counted(len(found), 'caption')}") as back:
             back.write({one.path: one.before for one in found if one.before is not None})
@@ -109,7 +111,7 @@ def edit_tags(
     return len(changed)
 
 
-def remove(collection: ImageCollection, names: Sequence[str]) -> int:
+def remove_images(collection: ImageCollection, names: Sequence[str]) -> int:
     """Move images, with their captions and caches, into the trash. Returns how many images."""
     pictures = [collection.find(name) for name in dict.fromkeys(names)]
     changeable(collection, pictures)
@@ -141,7 +143,7 @@ def companions(image: Path, names: Sequence[str]) -> list[Path]:
     return [image.with_name(name) for name in sorted({*mine, *captions})]
 
 
-def compare(collection: ImageCollection, report: Report | None = None) -> None:
+def find_similar_groups(collection: ImageCollection, report: Report | None = None) -> None:
     """Find identical and similar images, and store their groups in the collection."""
     # Several images of a training may be of one file.
     pictures = list({p.path: p for p in collection.pictures if not p.broken}.values())
@@ -192,7 +194,7 @@ def gather(collection: ImageCollection, repeats: int, words: str) -> str:
     """Move the images directly in the opened folder, with their captions, into <repeats>_<words>. Returns that name."""
     changeable(collection)
     name = folder_name(repeats, words)
-    here = folders.listing(collection.root)
+    here = folders.list_folder(collection.root)
     images = [collection.root / image for image in here.images]
     if not images:
         raise ConfigError("no images lie directly in {root}: there is nothing to move", root=collection.root)
@@ -214,7 +216,7 @@ def bring(collection: ImageCollection, source: Path, repeats: int, words: str, r
     target = collection.root / name
     if source.resolve() == target.resolve():
         raise ConfigError("{source} is that folder already", source=source)
-    images = [source / image for image in folders.listing(source).images]
+    images = [source / image for image in folders.list_folder(source).images]
     if not images:
         raise ConfigError("no images lie directly in {source}: there is nothing to copy", source=source)
     names = sorted(os.listdir(source))

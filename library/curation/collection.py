@@ -10,8 +10,8 @@ from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.run_config import RunConfig
 from library.data import augment, captions
 from library.data.buckets import BucketFit, Buckets, Size
-from library.data.images import Image, ImageSet, bucket_rules, summary
-from library.data.length import length
+from library.data.images import Image, ImageSet, bucket_rules, summarise_images
+from library.data.length import training_length
 
 May = Callable[[str], bool]  # whether the target of a path may be read
 
@@ -126,8 +126,8 @@ class ImageCollection:
         images = self._images()
         if (seen := sum(image.repeats for image in images.items)) > MOST_SEEN:
             raise ConfigError("an epoch would have {seen} pictures: lower the repeats", seen=f"{seen:,}")
-        counts = summary(images, self.world)
-        long = length(self.config.steps, counts["batches_per_epoch"])
+        counts = summarise_images(images, self.world)
+        long = training_length(self.config.steps, counts["batches_per_epoch"])
         sizes = sorted({dataset.batch_size for dataset in images.datasets})
         return {
             **counts,

@@ -21,9 +21,9 @@ from tomlkit.items import AoT
 from library.config.dataset import DATASET_KEYS, SUBSET_KEYS, DatasetConfig, SubsetConfig
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.outside_files import load_json, load_toml, read_text
+from library.config.outside_files import load_json, load_toml, read_outside_text
 from library.config.problems import ConfigError, Problem
-from library.config.reading import sizes
+from library.config.reading import parse_resolution
 
 # The options of a data set, and of each of its folders, in a form.
 OF_DATASET = (
@@ -122,7 +122,7 @@ def written(path: Path, wanted: Sequence[DatasetTable]) -> str:
         raise ConfigError(*problems)
     if path.suffix.lower() == ".json":
         return json.dumps(expected, indent=2, ensure_ascii=False) + "\n"
-    text = read_text(path) if path.exists() else COMMENT
+    text = read_outside_text(path) if path.exists() else COMMENT
     is_windows = path.exists() and b"\r\n" in path.read_bytes()
     try:
         made = _toml(text, wanted)
@@ -247,7 +247,7 @@ def _text(name: str, value: Any) -> str:
     """A value as text of its field, also if it is invalid, so that it can be corrected."""
     if name == "resolution" and value:
         with contextlib.suppress(ConfigError):
-            return ";".join(",".join(map(str, dict.fromkeys(size))) for size in sizes(value))
+            return ";".join(",".join(map(str, dict.fromkeys(size))) for size in parse_resolution(value))
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
     return KNOWN[name].text(value)

@@ -20,14 +20,14 @@ def found(config: RunConfig) -> tuple[DatasetConfig, list[Problem]]:
     return finding.with_folders(survey, dataset), survey.problems
 
 
-def is_flat(folder: str | None) -> bool:
+def is_flat_folder(folder: str | None) -> bool:
     """Whether the training images are directly in this folder."""
-    return Path(folder or "").is_dir() and folders.is_flat(Path(folder or ""))
+    return Path(folder or "").is_dir() and folders.has_flat_images(Path(folder or ""))
 
 
 def count_images(folder: Path) -> int:
     """The number of images directly in a folder."""
-    return len(folders.listing(folder).images)
+    return len(folders.list_folder(folder).images)
 
 
 def read_folder_name(one: FolderTable) -> list[FolderTable]:

@@ -30,7 +30,7 @@ def safe_name(sent: str) -> str:
     return ("_" if RESERVED.fullmatch(stem) else "") + stem + suffix.lower()
 
 
-def refusal(name: str, num_bytes: int) -> Message | None:
+def refuse_file(name: str, num_bytes: int) -> Message | None:
     """Why a file of this name and length is rejected, or None."""
     suffix = os.path.splitext(name)[1]
     known = sorted(extensions())
@@ -90,14 +90,14 @@ def free_names(names: Sequence[str], taken: Collection[str]) -> dict[str, str]:
     for members in pairs.values():
         suffixes = [os.path.splitext(name)[1] for name in members]
         reserved = {*suffixes, *(images if not images.isdisjoint(suffixes) else ())}
-        stems = numbered(os.path.splitext(members[0])[0])
+        stems = numbered_stems(os.path.splitext(members[0])[0])
         stem = next(one for one in stems if used.isdisjoint(f"{one}{suffix}".lower() for suffix in reserved))
         used |= {f"{stem}{suffix}".lower() for suffix in suffixes}
         found |= {name: stem + suffix for name, suffix in zip(members, suffixes, strict=True)}
     return found
 
 
-def numbered(stem: str) -> Iterator[str]:
+def numbered_stems(stem: str) -> Iterator[str]:
     """A stem, then the stem with suffixes 2, 3, ..."""
     yield stem
     for number in range(2, 1_000_000):
@@ -110,7 +110,7 @@ def put(source: Path, folder: Path, name: str) -> Path:
     Nothing is overwritten: the system creates the name atomically, and refuses an existing one.
     """
     stem, suffix = os.path.splitext(name)
-    for candidate in numbered(stem):
+    for candidate in numbered_stems(stem):
         path = folder / f"{candidate}{suffix}"
         with clear_errors(path):
             if _takes_name(source, path):

@@ -12,7 +12,7 @@ from library.data import folders
 from library.data.buckets import Buckets, Size
 from library.data.caption_files import about_odd_files, odd_files, read_caption
 from library.data.folders import Listing
-from library.data.orientation import orientation, swapped
+from library.data.orientation import orientation, turned_size
 from library.data.pixels import check_file, header_size
 from library.data.preflight import FEW
 from library.data.threads import spread
@@ -34,7 +34,7 @@ def scan_collection(
     except OSError as error:
         raise ConfigError("{root} cannot be listed: {why}", root=root, why=error.strerror or error) from None
     collection.notes += sharing(collection)
-    examine(collection, collection.pictures, report)
+    examine_pictures(collection, collection.pictures, report)
     rules = collection.rules
     for picture in collection.pictures:
         fitted(picture, rules)
@@ -42,12 +42,12 @@ def scan_collection(
     return collection
 
 
-def examine(collection: ImageCollection, pictures: list[Picture], report: Report | None = None) -> None:
+def examine_pictures(collection: ImageCollection, pictures: list[Picture], report: Report | None = None) -> None:
     """Read the files of images: size, whether they can be decoded, and their captions."""
     whole = len(pictures) <= FEW
     facts = spread(partial(_facts, collection, whole), pictures, report, Message("scanning images"))
     for picture, (size, broken, turn) in zip(pictures, facts, strict=True):
-        picture.size = swapped(size, turn) if collection.config.data.exif_rotation else size
+        picture.size = turned_size(size, turn) if collection.config.data.exif_rotation else size
         picture.broken, picture.turned = broken, turn != 1
     spread(partial(reread, collection), pictures, report, Message("reading captions"))
 
@@ -78,10 +78,10 @@ def reread(collection: ImageCollection, picture: Picture) -> None:
 
 
 def _find(collection: ImageCollection) -> None:
-    here = folders.listing(collection.root)
+    here = folders.list_folder(collection.root)
     inner = [(name, found) for name in here.folders if (found := _inner(collection, name)) is not None]
     has_concepts = any(folders.concept(collection.root / name) for name, _ in inner)
-    flat, own = folders.is_flat(collection.root), folders.concept(collection.root)
+    flat, own = folders.has_flat_images(collection.root), folders.concept(collection.root)
     why = "" if flat or not has_concepts else "images directly in the folder are not used beside <repeats>_<words>"
     given = collection.config.data.dataset_repeats
     repeats, words = (own.repeats, own.words) if own and not flat else (given, "")
@@ -93,7 +93,7 @@ def _find(collection: ImageCollection) -> None:
             reason = "it has 0 repeats"
         place = ImageFolder(name, concept.repeats if concept else 1, concept.words if concept else "", 0, reason)
         _take(collection, listing, place)
-        deeper = [one for one in listing.folders if folders.listing(collection.root / name / one).images]
+        deeper = [one for one in listing.folders if folders.list_folder(collection.root / name / one).images]
         if deeper:
             collection.notes.append(
                 Message(
@@ -117,7 +117,7 @@ def _inner(collection: ImageCollection, name: str) -> Listing | None:
     if not _safe(collection, os.path.join(collection.root, name)):
         return None
     try:
-        return folders.listing(collection.root / name)
+        return folders.list_folder(collection.root / name)
     except OSError as error:
         collection.notes.append(Message("{name} cannot be listed: {why}", name=name, why=error.strerror or error))
         return None

@@ -16,7 +16,7 @@ KINDS: dict[str, tuple[str, Test]] = {
     "missing": ("Without a caption", lambda a, p: p.caption is None),
     "empty": ("Empty caption", lambda a, p: p.caption is not None and not p.words and not p.foreign),
     "foreign": ("Caption that cannot be read", lambda a, p: p.foreign),
-    "lines": ("Caption of several lines", lambda a, p: len(captions.lines(p.caption or "").split("\n")) > 1),
+    "lines": ("Caption of several lines", lambda a, p: len(captions.caption_lines(p.caption or "").split("\n")) > 1),
     "broken": ("Broken images", lambda a, p: bool(p.broken)),
     "unused": ("Not used", lambda a, p: bool(p.unused)),
     "cut": ("Cropped by more than 20 %", lambda a, p: p.used and max(p.cut) > MUCH_CUT),
@@ -28,7 +28,7 @@ KINDS: dict[str, tuple[str, Test]] = {
 }
 
 
-def choose(
+def select_pictures(
     collection: ImageCollection, kind: str, words: str = "", folder: str | None = None, trigger: str = ""
 ) -> list[Picture]:
     """The images of a kind, of a folder, whose name or caption has these words; `trigger`: for those without it."""
@@ -49,7 +49,7 @@ def choose(
     return sorted(found, key=lambda p: (collection.doubles[p.name], p.name)) if kind == "double" else found
 
 
-def counts(collection: ImageCollection, trigger: str = "") -> dict[str, int]:
+def count_kinds(collection: ImageCollection, trigger: str = "") -> dict[str, int]:
     """The number of images of each kind."""
     found = {kind: sum(map(partial(test, collection), collection.pictures)) for kind, (_, test) in KINDS.items()}
     if trigger.strip():

@@ -39,7 +39,7 @@ def scan_sources(
         collection.world = world
         return collection
     guard(config, may)
-    found = finding.survey(config, report, keep=False)
+    found = finding.survey_data(config, report, keep=False)
     described = data.dataset_config or data.in_json
     if described:
         name = Path(described).name
@@ -89,7 +89,9 @@ class _Places:
         self.collection, self.found = collection, found
         self.known: dict[tuple[int, str], ImageFolder] = {}
         every = [(i, s) for i, dataset in enumerate(found.images.datasets) for s in dataset.subsets]
-        self.shared = Counter(source(subset) for subset in {id(subset): subset for _, subset in every}.values())
+        self.shared = Counter(
+            source_of_subset(subset) for subset in {id(subset): subset for _, subset in every}.values()
+        )
         self.made: dict[int, ImageFolder] = {}  # by id of the subset, which may be trained at several sizes
         self.own = {place.path: place for place in collection.places}
         for position, subset in every:
@@ -97,10 +99,10 @@ class _Places:
 
     def of(self, image: Image) -> ImageFolder:
         """The source of an image."""
-        return self.known[image.dataset, source(image.subset)]
+        return self.known[image.dataset, source_of_subset(image.subset)]
 
     def _make(self, position: int, subset: SubsetConfig) -> None:
-        path = source(subset)
+        path = source_of_subset(subset)
         if path in self.own:
             self.known[position, path] = self.own[path]
             return
@@ -133,7 +135,7 @@ class _Places:
         self.collection.places.append(place)
 
 
-def source(subset: SubsetConfig) -> str:
+def source_of_subset(subset: SubsetConfig) -> str:
     """The source that identifies a subset within its data set."""
     return subset.metadata_file or subset.image_dir or ""
 
@@ -163,7 +165,7 @@ def _add(collection: ImageCollection, found: Survey, report: Report | None) -> N
     added += _left_out(found, places, {*own, *(picture.path for picture in added)})
     there = [picture for picture in added if picture.modified]  # of the others there may be only latents
     fits = [picture.size for picture in there]
-    scanning.examine(collection, there, report)
+    scanning.examine_pictures(collection, there, report)
     for picture, size in zip(there, fits, strict=True):
         picture.size = picture.size if picture.broken or not min(size) else size  # a metadata file takes precedence
         if picture.fit is None and not picture.broken and not picture.unused:
@@ -207,7 +209,7 @@ def _left_out(found: Survey, places: _Places, seen: set[str]) -> list[Picture]:
     spare, made = set(found.unused), []
     for position, dataset in enumerate(found.images.datasets):
         for subset in dataset.subsets:
-            place = places.known[position, source(subset)]
+            place = places.known[position, source_of_subset(subset)]
             if not subset.image_dir or place.path in places.own:
                 continue
             here: Listing = found.files(subset.image_dir)

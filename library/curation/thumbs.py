@@ -24,7 +24,7 @@ _at_once = threading.Semaphore(2)  # whole images in memory
 _pruned = [0.0]
 
 
-def root() -> Path:
+def thumbnail_folder() -> Path:
     """The folder of the cache."""
     return cache_folder() / "thumbnails"
 
@@ -47,7 +47,7 @@ def thumb(path: str | Path, side: int = SIDES[0], upright: bool = False) -> byte
         "utf-8", "surrogateescape"
     )
     name = hashlib.blake2b(known, digest_size=16).hexdigest()
-    kept = root() / name[:2] / f"{name}.webp"
+    kept = thumbnail_folder() / name[:2] / f"{name}.webp"
     try:
         return kept.read_bytes()
     except OSError:
@@ -57,7 +57,7 @@ def thumb(path: str | Path, side: int = SIDES[0], upright: bool = False) -> byte
         write_atomic(kept, made)
     if time.time() - _pruned[0] > DAY:
         _pruned[0] = time.time()
-        threading.Thread(target=prune, name="thumbnails", daemon=True).start()
+        threading.Thread(target=prune_thumbnails, name="thumbnails", daemon=True).start()
     return made
 
 
@@ -79,10 +79,10 @@ def open_image(path: str | Path) -> Image.Image:
     return with_limit
 
 
-def prune(limit: int = LIMIT) -> int:
+def prune_thumbnails(limit: int = LIMIT) -> int:
     """Remove the oldest thumbnails until the rest fits into `limit` bytes. Returns the bytes that are left."""
     files = []
-    for path in root().glob("*/*.webp"):
+    for path in thumbnail_folder().glob("*/*.webp"):
         try:
             about = path.stat()
             files.append((about.st_mtime, about.st_size, path))

@@ -191,7 +191,7 @@ def undo(root: str | Path, report: Report | None = None) -> Undone:
         return Undone(last.title, count, tuple(left))
 
 
-def texts(root: str | Path, change: str) -> list[TextChange]:
+def changed_texts(root: str | Path, change: str) -> list[TextChange]:
     """The text files that a change wrote, by its id. Raises ConfigError when there is no such change."""
     root = Path(root).resolve()
     past = next((past for past in _all(root) if past.id == change), None)

@@ -144,7 +144,9 @@ def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = Fals
         return False
     # Of an image that is gone nothing tells how it would be read.
     names = ["resized", "interpolation"] + ["read"] * os.path.exists(wanted.image)
-    if any(stamp.get(name) != wanted.cut.get(name) for name in names) or not identity.same(stamp.get("vae"), vae):
+    if any(stamp.get(name) != wanted.cut.get(name) for name in names) or not identity.is_same_network(
+        stamp.get("vae"), vae
+    ):
         return False
     same = stamps.same_image(wanted.image, stamp.get("image"))
     return same and stamps.same_controls(wanted.controls, stamp.get("controls", []))
@@ -234,12 +236,12 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
     same = all(made.get(name) == stamp.get(name) for name in ("caption", "template"))
     return (
         same
-        and identity.same(made.get("encoders"), stamp["encoders"])
+        and identity.is_same_network(made.get("encoders"), stamp["encoders"])
         and stamps.same_controls(shown, made.get("controls", []))
     )
 
 
-def read_text(file: str, keys: Iterable[str], names: Mapping[str, str] | None = None) -> dict[str, np.ndarray]:
+def read_text_cache(file: str, keys: Iterable[str], names: Mapping[str, str] | None = None) -> dict[str, np.ndarray]:
     """Read the outputs of the text encoders by name, as float32."""
     with cache_files.open_cache_file(file) as found:
         arrays = {key: found.array((names or {}).get(key, key)) for key in keys}
@@ -360,7 +362,7 @@ def _still_same_image(file: CacheFile, wanted: Wanted, tail: str) -> bool:
     return stamps.same_image(wanted.image, stamp.get("image"))
 
 
-def unreadable(file: str | Path, error: Exception) -> ConfigError:
+def unreadable_cache(file: str | Path, error: Exception) -> ConfigError:
     """The error for a cache that cannot be read when it is needed."""
     if isinstance(error, FileNotFoundError):
         return ConfigError(

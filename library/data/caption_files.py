@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from library.config.dataset import SubsetConfig
-from library.config.outside_files import CAPTION, decoded, read_bytes
+from library.config.outside_files import CAPTION, decode_text, read_bytes
 from library.config.problems import Message, Problem, counted, ngettext
 from library.data.folders import Listing, about_images, some
 from library.data.metadata import AUTOMATIC
@@ -32,7 +32,7 @@ def read_caption(path: str | Path) -> str:
     neither UTF-8 nor marked UTF-16.
     """
     os.stat(path)
-    return decoded(read_bytes(path, CAPTION))
+    return decode_text(read_bytes(path, CAPTION))
 
 
 def caption_file(here: Listing, image: str, extension: str) -> str:

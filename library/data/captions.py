@@ -40,7 +40,7 @@ def process(
         return ""
     caption = _expanded(caption, random) if options.enable_wildcard else caption.split("\n", 1)[0]
     if options.shuffle_caption or options.token_warmup_step > 0 or options.caption_tag_dropout_rate > 0:
-        caption = joined(_tags(caption, options, random, moment), options.caption_separator)
+        caption = join_tags(_tags(caption, options, random, moment), options.caption_separator)
     caption = _without_marks(caption, options)
     return random.choice(change.sentences) if change.sentences else change.of_prompt(caption)
 
@@ -95,7 +95,7 @@ def _line_with_affixes(caption: str, options: SubsetConfig) -> str:
     return f"{caption} {options.caption_suffix}" if options.caption_suffix else caption
 
 
-def joined(tags: Sequence[str], separator: str) -> str:
+def join_tags(tags: Sequence[str], separator: str) -> str:
     """Join tags with the separator and a space."""
     return (separator if separator[-1:].isspace() else f"{separator} ").join(tags)
 
@@ -105,7 +105,7 @@ def first_line(text: str) -> str:
     return text.strip().split("\n", 1)[0].strip()
 
 
-def lines(text: str) -> str:
+def caption_lines(text: str) -> str:
     """Read a caption file that holds alternatives: every line that is not empty."""
     return "\n".join(line for line in map(str.strip, text.split("\n")) if line)
 
@@ -118,14 +118,14 @@ def with_tags(caption: str, tags: str, options: SubsetConfig) -> str:
     tags = tags.replace("\n", separator)
     if not caption:
         return tags
-    return "\n".join(f"{line}{separator}{tags}" if tags else line for line in lines(caption).split("\n"))
+    return "\n".join(f"{line}{separator}{tags}" if tags else line for line in caption_lines(caption).split("\n"))
 
 
 def _without_marks(caption: str, options: SubsetConfig) -> str:
     """Remove what marks tags as kept or as joined, which no model should learn."""
     mark = options.keep_tokens_separator
     if mark and mark in caption:
-        caption = joined([tag for part in _parts(caption, options) for tag in part], options.caption_separator)
+        caption = join_tags([tag for part in _parts(caption, options) for tag in part], options.caption_separator)
     if options.secondary_separator:
         caption = caption.replace(options.secondary_separator, options.caption_separator)
     return caption

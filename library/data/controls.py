@@ -10,7 +10,7 @@ from library.config.dataset import SubsetConfig
 from library.config.problems import Problem, counted
 from library.config.run_config import ControlUse
 from library.data.buckets import BucketFit, Buckets, Size
-from library.data.folders import MASK_LABEL, Listing, about_images, place_of, some
+from library.data.folders import MASK_LABEL, Listing, about_images, real_place, some
 from library.data.images import ControlImage, Image
 from library.data.pixels import header_size
 
@@ -40,7 +40,7 @@ def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
             result.unpaired.setdefault((subset.conditioning_data_dir, here.folder), []).append(image.path)
             return ""
         result.beside.setdefault(here.folder, set()).add(name)
-    if 0 in (size := size_of(result, here.path(name))):
+    if 0 in (size := stored_image_size(result, here.path(name))):
         result.problems.append(about_images("{path} cannot be read as an image", path=here.path(name)))
     elif size != image.size:
         wanted = f"{image.size[0]}x{image.size[1]}"
@@ -101,10 +101,10 @@ def without_pictures(result: "Survey") -> Iterator[Problem]:
 
 def without_images(result: "Survey") -> Iterator[Problem]:
     """Masks, control and reference images that belong to no image."""
-    own = {place_of(folder) for folder in {os.path.dirname(one.path) for one in result.images.items}}
+    own = {real_place(folder) for folder in {os.path.dirname(one.path) for one in result.images.items}}
     for folder, used in sorted(result.beside.items()):
         spare = [name for name in result.files(folder).images if name not in used]
-        if spare and place_of(folder) not in own:
+        if spare and real_place(folder) not in own:
             yield about_images(
                 "images in {folder} that belong to no training image, and are not used: {names}",
                 folder=folder,
@@ -153,7 +153,7 @@ def controls_of(
         result.problems.append(_wrong_number(subset, image, len(found), use))
     made = []
     for path in found:
-        size = size_of(result, path)
+        size = stored_image_size(result, path)
         fit = control_fit(subset, size, image.fit.bucket) if min(size) > 0 else None
         if fit is None:
             wrong = "the reference image {path} does not exist"
@@ -230,7 +230,7 @@ def _wrong_number(subset: SubsetConfig, image: Image, number: int, use: ControlU
     )
 
 
-def size_of(result: "Survey", path: str) -> Size:
+def stored_image_size(result: "Survey", path: str) -> Size:
     """Width and height at which an image file is read, from its header; (0, 0) where it is missing or no image."""
     folder, name = os.path.split(path)
     here = result.files(folder)

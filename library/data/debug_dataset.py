@@ -3,19 +3,19 @@
 from collections.abc import Iterator
 
 from library import data
-from library.config.building import replace
+from library.config.building import replace_options
 from library.config.problems import ConfigError, counted
 from library.config.run_config import RunConfig
-from library.data.images import ImageSet, summary
+from library.data.images import ImageSet, summarise_images
 from library.data.loading import Batches
 
 
-def lines(config: RunConfig, seed: int) -> Iterator[str]:
+def dataset_lines(config: RunConfig, seed: int) -> Iterator[str]:
     """The data sets, their buckets, and every batch of the first epoch: sizes, final captions, weights.
 
     Raises ConfigError with everything that is wrong with the data.
     """
-    config = replace(config, cache_info=False)  # cache_info would write files
+    config = replace_options(config, cache_info=False)  # cache_info would write files
     checked = data.check_data(config, config.grid)
     if checked.problems:
         raise ConfigError(*checked.problems)
@@ -30,7 +30,7 @@ def lines(config: RunConfig, seed: int) -> Iterator[str]:
 
 
 def _sets(images: ImageSet) -> Iterator[str]:
-    counts = summary(images)
+    counts = summarise_images(images)
     yield (
         f"{counted(counts['images'], 'image')} ({counts['regularisation']} of them regularisation), seen "
         f"{counted(counts['repeats'], 'time')} in {_batches_in(counts['batches_per_epoch'])} per epoch"

@@ -57,9 +57,9 @@ class Latents:
         try:
             found = caches.read_latents(wanted)
         except caches.BROKEN as e:
-            raise caches.unreadable(wanted.file, e) from e
+            raise caches.unreadable_cache(wanted.file, e) from e
         if found["latents"].shape[-2:] != wanted.shape:
-            raise caches.unreadable(wanted.file, ValueError(f"its latents are {found['latents'].shape}"))
+            raise caches.unreadable_cache(wanted.file, ValueError(f"its latents are {found['latents'].shape}"))
         return found
 
 
@@ -82,7 +82,7 @@ def encode_missing_caches(
     if config.cache.latents:
         images.latents = _latents(every, work)
     if config.cache.text:
-        images.text = text_encoding.texts(images, work)
+        images.text = text_encoding.encode_captions(images, work)
     if images.validation:
         images.validation.latents, images.validation.text = images.latents, images.text
     if world.device.type == "cuda":
@@ -206,7 +206,7 @@ def _opened(batch: list[Wanted]) -> _Pictures:
     for wanted in batch:
         picture = pixels.read_pixels(wanted.image, wanted.how, alpha=wanted.mask)
         pixels.expect_size(wanted.image, picture, wanted.size)
-        picture = pixels.look(picture, augment.middle(wanted.fit), wanted.interpolation or None)
+        picture = pixels.apply_view(picture, augment.middle(wanted.fit), wanted.interpolation or None)
         colours.append(pixels.to_tensor(picture[:, :, :3]))
         if wanted.mask:
             masks.append(picture[:, :, 3])
@@ -233,7 +233,7 @@ def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[Wanted, Array
     for ending in ["", *["_flipped"] * batch[0].flip]:
         seen = colours.flip(-1) if ending else colours
         with torch.no_grad():
-            generators = [generator_of(wanted.image, wanted.fit.bucket) for wanted in batch]
+            generators = [image_generator(wanted.image, wanted.fit.bucket) for wanted in batch]
             keep(f"latents{ending}", work.family.latents(work.components, seen, generator=generators))
             for number, control in enumerate(controls):
                 assert isinstance(work.family, TakesControls)
@@ -244,7 +244,7 @@ def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[Wanted, Array
     return list(zip(batch, found, strict=True))
 
 
-def generator_of(image: str, bucket: Size) -> torch.Generator:
+def image_generator(image: str, bucket: Size) -> torch.Generator:
     """A random generator for each image, so that its latents depend neither on its batch nor on the run."""
     name = f"{os.path.basename(image)} {bucket}"
     return torch.Generator().manual_seed(

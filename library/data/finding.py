@@ -76,13 +76,13 @@ def scan(config: RunConfig, report: Report | None = None) -> ImageSet:
 
     Raises ConfigError with every problem, one per line.
     """
-    found = survey(config, report)
+    found = survey_data(config, report)
     if found.problems:
         raise ConfigError(*found.problems)
     return found.images
 
 
-def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -> Survey:
+def survey_data(config: RunConfig, report: Report | None = None, keep: bool = True) -> Survey:
     """Scan all data that a config names, and collect problems instead of stopping at the first.
 
     With `keep` false nothing is written, whatever cache_info says.
@@ -100,9 +100,9 @@ def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -
         images = _images_of(result, position, _sized(dataset))
         learned.append([image for image in images if not image.is_reg])
         regular.append([image for image in images if image.is_reg])
-    began = held_out.earlier(config)
-    split = held_out.apart(every, learned, regular, config.steps.seed or 0, began)
-    result.copies, result.warnings = split.copies, [*result.warnings, *held_out.warnings(split, began)]
+    began = held_out.resumed_split(config)
+    split = held_out.hold_out(every, learned, regular, config.steps.seed or 0, began)
+    result.copies, result.warnings = split.copies, [*result.warnings, *held_out.split_warnings(split, began)]
     train, validation = ImageSet([], every, held_out=split.marks), ImageSet([], every, is_validation=True)
     for dataset, own, held, beside in zip(every, split.learned, split.held_out, split.regular, strict=True):
         train.items += own + _balanced(result, beside, own)
@@ -132,8 +132,10 @@ def _why_none(config: RunConfig, validation: ImageSet) -> Problem:
 def _learned_as_regular(config: RunConfig, every: tuple[DatasetConfig, ...]) -> Iterator[Problem]:
     """Folders whose images are both learned and regularisation images."""
     subsets = [subset for dataset in every for subset in dataset.subsets if subset.image_dir and subset.num_repeats]
-    learned = {folders.place_of(subset.image_dir or "") for subset in subsets if not subset.is_reg}
-    regular = dict.fromkeys(s.image_dir for s in subsets if s.is_reg and folders.place_of(s.image_dir or "") in learned)
+    learned = {folders.real_place(subset.image_dir or "") for subset in subsets if not subset.is_reg}
+    regular = dict.fromkeys(
+        s.image_dir for s in subsets if s.is_reg and folders.real_place(s.image_dir or "") in learned
+    )
     if regular:
         yield Problem("is_reg" if config.data.dataset_config else "reg_data_dir",
             ": {folders} cannot be training images and regularisation images at once; name another folder for one of "
@@ -170,7 +172,7 @@ def with_folders(result: Survey, dataset: DatasetConfig) -> DatasetConfig:
             result.problems += problems
             continue
         result.warnings += folders.warnings_of_parent(option, Path(parent), repeats)
-        if option == "train_data_dir" and repeats > 1 and not folders.is_flat(Path(parent)):
+        if option == "train_data_dir" and repeats > 1 and not folders.has_flat_images(Path(parent)):
             result.warnings.append(
                 Problem("dataset_repeats", "has no effect: the folders of images say their repeats in their names")
             )
@@ -361,14 +363,14 @@ def _facts(
     except (OSError, UnicodeError, ConfigError) as e:
         return size, e
     if subset.enable_wildcard:
-        return size, captions.lines(text)
+        return size, captions.caption_lines(text)
     _count_unread(result, subset, one.caption_file, text)
     return size, captions.first_line(text)
 
 
 def _count_unread(result: Survey, subset: SubsetConfig, name: str, text: str, others: int = 0) -> None:
     """Count the unused lines of a caption, in addition to `others`."""
-    if more := 0 if subset.enable_wildcard else captions.lines(text).count("\n") + others:
+    if more := 0 if subset.enable_wildcard else captions.caption_lines(text).count("\n") + others:
         result.unread[name] = more
 
 

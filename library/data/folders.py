@@ -85,7 +85,7 @@ class Concept(NamedTuple):
     words: str
 
 
-def listing(folder: str | Path) -> Listing:
+def list_folder(folder: str | Path) -> Listing:
     """List a folder. Hidden files, such as the ._ twins that macOS leaves, and __MACOSX are not there.
 
     A broken link to an image counts as an image of no bytes, so that it is reported like others that cannot be read.
@@ -128,7 +128,7 @@ def _plain_form(name: str) -> str:
 def looked_into(folder: str | Path) -> Listing:
     """List a folder, or set `unreadable`: some folders of a drive are closed even to its owner."""
     try:
-        return listing(folder)
+        return list_folder(folder)
     except OSError as e:
         return Listing(os.fspath(folder), unreadable=e.strerror or str(e))
 
@@ -163,7 +163,7 @@ def concepts(parent: Path) -> list[Concept]:
     return [one for one in found if one is not None and one.repeats > 0]
 
 
-def is_flat(parent: Path) -> bool:
+def has_flat_images(parent: Path) -> bool:
     """Whether the training images are directly in this folder, as in other trainers.
 
     Folders named <repeats>_<words> take precedence: with them, or in one that is named so, sd-scripts' rule holds.
@@ -178,7 +178,7 @@ def is_flat(parent: Path) -> bool:
 
 def trained(parent: Path, repeats: int) -> list[Concept]:
     """The folders of a training's images: those inside `parent`, or `parent` itself with these repeats."""
-    return [Concept(parent, repeats, "")] if is_flat(parent) else concepts(parent)
+    return [Concept(parent, repeats, "")] if has_flat_images(parent) else concepts(parent)
 
 
 def about_labels(here: Listing, is_masked: bool) -> Iterator[Problem]:
@@ -195,10 +195,10 @@ def about_labels(here: Listing, is_masked: bool) -> Iterator[Problem]:
 
 def same_place(one: str | Path, other: str | Path) -> bool:
     """Whether two paths lead to the same file or folder."""
-    return place_of(one) == place_of(other)
+    return real_place(one) == real_place(other)
 
 
-def place_of(path: str | Path) -> str:
+def real_place(path: str | Path) -> str:
     """Where a path leads, the same for all ways to write it."""
     return os.path.normcase(os.path.realpath(path))
 
@@ -229,7 +229,7 @@ def problems_of_parent(option: str, parent: str | Path) -> Iterator[Problem]:
         return
     found = concepts(parent)
     yield from (_too_often(option, one) for one in found if one.repeats > MOST_REPEATS)
-    if found or is_flat(parent):
+    if found or has_flat_images(parent):
         return
     here = looked_into(parent)
     with_images = [name for name in here.folders if looked_into(parent / name).images]
@@ -280,7 +280,7 @@ def _with_images(parent: Path) -> Iterator[Path]:
 
 def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[Problem]:
     """What in a folder of images is not used, or likely a mistake; `repeats` are those of a flat folder."""
-    here, flat = looked_into(parent), is_flat(parent)
+    here, flat = looked_into(parent), has_flat_images(parent)
     skipped = [name for name in here.folders if concept(parent / name) is None and looked_into(parent / name).images]
     if skipped and not flat:
         yield Problem(option,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from library.config.dataset import DatasetConfig, SubsetConfig
 from library.config.outside_files import load_json
-from library.config.problems import ConfigError, Message, Problem, counted, listed
+from library.config.problems import ConfigError, Message, Problem, counted, join_messages
 from library.config.run_config import RunConfig
 from library.data.folders import about_images, some
 from library.data.threads import spread
@@ -52,7 +52,7 @@ class Earlier:
     marks: frozenset[str] | None
 
 
-def earlier(config: RunConfig) -> Earlier | None:
+def resumed_split(config: RunConfig) -> Earlier | None:
     """The split of the state that a config resumes; None without one that can be read."""
     if not config.steps.resume:
         return None
@@ -66,7 +66,7 @@ def earlier(config: RunConfig) -> Earlier | None:
     return Earlier(frozenset(map(str, marks)) if isinstance(marks, list) else None)
 
 
-def apart(
+def hold_out(
     datasets: Sequence[DatasetConfig],
     learned: "Sequence[list[Image]]",
     regular: "Sequence[list[Image]]",
@@ -129,10 +129,10 @@ def _rank(mark: str, seed: int) -> str:
 def _marks(images: "Iterable[Image]") -> dict[str, str]:
     """The mark of each image, by path."""
     paths = [*dict.fromkeys(image.path for image in images)]
-    return dict(zip(paths, spread(mark, paths), strict=True))
+    return dict(zip(paths, spread(digest_image, paths), strict=True))
 
 
-def mark(path: str) -> str:
+def digest_image(path: str) -> str:
     """A digest of an image's content: its length and three pieces of it, as reading all of 100,000 photos takes long.
 
     Of an image of which only the latents are left it is one of its name.
@@ -224,14 +224,14 @@ def by_folder(images: "ImageSet") -> Message | None:
         )
         for place, paths in held.items()
     ]
-    shown = listed(rows[:MOST_SHOWN])
+    shown = join_messages(rows[:MOST_SHOWN])
     if len(rows) > MOST_SHOWN:
         shown = Message("{shown} and {more} more", shown=shown, more=len(rows) - MOST_SHOWN)
     counts = {"held": sum(map(len, held.values())), "count": sum(map(len, every.values()))}
     return Message("{held} of {count} images held out for validation: {folders}", **counts, folders=shown)
 
 
-def warnings(split: Split, began: Earlier | None) -> Iterator[Problem]:
+def split_warnings(split: Split, began: Earlier | None) -> Iterator[Problem]:
     """Images that are in neither part or in both, and what the split of a resumed state changes."""
     if split.copies:
         paths = sorted({image.path for image in split.copies})
@@ -264,7 +264,7 @@ def _of_state(split: Split, before: frozenset[str], held: set[str]) -> Iterator[
             "on",
             topic="images",
         )
-    elif not any(mark(path) in before for path in held):
+    elif not any(digest_image(path) in before for path in held):
         yield Problem(
             "validation_split",
             ": the images that the training of this state held out are gone, so those held out from now on have been "

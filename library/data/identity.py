@@ -18,7 +18,7 @@ ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 SMALLEST = 2.0**-24  # the absolute error of float16 for small numbers
 
 
-def fingerprint(*networks: Any) -> JsonObject:
+def fingerprint_networks(*networks: Any) -> JsonObject:
     """Identify networks: `exact`, a hash of weights; their dtype `type`, and a sample of them as numbers."""
     import torch
 
@@ -45,7 +45,7 @@ def of_components(components: ModelComponents, names: Sequence[str]) -> JsonObje
     """
     waiting = [components.deferred[name] for name in names if name in components.deferred]
     if not waiting:
-        return fingerprint(*_networks(components, names))
+        return fingerprint_networks(*_networks(components, names))
     facts = [[one.kind, [[str(f), *_version(f)] for f in one.files]] for one in waiting]
     place = cache_folder() / "networks" / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}.json"
     with contextlib.suppress(ConfigError, OSError, ValueError):
@@ -56,7 +56,7 @@ def of_components(components: ModelComponents, names: Sequence[str]) -> JsonObje
         components.read_vae()
     else:
         components.read_encoders()
-    made = fingerprint(*_networks(components, names))
+    made = fingerprint_networks(*_networks(components, names))
     with contextlib.suppress(ConfigError, OSError):  # then the networks are read again the next time
         write_atomic(place, json.dumps(made))
     return made
@@ -71,7 +71,7 @@ def _version(file: Path) -> tuple[int, int]:
     return about.st_size, about.st_mtime_ns
 
 
-def same(made: Any, now: JsonMapping | None) -> bool:
+def is_same_network(made: Any, now: JsonMapping | None) -> bool:
     """Whether the fingerprint `made` of a cache is of the networks `now`, in the same or in another dtype.
 
     Without networks (`now` is None) any fingerprint matches. In the same dtype all sampled weights must be equal.

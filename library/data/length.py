@@ -14,7 +14,7 @@ class Length(NamedTuple):
     epochs: int
 
 
-def length(steps: Steps, num_batches: int) -> Length:
+def training_length(steps: Steps, num_batches: int) -> Length:
     """The length for a number of batches per epoch and process; each epoch ends with a step, as in accelerate."""
     per_epoch = math.ceil(num_batches / steps.gradient_accumulation_steps)
     total = steps.max_train_epochs * per_epoch if steps.max_train_epochs else steps.max_train_steps

@@ -28,7 +28,7 @@ from library.data.buckets import BucketFit, Size, crop_ltrb
 from library.data.cache_files import as_mask
 from library.data.caches import LATENT
 from library.data.captions import Moment
-from library.data.length import length
+from library.data.length import training_length
 from library.data.ordering import Draw, draws
 from library.data.threads import ahead, num_workers
 
@@ -176,7 +176,7 @@ class Batches:
 
     def _moment(self, draw: Draw) -> Moment:
         """The optimizer step of a batch."""
-        whole, window = length(self.config.steps, len(self)), self.config.steps.gradient_accumulation_steps
+        whole, window = training_length(self.config.steps, len(self)), self.config.steps.gradient_accumulation_steps
         return Moment((draw.epoch - 1) * whole.per_epoch + draw.index // window, draw.epoch, whole.total)
 
     @functools.cached_property
@@ -216,19 +216,19 @@ class Batches:
             pixel, mask = _from_file(image, view, random)
             latents = None
         if masked:
-            seen = pixels.look(pixels.read_mask(image.mask_file, image.how), view, image.interpolation)
+            seen = pixels.apply_view(pixels.read_mask(image.mask_file, image.how), view, image.interpolation)
             mask = torch.from_numpy(seen.astype(np.float32) / 255)
         paint = None
         if shown and (control := next(iter(shown.values()))).is_masked:
-            paint = control_pixels.paint_mask(control, view, image.interpolation)
+            paint = control_pixels.inpainting_region(control, view, image.interpolation)
             mask = mask if self.config.data.masked_loss else None
         if pixel is not None and image.controls:
             pictures = (control_pixels.control_input(one, image.interpolation, flip) for one in shown.values())
             controls = [pixel * (1 - paint)] if paint is not None else list(pictures)
         if self.config.control_images.guided:
-            seen = pixels.look(pixels.read_pixels(image.mask_file, image.how), view, image.interpolation)
+            seen = pixels.apply_view(pixels.read_pixels(image.mask_file, image.how), view, image.interpolation)
             controls = [pixels.to_tensor(seen)]
-        return BatchSample(words, size_of(image, flip), weight, latents, pixel, text, mask, controls, paint)
+        return BatchSample(words, size_conditioning(image, flip), weight, latents, pixel, text, mask, controls, paint)
 
 
 class ImageChoices(NamedTuple):
@@ -269,7 +269,7 @@ def view_of(image: "Image", bucketed: bool, random: Random, flip: bool) -> augme
     return augment.anywhere(fit, random, flip)
 
 
-def size_of(image: "Image", flip: bool) -> list[int]:
+def size_conditioning(image: "Image", flip: bool) -> list[int]:
     """SDXL's size conditioning: original height and width, crop top and left, target height and width."""
     width, height = image.fit.bucket
     left, top, right, _ = crop_ltrb(image.fit.bucket, image.size)
@@ -287,7 +287,7 @@ def _from_cache(image: "Image", arrays: dict[str, np.ndarray], flip: bool) -> tu
 def _from_file(image: "Image", view: augment.View, random: Random) -> tuple[Tensor, Tensor | None]:
     picture = pixels.read_pixels(image.path, image.how, alpha=image.subset.alpha_mask)
     pixels.expect_size(image.path, picture, image.size)
-    picture = pixels.look(picture, view, image.interpolation)
+    picture = pixels.apply_view(picture, view, image.interpolation)
     colours = np.ascontiguousarray(picture[:, :, :3])
     if image.subset.color_aug:
         colours = augment.color(colours, random)

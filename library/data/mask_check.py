@@ -133,7 +133,7 @@ NOTHING_TO_PAINT = Mistake(
 )
 
 
-def judged(config: RunConfig, found: Survey, report: Report | None = None) -> Masks:
+def check_masks(config: RunConfig, found: Survey, report: Report | None = None) -> Masks:
     """Look at the masks of a training. A mask that cannot be decoded is left to others."""
     use = config.control_images
     each = {(image.path, image.mask_file): image for image in found.images.items}  # once, however many its sizes

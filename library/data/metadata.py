@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from library.config.json_types import JsonObject
-from library.config.outside_files import LIST, load_json, parse_json, read_text
+from library.config.outside_files import LIST, load_json, parse_json, read_outside_text
 from library.config.problems import ConfigError, Message, Problem
 from library.config.values import quoted
-from library.data.captions import joined
+from library.data.captions import join_tags
 from library.files import json_text, write_atomic
 
 CACHE_NAME = "metadata_cache.json"
@@ -59,7 +59,7 @@ def read_metadata_file(
             path=source,
             example='{"file_name": "0001.png", "text": "a cat"}',
         )
-    rows = _rows(read_text(source, LIST), source, problems)
+    rows = _rows(read_outside_text(source, LIST), source, problems)
     folder = _folder_of(rows, source, image_dir)
     for row in rows:
         try:
@@ -270,7 +270,7 @@ def _entry(row: Row, folder: str | Path | None, source: Path, separator: str) ->
             where=row.where,
             value=quoted(tags),
         )
-    listed = joined([str(tag) for tag in tags], separator) if isinstance(tags, list) else str(tags)
+    listed = join_tags([str(tag) for tag in tags], separator) if isinstance(tags, list) else str(tags)
     return MetadataEntry(path, str(words), listed, _size(about.get("image_size")), tuple(controls))
 
 

@@ -76,7 +76,7 @@ def _has_exif(png: BinaryIO) -> bool:
     return False
 
 
-def swapped(size: tuple[int, int], turn: int) -> tuple[int, int]:
+def turned_size(size: tuple[int, int], turn: int) -> tuple[int, int]:
     """The (width, height) of an image of this orientation when it is upright, or that of an upright one as stored."""
     return (size[1], size[0]) if turn in SIDEWAYS else size
 

@@ -14,7 +14,7 @@ from PIL import Image, features
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.data.augment import View
-from library.data.orientation import orientation, swapped, upright
+from library.data.orientation import orientation, turned_size, upright
 
 # OpenCV's constants, so that this table does not load it. Nearest is INTER_NEAREST_EXACT, as in sd-scripts.
 BILINEAR, CUBIC, AREA, NEAREST = 1, 2, 3, 6
@@ -33,7 +33,7 @@ class Decoding:
 
     def size(self, path: str, stored: tuple[int, int]) -> tuple[int, int]:
         """The size of an image that is stored at this (width, height)."""
-        return swapped(stored, orientation(path)) if self.upright else stored
+        return turned_size(stored, orientation(path)) if self.upright else stored
 
     def turns(self, path: str) -> bool:
         """Whether an image is turned or mirrored."""
@@ -180,20 +180,20 @@ def expect_size(path: str, picture: np.ndarray, size: tuple[int, int]) -> None:
         )
 
 
-def look(picture: np.ndarray, view: View, interpolation: str | None = None) -> np.ndarray:
+def apply_view(picture: np.ndarray, view: View, interpolation: str | None = None) -> np.ndarray:
     """Scale, crop and flip an image as of `view`."""
     if picture.shape[1::-1] != view.resized:
-        picture = resize(picture, view.resized, interpolation)
+        picture = resize_pixels(picture, view.resized, interpolation)
     width, height = view.size
     picture = picture[view.top : view.top + height, view.left : view.left + width]
     return np.ascontiguousarray(picture[:, ::-1] if view.flip else picture)
 
 
-def resize(picture: np.ndarray, size: tuple[int, int], interpolation: str | None = None) -> np.ndarray:
+def resize_pixels(picture: np.ndarray, size: tuple[int, int], interpolation: str | None = None) -> np.ndarray:
     """Scale to (width, height): by area when no side is enlarged, else Lanczos, unless an interpolation is set."""
     if picture.ndim == 3 and picture.shape[2] == 4:  # separately, or Pillow would premultiply the colours by alpha
-        colours = resize(np.ascontiguousarray(picture[:, :, :3]), size, interpolation)
-        return np.dstack([colours, resize(np.ascontiguousarray(picture[:, :, 3]), size, interpolation)])
+        colours = resize_pixels(np.ascontiguousarray(picture[:, :, :3]), size, interpolation)
+        return np.dstack([colours, resize_pixels(np.ascontiguousarray(picture[:, :, 3]), size, interpolation)])
     shrinks = size[0] <= picture.shape[1] and size[1] <= picture.shape[0]
     method = interpolation.lower() if interpolation else "area" if shrinks else "lanczos"
     if method in ("lanczos", "box"):

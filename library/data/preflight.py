@@ -16,7 +16,7 @@ from library.config.sections import EmbeddingRun
 from library.config.sections.captions import USUAL_VARIANTS
 from library.data import augment, finding, mask_check
 from library.data.captions import TRIGGER, with_affixes
-from library.data.controls import size_of
+from library.data.controls import stored_image_size
 from library.data.finding import Survey
 from library.data.folders import SHOWN, about_images, capped_by_kind, some
 from library.data.images import Image, ImageSet, bucket_rules
@@ -46,7 +46,7 @@ def find_data_problems(config: RunConfig, grid: int, report: Report | None = Non
     yield from check_data(config, grid, report).problems
 
 
-def warnings(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:
+def data_warnings(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:
     """Likely mistakes in the data: captions that are not found, images that are not used, and so on."""
     yield from check_data(config, grid, report).warnings
 
@@ -56,7 +56,7 @@ def check_data(config: RunConfig, grid: int, report: Report | None = None, quick
 
     With `quick` only headers and ends are read of the images of large data sets, as while somebody fills in a form.
     """
-    found = finding.survey(config, report)
+    found = finding.survey_data(config, report)
     images = [*found.images.items, *(found.images.validation.items if found.images.validation else ())]
     stops, notes = [*capped_by_kind(found.problems)], list(found.warnings)
     to_disk = config.cache.cache_latents_to_disk
@@ -67,7 +67,7 @@ def check_data(config: RunConfig, grid: int, report: Report | None = None, quick
             stops += [problem for problem in bucket_rules(dataset).problems(grid) if problem.option not in reported]
     stops += _without_the_word(config, images)
     copied = list(mask_check.copies(config, found))
-    masks = mask_check.judged(config, found, report)
+    masks = mask_check.check_masks(config, found, report)
     stops += [*(problem for is_error, problem in copied if is_error), *masks.problems]
     if to_disk:
         stops += [*_sharing_a_cache(images), *_too_long_for_a_cache(images), *_closed_to_caches(found, images)]
@@ -98,7 +98,7 @@ def _damaged(
         elif not to_disk or here.known_size(name, image.how.turns(image.path)) is None:
             beside = (image.mask_file, *(path for one in image.controls for path in (one.path, one.mask)))
             # Those without an image header were reported when they were found.
-            opened |= {image.path, *(path for path in beside if path and 0 not in size_of(found, path))}
+            opened |= {image.path, *(path for path in beside if path and 0 not in stored_image_size(found, path))}
     doubtful, gone = sorted(opened), sorted({*gone})
     if gone and not to_disk:
         yield about_images("{count} gone, only latents are left; set cache_latents_to_disk: {gone}",

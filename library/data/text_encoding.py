@@ -113,15 +113,15 @@ class Texts:
             return known or self.memory[phrase_of(image, image.encoded_caption, self.template)]
         file = self.files.get((image.path, words)) or self.files[image.path, image.encoded_caption]
         try:
-            found = caches.read_text(file, self.cache.stored, self.cache.names)
+            found = caches.read_text_cache(file, self.cache.stored, self.cache.names)
         except caches.BROKEN as e:
-            raise caches.unreadable(file, e) from e
+            raise caches.unreadable_cache(file, e) from e
         if self.cache.mask:
             found[self.cache.mask] = np.ones(len(found[self.cache.stored[0]]), np.int64)
         return found
 
 
-def texts(images: "ImageSet", work: EncodingJob) -> Texts:
+def encode_captions(images: "ImageSet", work: EncodingJob) -> Texts:
     """Encode the captions of these images and of those for validation that are not cached yet. Returns the cache."""
     cache, template = work.family.text_cache, template_of(work.family)
     captions = list(_captions(images, work.config.cache.cached_caption_variants, cache))

@@ -30,8 +30,8 @@ def write_demo_configs(
     names. A file that exists is kept as it is; `compiled` is for new ones."""
     written = {}
     for model, files in models.items():
-        for script in families.facts(families.owner(model)).scripts:
-            name = name_of(script, model)
+        for script in families.facts_of(families.owner(model)).scripts:
+            name = toml_name(script, model)
             path = folder / f"{name}.toml"
             if not path.exists():
                 write_atomic(path, demo_toml(script, files, images, output, model, compiled))
@@ -39,15 +39,15 @@ def write_demo_configs(
     return written
 
 
-def name_of(script: str, model: str) -> str:
+def toml_name(script: str, model: str) -> str:
     """What the TOML of a script is called, for a family or a relative of it."""
     return script if model == families.owner(model) else f"{model}_{script}"
 
 
-def title(script: str, model: str) -> str:
+def title_of_training(script: str, model: str) -> str:
     """What a script trains, in words, for a family or a relative of it."""
     config = families.config_class(script)
-    facts = families.facts(config.family)
+    facts = families.facts_of(config.family)
     name = facts.demo_variants.get(model, facts.title)
     return {"lora": f"LoRA for {name}", "finetune": f"Fine-tuning of {name}"}.get(config.kind, config.title)
 
@@ -57,7 +57,7 @@ def demo_toml(
 ) -> str:
     """The TOML of one script, for a family or a relative of it, which compiles or not."""
     config = families.config_class(script)
-    family = families.facts(config.family)
+    family = families.facts_of(config.family)
     shown = images.with_name("references")
     tables: Tables = {
         "data": [
@@ -101,9 +101,9 @@ def demo_toml(
     order = [name for name in ("model", "noise", *tables) if name in own or name in tables]
     tables = {name: [*tables.get(name, ()), *own.get(name, ())] for name in dict.fromkeys(order)}
     head = [
-        f"# {title(script, model)}, on the tiny model and the dozen images that the demo made.",
+        f"# {title_of_training(script, model)}, on the tiny model and the dozen images that the demo made.",
         "# For a real training, change the paths and the values whose comment says so. Start it with:",
-        f"#   kohya train {script} --config_file {name_of(script, model)}.toml",
+        f"#   kohya train {script} --config_file {toml_name(script, model)}.toml",
     ]
     blocks = ["\n".join([f"[{table}]", *map(_line, lines)]) for table, lines in tables.items()]
     return "\n".join(head) + "\n\n" + "\n\n".join(blocks) + "\n"

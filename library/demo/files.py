@@ -25,14 +25,14 @@ class Demo:
     configs: Mapping[str, Path]  # script, of a relative <relative>_<script> -> its TOML
 
 
-def prepare(folder: Path, families: Iterable[str], compiled: bool = False) -> Demo:
+def prepare_demo(folder: Path, families: Iterable[str], compiled: bool = False) -> Demo:
     """Make what is missing of a demo in `folder`, or in `folder-2` and so on if that holds something else.
 
     `families` may name relatives, too, which have models and TOML files of their own; new ones say `compiled`.
     """
     folder = _place(folder)
     if not (folder / RECORD).exists():
-        write_atomic(folder / RECORD, json.dumps({"demo": fingerprint()}) + "\n")
+        write_atomic(folder / RECORD, json.dumps({"demo": fingerprint_demo()}) + "\n")
     pictures = folder / "images"
     _once(pictures, images.draw_images)
     _once(folder / "references", lambda place: images.write_references(pictures, place))
@@ -43,7 +43,7 @@ def prepare(folder: Path, families: Iterable[str], compiled: bool = False) -> De
     return Demo(folder, pictures, models, written)
 
 
-def fingerprint() -> str:
+def fingerprint_demo() -> str:
     """What the files of a demo depend on: when it changes, an older demo's files no longer fit."""
     here = Path(__file__).resolve().parent
     sources = [
@@ -73,7 +73,7 @@ def _fits(folder: Path) -> bool:
         return False
     if (folder / RECORD).exists():
         try:
-            return json.loads((folder / RECORD).read_text(encoding="utf-8")).get("demo") == fingerprint()
+            return json.loads((folder / RECORD).read_text(encoding="utf-8")).get("demo") == fingerprint_demo()
         except (ValueError, AttributeError):
             return False
     return not any(folder.iterdir())

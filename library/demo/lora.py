@@ -18,7 +18,7 @@ def check_lora_layers(file: Path, config: RunConfig) -> tuple[int, list[str]]:
 
     tensors = load_file(file)
     try:
-        converted, sizes = importlib.import_module(families.facts(config.family).demo).convert_for_diffusers(
+        converted, sizes = importlib.import_module(families.facts_of(config.family).demo).convert_for_diffusers(
             tensors, config
         )
     except (ValueError, AssertionError, KeyError) as error:

@@ -15,7 +15,7 @@ def gain(family: str, folder: Path = FOLDER) -> str:
 
     Where there are none it says where figures are explained.
     """
-    title = families.facts(family).title
+    title = families.facts_of(family).title
     for path in sorted(folder.glob("*.json"), reverse=True):
         known = json.loads(path.read_text(encoding="utf-8"))
         eager = min(_steps(known, family, compiled=False), default=None)

@@ -46,7 +46,7 @@ class Outcome:
 # Why: docs/decisions/2026-11-20-demo-reads-the-record.md
 def read_outcome(folder: Path) -> Outcome:
     """The outcome of the run in `folder`."""
-    facts, (events, _) = reader.at(folder).facts, reader.events(folder)
+    facts, (events, _) = reader.run_at(folder).facts, reader.read_events(folder)
     steps = [e for e in events if e["kind"] == "step" and isinstance(e.get("loss"), int | float)]
     compiled = facts.get("compile") or {}
     file = Path(facts.get("output_dir", ""), f"{facts.get('output_name')}.safetensors")
@@ -69,7 +69,7 @@ def speed_of(steps: list[JsonObject]) -> float | None:
     return (half[-1]["step"] - half[0]["step"]) / (half[-1]["t"] - half[0]["t"])
 
 
-def difference(one: Outcome, other: Outcome) -> float | None:
+def largest_difference(one: Outcome, other: Outcome) -> float | None:
     """The largest relative difference of the losses of two runs, step by step."""
     shared = one.losses.keys() & other.losses.keys()
     return max((abs(one.losses[s] - other.losses[s]) / max(abs(one.losses[s]), 1e-12) for s in shared), default=None)
@@ -78,9 +78,9 @@ def difference(one: Outcome, other: Outcome) -> float | None:
 def summary_text(model: str, outcomes: Mapping[str, Outcome], config: RunConfig) -> str:
     """The lines about the runs of a family or a relative: `outcomes` by "eager" and, if it was tried, "compiled"."""
     steps = str(counted(len(outcomes["eager"].losses), "step"))
-    lines = [f"{configs.title(config.script, model)}, {steps}", *outcome_table(outcomes), ""]
+    lines = [f"{configs.title_of_training(config.script, model)}, {steps}", *outcome_table(outcomes), ""]
     eager, fast = outcomes["eager"], outcomes.get("compiled")
-    if fast and fast.compiled and (apart := difference(eager, fast)) is not None:
+    if fast and fast.compiled and (apart := largest_difference(eager, fast)) is not None:
         lines.append(f"  With and without compile the losses differ by at most {apart:.2g} of their size.")
         lines += [f"  {line}" for line in verdict(config.family, eager, fast)]
     if fast and fast.fallback:

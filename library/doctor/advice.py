@@ -5,7 +5,7 @@ from pathlib import Path
 
 from library import families
 from library.config.json_types import JsonObject
-from library.config.problems import Message, listed
+from library.config.problems import Message, join_messages
 from library.measuring.candidates import format_changes
 from library.runs import machine
 
@@ -23,7 +23,7 @@ class MachineFacts:
     compiles: bool = False  # torch.compile works on the device that trains
 
 
-def options(found: MachineFacts) -> JsonObject:
+def advised_for_machine(found: MachineFacts) -> JsonObject:
     """The options that suit any training here."""
     made: JsonObject = {"compile": found.compiles}
     if not found.memory_gb:
@@ -36,7 +36,7 @@ def options(found: MachineFacts) -> JsonObject:
     return made
 
 
-def presets(found: MachineFacts) -> dict[str, str]:
+def fitting_presets(found: MachineFacts) -> dict[str, str]:
     """By family, the preset for a LoRA that fits, as kohya_gui names it: flux/lora-24gb."""
     fitting: dict[str, str] = {}
     sized = [
@@ -54,10 +54,12 @@ def advice_sentence(found: MachineFacts) -> Message:
         how = Message("with compile") if found.compiles else Message("without compile")
         template = "without a GPU only tiny models can be trained, {how}; rent or add an NVIDIA GPU of 8 GB or more"
         return Message(template, how=how)
-    known = presets(found).items()
-    ready = [Message("{model} LoRA: preset {name}", model=families.facts(one).title, name=name) for one, name in known]
+    known = fitting_presets(found).items()
+    ready = [
+        Message("{model} LoRA: preset {name}", model=families.facts_of(one).title, name=name) for one, name in known
+    ]
     if not ready:
         ready.append(Message("no preset fits into so little memory; 8 GB are the least"))
     if found.fp8:
         ready.append(Message("fp8 works, which speeds up a frozen base"))
-    return listed([format_changes(options(found)), *ready], "; ")
+    return join_messages([format_changes(advised_for_machine(found)), *ready], "; ")

@@ -20,7 +20,7 @@ LOCKED = ("constraints.txt", "pyproject.toml", *(f"locks/{name}.txt" for name in
 
 
 # Why: docs/decisions/2026-11-20-installation-marker-written-last.md
-def fingerprint() -> str:
+def fingerprint_installation() -> str:
     """What an installation was made from. When this changes, the packages have to be looked at again."""
     found = hashlib.sha256(sys.version.encode())
     for name in LOCKED:

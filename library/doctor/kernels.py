@@ -15,7 +15,7 @@ PACKAGES = {"flash_attn": "flash-attn", "xformers": "xformers", "sageattention":
 SHAPE = {"cuda": (1, 24, 4096, 128), "cpu": (1, 2, 64, 32)}  # batch, heads, tokens, width of a head; FLUX.1 at 1024
 
 
-def attention(device: str) -> dict[str, float]:
+def time_attention(device: str) -> dict[str, float]:
     """The attention kernels that work here, forward and backward, with the milliseconds of both; the quickest first."""
 
     def both() -> None:
@@ -39,12 +39,12 @@ def attention(device: str) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda kernel: kernel[1]))
 
 
-def packages() -> list[str]:
+def attention_packages() -> list[str]:
     """Attention packages that are installed besides PyTorch's own kernels."""
     return [name for module, name in PACKAGES.items() if find_spec(module)]
 
 
-def fp8() -> bool:
+def fp8_works() -> bool:
     """Whether products of 8-bit floats work, with a scale for each row, and come out right."""
     a, b = (torch.randn(64, 64, device="cuda") for _ in range(2))
     (x, by_row), (y, by_column) = _in_8_bits(a), _in_8_bits(b)

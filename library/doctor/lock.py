@@ -45,7 +45,9 @@ def _write(name: str, sources: list[str], wanted: Iterable[str]) -> None:
         # No index of this machine besides: what is locked is what PyPI has.
         own = {name: value for name, value in os.environ.items() if name not in ("UV_INDEX", "UV_FIND_LINKS")}
         subprocess.run(line, cwd=installation.ROOT, env=own, check=True)
-        kept = [block for block in locked_packages.blocks(out.read_text(encoding="utf-8")) if ELSEWHERE not in block]
+        kept = [
+            block for block in locked_packages.split_lock(out.read_text(encoding="utf-8")) if ELSEWHERE not in block
+        ]
     place = installation.lock_file(name)
     place.parent.mkdir(exist_ok=True)
     place.write_text(HEAD + "".join(kept), encoding="utf-8", newline="\n")

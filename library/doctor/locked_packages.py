@@ -158,7 +158,7 @@ def with_damaged(wanted: PackagePlan, broken: Sequence[str]) -> PackagePlan:
     known = {
         _plain_name(block): block
         for name in wanted.locks
-        for block in blocks(installation.lock_file(name).read_text(encoding="utf-8"))
+        for block in split_lock(installation.lock_file(name).read_text(encoding="utf-8"))
     }
     locked = dict.fromkeys(known[_plain_name(one)] for one in broken if _plain_name(one) in known)
     rest = dict.fromkeys(one for one in broken if _plain_name(one) not in known)
@@ -169,7 +169,7 @@ def with_damaged(wanted: PackagePlan, broken: Sequence[str]) -> PackagePlan:
     return replace(wanted, again=again if locked else None, brought=brought, others=others)
 
 
-def blocks(lock: str) -> list[str]:
+def split_lock(lock: str) -> list[str]:
     """The packages of a lock, each with the lines of its hashes."""
     return re.findall(r"^[\w.-]+==.*\n(?:[ \t].*\n)*", lock, re.MULTILINE)
 

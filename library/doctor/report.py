@@ -18,12 +18,12 @@ import psutil
 from library.config import environment as surroundings
 from library.config.arguments import Arguments
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, listed
+from library.config.problems import ConfigError, Message, join_messages
 from library.doctor import advice, installation
 from library.doctor.finding import MachineFinding, bad, hint, ok
 from library.packages import PACKAGES as OPTIONAL
 from library.packages import locked as locked_versions
-from library.runs.job_work import joined
+from library.runs.job_work import join_work
 
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "numpy")
 EXTRAS = ("triton", *OPTIONAL.values(), "torchao")
@@ -36,31 +36,31 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="leave out the compile check, which takes a few seconds")
     asked = parser.parse_args(argv)
     found: list[MachineFinding] = []
-    with joined("doctor") as work:
-        for finding in examine(quick=asked.quick):
+    with join_work("doctor") as work:
+        for finding in examine_machine(quick=asked.quick):
             found.append(finding)
             if not asked.json:
                 print(finding_line(finding), flush=True)
             work.phase(Message(finding.topic), len(found))
-            work.store({"kind": "doctor", "finished": False, **report(found)})
-        work.store({"kind": "doctor", "finished": True, **report(found)})
-    healthy = report(found)["healthy"]
+            work.store({"kind": "doctor", "finished": False, **findings_as_json(found)})
+        work.store({"kind": "doctor", "finished": True, **findings_as_json(found)})
+    healthy = findings_as_json(found)["healthy"]
     if asked.json:
-        print(json.dumps(report(found), indent=1, default=str))
+        print(json.dumps(findings_as_json(found), indent=1, default=str))
     else:
-        print("\n" + closing(found))
+        print("\n" + closing_line(found))
     return 0 if healthy else 1
 
 
-def closing(found: list[MachineFinding]) -> str:
+def closing_line(found: list[MachineFinding]) -> str:
     """The last line: whether a training can run here, and what is left out of it."""
-    if not report(found)["healthy"]:
+    if not findings_as_json(found)["healthy"]:
         return "Fix what is marked with ✗, then run this again."
     without = [name for finding in found for name in finding.data.get("without", ())]
     return f"This machine can train, but without {', '.join(without)}." if without else "This machine can train."
 
 
-def report(found: list[MachineFinding]) -> JsonObject:
+def findings_as_json(found: list[MachineFinding]) -> JsonObject:
     """The findings for a program."""
     healthy = all(finding.verdict != "bad" for finding in found)
     return {"healthy": healthy, "findings": [asdict(finding) for finding in found]}
@@ -74,7 +74,7 @@ def finding_line(finding: MachineFinding) -> str:
     return f"{mark} {finding.topic:<12} {finding.text}"
 
 
-def examine(quick: bool = False) -> Iterator[MachineFinding]:
+def examine_machine(quick: bool = False) -> Iterator[MachineFinding]:
     """Everything that is looked at, in the order it is worth reading. Yields as it goes, since torch takes seconds."""
     found: list[MachineFinding] = []
 
@@ -83,24 +83,30 @@ def examine(quick: bool = False) -> Iterator[MachineFinding]:
             try:
                 finding = check()
             except ConfigError as error:
-                finding = bad(check.__name__.replace("_", " "), error.said)
+                finding = bad(check.__name__.removeprefix("check_").replace("_", " "), error.said)
             except Exception as error:  # a check that breaks is a finding, not the end of the report
-                finding = bad(check.__name__.replace("_", " "), f"{type(error).__name__}: {error}")
+                finding = bad(
+                    check.__name__.removeprefix("check_").replace("_", " "), f"{type(error).__name__}: {error}"
+                )
             if finding.text:
                 found.append(finding)
                 yield finding
 
-    yield from findings([system, packages, foreign_library, environment, network])
+    yield from findings([system, check_packages, foreign_library, check_environment, network])
     try:  # loads torch, which is only now known to find its folders
         from library.doctor import disk, hardware, optional
     except Exception as error:
         template = "cannot be loaded ({error}); run ./setup.sh install"
         yield bad("torch", Message(template, error=f"{type(error).__name__}: {error}"))
         return
-    yield from findings([hardware.torch_build, hardware.gpu, hardware.driver, optional.optimizers, hardware.compiler])
+    yield from findings(
+        [hardware.check_torch_build, hardware.gpu, hardware.driver, optional.optimizers, hardware.compiler]
+    )
     yield from findings([] if quick else [hardware.compile_cpu, hardware.compile_gpu])
-    yield from findings([hardware.attention, hardware.tf32, hardware.fp8])
-    yield from findings([disk.disk, disk.folders, disk.compiled_code, home_page, lambda: suggest_settings(found)])
+    yield from findings([hardware.check_attention, hardware.tf32, hardware.check_fp8])
+    yield from findings(
+        [disk.check_disk, disk.check_folders, disk.compiled_code, home_page, lambda: suggest_settings(found)]
+    )
 
 
 def system() -> MachineFinding:
@@ -115,9 +121,9 @@ def system() -> MachineFinding:
     return ok("system", text, **data)
 
 
-def packages() -> MachineFinding:
+def check_packages() -> MachineFinding:
     """What is installed, and whether it is what was tested."""
-    found = {name: installed(name) for name in (*PACKAGES, *EXTRAS)}
+    found = {name: installed_version(name) for name in (*PACKAGES, *EXTRAS)}
     text = ", ".join(f"{name} {version}" for name, version in found.items() if version)
     missing = [name for name in PACKAGES if not found[name]]
     if missing:
@@ -130,11 +136,11 @@ def packages() -> MachineFinding:
     ]
     if other:
         template = "not the tested versions: {versions}; ./setup.sh install sets them"
-        return hint("packages", Message(template, versions=listed(other)), **found)
+        return hint("packages", Message(template, versions=join_messages(other)), **found)
     return ok("packages", text, **found)
 
 
-def installed(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
     """The version of an installed package, or None."""
     try:
         return importlib.metadata.version(name)
@@ -146,10 +152,10 @@ def installed(name: str) -> str | None:
 def foreign_library() -> MachineFinding:
     """Another project's `library` package would be imported in place of ours, or ours in place of its."""
     found = list(installation.foreign())
-    return bad("packages", listed(found, "; ")) if found else ok("packages", "")
+    return bad("packages", join_messages(found, "; ")) if found else ok("packages", "")
 
 
-def environment() -> MachineFinding:
+def check_environment() -> MachineFinding:
     """A cache folder in the environment that cannot be made, at which PyTorch ends while it is imported."""
     wanted = os.environ.get(surroundings.CACHE)
     try:
@@ -180,7 +186,7 @@ def network() -> MachineFinding:
     if not wrong:
         return ok("network", "")
     template = "models cannot be downloaded nor results uploaded with {variables}; correct what is wrong, or unset it"
-    return hint("network", Message(template, variables=listed(wrong)), variables=list(given))
+    return hint("network", Message(template, variables=join_messages(wrong)), variables=list(given))
 
 
 def suggest_settings(found: list[MachineFinding]) -> MachineFinding:
@@ -197,11 +203,11 @@ def suggest_settings(found: list[MachineFinding]) -> MachineFinding:
         # Not tried in a quick look: then it is as likely as not, and falls back by itself.
         compiles=compiles.get("cuda" if first else "cpu", not compiles),
     )
-    data = {"options": advice.options(known), "presets": advice.presets(known)}
+    data = {"options": advice.advised_for_machine(known), "presets": advice.fitting_presets(known)}
     return ok("settings", advice.advice_sentence(known), **data)
 
 
 def home_page() -> MachineFinding:
     """The page's own needs."""
-    version = installed("gradio")
+    version = installed_version("gradio")
     return ok("page", f"gradio {version}: kohya gui" if version else "", gradio=version)

@@ -71,12 +71,13 @@ def _candidates(folders: Iterable[Path], deepest: int) -> Iterator[Path]:
 @lru_cache(maxsize=4096)
 def _looked(path: Path, changed: int, size: int) -> FoundModel | None:
     """The model in a file, if a training can use it. `changed` (modification time) is part of the key of the cache."""
-    about = recognition.recognised(path)
+    about = recognition.recognise_file(path)
     uses = {about.family: (BASE,)} if about.family else {}
     if path.is_file() and not about.family:
         shapes = weights.header(path)
         every = {
-            facts.name: tuple(o for o, fits in facts.part_options.items() if fits(shapes)) for facts in families.every()
+            facts.name: tuple(o for o, fits in facts.part_options.items() if fits(shapes))
+            for facts in families.all_families()
         }
         uses = {family: options for family, options in every.items() if options}
     total = size if path.is_file() else sum(one.stat().st_size for one in path.rglob("*.safetensors"))

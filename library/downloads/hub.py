@@ -66,7 +66,7 @@ def is_repository(name: str) -> bool:
 
 def token() -> str | None:
     """The user's token, from the environment or from a login."""
-    return os.environ.get("HF_TOKEN") or keys.kept().get("huggingface_token")
+    return os.environ.get("HF_TOKEN") or keys.stored_keys().get("huggingface_token")
 
 
 def repository(name: str, endings: Sequence[str] = (ENDING,)) -> Repository:
@@ -80,7 +80,7 @@ def repository(name: str, endings: Sequence[str] = (ENDING,)) -> Repository:
         about = hub.answered(lambda: api.model_info(name, token=own, timeout=hub.PATIENCE, files_metadata=True))
         closed = bool(about.gated) and hub.answered(lambda: _is_closed(api, name, own))
     except Exception as e:  # of the network or the hub, from several libraries
-        raise ConfigError(failure(name, e)) from e
+        raise ConfigError(request_failure(name, e)) from e
     found = {}
     for file in about.siblings or ():
         sha256 = file.lfs.sha256 if file.lfs else ""
@@ -97,7 +97,7 @@ def _is_closed(api: huggingface_hub.HfApi, name: str, own: str | bool) -> bool:
     return False
 
 
-def failure(name: str, error: Exception) -> Message:
+def request_failure(name: str, error: Exception) -> Message:
     """The message for a failed request about a repository."""
     if isinstance(error, ConfigError):
         return error.problems[0]
@@ -119,7 +119,7 @@ def licence(name: str) -> Message:
     return Message(template, name=name)
 
 
-def place(folder: Path, file: RemoteFile, endings: Sequence[str] = (ENDING,)) -> Path:
+def target_path(folder: Path, file: RemoteFile, endings: Sequence[str] = (ENDING,)) -> Path:
     """The target of a file: FOLDER/REPOSITORY/NAME. Raises ConfigError for unsafe names."""
     parts = (file.repository.rpartition("/")[2], file.name)
     for part in parts:
@@ -150,7 +150,7 @@ def still_needed(path: Path, file: RemoteFile) -> int:
     return file.size
 
 
-def download(file: RemoteFile, path: Path, report: Report) -> Path:
+def download_file(file: RemoteFile, path: Path, report: Report) -> Path:
     """Download a file, or resume that, to a path from `place`. Returns the path.
 
     Raises ConfigError when the download fails, the disk is full, another process downloads the same file, its size or
@@ -158,7 +158,7 @@ def download(file: RemoteFile, path: Path, report: Report) -> Path:
     """
     _guard()
     lock = registry.data_folder() / "downloads" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:24]}.lock"
-    with locking.held(lock, 0.5) as mine:
+    with locking.hold_lock(lock, 0.5) as mine:
         if not mine:
             raise ConfigError("{path} is being downloaded already: wait until that has ended, or stop it", path=path)
         if path.exists():
@@ -213,7 +213,7 @@ def _fill(part: Path, file: RemoteFile, report: Report) -> None:
         except (ConfigError, KeyboardInterrupt):
             raise
         except errors.HfHubHTTPError as e:
-            raise ConfigError(failure(file.repository, e)) from e
+            raise ConfigError(request_failure(file.repository, e)) from e
         except Exception as e:  # of the network
             if isinstance(e, OSError) and e.errno is not None:  # of the disk
                 raise
@@ -232,7 +232,7 @@ def _check(part: Path, path: Path, file: RemoteFile, report: Report) -> None:
             what="size" if size != file.size else "SHA-256",
         )
     if file.name.endswith(ENDING):
-        weights.entries(part)
+        weights.header_entries(part)
 
 
 def _same(path: Path, file: RemoteFile, report: Report) -> Path:
@@ -275,7 +275,7 @@ def _refuse(request: Any) -> None:
         )
 
 
-def files_of(names: Iterable[str]) -> list[RemoteFile]:
+def remote_files(names: Iterable[str]) -> list[RemoteFile]:
     """Files by `owner/name/path`, in their current versions. Raises ConfigError, also for gated repositories."""
     wanted = [(f"{owner}/{name}", path) for owner, name, path in (f"{text}//".split("/", 2) for text in names)]
     known = {name: repository(name) for name in dict.fromkeys(name for name, _ in wanted)}

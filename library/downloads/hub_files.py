@@ -36,15 +36,15 @@ def find_hub_file(name: str) -> Path | None:
     return Path(cached) if isinstance(cached, str) else None
 
 
-def download(name: str, report: Report) -> Path:
+def download_hub_file(name: str, report: Report) -> Path:
     """Download the file into the folder of downloads, where its hash and its header are checked. Raises ConfigError."""
-    (file,) = hub.files_of([name])
-    path = hub.place(default_folder(), file)
+    (file,) = hub.remote_files([name])
+    path = hub.target_path(default_folder(), file)
     need_space(path, hub.still_needed(path, file))
-    return hub.download(file, path, report)
+    return hub.download_file(file, path, report)
 
 
-def unreachable(option: str, name: str, why: Message | str) -> Problem:
+def unreachable_file(option: str, name: str, why: Message | str) -> Problem:
     """The problem of a file that is not here and cannot be had."""
     return Problem(option, UNREACHABLE, name=name, why=why)
 
@@ -52,6 +52,6 @@ def unreachable(option: str, name: str, why: Message | str) -> Problem:
 def announced(option: str, name: str) -> Problem:
     """The remark that a file will be downloaded, and how large it is. Asks the hub; raises ConfigError where that is
     out of reach, or does not have it."""
-    (file,) = hub.files_of([name])
-    hub.place(default_folder(), file)
+    (file,) = hub.remote_files([name])
+    hub.target_path(default_folder(), file)
     return Problem(option, ANNOUNCED, name=name, size=size_text(file.size))

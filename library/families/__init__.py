@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import options
+from library.config.schema import options_of
 from library.config.values import did_you_mean
 from library.families.facts import FamilyFacts
 
@@ -23,28 +23,28 @@ SHOWN_BY_DEMO = "flux"
 
 
 @functools.cache
-def facts(name: str) -> FamilyFacts:
+def facts_of(name: str) -> FamilyFacts:
     """The facts of a family."""
     return importlib.import_module(f"library.families.{name}.facts").FACTS
 
 
-def every() -> tuple[FamilyFacts, ...]:
+def all_families() -> tuple[FamilyFacts, ...]:
     """The facts of all families."""
-    return tuple(map(facts, FAMILIES))
+    return tuple(map(facts_of, FAMILIES))
 
 
 # One entry per kind of training, for tabs of the page, chapters of the docs, and cases of tests.
-RUNS = {script: where for known in every() for script, where in known.scripts.items()}
+RUNS = {script: where for known in all_families() for script, where in known.scripts.items()}
 
 
 def owner(name: str) -> str:
     """The family of a name, which may be that of a variant in the demo."""
-    return next(known.name for known in every() if name in (known.name, *known.demo_variants))
+    return next(known.name for known in all_families() if name in (known.name, *known.demo_variants))
 
 
 def titles() -> str:
     """The titles of all families, in one line."""
-    return ", ".join(known.title for known in every())
+    return ", ".join(known.title for known in all_families())
 
 
 def config_class(script: str) -> type[RunConfig]:
@@ -62,22 +62,22 @@ def config_class(script: str) -> type[RunConfig]:
 
 def lora_script(family: str) -> str:
     """The script that trains a family's adapters."""
-    return next(script for script in facts(family).scripts if config_class(script).adapters)
+    return next(script for script in facts_of(family).scripts if config_class(script).adapters)
 
 
 def script_with(option: str) -> str:
     """The first script that has an option, or ""."""
-    return next((script for script, where in RUNS.items() if option in options(load_object(where))), "")
+    return next((script for script, where in RUNS.items() if option in options_of(load_object(where))), "")
 
 
 def family_for(config: RunConfig) -> "Family":
     """The family of a run's config, holding that config. Loads torch."""
-    return load_object(facts(config.family).family)(config)
+    return load_object(facts_of(config.family).family)(config)
 
 
-def compiling(config: RunConfig) -> tuple[int, float]:
+def compiling_cost(config: RunConfig) -> tuple[int, float]:
     """The number of graphs that a config compiles, and approximately the seconds that takes on a fast GPU."""
-    known = facts(config.family)
+    known = facts_of(config.family)
     if config.compile.compile_scope == "model":  # as one graph, with the same amount of code
         return 1, known.compile_seconds
     graphs = config.compile.graphs_of(known.graphs)

@@ -77,7 +77,7 @@ class AdapterKind:
 def kinds(family: str) -> list[AdapterKind]:
     """The kinds of a family's adapters, its own first."""
     found, has_convolutions, presets = [], False, LycorisArgs.presets
-    for module, about in families.facts(family).adapter_modules.items():
+    for module, about in families.facts_of(family).adapter_modules.items():
         args: type[NetworkArgs] = families.load_object(about.args)
         hidden = {*HIDDEN, *args.block_arguments, *(() if args.convolutions else OF_CONVOLUTIONS)}
         names = tuple(name for name in section_options(args) if name not in hidden)
@@ -124,7 +124,7 @@ def kinds(family: str) -> list[AdapterKind]:
 def kind_of(config: AdapterRun, known: Sequence[AdapterKind]) -> AdapterKind | None:
     """The kind that a run's module and arguments select; None for one without fields here. Of several matches, the
     one with the most fixed arguments."""
-    given, module = network_args.texts(config), config.network.module
+    given, module = network_args.network_args_as_text(config), config.network.module
     meant = [kind for kind in known if kind.is_meant(module, given)]
     return max(meant, key=lambda kind: (len(kind.fixed), len(kind.start)), default=None)
 

@@ -147,7 +147,7 @@ class LycorisArgs:
                 rank=rank,
             )
         try:
-            self.chosen_blocks([group.count for group in families.facts(run.family).blocks])
+            self.chosen_blocks([group.count for group in families.facts_of(run.family).blocks])
         except ConfigError as e:
             yield from (one.replaced(option="train_block_indices", place=PLACE, topic="training") for one in e.problems)
 
@@ -166,7 +166,7 @@ class LycorisArgs:
 
 
 def _has_convolutions(family: str) -> bool:
-    modules = families.facts(family).adapter_modules.values()
+    modules = families.facts_of(family).adapter_modules.values()
     return any(families.load_object(about.args).convolutions for about in modules)
 
 
@@ -181,8 +181,8 @@ def find_network_args_problems(config: AdapterRun) -> Iterator[Problem]:
     module = config.network.module
     cls = args_class(config)
     if cls is None:
-        if others := [known for known in families.every() if module in known.adapter_modules]:
-            own = next(iter(families.facts(config.family).adapter_modules))
+        if others := [known for known in families.all_families() if module in known.adapter_modules]:
+            own = next(iter(families.facts_of(config.family).adapter_modules))
             others = together([known.title for known in others])
             yield Problem(
                 "network_module",
@@ -195,7 +195,7 @@ def find_network_args_problems(config: AdapterRun) -> Iterator[Problem]:
             )
         elif module.startswith("networks."):
             algorithm = ALGORITHMS.get(module.removeprefix("networks.").split("_")[0])
-            offered = ", ".join((*families.facts(config.family).adapter_modules, LYCORIS))
+            offered = ", ".join((*families.facts_of(config.family).adapter_modules, LYCORIS))
             instead = f"{LYCORIS} with network_args algo={algorithm}" if algorithm else offered
             yield Problem(
                 "network_module",
@@ -316,25 +316,25 @@ def read_network_args(config: AdapterRun) -> Any:
     if wrong := list(find_network_args_problems(config)):
         raise ConfigError(*wrong)
     cls = args_class(config)
-    return read_leniently(config, cls)[0] if cls else texts(config)
+    return read_leniently(config, cls)[0] if cls else network_args_as_text(config)
 
 
 def args_class(config: AdapterRun) -> type[Any] | None:
     """The class of a run's network_args; None for a module of another family or program."""
-    own = families.facts(config.family).adapter_modules.get(config.network.module)
+    own = families.facts_of(config.family).adapter_modules.get(config.network.module)
     if own:
         return families.load_object(own.args)
     return LycorisArgs if config.network.module == LYCORIS else None
 
 
-def texts(config: AdapterRun) -> dict[str, str]:
+def network_args_as_text(config: AdapterRun) -> dict[str, str]:
     """The arguments as text, for modules that parse them themselves."""
     return dict(pair.split("=", 1) for pair in config.network.network_args if "=" in pair)
 
 
 def lycoris_settings(config: AdapterRun) -> JsonObject:
     """The arguments for the package: as text, but switches as bool, since to it any other text than false is true."""
-    known, given = section_options(LycorisArgs), texts(config)
+    known, given = section_options(LycorisArgs), network_args_as_text(config)
     settings = {
         name: known[name].read(text) if known.get(name, known["algo"]).type is bool else text
         for name, text in given.items()

@@ -8,18 +8,18 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import open_outside, parse_json
-from library.config.problems import ConfigError, Message, Problem, listed, option_name
+from library.config.problems import ConfigError, Message, Problem, join_messages, option_name
 from library.config.reading import resolution
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     ONLY,
     equal,
+    equivalent_optimizer,
     load_tables,
-    nearest,
-    optimizer,
     optimizer_args,
     rest,
     said_of,
+    say_nearest,
     set_by,
     tables_of_list,
 )
@@ -132,7 +132,7 @@ def _kind(builder: ImportBuilder, version: str) -> None:
         values["model_version"] = name if name == "dev" else name.replace("klein-", "klein-base-")
     elif builder.family == "qwen_image" and "edit" in version:
         values["model_version"] = _edit(str(builder.get("modelspec.architecture") or ""))
-    chosen = listed([builder.script, *([said_of(values)] if values else [])])
+    chosen = join_messages([builder.script, *([said_of(values)] if values else [])])
     set_by(builder, "ss_base_model_version", Message("chooses the script: {script}", script=chosen), values)
     builder.explain("is part of ss_base_model_version", "modelspec.architecture")
     if builder.values.get("model_type") == "chroma":
@@ -197,7 +197,7 @@ def _optimizer(builder: ImportBuilder) -> None:
     if not said:
         return
     path, _, inside = said.partition("(")
-    name, why = optimizer(path.rpartition(".")[2])
+    name, why = equivalent_optimizer(path.rpartition(".")[2])
     settings = re.findall(r"(\w+)=(\([^)]*\)|\[[^\]]*\]|[^,()]+)", inside)
     arguments = [f"{key}={value.strip('()[] ').replace(' ', '')}" for key, value in settings]
     values: JsonObject = {"optimizer_type": name} | ({"optimizer_args": arguments} if arguments else {})
@@ -274,4 +274,4 @@ def _modelspec(builder: ImportBuilder) -> None:
 
 def nearest_prediction(kind: str) -> Message:
     """A message: what a kind of prediction is here."""
-    return equal(kind, "v_parameterization = false") if kind == "epsilon" else nearest(kind, "epsilon")
+    return equal(kind, "v_parameterization = false") if kind == "epsilon" else say_nearest(kind, "epsilon")

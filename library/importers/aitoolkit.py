@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Message, Problem, listed, option_names
+from library.config.problems import ConfigError, Message, Problem, join_messages, option_names
 from library.importers import aitoolkit_data, aitoolkit_learning
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.shared import (
@@ -13,17 +13,17 @@ from library.importers.shared import (
     chooses_chroma,
     chooses_edit,
     chooses_version,
-    dotted,
     equal,
+    flatten_tables,
+    import_keys,
     is_hub_name,
     load_tables,
     merged_from_hub,
-    nearest,
     own_name,
     precision,
     rest,
     said_of,
-    take,
+    say_nearest,
 )
 
 TRAINER = "ai-toolkit"
@@ -45,7 +45,7 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
         raise ConfigError("config.process is empty: there is no training in this file")
     process = {"name": inner.get("name"), **inner["process"][0], "meta": found.get("meta")}
     _refuse(process, str(found.get("job") or "extension"))
-    flat = dotted(process)
+    flat = flatten_tables(process)
     script = script or _script(flat)
     defaults = TABLES["defaults"] | (TABLES["adapter_defaults"] if script.endswith("_network") else {})
     for key, other in (("network.rank", "network.linear"), ("network.alpha", "network.linear_alpha")):
@@ -53,8 +53,8 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
             defaults.pop(other, None)
     nulls = {key: value for key, value in defaults.items() if flat.get(key) is None}
     builder = ImportBuilder({**flat, **nulls}, script, TRAINER, absent=frozenset(nulls.keys() - flat.keys()))
-    take(builder, TABLES["renamed"])
-    take(builder, {key: option for key, option in TABLES["numbers"].items() if builder.number(key)})
+    import_keys(builder, TABLES["renamed"])
+    import_keys(builder, {key: option for key, option in TABLES["numbers"].items() if builder.number(key)})
     for part in (_model, _output, *aitoolkit_learning.PARTS, *aitoolkit_data.PARTS):
         part(builder)
     if len(inner["process"]) > 1:
@@ -140,7 +140,7 @@ def _model(builder: ImportBuilder) -> None:
     words = f"{str(builder.get('model.arch')).casefold()} {own_name(builder.get('model.name_or_path'))}"
     kind = next((kind for word, kind in TABLES["model_types"].items() if word in words), "")
     relative = {"model_type": kind} if kind and builder.family == "flux" else {}
-    chosen = listed([builder.script, *([said_of(relative)] if relative else [])])
+    chosen = join_messages([builder.script, *([said_of(relative)] if relative else [])])
     for key in ("model.is_flux", "model.is_xl", "model.arch"):
         if builder.get(key):
             builder.change(key, Message("chooses the script: {script}", script=chosen), relative)
@@ -152,7 +152,7 @@ def _model(builder: ImportBuilder) -> None:
         encoders = is_on(builder.get("model.quantize_te")) or "model.quantize_te" not in builder.source
         name = "int8_base" if "int" in kind and "8" in kind else "fp8_base" if encoders else "fp8_base_unet"
         same = kind in ("qfloat8", "float8", "int8", "qint8", "uint8")
-        said = equal(kind, name) if same else nearest(kind, name)
+        said = equal(kind, name) if same else say_nearest(kind, name)
         builder.change("model.quantize", said, {name: True})
     elif quantized:
         builder.ignore("model.quantize", "weights that learn have at least 16 bits")
@@ -208,4 +208,4 @@ def _output(builder: ImportBuilder) -> None:
         )
     if is_on(builder.get("logging.use_wandb")):
         builder.change("logging.use_wandb", "log_with = wandb", {"log_with": "wandb"})
-        take(builder, {"logging.project_name": "log_tracker_name"})
+        import_keys(builder, {"logging.project_name": "log_tracker_name"})

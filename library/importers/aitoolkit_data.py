@@ -16,7 +16,7 @@ from library.importers.shared import (
     load_tables,
     said_of,
     tables_of_list,
-    texts,
+    texts_of_list,
     told_datasets,
     told_prompts,
 )
@@ -34,7 +34,7 @@ def is_dataset(found: JsonMapping) -> bool:
     return "config" not in found and any("folder_path" in table for table in tables_of_list(found.get("datasets")))
 
 
-def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
+def convert_dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     """Data sets of ai-toolkit -> the text of a dataset file, and a sentence for each key that was left out."""
     left: list[MessageLike] = []
     listed = _with_folders(found.get("datasets"), left)
@@ -177,7 +177,8 @@ def _samples(builder: ImportBuilder) -> None:
     prompts = [s for s in tables_of_list(listed, "sample.samples", builder.notes) if not is_empty(s.get("prompt"))]
     if not prompts:
         prompts = [
-            {"prompt": prompt} for prompt in texts(builder.get("sample.prompts"), "sample.prompts", builder.notes)
+            {"prompt": prompt}
+            for prompt in texts_of_list(builder.get("sample.prompts"), "sample.prompts", builder.notes)
         ]
     if not prompts or is_on(builder.get("train.disable_sampling")):
         builder.empty("train.skip_first_sample")

@@ -1,16 +1,16 @@
 """Import ai-toolkit's adapters, length, optimizer, schedule, dtypes and noise."""
 
 from library.config.json_types import JsonObject
-from library.config.problems import Message, counted, listed, option_name
+from library.config.problems import Message, counted, join_messages, option_name
 from library.importers.builder import ImportBuilder, is_on, to_number
 from library.importers.shared import (
     equal,
+    equivalent_optimizer,
     load_tables,
-    nearest,
-    optimizer,
     optimizer_args,
     precision,
     said_of,
+    say_nearest,
     simplify_name,
 )
 
@@ -48,7 +48,7 @@ def _network(builder: ImportBuilder) -> None:
         builder.change("network.type", equal(kind, f"lycoris.kohya {' '.join(values['network_args'])}"), values)
         builder.explain("becomes one of network_args", "network.lokr_full_rank", "network.lokr_factor")
     else:
-        said = "LoRA" if kind == "lora" else nearest(kind, "LoRA")
+        said = "LoRA" if kind == "lora" else say_nearest(kind, "LoRA")
         builder.change("network.type", said, {"network_args": arguments} if arguments else {})
     for key in builder.left():
         if key.startswith("network.network_kwargs."):
@@ -97,7 +97,7 @@ def _length(builder: ImportBuilder) -> None:
 
 def _optimizer(builder: ImportBuilder) -> None:
     wanted = builder.get("train.optimizer")
-    name, near = optimizer(wanted)
+    name, near = equivalent_optimizer(wanted)
     builder.change("train.optimizer", near or equal(wanted, name), {"optimizer_type": name})
     found = {key: value for key, value in builder.source.items() if key.startswith("train.optimizer_params.")}
     given = {key.rpartition(".")[2]: value for key, value in found.items()}
@@ -135,7 +135,7 @@ def _schedule(builder: ImportBuilder) -> None:
         template = "{trainer}'s linear rises over {steps}; the nearest is {nearest}"
         said = Message(template, trainer=TRAINER, steps=counted(int(period), "step"), nearest="constant_with_warmup")
     elif name == "step":
-        values, said = {"lr_scheduler": "constant"}, nearest("step", "constant")
+        values, said = {"lr_scheduler": "constant"}, say_nearest("step", "constant")
     elif warmup := builder.number("train.lr_scheduler_params.num_warmup_steps"):
         values["lr_warmup_steps"] = int(warmup)
     builder.change("train.lr_scheduler", said, values)
@@ -147,7 +147,7 @@ def _schedule(builder: ImportBuilder) -> None:
 def _training(builder: ImportBuilder) -> None:
     dtype = precision(builder.get("train.dtype"))
     half = {} if builder.adapters or dtype == "no" else {f"full_{dtype}": True}
-    said = listed([said_of({"mixed_precision": dtype}), *map(option_name, half)])
+    said = join_messages([said_of({"mixed_precision": dtype}), *map(option_name, half)])
     builder.change("train.dtype", said, {"mixed_precision": dtype, **half})
     encoders = is_on(builder.get("train.train_text_encoder"))
     key = "train.train_text_encoder"
@@ -218,11 +218,11 @@ def _noise(builder: ImportBuilder) -> None:
     _range(builder)
     kind = str(builder.get("train.loss_type"))
     known = LOSSES.get(kind)
-    said = "loss_type = l2" if kind == "mse" else nearest(kind, "loss_type = l2")
+    said = "loss_type = l2" if kind == "mse" else say_nearest(kind, "loss_type = l2")
     said = equal(kind, said_of({"loss_type": known["loss_type"]})) if known else said
     builder.change("train.loss_type", said, known or {})
     if (gamma := builder.number("train.snr_gamma")) and "min_snr_gamma" not in builder.values:
-        builder.ignore("train.snr_gamma", nearest("snr_gamma", said_of({"min_snr_gamma": f"{gamma:g}"})))
+        builder.ignore("train.snr_gamma", say_nearest("snr_gamma", said_of({"min_snr_gamma": f"{gamma:g}"})))
     if str(builder.get("train.content_or_style") or "balanced") != "balanced":
         chosen = "min_timestep, max_timestep" if builder.family == "sdxl" else "timestep_sampling"
         said = Message("all timesteps count alike; {names} choose others", names=chosen)
@@ -243,7 +243,7 @@ def _noise(builder: ImportBuilder) -> None:
     own = {"qwen_image": "qwen_", "flux_2": "flux2_"}.get(builder.family, "flux_")
     values["timestep_sampling"] = str(values["timestep_sampling"]).replace("flux_", own)
     said = said_of(values)
-    said = said if kind in ("sigmoid", "linear") else nearest(kind, said)
+    said = said if kind in ("sigmoid", "linear") else say_nearest(kind, said)
     builder.change(key, said, values)
     builder.explain("is part of timestep_sampling", "train.linear_timesteps")
 

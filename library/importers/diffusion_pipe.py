@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, listed, option_name, option_names
+from library.config.problems import ConfigError, Message, join_messages, option_name, option_names
 from library.importers import diffusion_pipe_data, diffusion_pipe_learning
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.shared import (
@@ -14,17 +14,17 @@ from library.importers.shared import (
     chooses_chroma,
     chooses_edit,
     chooses_version,
-    dotted,
+    flatten_tables,
+    import_keys,
     load_tables,
-    nearest,
     own_name,
     precision,
     rest,
     said_of,
+    say_nearest,
     set_by,
     tables_of_list,
-    take,
-    texts,
+    texts_of_list,
 )
 
 TRAINER = "diffusion-pipe"
@@ -45,9 +45,9 @@ def recognises(found: JsonMapping) -> bool:
 def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key -> our values and its outcome. Raises ConfigError for unsupported models."""
     data = found.get("dataset")
-    flat = dotted({**found, "dataset": "" if isinstance(data, Mapping) else data})
+    flat = flatten_tables({**found, "dataset": "" if isinstance(data, Mapping) else data})
     builder = ImportBuilder(flat, script or _script(found), TRAINER)
-    take(builder, TABLES["renamed"])
+    import_keys(builder, TABLES["renamed"])
     for part in (_model, _precision, _memory, _caches):
         part(builder)
     _text_adapter(builder)
@@ -81,7 +81,7 @@ def _model(builder: ImportBuilder) -> None:
     given = [key for key in TRANSFORMERS if builder.get(key)]
     words = " ".join(own_name(builder.get(key)) for key in given)
     kind = {"model_type": "kontext"} if "kontext" in words and builder.family == "flux" else {}
-    chosen = listed([builder.script, *([said_of(kind)] if kind else [])])
+    chosen = join_messages([builder.script, *([said_of(kind)] if kind else [])])
     builder.change("model.type", Message("chooses the script: {script}", script=chosen), kind)
     chooses_version(builder, "model.type", words)
     chooses_edit(builder, "model.type", words)
@@ -116,7 +116,7 @@ def _parts(builder: ImportBuilder) -> None:
             builder.rename(key, encoder, path)
     merged = builder.get("model.merge_adapters")
     if isinstance(merged, list) and merged:
-        paths = texts(merged, "model.merge_adapters", builder.notes)
+        paths = texts_of_list(merged, "model.merge_adapters", builder.notes)
         builder.rename("model.merge_adapters", "base_weights", paths)
     if fused := tables_of_list(builder.get("adapter.fuse_adapters"), "adapter.fuse_adapters", builder.notes):
         weights = [one.get("weight", 1.0) for one in fused]
@@ -139,7 +139,7 @@ def _precision(builder: ImportBuilder) -> None:
         elif kind.startswith("float8"):
             builder.change(key, said_of({"fp8_base_unet": True}), {"fp8_base_unet": True})
         elif kind == "nf4":
-            builder.change(key, nearest(kind, "fp8_base_unet"), {"fp8_base_unet": True})
+            builder.change(key, say_nearest(kind, "fp8_base_unet"), {"fp8_base_unet": True})
         else:
             builder.ignore(key, "frozen weights are kept in mixed_precision")
 

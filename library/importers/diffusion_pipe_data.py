@@ -18,7 +18,7 @@ def is_dataset(found: JsonMapping) -> bool:
     return "model" not in found and any("path" in table for table in tables_of_list(found.get("directory")))
 
 
-def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
+def convert_dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     """A file of data sets -> the text of ours, and a sentence for each key that was left out."""
     return _written(found, {})
 

@@ -6,11 +6,11 @@ from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     SIZE_SHIFTS,
     equal,
+    equivalent_optimizer,
     load_tables,
-    nearest,
-    optimizer,
     optimizer_args,
     said_of,
+    say_nearest,
     set_by,
     simplify_name,
 )
@@ -38,7 +38,7 @@ def _network(builder: ImportBuilder) -> None:
         builder.change("adapter.type", equal(kind, f"lycoris.kohya {' '.join(values['network_args'])}"), values)
         builder.explain("becomes one of network_args", "adapter.decompose_factor", "adapter.rank_dropout")
     else:
-        builder.change("adapter.type", "LoRA" if kind == "lora" else nearest(kind, "LoRA"))
+        builder.change("adapter.type", "LoRA" if kind == "lora" else say_nearest(kind, "LoRA"))
     said = Message("{trainer} has alpha = rank", trainer=TRAINER)
     set_by(builder, "adapter.alpha", said, {"network_alpha": rank})
 
@@ -46,7 +46,7 @@ def _network(builder: ImportBuilder) -> None:
 def _optimizer(builder: ImportBuilder) -> None:
     wanted = str(builder.get("optimizer.type") or "adamw")
     near = TABLES["optimizers"].get(simplify_name(wanted), "")
-    name, why = (near, nearest(wanted, near)) if near else optimizer(wanted)
+    name, why = (near, say_nearest(wanted, near)) if near else equivalent_optimizer(wanted)
     if not near and not why and name == wanted and "." not in name:
         name = f"pytorch_optimizer.{name}"  # where it looks up all others
     builder.change("optimizer.type", why or equal(wanted, name), {"optimizer_type": name})
@@ -168,7 +168,7 @@ def _timesteps(builder: ImportBuilder) -> None:
         scale = builder.number("model.guidance")
         values["guidance_scale"] = 1.0 if scale is None else scale
     said = said_of(values)
-    set_by(builder, keys[0], said if is_same else nearest(method, said), values)
+    set_by(builder, keys[0], said if is_same else say_nearest(method, said), values)
     builder.explain("is part of how timesteps are drawn", *keys[1:], "model.guidance")
     for key in keys[1:]:
         if is_empty(builder.source.get(key)) or builder.source.get(key) is False:

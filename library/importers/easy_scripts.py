@@ -12,11 +12,11 @@ from library.importers.shared import (
     PREPARED,
     dataset_toml,
     equal,
+    equivalent_optimizer,
     load_tables,
-    nearest,
-    optimizer,
     optimizer_args,
     said_of,
+    say_nearest,
     set_by,
     tables_of_list,
 )
@@ -126,7 +126,7 @@ def _network(builder: ImportBuilder) -> None:
 def _optimizer(builder: ImportBuilder) -> None:
     wanted = str(builder.get("optimizer_type") or "")
     if "." in wanted or wanted:
-        name, why = optimizer(wanted.rpartition(".")[2])
+        name, why = equivalent_optimizer(wanted.rpartition(".")[2])
         builder.change("optimizer_type", why or equal(wanted, name), {"optimizer_type": name})
     for key in ("optimizer_args", "lr_scheduler_args"):
         if isinstance(given := builder.get(key), Mapping):
@@ -134,7 +134,9 @@ def _optimizer(builder: ImportBuilder) -> None:
             builder.change(key, f"{key} = {' '.join(arguments)}", {key: arguments})
     schedule = str(builder.get("lr_scheduler_type") or "")
     if near := TABLES["schedules"].get(schedule.rpartition(".")[2]):
-        builder.change("lr_scheduler_type", nearest(schedule, said_of({"lr_scheduler": near})), {"lr_scheduler": near})
+        builder.change(
+            "lr_scheduler_type", say_nearest(schedule, said_of({"lr_scheduler": near})), {"lr_scheduler": near}
+        )
         builder.ignore("lr_scheduler", "lr_scheduler_type names another")
         builder.ignore("lr_scheduler_args", Message("it is for {name}, which is not offered here", name=schedule))
         builder.values.pop("lr_scheduler_args", None)

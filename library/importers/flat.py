@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterable, Sequence
 
 from library.config import building, schema
-from library.config.converted import OLD_BLOCKS, blocks
+from library.config.converted import OLD_BLOCKS, convert_blocks_to_swap
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Message, MessageLike, Problem, listed
+from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages
 from library.config.run_config import RunConfig, of_told_kind
-from library.config.schema import options
+from library.config.schema import options_of
 from library.config.values import did_you_mean
 from library.importers.builder import Configs, ImportBuilder, is_empty, is_on
 from library.importers.shared import ONLY, load_tables, own_name
@@ -22,11 +22,11 @@ def read_flat_file(
     found: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()
 ) -> ImportBuilder:
     """Every key of a flat file -> our values and its outcome. `preferred`: scripts to choose where several fit."""
-    found = schema.flat(found)
+    found = schema.flatten_sections(found)
     _refuse(found, configs, script)
     guess = ""
     if not script:
-        script = script_of(found, configs, preferred)
+        script = find_best_script(found, configs, preferred)
         guess = _guess(found, script, configs)
     builder = ImportBuilder(found, script, TRAINER, keeps_ineffective=True, guess=guess)
     _other_algorithm(builder)
@@ -51,13 +51,13 @@ def old_blocks(builder: ImportBuilder, keys: Iterable[str], given: bool) -> None
     unreadable: list[Problem] = []
     here = {key: builder.source[key] for key in keys if builder.get(key) is not None}
     old = building.read_section(OLD_BLOCKS, building.Layer(here), unreadable)
-    values, problems = blocks(old, given)
-    said = listed(problems, "; ")
+    values, problems = convert_blocks_to_swap(old, given)
+    said = join_messages(problems, "; ")
     for key in here:
         if old.get(key) and values:
             builder.change(key, said, values)
         else:
-            builder.ignore(key, said if key in old else listed(unreadable, "; "))
+            builder.ignore(key, said if key in old else join_messages(unreadable, "; "))
 
 
 def _refuse(found: JsonMapping, configs: Configs, script: str) -> None:
@@ -72,9 +72,9 @@ def _refuse(found: JsonMapping, configs: Configs, script: str) -> None:
         )
     if not script:
         refuse_module(found, configs)
-    names = {name for config in configs.values() for name in (*options(config), *config.aliases, *config.foreign)}
+    names = {name for config in configs.values() for name in (*options_of(config), *config.aliases, *config.foreign)}
     if names.isdisjoint(found) and (found or not script):
-        near = (listed([f": {name}", hint], "") for name in found if (hint := did_you_mean(name, names)))
+        near = (join_messages([f": {name}", hint], "") for name in found if (hint := did_you_mean(name, names)))
         raise ConfigError("no setting of any training is in this file{hint}", hint=next(near, ""))
 
 
@@ -111,7 +111,9 @@ def refuse_module(found: JsonMapping, configs: Configs) -> None:
 def _modules(configs: Configs) -> list[str]:
     """The network modules of all trainings."""
     known = (
-        options(config)["network_module"].choices for config in configs.values() if "network_module" in options(config)
+        options_of(config)["network_module"].choices
+        for config in configs.values()
+        if "network_module" in options_of(config)
     )
     return [*dict.fromkeys(module for choices in known for module in choices)]
 
@@ -126,11 +128,11 @@ def _other_algorithm(builder: ImportBuilder) -> None:
         builder.problems.append(Problem("network_module", template, module=module, other=other, fix=fix))
 
 
-def script_of(found: JsonMapping, configs: Configs, preferred: Sequence[str] = ()) -> str:
+def find_best_script(found: JsonMapping, configs: Configs, preferred: Sequence[str] = ()) -> str:
     """The script whose options include most of the keys, of those that have the network module. Where several fit,
     it is the first of `preferred`. Raises ConfigError when that is ambiguous."""
     having = {script: config for script, config in configs.items() if _has_module(config, module_of(found))}
-    fit = {script: len(found.keys() & options(config).keys()) for script, config in (having or configs).items()}
+    fit = {script: len(found.keys() & options_of(config).keys()) for script, config in (having or configs).items()}
     best = max(fit.values(), default=0)
     fitting = [script for script, count in fit.items() if count == best]
     if chosen := next((script for script in preferred if script in fitting), ""):
@@ -148,7 +150,7 @@ def script_of(found: JsonMapping, configs: Configs, preferred: Sequence[str] = (
 
 
 def _has_module(config: type[RunConfig], module: str) -> bool:
-    return "network_module" in options(config) and module in options(config)["network_module"].choices
+    return "network_module" in options_of(config) and module in options_of(config)["network_module"].choices
 
 
 def _guess(found: JsonMapping, script: str, configs: Configs) -> MessageLike:
@@ -156,7 +158,7 @@ def _guess(found: JsonMapping, script: str, configs: Configs) -> MessageLike:
     module = module_of(found)
     if module not in TABLES["shared_modules"] and sum(_has_module(config, module) for config in configs.values()) == 1:
         return ""
-    known = len(found.keys() & options(configs[script]).keys())
+    known = len(found.keys() & options_of(configs[script]).keys())
     template = (
         "{script} ({title}) is a guess: the file names no script, and {known} of its {count} keys are options of it"
     )

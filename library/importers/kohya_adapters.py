@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from library.config.converted import blocks
+from library.config.converted import convert_blocks_to_swap
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import Message, listed
+from library.config.problems import Message, join_messages
 from library.importers.builder import ImportBuilder, to_number
 from library.importers.result import KeyOutcome
 from library.importers.shared import load_tables
@@ -110,9 +110,9 @@ def _flux_extras(builder: ImportBuilder, kind: str, arguments: list[str]) -> Non
     if "split_mode" in builder.source and builder.family == "flux":
         if builder.get("split_mode") in (True, "True", "true", 1) and kind == "Flux1":
             arguments.append("train_blocks=single")
-            values, said = blocks({"split_mode": True}, given=bool(builder.number("blocks_to_swap")))
+            values, said = convert_blocks_to_swap({"split_mode": True}, given=bool(builder.number("blocks_to_swap")))
             does = Message("network_args train_blocks=single, as kohya_ss does")
-            builder.change("split_mode", listed([does, *said], "; "), values)
+            builder.change("split_mode", join_messages([does, *said], "; "), values)
         else:
             builder.ignore("split_mode", "set blocks_to_swap instead")
     if builder.get("train_lora_ggpo") in (True, "True", "true", 1):
@@ -128,7 +128,7 @@ def _flux_extras(builder: ImportBuilder, kind: str, arguments: list[str]) -> Non
         builder.ignore("enable_all_linear", "LyCORIS always adapts all linear layers of its preset")
 
 
-def fields(module: str, arguments: Mapping[str, str]) -> tuple[JsonObject, list[str]]:
+def adapter_fields(module: str, arguments: Mapping[str, str]) -> tuple[JsonObject, list[str]]:
     """network_module and network_args -> LoRA_type and its fields, and the arguments without a field."""
     kind = _kind(module, arguments)
     found: JsonObject = {"LoRA_type": kind}

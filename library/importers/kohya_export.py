@@ -6,13 +6,13 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike
-from library.config.reading import sizes
+from library.config.reading import parse_resolution
 from library.config.run_config import RunConfig
-from library.config.schema import changed, flat, options, values
+from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.config.sections import AdapterRun, EmbeddingRun
-from library.config.values import join, to_float
+from library.config.values import join_words, parse_finite
 from library.importers import kohya_adapters, kohya_flags, kohya_launch, kohya_ss
-from library.importers.builder import Configs, settle
+from library.importers.builder import Configs, settle_values
 from library.importers.result import Imported
 from library.importers.shared import load_tables
 
@@ -74,23 +74,25 @@ def export(
         )
     tab = _tab(config, base)
     made, lost = _fields(config, tab, prompts)
-    given = set(values(config))
-    typed = {name: v for name, v in flat(changed(config)).items() if name in _typed(tab) and name not in made}
+    given = set(option_values(config))
+    typed = {
+        name: v for name, v in flatten_sections(changed(config)).items() if name in _typed(tab) and name not in made
+    }
     fields: Fields = dict(base or {})
     if base is None:
         fields |= _switches(config, tab)
     else:
-        given = _differing(config, settle(kohya_ss.read_config(base, config.script), configs), prompts)
+        given = _differing(config, settle_values(kohya_ss.read_config(base, config.script), configs), prompts)
     for name in sorted(given & made.keys()):
         fields |= made[name]
-    fields |= kohya_launch.fields(launch, base or {}) if launch is not None else {}
+    fields |= kohya_launch.launch_fields(launch, base or {}) if launch is not None else {}
     _type(fields, given, typed, config)
     return dict(sorted(fields.items())), lost
 
 
 def _differing(config: RunConfig, before: Imported, prompts: str) -> set[str]:
     """The options that differ from those of the base, and all that share fields with them."""
-    old, new = values(before.config), values(config)
+    old, new = option_values(before.config), option_values(config)
     found = {name for name in new if old[name] != new[name]} - {"sample_prompts"}
     found |= {member for group in GROUPS for member in group if found & set(group)}
     return found | ({"sample_prompts"} if before.texts.get("sample_prompts", "").strip() != prompts.strip() else set())
@@ -126,10 +128,12 @@ def _switches(config: RunConfig, tab: str) -> Fields:
 
 def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields], list[MessageLike]]:
     """Option -> its fields, and sentences about options that no field can express."""
-    known, lost = options(type(config)), []
+    known, lost = options_of(type(config)), []
     keys = _keys(config.family, tab)
     made = {
-        name: {keys[name]: _plain(known[name], keys[name], v)} for name, v in values(config).items() if name in keys
+        name: {keys[name]: _plain(known[name], keys[name], v)}
+        for name, v in option_values(config).items()
+        if name in keys
     }
     groups = [
         _adapter(config, lost) if isinstance(config, AdapterRun) else {},
@@ -153,7 +157,7 @@ def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields
     if len(config.data.sizes) > 1:
         said = "resolution: kohya_ss trains at one size, so only the largest of {sizes} is kept"
         lost.append(Message(said, sizes=config.data.resolution))
-    unsupported = flat(changed(config)).keys() - made.keys() - _typed(tab)
+    unsupported = flatten_sections(changed(config)).keys() - made.keys() - _typed(tab)
     lost += [Message("{name} has no field in kohya_ss; it is left out", name=name) for name in sorted(unsupported)]
     return made, lost
 
@@ -174,7 +178,7 @@ def _keys(family: str, tab: str) -> dict[str, str]:
 
 def _plain(option: Any, key: str, value: Any) -> Any:
     if key == "max_resolution":
-        width, height = max(sizes(value or "512"), key=math.prod)
+        width, height = max(parse_resolution(value or "512"), key=math.prod)
         return f"{width},{height}"
     if value is None and option.type in (int, float):
         return 75 if key == "max_token_length" else 0
@@ -188,7 +192,7 @@ def _plain(option: Any, key: str, value: Any) -> Any:
 def _adapter(config: AdapterRun, lost: list[MessageLike]) -> Fields:
     network = config.network
     arguments = dict(pair.split("=", 1) for pair in network.network_args if "=" in pair)
-    found, rest = kohya_adapters.fields(network.module, arguments)
+    found, rest = kohya_adapters.adapter_fields(network.module, arguments)
     lost += [Message("{name} has no field in kohya_ss; it is left out", name=f"network_args {pair}") for pair in rest]
     # Fields that are no longer set are written empty, or the page keeps their previous values.
     nothing = dict.fromkeys(("conv_dim", "conv_alpha", *kohya_adapters.LORA_PLUS, *kohya_adapters.DROPOUTS), 0)
@@ -216,7 +220,7 @@ def _rates(config: RunConfig, tab: str) -> Fields:
 
 
 def _warmup(config: RunConfig) -> Fields:
-    given = to_float(config.optim.lr_warmup_steps)
+    given = parse_finite(config.optim.lr_warmup_steps)
     share = 0 < given < 1
     return {"lr_warmup": round(given * 100, 6) if share else 0, "lr_warmup_steps": 0 if share else int(given)}
 
@@ -251,13 +255,13 @@ def _folders(config: RunConfig) -> Fields:
 
 def _type(fields: Fields, names: set[str], typed: JsonMapping, config: RunConfig) -> None:
     """Write the box for additional parameters: its flags that changed are replaced by fields or new values."""
-    known = options(type(config))
+    known = options_of(type(config))
     old = kohya_flags.flags(str(fields.get("additional_parameters") or ""))
     kept = {name: items for name, items in old.items() if name not in names}
     new = {name: _tokens(known[name], value) for name, value in typed.items() if name in names}
     if kept != old or new:
         tokens = [token for name, items in (kept | new).items() for token in (*[f"--{name}"] * bool(name), *items)]
-        fields["additional_parameters"] = join(tokens)
+        fields["additional_parameters"] = join_words(tokens)
 
 
 def _tokens(option: Any, value: Any) -> list[str]:

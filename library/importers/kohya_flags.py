@@ -1,7 +1,7 @@
 """The box for additional parameters of kohya_ss's page: flags that take precedence over its fields."""
 
 from library.config.problems import Message
-from library.config.values import split
+from library.config.values import split_words
 from library.importers.builder import ImportBuilder
 
 
@@ -38,7 +38,7 @@ def read_typed_flags(builder: ImportBuilder) -> None:
 def flags(text: str) -> dict[str, list[str]]:
     """Split `--seed 5 --network_args a=1 b=2` into flags with their values; under "" what precedes the first flag."""
     found: dict[str, list[str]] = {}
-    for token in split(text):
+    for token in split_words(text):
         if token.startswith("--"):
             name, given, value = token[2:].partition("=")
             found[name] = [value] if given else []

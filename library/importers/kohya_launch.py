@@ -5,7 +5,7 @@ from typing import Any
 from library.config.command import Launch, launch_problems
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message
-from library.config.values import join, split
+from library.config.values import join_words, split_words
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 
 THREADS = 2  # per process: kohya_ss's default, which counts as not set
@@ -14,7 +14,7 @@ KEYS = (*WHOLE, "gpu_ids", "extra_accelerate_launch_args")
 PLACE = "on the page it stands in Several GPUs, and in a shell it goes to `kohya train`"
 
 
-def launch(found: JsonMapping) -> JsonObject:
+def read_launch_settings(found: JsonMapping) -> JsonObject:
     """The launcher's settings in a file of kohya_ss, as values of `Launch`; unreadable values count as not set."""
     start, read = Launch(), {key: _value(key, found[key]) for key in KEYS if key in found}
     return {
@@ -40,9 +40,9 @@ def record_launch_keys(builder: ImportBuilder, tab: str) -> None:
     builder.empty("multi_gpu")
 
 
-def fields(chosen: JsonMapping, base: JsonMapping) -> JsonObject:
+def launch_fields(chosen: JsonMapping, base: JsonMapping) -> JsonObject:
     """Values of `Launch` -> their fields, as far as they differ from those of `base`."""
-    start, before = Launch(), launch(base)
+    start, before = Launch(), read_launch_settings(base)
     made: JsonObject = {}
     for key in KEYS:
         now = _value(key, chosen.get(key))
@@ -67,10 +67,10 @@ def _value(key: str, given: Any) -> Any:
     if key == "gpu_ids":
         return ",".join(part.strip() for part in str(given).split(",") if part.strip()) or None
     try:
-        return tuple(given) if isinstance(given, list | tuple) else tuple(split(str(given))) or None
+        return tuple(given) if isinstance(given, list | tuple) else tuple(split_words(str(given))) or None
     except ConfigError:
         return None
 
 
 def _text(value: Any) -> str:
-    return join(value) if isinstance(value, tuple) else str(value)
+    return join_words(value) if isinstance(value, tuple) else str(value)

@@ -6,7 +6,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, option_name, option_values
 from library.importers import flat, kohya_adapters, kohya_flags, kohya_launch
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import ONLY, chooses_chroma, load_tables, nearest, said_of, set_by
+from library.importers.shared import ONLY, chooses_chroma, load_tables, said_of, say_nearest, set_by
 
 TRAINER = "kohya_ss"
 APPLIES_EXIF = False  # as sd-scripts
@@ -61,7 +61,7 @@ def tab_title(found: JsonMapping) -> str:
     return TITLES[tab_of(found)]
 
 
-def script_of(found: JsonMapping) -> str:
+def script_of_kohya_file(found: JsonMapping) -> str:
     """The script that a file is for. Raises ConfigError for unsupported models."""
     tab = tab_of(found)
     order = ["sdxl", "flux", "SD3"] if tab == "lora" else ["sdxl", "SD3", "flux"]
@@ -87,7 +87,7 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     Missing keys have the initial values of kohya_ss's page, as when that page loads the file.
     """
     tab = tab_of(found)
-    script = script or script_of(found)
+    script = script or script_of_kohya_file(found)
     starts = page_defaults(tab, script.partition("_")[0], found)
     filled = {key: starts[key] if value is None and key in starts else value for key, value in found.items()}
     builder = ImportBuilder(
@@ -284,7 +284,7 @@ def _files(builder: ImportBuilder, tab: str) -> None:
     if kind == "same as source model":
         builder.empty("save_model_as")
     elif tab in DROPS_ZEROS and kind and kind not in ("safetensors", "ckpt", "pt"):
-        builder.change("save_model_as", nearest(kind, "safetensors"), {"save_model_as": "safetensors"})
+        builder.change("save_model_as", say_nearest(kind, "safetensors"), {"save_model_as": "safetensors"})
     prompts = builder.get("sample_prompts")
     if not isinstance(prompts, str):
         return

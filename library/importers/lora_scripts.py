@@ -34,7 +34,7 @@ def recognises(found: JsonMapping) -> bool:
 
 def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key -> our values and its outcome. Raises ConfigError for unsupported models."""
-    flat = {**schema.flat(found), **_typed(found.get("ui_custom_params"))}
+    flat = {**schema.flatten_sections(found), **_typed(found.get("ui_custom_params"))}
     builder = ImportBuilder(flat, script or _script(flat), TRAINER, keeps_ineffective=True)
     key = "model_train_type" if "model_train_type" in flat else "train_type"
     builder.change(key, Message("chooses the script: {script}", script=builder.script))
@@ -56,7 +56,7 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
 def _typed(text: object) -> JsonObject:
     """Options that were typed as TOML into its page; none where they cannot be read."""
     with contextlib.suppress(ConfigError):
-        return schema.flat(parse_toml(text, "ui_custom_params")) if isinstance(text, str) else {}
+        return schema.flatten_sections(parse_toml(text, "ui_custom_params")) if isinstance(text, str) else {}
     return {}
 
 

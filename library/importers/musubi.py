@@ -12,13 +12,13 @@ from library.importers.shared import (
     ONLY,
     dataset_toml,
     equal,
+    import_keys,
     load_tables,
-    nearest,
     said_of,
+    say_nearest,
     set_by,
     table_in,
     tables_of_list,
-    take,
 )
 
 TRAINER = "musubi-tuner"
@@ -40,7 +40,7 @@ MODULATION = ".*(img_mod|txt_mod|modulation).*"  # layers of FLUX.1
 def recognises(found: JsonMapping) -> bool:
     """Whether this is a file of musubi-tuner. The name of an adapter's module, which we share, is not enough where the
     images, the base model or the caches are set with our option names."""
-    found = schema.flat(found, [])  # what stands twice is told when it is read
+    found = schema.flatten_sections(found, [])  # what stands twice is told when it is read
     module = str(found.get("network_module") or "")
     if module in TABLES["families"]:
         return "dit" in found or ("dataset_config" in found and module in TABLES["modules"] and OURS.isdisjoint(found))
@@ -48,7 +48,7 @@ def recognises(found: JsonMapping) -> bool:
     return "dit" in found or (module in TABLES["modules"] and not shared)
 
 
-def script_of(name: str) -> str:
+def our_script(name: str) -> str:
     """The equivalent of a script of musubi-tuner, named with or without .py; other names are returned unchanged."""
     return TABLES["scripts"].get(name.removesuffix(".py"), name.removesuffix(".py"))
 
@@ -56,10 +56,10 @@ def script_of(name: str) -> str:
 def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key of a flat file -> our values and its outcome. Raises ConfigError for unsupported models."""
     data = found.get("dataset_config")  # a table if the file that it names could be read
-    found = schema.flat({**found, "dataset_config": ""} if isinstance(data, Mapping) else found)
+    found = schema.flatten_sections({**found, "dataset_config": ""} if isinstance(data, Mapping) else found)
     module = str(found.get("network_module") or "")
     other = next((model for key, model in TABLES["other_keys"].items() if not is_empty(found.get(key))), "")
-    family = family_of(found, script)
+    family = find_musubi_family(found, script)
     known = module in ("", *TABLES["lycoris"]) or module.startswith("lycoris")
     other = "" if module == FLUX_1 else TABLES["modules"].get(module) or ("" if known else module) or other
     other = "" if script or family != "flux" else other
@@ -73,9 +73,9 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     lora = bool(module or found.get("network_dim"))
     builder = ImportBuilder(found, script or f"{family}_train{'_network' if lora else ''}", TRAINER)
     kind = "flux" if family == "flux" else "others"
-    take(builder, TABLES["renamed"] | TABLES[f"renamed_{kind}"])
+    import_keys(builder, TABLES["renamed"] | TABLES[f"renamed_{kind}"])
     if isinstance(data, Mapping) and is_dataset(data):
-        builder.texts["dataset_config"], notes = dataset(data)
+        builder.texts["dataset_config"], notes = convert_dataset(data)
         builder.notes += notes
         said = "the dataset format of musubi-tuner; converted to a file that the import writes"
         builder.change("dataset_config", said)
@@ -133,11 +133,11 @@ def _sampling(builder: ImportBuilder) -> str:
     if sampling == "logsnr":
         mean, spread = builder.number("logit_mean") or 0.0, builder.number("logit_std")
         values = {"timestep_sampling": "sigmoid", "sigmoid_scale": (1.0 if spread is None else spread) / 2}
-        said = nearest if mean else equal
+        said = say_nearest if mean else equal
         builder.change("timestep_sampling", said("logsnr", said_of(values)), values)
         builder.explain("is part of timestep_sampling", "logit_mean", "logit_std")
     elif near := TABLES["timestep_sampling"].get(sampling):
-        said_near = nearest(sampling, said_of({"timestep_sampling": near}))
+        said_near = say_nearest(sampling, said_of({"timestep_sampling": near}))
         builder.change("timestep_sampling", said_near, {"timestep_sampling": near})
     return sampling
 
@@ -167,7 +167,7 @@ def _arguments(builder: ImportBuilder) -> list[str]:
     return [str(one) for one in given] if isinstance(given, list | tuple) else str(given).split()
 
 
-def family_of(found: JsonMapping, script: str) -> str:
+def find_musubi_family(found: JsonMapping, script: str) -> str:
     """The family that a file is for, by its module, kind of model or keys. ConfigError where these are ambiguous."""
     module, version = str(found.get("network_module") or ""), str(found.get("model_version") or "").casefold()
     if script or module in TABLES["families"]:
@@ -215,7 +215,7 @@ def is_dataset(found: JsonMapping) -> bool:
     return isinstance(sets, list) and any(isinstance(s, Mapping) and any(k in s for k in kinds) for s in sets)
 
 
-def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
+def convert_dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     """A dataset file of musubi-tuner -> the text of ours, and a sentence for each key that was left out."""
     notes: list[MessageLike] = []
     known: list[str] = TABLES["dataset_keys"]

@@ -12,15 +12,15 @@ from library.importers.shared import (
     chooses_chroma,
     chooses_edit,
     chooses_version,
-    dotted,
     equal,
+    flatten_tables,
+    import_keys,
     load_tables,
     own_name,
     precision,
     rest,
     said_of,
     split_path,
-    take,
 )
 
 TRAINER = "OneTrainer"
@@ -43,7 +43,7 @@ def recognises(found: JsonMapping) -> bool:
 
 def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key -> our values and its outcome. Raises ConfigError for unsupported models and methods."""
-    flat, names = today(dotted(found))
+    flat, names = today(flatten_tables(found))
     flat, names = _with_defaults(flat, names)
     source, absent, notes = completed(flat)
     builder = ImportBuilder(source, _script(source, script), TRAINER, absent=absent, names=names, notes=notes)
@@ -59,7 +59,7 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
         builder.change("masked_training", said, {"masked_loss": True})
         if is_on(builder.get("normalize_masked_area_loss")):
             builder.keep("normalize_masked_area_loss")
-    take(builder, TABLES["renamed"] | ({"vae.model_name": "ae"} if builder.family == "flux" else {}))
+    import_keys(builder, TABLES["renamed"] | ({"vae.model_name": "ae"} if builder.family == "flux" else {}))
     _own_transformer(builder)
     _output(builder)
     for part in (*onetrainer_model.PARTS, *onetrainer_learning.PARTS, *onetrainer_data.PARTS):
@@ -126,7 +126,7 @@ def _output(builder: ImportBuilder) -> None:
         values = {"output_dir": folder, "output_name": name} if builder.given("output_model_destination") else {}
         said = said_of({"output_dir": folder, "output_name": name})
         builder.change("output_model_destination", said, values)
-    take(builder, {"output_dtype": "save_precision"}, lambda value: precision(value, "float"))
+    import_keys(builder, {"output_dtype": "save_precision"}, lambda value: precision(value, "float"))
     kind = str(builder.get("output_model_format") or "")
     if kind and not builder.adapters and builder.family == "sdxl":
         ours = {"DIFFUSERS": "diffusers_safetensors", "CKPT": "ckpt"}.get(kind, "safetensors")

@@ -12,8 +12,8 @@ from library.importers.shared import (
     guidance,
     guidance_flag,
     joined_sizes,
-    nearest,
     said_of,
+    say_nearest,
     small_buckets,
     table_in,
     tables_of_list,
@@ -53,7 +53,7 @@ def _timesteps(builder: ImportBuilder) -> None:
     said = said_of(values)
     key = "timestep_distribution"
     builder.assume(key, kind)
-    builder.change(key, said if is_same else nearest(kind, said), values)
+    builder.change(key, said if is_same else say_nearest(kind, said), values)
     builder.explain("is part of how timesteps are drawn", *keys[1:], "transformer.guidance_scale")
 
 

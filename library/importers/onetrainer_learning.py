@@ -6,7 +6,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import Message, option_name
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.onetrainer_model import ENCODERS, image_part
-from library.importers.shared import equal, load_tables, nearest, optimizer, said_of, simplify_name
+from library.importers.shared import equal, equivalent_optimizer, load_tables, said_of, say_nearest, simplify_name
 
 TABLES = load_tables("onetrainer")
 NO_BETAS = (
@@ -26,7 +26,7 @@ PAIRS = {"adafactor": ("eps={0},{1}", "1e-30", "0.001"), "came": ("eps1={0} eps2
 
 def _optimizer(builder: ImportBuilder) -> None:
     wanted = builder.get("optimizer.optimizer")
-    name, near = optimizer(wanted)
+    name, near = equivalent_optimizer(wanted)
     builder.change("optimizer.optimizer", near or equal(wanted, name), {"optimizer_type": name})
     word = simplify_name(wanted)
     arguments: list[str] = []
@@ -113,7 +113,7 @@ def _schedule(builder: ImportBuilder) -> None:
             builder.ignore("learning_rate_min_factor", "only cosine_with_min_lr ends above 0 here")
     if chosen == "constant" and warmup:
         chosen = "constant_with_warmup"
-    said = equal(name, chosen) if chosen and name != "REX" else nearest(name, chosen := chosen or "constant")
+    said = equal(name, chosen) if chosen and name != "REX" else say_nearest(name, chosen := chosen or "constant")
     said = Message("{what}: {why}", what=said, why=why) if why else said
     builder.change("learning_rate_scheduler", said, {"lr_scheduler": chosen, **values})
     if warmup and chosen != "adafactor":
@@ -253,7 +253,7 @@ def _loss(builder: ImportBuilder) -> None:
     elif kind == "DEBIASED_ESTIMATION":
         builder.change("loss_weight_fn", "debiased_estimation_loss", {"debiased_estimation_loss": True})
     elif kind not in ("CONSTANT", "SIGMA"):
-        builder.ignore("loss_weight_fn", nearest(kind, "min_snr_gamma = 5"))
+        builder.ignore("loss_weight_fn", say_nearest(kind, "min_snr_gamma = 5"))
     elif kind == "SIGMA":
         said = "timesteps are weighed as in sd3, which needs sigma_scaled predictions; all count the same"
         builder.ignore("loss_weight_fn", said)

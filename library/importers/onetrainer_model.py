@@ -1,9 +1,9 @@
 """Import OneTrainer's trained parts, their dtypes, and the adapters."""
 
 from library.config.json_types import JsonObject
-from library.config.problems import Message, MessageLike, listed, option_name, option_values
+from library.config.problems import Message, MessageLike, join_messages, option_name, option_values
 from library.importers.builder import ImportBuilder, is_on
-from library.importers.shared import BLOCKS, equal, load_tables, nearest, precision, said_of
+from library.importers.shared import BLOCKS, equal, load_tables, precision, said_of, say_nearest
 
 EIGHT = load_tables("onetrainer")["eight_bit_formats"]
 SAME = ("FLOAT_8", "INT_8")
@@ -61,7 +61,7 @@ def _eight_bits(builder: ImportBuilder, key: str, kept: str, encoders: bool) -> 
     if kept in ("FLOAT_W8A8", "FLOAT_W8A8_COMPRESSED"):
         ours["fp8_compute"] = True
     is_same = kept in SAME or "W8A8" in kept
-    builder.change(key, ", ".join(ours) if is_same else nearest(kept, ", ".join(ours)), ours)
+    builder.change(key, ", ".join(ours) if is_same else say_nearest(kept, ", ".join(ours)), ours)
     if builder.values["mixed_precision"] == "no":
         builder.values["mixed_precision"] = "bf16"
         builder.notes.append(Message("mixed_precision is bf16 instead of float32, which {name} needs", name=name))
@@ -114,7 +114,7 @@ def _adapters(builder: ImportBuilder) -> None:
         if dtype(builder, image_part(builder)) in EIGHT:
             arguments.append("bypass_mode=True")
     values = {**module, "network_args": arguments} if arguments else module
-    builder.change("peft_type", listed([said, " ".join(arguments)]) if arguments else said, values)
+    builder.change("peft_type", join_messages([said, " ".join(arguments)]) if arguments else said, values)
 
 
 def _lycoris(builder: ImportBuilder, kind: str) -> tuple[MessageLike, list[str]]:
@@ -134,7 +134,7 @@ def _lycoris(builder: ImportBuilder, kind: str) -> tuple[MessageLike, list[str]]
     elif kind == "LOHA":
         said, algo = equal("LoHa", "LyCORIS"), ["algo=loha"]
     elif kind.startswith("OFT"):
-        said, algo = nearest("OFT", "LyCORIS"), ["algo=diag-oft"]
+        said, algo = say_nearest("OFT", "LyCORIS"), ["algo=diag-oft"]
     else:
         said, algo = equal(kind, "LyCORIS"), ["algo=lora", *decompose]
     for key in builder.left():
@@ -165,7 +165,7 @@ def _layers(builder: ImportBuilder, rank: int, alpha: float) -> list[str]:
             _say_layers(builder, "full: convolutions get adapters, too (conv_dim, conv_alpha)")
             return [f"conv_dim={rank}", f"conv_alpha={alpha:g}"]
         same = chosen == "attn-mlp" or chosen == "attentions"
-        _say_layers(builder, "attn-mlp is what LoRA does here" if same else nearest(chosen, "attn-mlp"))
+        _say_layers(builder, "attn-mlp is what LoRA does here" if same else say_nearest(chosen, "attn-mlp"))
         return []
     if builder.family in ("qwen_image", "zimage") and chosen in ("full", "blocks"):
         _say_layers(builder, Message("{layers}: the modulation gets adapters, too", layers=chosen))
@@ -178,7 +178,7 @@ def _layers(builder: ImportBuilder, rank: int, alpha: float) -> list[str]:
         _say_layers(builder, "attn-mlp: the modulation gets no adapters")
         return ["img_mod_dim=0", "txt_mod_dim=0", "single_mod_dim=0"] if builder.family == "flux" else []
     same = Message("all layers of the blocks get adapters")
-    _say_layers(builder, same if chosen in ("full", "blocks") else nearest(chosen, same))
+    _say_layers(builder, same if chosen in ("full", "blocks") else say_nearest(chosen, same))
     return []
 
 

@@ -10,8 +10,8 @@ from typing import Any, get_args
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Message, MessageLike, Problem, ngettext, option_values
-from library.config.problems import listed as listed_texts
-from library.config.reading import sizes
+from library.config.problems import join_messages as listed_texts
+from library.config.reading import parse_resolution
 from library.config.sections.learning import OptimizerName
 from library.config.values import quoted
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, to_number
@@ -57,12 +57,12 @@ def load_tables(program: str) -> JsonObject:
     return {**found, "ignored": reasons}
 
 
-def dotted(found: JsonMapping, before: str = "") -> JsonObject:
+def flatten_tables(found: JsonMapping, before: str = "") -> JsonObject:
     """Nested tables -> keys with dots. Lists are unchanged."""
     flat: JsonObject = {}
     for key, value in found.items():
         if isinstance(value, Mapping) and value:
-            flat |= dotted(value, f"{before}{key}.")
+            flat |= flatten_tables(value, f"{before}{key}.")
         else:
             flat[f"{before}{key}"] = value
     return flat
@@ -137,7 +137,7 @@ def tables_of_list(value: JsonValue, key: str = "", notes: list[MessageLike] | N
     return [table for table in listed if isinstance(table, Mapping)]
 
 
-def texts(value: JsonValue, key: str, notes: list[MessageLike]) -> list[str]:
+def texts_of_list(value: JsonValue, key: str, notes: list[MessageLike]) -> list[str]:
     """The texts and numbers of a list, as texts; `notes` says what else is in it."""
     listed = value if isinstance(value, list) else []
     others = [
@@ -167,7 +167,9 @@ def table_in(outer: JsonMapping, key: str, place: MessageLike, notes: list[Messa
     return {}
 
 
-def take(builder: ImportBuilder, names: Mapping[str, str], read: Callable[[Any], Any] = lambda value: value) -> None:
+def import_keys(
+    builder: ImportBuilder, names: Mapping[str, str], read: Callable[[Any], Any] = lambda value: value
+) -> None:
     """Import keys that are options of the same or another name."""
     for key, option in names.items():
         if (value := builder.get(key)) is not None:
@@ -211,7 +213,7 @@ def equal(theirs: object, ours: MessageLike) -> Message:
     return Message("{theirs} is {ours} here", theirs=theirs, ours=ours)
 
 
-def nearest(theirs: object, ours: MessageLike) -> Message:
+def say_nearest(theirs: object, ours: MessageLike) -> Message:
     """A message: the replacement of another trainer's setting without an equivalent."""
     return Message("{theirs} is not offered here; the nearest is {ours}", theirs=theirs, ours=ours)
 
@@ -260,14 +262,14 @@ def optimizer_args(values: JsonMapping) -> list[str]:
     return arguments
 
 
-def optimizer(name: object) -> tuple[str, MessageLike]:
+def equivalent_optimizer(name: object) -> tuple[str, MessageLike]:
     """The equivalent optimizer, and a sentence where it differs: ("AdamW8bit", "")."""
     tables, word = load_tables("optimizers"), simplify_name(name)
     known = tables["same"].get(tables["nearest"].get(word, word))
     if known is None:
         return str(name), ""
     here = next(choice for choice in known if choice in get_args(OptimizerName) or choice == known[-1])
-    return here, nearest(name, here) if word in tables["nearest"] else ""
+    return here, say_nearest(name, here) if word in tables["nearest"] else ""
 
 
 def split_path(path: str) -> tuple[str, str]:
@@ -299,7 +301,7 @@ def joined_sizes(found: Sequence[Sequence[int]]) -> JsonValue:
 def small_buckets(resolution: JsonValue) -> JsonObject:
     """A lower bucket limit for resolutions below our default limit, which the other trainers do not have."""
     try:
-        found = sizes(resolution)
+        found = parse_resolution(resolution)
     except ConfigError:
         return {}
     least = min(side for size in found for side in size)

@@ -3,7 +3,7 @@
 import re
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, listed, option_name, option_names
+from library.config.problems import ConfigError, Message, join_messages, option_name, option_names
 from library.importers import simpletuner_data, simpletuner_learning
 from library.importers.builder import ImportBuilder, is_empty, is_on
 from library.importers.shared import (
@@ -16,16 +16,16 @@ from library.importers.shared import (
     chooses_edit,
     chooses_version,
     equal,
+    import_keys,
     is_hub_name,
     load_tables,
     merged_from_hub,
-    nearest,
     own_name,
     precision,
     rest,
     said_of,
+    say_nearest,
     set_by,
-    take,
 )
 
 TRAINER = "SimpleTuner"
@@ -57,8 +57,8 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
         defaults.pop("lora_rank", None)
     absent = frozenset(defaults.keys() - given.keys())
     builder = ImportBuilder({**given, **defaults}, script, TRAINER, absent=absent, names=names)
-    take(builder, TABLES["renamed"])
-    take(builder, {key: option for key, option in TABLES["numbers"].items() if builder.number(key)})
+    import_keys(builder, TABLES["renamed"])
+    import_keys(builder, {key: option for key, option in TABLES["numbers"].items() if builder.number(key)})
     for part in (_model, _precision, _output, *simpletuner_learning.PARTS, *simpletuner_data.PARTS, _text):
         part(builder)
     if not builder.adapters:
@@ -135,7 +135,7 @@ def _model(builder: ImportBuilder) -> None:
     words = f"{flavour} {own_name(base)}".casefold()
     relative = next((one for one in ("kontext", "krea") if one in words and builder.family == "flux"), "")
     values = {"model_type": relative} if relative else {}
-    chosen = listed([builder.script, *([said_of(values)] if values else [])])
+    chosen = join_messages([builder.script, *([said_of(values)] if values else [])])
     builder.change("model_family", Message("chooses the script: {script}", script=chosen), values)
     builder.change("model_type", Message("chooses the script: {script}", script=builder.script))
     chooses_version(builder, "model_family", re.sub(r"^klein", "klein-base", words))
@@ -172,7 +172,7 @@ def _parts(builder: ImportBuilder, base: object) -> None:
         "pretrained_t5_model_name_or_path": "t5xxl",
         "qwen_text_encoder_model_name_or_path": "text_encoder",
     }
-    take(builder, own)
+    import_keys(builder, own)
     key = next(
         (
             f"pretrained_{part}_model_name_or_path"
@@ -205,7 +205,7 @@ def _precision(builder: ImportBuilder) -> None:
     else:
         option = "fp8_base_unet" if "fp8" in kind or "float8" in kind else "int8_base"
         same = "8" in kind.partition("-")[0]
-        builder.change(key, equal(kind, option) if same else nearest(kind, option), {option: True})
+        builder.change(key, equal(kind, option) if same else say_nearest(kind, option), {option: True})
     if (count := builder.number("musubi_blocks_to_swap")) and builder.family in BLOCKS:
         builder.values["blocks_to_swap"] = min(int(count), BLOCKS[builder.family][1])
     backend = str(builder.get("dynamo_backend") or "no").casefold()
@@ -240,9 +240,9 @@ def _output(builder: ImportBuilder) -> None:
         builder.rename("report_to", "log_with", report)
         if "logging_dir" not in builder.values and report != "wandb":
             set_by(builder, "logging_dir", said_of({"logging_dir": "logs"}), {"logging_dir": "logs"})
-        take(builder, {"tracker_project_name": "log_tracker_name"})
+        import_keys(builder, {"tracker_project_name": "log_tracker_name"})
         if report == "wandb":
-            take(builder, {"tracker_run_name": "wandb_run_name"})
+            import_keys(builder, {"tracker_run_name": "wandb_run_name"})
     builder.explain("nothing is logged", "report_to", "tracker_project_name") if report == "none" else None
 
 

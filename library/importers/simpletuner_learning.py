@@ -9,11 +9,11 @@ from library.importers.builder import ImportBuilder, is_on, to_number
 from library.importers.shared import (
     SIZE_SHIFTS,
     equal,
+    equivalent_optimizer,
     load_tables,
-    nearest,
-    optimizer,
     optimizer_args,
     said_of,
+    say_nearest,
     set_by,
     simplify_name,
 )
@@ -80,7 +80,7 @@ def _optimizer(builder: ImportBuilder) -> None:
     wanted = str(builder.get("optimizer"))
     bare = PACKAGES.sub("", wanted.casefold())
     near = TABLES["optimizers"].get(simplify_name(bare), "")
-    name, why = (near, nearest(wanted, near)) if near else optimizer(bare)
+    name, why = (near, say_nearest(wanted, near)) if near else equivalent_optimizer(bare)
     name = "bitsandbytes.optim.AdEMAMix8bit" if simplify_name(bare).startswith("ademamix8") else name
     builder.change("optimizer", why or equal(wanted, name), {"optimizer_type": name})
     settings: JsonObject = {}
@@ -123,7 +123,7 @@ def _schedule(builder: ImportBuilder) -> None:
     ours = "constant" if free or (ours == "constant_with_warmup" and not warmup) else ours
     builder.change(
         "lr_scheduler",
-        said_of({"lr_scheduler": ours}) if name in known else nearest(name, ours),
+        said_of({"lr_scheduler": ours}) if name in known else say_nearest(name, ours),
         {"lr_scheduler": ours},
     )
     for key, option, schedule in (
@@ -210,7 +210,7 @@ def _timesteps(builder: ImportBuilder) -> None:
         values["guidance_scale"] = 1.0 if scale is None or mode != "constant" else scale
         builder.explain("is guidance_scale", "flux_guidance_mode", "flux_guidance_value")
     said = said_of(values)
-    builder.change(keys[0], nearest("beta", said) if beta else said, values)
+    builder.change(keys[0], say_nearest("beta", said) if beta else said, values)
     builder.explain("is part of how timesteps are drawn", *keys[1:])
 
 

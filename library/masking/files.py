@@ -88,7 +88,7 @@ def mask_file(image: Path, images: Path, masks: Path, known: dict[Path, folders.
     return place.with_name(name) if name else usual
 
 
-def make(images: Path, masks: Path, segmenter: Segmenter, options: MaskOptions, report: Report) -> Written:
+def make_masks(images: Path, masks: Path, segmenter: Segmenter, options: MaskOptions, report: Report) -> Written:
     """Make masks for the images of a folder and its sub-folders. After an interruption the written files are kept, and
     can be undone as one change of the folder of masks, or of the images where they become transparent.
 
@@ -126,7 +126,7 @@ def make_of_alpha(images: Path, masks: Path, options: MaskOptions, report: Repor
     return done
 
 
-def replace(
+def replace_mask(
     masks: Path, file: Path, content: bytes, size: tuple[int, int], image: Path | None = None, upright: bool = False
 ) -> None:
     """Write a painted mask: a PNG with the aspect ratio of the image as it is shown, which is converted to grey and to

@@ -11,7 +11,7 @@ from PIL import Image
 from library.captioning.describer import check_folder, chosen_device
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
-from library.curation.tags import split
+from library.curation.tags import split_tags
 
 BY_WORDS = "clipseg"
 SHOWN = 12  # classes that a message lists
@@ -25,7 +25,7 @@ class SegmentationModel:
     ) -> None:
         """`words`: what to segment, separated by commas; for a model of classes their names. `threshold`: the least
         probability of a pixel, for CLIPSeg. Raises ConfigError when the folder is not a segmentation model."""
-        self.name, self.words, self.threshold = folder.name, split(words), threshold
+        self.name, self.words, self.threshold = folder.name, split_tags(words), threshold
         self.batch_size = max(1, batch_size)
         if not self.words:
             raise ConfigError("words: write what is to be learned, such as person, or dog, cat")
@@ -61,7 +61,7 @@ class SegmentationModel:
         """The indices of the classes that the words name."""
         names: dict[str, list[int]] = {}
         for number, label in self.model.config.id2label.items():
-            for name in {str(label), *split(str(label).replace(";", ","))}:
+            for name in {str(label), *split_tags(str(label).replace(";", ","))}:
                 names.setdefault(name.casefold(), []).append(int(number))
         missing = [word for word in self.words if word.casefold() not in names]
         if missing:

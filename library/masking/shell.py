@@ -32,7 +32,7 @@ def _make_masks(asked: argparse.Namespace, report: Report) -> int:
         folder = model_folder.find_model_folder(asked.model, model_folder.TRANSFORMERS, default_folder(), report)
         report(Message("loading the model"), 0, 1)
         model = SegmentationModel(folder, asked.words, asked.threshold, asked.batch_size, asked.device)
-        done = files.make(images, masks, model, options, report)
+        done = files.make_masks(images, masks, model, options, report)
     print(f"{images if options.into == files.ALPHA else masks}: {counted(done.written, 'mask')} written")
     if asked.way == "alpha" and not (done.written or done.skipped or done.unreadable):
         print("no image is transparent anywhere: masks can be made of PNG and WebP files that are")

@@ -117,7 +117,7 @@ ALL = (
 NAMED = {candidate.name: candidate for candidate in ALL}
 
 
-def choose(names: Iterable[str], own: bool, device: str, known: Iterable[str]) -> list[Candidate]:
+def choose_candidates(names: Iterable[str], own: bool, device: str, known: Iterable[str]) -> list[Candidate]:
     """The candidates to measure, the baseline first. `own` is whether there are settings of a run to compare with.
 
     Without names these are the usual ones; `all` means every one that this device can run and whose options (`known`)
@@ -155,7 +155,7 @@ def saving_memory(config: RunConfig) -> Iterator[Overrides]:
         yield {"fp8_base": True}
     if config.data.train_batch_size > 1:
         yield {"train_batch_size": max(1, config.data.train_batch_size // 2)}
-    most = families.facts(config.family).most_blocks_swapped
+    most = families.facts_of(config.family).most_blocks_swapped
     if (config.memory.blocks_to_swap or 0) < most:
         yield {"blocks_to_swap": min((config.memory.blocks_to_swap or 0) + 8, most)}
     stay = config.memory.checkpoint_keep_attention or config.compile.records_graphs
@@ -168,7 +168,7 @@ def saving_memory(config: RunConfig) -> Iterator[Overrides]:
         yield lighter if config.precision.full_bf16 else {"full_bf16": True}
 
 
-def advised(changes: Overrides, config: RunConfig) -> MessageLike:
+def advise_changes(changes: Overrides, config: RunConfig) -> MessageLike:
     """Changes of a config as advice: "use fp8_base", "lower train_batch_size"."""
 
     def one(name: str, value: Any) -> Message:
@@ -176,7 +176,7 @@ def advised(changes: Overrides, config: RunConfig) -> MessageLike:
             shown = option_name(name)
             shown = shown if isinstance(value, bool) else Message("{option} {value}", option=shown, value=value)
             return Message("use {name}", name=shown)
-        now = schema.values(config).get(name)
+        now = schema.option_values(config).get(name)
         template = "set {name}" if not now else "lower {name}" if value < now else "raise {name}"
         return Message(template, name=option_name(name))
 

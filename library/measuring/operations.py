@@ -46,7 +46,7 @@ def data_sheet_rate(gpu: str) -> float:
 def count_block_tokens(config: RunConfig, block: BlockStats, size: tuple[int, int]) -> int:
     """Tokens of an image of `size` (width, height in pixels) in a block, plus those of the text where it reads both."""
     image_tokens = (size[0] // 8 // block.downsampling) * (size[1] // 8 // block.downsampling)
-    if block.is_convolution or not (text_tokens := families.facts(config.family).text_tokens):
+    if block.is_convolution or not (text_tokens := families.facts_of(config.family).text_tokens):
         return image_tokens
     return image_tokens + (config.model.text_tokens or text_tokens)
 

@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass
 
-from library.config.problems import Message, MessageLike, counted, listed
+from library.config.problems import Message, MessageLike, counted, join_messages
 from library.measuring.candidates import Overrides, format_changes
 
 OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "ALLOC_FAILED", "ran out of memory")  # parts of error messages
@@ -46,4 +46,4 @@ class Measured:
             found.append(counted(self.graphs, "graph"))
         if self.compiling:
             found.append(Message("{seconds} s to compile", seconds=f"{self.compiling:.1f}"))
-        return Message("{settings}: {found}", settings=what, found=listed(found))
+        return Message("{settings}: {found}", settings=what, found=join_messages(found))

@@ -65,7 +65,7 @@ def measure_call(call: Callable[[], Any], device: torch.device, plan: TimingPlan
     began = time.perf_counter()
     took, last = 0.0, math.inf
     for number in range(plan.warmup * 3):
-        took = timed(call, device)
+        took = time_call(call, device)
         if number + 1 >= plan.warmup and took > last / SETTLED:
             break
         last = took
@@ -77,7 +77,7 @@ def measure_call(call: Callable[[], Any], device: torch.device, plan: TimingPlan
     return Timing(tuple(each), warmed, peak)
 
 
-def timed(call: Callable[[], Any], device: torch.device) -> float:
+def time_call(call: Callable[[], Any], device: torch.device) -> float:
     """Seconds of one call, until the device has finished."""
     wait(device)
     began = time.perf_counter()
@@ -86,14 +86,14 @@ def timed(call: Callable[[], Any], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def failure(error: Exception) -> str:
+def measuring_failure(error: Exception) -> str:
     """Why something could not be measured, in one line."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return OUT_OF_MEMORY[0]
     if isinstance(error, ConfigError):
         return " ".join(str(error).splitlines())
     kind = "" if blocks.is_compile_error(error) else f"{type(error).__name__}: "
-    return f"{kind}{blocks.why(error)}"
+    return f"{kind}{blocks.compile_error_cause(error)}"
 
 
 def wait(device: torch.device) -> None:
@@ -102,7 +102,7 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def clean(device: torch.device) -> None:
+def release_memory(device: torch.device) -> None:
     """Release unreferenced memory."""
     gc.collect()
     if device.type == "cuda":
@@ -125,7 +125,7 @@ def _on_gpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple
 def _on_cpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple[list[float], float]:
     each, peak, own = [], 0, psutil.Process()
     for _ in range(number):
-        each.append(timed(call, device) * 1000)
+        each.append(time_call(call, device) * 1000)
         peak = max(peak, own.memory_info().rss)
     return each, peak / GIB
 
@@ -142,7 +142,7 @@ def measure_passes(
         torch.cuda.reset_peak_memory_stats(device)
     first, steady = 0.0, 0.0
     for call, share in passes:
-        times = [timed(call, device) for _ in range(1 + repeats)]
+        times = [time_call(call, device) for _ in range(1 + repeats)]
         usual = statistics.median(times[1:])
         first += times[0] - usual
         steady += usual * share

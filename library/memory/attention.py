@@ -70,7 +70,7 @@ def prefer(device: torch.device, kernel: str = "auto") -> str:
 
 
 @contextlib.contextmanager
-def settings_kept() -> Iterator[None]:
+def keep_attention_settings() -> Iterator[None]:
     """Whatever this module sets for the whole process is afterwards as it was."""
     precision, benchmark = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
     try:

@@ -11,13 +11,13 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from library.compiler import torch_private
 from library.compiler.recompute import RecomputeStates
 from library.compiler.subclass import keep_class_name
-from library.compiler.torch_settings import version
+from library.compiler.torch_settings import torch_version
 from library.memory import host_inputs
 
 
 # Why: docs/decisions/2026-11-20-what-is-kept-for-backward.md
 # Why: docs/decisions/2026-11-20-checkpoints-ask-every-operation.md
-def wrap(
+def checkpoint_blocks(
     blocks: Iterable[Sequence[nn.Module]],
     offload_from: torch.device | None = None,
     keep_attention: bool = False,
@@ -75,7 +75,7 @@ def _keeps_function_outputs() -> bool:
 
     PyTorch 2.11 does, which took 15 GB of FLUX.1 per image; 2.13 asks every operation anyway.
     """
-    return version() < (2, 13)
+    return torch_version() < (2, 13)
 
 
 @functools.cache

@@ -70,7 +70,7 @@ def prepare_denoiser(  # noqa: PLR0913 - what is made ready, and for what
         around = config.compile.compile and config.compile.compile_scope == "inner"
         keep = memory.checkpoint_keep_attention
         own = config.precision.fp8_compute or config.precision.int8_compute
-        checkpointing.wrap(blocks, device if memory.cpu_offload_checkpointing else None, keep, around, own)
+        checkpointing.checkpoint_blocks(blocks, device if memory.cpu_offload_checkpointing else None, keep, around, own)
     # 4. in place: names in state_dict stay
     log = log or CompileLog()
     why = _compile(denoiser, blocks, family, config, device, sizes, text_learns, log)

@@ -90,7 +90,7 @@ def attach_method(components: ModelComponents, family: Family, config: RunConfig
         return full.unfreeze_model(components, family, config)
     for path, multiplier in base_weights(config):
         tensors = lora.plain_file("base_weights", path, config.family)
-        unmatched = lora.merge(components, family, tensors, multiplier)
+        unmatched = lora.merge_base_weights(components, family, tensors, multiplier)
         lora.report_unmatched("base_weights", path, unmatched, len(lora.by_name(tensors)))
     is_ours = config.network.module.startswith("networks.")
     return (

@@ -16,7 +16,7 @@ from library.config.problems import ConfigError
 from library.families.base import Family, ModelComponents
 from library.methods import targets
 from library.methods.adapters import cast_like, factors_fit, saved_alpha
-from library.methods.lora import AdapterLocation, by_name, file_of, networks
+from library.methods.lora import AdapterLocation, by_name, networks, read_kohya_lora
 from library.tools.changes import LayerChange
 from library.tools.names import PARTS
 
@@ -104,7 +104,7 @@ class AppliedLoras:
 
     def add(self, path: Path) -> None:
         """Read a file; it is switched off at first. Raises ConfigError when it is none, or for another model."""
-        found = by_name(file_of(path, self._family))
+        found = by_name(read_kohya_lora(path, self._family))
         known = {name: tensors for name, tensors in found.items() if name in self._layers}
         if not known:
             raise ConfigError("{path} holds nothing for this model: choose a LoRA that was trained for it", path=path)
@@ -152,7 +152,7 @@ def own_weight(layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
 
 def _layers(root: nn.Module, part: str, family: Family) -> Iterator[tuple[str, str, nn.Module]]:
     """Path, name in a file and module of all that an adapter may change."""
-    for found in targets.layers(root, part, family.adapter_name, ()):
+    for found in targets.find_target_layers(root, part, family.adapter_name, ()):
         yield found.path, found.name, found.layer
     for path, module in root.named_modules():
         if isinstance(module, NORMS) and module.weight is not None:

@@ -11,7 +11,7 @@ from library.families.base import Family, ModelComponents
 from library.families.capabilities import HasControlledLayers
 from library.methods.lllite import BEGINNING, PARTS, ControlledLinear, ControlPicture, show_picture
 from library.methods.lora import by_name
-from library.methods.small_files import tensors_of
+from library.methods.small_files import read_tensors
 
 
 class AppliedControl(ControlledLinear):
@@ -42,7 +42,7 @@ class AppliedControls:
         """Read a file; it is switched off at first. Raises ConfigError when it is for another model."""
         if not isinstance(self._family, HasControlledLayers):
             raise ConfigError("{path} is a LLLite file, which this model cannot follow: leave it out", path=path)
-        family, found = self._family, by_name(tensors_of(path, "a LLLite file"))
+        family, found = self._family, by_name(read_tensors(path, "a LLLite file"))
         places = {
             family.control_name(place): (place, halvings)
             for place, halvings in family.controlled_layers(self._denoiser)

@@ -11,7 +11,7 @@ from library.config.problems import ConfigError, counted
 from library.families.base import ModelComponents
 from library.families.shared import added_words
 from library.methods.embedding import WordVectors
-from library.methods.small_files import tensors_of
+from library.methods.small_files import read_tensors
 
 TRIGGER = "modelspec.trigger_phrase"
 
@@ -43,7 +43,7 @@ class AppliedWords:
                 raise ConfigError(template, path=path, vectors=vectors, width=width, name=name)
         words = [f"embedding{len(self._known)}vector{at}" for at in range(number)]
         for name, encoder in self._parts.encoders.items():
-            first = added_words.add(self._parts.tokenizers[name], words)
+            first = added_words.add_words(self._parts.tokenizers[name], words)
             known = encoder.get_input_embeddings()  # type: ignore[operator]
             layer = WordVectors(known, first, found[name].float()).requires_grad_(False)
             encoder.set_input_embeddings(layer)  # type: ignore[operator]
@@ -63,7 +63,7 @@ class AppliedWords:
 
 
 def _vectors(path: Path) -> dict[str, Tensor]:
-    found = tensors_of(path, "an embedding file")
+    found = read_tensors(path, "an embedding file")
     if not found or any(not isinstance(one, Tensor) or one.dim() not in (1, 2) for one in found.values()):
         raise ConfigError("{path} is no embedding file", path=path)
     return found

@@ -36,11 +36,11 @@ class BaseMethod(ABC):
 
     def snapshot(self) -> dict[str, Tensor]:
         """The values of `named`; not copied."""
-        return snapshot.take(self.named())
+        return snapshot.take_values(self.named())
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore a snapshot, bit for bit. ConfigError when it is of another network."""
-        snapshot.put_back(self.named(), tensors)
+        snapshot.restore_values(self.named(), tensors)
 
     def note_gradients(self) -> None:  # noqa: B027 - most methods take nothing from the gradients
         """Before a step: take from the gradients what the next forward pass needs of them."""
@@ -54,7 +54,7 @@ class BaseMethod(ABC):
         return {}
 
 
-def dtype_of(config: RunConfig) -> torch.dtype:
+def trained_dtype(config: RunConfig) -> torch.dtype:
     """The dtype of parameters beside a frozen model: float32, unless full_fp16 or full_bf16 asks for half precision."""
     if config.precision.full_bf16:
         return torch.bfloat16

@@ -13,9 +13,9 @@ from library.config.problems import ConfigError, Problem, counted
 from library.config.sections import EmbeddingRun
 from library.families.base import Family, ModelComponents
 from library.families.shared import added_words
-from library.methods.base import dtype_of
+from library.methods.base import trained_dtype
 from library.methods.frozen_base import FrozenBaseMethod
-from library.methods.small_files import tensors_of
+from library.methods.small_files import read_tensors
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class LearnedWords(FrozenBaseMethod):
 
 def attach_words(components: ModelComponents, family: Family, config: EmbeddingRun) -> LearnedWords:
     """Teach the tokenizers the new words and the text encoders their vectors. The model must be frozen already."""
-    given = tensors_of(config.embedding.weights, "an embedding file") if config.embedding.weights else None
+    given = read_tensors(config.embedding.weights, "an embedding file") if config.embedding.weights else None
     layers = {}
     for name, encoder in components.encoders.items():
         known, tokenizer = _embedding(encoder), components.tokenizers[name]
@@ -64,8 +64,8 @@ def attach_words(components: ModelComponents, family: Family, config: EmbeddingR
         vectors = _beginning(known.weight.detach(), begins, len(config.embedding.words))
         if given is not None:
             vectors = _taken(name, given, vectors, config)
-        first = added_words.add(tokenizer, config.embedding.words)
-        layers[name] = WordVectors(known, first, vectors.to(dtype_of(config)))
+        first = added_words.add_words(tokenizer, config.embedding.words)
+        layers[name] = WordVectors(known, first, vectors.to(trained_dtype(config)))
         encoder.set_input_embeddings(layers[name])  # type: ignore[operator]
         if len(begins) > 1 and len(begins) != len(vectors):
             log.warning(

@@ -13,7 +13,7 @@ from library.config.run_config import RunConfig
 from library.families.base import Family, ModelComponents
 from library.families.capabilities import HasBlockRates, HasFrozenParts, WritesFolders
 from library.methods.base import BaseMethod
-from library.methods.sharding import ShardedModel, rows_of
+from library.methods.sharding import ShardedModel, rows_of_parameter
 
 # Of CLIP-L the last layer but one is read and never its pooled vector: these parameters get no gradient.
 UNREAD = ("encoder.layers.{last}.", "final_layer_norm.")
@@ -65,7 +65,9 @@ class FullFinetune(BaseMethod):
         """All trained parameters for a saved state; not copied."""
         taken = super().snapshot()
         if shards := self.shards:
-            taken |= {name: shards.whole(name.partition(".")[2]) for name, p in self.named().items() if rows_of(p)}
+            taken |= {
+                name: shards.whole(name.partition(".")[2]) for name, p in self.named().items() if rows_of_parameter(p)
+            }
         return taken
 
     def train(self, mode: bool = True) -> "FullFinetune":

@@ -15,9 +15,9 @@ from library.config.problems import ConfigError, Problem
 from library.config.sections import ControlRun
 from library.families.base import Family, ModelComponents
 from library.families.capabilities import HasControlledLayers
-from library.methods.base import dtype_of
+from library.methods.base import trained_dtype
 from library.methods.frozen_base import FrozenBaseMethod
-from library.methods.small_files import tensors_of
+from library.methods.small_files import read_tensors
 
 PARTS = ("conditioning1", "down", "mid", "up")  # of the names in a file
 BEGINNING = "lllite_"  # of all names in a file
@@ -78,7 +78,7 @@ class LLLite(FrozenBaseMethod):
 
     def load(self, path: str) -> None:
         """Load a file. ConfigError if its layers or sizes differ."""
-        given, here = tensors_of(path, "a LLLite file"), self.named()
+        given, here = read_tensors(path, "a LLLite file"), self.named()
         odd = sorted(
             name
             for name in given.keys() | here.keys()
@@ -116,7 +116,7 @@ def attach_lllite(components: ModelComponents, family: Family, config: ControlRu
         sizes = control.cond_emb_dim or 0, control.network_dim or 0
         made = ControlledLinear(layer, halvings, sizes, control.network_dropout or 0.0)
         for part in PARTS:
-            getattr(made, part).to(layer.weight.device, dtype_of(config))
+            getattr(made, part).to(layer.weight.device, trained_dtype(config))
         made.picture = picture
         setattr(components.denoiser.get_submodule(parent), child, made)
         layers[family.control_name(path)] = made

@@ -16,12 +16,12 @@ from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.methods import ggpo, targets
 from library.methods.adapters import Adapter, AdapterSpec, adapter_class, factors_fit, saved_alpha
-from library.methods.base import BaseMethod, dtype_of
+from library.methods.base import BaseMethod, trained_dtype
 from library.methods.factor_cache import FactorCache
-from library.methods.small_files import tensors_of
+from library.methods.small_files import read_tensors
 from library.methods.targets import AdapterPlan, TargetLayer
 from library.tools import adapters as adapter_files
-from library.tools.names import DOWN, UP, names_of
+from library.tools.names import DOWN, UP, lora_names_of
 from library.tools.storage import exact, is_finite
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class LoraAdapters(BaseMethod):
     def __init__(self, adapters: dict[str, Adapter], places: dict[str, AdapterLocation], config: AdapterRun) -> None:
         """`adapters` and where they are, by their name in the file."""
         self.adapters, self.places = adapters, places
-        known = names_of(config.family)
+        known = lora_names_of(config.family)
         self.file_names = {name: known.file_name(place.part, place.path, name) for name, place in places.items()}
         self.factor_caches = []
         self._noisy = [adapter for adapter in adapters.values() if adapter.spec.noise]
@@ -171,7 +171,7 @@ def attach_lora(components: ModelComponents, family: Family, config: AdapterRun)
     sizes = by_name(weights) if weights is not None and network.dim_from_weights else None
     adapters, places = {}, {}
     for root, found, spec, kind in _targets(components, family, plan, sizes):
-        adapters[found.name] = kind.around(found.layer, spec, dtype_of(config))
+        adapters[found.name] = kind.around(found.layer, spec, trained_dtype(config))
         parent, _, child = found.path.rpartition(".")
         setattr(root.get_submodule(parent), child, adapters[found.name])
         places[found.name] = AdapterLocation(found.part, found.path)
@@ -200,7 +200,7 @@ def report_unmatched(option: str, path: Any, unmatched: Unmatched, num_adapters:
 
 
 @torch.no_grad()
-def merge(
+def merge_base_weights(
     components: ModelComponents, family: Family, tensors: Mapping[str, Tensor], multiplier: float = 1.0
 ) -> Unmatched:
     """Add a LoRA to the weights of the model itself (`base_weights`).
@@ -209,7 +209,7 @@ def merge(
     """
     found, used, misfits = by_name(tensors), set(), []
     for part, root in networks(components).items():
-        for layer in targets.layers(root, part, family.adapter_name, ()):
+        for layer in targets.find_target_layers(root, part, family.adapter_name, ()):
             name = layer.name if layer.name in found else AdapterLocation(part, layer.path).alias
             if "lora_down.weight" in found.get(name, {}):
                 used.add(name)
@@ -235,21 +235,21 @@ def own_parameters(adapter: Adapter) -> list[nn.Parameter]:
     return [*adapter.lora_down.parameters(), *adapter.lora_up.parameters()]
 
 
-def file_of(path: str | Path, family: str) -> dict[str, Tensor]:
+def read_kohya_lora(path: str | Path, family: str) -> dict[str, Tensor]:
     """The tensors of a LoRA file for a family, .safetensors, .pt or .ckpt, by kohya's names.
 
     Files of diffusers (PEFT) and of ComfyUI's own tree are renamed; where they keep parts of a layer of FLUX.1 apart,
     the rank is the sum of the parts'. ConfigError when the file is not there or not one.
     """
     path = Path(path)
-    tensors = tensors_of(path, "a LoRA file")
+    tensors = read_tensors(path, "a LoRA file")
     return adapter_files.kohya_named(path, tensors, family) if path.suffix == ".safetensors" else tensors
 
 
 def plain_file(option: str, path: str | Path, family: str) -> dict[str, Tensor]:
     """`file_of` where nothing but a plain LoRA can be used. ConfigError for one of another kind, and for a damaged one:
     with half of an adapter, or with NaN or infinity."""
-    tensors = file_of(path, family)
+    tensors = read_kohya_lora(path, family)
     for key in tensors:
         if kind := adapter_files.other_kind(key):
             raise ConfigError(Problem(option,
@@ -301,7 +301,7 @@ def _targets(
         if not plan.wants(part):
             continue
         blocks = plan.blocks if part == "denoiser" else family.text_adapter_targets
-        for found in targets.layers(root, part, family.adapter_name, blocks):
+        for found in targets.find_target_layers(root, part, family.adapter_name, blocks):
             spec = plan.spec(found) if sizes is None else _from_file(found, plan, sizes)
             if spec and (kind := adapter_class(found.layer, spec)):
                 chosen.append((root, found, spec, kind))

@@ -28,14 +28,14 @@ from library.config.problems import ConfigError, Problem
 from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
-from library.families.facts import block_of
+from library.families.facts import block_of_adapter
 from library.methods import lora
-from library.methods.base import BaseMethod, dtype_of
-from library.methods.lora import AdapterLocation, Unmatched, file_of, report_unmatched
+from library.methods.base import BaseMethod, trained_dtype
+from library.methods.lora import AdapterLocation, Unmatched, read_kohya_lora, report_unmatched
 from library.methods.lycoris_files import block_sizes, match_scale_of_file, put_blocks, takes_the_weight
 from library.methods.lycoris_presets import known_presets
-from library.tools.names import names_of
-from library.tools.storage import exact, holds, is_finite
+from library.tools.names import lora_names_of
+from library.tools.storage import exact, is_finite, keeps_numbers
 
 # What the package would find in our denoiser by name or class, but not in sd-scripts' U-Net, where these have other
 # names; so its users' files do not contain them.
@@ -62,7 +62,7 @@ class LycorisAdapters(BaseMethod):
     def __init__(self, network: Any, places: dict[str, AdapterLocation], config: AdapterRun) -> None:
         """`places` of adapters by their names."""
         self.network, self._config = network, config
-        known = names_of(config.family)
+        known = lora_names_of(config.family)
         self.file_names = {name: known.file_name(place.part, place.path, name) for name, place in places.items()}
         self._groups = self._make_groups()
         learning = {id(p) for g in self._groups for p in g["params"]}
@@ -84,7 +84,9 @@ class LycorisAdapters(BaseMethod):
             if rest == "alpha":
                 tensor = tensor * blocks.get(name, 1)
                 kind = dtype or tensor.dtype
-                stored = exact(tensor, kind) if holds(kind, tensor) and is_finite(tensor) else tensor.to("cpu", kind)
+                stored = (
+                    exact(tensor, kind) if keeps_numbers(kind, tensor) and is_finite(tensor) else tensor.to("cpu", kind)
+                )
             else:
                 stored = tensor.detach().to("cpu", dtype or tensor.dtype)
             out[f"{self.file_names[name]}.{rest}"] = stored.contiguous()
@@ -167,12 +169,12 @@ def find_lycoris_problems(config: AdapterRun) -> Iterator[Problem]:
     if module.startswith("networks."):
         return
     package = module.split(".")[0]
-    if not packages.installed(package):
-        yield Problem("network_module", "{module} {absent}", module=module, absent=packages.absent(package))
+    if not packages.is_installed(package):
+        yield Problem("network_module", "{module} {absent}", module=module, absent=packages.not_installed(package))
     elif why := code_names.why_not_network(module):
         template = "{module}: {why}; write lycoris.kohya, or leave it empty"
         yield Problem("network_module", template, module=module, why=why)
-    elif error := packages.failure(package) if package in packages.PACKAGES else "":
+    elif error := packages.loading_failure(package) if package in packages.PACKAGES else "":
         yield Problem("network_module", "{module} {broken}", module=module, broken=packages.broken(package, error))
 
 
@@ -206,7 +208,7 @@ def attach_lycoris(components: ModelComponents, family: Family, config: AdapterR
     if wrong := [*find_lycoris_problems(config), *network_args.find_network_args_problems(config)]:
         raise ConfigError(*wrong)
     name = config.network.module
-    settings: JsonObject = {**network_args.texts(config)}
+    settings: JsonObject = {**network_args.network_args_as_text(config)}
     if name == network_args.LYCORIS:
         settings = network_args.lycoris_settings(config)
     module = load_module(name)
@@ -236,10 +238,10 @@ def attach_lycoris(components: ModelComponents, family: Family, config: AdapterR
     learns_denoiser = not config.network.network_train_text_encoder_only
     network.apply_to(list(encoders.values()), components.denoiser, bool(encoders), learns_denoiser)
     for adapter in network.loras:
-        _put_into_its_layer(adapter, device, dtype_of(config))
+        _put_into_its_layer(adapter, device, trained_dtype(config))
     method = LycorisAdapters(network, places, config)
     if weights := config.network.network_weights:
-        tensors = file_of(weights, config.family)
+        tensors = read_kohya_lora(weights, config.family)
         try:
             unmatched = method.load_state_dict(tensors)
         except ConfigError as e:
@@ -267,12 +269,12 @@ def _put_into_its_layer(adapter: Any, device: torch.device, dtype: torch.dtype) 
 def _left_out(denoiser: nn.Module, family: Family, config: AdapterRun) -> set[str]:
     """Paths of modules all of whose layers are in blocks that train_block_indices does not name; with attention alone,
     which is found by class, also that of what stands before the blocks: refiners, a text adapter."""
-    args, groups = network_args.read_network_args(config), families.facts(config.family).blocks
+    args, groups = network_args.read_network_args(config), families.facts_of(config.family).blocks
     attention_alone = isinstance(args, network_args.LycorisArgs) and args.preset == "attn-only"
     if not isinstance(args, network_args.LycorisArgs) or (args.train_block_indices == "all" and not attention_alone):
         return set()
     names = {path: family.adapter_name("denoiser", path) for path, m in denoiser.named_modules() if not [*m.children()]}
-    blocks = {path: block for path, name in names.items() if (block := block_of(name, groups))}
+    blocks = {path: block for path, name in names.items() if (block := block_of_adapter(name, groups))}
     kinds = {path for path, module in denoiser.named_modules() if type(module).__name__.endswith("Attention")}
     before = {path for path in kinds if attention_alone and not any(name.startswith(f"{path}.") for name in blocks)}
     if args.train_block_indices == "all":

@@ -36,20 +36,20 @@ class Rows:
         return whole[self.first : self.last]
 
 
-def rows_of(p: Tensor) -> Rows | None:
+def rows_of_parameter(p: Tensor) -> Rows | None:
     """Which rows of a weight a parameter is; None for one that is whole."""
     return vars(p).get("rows")
 
 
 def whole_shape(p: Tensor) -> torch.Size:
     """The shape of the weight that a parameter is, or is a part of."""
-    rows = rows_of(p)
+    rows = rows_of_parameter(p)
     return rows.shape if rows else p.shape
 
 
 def own_part(whole: Tensor, p: Tensor) -> Tensor:
     """This process' rows of a tensor that belongs to a parameter, such as an optimizer state."""
-    rows = rows_of(p)
+    rows = rows_of_parameter(p)
     return rows.own(whole) if rows else whole
 
 
@@ -127,7 +127,7 @@ class ShardedModel:
         squares = torch.zeros(2, device=self._device)  # of sharded parameters, and of whole ones
         learning = [p for p in parameters if p.grad is not None]
         for whole in (False, True):
-            some = [p.grad for p in learning if p.grad is not None and (rows_of(p) is None) == whole]
+            some = [p.grad for p in learning if p.grad is not None and (rows_of_parameter(p) is None) == whole]
             if some:
                 norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in some]
                 squares[int(whole)] = torch.stack(norms).square().sum()
@@ -225,6 +225,6 @@ def _changed(
     for number, values in state["state"].items():
         p, found[number] = weights[number], dict(values)
         for key, value in values.items():
-            if isinstance(value, Tensor) and (rows := rows_of(p)):
+            if isinstance(value, Tensor) and (rows := rows_of_parameter(p)):
                 found[number][key] = change(value, p, rows)
     return {**state, "state": found}

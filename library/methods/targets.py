@@ -86,11 +86,11 @@ def plan(config: AdapterRun, blocks: tuple[str, ...]) -> AdapterPlan:
         blocks=args.classes(blocks),
         denoiser=not network.network_train_text_encoder_only,
         encoders=network.encoders_learn,
-        frozen_down=families.facts(config.family).adapter_modules[network.module].frozen_down,
+        frozen_down=families.facts_of(config.family).adapter_modules[network.module].frozen_down,
     )
 
 
-def layers(
+def find_target_layers(
     root: nn.Module, part: str, name_of: Callable[[str, str], str], blocks: tuple[str, ...]
 ) -> Iterator[TargetLayer]:
     """Every linear layer and convolution of one network, in the order of its tree, with the block it is in."""

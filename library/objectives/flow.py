@@ -43,7 +43,7 @@ def noised(
         latents=(1 - share) * latents + share * (eps + perturbation(latents, noise, generator)),
         timesteps=sigmas,
         target=eps - latents,
-        weight=weights(sigmas, noise),
+        weight=flow_loss_weights(sigmas, noise),
         sigmas=sigmas,
         huber_c=huber_threshold(sigmas, loss),
     )
@@ -70,12 +70,12 @@ def sampled(latents: Tensor, noise: sections.Flow, generator: torch.Generator) -
     """
     count, (low, high) = latents.shape[0], noise.timestep_range
     if noise.timestep_sampling != "sigma" and noise.redraws_timesteps:
-        return inside(drawn(count * REDRAWS, latents, noise, generator), count, low, high)
+        return sigmas_in_range(drawn(count * REDRAWS, latents, noise, generator), count, low, high)
     sigmas = drawn(count, latents, noise, generator)
     return sigmas if noise.timestep_sampling == "sigma" else sigmas * (high - low) + low
 
 
-def inside(sigmas: Tensor, count: int, low: float, high: float) -> Tensor:
+def sigmas_in_range(sigmas: Tensor, count: int, low: float, high: float) -> Tensor:
     """The first `count` of these sigmas that lie in the range; where there are too few, others are scaled into it."""
     fits = (sigmas >= low) & (sigmas <= high)
     order = torch.argsort((~fits).to(torch.uint8), stable=True)[:count]
@@ -150,7 +150,7 @@ def flow_sigmas(steps: int, tokens: int, shift: bool = True) -> list[float]:
     return (shifted(line, math.exp(shift_of_tokens(tokens))) if shift else line).tolist()
 
 
-def weights(sigmas: Tensor, noise: sections.Flow) -> Tensor:
+def flow_loss_weights(sigmas: Tensor, noise: sections.Flow) -> Tensor:
     """The loss weight of each image [B]: weighting_scheme, which FLUX.1 applies to sigma_scaled predictions only."""
     if noise.model_prediction_type != "sigma_scaled" and not noise.always_weighted:
         return torch.ones_like(sigmas)

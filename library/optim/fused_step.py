@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from library.config.problems import ConfigError
-from library.methods.sharding import rows_of, whole_shape
+from library.methods.sharding import rows_of_parameter, whole_shape
 from library.optim.stochastic_rounding import StepRNG, write_rounded
 
 Group = dict[str, Any]
@@ -74,7 +74,7 @@ class PartialOptimizer:
 
     def _write_back(self, p: nn.Parameter, master_param: nn.Parameter, generator: torch.Generator) -> None:
         if p.dtype in HALF:
-            rows = rows_of(p)
+            rows = rows_of_parameter(p)
             write_rounded(p, master_param.data, generator, rows)
             self._narrow(master_param, p, lambda into, exact: write_rounded(into, exact, generator, rows))
         master_param.grad = None

@@ -18,14 +18,14 @@ from library.config.values import did_you_mean
 from library.optim import trial
 from library.optim.classes import (
     OptimizerSpec,
-    arguments,
+    chosen_optimizer,
     import_class,
     is_schedule_free,
     load_subclass,
     missing_package,
+    optimizer_arguments,
     read_arguments,
     relative_step,
-    spec_of,
     unknown_arguments,
 )
 
@@ -118,7 +118,7 @@ def too_long(config: RunConfig, total: int) -> Iterator[Problem]:
     yield from _ends_early(config, total)
     if not _falls_at_the_end(config):
         return
-    warm, decay = steps_of(optim.lr_warmup_steps, total), steps_of(optim.lr_decay_steps, total)
+    warm, decay = steps_of_share(optim.lr_warmup_steps, total), steps_of_share(optim.lr_decay_steps, total)
     if warm < total < warm + decay:  # a longer warm-up alone ends on its way up, which is a remark
         yield Problem(
             "lr_decay_steps",
@@ -195,7 +195,7 @@ def _falls_at_the_end(config: RunConfig) -> bool:
 
 def _needs(name: str, config: RunConfig, own: JsonObject) -> Iterator[Problem]:
     optim = config.optim
-    if name == "adafactor" and spec_of(config).name != "Adafactor":
+    if name == "adafactor" and chosen_optimizer(config).name != "Adafactor":
         yield Problem(
             "lr_scheduler",
             "adafactor goes with optimizer_type Adafactor only, not {optimizer}",
@@ -301,10 +301,10 @@ def _tried(config: RunConfig, own: JsonObject, total: int | None = None, rates: 
     # One for each group: how many there are is known when the model is.
     most = max((len(one) for one in own.values() if isinstance(one, list | tuple)), default=1)
     groups = rates or [rate] * (most if 0 < most <= MAX_GROUPS else 1)
-    cls = spec_of(config)
+    cls = chosen_optimizer(config)
     is_known = not missing_package(cls.module) and code_names.may_look(cls.module)
     try:
-        given = arguments(config)
+        given = optimizer_arguments(config)
     except ConfigError:  # said of optimizer_args
         given = {}
     spec = cls if is_known else OptimizerSpec("torch.optim", "AdamW")
@@ -327,13 +327,13 @@ def _chosen(config: RunConfig) -> tuple[str, str]:
     return name, given
 
 
-def steps_of(value: int | float, total: int) -> int:
+def steps_of_share(value: int | float, total: int) -> int:
     """Steps, or a share of all steps, as steps."""
     return int(value * total) if isinstance(value, float) else value
 
 
 def _settings(name: str, optim: Optim, total: int) -> JsonObject:
-    warmup, decay = steps_of(optim.lr_warmup_steps, total), steps_of(optim.lr_decay_steps, total)
+    warmup, decay = steps_of_share(optim.lr_warmup_steps, total), steps_of_share(optim.lr_decay_steps, total)
     # More of them than there are steps is no mistake to any schedule, nor to sd-scripts: the rate stops on its way.
     plain: JsonObject = {"num_warmup_steps": warmup}
     whole = {**plain, "num_training_steps": total}

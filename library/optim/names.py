@@ -70,7 +70,7 @@ SPECS = {
 }
 
 
-def spec_of(name: str) -> OptimizerSpec:
+def optimizer_spec(name: str) -> OptimizerSpec:
     """The spec of an optimizer: a line of the table, torch.optim.<Name>, or module.Class."""
     module, _, cls = name.rpartition(".")
     known = SPECS.get(cls.lower())
@@ -81,25 +81,25 @@ def spec_of(name: str) -> OptimizerSpec:
 
 def package_problem(name: str) -> MessageLike:
     """Why the package of an optimizer cannot be used, without importing it; '' if it can."""
-    package = spec_of(name).package
-    if not packages.installed(package):
-        return packages.absent(package)
-    error = packages.failure(package) if package in packages.PACKAGES else ""
+    package = optimizer_spec(name).package
+    if not packages.is_installed(package):
+        return packages.not_installed(package)
+    error = packages.loading_failure(package) if package in packages.PACKAGES else ""
     return packages.broken(package, error) if error else ""
 
 
-def nearest(name: str) -> str:
+def working_optimizer(name: str) -> str:
     """The optimizer to use where the package of this one does not work: the first whose package does."""
-    own = spec_of(name)
-    others = (other for other in own.instead if spec_of(other).package != own.package)
+    own = optimizer_spec(name)
+    others = (other for other in own.instead if optimizer_spec(other).package != own.package)
     return next((other for other in others if not package_problem(other)), "AdamW")
 
 
 def advice(config: RunConfig) -> tuple[Message, JsonObject]:
     """What to set where the package of an optimizer does not work: in words, and as values of options."""
     name = config.optim.optimizer
-    other = nearest(name)
-    if not spec_of(name).finds_rate or spec_of(other).finds_rate:
+    other = working_optimizer(name)
+    if not optimizer_spec(name).finds_rate or optimizer_spec(other).finds_rate:
         return Message("set optimizer_type = {other}", other=other), other_optimizer(config, other)
     rate = config.usual_rate
     advice = Message("set optimizer_type = {other} and learning_rate = {rate}", other=other, rate=rate)

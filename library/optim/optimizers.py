@@ -19,14 +19,14 @@ from library.methods import TrainingMethod
 from library.optim import fused_step, names, trial
 from library.optim.classes import (
     OptimizerSpec,
-    arguments,
+    chosen_optimizer,
     import_class,
     is_schedule_free,
     load_subclass,
     missing_package,
+    optimizer_arguments,
     package_class,
     relative_step,
-    spec_of,
     steps_alone,
     steps_rows,
     unknown_arguments,
@@ -36,10 +36,10 @@ from library.optim.lr_schedule import load_problems, make_schedule, schedule_not
 
 __all__ = [
     "averaged",
-    "describe",
+    "describe_optimizer",
     "eval_mode",
     "optimizer_notes",
-    "optimizer",
+    "make_optimizer",
     "find_optimizer_problems",
     "make_schedule",
     "train_mode",
@@ -63,7 +63,7 @@ USUAL_RATES = (
 )
 
 
-def optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> Any:
+def make_optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> Any:
     """The optimizer of all trained parameters, one group per learning rate. Call when they are at their final place.
 
     AdamW is fused on CUDA, unless optimizer_args say otherwise. Weights in half precision, and those that are stepped
@@ -77,7 +77,7 @@ def optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> Any:
         raise ConfigError(wrong)
     if relative_step(config):  # Adafactor sets its own rate, and refuses one that is given
         groups = [{key: value for key, value in group.items() if key != "lr"} for group in groups]
-    log.info("optimizer %s, %s", describe(config), ", ".join(f"{g['name']} {g.get('lr')}" for g in groups))
+    log.info("optimizer %s, %s", describe_optimizer(config), ", ".join(f"{g['name']} {g.get('lr')}" for g in groups))
     cut = bundled(method, groups, config)
     return (
         fused_step.PartitionedOptimizer(groups, cut, functools.partial(_construct, config), seed)
@@ -102,7 +102,7 @@ def bundled(method: TrainingMethod, groups: list[dict[str, Any]], config: RunCon
 
 
 def _construct(config: RunConfig, groups: list[dict[str, Any]]) -> Any:
-    cls, own = spec_of(config), arguments(config)
+    cls, own = chosen_optimizer(config), optimizer_arguments(config)
     always = dict(cls.always)
     # Weights that are swapped are on the host at this moment, and may be stepped there; the fused kernels do both.
     with_cuda = any(p.is_cuda for group in groups for p in group["params"])
@@ -124,9 +124,9 @@ def _construct(config: RunConfig, groups: list[dict[str, Any]]) -> Any:
 
 def find_optimizer_problems(config: RunConfig) -> Iterator[Problem]:
     """Problems of the choice of optimizer and its arguments."""
-    cls, own = spec_of(config), {}
+    cls, own = chosen_optimizer(config), {}
     try:
-        own = arguments(config)
+        own = optimizer_arguments(config)
     except ConfigError as e:
         yield from e.problems
     is_refused = cls.name.lower() == "automagic"  # by the rules of the options
@@ -173,7 +173,7 @@ def find_optimizer_problems(config: RunConfig) -> Iterator[Problem]:
 
 def _rates(config: RunConfig, rates: Mapping[str, float | None]) -> Problem | None:
     """The problem that rates differ although the optimizer has one for all, and would raise at its first step."""
-    if not spec_of(config).one_rate or len({rate for rate in rates.values() if rate}) < 2:
+    if not chosen_optimizer(config).one_rate or len({rate for rate in rates.values() if rate}) < 2:
         return None
     given = together([f"{name} {rate}" for name, rate in rates.items()])
     fix = {
@@ -193,7 +193,7 @@ def _rates(config: RunConfig, rates: Mapping[str, float | None]) -> Problem | No
 
 def zero_rate_problems(config: RunConfig) -> Iterator[Problem]:
     """The problem that every learning rate of this training is 0."""
-    if spec_of(config) is names.SPECS["adafactor"]:
+    if chosen_optimizer(config) is names.SPECS["adafactor"]:
         return
     rates = _rates_of_adapters(config) if isinstance(config, AdapterRun) else _rates_of_models(config)
     if rates and not any(rates.values()):
@@ -234,8 +234,8 @@ def _rates_of_models(config: RunConfig) -> dict[str, float]:
 
 def optimizer_notes(config: RunConfig) -> Iterator[Problem]:
     """Options that are probably not intended, or have no effect."""
-    name = spec_of(config).name
-    if spec_of(config).finds_rate and config.optim.learning_rate <= 0.1:
+    name = chosen_optimizer(config).name
+    if chosen_optimizer(config).finds_rate and config.optim.learning_rate <= 0.1:
         yield Problem(
             "learning_rate",
             "{rate} is small for {name}, which adapts its own: use about 1.0",
@@ -296,14 +296,14 @@ def named_code_problems(config: RunConfig) -> Iterator[Problem]:
     """What is wrong with classes of packages that are not listed: they are imported, before anything else is."""
     unlisted = code_names.unlisted(config)
     if "optimizer_type" in unlisted:
-        yield from _load_problems(spec_of(config), arguments(config), config.optim.optimizer)
+        yield from _load_problems(chosen_optimizer(config), optimizer_arguments(config), config.optim.optimizer)
     if "lr_scheduler_type" in unlisted:
         yield from load_problems(config)
 
 
-def describe(config: RunConfig) -> str:
+def describe_optimizer(config: RunConfig) -> str:
     """The optimizer as metadata names it: module.Class(k=v,...)."""
-    cls, own = spec_of(config), arguments(config)
+    cls, own = chosen_optimizer(config), optimizer_arguments(config)
     made = package_class(import_class(cls))
     text = ",".join(f"{key}={value}" for key, value in own.items())
     return f"{made.__module__}.{made.__name__}" + (f"({text})" if text else "")
@@ -341,7 +341,7 @@ def _unusable(cls: OptimizerSpec) -> MessageLike:
 
 def tried(cls: OptimizerSpec) -> str:
     """What went wrong when this optimizer stepped a small weight here, '' if nothing did."""
-    packages.remember(cls.package, error := trial.optimizer(cls))
+    packages.remember(cls.package, error := trial.try_optimizer(cls))
     return error
 
 
@@ -365,6 +365,6 @@ def _load_problems(cls: OptimizerSpec, own: dict[str, Any], title: str) -> Itera
     ]
     yield from unknown
     # Of the table, what no argument changes has been tried with the package.
-    if not unknown and (own or cls not in names.SPECS.values()) and (error := trial.arguments(cls, own)):
+    if not unknown and (own or cls not in names.SPECS.values()) and (error := trial.try_arguments(cls, own)):
         template = ": {title} does not take these values ({why})" if own else ": {title} cannot be used ({why})"
         yield Problem("optimizer_args" if own else "optimizer_type", template, title=title, why=error)

@@ -13,7 +13,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.optim import optimizers, trial
-from library.optim.classes import arguments, read_arguments, spec_of
+from library.optim.classes import chosen_optimizer, optimizer_arguments, read_arguments
 
 Groups = list[dict[str, Any]]
 # How a step is computed on this device, not what it computes: always those of this process.
@@ -79,7 +79,7 @@ def take_over(
 
 def changed_arguments(settings: JsonMapping, config: RunConfig) -> set[str]:
     """The names in optimizer_args whose values differ from those of a state."""
-    before, now = _saved_arguments(settings, config), arguments(config)
+    before, now = _saved_arguments(settings, config), optimizer_arguments(config)
     if before is None:
         return set()
     return {name for name in before.keys() | now.keys() if before.get(name, ...) != now.get(name, ...)}
@@ -96,7 +96,10 @@ def needs_other_memory(settings: JsonMapping, config: RunConfig) -> bool:
     before = _saved_arguments(settings, config)
     if before is None or not changed_arguments(settings, config):
         return False
-    known, needed = trial.memory(spec_of(config), before), trial.memory(spec_of(config), arguments(config))
+    known, needed = (
+        trial.optimizer_state_shapes(chosen_optimizer(config), before),
+        trial.optimizer_state_shapes(chosen_optimizer(config), optimizer_arguments(config)),
+    )
     return not needed.items() <= known.items() if known and needed else False
 
 
@@ -106,7 +109,7 @@ def _saved_arguments(settings: JsonMapping, config: RunConfig) -> JsonObject | N
         given = read_arguments(settings["optimizer_args"] or (), "optimizer_args")
     except (KeyError, ConfigError):
         return None
-    return arguments(config, given)
+    return optimizer_arguments(config, given)
 
 
 def _groups(optimizer: Any) -> Groups:

@@ -33,16 +33,16 @@ ROUNDING = 1e-9  # how far below zero a rate that falls to zero may end, as a sh
 def package(module: str) -> str:
     """Why a package does not work, '' if it does; cached."""
     cls = next((spec for spec in SPECS.values() if spec.package == module), None)
-    error = optimizer(cls) if cls else _loaded(module)
+    error = try_optimizer(cls) if cls else _loaded(module)
     packages.remember(module, error)
     return error
 
 
-def optimizer(cls: OptimizerSpec) -> str:
+def try_optimizer(cls: OptimizerSpec) -> str:
     """Why no weight can be stepped by an optimizer, '' if it can."""
     try:
         with _quiet():
-            weight = torch.nn.Parameter(torch.ones(SIZE, device=device()))
+            weight = torch.nn.Parameter(torch.ones(SIZE, device=trial_device()))
             made = import_class(cls)([{"params": [weight], "name": "trial"}], lr=1.0, **cls.always, **cls.defaults)
             if callable(switch := getattr(made, "train", None)):
                 switch()
@@ -54,14 +54,14 @@ def optimizer(cls: OptimizerSpec) -> str:
     return "" if moved == moved else "its first step ends in NaN"
 
 
-def arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
+def try_arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
     """Why an optimizer does not take these values of its arguments, or cannot step with them, '' if it can."""
     try:
         with _quiet():
             sizes = [SIZE] if cls.module == "torch.optim" and cls.name == "Muon" else [SIZE, SIZE[:1]]
             # A GPU is only opened where it matters, as it may be busy with another training.
             on_device = cls.package in packages.PACKAGES or not OF_DEVICES.isdisjoint(own)
-            where = device() if on_device else "cpu"
+            where = trial_device() if on_device else "cpu"
             weights = [torch.nn.Parameter(torch.ones(size, device=where)) for size in sizes]
             made = _construct(cls, own, [{"params": weights, "name": "trial"}], 1e-3)
             for _ in range(TRIED_STEPS):
@@ -117,10 +117,10 @@ def _construct(cls: OptimizerSpec, own: Mapping[str, Any], groups: list[dict[str
     return made
 
 
-def memory(cls: OptimizerSpec, own: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def optimizer_state_shapes(cls: OptimizerSpec, own: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The tensors that an optimizer keeps of a matrix and of a vector with these arguments, as name -> shape; {} where
     no step can be taken."""
-    weights = {"matrix": torch.ones(SIZE, device=device()), "vector": torch.ones(SIZE[0], device=device())}
+    weights = {"matrix": torch.ones(SIZE, device=trial_device()), "vector": torch.ones(SIZE[0], device=trial_device())}
     learned = {name: torch.nn.Parameter(weight) for name, weight in weights.items()}
     try:
         with _quiet():
@@ -138,7 +138,7 @@ def memory(cls: OptimizerSpec, own: Mapping[str, Any]) -> dict[str, tuple[int, .
     }
 
 
-def device() -> str:
+def trial_device() -> str:
     """Where a training of this process steps."""
     if not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"):
         return "cpu"

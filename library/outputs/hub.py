@@ -9,7 +9,7 @@ from typing import Any
 
 import huggingface_hub
 
-from library.config.building import replace
+from library.config.building import replace_options
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
 from library.config.run_config import RunConfig
@@ -150,7 +150,7 @@ def fetched(config: RunConfig) -> Any:
                 where=place,
             )
         )
-    return replace(config, resume=os.fspath(folder), resume_from_huggingface=False)
+    return replace_options(config, resume=os.fspath(folder), resume_from_huggingface=False)
 
 
 def address(text: str) -> tuple[str, str, str | None, str | None]:

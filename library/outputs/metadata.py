@@ -18,7 +18,7 @@ from pathlib import Path
 from library import families
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.run_config import RunConfig
-from library.config.schema import values
+from library.config.schema import option_values
 from library.config.sections import AdapterRun
 from library.families.base import Family
 
@@ -138,7 +138,7 @@ def modelspec(config: RunConfig, architecture: str) -> dict[str, str]:
     out = {
         "sai_model_spec": "1.0.1",
         "architecture": architecture + suffix,
-        "implementation": families.facts(config.family).implementation,
+        "implementation": families.facts_of(config.family).implementation,
         "title": meta.metadata_title or config.save.output_name or f"{kind}@{now.timestamp():.0f}",
         "resolution": f"{width}x{height}",
         "date": now.isoformat(),
@@ -148,7 +148,7 @@ def modelspec(config: RunConfig, architecture: str) -> dict[str, str]:
     }
     if word := config.caption_change.words.partition(" ")[0]:  # the first vector's, which prompts name
         out["trigger_phrase"] = meta.metadata_trigger_phrase or word
-    if families.facts(config.family).has_prediction_type:
+    if families.facts_of(config.family).has_prediction_type:
         out["prediction_type"] = "v" if config.model.v_parameterization else "epsilon"
     low, high = config.noise.min_timestep, config.noise.max_timestep
     if low is not None or high is not None:
@@ -159,7 +159,7 @@ def modelspec(config: RunConfig, architecture: str) -> dict[str, str]:
 
 
 def _options(config: RunConfig) -> JsonObject:
-    known = values(config)
+    known = option_values(config)
     out = {key: known[key] for key in OPTIONS if key in known}
     rates = list(known["text_encoder_lr"])
     out["text_encoder_lr"] = rates if len(rates) > 1 else next(iter(rates), None)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from library.config.outside_files import read_text
-from library.config.problems import ConfigError, Message, MessageLike, Problem, listed
+from library.config.outside_files import read_outside_text
+from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages
 from library.outputs.prompts import LETTERS, Prompt, option_of, parse_line, problem_of, prompt_lines, read_prompts
 
 Row = Mapping[str, str]  # texts by field of Prompt; what a line says besides is in REST
@@ -14,11 +14,11 @@ REFERENCES, BETWEEN = "control_image_path", ";"  # the field that may name sever
 LETTER = {name: letter for letter, (name, _, _) in LETTERS.items()}
 
 
-def rows(path: Path) -> list[dict[str, str]]:
+def prompt_rows_of_file(path: Path) -> list[dict[str, str]]:
     """The prompts of a file as texts. Raises ConfigError as `read` does; a file without prompts has no rows."""
     if path.suffix.lower() in (".toml", ".json"):
         return [_row(prompt) for prompt in read_prompts(path)]
-    return [_row_of_line(line) for _, line in prompt_lines(read_text(path))]
+    return [_row_of_line(line) for _, line in prompt_lines(read_outside_text(path))]
 
 
 def _row(prompt: Prompt) -> dict[str, str]:
@@ -88,7 +88,7 @@ def _why_not(row: Row) -> MessageLike:
         if read_back.get(name) is None or not _same(name, read_back[name], value):
             wrong.append(Message("{name} cannot be {value}", name=name, value=repr(value.strip())))
     if wrong:
-        return listed(wrong, "; ")
+        return join_messages(wrong, "; ")
     if " --" not in row["prompt"] and any(not row.get(name, "").strip() for name in read_back):
         return Message("the prompt begins as an option does in a prompt file; write another word first")
     for name in ("prompt", "negative_prompt"):

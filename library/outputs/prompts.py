@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonValue
-from library.config.outside_files import named_by, parse_json, parse_toml, read_text
+from library.config.outside_files import name_option, parse_json, parse_toml, read_outside_text
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.run_config import ControlUse
 from library.config.schema import section_options
@@ -91,8 +91,8 @@ SAMPLERS = tuple(section_options(Sample)["sample_sampler"].choices)
 def read_prompts(path: str | Path) -> list[Prompt]:
     """All prompts of a file, in order. ConfigError names every line or entry that makes no sense."""
     path = Path(path)
-    with named_by("sample_prompts"):
-        text, ending = read_text(path), path.suffix.lower()
+    with name_option("sample_prompts"):
+        text, ending = read_outside_text(path), path.suffix.lower()
         tables = parse_toml(text, path) if ending == ".toml" else {}
         entries = parse_json(text, path) if ending == ".json" else []
     readers = {".toml": lambda: _from_toml(tables), ".json": lambda: _from_json(entries)}
@@ -119,14 +119,14 @@ def broken_images(
 ) -> Iterator[tuple[str, str]]:
     """Images that the model would be shown with these prompts and that cannot be read: each once, with the reason, ""
     for one that does not exist. `why_not` says why a file is no image, "" where it is one."""
-    for name in dict.fromkeys(name for prompt in prompts for name in images(with_used_images(prompt, use))):
+    for name in dict.fromkeys(name for prompt in prompts for name in prompt_images(with_used_images(prompt, use))):
         if not Path(name).is_file():
             yield name, ""
         elif why := why_not(name):
             yield name, why
 
 
-def unreadable(path: str | Path, use: ControlUse, why_not: Callable[[str], str]) -> Iterator[Problem]:
+def unreadable_images(path: str | Path, use: ControlUse, why_not: Callable[[str], str]) -> Iterator[Problem]:
     """The `broken_images` of a readable file of prompts."""
     for image, why in broken_images(read_prompts(path), use, why_not):
         if why:
@@ -137,7 +137,7 @@ def unreadable(path: str | Path, use: ControlUse, why_not: Callable[[str], str])
                 name=Path(path).name, image=image)  # fmt: skip
 
 
-def images(prompt: Prompt) -> tuple[str, ...]:
+def prompt_images(prompt: Prompt) -> tuple[str, ...]:
     """The paths of all images of a prompt."""
     others = (prompt.control_image_mask_path, prompt.controlnet_image)
     return (*(prompt.control_image_path or ()), *filter(None, others))
@@ -162,7 +162,7 @@ def line_notes(line: str, use: ControlUse, shifts: bool, multiple: int) -> list[
 
 def _entries(path: Path) -> Iterator[tuple[MessageLike, str | JsonMapping]]:
     """The prompts of a readable file as they are written there, each with where that is: lines, or their options."""
-    text = read_text(path)
+    text = read_outside_text(path)
     if path.suffix.lower() == ".toml":
         common = dict(parse_toml(text, path)["prompt"])
         for number, entry in enumerate(common.pop("subset"), start=1):

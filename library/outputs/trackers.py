@@ -13,7 +13,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Message, Problem
 from library.config.run_config import RunConfig
-from library.config.schema import options, values
+from library.config.schema import option_values, options_of
 
 logger = logging.getLogger(__name__)
 WANDB = {"name", "entity", "group", "job_type", "tags", "notes", "mode", "id", "resume"}  # what a [wandb] may say
@@ -190,10 +190,10 @@ def find_tracker_problems(config: RunConfig) -> Iterator[Problem]:
 
 def tracker_settings(config: RunConfig) -> dict[str, bool | int | float | str]:
     """The options of a run as a tracker shows them, without files, folders and keys."""
-    known = options(type(config))
+    known = options_of(type(config))
     shown = {
         name: value
-        for name, value in values(config).items()
+        for name, value in option_values(config).items()
         if known[name].kind not in ("file", "files", "folder", "secret")
     }
     plain = {name: v if isinstance(v, bool | int | float) else known[name].text(v) for name, v in shown.items()}

@@ -8,11 +8,11 @@ from safetensors import safe_open
 
 from library import families
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, counted, listed
+from library.config.problems import ConfigError, Message, MessageLike, counted, join_messages
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.methods import TrainingMethod
-from library.tools.verify import verify
+from library.tools.verify import verify_lora
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def verify_saved_file(path: Path, shapes_of: Callable[[], Shapes], config: RunCo
         return {}
     shapes = shapes_of()
     try:
-        wrong = differences(path, shapes) or (_verified(path, config) if isinstance(config, AdapterRun) else "")
+        wrong = compare_names(path, shapes) or (_verified(path, config) if isinstance(config, AdapterRun) else "")
     except Exception as error:  # such as a damaged file or an unmounted disk
         log.warning("%s could not be checked", path, exc_info=True)
         wrong = Message("it cannot be read back: {why}", why=error)
@@ -45,7 +45,7 @@ def verify_saved_file(path: Path, shapes_of: Callable[[], Shapes], config: RunCo
     return {"ok": not wrong, "text": wrong or Message(loads, tensors=counted(len(shapes), "tensor"))}
 
 
-def differences(path: Path, shapes: Shapes) -> MessageLike:
+def compare_names(path: Path, shapes: Shapes) -> MessageLike:
     """What a file and the model do not have in common; "" when all names and shapes match."""
     with safe_open(path, framework="pt") as file:
         found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
@@ -64,16 +64,16 @@ def differences(path: Path, shapes: Shapes) -> MessageLike:
         said.append(
             Message("{tensors} of another shape, first {first}", tensors=counted(len(other), "tensor"), first=other[0])
         )
-    return listed(said, "; ") if said else ""
+    return join_messages(said, "; ") if said else ""
 
 
 def _verified(path: Path, config: AdapterRun) -> MessageLike:
     """The first problem that `kohya tools verify` finds, with the base model's header where it can be read."""
-    if config.network.module not in families.facts(config.family).adapter_modules:
+    if config.network.module not in families.facts_of(config.family).adapter_modules:
         return ""
     base = Path(config.model.pretrained_model_name_or_path or "")
     try:
-        found = verify(path, base if base.is_file() else None)
+        found = verify_lora(path, base if base.is_file() else None)
     except ConfigError:  # a base that only the trainer reads, such as a .ckpt
-        found = verify(path)
+        found = verify_lora(path)
     return found.problems[0] if found.problems else ""

@@ -56,7 +56,7 @@ class Preset:
         return self.sentence.partition(":")[0]
 
 
-def every() -> list[Preset]:
+def all_presets() -> list[Preset]:
     """All presets, those of a family's relatives behind its own, and then the profiles."""
     paths = [path for path in PRESETS.glob("*/*.toml") if path.parent.name != RECIPES]
     first = {path: path.read_text(encoding="utf-8").partition("\n")[0] for path in paths}
@@ -65,29 +65,29 @@ def every() -> list[Preset]:
     return found
 
 
-def presets(kind: str) -> list[Preset]:
+def presets_of_kind(kind: str) -> list[Preset]:
     """The presets of one kind of training, and then the profiles."""
-    return [preset for preset in every() if preset.is_profile or preset.kind == kind]
+    return [preset for preset in all_presets() if preset.is_profile or preset.kind == kind]
 
 
 def profiles() -> list[Preset]:
     """Those that only say how to compile."""
-    return [preset for preset in every() if preset.is_profile]
+    return [preset for preset in all_presets() if preset.is_profile]
 
 
 def of_kind(kind: str, families: Iterable[str]) -> list[Preset]:
     """The presets that a tab offers for these families, smallest memory first: those of its kind, or of the kind that
     stands in."""
-    fitting = [preset for preset in presets(STANDS_IN.get(kind, kind)) if not preset.is_profile]
+    fitting = [preset for preset in presets_of_kind(STANDS_IN.get(kind, kind)) if not preset.is_profile]
     return [preset for family in families for preset in fitting if preset.family == family]
 
 
 def by_id(name: str) -> Preset | None:
     """The preset of a name such as flux/lora-24gb; also of one that it had in earlier versions."""
-    return next((preset for preset in every() if preset.id == renamed(name)), None)
+    return next((preset for preset in all_presets() if preset.id == current_preset_name(name)), None)
 
 
-def renamed(name: str) -> str:
+def current_preset_name(name: str) -> str:
     """The name that a preset has today: those of DreamBooth were the ones of fine-tunes."""
     for old, new in STANDS_IN.items():
         name = re.sub(rf"(^|[\\/]){old}-", rf"\g<1>{new}-", name)
@@ -96,5 +96,5 @@ def renamed(name: str) -> str:
 
 def path_today(path: Path) -> Path:
     """The file that took the place of a preset of an earlier version; else the path itself."""
-    newer = path.with_name(renamed(path.name))
+    newer = path.with_name(current_preset_name(path.name))
     return newer if newer != path and not path.exists() and newer.exists() else path

@@ -10,7 +10,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_toml
 from library.config.problems import Message, counted
 from library.config.run_config import RunConfig
-from library.config.schema import values
+from library.config.schema import option_values
 from library.recipes.preset_files import PRESETS, RECIPES
 
 # Purposes as people know them, in the order in which they are offered; the first that fits is the default.
@@ -95,10 +95,10 @@ def _condition(table: Mapping[str, Any]) -> Condition:
     return {option: tuple(wanted) for option, wanted in table.items()}
 
 
-def fitting(config: RunConfig) -> list[Recipe]:
+def fitting_recipes(config: RunConfig) -> list[Recipe]:
     """The recipes for a training of this model, by purpose; each with what the model itself requires."""
     recipes, models = of_family(config.family)
-    given = values(config)
+    given = option_values(config)
     found = [recipe for recipe in recipes if recipe.kind == config.kind and recipe.fits(given)]
     for model in models:
         if model.kind == config.kind and _holds(model.when, given):
@@ -114,9 +114,9 @@ def _of_model(recipe: Recipe, model: ModelRecipe) -> Recipe:
     return replace(recipe, least_steps=least, most_steps=most, options=given)
 
 
-def chosen(config: RunConfig, purpose: str = "") -> Recipe | None:
+def choose_recipe(config: RunConfig, purpose: str = "") -> Recipe | None:
     """The recipe for a purpose, or for the first that fits where this one does not fit the model."""
-    found = fitting(config)
+    found = fitting_recipes(config)
     return next((recipe for recipe in found if recipe.purpose == purpose), found[0] if found else None)
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from library.config.arguments import Arguments
 from library.config.building import build_config
-from library.config.command import printable
+from library.config.command import quote_command
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem, either
-from library.config.schema import changed, flat, options
+from library.config.schema import changed, flatten_sections, options_of
 from library.data import finding
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
@@ -46,17 +46,22 @@ def main(argv: list[str]) -> int:
         parser.error("--images is the number of your images: write 1 or more")
     if not asked.preset:
         print(
-            "\n".join(f"{preset.id:<28} {preset.sentence}" for preset in preset_files.every() if not preset.is_profile)
+            "\n".join(
+                f"{preset.id:<28} {preset.sentence}" for preset in preset_files.all_presets() if not preset.is_profile
+            )
         )
         return DONE
     preset = find_preset(asked.preset)
-    given: JsonObject = {**of_model(preset, asked.model), **({"train_data_dir": str(asked.data)} if asked.data else {})}
+    given: JsonObject = {
+        **model_option(preset, asked.model),
+        **({"train_data_dir": str(asked.data)} if asked.data else {}),
+    }
     config, notes = with_recipe(preset, given, asked.purpose or "", asked.images or 0)
     comment = f"{config.title}: accelerate launch sd-scripts/{config.script}.py --config_file THIS_FILE"
     text = to_toml(config, comment)
     if asked.output:
-        write_new(asked.output, text)
-        notes.append(f"wrote {asked.output}; train with: {printable(['kohya', 'train', str(asked.output)])}")
+        write_new_config(asked.output, text)
+        notes.append(f"wrote {asked.output}; train with: {quote_command(['kohya', 'train', str(asked.output)])}")
     else:
         print(text, end="")
     for note in notes:
@@ -78,11 +83,11 @@ def script_class(preset: Preset) -> Any:
     return next(made for made in map(config_class, RUNS) if (made.family, made.kind) == (preset.family, preset.kind))
 
 
-def of_model(preset: Preset, name: str | None) -> JsonObject:
+def model_option(preset: Preset, name: str | None) -> JsonObject:
     """The option that names a model of the preset's family."""
     if not name:
         return {}
-    known = options(script_class(preset))
+    known = options_of(script_class(preset))
     fitting = [option for option in AS_MODEL if option in known and name in known[option].choices]
     if not fitting:
         models = [str(choice) for option in AS_MODEL if option in known for choice in known[option].choices]
@@ -101,13 +106,13 @@ def with_recipe(preset: Preset, given: JsonObject, purpose: str, images: int) ->
     """A preset with other values and the recipe for a purpose, and what to know about it."""
     kind = script_class(preset)
     config = build_config(kind, {**read_toml(preset.path), **given}, preset.path.name, notes=[])
-    recipe = recipe_files.chosen(config, purpose)
+    recipe = recipe_files.choose_recipe(config, purpose)
     if recipe is None:
         return config, []
-    _check_purpose(preset, recipe_files.fitting(config), purpose)
-    values = {**flat(changed(config)), **recipe.options}
+    _check_purpose(preset, recipe_files.fitting_recipes(config), purpose)
+    values = {**flatten_sections(changed(config)), **recipe.options}
     if given.get("train_data_dir"):
-        found = finding.survey(config, keep=False)
+        found = finding.survey_data(config, keep=False)
         if found.problems:
             raise ConfigError(*found.problems)
         images = sum(not image.is_reg for image in found.images.items)
@@ -135,7 +140,7 @@ def _check_purpose(preset: Preset, fitting: list[Recipe], purpose: str) -> None:
         )
 
 
-def write_new(path: Path, text: str) -> None:
+def write_new_config(path: Path, text: str) -> None:
     """Write a config into a file that must not exist yet."""
     if path.exists():
         raise ConfigError(Problem("", "{path} exists already; name another file, or delete it first", path=path))

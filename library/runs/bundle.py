@@ -72,7 +72,7 @@ NEWEST = 3000  # events
 LINES, BYTES = 2000, 400_000  # of the log
 
 
-def bundle(run: reader.RecordedRun, doctor: str = "") -> bytes:
+def bundle_run(run: reader.RecordedRun, doctor: str = "") -> bytes:
     """The zip file of a run; `doctor` is what `kohya doctor --json` has printed."""
     clean = redaction.redactor_for(run)
     parts = {
@@ -97,7 +97,7 @@ def _facts(run: reader.RecordedRun, clean: "redaction.Redactor") -> JsonObject:
 
 
 def _events(run: reader.RecordedRun, clean: "redaction.Redactor") -> Iterator[JsonObject]:
-    for event in reader.events(run.folder)[0][-NEWEST:]:
+    for event in reader.read_events(run.folder)[0][-NEWEST:]:
         kind = event.get("kind")
         if kept := EVENTS.get(str(kind)):
             yield {"t": event.get("t"), "kind": kind, **{n: clean.inside(event[n]) for n in kept if n in event}}

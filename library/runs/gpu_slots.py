@@ -39,7 +39,7 @@ def _count() -> int:
 def choosing() -> Iterator[None]:
     """Hold the lock under which devices are assigned on this machine. Raises ConfigError when another process does not
     release it."""
-    with locking.held(Path(registry.data_folder()) / "devices.lock", PATIENCE) as mine:
+    with locking.hold_lock(Path(registry.data_folder()) / "devices.lock", PATIENCE) as mine:
         if not mine:
             raise ConfigError("another training is just being started: try again in a moment")
         yield
@@ -54,7 +54,7 @@ def taken(active: Iterable[JsonMapping]) -> set[str]:
 
 
 # Why: docs/decisions/2026-11-20-gpus-are-given-to-one-training.md
-def choose(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
+def choose_devices(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
     """The devices that a training gets out of those that are free; () when it has to wait.
 
     `how` are its launch options. Raises ConfigError for GPUs that this machine does not have.
@@ -68,7 +68,7 @@ def choose(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
         if wrong := _absent(wanted, every):
             raise ConfigError(wrong)
         return wanted if set(wanted) <= set(left) else ()
-    count = len(every) if asked == "all" else min(processes(how), len(every))
+    count = len(every) if asked == "all" else min(wanted_processes(how), len(every))
     known = [device for device in every if device in left]
     if len(known) > count:  # other programs may use some: take those with most memory left
         room = {gpu.index: gpu.total - gpu.used for gpu in machine.read_gpus()}
@@ -86,7 +86,7 @@ def find_launch_problems(how: JsonMapping) -> list[Problem]:
     wanted = every if not asked or asked == ["all"] else tuple(asked)
     if wrong := _absent(wanted, every):
         found.append(wrong)
-    elif not found and (number := processes(how)) > len(wanted):
+    elif not found and (number := wanted_processes(how)) > len(wanted):
         what = Message("gpu_ids names" if asked and asked != ["all"] else "this machine has")
         gpus = Message("{count} GPUs" if len(wanted) > 1 else "{count} GPU", count=len(wanted))
         facts = {"number": number, "what": what, "gpus": gpus}
@@ -114,7 +114,7 @@ def holding(own: Iterable[str]) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def held() -> set[str]:
+def held_devices() -> set[str]:
     """The devices of living processes that are no runs."""
     found: set[str] = set()
     for path in _holders().glob("*.json"):
@@ -128,29 +128,29 @@ def _holders() -> Path:
     return registry.data_folder() / "devices"
 
 
-def free(active: Iterable[JsonMapping]) -> tuple[str, ...]:
+def free_devices(active: Iterable[JsonMapping]) -> tuple[str, ...]:
     """The devices on which no run works, and that no other process holds."""
-    busy = taken(active) | held()
+    busy = taken(active) | held_devices()
     return tuple(device for device in dict.fromkeys((*devices(), CPU)) if device not in busy)
 
 
-def environment(own: Iterable[str]) -> dict[str, str]:
+def device_environment(own: Iterable[str]) -> dict[str, str]:
     """What lets a training see its own devices only."""
     own = tuple(own)
     # Numbered as nvidia-smi does it, and not by speed.
     return {} if CPU in own else {VISIBLE: ",".join(own), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def launch_options(how: JsonMapping, own: Iterable[str]) -> JsonObject:
+def options_for_devices(how: JsonMapping, own: Iterable[str]) -> JsonObject:
     """The launch options of a training that got these devices."""
     own = tuple(own)
     if CPU in own:
         return dict(how)
-    several = {"main_process_port": how.get("main_process_port") or 0} if processes(how) > 1 else {}
+    several = {"main_process_port": how.get("main_process_port") or 0} if wanted_processes(how) > 1 else {}
     return {**how, "gpu_ids": ",".join(own), **several}  # 0: any port that is free, as another run may have the usual
 
 
-def processes(how: JsonMapping) -> int:
+def wanted_processes(how: JsonMapping) -> int:
     """How many processes, and so GPUs, launch options ask for on this machine."""
     machines = int(how.get("num_machines") or 1)
     return max(1, int(how.get("num_processes") or 1) // max(1, machines))

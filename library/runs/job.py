@@ -66,25 +66,25 @@ class BackgroundJob(reader.ProcessFolder):
         return reader.tail(self.folder)
 
 
-def root() -> Path:
+def jobs_folder() -> Path:
     """The folder of all jobs."""
     return registry.data_folder() / "jobs"
 
 
-def every(*kinds: str) -> list[BackgroundJob]:
+def jobs_of_kinds(*kinds: str) -> list[BackgroundJob]:
     """The jobs of these kinds that are kept, the newest first."""
-    found = [at(path.parent) for kind in kinds for path in root().glob(f"{kind}-*/{JOB}")]
+    found = [job_at(path.parent) for kind in kinds for path in jobs_folder().glob(f"{kind}-*/{JOB}")]
     return sorted(found, key=lambda job: job.started, reverse=True)
 
 
 def find_job(job_id: Any) -> BackgroundJob:
     """One job by its id. Raises ConfigError when there is none."""
-    if layout.is_id(job_id) and (root() / job_id / JOB).is_file():
-        return at(root() / job_id)
+    if layout.is_run_id(job_id) and (jobs_folder() / job_id / JOB).is_file():
+        return job_at(jobs_folder() / job_id)
     raise ConfigError("This is not there any more: load the page again.")
 
 
-def at(folder: Path) -> BackgroundJob:
+def job_at(folder: Path) -> BackgroundJob:
     """The job in this folder. One whose process has ended without recording a result is marked as failed."""
     facts, asked = layout.load_facts(folder / JOB), (folder / STOP).exists()
     if facts.get("state") == "running" and not _lives(folder, facts):
@@ -111,10 +111,10 @@ def _identity(folder: Path, facts: JsonMapping) -> JsonObject:
 
 def new(kind: str) -> Path:
     """A new folder; the oldest ones of this kind go."""
-    for old in every(kind)[KEPT - 1 :]:
+    for old in jobs_of_kinds(kind)[KEPT - 1 :]:
         if not old.active:
             shutil.rmtree(old.folder, ignore_errors=True)
-    folder = root() / layout.new_id(kind)
+    folder = jobs_folder() / layout.new_id(kind)
     try:
         folder.mkdir(parents=True)
     except OSError as error:
@@ -126,7 +126,7 @@ def new(kind: str) -> Path:
     return folder
 
 
-def start(
+def start_job(
     kind: str, arguments: Sequence[str], folder: Path | None = None, environment: Mapping[str, str] = os.environ
 ) -> BackgroundJob:
     """Run `kohya <arguments>` as a process of its own, in a folder that `new` has made."""
@@ -135,21 +135,21 @@ def start(
     layout.store(folder / JOB, facts)
     given = {**environment, FOLDER: str(folder)}
     try:
-        child = launching.detached(command(arguments), folder / layout.LOG, given, str(ROOT))
+        child = launching.detached(job_command(arguments), folder / layout.LOG, given, str(ROOT))
     except OSError as error:
         layout.store(folder / JOB, {**facts, "state": "failed", "error": str(error)})
         raise ConfigError("{kind} could not be started: {why}", kind=kind, why=error.strerror or error) from error
     with contextlib.suppress(psutil.Error):  # it has ended already and recorded how
         layout.store(folder / layout.LAUNCHER, process.identity(child.pid))
-    return at(folder)
+    return job_at(folder)
 
 
-def command(arguments: Sequence[str]) -> list[str]:
+def job_command(arguments: Sequence[str]) -> list[str]:
     """What runs `kohya <arguments>` with this Python."""
     return [sys.executable, "-m", "library.cli.main", *arguments]
 
 
-def stop(job: BackgroundJob, at_once: bool = False) -> BackgroundJob:
+def stop_job(job: BackgroundJob, at_once: bool = False) -> BackgroundJob:
     """Ask a job to stop at its next step; asked again, or with `at_once`, end it. Its results so far are kept."""
     if not job.active:
         return job
@@ -161,4 +161,4 @@ def stop(job: BackgroundJob, at_once: bool = False) -> BackgroundJob:
             ended = {"state": "stopped", "error": "", "ended": time.time(), "doing": None}
             layout.store(job.folder / JOB, {**facts, **ended})
     write_atomic(job.folder / STOP, "")
-    return at(job.folder)
+    return job_at(job.folder)

@@ -81,7 +81,7 @@ class JobRecord:
             layout.store(self.folder / JOB, self._facts)
 
 
-def joined(kind: str) -> JobRecord:
+def join_work(kind: str) -> JobRecord:
     """The work of a command that has a folder only when the page has started it.
 
     SIGTERM ends it as Ctrl+C does, so that partial results are kept and cleaned up.
@@ -107,7 +107,7 @@ def run_command(
         known.print_help()
         return MISUSED
     asked = known.parse_args(argv)
-    with joined(kind) as record:
+    with join_work(kind) as record:
         return work(asked, record.phase if record.folder else _print_phase)
 
 
@@ -115,9 +115,9 @@ def _print_phase(text: Message, done: int, total: int) -> None:
     print(f"{text} {done} / {total}", flush=True)
 
 
-def begin(kind: str, folder: Path | None = None) -> JobRecord:
+def begin_work(kind: str, folder: Path | None = None) -> JobRecord:
     """The work of a command that keeps its result: in the folder that is given, its job's, or a new one."""
-    found = joined(kind)
+    found = join_work(kind)
     return JobRecord(kind, folder or found.folder or new(kind))
 
 

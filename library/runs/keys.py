@@ -15,33 +15,37 @@ ENVIRONMENT = {"wandb_api_key": "WANDB_API_KEY", "huggingface_token": "HF_TOKEN"
 
 
 # Why: docs/decisions/2026-11-20-tokens-in-one-file.md
-def place() -> Path:
+def keys_file() -> Path:
     """The file."""
     return registry.data_folder() / "keys.json"
 
 
-def kept() -> dict[str, str]:
+def stored_keys() -> dict[str, str]:
     """What is kept, by option name."""
-    return {name: value for name, value in layout.load_facts(place()).items() if name in ENVIRONMENT and value}
+    return {name: value for name, value in layout.load_facts(keys_file()).items() if name in ENVIRONMENT and value}
 
 
-def keep(given: Mapping[str, str | None]) -> list[str]:
+def store_keys(given: Mapping[str, str | None]) -> list[str]:
     """Keep what is given and not empty; the names of what is new. The file is readable by its owner only (0600)."""
-    new = {name: value for name, value in given.items() if name in ENVIRONMENT and value and kept().get(name) != value}
+    new = {
+        name: value
+        for name, value in given.items()
+        if name in ENVIRONMENT and value and stored_keys().get(name) != value
+    }
     if new:
-        store_privately(place(), {**kept(), **{name: str(value) for name, value in new.items()}})
+        store_privately(keys_file(), {**stored_keys(), **{name: str(value) for name, value in new.items()}})
     return list(new)
 
 
-def forget(name: str) -> None:
+def forget_key(name: str) -> None:
     """Keep one of them no longer."""
-    if name in kept():
-        store_privately(place(), {other: value for other, value in kept().items() if other != name})
+    if name in stored_keys():
+        store_privately(keys_file(), {other: value for other, value in stored_keys().items() if other != name})
 
 
-def environment() -> dict[str, str]:
+def key_environment() -> dict[str, str]:
     """What a training is to be given, by variable."""
-    return {ENVIRONMENT[name]: value for name, value in kept().items() if not os.environ.get(ENVIRONMENT[name])}
+    return {ENVIRONMENT[name]: value for name, value in stored_keys().items() if not os.environ.get(ENVIRONMENT[name])}
 
 
 def store_privately(path: Path, values: JsonMapping) -> None:

@@ -9,7 +9,7 @@ import psutil
 import yaml
 
 from library.config import environment
-from library.config.command import Launch, command, launch_options
+from library.config.command import Launch, check_launch_options, training_command
 
 # What a file of `accelerate config` may say while a single process is still started as if there were none: the value
 # that changes nothing, and None where our own options come first.
@@ -42,8 +42,8 @@ def starting(config_path: str | Path, script: str, **how: Any) -> tuple[list[str
 
     Raises ConfigError for launch options that do not go together.
     """
-    arguments = command(config_path, script, **how)
-    variables = _variables(launch_options(how))
+    arguments = training_command(config_path, script, **how)
+    variables = _variables(check_launch_options(how))
     if variables is None:
         return arguments, {}
     return [sys.executable, *arguments[-3:]], variables

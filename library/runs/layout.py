@@ -52,7 +52,7 @@ def new_id(name: str) -> str:
     return f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def is_id(text: Any) -> bool:
+def is_run_id(text: Any) -> bool:
     """Whether `text` can be a run id at all: one plain name, so that it can never lead out of a folder."""
     return isinstance(text, str) and re.fullmatch(r"[\w][\w.-]{0,120}", text) is not None
 
@@ -74,7 +74,7 @@ def request_file(folder: Path, request: str) -> Path:
 def load_facts(path: Path) -> JsonObject:
     """A JSON object from a file, less facts of a wrong type; empty when the file is missing, half gone or no object."""
     try:
-        found = parsed(path.read_text(encoding="utf-8"))
+        found = parse_facts(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     named = {OLD_NAMES.get(name, name): value for name, value in found.items()}
@@ -121,7 +121,7 @@ def store(path: Path, values: JsonMapping) -> None:
     write_atomic(path, dump(values, indent=1) + "\n")
 
 
-def parsed(text: str | bytes) -> JsonObject:
+def parse_facts(text: str | bytes) -> JsonObject:
     """What `dump` wrote, its texts as they were made; empty for what is no object. Raises ValueError."""
     found = json.loads(text)
     if not isinstance(found, dict):

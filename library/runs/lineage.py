@@ -19,7 +19,7 @@ def step_of(state: Path) -> int | None:
     return step if isinstance(step, int) else None
 
 
-def earlier(folder: Path) -> tuple[Path, int | None] | None:
+def parent_run(folder: Path) -> tuple[Path, int | None] | None:
     """The folder of the run that the one in `folder` goes on with, and after which step, where that is known."""
     facts = layout.load_facts(folder / layout.RUN)
     state, at = _state(folder, facts), _before_first(folder)
@@ -58,7 +58,7 @@ def _state(folder: Path, facts: JsonMapping) -> Path | None:
 def _named(facts: JsonMapping) -> JsonObject | None:
     """The run that the page says is gone on with."""
     try:
-        place = registry.folder(facts["resumes"])
+        place = registry.folder_of_run(facts["resumes"])
     except KeyError:
         return None
     return {**layout.load_facts(place / layout.RUN), "at": place}
@@ -67,7 +67,7 @@ def _named(facts: JsonMapping) -> JsonObject | None:
 def _maker(facts: JsonMapping, state: Path, at: int) -> JsonObject | None:
     """The newest older run that has written states of this name there, and got as far."""
     wanted = state.parent.absolute()
-    every = [{**layout.load_facts(place / layout.RUN), "at": place} for place in registry.folders().values()]
+    every = [{**layout.load_facts(place / layout.RUN), "at": place} for place in registry.run_folders().values()]
     found = [
         one
         for one in every

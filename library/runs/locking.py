@@ -10,7 +10,7 @@ PERIOD = 0.02  # seconds between two tries
 
 
 @contextlib.contextmanager
-def held(path: Path, patience: float) -> Iterator[bool]:
+def hold_lock(path: Path, patience: float) -> Iterator[bool]:
     """Hold the lock within the context. The value is False when another held it for `patience` seconds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # No fallback to a lock that is the mere existence of a file: it would outlive a process that is killed.

@@ -132,13 +132,13 @@ class GpuMonitor:
 GPUS = GpuMonitor()
 
 
-def memory() -> dict[str, float]:
+def computer_memory() -> dict[str, float]:
     """The computer's memory in GiB: used and total."""
     found = psutil.virtual_memory()
     return {"used": round((found.total - found.available) / 2**30, 1), "total": round(found.total / 2**30, 1)}
 
 
-def disk(place: str | Path) -> dict[str, float]:
+def disk_space(place: str | Path) -> dict[str, float]:
     """Space on the disk of a folder in GB: free and total; {} where it is gone."""
     try:
         found = shutil.disk_usage(place)

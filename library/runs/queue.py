@@ -86,21 +86,23 @@ class Queue:
         raise ConfigError("This training is not in the queue any more.")
 
 
-def place() -> Path:
+def queue_folder() -> Path:
     """The folder of the queue."""
     return registry.data_folder() / "queue"
 
 
 def read_queue() -> Queue:
     """The queue as it stands. Its file is read when it was written since the last time: the page asks every second."""
-    return _queue(layout.load_changed(str(place() / "queue.json")))
+    return _queue(layout.load_changed(str(queue_folder() / "queue.json")))
 
 
 def _queue(found: JsonMapping) -> Queue:
     """The queue that a file holds, which shares nothing with what was read of it."""
     found = copy.deepcopy(found)
     known = {f.name for f in fields(QueueEntry)}
-    given = [entry for entry in found.get("entries") or [] if isinstance(entry, dict) and layout.is_id(entry.get("id"))]
+    given = [
+        entry for entry in found.get("entries") or [] if isinstance(entry, dict) and layout.is_run_id(entry.get("id"))
+    ]
     entries = [QueueEntry(**{name: entry[name] for name in known & entry.keys()}) for entry in given]
     worker = found.get("worker")
     return Queue(
@@ -115,17 +117,17 @@ def _queue(found: JsonMapping) -> Queue:
 @contextlib.contextmanager
 def changing() -> Iterator[Queue]:
     """The queue, to be changed and written back; nobody else changes it meanwhile."""
-    with locking.held(place() / "queue.lock", PATIENCE) as mine:
+    with locking.hold_lock(queue_folder() / "queue.lock", PATIENCE) as mine:
         if not mine:
             raise ConfigError("The queue is being changed by another program: try again in a moment.")
-        found = _queue(layout.load_facts(place() / "queue.json"))
+        found = _queue(layout.load_facts(queue_folder() / "queue.json"))
         before = asdict(found)
         yield found
         if asdict(found) != before:
-            layout.store(place() / "queue.json", asdict(found))
+            layout.store(queue_folder() / "queue.json", asdict(found))
 
 
-def add(job: start.TrainingJob, first: bool = False) -> QueueEntry:
+def add_to_queue(job: start.TrainingJob, first: bool = False) -> QueueEntry:
     """Put a job at the end of the queue (or in front), and start the worker unless the queue was halted."""
     entry = QueueEntry(
         f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
@@ -155,25 +157,25 @@ def add(job: start.TrainingJob, first: bool = False) -> QueueEntry:
     return entry
 
 
-def job_of(entry: QueueEntry) -> start.TrainingJob:
+def job_of_entry(entry: QueueEntry) -> start.TrainingJob:
     """What an entry is to start. Raises ConfigError when its config is gone."""
     try:
         toml = _toml(entry).read_text(encoding="utf-8")
     except OSError:
         raise ConfigError(
-            "The config of {name} is gone from {folder}: add it again.", name=entry.name, folder=place()
+            "The config of {name} is gone from {folder}: add it again.", name=entry.name, folder=queue_folder()
         ) from None
     return start.TrainingJob(
         entry.script, entry.title, entry.name, entry.output, toml, entry.how, {}, entry.folder, entry.resumes, entry.id
     )
 
 
-def remove(entry_id: str) -> None:
+def remove_entry(entry_id: str) -> None:
     """Take an entry out; a training that works goes on."""
     with changing() as queue:
         entry = queue.find(entry_id)
         queue.entries.remove(entry)
-        forget(entry)
+        forget_config(entry)
 
 
 def move(entry_id: str, by: int) -> None:
@@ -194,7 +196,7 @@ def clear() -> None:
     with changing() as queue:
         for entry in [e for e in queue.entries if state_of(e)[0] in layout.FINAL]:
             queue.entries.remove(entry)
-            forget(entry)
+            forget_config(entry)
 
 
 def pause() -> None:
@@ -248,10 +250,10 @@ def work() -> None:
         if not queue.waiting or queue.paused or queue.is_worked:
             return
         queue.called, queue.worker = time.time(), {}
-        start.detached(RUNNER, place() / "worker.txt", os.environ, str(ROOT))
+        start.detached(RUNNER, queue_folder() / "worker.txt", os.environ, str(ROOT))
 
 
-def forget(entry: QueueEntry) -> None:
+def forget_config(entry: QueueEntry) -> None:
     """Remove an entry's config."""
     _toml(entry).unlink(missing_ok=True)
 
@@ -260,8 +262,8 @@ def _forget_old(queue: Queue) -> None:
     ended = [entry for entry in queue.entries if entry.ended]
     for entry in ended[: max(0, len(ended) - KEPT)]:
         queue.entries.remove(entry)
-        forget(entry)
+        forget_config(entry)
 
 
 def _toml(entry: QueueEntry) -> Path:
-    return place() / f"{entry.id}.toml"
+    return queue_folder() / f"{entry.id}.toml"

@@ -60,13 +60,13 @@ class RecordedRun(ProcessFolder):
 
 def runs() -> list[RecordedRun]:
     """Every run of this user, the newest first."""
-    found = [at(folder) for folder in registry.folders().values()]
+    found = [run_at(folder) for folder in registry.run_folders().values()]
     return sorted(found, key=lambda run: run.facts.get("started", 0), reverse=True)
 
 
 def find_run(run_id: str) -> RecordedRun:
     """One run by its id. Raises KeyError when there is none."""
-    return at(registry.folder(run_id))
+    return run_at(registry.folder_of_run(run_id))
 
 
 def active() -> RecordedRun | None:
@@ -74,10 +74,10 @@ def active() -> RecordedRun | None:
     return next((found for found in runs() if found.active), None)
 
 
-def at(folder: Path) -> RecordedRun:
+def run_at(folder: Path) -> RecordedRun:
     """The run in this folder. One whose process has ended without recording it is marked as ended, in its file, too."""
     path = os.path.join(folder, layout.RUN)  # quicker than folder / layout.RUN, and asked for every run every second
-    facts = layout.load_changed(path) or registry.working(folder.name)
+    facts = layout.load_changed(path) or registry.working_without_folder(folder.name)
     if facts.get("state") not in layout.ACTIVE:
         return RecordedRun(folder, facts)
     if ended := _how_it_ended(folder, facts):
@@ -131,10 +131,10 @@ def tail(folder: Path, lines: int = 200, size: int = 65536) -> str:
 
 def read_progress(run_id: str, since: int = 0) -> tuple[list[JsonObject], int]:
     """What happened after byte `since` of progress.jsonl, and the byte to go on from. KeyError: no such run."""
-    return events(registry.folder(run_id), since)
+    return read_events(registry.folder_of_run(run_id), since)
 
 
-def events(folder: Path, since: int = 0) -> tuple[list[JsonObject], int]:
+def read_events(folder: Path, since: int = 0) -> tuple[list[JsonObject], int]:
     """Like `read`, for a folder. A line still being written waits for the next call; a broken one is left out."""
     try:
         with (folder / layout.PROGRESS).open("rb") as progress:
@@ -148,7 +148,7 @@ def events(folder: Path, since: int = 0) -> tuple[list[JsonObject], int]:
     found = []
     for line in whole.splitlines():
         try:
-            event = layout.parsed(line)
+            event = layout.parse_facts(line)
         except ValueError:
             continue
         if event:
@@ -180,7 +180,7 @@ class RunProgress:
             if written == self._read:
                 return self
             self._read = written  # what is written from now on makes another one
-            found, self.offset = events(self.folder, self.offset)
+            found, self.offset = read_events(self.folder, self.offset)
             for event in found:
                 self._take(event)
         return self
@@ -200,7 +200,7 @@ class RunProgress:
 @lru_cache(maxsize=16)
 def progress(folder: Path) -> RunProgress:
     """The one Progress of a folder, so that every reader of this process shares what was already read."""
-    before = lineage.earlier(folder)
+    before = lineage.parent_run(folder)
     if before is None:
         return RunProgress(folder)
     place, at = before

@@ -60,7 +60,7 @@ class Record:
             self._room.write_bytes(bytes(ROOM))
         self._write()
         with contextlib.suppress(OSError, RuntimeError, ConfigError):  # the check has said that the page cannot list it
-            registry.add(folder, facts)
+            registry.add_pointer(folder, facts)
         threading.Thread(target=self._beat, name="run heartbeat", daemon=True).start()
         threading.Thread(target=GpuLog(self.event, self.say, self._ended).follow, name="gpu log", daemon=True).start()
 
@@ -88,7 +88,7 @@ class Record:
             **process.identity(),
             "output_dir": str(Path(output_dir).absolute()),
             "output_name": output_name,
-            "versions": versions(),
+            "versions": package_versions(),
             "hardware": hardware(),
             "config": layout.without_secrets(config),
             "step": 0,
@@ -264,7 +264,7 @@ def error_sentence(error: BaseException) -> MessageLike:
 
 
 @functools.cache
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Versions of packages, read from their metadata so that nothing heavy is imported."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:

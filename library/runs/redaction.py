@@ -120,14 +120,14 @@ def redactor_for(run: reader.RecordedRun) -> Redactor:
         private.setdefault(file.parent.name, "<folder>")
         if file.suffix.lower() in CAPTIONS:
             quoted |= set(_lines(file))
-    for event in reader.events(run.folder)[0]:
+    for event in reader.read_events(run.folder)[0]:
         if event.get("kind") == "sample":
             quoted.add(str(event.get("prompt") or ""))
     quoted = {words for words in quoted if len(words) > SHORT}
     named = [*_installation(), *((name, shown) for name, shown in private.items() if len(name) >= SHORT)]
     longest = sorted(named, key=lambda pair: -len(pair[0]))
     patterns = tuple((_pattern(name), shown) for name, shown in longest)
-    return Redactor(Secrets({**config, **keys.kept()}), patterns, frozenset(quoted))
+    return Redactor(Secrets({**config, **keys.stored_keys()}), patterns, frozenset(quoted))
 
 
 def _installation() -> Iterator[tuple[str, str]]:

@@ -58,7 +58,7 @@ def unusable() -> Message | None:
     return Message(UNLISTED, folder=pointers, why=why)
 
 
-def add(folder: Path, facts: JsonMapping | None = None) -> None:
+def add_pointer(folder: Path, facts: JsonMapping | None = None) -> None:
     """Add a pointer to a run's folder; with the `facts` of its process the run is found even without its folder."""
     pointers = data_folder() / "runs"
     pointers.mkdir(parents=True, exist_ok=True)
@@ -66,15 +66,15 @@ def add(folder: Path, facts: JsonMapping | None = None) -> None:
     layout.store(pointers / f"{folder.name}.json", {**about, "folder": str(folder.absolute())})
 
 
-def working(run_id: str) -> JsonObject:
+def working_without_folder(run_id: str) -> JsonObject:
     """The pointer's facts of a run whose process is alive although its folder was deleted; else nothing."""
-    known = layout.load_facts(data_folder() / "runs" / f"{run_id}.json") if layout.is_id(run_id) else {}
+    known = layout.load_facts(data_folder() / "runs" / f"{run_id}.json") if layout.is_run_id(run_id) else {}
     if not _is_alive(known):
         return {}
     return {name: value for name, value in known.items() if name in COPIED_FACTS} | {"state": "running", "lost": True}
 
 
-def folders() -> dict[str, Path]:
+def run_folders() -> dict[str, Path]:
     """The folders of all runs, by id, that exist or whose process is alive."""
     pointers = data_folder() / "runs"
     try:
@@ -98,15 +98,15 @@ def _pointers(pointers: Path, changed: int) -> dict[str, JsonObject]:
     found = {}
     for pointer in pointers.glob("*.json"):
         about = layout.load_facts(pointer)
-        if layout.is_id(pointer.stem) and about.get("folder"):
+        if layout.is_run_id(pointer.stem) and about.get("folder"):
             found[pointer.stem] = about
     return found
 
 
-def folder(run_id: str) -> Path:
+def folder_of_run(run_id: str) -> Path:
     """The folder of one run. Raises KeyError for an id that is malformed, unknown or whose folder is gone for good."""
-    if layout.is_id(run_id):
+    if layout.is_run_id(run_id):
         found = layout.load_facts(data_folder() / "runs" / f"{run_id}.json").get("folder")
-        if found and (Path(found).is_dir() or working(run_id)):
+        if found and (Path(found).is_dir() or working_without_folder(run_id)):
             return Path(found)
     raise KeyError(f"No run is called {run_id!r}.")

@@ -40,13 +40,13 @@ def is_wanted(run: reader.RecordedRun, others: Iterable[reader.RecordedRun]) -> 
     return left and not any(other.facts.get("resumes") == run.id for other in others)
 
 
-def launch_options(run: reader.RecordedRun) -> JsonObject:
+def run_launch_options(run: reader.RecordedRun) -> JsonObject:
     """How a run was launched, as far as that is known."""
     found = run.facts.get("launch")
     return found if isinstance(found, dict) else {}
 
 
-def toml(run: reader.RecordedRun) -> str:
+def run_toml(run: reader.RecordedRun) -> str:
     """The config file of a run that the page started, "" for others."""
     try:
         return (run.folder / layout.TOML).read_text(encoding="utf-8")

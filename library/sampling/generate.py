@@ -17,7 +17,7 @@ from library.data import pixels
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.families.shared import file_identity
 from library.files import write_atomic
-from library.memory.placement import placement
+from library.memory.placement import plan_placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
 from library.methods.applied_files import AppliedFiles
@@ -85,7 +85,7 @@ class OpenModel:
                 encoder.to("cpu")
 
 
-def open_model(config: RunConfig, files: Iterable[Path], report: Report, word: str = "") -> OpenModel:
+def open_sampling_model(config: RunConfig, files: Iterable[Path], report: Report, word: str = "") -> OpenModel:
     """Load the model of a config with files of adapters, which are switched off at first, and prepare it to sample.
 
     `check_before` says what is wrong with the config. `word` is the prompt word of embeddings whose files name none.
@@ -95,9 +95,9 @@ def open_model(config: RunConfig, files: Iterable[Path], report: Report, word: s
     report(Message("loading the model"), 0, 1)
     world = World(config)
     components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
-    file_identity.note(*components.deferred_files)
+    file_identity.note_files(*components.deferred_files)
     fp8_storage.store_when_read(components, config)
-    components.read_denoiser(placement(family, config, world.device))
+    components.read_denoiser(plan_placement(family, config, world.device))
     components.read_vae()
     components.read_encoders()
     for network in (components.denoiser, components.vae, *components.encoders.values()):
@@ -161,7 +161,7 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     fit the model, and for files that are replaced meanwhile.
     """
     check_before(config, prompts)
-    model = open_model(config, (path for column in columns for path, _ in column.loras), report, word)
+    model = open_sampling_model(config, (path for column in columns for path, _ in column.loras), report, word)
     _check_guides(prompts, bool(model.applied.controls))
     sample = ColumnSampler(model, prompts, config)
     done, total = 0, len(columns) * len(sample.prompts)
@@ -175,14 +175,14 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
         def keep(row: int, image: Image.Image, at: int = at, column: Column = column) -> None:
             nonlocal done
             path = place / f"{row:02d}_{at:02d}.png"
-            save_image(image, path, plan.metadata(sample.prompts[row], column, base, tagged))
+            save_image(image, path, plan.image_metadata(sample.prompts[row], column, base, tagged))
             done += 1
             sheet.files[row][at] = str(path)
             store(sheet)
 
         sample(column, keep)
     sheet.grid = str(place / "grid.png")
-    save_image(side_by_side(sheet), Path(sheet.grid), plan.metadata(sample.prompts[0], columns[0], base, tagged))
+    save_image(side_by_side(sheet), Path(sheet.grid), plan.image_metadata(sample.prompts[0], columns[0], base, tagged))
     store(sheet)
     return sheet
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from library import families
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
-from library.config.schema import options
+from library.config.schema import options_of
 from library.outputs.prompts import Prompt
 
 COMPARE = ("together", "strengths", "files")
@@ -40,7 +40,7 @@ class Column:
     loras: tuple[tuple[Path, float], ...]
 
 
-def columns(compare: str, loras: Weighted, strengths: Sequence[float] = STRENGTHS) -> list[Column]:
+def plan_columns(compare: str, loras: Weighted, strengths: Sequence[float] = STRENGTHS) -> list[Column]:
     """The columns of a comparison: all files together, all at several strengths, or each by itself. Raises ConfigError
     for what cannot be compared."""
     together = ", ".join(_titled(path, strength) for path, strength in loras) or "base model"
@@ -60,7 +60,7 @@ def columns(compare: str, loras: Weighted, strengths: Sequence[float] = STRENGTH
 
 def sampling_values(family: str, values: JsonMapping) -> JsonObject:
     """The values of a config that sampling uses."""
-    known = options(families.config_class(families.lora_script(family)))
+    known = options_of(families.config_class(families.lora_script(family)))
     own = {name for name, option in known.items() if option.section == "model"} | {*OPTIONS}
     return {name: value for name, value in values.items() if name in own & known.keys()}
 
@@ -71,7 +71,7 @@ def with_one_seed(prompts: Sequence[Prompt]) -> list[Prompt]:
     return [prompt if prompt.seed is not None else replace(prompt, seed=seed) for prompt in prompts]
 
 
-def check_size(number_of_columns: int, prompts: Sequence[Prompt]) -> None:
+def check_image_count(number_of_columns: int, prompts: Sequence[Prompt]) -> None:
     """Raise ConfigError for no prompts, or too many images."""
     if not prompts:
         raise ConfigError("There is nothing to generate: write a prompt")
@@ -83,7 +83,7 @@ def check_size(number_of_columns: int, prompts: Sequence[Prompt]) -> None:
         )
 
 
-def metadata(prompt: Prompt, column: Column, model: str, tagged: Collection[Path]) -> dict[str, str]:
+def image_metadata(prompt: Prompt, column: Column, model: str, tagged: Collection[Path]) -> dict[str, str]:
     """PNG texts of an image: `parameters` as other programs read them, and everything as JSON. `tagged` are LoRA files,
     which get the <lora:...> tags of other programs."""
     given: JsonObject = {name: value for name, value in asdict(prompt).items() if value is not None}

@@ -15,12 +15,12 @@ from library.config.formats import read_toml
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, MessageLike
 from library.config.run_config import RunConfig
-from library.families.recognition import recognised
+from library.families.recognition import recognise_file
 from library.outputs import prompts as prompt_files
 from library.outputs.prompts import Prompt
 from library.runs import gpu_slots
 from library.runs.gpu_wait import free_devices
-from library.runs.job_work import joined
+from library.runs.job_work import join_work
 from library.sampling import plan
 
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     """Generate; 0 when it worked. `script_of` says which script a TOML is for. Raises ConfigError."""
     asked = build_sample_parser().parse_args(argv)
     loras = [weighted(text) for text in asked.lora]
-    strengths = numbers(asked.strengths)
-    columns = plan.columns(asked.compare, loras, strengths)
-    prompts = prompts_of(asked)
-    plan.check_size(len(columns), prompts)
-    config = config_of(asked.config, dict(pair(text) for text in asked.set), script_of)
+    strengths = parse_strengths(asked.strengths)
+    columns = plan.plan_columns(asked.compare, loras, strengths)
+    prompts = prompts_to_sample(asked)
+    plan.check_image_count(len(columns), prompts)
+    config = config_to_sample(asked.config, dict(parse_option(text) for text in asked.set), script_of)
     word = asked.word or word_of(asked.config)
-    with joined("sample") as work, free_devices({"cpu": asked.cpu}, work.wait) as own:
-        os.environ.update(gpu_slots.environment(own))
+    with join_work("sample") as work, free_devices({"cpu": asked.cpu}, work.wait) as own:
+        os.environ.update(gpu_slots.device_environment(own))
         generate = families.load_object(
             "library.sampling.generate:generate"
         )  # with torch, which looks for GPUs only once
@@ -118,7 +118,7 @@ def word_of(config: Path) -> str:
     return str(read_toml(config).get("token_string") or "") if config.suffix.lower() == ".toml" else ""
 
 
-def numbers(text: str) -> list[float]:
+def parse_strengths(text: str) -> list[float]:
     """Numbers with commas between them."""
     try:
         return [float(part) for part in text.split(",") if part.strip()]
@@ -126,7 +126,7 @@ def numbers(text: str) -> list[float]:
         raise ConfigError("strengths are numbers with commas between, such as 0, 0.5, 1") from None
 
 
-def pair(text: str) -> tuple[str, str]:
+def parse_option(text: str) -> tuple[str, str]:
     """OPTION=VALUE as both."""
     name, found, value = text.partition("=")
     if not found:
@@ -134,7 +134,7 @@ def pair(text: str) -> tuple[str, str]:
     return name.strip(), value
 
 
-def prompts_of(asked: argparse.Namespace) -> list[Prompt]:
+def prompts_to_sample(asked: argparse.Namespace) -> list[Prompt]:
     """The prompts of the file and of the command line."""
     found = [*(prompt_files.read_prompts(asked.prompts) if asked.prompts else ())]
     found += [prompt_files.parse_line(line) for line in asked.prompt if line.strip()]
@@ -155,7 +155,7 @@ def sampling_notes(asked: argparse.Namespace, config: RunConfig) -> Iterator[Mes
         yield from prompt_files.line_notes(line, *about)
 
 
-def config_of(path: Path, given: JsonMapping, script_of: Callable[[Path], str]) -> RunConfig:
+def config_to_sample(path: Path, given: JsonMapping, script_of: Callable[[Path], str]) -> RunConfig:
     """The config to sample with: of a TOML its model and how that fits into memory, of a model's file that model alone.
 
     `script_of` says which script a TOML is for.
@@ -164,7 +164,7 @@ def config_of(path: Path, given: JsonMapping, script_of: Callable[[Path], str]) 
         values = read_toml(path)
         family = families.config_class(script_of(path)).family
     else:
-        found = recognised(path)
+        found = recognise_file(path)
         if not found.family:
             raise ConfigError("{path} is {words}, and no base model", path=path, words=found.words)
         family, values = found.family, {BASE: str(path), **found.options}

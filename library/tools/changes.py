@@ -230,7 +230,7 @@ class LayerChange:
         def stored(name: str, one: Tensor) -> Tensor:
             if name == ALPHA:
                 return storage.exact(one, dtype)
-            return storage.cast("the LoRA", one, dtype) if one.is_floating_point() else one
+            return storage.cast_checked("the LoRA", one, dtype) if one.is_floating_point() else one
 
         return LayerChange({name: stored(name, one) for name, one in self.parts.items()})
 

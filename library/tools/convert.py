@@ -9,7 +9,7 @@ from library.tools.names import FORMATS
 from library.tools.storage import silent
 
 
-def convert(
+def convert_lora(
     lora: str | Path,
     out: str | Path,
     *,
@@ -33,7 +33,7 @@ def convert(
     found = adapters.read_lora(lora)
     found.metadata.pop("lora_adapter_metadata", None)
     if to == "comfy":
-        found = for_comfyui.prepared(found, lora)
+        found = for_comfyui.prepare_for_comfyui(found, lora)
         for sentence in for_comfyui.comfyui_notes(found):
             note(sentence)
-    return writing.save(found, out, style=to, dtype=dtype, report=report)
+    return writing.save_lora(found, out, style=to, dtype=dtype, report=report)

@@ -52,7 +52,7 @@ class Extracted:
     left_out: tuple[str, ...]  # text encoders that hardly differ
 
 
-def extract(
+def extract_lora(
     tuned: str | Path,
     base: str | Path,
     out: str | Path,
@@ -67,7 +67,7 @@ def extract(
     decomposed by random projection with `iterations` power steps. Raises ConfigError when the two do not fit.
     """
     choices, out = choices or ExtractOptions(), storage.fresh(out, tuned, base)
-    new, old, kind = ModelFile(tuned), ModelFile(base), storage.dtype_of(dtype)
+    new, old, kind = ModelFile(tuned), ModelFile(base), storage.storage_dtype(dtype)
     if new.family != old.family:
         raise ConfigError("{tuned} and {base} are models of different families", tuned=tuned, base=base)
     modules = [m for m in new.modules(choices.conv_rank is not None) if old.size(m) is not None]
@@ -76,22 +76,22 @@ def extract(
     made, same = {}, 0
     for i, module in enumerate(modules):
         report(Message("extracting"), i, len(modules))
-        change = difference(new, old, module)
+        change = weight_difference(new, old, module)
         if not bool(change.any()):
             same += 1
             continue
-        made[module] = nearest(change, choices).to(kind)
+        made[module] = nearest_adapter(change, choices).to(kind)
     if not made:
         raise ConfigError(
             "{tuned} and {base} do not differ in any layer that a LoRA can change", tuned=tuned, base=base
         )
     comment = f"extracted from {Path(tuned).name} minus {Path(base).name}"
     metadata = writing.made_lora_metadata(new.family, comment, model=new.found)
-    writing.save(writing.sized(Lora(new.family, made, metadata)), out, report=report)
+    writing.save_lora(writing.sized(Lora(new.family, made, metadata)), out, report=report)
     return Extracted(out, len(made), same, left_out)
 
 
-def difference(new: ModelFile, old: ModelFile, module: Module) -> Tensor:
+def weight_difference(new: ModelFile, old: ModelFile, module: Module) -> Tensor:
     """The change of one weight in float32, in its own shape. ConfigError when sizes differ or it holds no numbers."""
     sides = []
     for model in (new, old):
@@ -139,7 +139,7 @@ def _step(weight: Tensor) -> Tensor:
     return torch.maximum(torch.ldexp(torch.tensor(about.eps), exponent - 1), smallest)
 
 
-def nearest(change: Tensor, choices: ExtractOptions) -> AdapterFactors:
+def nearest_adapter(change: Tensor, choices: ExtractOptions) -> AdapterFactors:
     """The adapter of limited rank that comes nearest to a change, clamped as the choices say."""
     large = change.ndim == 4 and change.shape[2:] != (1, 1)
     matrix = change.flatten(1).to(choices.device)
@@ -164,7 +164,7 @@ def _alike(new: ModelFile, old: ModelFile, modules: list[Module], least: float, 
         own = [module for module in modules if module.part == part]
         for i, module in enumerate(own):
             report(Message("comparing text encoders"), i, len(own))
-            if float(difference(new, old, module).abs().max()) > least:
+            if float(weight_difference(new, old, module).abs().max()) > least:
                 parts = parts - {part}
                 break
     return parts

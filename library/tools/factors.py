@@ -54,16 +54,16 @@ class AdapterFactors:
         """The same in another type, alpha as well where it can hold that; None changes nothing."""
         if dtype is None:
             return self
-        down, up = (storage.cast("the LoRA", t, dtype) for t in (self.down, self.up))
+        down, up = (storage.cast_checked("the LoRA", t, dtype) for t in (self.down, self.up))
         return AdapterFactors(down, up, None if self.alpha is None else storage.exact(self.alpha, dtype))
 
 
-def swapped(adapter: AdapterFactors) -> AdapterFactors:
+def swap_halves(adapter: AdapterFactors) -> AdapterFactors:
     """Where diffusers keeps the halves of its rows the other way round."""
     return AdapterFactors(adapter.down, torch.cat(adapter.up.chunk(2)[::-1]), adapter.alpha)
 
 
-def joined(parts: list[AdapterFactors | None]) -> AdapterFactors:
+def fuse_factors(parts: list[AdapterFactors | None]) -> AdapterFactors:
     """Adapters of query, key, value (and MLP) as one of the fused layer: the same product.
 
     With one `down` for all it is kept; otherwise `down` is stacked and `up` block-diagonal, and the rank is the sum.

@@ -14,7 +14,7 @@ from torch import Tensor
 from library.config.problems import ConfigError, Message
 from library.tools.adapters import Lora
 from library.tools.changes import KINDS, MAGNITUDE, ON_INPUT, TINY, LayerChange, Parts
-from library.tools.names import ALPHA, names_of
+from library.tools.names import ALPHA, lora_names_of
 
 BLOCKS, SCALE, CORE = "oft_blocks", "rescale", "bm.weight"
 UNREAD = (
@@ -23,7 +23,7 @@ UNREAD = (
 )
 
 
-def prepared(lora: Lora, path: str | Path) -> Lora:
+def prepare_for_comfyui(lora: Lora, path: str | Path) -> Lora:
     """A file's adapters as ComfyUI computes them as they were trained, where that can be written. Raises ConfigError
     for kinds that it does not read."""
     if unread := next((module for module, one in sorted(lora.others.items()) if one.kind is KINDS[ON_INPUT]), None):
@@ -61,7 +61,7 @@ def comfyui_notes(lora: Lora) -> Iterator[Message]:
 
 
 def _is_read_by_diffusers(change: LayerChange, family: str) -> bool:
-    has_lokr = names_of(family).shared.has_lokr
+    has_lokr = lora_names_of(family).shared.has_lokr
     return has_lokr and change.kind is KINDS["lokr_"] and not {MAGNITUDE, "lokr_t2"} & change.parts.keys()
 
 

@@ -32,7 +32,7 @@ class Merged:
     left_out: list[str] = field(default_factory=list)  # of text encoders that this file does not hold
 
 
-def merge(
+def merge_into_checkpoint(
     base: str | Path, loras: Weighted, out: str | Path, *, dtype: str | None = None, report: Report = silent
 ) -> Merged:
     """Add adapters of any kind, each with its weight, to a checkpoint or the transformer of another model.
@@ -43,7 +43,11 @@ def merge(
     tensor. Raises ConfigError when a file is of another family, or has modules that the model has not or in other
     sizes.
     """
-    out, model, kind = storage.fresh(out, base, *(path for path, _ in loras)), ModelFile(base), storage.dtype_of(dtype)
+    out, model, kind = (
+        storage.fresh(out, base, *(path for path, _ in loras)),
+        ModelFile(base),
+        storage.storage_dtype(dtype),
+    )
     given = _read(loras, report, model.family)
     wanted: dict[str, list[tuple[WeightSlice, Addition]]] = {}
     left_out: list[str] = []
@@ -76,7 +80,7 @@ def merge(
     return Merged(out, merged, sorted(set(left_out)))
 
 
-def join(
+def join_loras(
     loras: Weighted,
     out: str | Path,
     *,
@@ -105,7 +109,9 @@ def join(
             )
     model = ModelFile(trained_on) if trained_on is not None else None
     _check_base(loras, given, model)
-    kind = storage.dtype_of(dtype) or max((lora.dtype for lora, _ in given), key=lambda one: (one.itemsize, str(one)))
+    kind = storage.storage_dtype(dtype) or max(
+        (lora.dtype for lora, _ in given), key=lambda one: (one.itemsize, str(one))
+    )
     tables = [(parts_of(lora), weight) for lora, weight in given]
     modules = sorted({module for table, _ in tables for module in table})
     plain: dict[Module, AdapterFactors] = {}
@@ -113,7 +119,7 @@ def join(
     for i, module in enumerate(modules):
         report(Message("merging"), i, len(modules))
         parts = [(table[module], weight) for table, weight in tables if module in table]
-        made = joining.joined(module, family, parts, ranks, model)
+        made = joining.join_parts(module, family, parts, ranks, model)
         if isinstance(made, AdapterFactors):
             plain[module] = made.to(kind)
         else:
@@ -121,7 +127,7 @@ def join(
     comment = f"merged ({ranks.how}): {_listed(loras)}"
     metadata = writing.made_lora_metadata(family, comment, [lora for lora, _ in given])
     metadata["modelspec.merged_from"] = ", ".join(Path(path).name for path, _ in loras)
-    writing.save(writing.sized(Lora(family, plain, metadata, others=others)), out, report=report)
+    writing.save_lora(writing.sized(Lora(family, plain, metadata, others=others)), out, report=report)
     return Merged(out, len(modules))
 
 
@@ -251,4 +257,4 @@ def _listed(loras: Weighted) -> str:
 
 
 def _name(lora: Lora) -> str:
-    return families.facts(lora.family).title
+    return families.facts_of(lora.family).title

@@ -13,7 +13,7 @@ from library.tools.storage import Metadata, silent
 PREFIXES = ("ss_", "sshs_", "modelspec.")
 
 
-def show(path: str | Path) -> Metadata:
+def read_metadata(path: str | Path) -> Metadata:
     """The metadata of a .safetensors file."""
     return storage.metadata_of(path)
 
@@ -33,11 +33,11 @@ def edit(
     itself, in one step and only when the new one is complete. Raises ConfigError for other keys and for what is not
     there.
     """
-    path = storage.checked(path)
+    path = storage.check_readable(path)
     if (out is None) != in_place:
         raise ConfigError("give the name of a new file, or say that the file itself shall be changed, not both")
     target = path if out is None else storage.fresh(out, path)
-    changed = dict(show(path))
+    changed = dict(read_metadata(path))
     for key in remove:
         gone = [name for name in changed if name == key or (key.endswith("*") and name.startswith(key[:-1]))]
         if not gone:

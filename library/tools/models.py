@@ -13,7 +13,7 @@ from library.families import recognition
 from library.families.shared import tensor_names, weights
 from library.families.shared.lora_names import WeightSlice
 from library.tools import storage
-from library.tools.names import Module, names_of
+from library.tools.names import Module, lora_names_of
 from library.tools.storage import Planned
 
 
@@ -22,11 +22,11 @@ class ModelFile:
 
     def __init__(self, path: str | Path) -> None:
         """Reads headers only. Raises ConfigError when the file is something else."""
-        self.path, self.entries = Path(path), storage.entries(path)
+        self.path, self.entries = Path(path), storage.stored_entries(path)
         shapes = {name.replace(tensor_names.COMPILED, ""): tuple(e["shape"]) for name, e in self.entries.items()}
         self.codes = {name.replace(tensor_names.COMPILED, ""): e["dtype"] for name, e in self.entries.items()}
         self.family, self.found = self._family(shapes)
-        self.names = names_of(self.family)
+        self.names = lora_names_of(self.family)
         if problem := weights.stored_oddly(self.path, self.entries):
             raise ConfigError(problem)
         self.made_of = self.names.tensors_of(str(self.path), shapes)
@@ -39,9 +39,9 @@ class ModelFile:
 
     def _family(self, shapes: dict[str, tuple[int, ...]]) -> tuple[str, str]:
         facts, found = recognition.family_and_description(shapes)
-        if facts and found in names_of(facts.name).mergeable:
+        if facts and found in lora_names_of(facts.name).mergeable:
             return facts.name, found
-        wanted = ", or ".join(known.base_model for known in families.every())
+        wanted = ", or ".join(known.base_model for known in families.all_families())
         raise ConfigError("{path} is {found}: give {wanted}", path=self.path, found=found, wanted=wanted)
 
     @functools.cached_property

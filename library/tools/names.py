@@ -109,34 +109,34 @@ class Module:
         """Its name in kohya's files, by which it is called in messages too."""
         if self.part == TEXT_PART:
             return self.path
-        prefixes = (known.prefixes["kohya"].get(self.part) for known in every())
+        prefixes = (known.prefixes["kohya"].get(self.part) for known in all_lora_names())
         return next(filter(None, prefixes), f"{self.part}_") + self.path.replace(".", "_")
 
 
 @functools.cache
-def every() -> tuple[LoraNames, ...]:
+def all_lora_names() -> tuple[LoraNames, ...]:
     """The names of all families, in the order of the registry."""
-    return tuple(map(names_of, families.FAMILIES))
+    return tuple(map(lora_names_of, families.FAMILIES))
 
 
 @functools.cache
-def names_of(family: str) -> LoraNames:
+def lora_names_of(family: str) -> LoraNames:
     """The names of one family."""
-    return families.load_object(families.facts(family).lora_names)
+    return families.load_object(families.facts_of(family).lora_names)
 
 
 @functools.cache
 def _words() -> re.Pattern[str]:
-    own = [re.escape(word) for known in every() for word in known.words]
+    own = [re.escape(word) for known in all_lora_names() for word in known.words]
     return re.compile("".join(f"{word} | " for word in own) + WORDS, re.VERBOSE)
 
 
-def dotted(name: str) -> str:
+def dotted_path(name: str) -> str:
     """ "input_blocks_4_1_proj_in" -> "input_blocks.4.1.proj_in"; a name with dots is left as it is."""
     return name if "." in name else ".".join(_words().findall(name))
 
 
-def split(key: str) -> tuple[str, str] | None:
+def split_key(key: str) -> tuple[str, str] | None:
     """A file's key -> (module's name, "down", "up" or "alpha"); None for what is no part of a plain LoRA."""
     key = cleaned(key)
     ending = next((ending for ending in ENDINGS if key.endswith(ending)), None)
@@ -146,7 +146,7 @@ def split(key: str) -> tuple[str, str] | None:
 def split_any(key: str, keys: Collection[str] = ()) -> tuple[str, str] | None:
     """A file's key -> (module's name, what the tensor is in it), of any kind of adapter; None for what is no part of
     one. `keys` are all of the file, by which iA3 is recognised."""
-    if found := split(key):
+    if found := split_key(key):
         return found
     clean = cleaned(key)
     ending = max((ending for ending in OTHER_ENDINGS if clean.endswith(ending)), key=len, default="")
@@ -162,7 +162,7 @@ def cleaned(key: str) -> str:
     return key.replace("_orig_mod_", "").replace("_orig_mod.", "")
 
 
-def family_of(
+def find_lora_family(
     names: Iterable[str],
     metadata: Mapping[str, str],
     sizes: Mapping[str, tuple[int, int]] | None = None,
@@ -176,14 +176,14 @@ def family_of(
         return wanted
     found = [family for family in found if not of_other_tree(names, family)] or found  # kohya's names are of one tree
     readings = {family: reading for family in found if (reading := _reading(names, family))}
-    if len(found) > 1 and not any(names_of(family).version_word in _base(metadata) for family in found):
+    if len(found) > 1 and not any(lora_names_of(family).version_word in _base(metadata) for family in found):
         if len({*readings.values()}) > 1:
-            titles = either([families.facts(family).title for family in readings])
+            titles = either([families.facts_of(family).title for family in readings])
             raise ConfigError(
                 "its layers may be those of {titles}, and its metadata does not say: add it with "
                 "kohya tools metadata FILE --set ss_base_model_version={example} --out NEW",
                 titles=titles,
-                example=names_of(found[-1]).version_word,
+                example=lora_names_of(found[-1]).version_word,
             )
         return next(iter(readings), found[0])
     return found[0]
@@ -196,7 +196,7 @@ def _base(metadata: Mapping[str, str]) -> str:
 def _reading(names: Iterable[str], family: str) -> "tuple[Parsed, ...]":
     """What names stand for in a family; nothing where one is no layer of it."""
     with contextlib.suppress(ConfigError):
-        return tuple(parsed(name, family) for name in names)
+        return tuple(parse_name(name, family) for name in names)
     return ()
 
 
@@ -206,7 +206,7 @@ def possible_families(
     """The families that the modules of a file may be of, the likeliest first; `sizes` are inputs and outputs of those
     that are known. Raises ConfigError when none can be told."""
     base = _base(metadata)
-    names, known = list(names), dict[str, LoraNames](zip(families.FAMILIES, every(), strict=True))
+    names, known = list(names), dict[str, LoraNames](zip(families.FAMILIES, all_lora_names(), strict=True))
     paths = list(map(_path, names))
     said = {family: len(own.version_word) if own.version_word in base else 0 for family, own in known.items()}
     if title := foreign_model(
@@ -231,8 +231,8 @@ def possible_families(
 
 
 def _path(name: str) -> str:
-    denoisers = (prefix for own in every() for prefix, part in own.part_of.items() if part == "denoiser")
-    return dotted(name.removeprefix(next((p for p in denoisers if name.startswith(p)), "")))
+    denoisers = (prefix for own in all_lora_names() for prefix, part in own.part_of.items() if part == "denoiser")
+    return dotted_path(name.removeprefix(next((p for p in denoisers if name.startswith(p)), "")))
 
 
 def _has_sizes(own: LoraNames, sizes: Mapping[str, tuple[int, int]]) -> bool:
@@ -244,12 +244,12 @@ def _has_sizes(own: LoraNames, sizes: Mapping[str, tuple[int, int]]) -> bool:
     return True
 
 
-def sizes_of(shapes: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, int]]:
+def module_sizes(shapes: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of the modules of a LoRA, LoHa, LoKr or difference, by name, from the shapes of its tensors by
     key."""
     found: dict[str, dict[str, int]] = {}
     for key, shape in shapes.items():
-        parts, sides = split(key), list(shape)
+        parts, sides = split_key(key), list(shape)
         if parts and len(sides) > 1:
             found.setdefault(parts[0], {})[parts[1]] = sides[0] if parts[1] == UP else sides[1]
         elif (product := PRODUCT.fullmatch(key)) and len(sides) > 1:  # of two matrices, or of one made of two
@@ -262,8 +262,8 @@ def sizes_of(shapes: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, int]]:
 def of_other_tree(keys: Iterable[str], family: str) -> bool:
     """Whether names in a file that look like kohya's are those of another tree than the one that is trained here, or of
     another trainer."""
-    patterns = [own.elsewhere for own in (names_of(family),) if own.elsewhere]
-    known = {prefix for own in every() for prefix, part in own.other_prefixes.items() if part == "denoiser"}
+    patterns = [own.elsewhere for own in (lora_names_of(family),) if own.elsewhere]
+    known = {prefix for own in all_lora_names() for prefix, part in own.other_prefixes.items() if part == "denoiser"}
     others = tuple(prefix for prefix in known if prefix.startswith("lora_"))
     return any(key.startswith(others) or any(re.search(pattern, key) for pattern in patterns) for key in keys)
 
@@ -285,17 +285,17 @@ class Parsed(NamedTuple):
     is_swapped: bool  # whether the halves of its rows are the other way round
 
 
-def parsed(name: str, family: str) -> Parsed:
+def parse_name(name: str, family: str) -> Parsed:
     """What a name in any format stands for. Raises ConfigError for one that is not known."""
-    own = names_of(family)
+    own = lora_names_of(family)
     known = own.part_of
     prefix = max((prefix for prefix in known if name.startswith(prefix)), key=len, default="")
-    part, written = known.get(prefix, "denoiser"), dotted(name.removeprefix(prefix))
+    part, written = known.get(prefix, "denoiser"), dotted_path(name.removeprefix(prefix))
     if not prefix and name.startswith(TEXT):
         return Parsed(Module(TEXT_PART, name), 0, 1, False)
-    if not prefix and not written.startswith(tuple(tree for other in every() for tree in other.trees)):
+    if not prefix and not written.startswith(tuple(tree for other in all_lora_names() for tree in other.trees)):
         raise ConfigError(
-            "{name} is no module of {title} in any known naming", name=name, title=families.facts(family).title
+            "{name} is no module of {title} in any known naming", name=name, title=families.facts_of(family).title
         )
     path, piece, pieces = own.canonical(written) if part == "denoiser" else (written, 0, 1)
     swapped = part == "denoiser" and path != written and own.has_swapped_halves(path)
@@ -306,7 +306,7 @@ def endings(family: str, style: str) -> dict[str, str]:
     """The endings of a plain LoRA's keys in a format."""
     if style != "comfy":
         return WRITTEN[style]
-    shared = names_of(family).shared
+    shared = lora_names_of(family).shared
     made = WRITTEN["diffusers" if shared.is_peft else "kohya"] | {ALPHA: ".alpha"}
     return made if shared.has_alphas else {part: made[part] for part in (DOWN, UP)}
 
@@ -316,7 +316,7 @@ def spelled(module: Module, family: str, style: str) -> tuple[str, ...]:
     rows."""
     if module.part == TEXT_PART:
         return (module.path,)
-    own = names_of(family)
+    own = lora_names_of(family)
     tree = own.shared.names if style == "comfy" else style
     prefix = own.shared_prefix(module.part) if style == "comfy" else own.prefixes[style][module.part]
     if tree == "kohya":
@@ -331,7 +331,7 @@ def whole_name(module: Module, family: str, style: str) -> str:
     """The name of a module that cannot be taken apart, in kohya's or ComfyUI's own tree."""
     if module.part == TEXT_PART:
         return module.path
-    own = names_of(family)
+    own = lora_names_of(family)
     if style == "kohya" or own.shared.names == "kohya":
         return own.prefixes["kohya"][module.part] + module.path.replace(".", "_")
     return own.prefixes["comfy"][module.part] + module.path

@@ -13,7 +13,7 @@ from library.tools import adapters, storage, writing
 from library.tools.adapters import Lora
 from library.tools.changes import MAGNITUDE, LayerChange, rank_of
 from library.tools.factors import AdapterFactors
-from library.tools.joining import Part, adapter_of, nearest, shape_of, with_bias
+from library.tools.joining import Part, adapter_of, nearest_lora, weight_shape, with_bias
 from library.tools.names import ALPHA, DOWN, UP, Module
 from library.tools.storage import silent
 
@@ -101,7 +101,7 @@ class Resized:
     kept: float  # the smallest share of a module's Frobenius norm that was kept
 
 
-def resize(
+def resize_lora(
     lora: str | Path, out: str | Path, *, choices: ResizeOptions, dtype: str | None = None, report: Report = silent
 ) -> Resized:
     """Write a LoRA with smaller ranks.
@@ -110,13 +110,13 @@ def resize(
     full differences become the LoRA that comes nearest to their product; a DoRA keeps its magnitudes; norms and biases
     stay. Raises ConfigError for kinds whose change depends on the model, which has no singular values by itself.
     """
-    out, kind = storage.fresh(out, lora), storage.dtype_of(dtype)
+    out, kind = storage.fresh(out, lora), storage.storage_dtype(dtype)
     whole, made, others, ranks, kept = adapters.read_lora(lora), {}, {}, {}, 1.0
     parts: list[tuple[Module, Part]] = [*whole.adapters.items(), *whole.others.items()]
     for i, (module, part) in enumerate(parts):
         report(Message("resizing"), i, len(parts))
         if isinstance(part, AdapterFactors):
-            smaller, share = cut(module.kohya, part, choices)
+            smaller, share = reduce_rank(module.kohya, part, choices)
             made[module] = smaller.to(kind or part.up.dtype)
             ranks[module.kohya] = (part.rank, smaller.rank)
         elif not part.has_weight or part.kind.title == "norm":
@@ -139,7 +139,7 @@ def resize(
     if any(after < before for before, after in ranks.values()):
         comment = f"{_said(choices, max(old for old, _ in ranks.values()))}; {comment}"
     result.metadata["ss_training_comment"] = comment
-    writing.save(result, out, report=report)
+    writing.save_lora(result, out, report=report)
     return Resized(out, ranks, kept)
 
 
@@ -147,7 +147,7 @@ def _cut_other(
     module: Module, family: str, change: LayerChange, choices: ResizeOptions, path: str | Path
 ) -> tuple[Part, float, int]:
     """A module that is no plain LoRA with fewer ranks, the share of its norm that is kept, and its rank before."""
-    shape, magnitudes = shape_of(module, family, change), change.parts.get(MAGNITUDE)
+    shape, magnitudes = weight_shape(module, family, change), change.parts.get(MAGNITUDE)
     if shape is None or (magnitudes is not None and change.kind.title != "LoRA"):
         raise ConfigError(
             "{path} is {kind}, whose change depends on the model, so it has no rank to cut: merge it "
@@ -158,7 +158,7 @@ def _cut_other(
     plain = LayerChange({name: one for name, one in change.parts.items() if name != MAGNITUDE}).ready()
     before = rank_of(change.parts) or min(shape[0], torch.Size(shape[1:]).numel())
     if (exact := plain.exact_factors()) is not None:
-        smaller, share = cut(module.kohya, adapter_of(*exact, shape), choices)
+        smaller, share = reduce_rank(module.kohya, adapter_of(*exact, shape), choices)
     else:
         whole = plain.delta(torch.zeros(*shape))
         smaller, share = _cut_whole(whole, choices)
@@ -172,7 +172,7 @@ def _cut_whole(change: Tensor, choices: ResizeOptions) -> tuple[AdapterFactors, 
     """A whole change of a weight as a LoRA; of a fixed rank without all its singular values, which take long."""
     blank = adapter_of(torch.zeros(change.shape[0], 1), torch.zeros(1, change.flatten(1).shape[1]), change.shape)
     if choices.method == "fixed":
-        made = nearest(change, choices.limit(blank))
+        made = nearest_lora(change, choices.limit(blank))
     else:
         u, s, v = torch.linalg.svd(change.flatten(1), full_matrices=False)
         rank = choices.rank_for(s, blank)
@@ -182,9 +182,9 @@ def _cut_whole(change: Tensor, choices: ResizeOptions) -> tuple[AdapterFactors, 
     return made, (max(0.0, 1 - (lost / norm) ** 2) ** 0.5 if norm else 1.0)
 
 
-def cut(name: str, adapter: AdapterFactors, choices: ResizeOptions) -> tuple[AdapterFactors, float]:
+def reduce_rank(name: str, adapter: AdapterFactors, choices: ResizeOptions) -> tuple[AdapterFactors, float]:
     """One module with fewer ranks, and the share of its norm that is kept. No rank is ever more than the old one."""
-    u, s, v = writing.cut(name, adapter.up.float().flatten(1), adapter.down.float().flatten(1))
+    u, s, v = writing.decompose(name, adapter.up.float().flatten(1), adapter.down.float().flatten(1))
     rank = choices.rank_for(s, adapter)
     share = float(s[:rank].norm() / s.norm()) if float(s[0]) > LEAST else 1.0
     return adapter.like(u[:, :rank] * s[:rank], v[:rank], adapter.strength * rank), share

@@ -11,7 +11,7 @@ from typing import Any
 
 from library.config.arguments import Arguments
 from library.config.problems import ConfigError, Message, MessageLike, Report, counted
-from library.runs.job_work import joined
+from library.runs.job_work import join_work
 
 DONE, FAILED, MISUSED = 0, 1, 2
 DTYPES = ("float", "fp16", "bf16")
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
         known.print_help()
         return MISUSED
     asked = known.parse_args(argv)
-    with joined("tools") as work:
+    with join_work("tools") as work:
         asked.report, asked.store = work.phase if work.folder else terminal(), work.store
         if code := asked.run(asked):
             work.fail()
@@ -58,7 +58,7 @@ def merge(asked: argparse.Namespace) -> int:
             raise ConfigError(
                 "rank, conv_rank and trained_on are for merging LoRAs into one: leave them out with --base"
             )
-        done = tool.merge(asked.base, loras, asked.out, dtype=asked.dtype, report=asked.report)
+        done = tool.merge_into_checkpoint(asked.base, loras, asked.out, dtype=asked.dtype, report=asked.report)
         print(f"{done.path}: {counted(done.modules, 'change')} added to the weights")
         if done.left_out:
             print(
@@ -67,7 +67,7 @@ def merge(asked: argparse.Namespace) -> int:
         return DONE
     if asked.dtype == "fp8":
         raise ConfigError("fp8 is for checkpoints: use float, fp16 or bf16 for a LoRA")
-    done = tool.join(
+    done = tool.join_loras(
         loras,
         asked.out,
         ranks=tool.joining.Ranks(asked.rank, asked.conv_rank),
@@ -86,7 +86,9 @@ def extract(asked: argparse.Namespace) -> int:
     choices = tool.ExtractOptions(
         **{field.name: getattr(asked, field.name) for field in dataclasses.fields(tool.ExtractOptions)}
     )
-    done = tool.extract(asked.tuned, asked.base, asked.out, choices=choices, dtype=asked.dtype, report=asked.report)
+    done = tool.extract_lora(
+        asked.tuned, asked.base, asked.out, choices=choices, dtype=asked.dtype, report=asked.report
+    )
     print(f"{done.path}: {counted(done.modules, 'module')}; left out as they do not differ: {done.same}")
     for part in done.left_out:
         print(f"note: {part} differs by no more than {choices.min_diff:g} and was left out")
@@ -98,7 +100,7 @@ def resize(asked: argparse.Namespace) -> int:
     from library.tools import resize as tool
 
     choices = tool.ResizeOptions(asked.rank, asked.conv_rank, asked.method, asked.parameter)
-    done = tool.resize(asked.lora, asked.out, choices=choices, dtype=asked.dtype, report=asked.report)
+    done = tool.resize_lora(asked.lora, asked.out, choices=choices, dtype=asked.dtype, report=asked.report)
     for name, (before, after) in done.ranks.items() if asked.verbose else ():
         print(f"  {name}: {before} -> {after}")
     if all(after >= before for before, after in done.ranks.values()):
@@ -110,7 +112,7 @@ def resize(asked: argparse.Namespace) -> int:
 
 def convert(asked: argparse.Namespace) -> int:
     """A LoRA under other names."""
-    from library.tools.convert import convert as tool
+    from library.tools.convert import convert_lora as tool
 
     said: list[Message] = []
     written = tool(asked.lora, asked.out, to=asked.to, dtype=asked.dtype, report=asked.report, note=said.append)
@@ -122,7 +124,7 @@ def convert(asked: argparse.Namespace) -> int:
 
 def verify(asked: argparse.Namespace) -> int:
     """Is this LoRA in order?"""
-    from library.tools.verify import verify as tool
+    from library.tools.verify import verify_lora as tool
 
     found = tool(asked.lora, asked.base, report=asked.report)
     asked.store({"problems": found.problems, "warnings": found.warnings})
@@ -159,7 +161,7 @@ def metadata(asked: argparse.Namespace) -> int:
 
     values = dict(_pair(text) for text in asked.set)
     if not values and not asked.remove:
-        found = tool.show(asked.file)
+        found = tool.read_metadata(asked.file)
         print(json.dumps(found, indent=1, ensure_ascii=False, default=str) if asked.json else _listed(found))
         return DONE
     if asked.in_place and not asked.yes:

@@ -29,7 +29,7 @@ def silent(what: MessageLike, done: int, total: int) -> None:
     """A report callback that does nothing."""
 
 
-def dtype_of(name: str | None) -> torch.dtype | None:
+def storage_dtype(name: str | None) -> torch.dtype | None:
     """A precision's name -> its type; None stays None, which means: as stored. ConfigError for others."""
     if name is None or name in DTYPES:
         return DTYPES[name] if name else None
@@ -40,7 +40,7 @@ def dtype_of(name: str | None) -> torch.dtype | None:
     )
 
 
-def checked(path: str | Path) -> Path:
+def check_readable(path: str | Path) -> Path:
     """The path of a file that may be read. Raises ConfigError for what is absent, or may hold code."""
     path = Path(path)
     if path.suffix.lower() in weights.PICKLED:
@@ -52,19 +52,19 @@ def checked(path: str | Path) -> Path:
 
 def open_stored(path: str | Path) -> weights.Weights:
     """A checkpoint (a file, a shard of several, a folder) whose tensors are read when asked for."""
-    entries(path)
+    stored_entries(path)
     try:
         return weights.open_weights(path)
     except SafetensorError as e:
         raise ConfigError("{path} is a damaged safetensors file: {error}", path=path, error=e) from e
 
 
-def entries(path: str | Path) -> dict[str, JsonObject]:
+def stored_entries(path: str | Path) -> dict[str, JsonObject]:
     """The headers of all files of a checkpoint: dtype and shape by name. ConfigError for what is none."""
     out: dict[str, JsonObject] = {}
-    for file in weights.files(checked(path)):
+    for file in weights.files(check_readable(path)):
         try:
-            found = weights.entries(checked(file))
+            found = weights.header_entries(check_readable(file))
             out |= {name: {"dtype": about["dtype"], "shape": list(about["shape"])} for name, about in found.items()}
         except (AttributeError, IndexError, KeyError, TypeError) as e:  # a header of JSON that is something else
             raise ConfigError("{file} is a damaged safetensors file: get it again", file=file) from e
@@ -73,10 +73,10 @@ def entries(path: str | Path) -> dict[str, JsonObject]:
 
 def metadata_of(path: str | Path) -> Metadata:
     """What a file says about itself; nothing for a folder of several files."""
-    path = checked(path)
+    path = check_readable(path)
     if path.is_dir():
         return {}
-    entries(path)
+    stored_entries(path)
     about = weights.raw_header(path).get("__metadata__")
     return {str(key): str(value) for key, value in about.items()} if isinstance(about, dict) else {}
 
@@ -120,7 +120,7 @@ def is_finite(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() or bool(torch.isfinite(tensor.float()).all())
 
 
-def holds(dtype: torch.dtype, tensor: Tensor) -> bool:
+def keeps_numbers(dtype: torch.dtype, tensor: Tensor) -> bool:
     """Whether numbers of a tensor stay numbers in a type; what is infinite or NaN already does not matter."""
     if not dtype.is_floating_point or dtype == tensor.dtype or not tensor.numel():
         return True
@@ -133,9 +133,9 @@ def holds(dtype: torch.dtype, tensor: Tensor) -> bool:
     return (is_finite(ends.to(dtype)) and not cut) or not is_finite(ends)
 
 
-def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def cast_checked(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A tensor in the type it is stored in. ConfigError when that type cannot hold its numbers."""
-    if not holds(dtype, tensor):
+    if not keeps_numbers(dtype, tensor):
         raise ConfigError(
             "{dtype} cannot hold the numbers of {name}: use bf16 or float",
             dtype=str(dtype).removeprefix("torch."),
@@ -189,7 +189,7 @@ class FilePlan:
         for i, (name, about) in enumerate(self.tensors.items()):
             report(Message("writing"), i, len(self.tensors))
             made = about.make().detach()  # a tensor whose numbers are made when asked for is asked once
-            stored = cast(name, made, about.dtype).reshape(about.shape)
+            stored = cast_checked(name, made, about.dtype).reshape(about.shape)
             yield stored.reshape(-1).view(torch.uint8).numpy().data
         report(Message("writing"), len(self.tensors), len(self.tensors))
 

@@ -54,7 +54,7 @@ class Findings:
         return not self.problems
 
 
-def verify(lora: str | Path, base: str | Path | None = None, *, report: Report = silent) -> Findings:
+def verify_lora(lora: str | Path, base: str | Path | None = None, *, report: Report = silent) -> Findings:
     """Look at a LoRA file, and with `base` whether that model has each module in the right size (headers only).
 
     What is wrong with the LoRA is in the answer. Raises ConfigError for a base model that cannot be read.
@@ -85,7 +85,9 @@ def verify(lora: str | Path, base: str | Path | None = None, *, report: Report =
     _overall(found)
     _names(found, list(stored))
     try:
-        found.family = names.family_of(groups, metadata, names.sizes_of(stored.shapes()), model.family if model else "")
+        found.family = names.find_lora_family(
+            groups, metadata, names.module_sizes(stored.shapes()), model.family if model else ""
+        )
         plain = {name: parts for name, parts in sound.items() if LayerChange(parts).is_plain}
         modules: dict[Module, Part] = {**adapters.assembled(plain, found.family)}
         modules |= adapters.placed({name: parts for name, parts in sound.items() if name not in plain}, found.family)

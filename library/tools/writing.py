@@ -20,16 +20,18 @@ OVERSAMPLED = 16  # further directions that the quick decomposition looks at
 INHERITED = ("ss_base_model_version", "modelspec.architecture", "modelspec.implementation", "modelspec.prediction_type")
 
 
-def save(lora: Lora, out: Path, *, style: str | None = None, dtype: str | None = None, report: Report = silent) -> Path:
+def save_lora(
+    lora: Lora, out: Path, *, style: str | None = None, dtype: str | None = None, report: Report = silent
+) -> Path:
     """Write a LoRA in a format (its own when none is given), with its hashes, as `out`, which must be new.
 
     Raises ConfigError when a tensor holds no numbers (NaN, infinity), or `dtype` cannot hold them.
     """
-    kind = storage.dtype_of(dtype)
+    kind = storage.storage_dtype(dtype)
     plain = {module: adapter.to(kind) for module, adapter in lora.adapters.items()}
     others = {module: change.to(kind) for module, change in lora.others.items()}
     cast = Lora(lora.family, plain, lora.metadata, lora.style, others)
-    tensors, extra = adapters.tensors_of(cast, style or lora.style)
+    tensors, extra = adapters.tensors_in_format(cast, style or lora.style)
     if broken := [name for name, tensor in tensors.items() if not storage.is_finite(tensor)]:
         raise ConfigError(
             "{out} is not written: {tensors} with NaN or infinity, first {tensor}",
@@ -45,7 +47,7 @@ def save(lora: Lora, out: Path, *, style: str | None = None, dtype: str | None =
 
 def made_lora_metadata(family: str, comment: str, sources: Sequence[Lora] = (), model: str = "") -> Metadata:
     """The metadata of a LoRA that is made of others, or from models that `recognise` calls `model`."""
-    facts = families.facts(family)
+    facts = families.facts_of(family)
     version, architecture = facts.relatives.get(model, (facts.base_model_version, facts.architecture))
     out = {
         "ss_v2": "False",
@@ -89,7 +91,7 @@ def decomposed(matrix: Tensor, rank: int, iterations: int) -> tuple[Tensor, Tens
     return u, s, v.T
 
 
-def cut(name: str, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def decompose(name: str, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """U [out, r], S [r], V [r, in] of a product of thin matrices, without ever forming it; r is at most the rank.
 
     Raises ConfigError, with the module's name, when they hold no numbers (NaN, infinity).

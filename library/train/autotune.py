@@ -23,13 +23,13 @@ from library.config.run_config import RunConfig
 from library.data.loading import Batches, Kind
 from library.measuring.candidates import NAMED, Overrides, checkpointing_less, format_changes, swapping_less
 from library.measuring.result import MEMORY_MARGIN, Measured
-from library.measuring.timing import GIB, failure, measure_passes
+from library.measuring.timing import GIB, measure_passes, measuring_failure
 from library.memory import attention
 from library.memory.prepare import prepare_denoiser, restored_after
 from library.train import autotune_cache, rng
 from library.train.choices import Choices
 from library.train.clock import Clock
-from library.train.journal import Journal, duration
+from library.train.journal import Journal, clock_time
 from library.train.loss import LossFunction
 from library.train.world import World
 
@@ -76,12 +76,12 @@ class Tuner:
 
     def decide(self) -> Overrides:
         """Measure, or read what an earlier start has measured; choose, and log the reason."""
-        name = autotune_cache.fingerprint(self)
+        name = autotune_cache.fingerprint_training(self)
         if known := autotune_cache.read_results(name, self.passes):
             self.results = [Measured(**result) for result in known]
             for result in self.results:  # other options of this training may exclude what was possible then
                 try:
-                    building.replace(self.config, **result.changes)
+                    building.replace_options(self.config, **result.changes)
                 except ConfigError as refused:
                     result.why = result.why or refused.problems[0]
         else:
@@ -90,8 +90,8 @@ class Tuner:
                 autotune_cache.store_results(
                     name, [asdict(result) for result in self.results], self.passes, self.complete
                 )
-        chosen = fastest(self.results, self.passes)
-        text = summary(chosen, self.results, self.passes, known=bool(known))
+        chosen = fastest_setting(self.results, self.passes)
+        text = summarise_choice(chosen, self.results, self.passes, known=bool(known))
         rows = [asdict(result) for result in self.results]
         self.journal.event("tuned", chosen=chosen.changes, results=rows, remembered=bool(known), text=text)
         for r in self.results:
@@ -107,7 +107,7 @@ class Tuner:
         try:
             for number, candidates in enumerate(self.candidate_rounds()):
                 for changes in candidates:
-                    _, compiling = families.compiling(self.config)
+                    _, compiling = families.compiling_cost(self.config)
                     if number == 0 and changes["compile"] and not self._is_worth(COMPILED_SAVES, compiling):
                         return
                     self.journal.phase(Message("trying {settings}", settings=short(changes)), len(self.results) + 1)
@@ -123,17 +123,17 @@ class Tuner:
         config, options = self.config, self.config.compile
 
         def on_best(*changes: Overrides) -> list[Overrides]:
-            best, set_already = fastest(self.results, ENDLESS).changes, schema.values(config)
+            best, set_already = fastest_setting(self.results, ENDLESS).changes, schema.option_values(config)
             differing = [{name: v for name, v in one.items() if set_already[name] != v} for one in changes]
             return [best | one for one in differing]
 
         def worth(found: list[Overrides], share: float = OTHERS_SAVE) -> list[Overrides]:
-            pays = self._is_worth(share, len(found) * fastest(self.results, ENDLESS).compiling)
+            pays = self._is_worth(share, len(found) * fastest_setting(self.results, ENDLESS).compiling)
             self.complete &= pays
             return found if pays else []
 
         def compiled() -> bool:
-            return bool(fastest(self.results, ENDLESS).changes["compile"])
+            return bool(fastest_setting(self.results, ENDLESS).changes["compile"])
 
         yield [{"compile": False}, {"compile": True}]
         if self.kernels and config.memory.attention_kernel == "auto":
@@ -154,7 +154,7 @@ class Tuner:
     # Why: docs/decisions/2026-11-22-balanced-times-eager-steps-first.md
     def _is_worth(self, share: float, seconds: float) -> bool:
         """Whether this training is so long that saving a share of its time is worth these seconds of compiling."""
-        return self.passes * fastest(self.results, self.passes).seconds * share > seconds
+        return self.passes * fastest_setting(self.results, self.passes).seconds * share > seconds
 
     def measure_candidate(self, changes: Overrides) -> Measured:
         """Time a few passes with these options, and undo what they changed."""
@@ -165,7 +165,7 @@ class Tuner:
         try:
             at_once = {"compile_compare_steps": 0, "compile_from_step": None}
             always = {"compile_autotune": False, "compile_fallback": False, **at_once}
-            config = building.replace(asked.config, **changes | always)
+            config = building.replace_options(asked.config, **changes | always)
         except ConfigError as refused:
             result.why = refused.problems[0]
             return result
@@ -179,7 +179,7 @@ class Tuner:
                 usual = isinstance(error, torch.OutOfMemoryError | MemoryError | ConfigError)
                 if not kernel and not usual and not blocks.is_compile_error(error):
                     raise
-                result.why = failure(error)
+                result.why = measuring_failure(error)
         gc.collect()
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -216,7 +216,7 @@ class Tuner:
         return call
 
 
-def best_config(  # noqa: PLR0913 - a training that is about to begin, and what it chooses
+def find_best_config(  # noqa: PLR0913 - a training that is about to begin, and what it chooses
     batches: Batches, compute_loss: LossFunction, clock: Clock, world: World, journal: Journal, choices: Choices
 ) -> RunConfig:
     """The config to train with: the one asked for, or with `compile_autotune` the fastest of it on this machine.
@@ -229,7 +229,7 @@ def best_config(  # noqa: PLR0913 - a training that is about to begin, and what 
         return config
     if choices.tuned is not None:
         with contextlib.suppress(ConfigError):
-            compute_loss.family.config = building.replace(config, **choices.tuned)
+            compute_loss.family.config = building.replace_options(config, **choices.tuned)
             journal.say(f"compile_autotune: {format_changes(choices.tuned)}, as in the run that is continued")
             return compute_loss.family.config
     found = [Tuner(batches, compute_loss, clock, world, journal).decide() if world.main else None]
@@ -243,11 +243,11 @@ def best_config(  # noqa: PLR0913 - a training that is about to begin, and what 
             time.sleep(WAIT)
         torch.distributed.broadcast_object_list(found)
     choices.tuned = found[0] or {}
-    compute_loss.family.config = building.replace(config, **choices.tuned)
+    compute_loss.family.config = building.replace_options(config, **choices.tuned)
     return compute_loss.family.config
 
 
-def fastest(results: list[Measured], passes: int) -> Measured:
+def fastest_setting(results: list[Measured], passes: int) -> Measured:
     """The result with the shortest total time of the training, compiling included; of equals, the earlier (simpler)
     one."""
     usable = [result for result in results if not result.why]
@@ -260,23 +260,23 @@ def fastest(results: list[Measured], passes: int) -> Measured:
     return found
 
 
-def summary(chosen: Measured, results: list[Measured], passes: int, known: bool) -> str:
+def summarise_choice(chosen: Measured, results: list[Measured], passes: int, known: bool) -> str:
     """The choice and its reason, for the log."""
     tried = f"compile_autotune: {len(results)} ways {'remembered' if known else 'tried'}"
     if len(results) == 1 and not results[0].changes.get("compile") and chosen.seconds:
         return (
             f"compile_autotune: eager steps take {chosen.seconds:.3g} s, so the whole training takes "
-            f"{duration(chosen.total(passes))}: compiling would take longer than it saves"
+            f"{clock_time(chosen.total(passes))}: compiling would take longer than it saves"
         )
     if not chosen.seconds:
         kept = format_changes(chosen.changes) or "as it was asked for"
         return f"{tried}, none of which could be used; continuing {kept}"
     eager = next((r for r in results if r.changes.get("compile") is False and not r.why), None)
     against = f" instead of {eager.seconds:.3g} s eagerly" if eager and eager is not chosen else ""
-    why = f"With it the whole training takes {duration(chosen.total(passes))}"
+    why = f"With it the whole training takes {clock_time(chosen.total(passes))}"
     if others := [result for result in results if not result.why and result is not chosen]:
         second = min(others, key=lambda result: result.total(passes))
-        why += f", and {duration(second.total(passes))} with the next best, {short(second.changes)}"
+        why += f", and {clock_time(second.total(passes))} with the next best, {short(second.changes)}"
     fast = f"{format_changes(chosen.changes)}: {chosen.seconds:.3g} s a batch{against}"
     return f"{tried}; the fastest is {fast}. {why}, compiling included."
 

@@ -12,7 +12,7 @@ import torch
 
 from library.compiler import cache
 from library.config.json_types import JsonObject
-from library.config.schema import values
+from library.config.schema import option_values
 from library.files import write_atomic
 from library.memory import attention
 
@@ -61,15 +61,15 @@ SHARES = 20  # frequencies of image sizes are compared in twentieths of all batc
 VERSION = 4
 
 
-def folder() -> Path:
+def results_folder() -> Path:
     """The folder of stored results: beside compiled code, in the user's cache folder."""
     return platformdirs.user_cache_path("kohya", appauthor=False) / "tuning"
 
 
-def fingerprint(tuner: "Tuner") -> str:
+def fingerprint_training(tuner: "Tuner") -> str:
     """A training's fingerprint: machine, PyTorch, code, model, trained weights, options, sizes of batches."""
     config, world, known = tuner.config, tuner.world, tuner.compute_loss
-    ours = values(config)
+    ours = option_values(config)
     sections = {n for section in SECTIONS for n in getattr(getattr(config, section, None), "__dataclass_fields__", ())}
     kinds = tuner.batches.kinds()  # with rounded frequencies, so that one image more or less changes nothing
     facts = {
@@ -104,7 +104,7 @@ def read_results(name: str, passes: int) -> list[JsonObject]:
     """Stored results; empty if there are none, they are damaged, or were measured for a training too short for this
     one."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        known = json.loads((folder() / f"{name}.json").read_text(encoding="utf-8"))
+        known = json.loads((results_folder() / f"{name}.json").read_text(encoding="utf-8"))
         enough = known["complete"] or passes <= known["passes"]
         if known["version"] == VERSION and enough and all(isinstance(r["changes"], dict) for r in known["results"]):
             return known["results"]
@@ -115,4 +115,4 @@ def store_results(name: str, results: list[JsonObject], passes: int, complete: b
     """Store the results. If the folder cannot be written, the next start measures again."""
     with contextlib.suppress(OSError, ValueError):
         facts = {"version": VERSION, "passes": passes, "complete": complete, "results": results}
-        write_atomic(folder() / f"{name}.json", json.dumps(facts, indent=1))
+        write_atomic(results_folder() / f"{name}.json", json.dumps(facts, indent=1))

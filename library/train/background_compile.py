@@ -18,7 +18,7 @@ from library.memory.prepare import BYTES_OF_ADAM
 from library.train import rng
 from library.train.choices import Choices
 from library.train.clock import Clock
-from library.train.compile_process import CompileProcess, job_of
+from library.train.compile_process import CompileProcess, compile_job
 from library.train.loss import LossFunction
 from library.train.world import World
 
@@ -102,7 +102,7 @@ class BackgroundCompiler:
                 self._journal.say(BEFORE.format(why=why))
             return False
         blocks.postpone(denoiser, log)
-        _, compiling = families.compiling(self._config)
+        _, compiling = families.compiling_cost(self._config)
         if self._choices.stays_eager == self._clock.total:
             self._journal.say(f"Blocks stay eager, as in the run that is continued. {INSTEAD}")
             return True
@@ -131,7 +131,9 @@ class BackgroundCompiler:
             self._calls = block_calls.costliest_first(self._calls, denoiser)
             text_learns = any(map(compute_loss.method.trained_parts.get, compute_loss.components.encoders))
             self._begun = self._clock.step
-            self._process = CompileProcess(job_of(self._config, [*batches.kinds()], text_learns, self._calls, device))
+            self._process = CompileProcess(
+                compile_job(self._config, [*batches.kinds()], text_learns, self._calls, device)
+            )
             if recorder:
                 recorder.free_others = self.make_room
             self._journal.say(
@@ -235,7 +237,7 @@ class BackgroundCompiler:
         except Exception as error:
             if not blocks.is_compile_error(error) and not isinstance(error, torch.OutOfMemoryError):
                 raise
-            return self.give_up(blocks.why(error))
+            return self.give_up(blocks.compile_error_cause(error))
         finally:
             rng.set_rng_state(before, self._world.device)
         self._loaded += 1

@@ -41,7 +41,7 @@ def remote_files(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
             try:
                 remarks.append(hub_files.announced(OPTION, name))
             except ConfigError as e:
-                problems.append(hub_files.unreachable(OPTION, name, e.said))
+                problems.append(hub_files.unreachable_file(OPTION, name, e.said))
     return problems, remarks
 
 
@@ -52,7 +52,7 @@ def fetch(config: RunConfig, world: World, journal: Journal) -> RunConfig:
         return config
 
     def found(name: str) -> Path:
-        return hub_files.find_hub_file(name) or hub_files.download(name, journal.phase)
+        return hub_files.find_hub_file(name) or hub_files.download_hub_file(name, journal.phase)
 
     if world.main:
         _replaced(config, found)

@@ -43,11 +43,11 @@ def describe_failure(error: Exception, config: RunConfig, doing: Message) -> Mes
     log.debug("work beside the training failed", exc_info=error)
     explained = errors.explain_error(error, config, doing, {})
     said = explained.said if isinstance(explained, ConfigError) else error_sentence(error)
-    free(error)
+    free_traceback(error)
     return said
 
 
-def free(error: BaseException) -> None:
+def free_traceback(error: BaseException) -> None:
     """Free what an error keeps alive: the tensors of the frames that it came through."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
     gc.collect()

@@ -24,7 +24,7 @@ class Checkpointer:
     def __init__(self, training: Training, images: ImageSet) -> None:
         config, clock, world = training.config, training.clock, training.world
         self._training, self._config, self._journal = training, config, training.journal
-        self._names, self._backups = paths.names(config), Backups(paths.names(config), training.journal)
+        self._names, self._backups = paths.output_names(config), Backups(paths.output_names(config), training.journal)
         self._chosen = frozenset(config.save.save_at_steps)
         self._every_epochs = paths.every_n_epochs(config, clock.epochs)
         self._shapes: verify.Shapes = {}
@@ -34,7 +34,7 @@ class Checkpointer:
             total = config.data.train_batch_size * config.steps.gradient_accumulation_steps * world.ranks
             stats = dataset_stats(images, config, len(training.batches), clock.epochs, total)
             stats["max_train_steps"] = clock.total  # computed from max_train_epochs where that is set
-            self._metadata = MetadataBuilder(config, training.family, stats, optimizers.describe(config))
+            self._metadata = MetadataBuilder(config, training.family, stats, optimizers.describe_optimizer(config))
 
     def when_due(self) -> None:
         """After a step: save the files and states that are due after this step or epoch, or were requested."""
@@ -118,7 +118,7 @@ class Checkpointer:
         if self._training.world.main:
             for path in (old, old and self._names.average(old), old_state if config.save.save_state else None):
                 self._journal.uploads.wait_for(path)
-                paths.remove(path)
+                paths.remove_outdated(path)
 
     def _check(self) -> None:
         """Raise before saving if a step was not finite or the weights are not."""
@@ -155,7 +155,7 @@ class Checkpointer:
         clock, method = self._training.clock, self._training.method
         progress = clock.epoch, clock.step
         about = self._metadata.of_file(*progress, self._training.generators.seed)
-        paths.result(path, method, self._config, about, progress)
+        paths.write_result(path, method, self._config, about, progress)
 
         def expected() -> verify.Shapes:
             self._shapes = self._shapes or verify.expected(method)
@@ -170,7 +170,7 @@ class Checkpointer:
         """Save a state to resume from; without a folder, as the backup that replaces the one before."""
         self._journal.phase(Message("saving the state"))
         step = self._saved_at = self._training.clock.step
-        state = resume_state.collect(self._training)
+        state = resume_state.collect_state(self._training)
 
         def write() -> None:
             assert state is not None
@@ -228,7 +228,7 @@ class Backups:
         """Delete all backups but `keep`: there is something newer to resume from, or the training is finished."""
         for path in self._names.backups():
             if path != keep:
-                paths.remove(path)
+                paths.remove_outdated(path)
 
     def _short(self, folder: Path, state: State) -> MessageLike:
         """Why the disk has too little space, "" if enough: room for another state and the final file must remain."""

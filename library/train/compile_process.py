@@ -21,7 +21,7 @@ KILLED = "its process was killed (signal {number}), as systems do where memory (
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
-def job_of(
+def compile_job(
     config: RunConfig,
     sizes: Sequence[Sequence[int]],
     text_learns: bool,

@@ -23,7 +23,7 @@ from library.compiler.log import CompileLog
 from library.config.building import build_config
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
-from library.config.schema import options
+from library.config.schema import options_of
 from library.families.base import Family
 from library.families.shared import weights
 from library.memory.prepare import prepare_denoiser
@@ -54,7 +54,7 @@ def main() -> int:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     cls = families.config_class(job["script"])
-    plain = {name: value for name, value in PLAIN.items() if name in options(cls)}
+    plain = {name: value for name, value in PLAIN.items() if name in options_of(cls)}
     config = build_config(cls, job["values"] | plain, notes=[])
     calls = [BlockCall(**call) for call in job["calls"]]
     with CompileLog() as log:
@@ -120,5 +120,5 @@ if __name__ == "__main__":
         code = main()
     except Exception as error:
         traceback.print_exc()
-        print(f"{type(error).__name__}: {blocks.why(error)}", flush=True)
+        print(f"{type(error).__name__}: {blocks.compile_error_cause(error)}", flush=True)
     os._exit(code)  # sys.exit could not close the input, which the other thread reads

@@ -10,7 +10,7 @@ import torch
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Message, MessageLike, option_name
 from library.config.run_config import RunConfig
-from library.config.schema import options
+from library.config.schema import options_of
 
 # Sections whose options decide where files go or how fast a step is, but not its result.
 ELSEWHERE = ("save", "sample", "validation", "metadata", "hub", "log", "compile", "memory", "distributed", "cache")
@@ -32,7 +32,7 @@ FLAT = ("constant", "constant_with_warmup")  # schedules that do not depend on t
 def deciding_options(config: RunConfig, total_steps: int) -> JsonObject:
     """The options that decide results, as JSON values; of files and folders the name alone, as they may have moved."""
     found = {}
-    for name, option in options(type(config)).items():
+    for name, option in options_of(type(config)).items():
         if (option.section in ELSEWHERE and name not in ROUNDING) or name in NO_MATTER:
             continue
         value = getattr(getattr(config, option.section), name)
@@ -56,7 +56,7 @@ def computed_by(device: torch.device) -> dict[str, str]:
     return {"the device": kind, "torch": torch.__version__}
 
 
-def differences(known: JsonMapping, now: JsonMapping) -> Iterator[MessageLike]:
+def compare_settings(known: JsonMapping, now: JsonMapping) -> Iterator[MessageLike]:
     """A sentence for each setting that differs. Options that one of the two versions of this program lacks are
     skipped."""
     for name, value in now.items():

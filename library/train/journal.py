@@ -180,7 +180,7 @@ class Journal:
         self.trackers.log(line)
         step = line["step"]
         if step in (1, total) or step % max(total // 100, 1) == 0:
-            pace = f", {line['s_it']:.2f} s/it, {duration(line['eta'])} left" if "s_it" in line else ""
+            pace = f", {line['s_it']:.2f} s/it, {clock_time(line['eta'])} left" if "s_it" in line else ""
             self.say(
                 f"step {step}/{total}, epoch {line['epoch']}, loss {line['loss']:.4f} "
                 f"(average {line['avr_loss']:.4f}){pace}"
@@ -257,9 +257,9 @@ class Progress:
         if done in (self._before, total):
             return ""
         seconds = (now - self._since) / (done - self._before) * (total - done)
-        return f", {duration(seconds)} left"
+        return f", {clock_time(seconds)} left"
 
 
-def duration(seconds: float) -> str:
+def clock_time(seconds: float) -> str:
     """Seconds as h:mm:ss."""
     return str(datetime.timedelta(seconds=round(seconds)))

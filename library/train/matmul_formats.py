@@ -68,7 +68,7 @@ Sizes = Counter[Size]  # how many matrices of a model have each size
 
 
 # Why: docs/decisions/2026-11-22-products-are-timed.md
-def best_config(batches: Batches, compute_loss: LossFunction, world: World, journal: Journal) -> RunConfig:
+def find_best_format(batches: Batches, compute_loss: LossFunction, world: World, journal: Journal) -> RunConfig:
     """The config to train with: as given, or with `auto_compute` that of the fastest products on this GPU.
 
     A resumed training keeps its format. Of several processes one measures for all.
@@ -84,7 +84,7 @@ def best_config(batches: Batches, compute_loss: LossFunction, world: World, jour
         if world.ranks > 1:
             torch.distributed.broadcast_object_list(found)
         chosen = found[0] or WIDE
-    compute_loss.family.config = building.replace(config, **FORMATS.get(chosen, OFF))
+    compute_loss.family.config = building.replace_options(config, **FORMATS.get(chosen, OFF))
     return compute_loss.family.config
 
 
@@ -112,7 +112,7 @@ def _decide(batches: Batches, compute_loss: LossFunction, device: torch.device, 
     sizes = matrix_sizes(config, compute_loss.family, compute_loss.components.denoiser, kind)
     passes = 2 if config.memory.checkpointing else 1  # forward, for each backward
     dtype, kept, rotate = fp8_storage.compute_type(config), stored(config), config.precision.int8_rotation
-    name = fingerprint(device, sizes, formats, f"{dtype} {kept} {passes} {rotate}")
+    name = fingerprint_products(device, sizes, formats, f"{dtype} {kept} {passes} {rotate}")
     found = read_format_times(name)
     remembered = bool(found)
     if not found:
@@ -120,7 +120,7 @@ def _decide(batches: Batches, compute_loss: LossFunction, device: torch.device, 
         found = time_formats(sizes, formats, device, dtype, kept, passes)
         found = {one.removesuffix(" rotated"): seconds for one, seconds in found.items()}
         store_format_times(name, found)
-    chosen = fastest(found)
+    chosen = fastest_format(found)
     how = "remembered" if remembered else f"{len(sizes)} sizes timed in {time.perf_counter() - began:.1f} s"
     journal.note(products={"chosen": chosen, "seconds": found})
     journal.say(choice_sentence(found, chosen, how))
@@ -133,7 +133,7 @@ def possible(config: RunConfig, device: torch.device) -> list[str]:
     found = []
     for name, changes in FORMATS.items():
         with contextlib.suppress(ConfigError):
-            building.replace(config, **changes)
+            building.replace_options(config, **changes)
             found += [name] * (works[name] and config.compile.compile)
     return found
 
@@ -215,7 +215,11 @@ def calls(
             return rows.to(few.dtype)
 
         def turn(rows: torch.Tensor) -> torch.Tensor:
-            return rows if rotation is None or size.inputs % int8_matmul.BLOCK else int8_matmul.rotated(rows, rotation)
+            return (
+                rows
+                if rotation is None or size.inputs % int8_matmul.BLOCK
+                else int8_matmul.rotate_blocks(rows, rotation)
+            )
 
         return (
             lambda: int8_matmul.int8_product(rounded(turn(x)), few, by_row, columns, dtype),
@@ -236,7 +240,7 @@ def calls(
     return fp8_forward, fp8_backward
 
 
-def fastest(found: Mapping[str, float]) -> str:
+def fastest_format(found: Mapping[str, float]) -> str:
     """The format with the least time, if that is much less than in 16 bits."""
     best = min(found, key=lambda name: found[name], default=WIDE)
     return best if found and found[best] < GAIN * found[WIDE] else WIDE
@@ -254,7 +258,7 @@ def choice_sentence(found: Mapping[str, float], chosen: str, how: str) -> str:
 # ---- stored results, for the next start
 
 
-def fingerprint(device: torch.device, sizes: Sizes, formats: Iterable[str], how: str) -> str:
+def fingerprint_products(device: torch.device, sizes: Sizes, formats: Iterable[str], how: str) -> str:
     """The name of what was measured: machine, PyTorch, sizes, formats."""
     rows = sorted([*astuple(size), number] for size, number in sizes.items())
     facts = [VERSION, cache.key(device), rows, list(formats), how]
@@ -264,7 +268,7 @@ def fingerprint(device: torch.device, sizes: Sizes, formats: Iterable[str], how:
 def read_format_times(name: str) -> dict[str, float]:
     """Stored seconds by format; empty if there are none."""
     with contextlib.suppress(OSError, ValueError, TypeError):
-        known = json.loads((autotune_cache.folder() / name).read_text(encoding="utf-8"))
+        known = json.loads((autotune_cache.results_folder() / name).read_text(encoding="utf-8"))
         if known[WIDE] > 0:
             return {str(key): float(value) for key, value in known.items()}
     return {}
@@ -274,4 +278,4 @@ def store_format_times(name: str, found: Mapping[str, float]) -> None:
     """Store the times. If the folder cannot be written, the next start measures again."""
     if found:
         with contextlib.suppress(OSError):
-            write_atomic(autotune_cache.folder() / name, json.dumps(found))
+            write_atomic(autotune_cache.results_folder() / name, json.dumps(found))

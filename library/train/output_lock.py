@@ -14,7 +14,7 @@ PATIENCE = 0.5  # seconds; another training that is just ending may still hold t
 
 
 @contextlib.contextmanager
-def held(config: RunConfig) -> Iterator[None]:
+def hold_output_name(config: RunConfig) -> Iterator[None]:
     """Hold the output name of a training, by a lock in its output folder that ends with the process.
 
     Raises ConfigError when another training holds it, or has written files of that name since they were checked. Of
@@ -23,16 +23,18 @@ def held(config: RunConfig) -> Iterator[None]:
     if not config.save.output_dir or not first_process():
         yield
         return
-    here = paths.names(config)
+    here = paths.output_names(config)
     # Of the name alone: files of other endings have states of the same name.
     place = here.folder / f".{here.last.name.removesuffix(here.extension)}.lock"
     with contextlib.ExitStack() as stack:
         mine: bool | None = None
         with contextlib.suppress(OSError, NotImplementedError):  # a disk without locks, or that cannot be written to
-            mine = stack.enter_context(locking.held(place, PATIENCE))
+            mine = stack.enter_context(locking.hold_lock(place, PATIENCE))
         if mine is False:
             template = ": a training that writes these files is {state}; stop it, or choose another name"
-            raise ConfigError(Problem("output_name", template, state=Message("running"), fix=paths.free_name(config)))
+            raise ConfigError(
+                Problem("output_name", template, state=Message("running"), fix=paths.free_output_name(config))
+            )
         try:
             if written := [*paths.find_output_problems(config)]:  # by one that ended after this one was checked
                 raise ConfigError(*written)

@@ -9,23 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, Problem, counted, listed, option_name
+from library.config.problems import ConfigError, Message, MessageLike, Problem, counted, join_messages, option_name
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.data.held_out import IN_STATE
 from library.families.shared.weights import header
 from library.optim import resuming
-from library.optim.names import spec_of
-from library.outputs.paths import names
-from library.tools.names import possible_families, sizes_of
+from library.optim.names import optimizer_spec
+from library.outputs.paths import output_names
+from library.tools.names import module_sizes, possible_families
 from library.train import rng
 from library.train.choices import Choices
 from library.train.deciding_options import (
     LENGTH,
     MEASURED,
+    compare_settings,
     computed_by,
     deciding_options,
-    differences,
     is_rescheduled,
 )
 from library.train.state_files import (
@@ -73,7 +73,7 @@ OTHER_OPTIMIZER = Problem("resume",
     "resume with its own config")  # fmt: skip
 
 
-def collect(training: "Training") -> State | None:
+def collect_state(training: "Training") -> State | None:
     """The present state in the main process, None in the others. A collective operation: every process has to call
     it."""
     world, updates, clock = training.world, training.updates, training.clock
@@ -98,7 +98,7 @@ def collect(training: "Training") -> State | None:
     return State(tensors, values, facts)
 
 
-def resume(folder: Path, training: "Training") -> None:
+def resume_training(folder: Path, training: "Training") -> None:
     """Restore the state from a folder that `State.write` wrote. Raises ConfigError where it does not fit this run."""
     training.journal.phase(Message("resuming"))
     config, world, updates, clock = training.config, training.world, training.updates, training.clock
@@ -164,10 +164,10 @@ def changes(config: RunConfig, total: int | None = None) -> list[Problem]:
     known, now = facts.get("settings", {}), deciding_options(config, total or 0)
     for name in MEASURED if total else (*MEASURED, LENGTH):
         now.pop(name, None)
-    found, given = list(differences(known, now)), config.steps.seed
+    found, given = list(compare_settings(known, now)), config.steps.seed
     if given is not None and given != facts["seed"]:
         found.append(Message("the seed stays {seed}, {given} is not used", seed=facts["seed"], given=given))
-    said = [Problem("resume", CHANGED, differences=listed(found, "; "))] if found else []
+    said = [Problem("resume", CHANGED, differences=join_messages(found, "; "))] if found else []
     said += [] if has_checksums(folder) else [Problem("resume", NO_CHECKSUMS, folder=folder)]
     return said + [
         Problem("resume", STARTS_ONLY, name=option_name(name)) for name in resuming.only_for_starts(known, config)
@@ -178,14 +178,14 @@ def _compare(facts: JsonMapping, training: "Training", data: MessageLike) -> Non
     """Warn of every difference that keeps this run from continuing bit for bit, besides `changes`."""
     config = training.config
     now = deciding_options(config, training.clock.total)
-    found = list(differences(facts.get("settings", {}), {name: now[name] for name in MEASURED if name in now}))
+    found = list(compare_settings(facts.get("settings", {}), {name: now[name] for name in MEASURED if name in now}))
     found += [data] * bool(data)
     folder, ranks = Path(config.steps.resume or ""), training.world.ranks
     if any(not (folder / randomness(rank)).is_file() for rank in range(ranks)):
         found.append(Message("the state is of fewer processes, so some have no random state"))
-    found += differences(facts.get("computed_by", {}), computed_by(training.world.device))
+    found += compare_settings(facts.get("computed_by", {}), computed_by(training.world.device))
     if found:
-        training.journal.warn(Message(NOT_EXACTLY, differences=listed(found, "; ")))
+        training.journal.warn(Message(NOT_EXACTLY, differences=join_messages(found, "; ")))
 
 
 def find_state_problems(folder: Path, config: RunConfig | None = None, total: int | None = None) -> list[Problem]:
@@ -235,7 +235,7 @@ def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iter
     with contextlib.suppress(ConfigError):  # of neither family, as far as names tell
         whole = kind == "finetune"
         layers = (name.removeprefix("denoiser.") if whole else name.partition(".")[0] for name in stored)
-        if config.family not in possible_families(layers, {}, sizes_of(stored)):
+        if config.family not in possible_families(layers, {}, module_sizes(stored)):
             yield Problem("resume",
                 ": {folder} is the state of a training of another family than {title}; {advice}",
                 folder=folder, title=config.title, advice=advice)  # fmt: skip
@@ -247,7 +247,7 @@ def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iter
             ": {folder} was saved with optimizer_type {saved}, and this is {now}; {advice}", folder=folder,
             saved=saved or "AdamW", now=now, advice=advice)  # fmt: skip
     elif resuming.needs_other_memory(known, config):
-        before, now = (listed(args, " ") for args in (known["optimizer_args"], config.optim.optimizer_args))
+        before, now = (join_messages(args, " ") for args in (known["optimizer_args"], config.optim.optimizer_args))
         yield Problem("resume",
             ": {folder} was saved with optimizer_args [{before}], and with [{now}] the optimizer keeps other "
             "moments, which the state does not have; {advice}", folder=folder, before=before, now=now,
@@ -279,7 +279,7 @@ def _kind(stored: JsonMapping) -> str:
 def _memory(optimizer: str) -> tuple[str, str]:
     """The package and class of an optimizer, which determine the layout of its state; paged variants share that of the
     others."""
-    made = spec_of(optimizer or "AdamW")
+    made = optimizer_spec(optimizer or "AdamW")
     return made.module.split(".")[0], made.name.removeprefix("Paged").lower()
 
 
@@ -318,7 +318,7 @@ def other_groups(theirs: Mapping[str, int], ours: Mapping[str, int], changes: Me
 
 
 def _named(groups: Mapping[str, int]) -> Message:
-    return listed([Message("{name}: {count}", name=name, count=count) for name, count in groups.items()])
+    return join_messages([Message("{name}: {count}", name=name, count=count) for name, count in groups.items()])
 
 
 def shaping_changes(folder: Path, config: RunConfig) -> Message | None:
@@ -329,13 +329,13 @@ def shaping_changes(folder: Path, config: RunConfig) -> Message | None:
         return None
     now = deciding_options(config, 0)
     rates = [name for name in RATES if not known.get(name) or not now.get(name)]  # of which 0 leaves a group out
-    found = [*differences(known, {name: now[name] for name in (*SHAPING, *rates) if name in now})]
-    return listed(found, "; ") if found else None
+    found = [*compare_settings(known, {name: now[name] for name in (*SHAPING, *rates) if name in now})]
+    return join_messages(found, "; ") if found else None
 
 
 def finished(folder: Path, facts: JsonMapping, total_steps: int, config: RunConfig) -> Problem | None:
     """The problem where a training has no step left to do and its result exists; else None."""
-    step, has_result = facts["current_step"], names(config).last.exists()
+    step, has_result = facts["current_step"], output_names(config).last.exists()
     early, patience = facts.get("early_stop") or {}, config.steps.early_stop_patience
     if has_result and step < total_steps and patience is not None and early.get("waited", 0) >= patience:
         return Problem("resume",
@@ -363,7 +363,7 @@ def read_progress(folder: Path) -> JsonObject:
         "from its weights instead (network_weights for a LoRA)", folder=folder))  # fmt: skip
 
 
-def choices(config: RunConfig) -> Choices:
+def resumed_choices(config: RunConfig) -> Choices:
     """The choices of the training that is resumed, empty ones without `resume`. Raises ConfigError for a folder that is
     no state."""
     return Choices.read(read_progress(Path(config.steps.resume))) if config.steps.resume else Choices()

@@ -184,7 +184,7 @@ class SampleRunner:
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                beside.free(error)
+                beside.free_traceback(error)
             yield
 
     def _note_shortage(self, journal: Journal) -> None:

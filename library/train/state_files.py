@@ -24,7 +24,7 @@ from torch import Tensor
 from library.compiler.torch_private import LazyTensor, pytree
 from library.config.environment import first_process, lacks_memory
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Message, Problem, listed
+from library.config.problems import ConfigError, Message, Problem, join_messages
 from library.data.held_out import PROGRESS
 from library.files import need_space, write_folder_atomic
 from library.tools.storage import FilePlan
@@ -133,7 +133,7 @@ def _refused(folder: Path, said: list[Message]) -> Problem:
         "resume",
         ": {folder} cannot be resumed, as {files}; choose another -state folder",
         folder=folder,
-        files=listed(said),
+        files=join_messages(said),
     )
 
 

@@ -15,7 +15,7 @@ from library.config.sections import AdapterRun
 from library.memory import swapping
 from library.memory.prepare import is_sharded
 from library.methods import FullFinetune, TrainingMethod
-from library.methods.sharding import State, own_state, rows_of
+from library.methods.sharding import State, own_state, rows_of_parameter
 from library.optim import optimizers, resuming
 from library.optim.ema import ExponentialMovingAverage
 from library.optim.fused_step import PartitionedOptimizer
@@ -71,11 +71,11 @@ class Updates:
         self._early = bool(config.optim.stepped_early)
         self._shards, self._averager = method.shards, None
         if world.ranks > 1 and not self._early:  # an optimizer that steps early averages its gradients itself
-            gradients.broadcast(p.detach() for p in self._parameters if not rows_of(p))
-            whole = [p for p in gradients.by_arrival(method) if not rows_of(p)]
+            gradients.broadcast(p.detach() for p in self._parameters if not rows_of_parameter(p))
+            whole = [p for p in gradients.by_arrival(method) if not rows_of_parameter(p)]
             self._averager = gradients.GradientAverager(whole, world.ranks)
         # Without accelerate's wrapper, which `optimizer` is.
-        self.raw_optimizer = optimizers.optimizer(method, config, seed)
+        self.raw_optimizer = optimizers.make_optimizer(method, config, seed)
         if self._early:
             self.raw_optimizer.step_early(self._limit, world.average if world.ranks > 1 else None)
         # Swapped blocks, if they are trained; adapters never leave the device.

@@ -53,6 +53,6 @@ def test_the_chart_has_a_bar_for_each_measurement(result):
 
 
 def test_rates_are_those_of_the_time():
-    assert report.rates(10**12, 10.0, {"tflops": 200.0}) == {"flops": 10**12, "tflops": 100.0, "mfu": 0.5}
-    assert report.rates(None, 10.0, {"tflops": 200.0}) == {}
-    assert "mfu" not in report.rates(10**12, 10.0, {})
+    assert report.compute_rates(10**12, 10.0, {"tflops": 200.0}) == {"flops": 10**12, "tflops": 100.0, "mfu": 0.5}
+    assert report.compute_rates(None, 10.0, {"tflops": 200.0}) == {}
+    assert "mfu" not in report.compute_rates(10**12, 10.0, {})

@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from library.config.building import replace
+from library.config.building import replace_options
 from library.config.problems import ConfigError
 from library.measuring.candidates import format_changes
 from library.measuring.result import Measured
 from library.train import autotune, autotune_cache
-from library.train.autotune import Tuner, fastest
+from library.train.autotune import Tuner, fastest_setting
 from library.train.choices import TUNABLE, Choices
 from tests.training import ONE_ADAPTER, config_of, train
 
@@ -37,7 +37,7 @@ SPEEDS = {
 @pytest.fixture
 def tuned(demo, shapes, tmp_path, monkeypatch):  # noqa: F811
     """Train with ways whose speeds are made up; everything else about trying them is real."""
-    monkeypatch.setattr(autotune_cache, "folder", lambda: tmp_path / "tuning")
+    monkeypatch.setattr(autotune_cache, "results_folder", lambda: tmp_path / "tuning")
     seen, count = [], iter(range(100))
     real = Tuner.time_candidate
 
@@ -116,15 +116,15 @@ def test_compiling_is_not_kept_where_it_loses():
         Measured({"compile": False}, seconds=1.0),
         Measured({"compile": True}, seconds=0.8, compiling=30.0),
     )
-    assert fastest([eager, compiled], passes=100) is eager  # 100 s against 110 s
-    assert fastest([eager, compiled], passes=1000) is compiled
+    assert fastest_setting([eager, compiled], passes=100) is eager  # 100 s against 110 s
+    assert fastest_setting([eager, compiled], passes=1000) is compiled
     slower = Measured({"compile": True}, seconds=1.1)
-    assert fastest([eager, slower], passes=10**6) is eager
+    assert fastest_setting([eager, slower], passes=10**6) is eager
     same = Measured({"compile": True}, seconds=0.999)
-    assert fastest([eager, same], passes=10**6) is eager
+    assert fastest_setting([eager, same], passes=10**6) is eager
     big = Measured({"compile": True}, seconds=0.1, why="not enough memory")
-    assert fastest([eager, big], passes=10**6) is eager
-    assert fastest([big], passes=10).changes == {}
+    assert fastest_setting([eager, big], passes=10**6) is eager
+    assert fastest_setting([big], passes=10).changes == {}
 
 
 def test_a_short_training_does_not_try_to_compile(tuned, monkeypatch, tmp_path):
@@ -142,7 +142,7 @@ def test_a_short_training_does_not_try_to_compile(tuned, monkeypatch, tmp_path):
 
 
 def test_what_a_short_training_left_out_is_measured_by_a_longer_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(autotune_cache, "folder", lambda: tmp_path)
+    monkeypatch.setattr(autotune_cache, "results_folder", lambda: tmp_path)
     found = [{"changes": {"compile": True}, "seconds": 1.0}]
     autotune_cache.store_results("a", found, passes=100, complete=False)
     assert autotune_cache.read_results("a", 100) == found and autotune_cache.read_results("a", 101) == []
@@ -160,9 +160,9 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
             components=SimpleNamespace(denoiser=model, encoders={}),
             method=SimpleNamespace(trained_parts={}),
         )
-        return autotune_cache.fingerprint(
+        return autotune_cache.fingerprint_training(
             SimpleNamespace(
-                config=replace(config, **values),
+                config=replace_options(config, **values),
                 compute_loss=known,
                 world=SimpleNamespace(device=torch.device("cpu"), ranks=ranks),
                 batches=SimpleNamespace(kinds=lambda: Counter(kinds or {(1, 8, 8): 100, (1, 8, 12): 50})),

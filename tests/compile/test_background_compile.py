@@ -219,7 +219,7 @@ def test_a_resumed_run_whose_blocks_stay_eager_says_so_and_how_to_compile_them(m
 
 def test_where_memory_is_tight_there_is_no_second_process(monkeypatch):
     block = torch.nn.Sequential(torch.nn.Linear(1024, 1024))
-    given = block_calls.encoded([[torch.zeros(1, 4096, 1024)], {}])
+    given = block_calls.encode_argument([[torch.zeros(1, 4096, 1024)], {}])
     tried = compiler(kind="cuda")
     tried._calls = [BlockCall("0", "Linear", given, "", True)]
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
@@ -269,7 +269,7 @@ def test_a_process_that_fails_is_told_of():
 def test_the_process_is_told_which_gpu_it_is(monkeypatch, kind):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     config = build_config(families.config_class("sdxl_train_network"), {"compile": True}, notes=[])
-    job = compile_process.job_of(config, [(1, 8, 8)], False, [], torch.device(kind))
+    job = compile_process.compile_job(config, [(1, 8, 8)], False, [], torch.device(kind))
     assert job["device"] == {"cuda": "cuda:3", "cuda:2": "cuda:2"}[kind]
 
 
@@ -307,7 +307,7 @@ def test_where_recordings_find_no_room_the_process_ends_and_they_are_tried_again
 
 def test_what_is_no_tensor_and_no_plain_value_is_not_described():
     given = [(torch.zeros(2, 3), None, 1.5), {"deep": [True, "x"]}]
-    (first, second) = block_calls.decoded(block_calls.encoded(given), torch.device("cpu"))
+    (first, second) = block_calls.decode_argument(block_calls.encode_argument(given), torch.device("cpu"))
     assert first[0].shape == (2, 3) and first[1:] == (None, 1.5) and second == {"deep": [True, "x"]}
     with pytest.raises(NotDescribed):
-        block_calls.encoded(object())
+        block_calls.encode_argument(object())

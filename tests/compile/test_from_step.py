@@ -117,7 +117,7 @@ def test_a_step_after_the_end_of_the_training_is_told(begins, told):
     found = [note for note in config_notes(config) if note.option == "compile_from_step"]
     assert "compile_from_step" not in ineffective_options(config)  # no field of a form is grey for it
     assert re.search(told, *map(str, found)) if told else not found
-    by_epochs = building.replace(config, max_train_epochs=3)
+    by_epochs = building.replace_options(config, max_train_epochs=3)
     assert not any(
         note.option == "compile_from_step" for note in config_notes(by_epochs)
     )  # its steps have yet to be counted

@@ -11,7 +11,7 @@ from library.compiler import blocks as compile_utils
 from library.compiler import cache, cudagraph
 from library.compiler.log import CompileLog
 from library.compiler.torch_private import config_module, sdp_priority_order
-from library.compiler.torch_settings import SETTINGS, settings_kept, wanted_settings
+from library.compiler.torch_settings import SETTINGS, keep_torch_settings, wanted_settings
 from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.memory import attention, prepare
@@ -29,7 +29,7 @@ def gpu(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
         monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
 
-    with attention.settings_kept():
+    with attention.keep_attention_settings():
         yield pretend
 
 
@@ -59,7 +59,7 @@ def config(script="flux_train_network", **values):
 
 def test_the_switches_are_set_and_taken_back():
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
-    with attention.settings_kept():
+    with attention.keep_attention_settings():
         for on in (True, False):
             attention.switches(config(cuda_allow_tf32=on, cuda_cudnn_benchmark=on).compile)
             assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
@@ -174,12 +174,12 @@ def test_on_a_gpu_a_whole_model_has_a_graph_for_each_size_unless_asked_otherwise
 def test_modes_that_record_leave_it_to_the_whole_model(monkeypatch, mode, inner):
     recorded, asked = [], []
     monkeypatch.setattr(compile_utils, "find_compile_problems", lambda *_: iter(()))
-    monkeypatch.setattr(cache, "use", lambda *_: None)
+    monkeypatch.setattr(cache, "use_cache", lambda *_: None)
     monkeypatch.setattr(cudagraph, "record_denoiser_calls", lambda model, log: recorded.append(model))
     model = nn.Sequential(nn.Identity())
     monkeypatch.setattr(model, "parameters", lambda: iter([SimpleNamespace(device=CUDA)]))
     monkeypatch.setattr(nn.Identity, "compile", lambda self, **how: asked.append(how.get("mode")))
-    with settings_kept(), CompileLog() as log:
+    with keep_torch_settings(), CompileLog() as log:
         compile_utils.compile_model(config(compile=True, compile_mode=mode).compile, model, [[model[0]]], log=log)
         assert bool(recorded) is bool(inner) and asked == [inner]
         assert config_module("inductor").fallback_random or not inner
@@ -188,7 +188,7 @@ def test_modes_that_record_leave_it_to_the_whole_model(monkeypatch, mode, inner)
 @pytest.fixture
 def kernels():
     """The choice of kernels, which is the process's, as it was before."""
-    with attention.settings_kept():
+    with attention.keep_attention_settings():
         yield torch.device("cpu")
 
 

@@ -3,7 +3,7 @@
 from library import importers
 from library.config import dataset
 from library.config.building import build_config
-from library.config.schema import values
+from library.config.schema import option_values
 from library.families import RUNS, config_class
 
 CONFIGS = {script: config_class(script) for script in RUNS}
@@ -13,7 +13,7 @@ FLUX_AI = {"network.type": "lora", "model.name_or_path": "dev.safetensors", "mod
 
 def arrived(found):
     """A file's settings here, by option."""
-    return values(importers.import_content(found, CONFIGS).config)
+    return option_values(importers.import_content(found, CONFIGS).config)
 
 
 def differing(config, expected):

@@ -11,7 +11,7 @@ from library import importers
 from library.config.building import build_config
 from library.config.formats import read_toml, to_toml
 from library.config.problems import ConfigError
-from library.config.schema import changed, flat, options
+from library.config.schema import changed, flatten_sections, options_of
 from library.families import RUNS, config_class, network_args
 from library.importers import kohya_adapters, kohya_ss
 from library.importers.builder import NOT_HERE
@@ -83,16 +83,16 @@ def test_a_key_whose_flag_is_an_option_reaches_that_option():
         flag, key = row["sd_scripts_flag"], row["key"]
         script = f"{family}_train" + ("_network" if tab == "lora" else "")
         applies = row["applies_to"] in ("all", "") or family in row["applies_to"].split(";")
-        if not applies or flag not in options(CONFIGS[script]) or "no --" in row["notes"]:
+        if not applies or flag not in options_of(CONFIGS[script]) or "no --" in row["notes"]:
             continue
         try:
             made = imported(tab, family, **{key: sample(row)})
         except ConfigError:
             continue
         said = sample(row)
-        is_default = said in (False, str(options(CONFIGS[script])[flag].default))  # nothing to see in the config
+        is_default = said in (False, str(options_of(CONFIGS[script])[flag].default))  # nothing to see in the config
         if (
-            flag not in flat(changed(made.config, secrets=True))
+            flag not in flatten_sections(changed(made.config, secrets=True))
             and outcome(made, key).kind != "ignored"
             and not is_default
         ):
@@ -130,7 +130,7 @@ def test_the_report_names_every_key_once():
     ],
 )
 def test_the_script_is_found_as_kohya_ss_chooses_it(keys, script):
-    assert kohya_ss.script_of(keys) == script
+    assert kohya_ss.script_of_kohya_file(keys) == script
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_wrong_value_is_named_and_the_default_used():
 @pytest.mark.parametrize("key", ["max_grad_norm", "prior_loss_weight", "huber_c", "lr_scheduler_power"])
 def test_a_zero_that_kohya_ss_drops_is_kept(key):
     made = imported("lora", "sdxl", **{key: 0})
-    assert flat(changed(made.config))[key] == 0 and "drops it" in outcome(made, key).text
+    assert flatten_sections(changed(made.config))[key] == 0 and "drops it" in outcome(made, key).text
 
 
 def test_a_zero_that_means_nothing_sets_nothing():

@@ -3,7 +3,7 @@
 import pytest
 
 from library import importers
-from library.config.schema import values
+from library.config.schema import option_values
 from tests.config.arriving import CONFIGS, FLUX_AI, differing, of_aitoolkit, sets_of
 
 SDXL_AI = {"network.type": "lora", "model.name_or_path": "xl.safetensors", "model.arch": "sdxl"}
@@ -135,14 +135,14 @@ AITOOLKIT = [
 
 def test_ai_toolkits_defaults_hold_where_a_file_says_nothing():
     made = importers.import_content(of_aitoolkit(FLUX_AI), CONFIGS)
-    assert not differing(values(made.config), AITOOLKIT_DEFAULTS) and not made.problems
+    assert not differing(option_values(made.config), AITOOLKIT_DEFAULTS) and not made.problems
     assert {"network.linear", "train.steps"} <= {outcome.key for outcome in made.of("default")} | {"train.steps"}
 
 
 @pytest.mark.parametrize(("base", "keys", "expected"), AITOOLKIT, ids=lambda v: ",".join(v) if v else "-")
 def test_a_key_of_ai_toolkit_arrives(base, keys, expected):
     made = importers.import_content(of_aitoolkit({**base, **keys}), CONFIGS)
-    assert not differing(values(made.config), expected)
+    assert not differing(option_values(made.config), expected)
     assert keys.keys() <= {outcome.key for outcome in made.outcomes}
 
 

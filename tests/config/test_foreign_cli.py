@@ -6,7 +6,7 @@ import pytest
 
 from library.cli import main
 from library.config.building import build_config
-from library.config.command import printable
+from library.config.command import quote_command
 from library.config.formats import read_toml
 from library.families import config_class
 
@@ -86,7 +86,7 @@ def test_a_script_may_be_called_as_in_musubi_tuner(tmp_path, capsys):
     file.write_text('dit = "m.safetensors"\nnetwork_module = "networks.lora_flux"\n', encoding="utf-8")
     main.main(["import", str(file), "--script", "flux_kontext_train_network.py", "-o", str(made)])
     assert 'model_type = "kontext"' in made.read_text(encoding="utf-8")
-    assert printable(["kohya", "check", str(made)]) in capsys.readouterr().out
+    assert quote_command(["kohya", "check", str(made)]) in capsys.readouterr().out
 
 
 def test_where_nothing_can_be_written_is_said_in_a_sentence(lora, tmp_path, capsys):

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from library import families, importers
-from library.config.schema import changed, flat
+from library.config.schema import changed, flatten_sections
 
 CONFIGS = {script: families.config_class(script) for script in families.RUNS}
 MUSUBI = """
@@ -94,7 +94,7 @@ ONETRAINER = {
 def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
     found = {"musubi": tomllib.loads(MUSUBI), "aitoolkit": AITOOLKIT, "onetrainer": ONETRAINER}[name]
     made = importers.import_content(found, CONFIGS)
-    values = flat(changed(made.config))
+    values = flatten_sections(changed(made.config))
     assert made.config.script == "flux_2_train_network" and "network_args" not in values
     assert made.outcomes and not [
         outcome for outcome in made.outcomes if "supported by this trainer" in str(outcome.text)

@@ -4,7 +4,7 @@ import pytest
 
 from library import importers
 from library.config.problems import ConfigError
-from library.config.schema import values
+from library.config.schema import option_values
 from tests.config.arriving import CONFIGS, SDXL_LORA, differing, of_aitoolkit, sets_of
 
 ADAPTER = "ostris/zimage_turbo_training_adapter/zimage_turbo_training_adapter_v2.safetensors"
@@ -76,7 +76,7 @@ def test_repeats_whose_ratio_cannot_be_kept_have_to_be_fixed(balancing, epochs):
 
 def test_masks_of_onetrainer_are_used_as_they_lie():
     made = importers.import_content({**SDXL_LORA, "masked_training": True}, CONFIGS)
-    assert values(made.config)["masked_loss"] and "masklabel" in str(outcome(made, "masked_training").text)
+    assert option_values(made.config)["masked_loss"] and "masklabel" in str(outcome(made, "masked_training").text)
     assert "rename" not in str(outcome(made, "masked_training").text)
 
 
@@ -164,5 +164,5 @@ def test_logsnr_of_musubi_tuner_is_a_sigmoid(keys, scale, is_same):
     found = {"network_module": "networks.lora_qwen_image", "dit": "d", "timestep_sampling": "logsnr", **keys}
     made = importers.import_content(found, CONFIGS)
     expected = {"timestep_sampling": "sigmoid", "sigmoid_scale": scale, "logit_mean": 0, "logit_std": 1}
-    assert differing(values(made.config), expected) == {}
+    assert differing(option_values(made.config), expected) == {}
     assert ("nearest" not in str(outcome(made, "timestep_sampling").text)) == is_same

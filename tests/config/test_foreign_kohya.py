@@ -3,7 +3,7 @@
 import pytest
 
 from library import importers
-from library.config.schema import values
+from library.config.schema import option_values
 from tests.config.arriving import CONFIGS, arrived, differing
 
 KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
@@ -31,7 +31,7 @@ KOHYA_STARTS = {
 
 def test_the_page_of_kohya_ss_starts_where_a_file_says_nothing():
     made = importers.import_content(KOHYA_LORA, CONFIGS)
-    assert not differing(values(made.config), KOHYA_STARTS)
+    assert not differing(option_values(made.config), KOHYA_STARTS)
     assert not differing(
         arrived({**KOHYA_LORA, "network_dim": None, "learning_rate": 5e-5}), {"network_dim": 8, "learning_rate": 5e-5}
     )
@@ -97,7 +97,7 @@ def test_a_finetune_without_its_folders_is_a_finetune(kept):
             "train_text_encoder": False,
             "lr_scheduler": "constant",
         }
-        assert not differing(values(made.config), expected)
+        assert not differing(option_values(made.config), expected)
 
 
 def test_no_two_notes_of_an_import_contradict_each_other():

@@ -3,7 +3,7 @@
 import pytest
 
 from library import importers
-from library.config.schema import values
+from library.config.schema import option_values
 from library.importers import files
 from tests.config.arriving import CONFIGS, FLUX_AI, SDXL_LORA, of_aitoolkit
 
@@ -131,14 +131,14 @@ def test_images_are_turned_where_the_program_turns_them(reader):
     found, turns = TURNING[reader.TRAINER]
     assert reader.fits(found) and turns == reader.APPLIES_EXIF
     made = importers.import_content(found, CONFIGS)
-    assert values(made.config)["exif_rotation"] is turns
+    assert option_values(made.config)["exif_rotation"] is turns
     assert [str(one.text) for one in made.of("default") if one.key == "exif_rotation"] == [
         "exif_rotation = true"
     ] * turns
 
 
 def test_data_sets_alone_say_what_the_training_has_to_set():
-    _, notes = importers.dataset({"datasets": [{"folder_path": "/a"}]})
+    _, notes = importers.convert_foreign_dataset({"datasets": [{"folder_path": "/a"}]})
     assert any("set exif_rotation = true" in str(note) for note in notes)
-    _, notes = importers.dataset({"datasets": [{"image_directory": "/a"}]})
+    _, notes = importers.convert_foreign_dataset({"datasets": [{"image_directory": "/a"}]})
     assert not any("exif_rotation" in str(note) for note in notes)

@@ -10,7 +10,7 @@ from kohya_gui.server import paths
 from library import importers
 from library.cli import main
 from library.config.problems import ConfigError
-from library.config.schema import values
+from library.config.schema import option_values
 from tests.config.arriving import CONFIGS, differing
 
 SDXL = {
@@ -99,7 +99,9 @@ def test_every_key_is_accounted_for_and_arrives(tmp_path):
         "network_train_unet_only": False,
         "metadata_title": "cat",
     }
-    found = values(made.config) | {"resolution": tuple(map(int, re.findall(r"\d+", made.config.data.resolution)))}
+    found = option_values(made.config) | {
+        "resolution": tuple(map(int, re.findall(r"\d+", made.config.data.resolution)))
+    }
     assert differing(found, expected) == {} and not made.problems
     said = {one.key: str(one.text) for one in made.outcomes}
     assert "sd_xl_base_1.0" in said["ss_sd_model_name"] and "4_cat" in said["ss_dataset_dirs"]
@@ -114,7 +116,7 @@ def test_adapters_of_the_image_model_alone_and_several_data_sets(tmp_path):
         "enable_bucket": True,
         "network_dim": 8,
     }
-    assert made.config.script == "zimage_train_network" and differing(values(made.config), expected) == {}
+    assert made.config.script == "zimage_train_network" and differing(option_values(made.config), expected) == {}
     assert any("first of 2 data sets" in str(note) for note in made.notes)
     (first, _) = json.loads(ZIMAGE["ss_datasets"])
     several = [first, first | {"resolution": [512, 512]}]
@@ -145,7 +147,7 @@ def test_adapters_of_the_image_model_alone_and_several_data_sets(tmp_path):
 def test_the_model_is_told_by_its_version(tmp_path, version, script, expected):
     path = saved(tmp_path / "a.safetensors", {"ss_base_model_version": version, "ss_network_dim": "8"})
     made = importers.import_file(path, CONFIGS)
-    assert made.config.script == script and differing(values(made.config), expected) == {}
+    assert made.config.script == script and differing(option_values(made.config), expected) == {}
 
 
 @pytest.mark.parametrize(
@@ -184,9 +186,9 @@ def test_a_damaged_file_is_a_sentence(tmp_path, data):
 def test_the_shell_writes_it_and_the_page_loads_it(tmp_path):
     path = saved(tmp_path / "cat.safetensors", SDXL)
     assert main.main(["import", str(path), "-o", str(tmp_path / "run.toml")]) == 0
-    made = presets.fitting(path, {"sdxl": CONFIGS["sdxl_train_network"]}, "sdxl", [])
+    made = presets.import_fitting(path, {"sdxl": CONFIGS["sdxl_train_network"]}, "sdxl", [])
     assert made.config == importers.import_file(path, CONFIGS).config
-    assert any("LoRA metadata" in str(note) for note in presets.report(made))
+    assert any("LoRA metadata" in str(note) for note in presets.import_notes(made))
 
 
 def test_the_page_is_sent_the_header_alone(tmp_path):

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from library import families, importers
-from library.config.schema import changed, flat
+from library.config.schema import changed, flatten_sections
 
 CONFIGS = {script: families.config_class(script) for script in families.RUNS}
 MUSUBI = """
@@ -99,7 +99,7 @@ ONETRAINER = {
 def read(found):
     made = importers.import_content(found, CONFIGS)
     assert made.config.script == "qwen_image_train_network"
-    return made, flat(changed(made.config))
+    return made, flatten_sections(changed(made.config))
 
 
 @pytest.mark.parametrize("name", ["musubi", "aitoolkit", "onetrainer"])

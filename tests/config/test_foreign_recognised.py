@@ -8,7 +8,7 @@ from library import importers
 from library.cli import main
 from library.config.ineffective import ineffective_options
 from library.config.problems import ConfigError
-from library.config.schema import options
+from library.config.schema import options_of
 from library.families import RUNS
 from tests.config.arriving import CONFIGS
 
@@ -165,7 +165,7 @@ def other_value(option):
 def test_kept_is_said_of_options_that_act_in_this_training_alone(script):
     """Each option of each training, by itself: one that has no effect as the others are is not called kept."""
     config = CONFIGS[script]
-    for name, option in options(config).items():
+    for name, option in options_of(config).items():
         if option.kind == "secret":
             continue
         made = importers.import_content({name: other_value(option)}, CONFIGS, script)

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from library.importers import aitoolkit, musubi, onetrainer
-from library.importers.musubi import dataset
+from library.importers.musubi import convert_dataset
 
 
 def test_musubi_tuner_trains_kontext_with_its_data_sets():
@@ -31,7 +31,7 @@ def test_musubi_tuner_trains_kontext_with_its_data_sets():
     general = {"resolution": [1024, 1024], "flux_kontext_no_resize_control": True}
     folder = {"image_directory": "/i", "control_directory": "/c", "cache_directory": "/x"}
     listed = {"image_jsonl_file": "/m.jsonl", "control_resolution": [768, 768]}
-    text, notes = dataset({"general": general, "datasets": [folder, listed]})
+    text, notes = convert_dataset({"general": general, "datasets": [folder, listed]})
     made = tomllib.loads(text)
     assert made["general"]["no_resize_control"] is True
     (first,), (second,) = (one["subsets"] for one in made["datasets"])
@@ -103,7 +103,7 @@ def test_what_the_page_of_ai_toolkit_writes_for_models_with_references_can_be_tr
 
 
 def test_data_sets_of_musubi_tuner_keep_its_sizes_of_images():
-    text, _ = dataset(
+    text, _ = convert_dataset(
         {
             "general": {"resolution": [1328, 1328]},
             "datasets": [{"image_directory": "/i"}, {"image_directory": "/j", "resolution": [96, 64], "batch_size": 2}],

@@ -70,7 +70,7 @@ def test_a_data_set_file_is_no_training(tmp_path, capsys, name, text, words):
         importers.import_file(path, CONFIGS)
     assert "data set file" in str(refused.value)
     with pytest.raises(ConfigError, match="data set file"):  # the page's Load
-        presets.fitting(path, {"sdxl": CONFIGS["sdxl_train"], "flux": CONFIGS["flux_train"]}, "sdxl", [])
+        presets.import_fitting(path, {"sdxl": CONFIGS["sdxl_train"], "flux": CONFIGS["flux_train"]}, "sdxl", [])
     if name.endswith(".toml"):
         assert main.main(["check", str(path)]) != 0
         assert "data set file" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import yaml
 
 from library import families, importers
 from library.config.problems import ConfigError
-from library.config.schema import changed, flat
+from library.config.schema import changed, flatten_sections
 
 CONFIGS = {script: families.config_class(script) for script in families.RUNS}
 FILES_OF = Path(__file__).parent / "foreign"
@@ -75,7 +75,7 @@ FILES = {
 def test_each_key_of_a_whole_file_has_a_fate_with_a_reason_of_its_own(name):
     found, expected = FILES[name]
     made = importers.import_content(found, CONFIGS)
-    values = flat(changed(made.config))
+    values = flatten_sections(changed(made.config))
     assert made.config.script.startswith("qwen_image" if "Qwen" in name else "flux") and not made.problems
     assert {key: values.get(key) for key in expected} == expected
     assert [

@@ -4,7 +4,7 @@ import pytest
 
 from library import importers
 from library.config.problems import ConfigError
-from library.config.schema import values
+from library.config.schema import option_values
 from tests.config.arriving import CONFIGS, differing, sets_of
 
 LORA_SCRIPTS = {
@@ -104,7 +104,7 @@ def test_every_key_of_lora_scripts_is_accounted_for_and_arrives():
         "base_weights": ("/a.safetensors", "/b.safetensors"),
         "base_weights_multiplier": (0.5, 1.0),
     }
-    assert differing(values(made.config), expected) == {}
+    assert differing(option_values(made.config), expected) == {}
     assert made.texts["sample_prompts"] == "1girl --w 768 --h 512 --l 7 --s 24 --d 2333 --n bad\n"
     assert [one.option for one in made.unknown()] == ["bogus_key"] and not made.problems and not made.guess
 
@@ -159,7 +159,7 @@ def test_every_key_of_easy_scripts_is_accounted_for_and_arrives(tmp_path):
         "seed": 23,
         "v_parameterization": True,
     }
-    assert differing(values(made.config), expected) == {} and not made.of("unknown") and not made.problems
+    assert differing(option_values(made.config), expected) == {} and not made.of("unknown") and not made.problems
     (tmp_path / "data.toml").write_text(made.texts["dataset_config"], encoding="utf-8")
     (cats,) = sets_of(tmp_path / "data.toml")
     assert (cats.resolution, cats.batch_size, cats.subsets[0].num_repeats) == ((896, 896), 2, 4)

@@ -7,7 +7,7 @@ import pytest
 
 from library import importers
 from library.config.problems import ConfigError
-from library.config.schema import values
+from library.config.schema import option_values
 from tests.config.arriving import CONFIGS, differing, sets_of
 
 SOURCE = Path(__file__).parent / "foreign/simpletuner.json"
@@ -98,7 +98,7 @@ def test_the_settings_arrive():
         "logging_dir": "logs",
         "noise_offset": None,
     }
-    assert differing(values(made.config), expected) == {}
+    assert differing(option_values(made.config), expected) == {}
     assert made.texts["sample_prompts"] == "a cat --w 1024 --h 768 --s 20 --l 4.0 --d 7 --n blurry\n"
     for key in ("noise_offset", "snr_gamma", "offset_noise"):
         assert "flow matching" in str(outcome(made, key).text)
@@ -107,7 +107,7 @@ def test_the_settings_arrive():
 
 def test_what_the_file_leaves_out_is_the_default_of_simpletuner():
     made = importers.import_content(LORA, CONFIGS)
-    found = values(made.config)
+    found = option_values(made.config)
     expected = {
         "network_dim": 16,
         "learning_rate": 4e-7,
@@ -136,7 +136,7 @@ def test_its_data_sets_become_a_dataset_file(tmp_path):
     assert (cats.resolution, cats.enable_bucket, cats.subsets[0].num_repeats) == ((512, 512), True, 4)
     assert (cats.subsets[0].conditioning_data_dir, cats.subsets[0].control_directory) == ("/masks", "/refs")
     assert (dogs.resolution, dogs.enable_bucket, dogs.batch_size) == ((1024, 1024), False, 4)
-    assert dogs.subsets[0].class_tokens == "a dog" and values(made.config)["masked_loss"]
+    assert dogs.subsets[0].class_tokens == "a dog" and option_values(made.config)["masked_loss"]
     notes = "\n".join(map(str, made.notes))
     assert "data set far is left out" in notes and "minimum_image_size is ignored" in notes and "/off" not in notes
 
@@ -216,4 +216,4 @@ def test_other_models_methods_and_videos_are_refused_by_name(keys, words):
 )
 def test_models_and_timesteps(keys, script, expected):
     made = importers.import_content({**LORA, **keys}, CONFIGS)
-    assert made.config.script == script and differing(values(made.config), expected) == {}
+    assert made.config.script == script and differing(option_values(made.config), expected) == {}

@@ -6,7 +6,7 @@ import pytest
 
 from library import families, importers
 from library.config.problems import ConfigError
-from library.config.schema import changed, flat
+from library.config.schema import changed, flatten_sections
 
 CONFIGS = {script: families.config_class(script) for script in families.RUNS}
 MUSUBI = """
@@ -93,7 +93,7 @@ ONETRAINER = {
 def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
     found = {"musubi": tomllib.loads(MUSUBI), "aitoolkit": AITOOLKIT, "onetrainer": ONETRAINER}[name]
     made = importers.import_content(found, CONFIGS)
-    values = flat(changed(made.config))
+    values = flatten_sections(changed(made.config))
     assert made.config.script == "zimage_train_network"
     assert made.outcomes and not [
         outcome for outcome in made.outcomes if "supported by this trainer" in str(outcome.text)

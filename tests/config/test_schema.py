@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from library.cli import options_page
-from library.config.building import build_config, missing, replace
+from library.config.building import build_config, find_missing, replace_options
 from library.config.formats import read_toml, to_toml, toml_value
 from library.config.problems import ConfigError, Problem
-from library.config.schema import changed, define_section, flat, opt, options, values
-from library.config.values import join, split
+from library.config.schema import changed, define_section, flatten_sections, opt, option_values, options_of
+from library.config.values import join_words, split_words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,7 @@ class Config:
 
 def value(name, given):
     config = build_config(Config, {name: given}, notes=[])
-    return values(config)[name]
+    return option_values(config)[name]
 
 
 @pytest.mark.parametrize(
@@ -193,14 +193,14 @@ def test_config_is_a_value():
     config = build_config(Config, {})
     with pytest.raises(FrozenInstanceError):
         config.things.count = 4
-    other = replace(config, count=4, word="x")
+    other = replace_options(config, count=4, word="x")
     assert (config.things.count, other.things.count, other.things.word) == (3, 4, "x")
     assert changed(config) == {}
     assert changed(other) == {"things": {"count": 4, "word": "x"}}
     with pytest.raises(ConfigError):
-        replace(config, count=40)
-    assert [*map(str, missing(config))] == ["word is not set: think of one"]
-    assert missing(other) == []
+        replace_options(config, count=40)
+    assert [*map(str, find_missing(config))] == ["word is not set: think of one"]
+    assert find_missing(other) == []
 
 
 def test_secrets_stay_out_of_files():
@@ -234,7 +234,7 @@ def test_toml_may_be_flat_or_in_tables(tmp_path):
     path = tmp_path / "a.toml"
     path.write_text('count = 4\n[anything]\nword = "x"\n', encoding="utf-8-sig")
     assert read_toml(path) == {"count": 4, "word": "x"}
-    assert flat({"a": {"x": 1}, "b": {"y": 2}}) == {"x": 1, "y": 2}
+    assert flatten_sections({"a": {"x": 1}, "b": {"y": 2}}) == {"x": 1, "y": 2}
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_any_number_survives_toml(number):
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
 def test_items_survive_one_line(items):
-    assert split(join(items)) == items
+    assert split_words(join_words(items)) == items
 
 
 def test_declaring_the_same_option_twice_is_refused():
@@ -296,7 +296,7 @@ def test_declaring_the_same_option_twice_is_refused():
         again: Things = define_section(Things)
 
     with pytest.raises(TypeError, match="flag is declared in both things and again"):
-        options(Twice)
+        options_of(Twice)
 
 
 def test_the_engine_stays_small():
@@ -305,6 +305,6 @@ def test_the_engine_stays_small():
 
 
 def test_docs_have_a_line_for_each_option():
-    page = options_page.option_tables(options(Config).values())
-    for name in options(Config):
+    page = options_page.option_tables(options_of(Config).values())
+    for name in options_of(Config):
         assert f"| `{name}` |" in page

@@ -8,7 +8,7 @@ from library.config import dataset
 from library.config.building import Layer, read_layers
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
-from library.config.schema import options
+from library.config.schema import options_of
 from library.families import config_class
 from library.importers import files
 
@@ -31,7 +31,7 @@ def test_an_option_in_two_tables_is_refused_and_all_places_are_named(tmp_path):
 
 def test_an_option_by_its_old_and_its_new_name_is_refused():
     for old, new in SDXL.aliases.items():
-        if new in options(SDXL):
+        if new in options_of(SDXL):
             reading = read_layers(SDXL, [Layer({old: 1, new: 2}, "a.toml")])
             wanted = f"in a.toml: {new} and {old} are the same option: keep one of the two"
             assert wanted in [str(one) for one in reading.problems], old

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from library import data as trainer
-from library.config.building import replace
+from library.config.building import replace_options
 from library.config.problems import ConfigError
 from library.curation import changes, selection, sources
 from library.curation.tags import Edit
@@ -88,8 +88,8 @@ def test_steps_are_those_of_the_training(places, kind):
     made = given(places, kind)
     collection = sources.scan_sources(made)
     assert not list(places.rglob("metadata_cache.json"))  # a look writes nothing
-    images, told = trainer.scan(replace(made, cache_info=False)), collection.count()
-    wanted = trainer.summary(images)
+    images, told = trainer.scan(replace_options(made, cache_info=False)), collection.count()
+    wanted = trainer.summarise_images(images)
     assert {k: told[k] for k in wanted if k != "dropped"} == {k: wanted[k] for k in wanted if k != "dropped"}
     batches = Batches(images, made, 0)
     clock = Clock.of(made, len(batches))
@@ -109,17 +109,17 @@ def test_steps_are_those_of_the_training(places, kind):
 
 def test_regularisation_is_shown_with_its_balance_and_not_changed_here(places):
     collection = sources.scan_sources(given(places, "reg, too many"))
-    reg = selection.choose(collection, "reg")
+    reg = selection.select_pictures(collection, "reg")
     assert {p.folder for p in reg} == {"reg/2_animal", "reg/1_thing"} and len(reg) == 24
     assert sum(p.repeats for p in reg if p.used) == sum(p.repeats for p in collection.pictures if not p.role) == 24
     assert {p.unused for p in reg if not p.used} == {sources.LEFT_OVER}
-    few = selection.choose(sources.scan_sources(given(places, "reg, too few")), "reg")
+    few = selection.select_pictures(sources.scan_sources(given(places, "reg, too few")), "reg")
     assert [p.repeats for p in few] == [12, 12]
-    assert selection.counts(collection, "zorb")["trigger"] == 2  # of the training's own
+    assert selection.count_kinds(collection, "zorb")["trigger"] == 2  # of the training's own
     with pytest.raises(ConfigError, match="open .*reg"):
-        changes.caption(collection, reg[0].name, "new", reg[0].caption)
+        changes.change_caption(collection, reg[0].name, "new", reg[0].caption)
     with pytest.raises(ConfigError, match="open .*reg"):
-        changes.remove(collection, [reg[0].name])
+        changes.remove_images(collection, [reg[0].name])
     edit = Edit("remove", "zorb", "", False, False, ",")
     assert {p.folder for p, _ in changes.preview(collection.pictures, edit)} == {"3_cat", "1_dog"}
 
@@ -141,7 +141,7 @@ def test_one_folder_in_two_data_sets_is_two_places(places):
     cat = (places / "train/3_cat").as_posix()
     assert {f"{cat} · 64 × 64", f"{cat} · 96 × 96"} < {place.folder for place in collection.places}
     assert len({p.name for p in collection.pictures}) == len(collection.pictures)
-    changes.compare(collection)
+    changes.find_similar_groups(collection)
     assert not collection.doubles  # the same file twice is no double
     assert collection.find(f"{cat} · 96 × 96/1.png").caption == "zorb, number 1"
 

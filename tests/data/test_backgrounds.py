@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from library import data
-from library.config.building import replace, working_fix
+from library.config.building import replace_options, working_fix
 from library.data import encoding, pixels
 from library.data.pixels import Decoding
 from tests.data import make
@@ -64,7 +64,7 @@ def test_caches_of_another_ground_are_made_anew_and_those_of_opaque_images_stay(
 
 
 def said(config, word):
-    return [one for one in data.warnings(config, 32) if word in str(one)]
+    return [one for one in data.data_warnings(config, 32) if word in str(one)]
 
 
 def test_hidden_colours_are_counted(tmp_path):
@@ -78,11 +78,11 @@ def test_hidden_colours_are_counted(tmp_path):
     assert working_fix(one, config) == {"transparent_background": "white"}
     (tmp_path / "1_cat" / "a.png").unlink()
     (tmp_path / "1_cat" / "c.png").unlink()
-    (vain,) = said(replace(config, transparent_background="white"), "transparent_background")
+    (vain,) = said(replace_options(config, transparent_background="white"), "transparent_background")
     assert "has no effect" in str(vain)
     cut_out(tmp_path / "1_cat" / "a.png")
     for values in ({"transparent_background": "black"}, {"alpha_mask": True}):
-        assert not said(replace(config, **values), "transparent areas")
+        assert not said(replace_options(config, **values), "transparent areas")
 
 
 def test_of_many_a_part_is_decoded(tmp_path):
@@ -100,7 +100,7 @@ def test_pictures_that_lose_much_to_the_crop_are_counted_with_the_worst_first(tm
     (one,) = said(config, "cropped")
     assert str(one).startswith("2 images cropped by more than 20 %")
     assert str(one).index("thin.png (94 %)") < str(one).index("wide.png (50 %)")
-    assert not said(replace(config, random_crop=True), "cropped")
+    assert not said(replace_options(config, random_crop=True), "cropped")
 
 
 def test_a_model_that_paints_learns_what_transparency_hides(tmp_path, monkeypatch):

@@ -135,11 +135,11 @@ def test_a_batch_of_pixels(tmp_path):
 def test_mirroring_mirrors_the_crop_that_sdxl_is_told():
     from library.data.buckets import BucketFit
     from library.data.images import Image
-    from library.data.loading import size_of
+    from library.data.loading import size_conditioning
 
     image = Image("x", (640, 480), "", 1, None, 0, BucketFit((640, 448), (640, 480)))
-    assert size_of(image, flip=False) == [480, 640, 0, 21, 448, 640]
-    assert size_of(image, flip=True) == [480, 640, 0, 21, 448, 640], "640 - 618.33, cut to a whole number"
+    assert size_conditioning(image, flip=False) == [480, 640, 0, 21, 448, 640]
+    assert size_conditioning(image, flip=True) == [480, 640, 0, 21, 448, 640], "640 - 618.33, cut to a whole number"
 
 
 def test_latents_text_and_mirrored_latents_come_from_the_caches(tmp_path):

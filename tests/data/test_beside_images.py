@@ -127,7 +127,7 @@ def test_how_much_counts_is_said(tmp_path, capsys):
     _, _, found = said(config)
     assert str(found.masks) == "masks: 3 of 3 images; 50 % of their area counts"
     assert "masks: 3 of 3 images; 50 % of their area counts" in [
-        str(one.text) for one in report.report(config).findings
+        str(one.text) for one in report.make_report(config).findings
     ]
 
 

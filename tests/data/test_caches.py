@@ -88,9 +88,9 @@ def test_pixels_reach_the_vae_scaled_cut_and_between_minus_one_and_one(folder, c
 
     images, family = encoded(config)
     image = images.items[1]
-    picture = pixels.resize(pixels.read_pixels(image.path), image.fit.resized)
+    picture = pixels.resize_pixels(pixels.read_pixels(image.path), image.fit.resized)
     assert image.fit.resized == (80, 64)
-    assert torch.equal(family.seen[1][0], pixels.to_tensor(pixels.look(picture, augment.middle(image.fit))))
+    assert torch.equal(family.seen[1][0], pixels.to_tensor(pixels.apply_view(picture, augment.middle(image.fit))))
     assert family.seen[1].min() >= -1 and family.seen[1].max() <= 1
 
 

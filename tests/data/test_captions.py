@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from library.config.dataset import SubsetConfig, load_datasets
-from library.data.captions import Moment, encoded_once, first_line, lines, process, with_tags
+from library.data.captions import Moment, caption_lines, encoded_once, first_line, process, with_tags
 from tests.data import make
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/sd_scripts_vectors.json").read_text(encoding="utf-8"))
@@ -127,7 +127,7 @@ def test_untouched_captions_stay_as_they_are(text):
 
 def test_reading_files():
     assert first_line("\n  a cat \nmore\n") == "a cat" and first_line("") == ""
-    assert lines(" a cat \n\n a dog\n") == "a cat\na dog"
+    assert caption_lines(" a cat \n\n a dog\n") == "a cat\na dog"
 
 
 @pytest.mark.parametrize(

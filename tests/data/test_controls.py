@@ -190,7 +190,7 @@ def test_batches_have_one_size_of_references_and_sizes_count_them(pairs):
         ]
     assert batches.example((4, 8, 8, 8, 16)).bucket == "64x64+128x64"
     assert latent_area((2, 8, 8, 6, 10)) == 2 * (64 + 60)
-    rows = data.summary(images)["buckets"]
+    rows = data.summarise_images(images)["buckets"]
     assert [row["references"] for row in rows] == [[[80, 48], [80, 48]], [[128, 64]], [[160, 160]]]
 
 

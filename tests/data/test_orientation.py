@@ -9,8 +9,8 @@ from PIL import Image, ImageOps, PngImagePlugin
 
 from library import data
 from library.captioning import writing
-from library.config.building import replace
-from library.config.schema import options
+from library.config.building import replace_options
+from library.config.schema import options_of
 from library.curation import sources, thumbs
 from library.data import encoding, orientation, pixels
 from library.data.loading import Batches
@@ -99,7 +99,7 @@ def test_sizes_buckets_and_pixels_are_those_that_people_see(photos):
         assert image.size == (width, height) and (image.fit.bucket[0] < image.fit.bucket[1]) is (width < height)
         batch = Batches(replace_items(images, image), of(photos, exif_rotation=True), 0)
         made = next(iter(batch)).pixels[0]
-        expected = pixels.to_tensor(pixels.look(shown(image.path), middle(image)))
+        expected = pixels.to_tensor(pixels.apply_view(shown(image.path), middle(image)))
         assert np.array_equal(made.numpy(), expected.numpy())
 
 
@@ -121,9 +121,9 @@ def test_without_the_option_nothing_is_turned_and_each_is_named(photos):
     for path, size in sizes.items():
         with Image.open(path) as image:
             assert image.size == size
-    (said,) = (one for one in data.warnings(config, 32) if "EXIF" in str(one))
+    (said,) = (one for one in data.data_warnings(config, 32) if "EXIF" in str(one))
     assert str(said).startswith("7 images turned or mirrored") and said.fix == {"exif_rotation": True}
-    assert not any("EXIF" in str(one) for one in data.warnings(replace(config, exif_rotation=True), 32))
+    assert not any("EXIF" in str(one) for one in data.data_warnings(replace_options(config, exif_rotation=True), 32))
 
 
 @pytest.mark.parametrize("cache", [make.SDXL, make.FLUX])
@@ -224,7 +224,7 @@ def test_reference_images_turn_by_themselves(tmp_path):
         config = described(tmp_path, "flux_2_train_network", "control_directory", exif_rotation=upright)
         images = data.scan(config)
         assert images.items[0].controls[0].size == (SIZE[::-1] if upright else SIZE)
-        told = [str(one) for one in data.warnings(config, 16) if "EXIF" in str(one)]
+        told = [str(one) for one in data.data_warnings(config, 16) if "EXIF" in str(one)]
         assert bool(told) is not upright and all(str(path) in text for text in told)
 
 
@@ -273,7 +273,7 @@ def test_a_painted_mask_fits_however_it_was_shown(tmp_path, upright):
     content = masks.png(Image.fromarray(painted))
     (tmp_path / "masks").mkdir()
     file = tmp_path / "masks" / "a.png"
-    masks.replace(tmp_path / "masks", file, content, size, path, upright)
+    masks.replace_mask(tmp_path / "masks", file, content, size, path, upright)
     assert np.array_equal(pixels.read_mask(file, pixels.Decoding(upright)), painted)
     with Image.open(io_of(masks.tinted(file, 320, upright))) as overlay:
         assert overlay.size == size
@@ -287,4 +287,4 @@ def test_presets_and_new_data_sets_turn_and_sd_scripts_files_do_not():
     for path in Path("presets").glob("*/*.toml"):
         assert path.parent.name in ("compile", "recipes") or read_toml(path)["exif_rotation"] is True, path
     assert SETTINGS["exif_rotation"] is True
-    assert not any(options(config_class(script))["exif_rotation"].default for script in RUNS)
+    assert not any(options_of(config_class(script))["exif_rotation"].default for script in RUNS)

@@ -41,14 +41,16 @@ def test_exif_does_not_turn_the_image(tmp_path):
 
 def test_shrinking_is_by_area_and_growing_by_lanczos(tmp_path):
     picture = pixels.read_pixels(make.picture(tmp_path / "a.png", (60, 40)))
-    assert np.array_equal(pixels.resize(picture, (30, 40)), cv2.resize(picture, (30, 40), interpolation=cv2.INTER_AREA))
+    assert np.array_equal(
+        pixels.resize_pixels(picture, (30, 40)), cv2.resize(picture, (30, 40), interpolation=cv2.INTER_AREA)
+    )
     lanczos = np.asarray(Image.fromarray(picture).resize((61, 20), Image.Resampling.LANCZOS))
-    assert np.array_equal(pixels.resize(picture, (61, 20)), lanczos)
+    assert np.array_equal(pixels.resize_pixels(picture, (61, 20)), lanczos)
     for name, number in pixels.RESIZE.items():
         expected = cv2.resize(picture, (70, 70), interpolation=number)
-        assert np.array_equal(pixels.resize(picture, (70, 70), name), expected)
+        assert np.array_equal(pixels.resize_pixels(picture, (70, 70), name), expected)
     with pytest.raises(ConfigError, match="resize_interpolation"):
-        pixels.resize(picture, (70, 70), "magic")
+        pixels.resize_pixels(picture, (70, 70), "magic")
 
 
 def test_opencv_numbers_its_interpolations_as_we_do():
@@ -67,7 +69,7 @@ def test_views_show_the_middle_or_any_part():
 def test_mirroring_turns_left_to_right(tmp_path):
     picture = pixels.read_pixels(make.picture(tmp_path / "a.png", (64, 64)))
     fit = BucketFit((64, 64), (64, 64))
-    assert np.array_equal(pixels.look(picture, augment.middle(fit, flip=True)), picture[:, ::-1])
+    assert np.array_equal(pixels.apply_view(picture, augment.middle(fit, flip=True)), picture[:, ::-1])
 
 
 def test_colours_change_a_little_and_for_one_in_three(tmp_path):

@@ -9,7 +9,7 @@ from library import data
 from library.config.problems import ConfigError
 from library.curation import shares, sources
 from library.data import encoding
-from library.data.images import summary
+from library.data.images import summarise_images
 from library.data.loading import Batches
 from tests.data import make
 
@@ -59,9 +59,12 @@ def test_each_image_is_in_a_data_set_for_each_size(folder):
         width, height = image.fit.bucket
         side = images.datasets[image.dataset].resolution[0]
         assert width * height <= side * side and max(width, height) <= 128 and image.repeats == 2
-    counts = summary(images)
+    counts = summarise_images(images)
     assert (counts["images"], counts["repeats"], {row["dataset"] for row in counts["buckets"]}) == (5, 30, {0, 1, 2})
-    alone = [summary(data.scan(make.config(folder.parent, **SIZES | {"resolution": size}))) for size in (128, 96, 64)]
+    alone = [
+        summarise_images(data.scan(make.config(folder.parent, **SIZES | {"resolution": size})))
+        for size in (128, 96, 64)
+    ]
     assert counts["batches_per_epoch"] == sum(one["batches_per_epoch"] for one in alone)
     assert [{**row, "dataset": 0} for row in counts["buckets"]] == [row for one in alone for row in one["buckets"]]
 
@@ -84,7 +87,7 @@ def test_a_dataset_file_says_it_for_each_table(of_file, folder):
         *((0, (side, side), ((64, 64), (96, 96), (128, 128))) for side in (128, 96, 64)),
         (1, (64, 64), ((64, 64),)),
     ]
-    counted = shares.counted(config, lambda path: True)
+    counted = shares.count_by_folder(config, lambda path: True)
     assert [(row["dataset"], row["images"], row["seen"]) for row in counted["rows"]] == [(0, 5, 30), (1, 1, 1)]
     shown = sources.scan_sources(config)
     assert Counter(picture.path for picture in shown.pictures) == {picture.path: 1 for picture in shown.pictures}

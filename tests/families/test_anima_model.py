@@ -144,7 +144,7 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, size):
 def test_a_block_of_full_width_equals_diffusers():
     from diffusers.models.transformers.transformer_cosmos import CosmosRotaryPosEmbed, CosmosTransformerBlock
 
-    sizes = random.shape(random.FULL, 8)
+    sizes = random.anima_shape(random.FULL, 8)
     assert sizes.axes == (44, 42, 42) and abs(sizes.theta - 42870.94) < 0.01
     with torch.device("meta"):
         block, theirs = Block(sizes), CosmosTransformerBlock(16, 128, 1024, adaln_lora_dim=256, qk_norm="rms_norm")
@@ -155,7 +155,7 @@ def test_a_block_of_full_width_equals_diffusers():
     theirs.load_state_dict(renamed, strict=True, assign=True)
     x, temb, shared, context = (torch.randn(1, *shape) for shape in ((6, 2048), (2048,), (6144,), (5, 1024)))
     model = torch.nn.Module()
-    model.sizes, model._tables = sizes, random.Anima(random.shape(random.TINY, 8))._tables
+    model.sizes, model._tables = sizes, random.Anima(random.anima_shape(random.TINY, 8))._tables
     pe = random.Anima.positions(model, 2, 3, torch.device("cpu"))
     rope = CosmosRotaryPosEmbed(128, (128, 240, 240), (1, 2, 2), rope_scale=(1.0, 4.0, 4.0))(
         torch.zeros(1, 16, 1, 4, 6)

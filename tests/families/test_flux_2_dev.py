@@ -101,9 +101,9 @@ def pipeline(files, own):
         return tokenizer(texts, add_special_tokens=False, padding_side="left", **kept)
 
     denoiser = Flux2Transformer2DModel(**diffusers_settings(own[1].denoiser.sizes)).eval()
-    denoiser.load_state_dict(keys.to_diffusers(own[1].denoiser.state_dict()), strict=True)
+    denoiser.load_state_dict(keys.flux_2_to_diffusers(own[1].denoiser.state_dict()), strict=True)
     other = AutoencoderKLFlux2(block_out_channels=random.TINY.vae_widths).eval()
-    other.load_state_dict(autoencoder.to_diffusers(load_file(files["vae"])), strict=True)
+    other.load_state_dict(autoencoder.vae_to_diffusers(load_file(files["vae"])), strict=True)
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
     pipe = Flux2Pipeline(scheduler, other, None, None, denoiser)
     pipe.register_modules(text_encoder=encoder)
@@ -151,7 +151,7 @@ def test_the_layouts_of_its_text_encoder_are_the_same_network(files, own, tmp_pa
     for name, tensors in layouts.items():
         save_file(tensors, tmp_path / f"{name}.safetensors")
         assert said(files, text_encoder=tmp_path / f"{name}.safetensors") == []
-        found = text_encoder.load_mistral(tmp_path / f"{name}.safetensors", torch.float32).state_dict()
+        found = text_encoder.load_short_mistral(tmp_path / f"{name}.safetensors", torch.float32).state_dict()
         assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in found)
 
 

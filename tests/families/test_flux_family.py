@@ -261,7 +261,7 @@ def test_previews_equal_the_diffusers_pipeline(dev, parts):
     config = flux_files.diffusers_config(parts.denoiser.state_dict())
     config.pop("_class_name")
     transformer = diffusers.FluxTransformer2DModel(**config)
-    transformer.load_state_dict(keys.to_diffusers(parts.denoiser.state_dict()))
+    transformer.load_state_dict(keys.flux_to_diffusers(parts.denoiser.state_dict()))
     pipeline = diffusers.FluxPipeline(scheduler, parts.vae, None, None, None, None, transformer)
     pipeline.set_progress_bar_config(disable=True)
     with torch.no_grad():

@@ -59,7 +59,7 @@ def test_the_guidance_embedding_can_be_left_out_as_flex_1_is_trained(files, dev,
         assert not torch.allclose(ours, dev.predict(parts.denoiser, noised, text, None))
         config = flux_files.diffusers_config(parts.denoiser.state_dict()) | {"guidance_embeds": False}
         theirs = diffusers.FluxTransformer2DModel(**{name: v for name, v in config.items() if name != "_class_name"})
-        stored = keys.to_diffusers(parts.denoiser.state_dict())
+        stored = keys.flux_to_diffusers(parts.denoiser.state_dict())
         theirs.load_state_dict({name: stored[name] for name in theirs.state_dict()})
         ids = model.conditions(text, (4, 6), torch.device("cpu"))
         answer = theirs(

@@ -59,7 +59,7 @@ def pipeline(cls, of, parts):
     config.pop("_class_name")
     config["out_channels"] = parts.denoiser.sizes.out_channels
     transformer = diffusers.FluxTransformer2DModel(**config)
-    transformer.load_state_dict(keys.to_diffusers(parts.denoiser.state_dict()))
+    transformer.load_state_dict(keys.flux_to_diffusers(parts.denoiser.state_dict()))
     made = getattr(diffusers, cls)(
         scheduler=scheduler,
         vae=parts.vae,
@@ -136,7 +136,7 @@ def same_step(of, parts, theirs, controls, text, size):
     ours.square().mean().backward()
     expected.square().mean().backward()
     gradients = {name: p.grad for name, p in parts.denoiser.named_parameters() if p.grad is not None}
-    theirs_by_name = keys.to_bfl(
+    theirs_by_name = keys.flux_to_bfl(
         {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in model.named_parameters()}
     )
     parts.denoiser.zero_grad()

@@ -75,7 +75,7 @@ def denoiser(parts, still):
 def test_the_denoiser_and_its_gradients_equal_diffusers(own, still, number):
     ours, theirs = denoiser(own[1], still), diffusers_model(own[1], still)
     latents = [torch.randn(2, 16, *size, generator=torch.Generator().manual_seed(i)) for i, size in enumerate(SIZES)]
-    tokens, sizes = pictures.tokens_of(latents[0], latents[1 : 1 + number])
+    tokens, sizes = pictures.pack_tokens(latents[0], latents[1 : 1 + number])
     text = torch.randn(2, 64, 128, generator=torch.Generator().manual_seed(9))
     mask = torch.zeros(2, 64, dtype=torch.long)
     mask[0, :17], mask[1, :33] = 1, 1
@@ -194,7 +194,7 @@ KINDS = {
 def test_pictures_are_cut_and_counted_as_the_processor_does(own, pipelines):
     pipe = pipelines("QwenImageEditPlusPipeline", False)
     for size in ((392, 392), (600, 260), (40, 50)):
-        ours = pictures.seen(picture(size), 384 * 384)
+        ours = pictures.cut_into_patches(picture(size), 384 * 384)
         scaled = picture(size).resize(pictures.scaled_size(size, 384 * 384), Image.Resampling.LANCZOS)
         theirs = pipe.processor.image_processor(images=[scaled], return_tensors="pt")
         assert theirs["image_grid_thw"].tolist() == [[1, ours.rows, ours.columns]]

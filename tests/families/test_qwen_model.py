@@ -142,7 +142,7 @@ def test_the_vae_equals_diffusers_in_both_layouts(files, own, tmp_path):
     stored = load_file(files["vae"])
     assert stored["decoder.conv1.weight"].ndim == 5 and "conv1.weight" in stored
     named = {new: stored[old] for new, old in qwen_vae_names.plain_qwen_vae_names(stored).items()}
-    assert qwen_vae_names.to_single(named).keys() == stored.keys()
+    assert qwen_vae_names.qwen_vae_to_single(named).keys() == stored.keys()
     model = AutoencoderKLQwenImage(base_dim=8, dim_mult=[1, 2, 2, 2], num_res_blocks=1)
     model.load_state_dict(named, strict=True)
     pixels = torch.rand(1, 3, 64, 48) * 2 - 1

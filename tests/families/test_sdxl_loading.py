@@ -84,7 +84,7 @@ def test_blocks_are_counted_from_names_as_they_are_in_the_model(tiny_sdxl, tiny_
         type(module).__name__ for module in denoiser.modules() if type(module).__name__ in SdxlFamily.block_classes
     )
     single = {name.removeprefix("model.diffusion_model.") for name in load_file(tiny_sdxl) if "diffusion" in name}
-    assert keys.blocks(single) == keys.blocks(denoiser.state_dict()) == expected
+    assert keys.count_sdxl_blocks(single) == keys.count_sdxl_blocks(denoiser.state_dict()) == expected
     last = expected["ResnetBlock2D"] - 1
     for path in (tiny_sdxl, tiny_sdxl_folder):
         assert not problems(path, compile=True, compile_blocks=f"resnet:0-{last}")
@@ -203,7 +203,7 @@ def test_another_vae_in_either_layout(tiny_sdxl, tmp_path, layout, others):
         if layout != "ldm with prefix":
             found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
         if layout == "diffusers":
-            found = model.autoencoder.to_diffusers(found)
+            found = model.autoencoder.vae_to_diffusers(found)
         vae = tmp_path / "vae.safetensors"
         save_file({name: tensor.contiguous() for name, tensor in found.items()}, vae)
     loaded = family(tiny_sdxl, vae=str(vae))
@@ -309,7 +309,7 @@ def test_a_tokenizer_of_another_kind_is_passed_over(tiny_sdxl, tmp_path):
 
 
 def test_a_download_is_kept_in_the_tokenizer_folder(tiny_sdxl, tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenizers, "download", lambda name, token, looked: tiny_sdxl.parent / "tokenizer")
+    monkeypatch.setattr(tokenizers, "download_tokenizer", lambda name, token, looked: tiny_sdxl.parent / "tokenizer")
     found = tokenizers.find_tokenizer(tokenizers.CLIP_L, None, "tokenizer", tmp_path / "kept")
     assert found == tmp_path / "kept" / "openai_clip-vit-large-patch14"
     assert tokenizers.load_tokenizer(found, tokenizers.CLIP_L)("a photo").input_ids

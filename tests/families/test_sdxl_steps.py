@@ -100,7 +100,7 @@ def test_chunks_are_encoded_apart_and_put_together_again(parts, tiny_sdxl):
 def test_pooled_is_the_first_end_of_the_caption(parts):
     encoder = parts.encoders["clip_g"]
     with torch.no_grad():
-        said = conditions.encoded(parts, ["a cat"], ("clip_g",), 1, False)
+        said = conditions.encode_with_clips(parts, ["a cat"], ("clip_g",), 1, False)
         ids = clip.clip_tokens(parts.tokenizers["clip_g"], ["a cat"], 1, 0)[0]
         last = encoder(ids).last_hidden_state  # with the final norm
     end = ids[0].tolist().index(parts.tokenizers["clip_g"].eos_token_id)
@@ -140,7 +140,7 @@ def test_encoders_can_learn(tiny_sdxl):
     ],
 )
 def test_emphasis(text, expected):
-    found = emphasis.parse(text)
+    found = emphasis.parse_emphasis(text)
     assert [piece for piece, _ in found] == [piece for piece, _ in expected]
     assert [weight for _, weight in found] == pytest.approx([weight for _, weight in expected])
 
@@ -269,9 +269,9 @@ def test_every_sampler_generates(parts, tiny_sdxl, name):
 
 
 def test_every_choice_of_the_flag_has_a_sampler():
-    from library.config.schema import options
+    from library.config.schema import options_of
 
-    assert set(options(SdxlLora)["sample_sampler"].choices) == set(preview.SAMPLERS)
+    assert set(options_of(SdxlLora)["sample_sampler"].choices) == set(preview.SAMPLERS)
     with pytest.raises(ConfigError, match="sample_sampler"):
         preview.scheduler("nonsense", False)
 

@@ -105,7 +105,7 @@ def test_one_block_of_full_width_equals_diffusers():
     from diffusers.models.transformers.transformer_z_image import RopeEmbedder
     from diffusers.models.transformers.transformer_z_image import ZImageTransformerBlock as Theirs
 
-    sizes = random.shape(random.FULL)
+    sizes = random.zimage_shape(random.FULL)
     torch.manual_seed(0)
     with torch.device("meta"):
         ours = ZImageTransformerBlock(sizes)
@@ -174,7 +174,7 @@ def pipeline(files, own, theirs):
         use_quant_conv=False,
         use_post_quant_conv=False,
     )
-    vae.load_state_dict(autoencoder.to_diffusers(load_file(files["vae"])), strict=True)
+    vae.load_state_dict(autoencoder.vae_to_diffusers(load_file(files["vae"])), strict=True)
     tokenizer = own[1].tokenizers["text_encoder"]
     tokenizer.chat_template = TEMPLATE
     pipe = ZImagePipeline(FlowMatchEulerDiscreteScheduler(shift=3.0), vae.eval(), encoder, tokenizer, theirs)
@@ -187,7 +187,11 @@ def test_captions_are_encoded_as_the_pipeline_does(own, pipeline):
     with torch.no_grad():
         got = own[0].text(own[1], captions)
         expected, _ = pipeline.encode_prompt(list(captions), do_classifier_free_guidance=False)
-    assert got["llm_embed"].shape[1] == 512 == text_encoder.longest(own[1].tokenizers["text_encoder"], captions)
+    assert (
+        got["llm_embed"].shape[1]
+        == 512
+        == text_encoder.longest_zimage_caption(own[1].tokenizers["text_encoder"], captions)
+    )
     for row, one in enumerate(expected):
         assert int(got["llm_mask"][row].sum()) == len(one) and not got["llm_embed"][row, len(one) :].any()
         torch.testing.assert_close(got["llm_embed"][row, : len(one)], one, rtol=1e-4, atol=1e-5)
@@ -250,4 +254,4 @@ def test_a_saved_model_has_the_names_of_its_file(files, own):
     saved = own[0].export(own[1])
     assert saved.keys() == stored.keys() and all(torch.equal(saved[name], stored[name]) for name in stored)
     assert "layers.0.attention.qkv.weight" in stored and "final_layer.linear.weight" in stored
-    assert keys.sources(stored).keys() == own[1].denoiser.state_dict().keys()
+    assert keys.zimage_sources(stored).keys() == own[1].denoiser.state_dict().keys()

@@ -89,14 +89,14 @@ def test_masks_go_where_the_trainer_reads_them_and_old_ones_are_kept(images, tmp
     masks = files.usual_folder(images)
     assert masks == tmp_path / "images-masks" and files.usual_folder(images / "10_x") == masks / "10_x"
     before = tree(images)
-    done = files.make(images, masks, Half(), MaskOptions(), quiet)
+    done = files.make_masks(images, masks, Half(), MaskOptions(), quiet)
     assert done == Written(3, 0, ["broken.png"]) and tree(images) == before
     mask = pixels.read_mask(masks / "10_x" / "1.png")
     assert mask.shape == (8, 12) and mask[:, :6].min() == 255 and mask[:, 6:].max() == 0
     mine = Image.new("L", (8, 8), 7)
     mine.save(masks / "10_x" / "0.png")
-    assert files.make(images, masks, Half(), MaskOptions(), quiet).skipped == 3
-    assert files.make(images, masks, Half(), MaskOptions("replace", 20, True), quiet).written == 3
+    assert files.make_masks(images, masks, Half(), MaskOptions(), quiet).skipped == 3
+    assert files.make_masks(images, masks, Half(), MaskOptions("replace", 20, True), quiet).written == 3
     mask = pixels.read_mask(masks / "10_x" / "1.png")
     assert mask[:, :6].max() == 51 and mask[:, 6:].min() == 255
     assert trash.undo(masks).title == "Masks by half"
@@ -115,15 +115,15 @@ def test_a_stop_half_way_keeps_what_is_written_and_goes_on(images):
 
     masks = files.usual_folder(images)
     with pytest.raises(KeyboardInterrupt):
-        files.make(images, masks, Half(), MaskOptions(), stop)
+        files.make_masks(images, masks, Half(), MaskOptions(), stop)
     assert files.count_masked_images(images, masks) == 2
-    files.make(images, masks, Half(), MaskOptions(), quiet)
+    files.make_masks(images, masks, Half(), MaskOptions(), quiet)
     assert files.count_masked_images(images, masks) == 3 and len(trash.history(masks)) == 2
 
 
 def test_a_crash_between_two_files_loses_nothing(images, monkeypatch):
     masks = files.usual_folder(images)
-    files.make(images, masks, Half(), MaskOptions(), quiet)
+    files.make_masks(images, masks, Half(), MaskOptions(), quiet)
     before = tree(masks)
     real = trash.write_atomic
 
@@ -134,7 +134,7 @@ def test_a_crash_between_two_files_loses_nothing(images, monkeypatch):
 
     monkeypatch.setattr(trash, "write_atomic", broken)
     with pytest.raises(MemoryError):
-        files.make(images, masks, Half(), MaskOptions("replace", invert=True), quiet)
+        files.make_masks(images, masks, Half(), MaskOptions("replace", invert=True), quiet)
     assert tree(masks) != before
     monkeypatch.undo()
     assert trash.undo(masks).left == () and tree(masks) == before
@@ -143,7 +143,7 @@ def test_a_crash_between_two_files_loses_nothing(images, monkeypatch):
 def test_the_trainer_reads_the_masks_that_were_made(images):
     (images / "10_x" / "broken.png").unlink()
     masks = files.usual_folder(images)
-    files.make(images, masks, Half(), MaskOptions(), quiet)
+    files.make_masks(images, masks, Half(), MaskOptions(), quiet)
     toml = images.parent / "set.toml"
     place = {"image_dir": images / "10_x", "conditioning_data_dir": masks / "10_x"}
     lines = "\n".join(f"{name} = '{path}'" for name, path in place.items())
@@ -156,15 +156,15 @@ def test_the_trainer_reads_the_masks_that_were_made(images):
 def test_masks_become_the_transparency_of_images_and_the_images_come_back(images):
     start = tree(images)
     options = MaskOptions(into="alpha")
-    assert files.make(images, files.usual_folder(images), Half(), options, quiet).written == 3
+    assert files.make_masks(images, files.usual_folder(images), Half(), options, quiet).written == 3
     made = pixels.read_pixels(images / "10_x" / "1.png", alpha=True)
     assert made[0, :, 3].tolist() == [255] * 6 + [0] * 6 and (made[:, :, :3] == [255, 0, 0]).all()
     assert not files.usual_folder(images).exists()
-    assert files.make(images, files.usual_folder(images), Half(), options, quiet).skipped == 3
+    assert files.make_masks(images, files.usual_folder(images), Half(), options, quiet).skipped == 3
     assert trash.undo(images).left == () and tree(images) == start
     Image.new("RGB", (8, 8)).save(images / "photo.jpg")
     with pytest.raises(ConfigError, match="only PNG and WebP"):
-        files.make(images, files.usual_folder(images), Half(), options, quiet)
+        files.make_masks(images, files.usual_folder(images), Half(), options, quiet)
 
 
 def test_transparency_becomes_masks(images):
@@ -187,7 +187,7 @@ def test_a_painted_mask_takes_the_size_of_its_image_and_anything_else_is_refused
     masks = tmp_path / "masks"
     (masks / "10_x").mkdir(parents=True)
     shutil.copyfile(__file__, masks / "10_x" / "a.webp")
-    files.replace(masks, masks / "10_x" / "a.webp", painted((4, 2)), (40, 20))
+    files.replace_mask(masks, masks / "10_x" / "a.webp", painted((4, 2)), (40, 20))
     assert pixels.read_mask(masks / "10_x" / "a.png").shape == (20, 40) and not (masks / "10_x" / "a.webp").exists()
     for content, says in (
         (painted((4, 4)), "not the shape"),
@@ -197,9 +197,9 @@ def test_a_painted_mask_takes_the_size_of_its_image_and_anything_else_is_refused
         (painted((5000, 2)), "too many pixels"),
     ):
         with pytest.raises(ConfigError, match=says):
-            files.replace(masks, masks / "10_x" / "a.png", content, (40, 20))
+            files.replace_mask(masks, masks / "10_x" / "a.png", content, (40, 20))
     with pytest.raises(ConfigError, match="too many pixels"):
-        files.replace(masks, masks / "10_x" / "a.png", painted((4, 4)), (16384, 16384))
+        files.replace_mask(masks, masks / "10_x" / "a.png", painted((4, 4)), (16384, 16384))
     trash.undo(masks)
     assert (masks / "10_x" / "a.webp").read_bytes() == Path(__file__).read_bytes()
     assert not (masks / "10_x" / "a.png").exists()
@@ -251,4 +251,4 @@ def test_what_cannot_be_done_is_one_sentence(images, tmp_path):
             shell.main(argv)
     shutil.copyfile(images / "10_x" / "0.png", images / "10_x" / "0.webp")
     with pytest.raises(ConfigError, match="two images have the mask"):
-        files.make(images, files.usual_folder(images), Half(), MaskOptions(), quiet)
+        files.make_masks(images, files.usual_folder(images), Half(), MaskOptions(), quiet)

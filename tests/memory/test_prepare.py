@@ -5,7 +5,7 @@ import torch
 
 from library import families, methods
 from library.compiler.log import CompileLog
-from library.compiler.torch_settings import settings_kept
+from library.compiler.torch_settings import keep_torch_settings
 from library.memory import attention
 from library.memory.prepare import describe_blocks, prepare_denoiser, restored_after
 from library.memory.quantization import fp8_storage
@@ -28,7 +28,12 @@ def test_the_blocks_are_described_by_what_was_added_to_them_and_restored_after_a
     parts = family.load(fp8_storage.storage_type(config))
     methods.attach_method(parts, family, config)
     denoiser, sizes, classes = parts.denoiser, ((1, 8, 8), (1, 8, 16)), family.block_classes
-    with settings_kept(), attention.settings_kept(), CompileLog() as log, restored_after(denoiser, classes):
+    with (
+        keep_torch_settings(),
+        attention.keep_attention_settings(),
+        CompileLog() as log,
+        restored_after(denoiser, classes),
+    ):
         said = prepare_denoiser(denoiser, family, config, torch.device("cpu"), sizes, log=log).blocks
     double, single = said.removeprefix("Blocks: ").split("; ")
     assert double.endswith("DoubleStreamBlock (8-bit weights, checkpointed, 1 swapped)"), said

@@ -133,14 +133,14 @@ def test_rounding_a_few_rows_at_a_time_changes_nothing(monkeypatch):
     exact, whole = layers()
     monkeypatch.setattr(fp8_matmul, "ROUNDED_AT_ONCE", 5 * 64 + 1)
     _, parts = layers()
-    rows, scale = fp8_matmul.rounded(exact.weight)
+    rows, scale = fp8_matmul.quantize_rows_fp8(exact.weight)
     for found in (whole, parts):
         assert torch.equal(found.weight.view(torch.uint8), rows.view(torch.uint8))
         assert torch.equal(found.weight_scale, scale[:, 0])
 
 
 def test_rows_of_zeros_stay_zeros():
-    for made in (fp8_matmul.rounded, int8_matmul.rounded):
+    for made in (fp8_matmul.quantize_rows_fp8, int8_matmul.quantize_rows_int8):
         few, rows = made(torch.zeros(2, 16))
         assert not few.float().any() and rows.isfinite().all()
 

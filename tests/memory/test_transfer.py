@@ -59,7 +59,7 @@ def loaded(config, device=None, read=None):
     family = families.family_for(config)
     parts = family.load(fp8_storage.storage_type(config), fp8_storage.compute_type(config), deferring=True)
     assert {p.device.type for p in parts.denoiser.parameters()} == {"meta"}
-    place = placement.placement(family, config, torch.device("meta")) if device else None
+    place = placement.plan_placement(family, config, torch.device("meta")) if device else None
     parts.read_denoiser((lambda denoiser: replace(place(denoiser), device=device)) if place else None)
     return parts.denoiser
 
@@ -106,7 +106,7 @@ def test_what_is_rounded_or_swapped_later_waits_on_the_host(demo, script):
         family = families.family_for(config)
         parts = family.load(torch.bfloat16, deferring=True)
         names = {name for name, p in parts.denoiser.named_parameters() if p.dim() >= 2}
-        found = placement.placement(family, config, torch.device("meta"))(parts.denoiser)
+        found = placement.plan_placement(family, config, torch.device("meta"))(parts.denoiser)
         assert {*found.host, *found.eight_bits} <= names
         return found
 
@@ -122,13 +122,13 @@ def test_a_file_is_read_ahead_where_the_denoiser_is(stored, monkeypatch):
     path, tensors = stored
     touched = []
     monkeypatch.setattr(read_ahead, "_touch", lambda file, offset, memory: touched.append((file, offset, len(memory))))
-    for thread in read_ahead.begin(path, "1"):
+    for thread in read_ahead.start_reading(path, "1"):
         thread.join()
     ranges = [weights.open_weights(path).source(name).range for name in tensors if name.startswith("1")]
     first, last = min(r.offset for r in ranges), max(r.offset + r.length for r in ranges)
     assert touched == [(path, first, last - first)]
     for broken in (path.parent / "absent.safetensors", path.parent / "empty"):  # is said by who reads it
-        for thread in read_ahead.begin(broken):
+        for thread in read_ahead.start_reading(broken):
             thread.join()
 
 
@@ -188,7 +188,7 @@ def test_reading_holds_no_second_model_on_a_gpu(tmp_path):
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     sources = {name: file.source(name) for name in file}
-    transfer.fill(model, sources, transfer.widened(torch.bfloat16), WeightPlacement(torch.device("cuda")))
+    transfer.fill_weights(model, sources, transfer.widened(torch.bfloat16), WeightPlacement(torch.device("cuda")))
     one = 2048 * 2048 * 2
     assert torch.cuda.max_memory_allocated() - before <= (len(tensors) + 4) * one
     assert all(same_bits(model.get_parameter(name), tensor.to(torch.bfloat16)) for name, tensor in tensors.items())

@@ -10,7 +10,7 @@ from library.check import adapter_size
 from library.config.building import build_config
 from library.config.schema import section_options
 from library.config.values import Option
-from library.families import FAMILIES, adapter_kinds, config_class, facts, lora_script, network_args
+from library.families import FAMILIES, adapter_kinds, config_class, facts_of, lora_script, network_args
 from library.families.network_args import LycorisArgs
 
 KINDS = {kind.id: kind for kind in adapter_kinds.kinds("flux")}
@@ -98,7 +98,7 @@ def test_each_kind_trains_the_blocks_that_are_chosen_and_its_size_is_known(flux_
     )
     family, parts = flux_like
     monkeypatch.setattr(adapter_size, "_components", lambda *given: (family, copy.deepcopy(parts)))
-    told = adapter_size.size(config)
+    told = adapter_size.adapter_size(config)
     torch.manual_seed(0)
     inputs = torch.randn(2, 5, 4), torch.randn(2, 3, 6)
     method = methods.attach_method(parts, family, config)
@@ -128,7 +128,7 @@ def test_a_package_that_is_named_while_typing_is_not_run(flux_config):
 
 
 def test_groups_of_blocks_are_those_of_the_published_models():
-    assert {name: [group.count for group in facts(name).blocks] for name in FAMILIES} == {
+    assert {name: [group.count for group in facts_of(name).blocks] for name in FAMILIES} == {
         "sdxl": [9, 3, 9],
         "flux": [19, 38],
         "flux_2": [8, 24],

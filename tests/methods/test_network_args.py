@@ -5,7 +5,7 @@ import pytest
 from library import methods
 from library.config.problems import ConfigError
 from library.families import network_args
-from library.families.sdxl.network_args import block_of
+from library.families.sdxl.network_args import block_number
 from library.families.shared import network_args as languages
 
 
@@ -181,7 +181,7 @@ def test_what_has_no_effect_is_noted(flux_config, sdxl_config):
     ],
 )
 def test_block_numbers_of_sdxl(name, block):
-    assert block_of(name) == block
+    assert block_number(name) == block
 
 
 def test_patterns_choose_layers_by_their_paths_as_in_musubi_tuner(flux_config):

@@ -14,7 +14,7 @@ from library import families
 from library.compiler.log import CompileLog
 from library.config.building import build_config
 from library.config.ineffective import ineffective_options
-from library.config.schema import options
+from library.config.schema import options_of
 from library.data.batch import Batch
 from library.families.shared import autoencoder
 from library.objectives import flow
@@ -70,14 +70,14 @@ def test_a_tiny_training_equals_musubi_tuners(case, monkeypatch):
     assert weights.tolist() == pytest.approx(case["weights"], rel=1e-6, abs=1e-6)
 
 
-FLOW = [script for script in families.RUNS if "timestep_sampling" in options(families.config_class(script))]
+FLOW = [script for script in families.RUNS if "timestep_sampling" in options_of(families.config_class(script))]
 
 
 @pytest.mark.parametrize("script", FLOW)
 @pytest.mark.parametrize("again", [False, True])
 def test_every_flow_model_trains_the_chosen_timesteps_alone(script, again):
     cls, latents = families.config_class(script), torch.zeros(2000, 1, 4, 4)
-    for sampling in options(cls)["timestep_sampling"].choices:
+    for sampling in options_of(cls)["timestep_sampling"].choices:
         given = {"timestep_sampling": sampling, "min_timestep": 100, "max_timestep": 400}
         given |= {"preserve_distribution_shape": True} if again and sampling != "sigma" else {}
         config = build_config(cls, given, notes=[])
@@ -102,7 +102,7 @@ def test_drawing_again_keeps_the_shape_of_the_distribution_and_scaling_does_not(
 
 
 def test_where_hardly_any_draw_is_in_the_range_others_are_scaled_into_it():
-    sigmas = flow.inside(torch.tensor([0.1, 0.55, 0.3, 0.9]), 2, 0.5, 0.6)
+    sigmas = flow.sigmas_in_range(torch.tensor([0.1, 0.55, 0.3, 0.9]), 2, 0.5, 0.6)
     assert sigmas.tolist() == pytest.approx([0.55, 0.51])
 
 

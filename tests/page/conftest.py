@@ -239,7 +239,7 @@ def visit(chromium, served, windows, stand_ins, monkeypatch, tmp_path):
     from library.runs import queue, reader, stop
 
     for entry in queue.read_queue().waiting:
-        queue.remove(entry.id)
+        queue.remove_entry(entry.id)
     for run in reader.runs():
         stop.request(run.id, "kill")
     for complaints, requests in [ended(windows, visit) for visit in visits]:

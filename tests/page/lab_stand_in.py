@@ -12,7 +12,7 @@ import time
 from library.bench import report
 from library.config.problems import Message
 from library.measuring import candidates
-from library.runs.job_work import begin
+from library.runs.job_work import begin_work
 
 ON = {"name": "Stand-in", "device": "cpu", "threads": 2, "torch": "2.13.0"}
 COMPILED = {"num_graphs": 2, "recompiles": 0, "seconds": 3.0, "cache_hits": 0}
@@ -80,7 +80,7 @@ def doctor():
 
 def main(command, *rest):
     kind = "profile" if "--profile" in rest else command
-    with begin(kind) as work:
+    with begin_work(kind) as work:
         work.phase(Message("warming up"), 1, 4)
         if kind == "bench":
             work.store(bench(finished=False))

@@ -255,7 +255,7 @@ def started(monkeypatch):
     """Start the page with arguments; what its access checks were given, or the exit code."""
     seen = {}
     monkeypatch.setattr(app, "build_page", lambda roots: None)
-    monkeypatch.setattr(app, "prepare", lambda page: None)
+    monkeypatch.setattr(app, "prepare_responses", lambda page: None)
     monkeypatch.setattr(app, "application", lambda page, gate, root_path: seen.update(gate))
     monkeypatch.setattr(app, "serve", lambda made, bound: (seen.update(bound=bound.getsockname()), bound.close()))
     monkeypatch.delenv("SSH_CONNECTION", raising=False)

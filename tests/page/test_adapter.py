@@ -14,7 +14,7 @@ from tests.training import wait_for
 
 
 def state(family, **given):
-    return adapter.state(build_config(config_class(lora_script(family)), given, notes=[]), None)
+    return adapter.adapter_state(build_config(config_class(lora_script(family)), given, notes=[]), None)
 
 
 def pressed(shown):
@@ -54,7 +54,9 @@ def test_blocks_are_shown_in_each_of_the_ways_to_say_them():
     assert learning(joint) == [[], [1], [0, 1]]
     assert (
         len(
-            adapter.state(build_config(config_class(lora_script("flux")), {}, notes=[]), [2, 4])["groups"][1]["factors"]
+            adapter.adapter_state(build_config(config_class(lora_script("flux")), {}, notes=[]), [2, 4])["groups"][1][
+                "factors"
+            ]
         )
         == 4
     )

@@ -10,7 +10,7 @@ from library import importers
 from library.check import isolated
 from library.config.building import build_config
 from library.config.formats import read_toml
-from library.config.schema import changed, flat
+from library.config.schema import changed, flatten_sections
 from library.families import config_class
 from library.runs import reader
 
@@ -296,7 +296,7 @@ def test_a_config_goes_through_download_and_upload(visit, tmp_path):
     other.until("Loaded cat.toml")
     assert other.page.locator("#lora-network_dim").input_value() == "24"
     config = build_config(config_class("sdxl_train_network"), other.held()["values"])
-    assert flat(changed(config)) == read_toml(tmp_path / "cat.toml")
+    assert flatten_sections(changed(config)) == read_toml(tmp_path / "cat.toml")
     recipe = {"ss_base_model_version": "sdxl_base_v1-0", "ss_network_dim": "48", "ss_seed": "7"}
     header = importers.with_header(json.dumps({"__metadata__": recipe}))
     (tmp_path / "lora.safetensors").write_bytes(header + bytes(2_000_000))  # larger than any config

@@ -6,7 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from kohya_gui.server import preloads, scripts
-from kohya_gui.server.bundle import bundle
+from kohya_gui.server.bundle import bundle_modules
 
 MODULES = {
     "main.js": """import { twice as double } from "./a/b.js";
@@ -30,7 +30,9 @@ def test_modules_run_in_order_and_find_what_others_export(tmp_path, chromium):
     page = chromium.new_page()
     page.route("**/*", lambda route: route.fulfill(body="<head></head>", content_type="text/html"))
     page.goto("http://page.test/")
-    page.add_script_tag(type="module", content=bundle(tmp_path, "main.js") + 'window.found = modules["main.js"].seen;')
+    page.add_script_tag(
+        type="module", content=bundle_modules(tmp_path, "main.js") + 'window.found = modules["main.js"].seen;'
+    )
     assert page.wait_for_function("window.found").json_value() == [8, 5, True]
     page.close()
 
@@ -48,7 +50,7 @@ def test_modules_run_in_order_and_find_what_others_export(tmp_path, chromium):
 def test_what_it_cannot_put_together_is_refused(tmp_path, text):
     (tmp_path / "main.js").write_text(f"{text}\n")
     with pytest.raises(ValueError, match=r"main\.js"):
-        bundle(tmp_path, "main.js")
+        bundle_modules(tmp_path, "main.js")
 
 
 def test_every_script_of_the_page_is_in_its_own():
@@ -61,7 +63,7 @@ def test_the_installed_gradio_says_which_files_components_need():
     names = preloads.needed(["textbox", "tabs"])
     assert len(names) > 25 and all((preloads.FOLDER / name).is_file() for name in names)
     assert len(preloads.needed(["textbox", "tabs", "html"])) > len(names) and not preloads.needed(["no such kind"])[60:]
-    lines, sheets, own = preloads.head(names)
+    lines, sheets, own = preloads.preload_head(names)
     ((address, styles),) = own.items()
     assert "stylesheet" not in lines and f'href=".{address}"' in sheets and styles.count(b"{") > 50
     assert (
@@ -78,7 +80,7 @@ def test_styles_of_components_stand_behind_those_of_gradios_head():
         whole = (preloads.FOLDER.parent / "index.html").read_bytes()
         await send({"type": "http.response.body", "body": whole})
 
-    lines, sheets, _ = preloads.head(preloads.needed(["textbox"]))
+    lines, sheets, _ = preloads.preload_head(preloads.needed(["textbox"]))
     html = TestClient(scripts.ScriptTags(gradio, lines, sheets)).get("/").text
     found = re.findall(r'<link rel="stylesheet"[^>]*? href="([^"]*)"', html)
     assert re.search(r"assets/index-[\w-]+\.css$", found[0]) and found[1].endswith("/gradio.css")
@@ -86,4 +88,4 @@ def test_styles_of_components_stand_behind_those_of_gradios_head():
 
 def test_another_gradio_is_loaded_without(monkeypatch, tmp_path):
     monkeypatch.setattr(preloads, "FOLDER", tmp_path / "assets")
-    assert preloads.needed(["textbox"]) == [] and preloads.head([]) == ("", "", {})
+    assert preloads.needed(["textbox"]) == [] and preloads.preload_head([]) == ("", "", {})

@@ -28,7 +28,7 @@ with joined("cache") as work:
 @pytest.fixture
 def stub(monkeypatch):
     asked = []
-    monkeypatch.setattr(jobs, "command", lambda words: asked.append([*words]) or [sys.executable, "-c", STUB])
+    monkeypatch.setattr(jobs, "job_command", lambda words: asked.append([*words]) or [sys.executable, "-c", STUB])
     return asked
 
 
@@ -43,8 +43,8 @@ def test_a_cache_is_made_from_the_form_with_progress_and_stop(visit, stub, tmp_p
     box.get_by_role("button", name="Make this cache now").click()
     visitor.until("is still running")
     visitor.page.locator(".message:visible .away").click()
-    (job,) = jobs.every(KIND)
-    jobs.stop(job)
+    (job,) = jobs.jobs_of_kinds(KIND)
+    jobs.stop_job(job)
     ((command, kind, toml, *launch),) = stub
     assert (command, kind, launch) == ("cache", "latents", ["--num_processes=1"])
     held = read_toml(toml)
@@ -69,4 +69,4 @@ def test_nothing_is_started_where_it_cannot_be_made(stub, monkeypatch, tmp_path,
     sent = json.dumps({"family": "sdxl", "values": values, "launch": {}})
     with pytest.raises(ConfigError, match=why):
         api.begin(ApiRequest({"tab": "lora", "sent": sent, **fields}))
-    assert not stub and not jobs.every(KIND)
+    assert not stub and not jobs.jobs_of_kinds(KIND)

@@ -60,7 +60,7 @@ def folder(tmp_path):
     made = tmp_path / "out" / "runs" / "cat-1"
     made.mkdir(parents=True)
     layout.store(made / "run.json", FACTS)
-    registry.add(made)
+    registry.add_pointer(made)
     (made / "progress.jsonl").write_text(
         json.dumps({"kind": "step", "t": 1.0, "step": 1, "loss": 0.5, "lr": {"unet": 1e-4}}) + "\n"
     )
@@ -72,7 +72,12 @@ def shown(folder):
     run, parts = monitor._read("")
     progress = reader.progress(folder).update()
     now = time.time()
-    html.head(run, progress, now), html.facts(run, progress, now), html.log("x", run), html.usage(run)
+    (
+        html.run_head_html(run, progress, now),
+        html.step_facts_html(run, progress, now),
+        html.log("x", run),
+        html.machine_usage_html(run),
+    )
     history.history_html(run, progress), charts.curves(progress.curve, progress.line.rates)
     samples.gallery(run, progress), actions.buttons(run, reader.runs()), actions._can_be_tried(run)
     for how in ("now", "kill"):
@@ -83,7 +88,7 @@ def shown(folder):
         resume.run_settings(run),
         queue.read_queue(),
         reader.active(),
-        tensorboard_proxy.folders(),
+        tensorboard_proxy.curve_folders(),
     )
     return run
 

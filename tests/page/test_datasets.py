@@ -50,14 +50,14 @@ def page(form, root):
             )
 
         def look(self, **values):
-            return datasets.look(form, self.given(values), [root])
+            return datasets.scan_form_datasets(form, self.given(values), [root])
 
         def count(self, **values):
             return datasets.count_form_images(form, self.given(values), [root])
 
         def save(self, groups, file="", known="", **values):
             sent = ApiRequest({"groups": groups, "file": str(file), "known": known})
-            return datasets.save(form, self.given(values), sent, [root])
+            return datasets.save_datasets(form, self.given(values), sent, [root])
 
     return Page()
 

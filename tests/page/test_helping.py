@@ -16,7 +16,7 @@ from library import families
 from library.check import isolated
 from library.config.building import build_config
 from library.config.problems import ConfigError, Problem
-from library.config.schema import options, values
+from library.config.schema import option_values, options_of
 from library.families import config_class
 from library.recipes import preset_files
 from library.runs import job, keys, layout, registry
@@ -78,7 +78,7 @@ def test_every_path_is_judged_while_one_types(helper, tmp_path, tab):
     (tmp_path / "file").touch()
     form = FORMS[tab]
     for family, config in form.configs.items():
-        names = [name for name, option in options(config).items() if option.kind in ("file", "folder")]
+        names = [name for name, option in options_of(config).items() if option.kind in ("file", "folder")]
         made = [name for name in names if name in named_paths.MADE]
         cases = (
             ("/nowhere/x", names, "outside of"),
@@ -113,7 +113,7 @@ def test_a_profile_is_chosen_only_while_the_form_compiles_by_it(helper):
     now = {}
     for profile in profiles:
         config = presets.apply(profile, FORMS["lora"].configs["sdxl"], now)
-        now = values(config)
+        now = option_values(config)
         assert helper.judge(question(**FORMS["lora"].shown("sdxl", now)))["profile"] == profile.id
         changed = FORMS["lora"].shown("sdxl", {**now, "compile_cache_size_limit": 7})
         assert helper.judge(question(**changed))["profile"] == ""
@@ -177,7 +177,7 @@ def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
     facts = {"script": "flux_train_network", "state": "finished", "compile": {"num_graphs": 2, "seconds": 71.6}}
     layout.store(folder / layout.RUN, facts)
     (folder / layout.TOML).write_text("[compile]\ncompile = true\n", encoding="utf-8")
-    registry.add(folder)
+    registry.add_pointer(folder)
     assert (
         str(compile_summary.outlook(config)) == f"2 graphs, about 72 s once, kept for next time (as in {folder.name})."
     )
@@ -204,7 +204,7 @@ def test_the_outlook_is_for_the_blocks_that_are_chosen(values, begins):
 
 
 def test_every_family_says_how_many_graphs_its_blocks_need():
-    for known in families.every():
+    for known in families.all_families():
         for script in known.scripts:
             assert known.graphs.keys() == {*config_class(script)().compile.kinds.values()}
 
@@ -261,16 +261,18 @@ def test_a_run_of_a_shell_can_be_compared_by_its_record(helper, tmp_path):
 
 
 def test_tokens_are_kept_for_their_owner_only_and_can_be_forgotten(helper, monkeypatch):
-    assert keys.keep({"huggingface_token": "hf_secret", "wandb_api_key": "", "other": "x"}) == ["huggingface_token"]
-    assert keys.keep({"huggingface_token": "hf_secret"}) == []
+    assert keys.store_keys({"huggingface_token": "hf_secret", "wandb_api_key": "", "other": "x"}) == [
+        "huggingface_token"
+    ]
+    assert keys.store_keys({"huggingface_token": "hf_secret"}) == []
     if os.name != "nt":
-        assert keys.place().stat().st_mode & 0o777 == 0o600
-    assert keys.environment() == {"HF_TOKEN": "hf_secret"}
-    assert isolated.environment({})["HF_TOKEN"] == "hf_secret"
+        assert keys.keys_file().stat().st_mode & 0o777 == 0o600
+    assert keys.key_environment() == {"HF_TOKEN": "hf_secret"}
+    assert isolated.environment_for_check({})["HF_TOKEN"] == "hf_secret"
     monkeypatch.setenv("HF_TOKEN", "of the environment")
-    assert keys.environment() == {}
+    assert keys.key_environment() == {}
     helper.forget(ApiRequest({"name": "huggingface_token"}))
-    assert keys.kept() == {}
+    assert keys.stored_keys() == {}
 
 
 def test_a_probe_whose_process_is_gone_has_failed_with_its_last_words(helper):
@@ -295,9 +297,11 @@ def test_what_a_report_says_is_text_and_its_remedies_are_values_of_fields():
         "fit": None,
     }
     form = FORMS["lora"]
-    shown = messages.report(report, form.places("sdxl"), lambda one: form.shown("sdxl", one["fix"]))
+    shown = messages.report_html(report, form.places("sdxl"), lambda one: form.shown("sdxl", one["fix"]))
     assert "&lt;b&gt;" in shown and "<b>x" not in shown and "1 problem to fix" in shown
     assert 'data-fix="{&quot;caption_extension&quot;: &quot;.txt&quot;}"' in shown and "#lora-train_data_dir" in shown
     assert "find-models" not in shown
-    assert "find-models" in messages.report(report, {}, lambda one: one["fix"], {"train_data_dir"})
-    assert "probe" not in shown and "probe" in messages.report({**report, "findings": []}, {}, lambda one: one["fix"])
+    assert "find-models" in messages.report_html(report, {}, lambda one: one["fix"], {"train_data_dir"})
+    assert "probe" not in shown and "probe" in messages.report_html(
+        {**report, "findings": []}, {}, lambda one: one["fix"]
+    )

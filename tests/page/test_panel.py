@@ -21,8 +21,8 @@ def shown(tmp_path, events=(), **facts):
         progress._take(event)
     now = time.time()
     return (
-        html.head(run, progress, now)
-        + html.facts(run, progress, now)
+        html.run_head_html(run, progress, now)
+        + html.step_facts_html(run, progress, now)
         + charts.curves(progress.curve, progress.line.rates)
     )
 
@@ -178,7 +178,7 @@ def test_nothing_of_a_run_is_taken_for_html(tmp_path):
     page += messages.good(evil, [evil]) + messages.problems_html(
         [Problem("", f"{evil} is wrong"), Problem("seed", evil)], {"seed": ("Seed", "lora-seed")}
     )
-    page += messages.command(evil, evil, (Path(evil), evil, False), [evil])
+    page += messages.command_html(evil, evil, (Path(evil), evil, False), [evil])
     assert "<img" not in page
 
 
@@ -215,7 +215,7 @@ def test_learning_rates_that_differ_are_lines_of_their_own():
 
 
 def test_durations_in_words():
-    assert [str(html.duration(s)) for s in (0, 45, 720, 12000)] == ["0 s", "45 s", "12 min", "3 h 20 min"]
+    assert [str(html.duration_in_words(s)) for s in (0, 45, 720, 12000)] == ["0 s", "45 s", "12 min", "3 h 20 min"]
 
 
 def test_what_a_saved_file_was_compared_with_is_known_to_the_page_as_a_sentence():

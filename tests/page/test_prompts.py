@@ -30,7 +30,7 @@ def asked(form, tmp_path):
         given = {"output_dir": str(tmp_path / "out"), "output_name": "cat"} | values
         sent = form.parse_submission(json.dumps({"family": "flux", "values": given, "launch": {}}))
         request = ApiRequest({"rows": rows, "file": str(file), "known": known})
-        return prompts_page.save(form, sent, request, [tmp_path])
+        return prompts_page.save_prompt_rows(form, sent, request, [tmp_path])
 
     return ask
 

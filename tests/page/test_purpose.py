@@ -14,7 +14,7 @@ LORA = TABS[0]
 
 def start(name, **situation):
     preset = preset_files.by_id(name)
-    return start_preset.start("lora", preset, LORA.configs[preset.family], "", "", Situation(**situation))
+    return start_preset.preset_as_start("lora", preset, LORA.configs[preset.family], "", "", Situation(**situation))
 
 
 def test_a_form_begins_with_the_first_purpose_that_fits_and_says_what_it_sets():

@@ -21,7 +21,7 @@ REFRESHED = 2500  # ms in which the panel is shown anew
 def test_stop_now_and_kill_say_what_is_lost_and_do_nothing_until_it_is_meant(visit, tmp_path, monkeypatch):
     monkeypatch.setattr(stop, "lost_now", lambda run: ("step", 600.0))
     monkeypatch.setattr(stop, "lost_by_kill", lambda run: (4, 120.0))
-    run = reader.find_run(start.launch(config(tmp_path / "out", "fox")))
+    run = reader.find_run(start.launch_run(config(tmp_path / "out", "fox")))
     visitor = visit()
     page = visitor.page
     visitor.until("Step", ".line")
@@ -43,7 +43,7 @@ def test_stop_now_and_kill_say_what_is_lost_and_do_nothing_until_it_is_meant(vis
     answer.get_by_role("button", name="Kill", exact=True).click()
     assert visitor.state("stopped") == run.id and layout.stop_asked(run.folder) == "kill"
 
-    run = reader.find_run(start.launch(config(tmp_path / "out", "cat")))
+    run = reader.find_run(start.launch_run(config(tmp_path / "out", "cat")))
     page.locator(f'[data-look="{run.id}"]').click()  # the panel stays with the run that was looked at
     page.wait_for_selector(f'.run[data-run="{run.id}"][data-state="running"]')  # until then its buttons are shown anew
     page.locator(f'.acts[data-run="{run.id}"] > [data-act=now]').click()
@@ -87,9 +87,9 @@ def test_a_training_without_captions_is_asked_about_once(visit, served, monkeypa
 
 def test_where_an_optimizer_is_missing_the_start_says_which_one_stands_in(visit, monkeypatch):
     chosen = max(preset_files.of_kind("lora", ["flux"]), key=lambda preset: preset.gigabytes)
-    there = packages.installed
+    there = packages.is_installed
     monkeypatch.setattr(presets, "read_toml", lambda path: {**read_toml(path), "optimizer_type": "AdamW8bit"})
-    monkeypatch.setattr(packages, "installed", lambda name: name != "bitsandbytes" and there(name))
+    monkeypatch.setattr(packages, "is_installed", lambda name: name != "bitsandbytes" and there(name))
     visitor = visit()
     visitor.click("Presets")
     visitor.page.locator(f'.preset:visible[data-preset="{chosen.id}"]').click()

@@ -34,7 +34,7 @@ def config(folder, name, steps=2000, **more):
 
 
 def add(folder, name, steps=2000, **more):
-    return queue.add(start.job(config(folder, name, steps, **more)))
+    return queue.add_to_queue(start.job(config(folder, name, steps, **more)))
 
 
 def rows(visitor):
@@ -117,7 +117,7 @@ def test_two_browsers_change_one_queue(visit, tmp_path):
 
 def test_stop_resume_sample_save_and_the_bundle(visit, tmp_path, monkeypatch):
     monkeypatch.setattr(actions, "DOCTOR", [sys.executable, "-c", "print('{\"healthy\": true}')"])
-    run_id = start.launch(config(tmp_path / "out", "fox", 1200, sample_prompts="/prompts.txt"))
+    run_id = start.launch_run(config(tmp_path / "out", "fox", 1200, sample_prompts="/prompts.txt"))
     visitor = visit()
     visitor.until("Step", ".line")
     visitor.until("waiting for data", ".split")
@@ -147,9 +147,9 @@ def test_stop_resume_sample_save_and_the_bundle(visit, tmp_path, monkeypatch):
     visitor.click(f"Resume from step {stopped}")
     wait_for(lambda: visitor.state("running") != run_id, 10)
     second = wait_for(reader.active, 10)
-    wait_for(lambda: any(event["kind"] == "step" for event in reader.events(second.folder)[0]), 10)
+    wait_for(lambda: any(event["kind"] == "step" for event in reader.read_events(second.folder)[0]), 10)
     assert second.facts["resumes"] == run_id
-    assert next(e for e in reader.events(second.folder)[0] if e["kind"] == "step")["step"] == stopped + 1
+    assert next(e for e in reader.read_events(second.folder)[0] if e["kind"] == "step")["step"] == stopped + 1
     visitor.until(f"resumed after {stopped}", ".chart .x")
     assert "step 1" in visitor.page.locator(".chart .x").first.inner_text().splitlines()  # the curve goes on
     visitor.page.get_by_label("Run", exact=True).select_option(
@@ -166,7 +166,7 @@ def test_the_queue_and_a_run_can_be_read_and_touched(visit, tmp_path, mode):
         add(tmp_path / "out", name)
     with Record.start({}, "sdxl_train", tmp_path / "out", "older", "SDXL fine-tune"):
         pass
-    start.launch(config(tmp_path / "out", "fox", 1200, sample_prompts="/prompts.txt"))
+    start.launch_run(config(tmp_path / "out", "fox", 1200, sample_prompts="/prompts.txt"))
     visitor = visit(color_scheme=mode, has_touch=True)
     visitor.until("waiting for data", ".split")
     visitor.click("Sample now")
@@ -265,7 +265,7 @@ def test_a_real_training_of_the_demo_from_the_queue(visit, demo, squares, tmp_pa
         "sample_prompts": tmp_path / "prompts.txt",
         "sample_every_n_steps": 3,
     }
-    queue.add(start.job(config_of(demo, SCRIPT, **values)))
+    queue.add_to_queue(start.job(config_of(demo, SCRIPT, **values)))
     visitor = visit()
     visitor.page.set_default_timeout(90_000)
     visitor.state("finished")
@@ -342,7 +342,7 @@ def test_a_run_from_a_shell_is_gone_on_with_once_and_where_it_was(tmp_path, monk
         raise SystemExit(3)
     monkeypatch.chdir(tmp_path)
     begun = []
-    monkeypatch.setattr(start, "begin", lambda job: begun.append(job) or "the-new-run")
+    monkeypatch.setattr(start, "begin_job", lambda job: begun.append(job) or "the-new-run")
     run, answers = reader.find_run(record.id), actions.RunActions({})
     assert run.state == "failed" and "Resume from step 3" in actions.buttons(run, [run])
     said, resumed = answers.resumed(run)
@@ -351,7 +351,7 @@ def test_a_run_from_a_shell_is_gone_on_with_once_and_where_it_was(tmp_path, monk
     assert job.resumes == run.id and job.folder == str(shell) and job.output == str(shell / "out")
     assert f'resume = "{state}"' in job.toml and 'train_data_dir = "images"' in job.toml
     monkeypatch.setattr(queue, "work", lambda: None)
-    queue.add(job)  # as if another browser had been first, and had to wait
+    queue.add_to_queue(job)  # as if another browser had been first, and had to wait
     assert "Resume" not in actions.buttons(run, [run])
     with pytest.raises(ConfigError, match="resumed already"):
         answers.resumed(run)

@@ -34,7 +34,7 @@ def tab(tmp_path, monkeypatch):
     made.forms, made.titles, made.roots = {TAB.id: form}, {TAB.id: TAB.title}, [root]
     made.started = []
     answer = lambda folder: jobs.BackgroundJob(folder, {"kind": "sample"})  # noqa: E731
-    monkeypatch.setattr(jobs, "start", lambda kind, words, folder: made.started.append(words) or answer(folder))
+    monkeypatch.setattr(jobs, "start_job", lambda kind, words, folder: made.started.append(words) or answer(folder))
     return made
 
 
@@ -144,7 +144,7 @@ def run_with_samples(root, name="zorb-1"):
             Image.new("RGB", (32, 32), (step, 40, 40)).save(place)
             lines.append({"kind": "sample", "file": str(place), "step": step, "number": number, "prompt": prompt})
     (folder / layout.PROGRESS).write_text("".join(json.dumps(one) + "\n" for one in lines), "utf-8")
-    registry.add(folder)
+    registry.add_pointer(folder)
     return folder
 
 
@@ -207,7 +207,9 @@ def test_generate_waits_until_it_is_known_what_can_be_chosen(visit):
 def test_files_of_a_run_are_compared(visit, served, monkeypatch):
     run_with_samples(served[1])
     asked = []
-    monkeypatch.setattr(jobs, "start", lambda kind, words, folder: asked.append(words) or finished(folder, served[1]))
+    monkeypatch.setattr(
+        jobs, "start_job", lambda kind, words, folder: asked.append(words) or finished(folder, served[1])
+    )
 
     def finished(folder, root):
         Image.new("RGB", (32, 32), (9, 90, 9)).save(root / "generated.png")
@@ -224,7 +226,7 @@ def test_files_of_a_run_are_compared(visit, served, monkeypatch):
             folder / jobs.JOB,
             {"kind": "sample", "state": "finished", "started": 2.0, "arguments": ["sample", "x.toml"]},
         )
-        return jobs.at(folder)
+        return jobs.job_at(folder)
 
     seen = visit()
     page = seen.page
@@ -280,7 +282,7 @@ def test_an_embedding_with_a_control_image_is_tried_and_its_job_speaks_the_reade
     )
     saved = {"kind": "saved", "file": str(root / "words" / "zorb.safetensors"), "step": 1}
     (folder / layout.PROGRESS).write_text(json.dumps(saved) + "\n", "utf-8")
-    registry.add(folder)
+    registry.add_pointer(folder)
     asked = []
 
     def begin(kind, words, folder):
@@ -297,9 +299,9 @@ def test_an_embedding_with_a_control_image_is_tried_and_its_job_speaks_the_reade
                 **process.identity(),
             },
         )
-        return jobs.at(folder)
+        return jobs.job_at(folder)
 
-    monkeypatch.setattr(jobs, "start", begin)
+    monkeypatch.setattr(jobs, "start_job", begin)
     page = visit(locale="zh-CN").page
     page.locator(".acts [data-try='word-1']").click()
     box = page.locator(".sampling")

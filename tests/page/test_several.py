@@ -33,7 +33,7 @@ def test_each_value_is_a_training_of_its_own_in_the_queue(visit, tmp_path):
     visitor.until("3 trainings are in the queue, which is paused")
     found = queue.read_queue().waiting
     assert [entry.name for entry in found] == [f"cat-learning_rate-{value}" for value in ("5e-5", "1e-4", "2e-4")]
-    tomls = [read_toml(queue.place() / f"{entry.id}.toml") for entry in found]
+    tomls = [read_toml(queue.queue_folder() / f"{entry.id}.toml") for entry in found]
     assert [toml["learning_rate"] for toml in tomls] == [5e-5, 1e-4, 2e-4]
     assert {toml["max_train_steps"] for toml in tomls} == {3}
     assert visitor.page.locator("#lora-output_name").input_value() == "cat"  # the form stays as it was

@@ -11,7 +11,7 @@ from kohya_gui.form.tab import TABS
 from library.check import isolated
 from library.config import ineffective
 from library.config.building import build_config
-from library.config.schema import changed, flat
+from library.config.schema import changed, flatten_sections
 from library.demo import configs
 from library.recipes import preset_files
 from library.runs import gpu_slots, machine
@@ -162,10 +162,10 @@ def test_a_start_that_leaves_no_memory_to_spare_says_so_in_a_note(monkeypatch, m
     start = start_preset.starts("lora", {"flux": TABS[0].configs["flux"]})["flux"]
     assert any("close other programs" in str(note) for note in start["notes"]) is alone
     assert "compiled; " in start["text"] and start_preset.ALONE not in start["text"]
-    least = next(preset for preset in preset_files.every() if preset.id == "flux/lora-6gb")
-    other = start_preset.start("lora", least, TABS[0].configs["flux"], "")
+    least = next(preset for preset in preset_files.all_presets() if preset.id == "flux/lora-6gb")
+    other = start_preset.preset_as_start("lora", least, TABS[0].configs["flux"], "")
     assert any("close other programs" in str(note) for note in other["notes"]) is alone
-    assert (start_preset.ALONE in start_preset.about(least, Gpu("Gpu", memory))) is alone
+    assert (start_preset.ALONE in start_preset.preset_sentence(least, Gpu("Gpu", memory))) is alone
 
 
 def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typed_is_one(monkeypatch):
@@ -186,7 +186,7 @@ def held(visitor, tab):
     """What the form would send, as a config of what differs from the defaults."""
     sent = visitor.held(tab.id)
     config = build_config(tab.configs[sent["family"]], sent["values"], notes=[])
-    found = flat(changed(config))
+    found = flatten_sections(changed(config))
     folder = found.pop("output_dir", "")  # proposed with every start, and in no preset
     assert not folder or Path(folder).parts[-2:] == ("kohya", "output")
     return found
@@ -196,7 +196,7 @@ def begins(tab, family):
     """What an untouched form holds: its start preset, and a name."""
     start = start_preset.starts(tab.id, tab.configs)[family]
     preset = next(p for p in preset_files.of_kind(tab.id, [family]) if p.id == start["id"])
-    made = flat(changed(start_preset.applied(preset, tab.configs[family], {}, [])))
+    made = flatten_sections(changed(start_preset.apply_preset(preset, tab.configs[family], {}, [])))
     return preset.title, {**made, "output_name": f"{family}-{tab.id}"}
 
 

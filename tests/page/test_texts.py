@@ -13,7 +13,7 @@ from kohya_gui.i18n import sentences, texts
 from library import families
 from library.config import ineffective
 from library.config.problems import ConfigError, Message, Problem
-from library.config.schema import options
+from library.config.schema import options_of
 from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 from library.families import RUNS, adapter_kinds, config_class
 from library.importers.builder import NOT_HERE
@@ -83,16 +83,21 @@ def page():
 
 def of_presets():
     """What each preset sets and needs, piece by piece."""
-    every = preset_files.every()
-    said = [text for one in every if one.is_profile for text in (compile_summary.name(one), compile_summary.about(one))]
-    pieces = [re.split("[,;] ", compile_summary.about(one)) for one in every if not one.is_profile]
+    every = preset_files.all_presets()
+    said = [
+        text
+        for one in every
+        if one.is_profile
+        for text in (compile_summary.name(one), compile_summary.compiling_sentence(one))
+    ]
+    pieces = [re.split("[,;] ", compile_summary.compiling_sentence(one)) for one in every if not one.is_profile]
     return [*said, *(one.title for one in every if not one.is_profile), *(text for found in pieces for text in found)]
 
 
 def of_adapters():
     """What the fields of adapters say: types, arguments, choices of layers, and groups of blocks."""
     for family in families.FAMILIES:
-        yield from (group.title for group in families.facts(family).blocks)
+        yield from (group.title for group in families.facts_of(family).blocks)
         for kind in adapter_kinds.kinds(family):
             yield from (kind.title, kind.about)
             yield from (text for option in kind.options for text in (option.label, as_sentence(option.help)))
@@ -115,7 +120,9 @@ def test_a_catalogue_has_the_lines_of_the_others_with_the_same_places_and_names(
 @pytest.mark.parametrize("language", TABLES)
 def test_help_takes_two_lines_of_a_column_in_every_language(language):
     """By width, as fonts differ: a letter of Chinese or Japanese is as wide as two of English, 48 fill a line."""
-    every = {as_sentence(o.help, o.choices) for script in RUNS for o in options(families.config_class(script)).values()}
+    every = {
+        as_sentence(o.help, o.choices) for script in RUNS for o in options_of(families.config_class(script)).values()
+    }
     said = {help: TABLES[language][help] for help in every}
     width = {help: sum(1 + (east_asian_width(letter) in "WF") for letter in said[help]) for help in said}
     assert not {said[help]: wide for help, wide in width.items() if wide > 96}
@@ -327,7 +334,7 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit, served, tmp_p
 
 
 # Labels, help, headings and buttons on screen that are still sentences or words of English.
-NAMES = "|".join(re.escape(known.title) for known in families.every())
+NAMES = "|".join(re.escape(known.title) for known in families.all_families())
 ENGLISH = """() => [...document.querySelectorAll('label, h2, h3, .fold p, .field small, #work button, #top p')]
   .filter((e) => e.checkVisibility({ visibilityProperty: true }) && !e.querySelector('small, code, ul'))
   .map((e) => e.innerText.trim())

@@ -17,7 +17,7 @@ def make(tmp_path, name="cat-1", **facts):
     folder = tmp_path / "out" / "runs" / name
     folder.mkdir(parents=True)
     layout.store(folder / "run.json", {"id": name, "state": "running", "started": time.time(), **facts})
-    registry.add(folder)
+    registry.add_pointer(folder)
     return folder
 
 
@@ -107,7 +107,7 @@ def test_a_long_curve_stays_thin_when_it_is_gone_on_with(tmp_path):
     assert len(line.points) <= curve.POINTS and line.points[-1][0] > 5990 and line.resumed == [3000]
     assert [p[0] for p in line.points] == sorted({p[0] for p in line.points}) and len(line.rates) == len(line.points)
     layout.store(first / "run.json", {"id": "cat-1", "state": "stopped", "started": 9.0})  # no older one: no circle
-    assert lineage.earlier(second) is None
+    assert lineage.parent_run(second) is None
 
 
 @pytest.mark.parametrize("run_id", ["../cat-1", "..", "", "a/b", "a\\b", "x\0y", None, 7, ["cat-1"], "C:\\x", "nope"])

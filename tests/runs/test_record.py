@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from library.config.problems import ConfigError, Message, Problem, listed, ngettext
+from library.config.problems import ConfigError, Message, Problem, join_messages, ngettext
 from library.runs import layout, process, reader, registry, stop
 from library.runs.record import Record
 from library.runs.refusal import refuse
@@ -37,7 +37,7 @@ def facts(record):
 def test_a_run_is_a_folder_that_the_registry_knows(tmp_path):
     with begin(tmp_path) as record:
         assert record.folder.parent == tmp_path / "out" / "runs"
-        assert registry.folder(record.id) == record.folder
+        assert registry.folder_of_run(record.id) == record.folder
         assert [run.id for run in reader.runs()] == [record.id]
         found = facts(record)
         assert found["state"] == "running" and found["pid"] == os.getpid() and found["script"] == "flux_train_network"
@@ -115,11 +115,11 @@ def test_what_is_said_can_be_translated_where_it_is_read_and_holds_no_secret(tmp
 def test_a_users_words_that_read_like_a_message_stay_the_users(tmp_path):
     counted = Message("{count} images", count=3)
     stored = layout.dump({"summary": counted, "caption": "3 images", "deep": [{"caption": "3 images"}, counted]})
-    read = layout.parsed(stored)
+    read = layout.parse_facts(stored)
     assert isinstance(read["summary"], Message) and isinstance(read["deep"][1], Message)
     assert type(read["caption"]) is str and type(read["deep"][0]["caption"]) is str
     assert layout.dump(read) == stored
-    changed = layout.parsed(stored.replace('"summary": "3 images"', '"summary": "of another version"'))
+    changed = layout.parse_facts(stored.replace('"summary": "3 images"', '"summary": "of another version"'))
     assert type(changed["summary"]) is str and str(changed["summary"]) == "of another version"
 
 
@@ -141,23 +141,25 @@ def test_a_users_words_that_read_like_a_message_stay_the_users(tmp_path):
 )
 def test_a_stored_text_that_its_template_does_not_give_is_never_formatted(template, arguments):
     made = {"text": "saving", "template": template, "arguments": arguments, "at": ["name"]}
-    read = layout.parsed(json.dumps({"kind": "phase", "name": "saving", "texts": [made]}))
+    read = layout.parse_facts(json.dumps({"kind": "phase", "name": "saving", "texts": [made]}))
     assert read == {"kind": "phase", "name": "saving"} and type(read["name"]) is str
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_stored_texts_with_forms_braces_and_options_come_back_as_they_were(count):
     images = ngettext("{count} image of {{x}}", "{count} images of {{x}}", count)
-    told = Problem("vae", ": {images} {{z}}", images=listed([images, "{y}"]), other="unused", place="in a.toml: ")
-    read = layout.parsed(layout.dump({"a": told, "b": images, "c": Message("{plain} text")}))
+    told = Problem(
+        "vae", ": {images} {{z}}", images=join_messages([images, "{y}"]), other="unused", place="in a.toml: "
+    )
+    read = layout.parse_facts(layout.dump({"a": told, "b": images, "c": Message("{plain} text")}))
     assert read["a"] == told and read["b"] == images and str(read["c"]) == "{plain} text"
 
 
 def test_an_older_record_is_read_as_it_is(tmp_path):
     layout.store(tmp_path / "run.json", {"state": "failed", "error": "vae /x is missing"})
-    assert reader.at(tmp_path).error == "vae /x is missing"
+    assert reader.run_at(tmp_path).error == "vae /x is missing"
     (tmp_path / "progress.jsonl").write_text('{"kind": "phase", "name": "saving"}\n{"kind": "x", "texts": [{}]}\n')
-    assert reader.events(tmp_path)[0] == [{"kind": "phase", "name": "saving"}, {"kind": "x"}]
+    assert reader.read_events(tmp_path)[0] == [{"kind": "phase", "name": "saving"}, {"kind": "x"}]
 
 
 def test_why_a_training_of_the_page_cannot_begin_is_in_its_record(tmp_path, monkeypatch):
@@ -286,7 +288,7 @@ def test_a_deleted_folder_is_written_again_with_all_that_was_said(tmp_path, monk
         logging.getLogger("x").warning("after")
         run = reader.find_run(record.id)
         assert run.state == "running" and run.facts["restored"] and run.facts["total_steps"] == 10
-    events, _ = reader.events(record.folder)
+    events, _ = reader.read_events(record.folder)
     assert [event["step"] for event in events if event["kind"] == "step"] == [1, 2, 3, 4, 5]
     assert ["was deleted" in str(event["text"]) for event in events if event["kind"] == "warning"] == [True]
     log = (record.folder / "log.txt").read_text()
@@ -300,7 +302,7 @@ def test_the_end_of_a_run_is_told_although_its_folder_was_just_deleted(tmp_path)
         record.step({"step": 1, "loss": 0.5})
         deleted(record)
     assert reader.find_run(record.id).state == "finished"
-    assert [event["kind"] for event in reader.events(record.folder)[0]] == ["step", "warning"]
+    assert [event["kind"] for event in reader.read_events(record.folder)[0]] == ["step", "warning"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows deletes no open file")
@@ -343,7 +345,7 @@ def test_what_a_run_of_the_page_prints_goes_on_into_its_new_log(tmp_path):
         subprocess.run([sys.executable, "-c", code, str(out)], stdout=log, stderr=log, check=True, cwd=ROOT, env=given)
     said = (folder / layout.LOG).read_text()
     assert said.index("one") < said.index("deleted while it trained") < said.index("two")
-    assert reader.at(folder).state == "finished"
+    assert reader.run_at(folder).state == "finished"
 
 
 def test_how_a_run_ended_is_recorded_on_a_full_disk(tmp_path, monkeypatch):
@@ -372,4 +374,4 @@ def test_a_run_that_died_is_shown_as_such_where_that_cannot_be_recorded(tmp_path
         raise ConfigError("the disk is full")
 
     monkeypatch.setattr(layout, "store", full)
-    assert reader.at(folder).state == "interrupted"
+    assert reader.run_at(folder).state == "interrupted"

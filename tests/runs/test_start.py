@@ -47,7 +47,7 @@ def config(tmp_path, **more):
 def launch(tmp_path, monkeypatch, steps=2000, code=CHILD, **more):
     arguments = [sys.executable, "-c", code, str(tmp_path / "out"), str(steps)]
     monkeypatch.setattr(start, "starting", lambda path, script, **how: (arguments, {}))
-    return start.launch(config(tmp_path, **more))
+    return start.launch_run(config(tmp_path, **more))
 
 
 def wait(run_id, condition):
@@ -125,14 +125,14 @@ def test_a_trainer_that_cannot_even_start_is_a_failure_with_its_words(tmp_path, 
 def test_what_cannot_be_launched_is_said_and_recorded(tmp_path, monkeypatch):
     monkeypatch.setattr(start, "starting", lambda path, script, **how: ([str(tmp_path / "no-such-program")], {}))
     with pytest.raises(ConfigError, match="could not be started"):
-        start.launch(config(tmp_path))
+        start.launch_run(config(tmp_path))
     assert reader.runs()[0].state == "failed"
 
 
 def test_an_output_folder_that_is_a_file_is_said(tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(ConfigError, match="output_dir"):
-        start.launch(config(tmp_path))
+        start.launch_run(config(tmp_path))
     assert reader.runs() == []
 
 
@@ -140,7 +140,7 @@ def test_what_could_not_be_remembered_is_no_training_that_starts(tmp_path, monke
     def full(folder):
         raise ConfigError("the disk is full")
 
-    monkeypatch.setattr(registry, "add", full)
+    monkeypatch.setattr(registry, "add_pointer", full)
     with pytest.raises(ConfigError, match="the disk is full"):
-        start.launch(config(tmp_path))
+        start.launch_run(config(tmp_path))
     assert not any((tmp_path / "out" / "runs").iterdir())

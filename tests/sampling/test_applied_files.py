@@ -8,7 +8,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from library import families, methods
-from library.cli.launch import script_of
+from library.cli.launch import script_of_toml
 from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.methods.applied_files import AppliedFiles
@@ -27,7 +27,7 @@ def quiet(what, done, total):
 
 @pytest.fixture(scope="module")
 def config(shallow):  # noqa: F811
-    return shell.config_of(shallow.configs["sdxl_train_network"], {"mixed_precision": "no"}, script_of)
+    return shell.config_to_sample(shallow.configs["sdxl_train_network"], {"mixed_precision": "no"}, script_of_toml)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_what_is_read_is_what_a_training_reads(config, files, shallow):  # noqa:
 
 def test_a_control_image_is_followed_as_strongly_as_asked(config, files, tmp_path):
     file, guided = files / "c.safetensors", replace(ZORB, controlnet_image=str(files / "edges.png"))
-    columns = plan.columns("strengths", [(file, 1.0)], [0.0, 0.5, 1.0])
+    columns = plan.plan_columns("strengths", [(file, 1.0)], [0.0, 0.5, 1.0])
     off, half, whole = sampled(config, tmp_path / "o", columns, guided)
     (bare,) = sampled(config, tmp_path / "b", [plan.Column("", ())])
     assert bare.tobytes() == off.tobytes() and len({one.tobytes() for one in (off, half, whole)}) == 3

@@ -14,14 +14,14 @@ from library.check import preflight
 from library.config import code_bases, code_names
 from library.config.building import build_config
 from library.config.problems import ConfigError
-from library.config.schema import options
+from library.config.schema import options_of
 from library.families import config_class
 from library.methods import lycoris
 from library.optim import lr_schedule, names, optimizers
 
-SCRIPTS = [script for known in families.every() for script in known.scripts]
+SCRIPTS = [script for known in families.all_families() for script in known.scripts]
 SDXL = config_class("sdxl_train_network")
-OFFERED = [f"{one.module}.{one.name}" for one in names.SPECS.values() if packages.installed(one.package)]
+OFFERED = [f"{one.module}.{one.name}" for one in names.SPECS.values() if packages.is_installed(one.package)]
 NO_CLASSES = (
     "pydoc.pipepager",
     "threading.Thread",
@@ -196,10 +196,10 @@ def test_every_class_that_is_offered_derives_from_what_its_option_expects():
 
 def test_only_listed_packages_are_advised_to_be_installed():
     for name in ("nope", "torchh", "pytorch_optimiser"):
-        assert "pip install" not in str(packages.absent(name))
-    assert "did you mean pytorch_optimizer" in str(packages.absent("pytorch_optimiser"))
+        assert "pip install" not in str(packages.not_installed(name))
+    assert "did you mean pytorch_optimizer" in str(packages.not_installed("pytorch_optimiser"))
     for name in packages.PACKAGES:
-        assert "pip install" in str(packages.absent(name))
+        assert "pip install" in str(packages.not_installed(name))
 
 
 def test_the_check_says_that_unlisted_code_will_run(package):
@@ -228,7 +228,7 @@ def test_from_the_page_unlisted_code_is_asked_for_once(script, package, tmp_path
         paths.allow(made, asking)
         with pytest.raises(ConfigError, match="in a shell"):  # a page that is open to others does not count it
             paths.allow(made, silent)
-        allowed_folders.place().unlink()
+        allowed_folders.allowed_file().unlink()
     assert not package.exists()
 
 
@@ -241,10 +241,10 @@ def test_what_is_allowed_keeps_folders_and_is_a_name_only(tmp_path, monkeypatch)
     (tmp_path / "more").mkdir()
     asks.allow(ApiRequest({"folder": "code:a.B"}))
     asks.allow(ApiRequest({"folder": str(tmp_path.resolve() / "more")}))
-    stored = json.loads(allowed_folders.place().read_text())
+    stored = json.loads(allowed_folders.allowed_file().read_text())
     assert stored == {"folders": [str(tmp_path.resolve() / "more")], "code": ["a.B"]}
-    allowed_folders.place().write_text(json.dumps({"code": [1, "x y", "c.D"]}))
-    os.utime(allowed_folders.place())
+    allowed_folders.allowed_file().write_text(json.dumps({"code": [1, "x y", "c.D"]}))
+    os.utime(allowed_folders.allowed_file())
     assert allowed_folders.remembered_code() == ("c.D",)
     assert (
         allowed_code.find_code_problems(config(optimizer_type="os.system"), Roots([tmp_path], asks=True))[0].code == ""
@@ -253,7 +253,7 @@ def test_what_is_allowed_keeps_folders_and_is_a_name_only(tmp_path, monkeypatch)
 
 def test_every_kind_of_code_is_known_by_its_kind():
     for script in SCRIPTS:
-        known = options(config_class(script))
+        known = options_of(config_class(script))
         named = {
             name
             for name in ("optimizer_type", "lr_scheduler_type", "network_module", "compile_backend")

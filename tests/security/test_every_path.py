@@ -14,11 +14,11 @@ from library.config import dataset
 from library.config.building import Reading, build_config
 from library.config.dataset import DATASET_KEYS, SUBSET_KEYS
 from library.config.problems import ConfigError
-from library.config.schema import options, values
+from library.config.schema import option_values, options_of
 from library.data import metadata
 from library.families import config_class, network_args
 
-SCRIPTS = [script for known in families.every() for script in known.scripts]
+SCRIPTS = [script for known in families.all_families() for script in known.scripts]
 KINDS = ("file", "files", "folder", "code", "secret")
 # Options that hold text which is neither a path nor a name of code. A new one is judged here, by whoever adds it.
 PLAIN = {
@@ -88,7 +88,7 @@ def refused(script, root, **given):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_text_option_is_a_path_code_an_argument_or_known_to_be_plain(script):
-    for name, option in options(config_class(script)).items():
+    for name, option in options_of(config_class(script)).items():
         closed = option.choices and not option.open
         if option.type is str and not closed and option.kind not in KINDS:
             assert name in PLAIN or name.endswith(ARGUMENTS), f"is {name} a path or a name of code? say it by its kind"
@@ -101,7 +101,7 @@ def test_every_text_option_is_a_path_code_an_argument_or_known_to_be_plain(scrip
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_option_with_a_path_is_judged(script, place):
-    known = options(config_class(script))
+    known = options_of(config_class(script))
     (place / "root" / "link").symlink_to(place / "outside")
     for name, option in known.items():
         if option.kind in PATHS:
@@ -116,7 +116,7 @@ def test_every_option_with_a_path_is_judged(script, place):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_relative_path_is_no_id_of_the_hub_where_no_model_is_named(script, place, monkeypatch):
     monkeypatch.chdir(place / "outside")
-    for name, option in options(config_class(script)).items():
+    for name, option in options_of(config_class(script)).items():
         for text in ("../new", "..new/x", "x/..", ".hidden/new", "a/b") if option.kind in PATHS else ():
             wrong, _ = refused_leniently(config_class(script), name, [text] if option.many else text, place / "root")
             is_model = option.section == "model" and name != "tokenizer_cache_dir"
@@ -127,7 +127,7 @@ def refused_leniently(kind, name, text, root):
     """As `refused`, whatever rules there are among the options."""
     from library.config.building import draft
 
-    made = draft(kind, {name: options(kind)[name].read(text)})
+    made = draft(kind, {name: options_of(kind)[name].read(text)})
     try:
         paths.allow(made, [root])
     except ConfigError as error:
@@ -235,7 +235,7 @@ def test_the_images_of_prompts_are_judged(place, key, ending):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_path_in_arguments_is_judged(script, place):
     kind, root = config_class(script), place / "root"
-    for name in (one for one in options(kind) if one.endswith(ARGUMENTS)):
+    for name in (one for one in options_of(kind) if one.endswith(ARGUMENTS)):
         for text in (
             f"x={place / 'outside'}",
             f"x='{place / 'outside'}'",
@@ -271,4 +271,4 @@ def test_what_is_allowed_is_left_alone(place):
     made = build_config(config_class("sdxl_train_network"), given, notes=[])
     paths.allow(made, [root])
     reading = paths.allowed(Reading(made, [], []), [root])
-    assert values(reading.config) == values(made) and not reading.problems
+    assert option_values(reading.config) == option_values(made) and not reading.problems

@@ -306,7 +306,7 @@ def test_ten_thousand_hostile_paths_through_every_guard(place):
     for _ in range(10_000):
         text = chance.choice(["/", "", "\\", "//"]).join(chance.choices(parts, k=chance.randint(1, 7)))
         text += chance.choice(["", "", ".toml", "/own.toml"])
-        for guard in (paths.inside, paths.folder, lambda *a: paths.file(*a, endings), paths.readable):
+        for guard in (paths.allowed_path, paths.existing_folder, lambda *a: paths.file(*a, endings), paths.readable):
             try:
                 found = guard(text, allowed)
             except ConfigError:

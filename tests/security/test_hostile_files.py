@@ -142,7 +142,7 @@ def test_no_cache_unpickles(tmp_path, canary):
         with pytest.raises(caches.BROKEN):
             caches.read_latents(wanted(file))
         with pytest.raises(caches.BROKEN):
-            caches.read_text(str(file), ["latents"])
+            caches.read_text_cache(str(file), ["latents"])
 
 
 # ---- headers of safetensors
@@ -272,7 +272,7 @@ def test_caches_that_unpack_to_gigabytes_are_not_unpacked(tmp_path, modest, kind
     assert file.stat().st_size < 4 << 20
     assert not caches.latents_are_good(wanted(file), "")
     assert not caches.text_is_good(str(file), {"pool2": None}, [], {"caption": "x"})
-    for read in (lambda: caches.read_latents(wanted(file)), lambda: caches.read_text(str(file), ["pool2"])):
+    for read in (lambda: caches.read_latents(wanted(file)), lambda: caches.read_text_cache(str(file), ["pool2"])):
         with pytest.raises(caches.BROKEN):
             read()
 

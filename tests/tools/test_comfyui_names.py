@@ -22,7 +22,7 @@ from library.families.adapter_kinds import kinds
 from library.families.base import ModelComponents
 from library.tools import adapters, for_comfyui, names
 from library.tools.changes import LayerChange
-from library.tools.convert import convert
+from library.tools.convert import convert_lora
 from library.tools.factors import AdapterFactors
 from tests.source import ROOT
 
@@ -78,8 +78,8 @@ def networks(variant):
     encoders = made.encoders if family in ("sdxl", "flux") else {}
     place = torch.device("cpu"), torch.float32
     return (
-        lambda: random_weights.fill(made.denoiser(), *place),
-        lambda: {name: random_weights.fill(make(), *place) for name, make in encoders.items()},
+        lambda: random_weights.fill_randomly(made.denoiser(), *place),
+        lambda: {name: random_weights.fill_randomly(make(), *place) for name, make in encoders.items()},
         sizes,
     )
 
@@ -135,10 +135,10 @@ def test_every_key_is_one_that_comfyui_reads(variant, kind, more, tmp_path):
     file = written(variant, kind, more, tmp_path / "a.safetensors")
     if KNOWN["kinds"][kind] == "refused":
         with pytest.raises(ConfigError, match="ComfyUI has no names for: add it .* with kohya tools merge"):
-            convert(file, tmp_path / "b.safetensors", to="comfy")
+            convert_lora(file, tmp_path / "b.safetensors", to="comfy")
         assert not (tmp_path / "b.safetensors").exists()
         return
-    there = load_file(convert(file, tmp_path / "b.safetensors", to="comfy"))
+    there = load_file(convert_lora(file, tmp_path / "b.safetensors", to="comfy"))
     layers = {}
     for key, tensor in there.items():
         name, _ = names.split_any(key, there)
@@ -179,7 +179,7 @@ def test_what_comfyui_computes_otherwise_is_said(tmp_path):
     for number, ((kind, more), wanted) in enumerate(cases.items()):
         said = []
         file = written("zimage", kind, more, tmp_path / f"{number}.safetensors")
-        convert(file, tmp_path / f"{number}-there.safetensors", to="comfy", note=said.append)
+        convert_lora(file, tmp_path / f"{number}-there.safetensors", to="comfy", note=said.append)
         assert len(said) == len(wanted) and all(part in str(one) for part, one in zip(wanted, said, strict=True))
 
 
@@ -191,7 +191,7 @@ def test_rotations_are_written_as_comfyui_computes_them():
         for limit in (0.0, 0.003):
             parts = {"oft_blocks": blocks, "rescale": torch.rand(48, 1) + 1, "alpha": torch.tensor(limit)}
             lora = adapters.Lora("anima", {}, others={module: LayerChange(parts)})
-            made = for_comfyui.prepared(lora, "a.safetensors").others[module]
+            made = for_comfyui.prepare_for_comfyui(lora, "a.safetensors").others[module]
             assert made.parts["oft_blocks"].ndim == 4 and float(made.parts["alpha"]) == 0
             torch.testing.assert_close(made.delta(weight), LayerChange(parts).delta(weight), rtol=1e-4, atol=1e-4)
 
@@ -289,7 +289,7 @@ def paths_of(variant, module, is_lokr):
     if is_lokr and module.path.endswith(".qkv"):  # which diffusers fuses for these
         stream = "to_qkv" if ".img_" in module.path else "to_added_qkv"
         return (f"transformer_blocks.{module.path.split('.')[1]}.attn.{stream}",)
-    return names.names_of(family_of(variant)).pieces(module.path)
+    return names.lora_names_of(family_of(variant)).pieces(module.path)
 
 
 LOADED = [
@@ -300,7 +300,7 @@ LOADED = [
 LOADED += [
     (variant, "lokr", more)
     for variant in families.FAMILIES
-    if names.names_of(variant).shared.has_lokr
+    if names.lora_names_of(variant).shared.has_lokr
     for more in (("factor=4",), ("factor=4", "full_matrix=True"))
 ]
 
@@ -318,7 +318,7 @@ def test_diffusers_adds_the_same_to_every_layer(variant, kind, more, tmp_path):
     file = written(variant, kind, more, tmp_path / "a.safetensors")
     whole = adapters.read_lora(file)
     parts = {module: part for module, part in {**whole.adapters, **whole.others}.items() if module.part == "denoiser"}
-    there = load_file(convert(file, tmp_path / "b.safetensors", to="comfy"))
+    there = load_file(convert_lora(file, tmp_path / "b.safetensors", to="comfy"))
     pipeline.load_lora_weights({key: one for key, one in there.items() if not key.startswith(names.TEXT)})
     layers = {name: m for name, m in model.named_modules() if isinstance(m, BaseTunerLayer)}
     found = set()
@@ -338,4 +338,4 @@ def test_what_diffusers_does_not_read_is_refused_with_what_to_write(tmp_path):
     for number, ((variant, kind), wanted) in enumerate(cases.items()):
         file = written(variant, kind, (), tmp_path / f"{number}.safetensors")
         with pytest.raises(ConfigError, match=wanted):
-            convert(file, tmp_path / "no.safetensors", to="diffusers")
+            convert_lora(file, tmp_path / "no.safetensors", to="diffusers")

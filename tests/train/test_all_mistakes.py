@@ -232,7 +232,7 @@ def line(world, kinds):
 def check(world, kinds):
     flags, launch, words = line(world, kinds)
     _, reading, _ = looking.read_check_request([str(world[1]), *flags, *launch])
-    return [*map(str, looking.reported(reading).problems)], words
+    return [*map(str, looking.make_check_report(reading).problems)], words
 
 
 def named_all(said, words, kinds):
@@ -296,14 +296,14 @@ def answered(arguments, input, env, **_):
     """What the process of a check answers, from this one; that it is one of its own: page/test_desk.py."""
     stdin = mock.patch.object(sys, "stdin", io.StringIO(input))
     with mock.patch.dict(os.environ, env), stdin, contextlib.redirect_stdout(io.StringIO()) as said:
-        report.asked()
+        report.answer_requests()
     return SimpleNamespace(stdout=said.getvalue(), stderr="", returncode=0)
 
 
 def test_the_page_names_them_all(world, monkeypatch):
     from kohya_gui.form.tab import TABS, TrainingTab
     from library.config.outside_files import load_toml
-    from library.config.schema import flat
+    from library.config.schema import flatten_sections
 
     tab = TrainingTab(TABS[0], [world[0].parents[1], ROOT])
     process = SimpleNamespace(run=answered, TimeoutExpired=subprocess.TimeoutExpired)
@@ -311,7 +311,7 @@ def test_the_page_names_them_all(world, monkeypatch):
     kinds = [*FEW, "processes by name"]
     flags, launch, words = line(world, kinds)
     values = {flag[2:].partition("=")[0]: flag.partition("=")[2] for flag in flags}
-    given_ = {**flat(load_toml(world[1])), **values}
+    given_ = {**flatten_sections(load_toml(world[1])), **values}
     sent = {"family": "flux", "values": given_, "launch": {"num_processes": launch[0].partition("=")[2]}}
     found = tab.checked(json.dumps(sent))[-1]
     named_all([one["text"] for one in found["findings"] if one["verdict"] == "bad"], words, kinds)
@@ -322,7 +322,7 @@ def test_what_hides_others_is_named_with_the_flags_beside_it(world, tmp_path, ki
     path = tmp_path / "run.toml"
     path.write_text(HIDING[kind])
     _, reading, _ = looking.read_check_request([str(path), "--script", NAME, "--seed", "x"])
-    said = [*map(str, looking.reported(reading).problems)]
+    said = [*map(str, looking.make_check_report(reading).problems)]
     assert len(said) == 2 and "run.toml is not valid TOML" in " ".join(said) and "--seed must be" in " ".join(said)
 
 

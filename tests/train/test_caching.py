@@ -10,7 +10,7 @@ from library.config.formats import to_toml
 from library.config.problems import ConfigError
 from library.runs import foreground
 from library.runs import job as jobs
-from library.runs.job_work import joined
+from library.runs.job_work import join_work
 from library.train import caching
 from library.train.world import World
 from tests.source import ROOT
@@ -119,7 +119,7 @@ def test_a_job_is_ended_by_the_process_that_caches_and_not_by_the_one_that_waite
     states = []
 
     def cached_elsewhere(arguments, variables):
-        with joined("cache") as work:
+        with join_work("cache") as work:
             states.append(jobs.find_job(place.name).state)
             work.fail()
         return 1

@@ -11,7 +11,7 @@ from library.config.problems import ConfigError
 from library.config.sections.learning import SchedulerName
 from library.families.flux.options import FluxLora, FluxTrain
 from library.optim import classes, lr_schedule, optimizers, resuming
-from library.optim.names import spec_of
+from library.optim.names import optimizer_spec
 from tests.train.test_optimizers import NAMES, copied
 
 pytestmark = pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
@@ -27,7 +27,7 @@ NEEDS = {
 
 
 def config_of(name="AdamW", cls=FluxLora, **given):
-    rate = 1.0 if spec_of(name).finds_rate else 5e-3
+    rate = 1.0 if optimizer_spec(name).finds_rate else 5e-3
     base = {"optimizer_type": name, "learning_rate": rate, "optimizer_args": FIXED.get(name, [])}
     return build_config(cls, base | given, notes=[])
 
@@ -37,13 +37,13 @@ class Run:
 
     def __init__(self, config, dtype=torch.float32, shares=(1.0, 0.5)):
         torch.manual_seed(0)
-        self.config, one = config, spec_of(config.optim.optimizer).one_rate
+        self.config, one = config, optimizer_spec(config.optim.optimizer).one_rate
         self.weights = [nn.Parameter(torch.randn(64, 128).to(dtype)), nn.Parameter(torch.randn(128).to(dtype))]
         groups = [
             {"params": [weight], "lr": config.optim.learning_rate * (1.0 if one else share), "name": name}
             for weight, share, name in zip(self.weights, shares, ("unet", "text_encoder"), strict=True)
         ]
-        self.made = optimizers.optimizer(SimpleNamespace(groups=lambda _=None: groups), config)
+        self.made = optimizers.make_optimizer(SimpleNamespace(groups=lambda _=None: groups), config)
         self.schedule = optimizers.make_schedule(self.made, config, TOTAL)
         self.described = resuming.describe_groups(self.made)
         optimizers.train_mode(self.made)
@@ -96,7 +96,7 @@ def changed_arguments(name):
     given = {"weight_decay": 0.37, "eps": 1e-5} if not isinstance(group.get("eps"), tuple) else {"weight_decay": 0.37}
     if isinstance(group.get("betas"), tuple) and len(group["betas"]) == 2:
         given["betas"] = (0.5, 0.7)
-    cls = classes.import_class(spec_of(name))
+    cls = classes.import_class(optimizer_spec(name))
     taken = [key for key in given if not list(classes.unknown_arguments(cls, [key], "optimizer_args", name))]
     given = {key: given[key] for key in taken if key in group}
     args = [*config.optim.optimizer_args, *(f"{key}={value}" for key, value in given.items())]

@@ -121,7 +121,7 @@ def test_a_backend_that_fails_stops_the_run_with_one_sentence(run, tmp_path, bro
     (folder,) = runs_in(tmp_path / "run0")
     from library.runs import reader
 
-    facts = reader.at(folder).facts
+    facts = reader.run_at(folder).facts
     assert facts["state"] == "failed" and "no code for this today" in str(facts["error"])
     assert not list((tmp_path / "run0").glob("*.safetensors"))
 

@@ -85,18 +85,20 @@ def run(demo, pairs, fill_model, tmp_path):
 
 def use_tools(made, base):
     """Merge a LoRA, verify it, get it back from the merged model, resize it, and convert it to other names and back."""
-    merged = merge.merge(base, [(made.file, 1.0)], made.file.with_name("merged.safetensors"))
+    merged = merge.merge_into_checkpoint(base, [(made.file, 1.0)], made.file.with_name("merged.safetensors"))
     assert merged.modules == len({name.split(".")[0] for name in made.tensors()})
-    assert not verify.verify(made.file, base).problems
+    assert not verify.verify_lora(made.file, base).problems
     assert load_file(merged.path).keys() == load_file(base).keys()
     choices = extract.ExtractOptions(rank=8, min_diff=0)
-    back = extract.extract(merged.path, base, made.file.with_name("back.safetensors"), choices=choices)
+    back = extract.extract_lora(merged.path, base, made.file.with_name("back.safetensors"), choices=choices)
     assert any("single_blocks_0_linear1" in name for name in load_file(back.path))
-    small = resize.resize(made.file, made.file.with_name("small.safetensors"), choices=resize.ResizeOptions(rank=2))
+    small = resize.resize_lora(
+        made.file, made.file.with_name("small.safetensors"), choices=resize.ResizeOptions(rank=2)
+    )
     assert {new for _, new in small.ranks.values()} <= {1, 2}
-    there = convert.convert(made.file, made.file.with_name("there.safetensors"), to="diffusers")
+    there = convert.convert_lora(made.file, made.file.with_name("there.safetensors"), to="diffusers")
     assert any(name.startswith("transformer.single_transformer_blocks.0.") for name in load_file(there))
-    again = convert.convert(there, made.file.with_name("again.safetensors"), to="kohya")
+    again = convert.convert_lora(there, made.file.with_name("again.safetensors"), to="kohya")
     assert load_file(again).keys() == made.tensors().keys()
 
 

@@ -94,7 +94,7 @@ def test_two_processes_end_after_the_same_step(demo, eight, tmp_path):
         assert process.returncode == 0, said
     (folder,) = runs_in(tmp_path)
     done = Outcome(tmp_path / "m.safetensors", folder)
-    assert done.file.is_file() and reader.at(folder).state == "finished"
+    assert done.file.is_file() and reader.run_at(folder).state == "finished"
     assert len(done.losses) == done.facts["early_stop"]["step"] == 4
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 from library import families, methods
 from library.check import preflight
 from library.cli import train_script
-from library.config.building import replace
+from library.config.building import replace_options
 from library.config.formats import to_toml
 from library.config.ineffective import ineffective_options
 from library.families import config_class
@@ -300,7 +300,7 @@ def test_what_has_no_effect_is_in_the_record_once(demo, squares, tmp_path, capsy
         max_train_epochs=1,
         xformers=True,
     )
-    text = "mem_eff_attn = true\n" + to_toml(replace(config, max_train_epochs=None, max_train_steps=1))
+    text = "mem_eff_attn = true\n" + to_toml(replace_options(config, max_train_epochs=None, max_train_steps=1))
     (tmp_path / "run.toml").write_text(text, encoding="utf-8")
     fresh()
     assert train_script.main(config_class(config.script), ["--config_file", str(tmp_path / "run.toml")]) == 0

@@ -10,7 +10,7 @@ from library.check import preflight
 from library.check.estimate import estimate
 from library.cli import train_script
 from library.config.building import build_config
-from library.config.command import command
+from library.config.command import training_command
 from library.config.formats import to_toml
 from library.config.problems import ConfigError
 from library.demo import files
@@ -151,7 +151,7 @@ def test_an_sdxl_model_with_text_encoders(demo, squares, tmp_path):
 
 
 def test_chroma_whose_approximator_stays_as_it_is(squares, tmp_path):
-    made = Trainings(files.prepare(tmp_path / "demo", ("chroma",)), squares, tmp_path)
+    made = Trainings(files.prepare_demo(tmp_path / "demo", ("chroma",)), squares, tmp_path)
     name, values = "chroma_flux_train", {"max_train_steps": 2, "max_grad_norm": 1.0}
     made.run(whole=(name, values), shards=(name, {**values, "fsdp": True}))
     whole, shards = made["whole"], made["shards"]
@@ -296,7 +296,7 @@ def test_accelerate_launches_it_on_two_machines_by_its_own_options(trained, tmp_
     asked = ("--use_fsdp", "--fsdp_version", "2")
     how = {"num_processes": 2, "num_machines": 2, "main_process_ip": "127.0.0.2", "main_process_port": free_port()}
     how["extra_accelerate_launch_args"] = asked
-    machines = [command(tmp_path / "run.toml", "flux_train", machine_rank=rank, **how) for rank in range(2)]
+    machines = [training_command(tmp_path / "run.toml", "flux_train", machine_rank=rank, **how) for rank in range(2)]
     for launcher in [fork_server.start(arguments[1:]) for arguments in machines]:
         said = launcher.communicate()[0]
         assert launcher.returncode == 0, said

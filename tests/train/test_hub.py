@@ -114,9 +114,9 @@ def test_a_repository_that_cannot_be_had_is_known_before_the_model_is_loaded(the
     with pytest.raises(ConfigError, match=r"me/cats can be neither found nor made \(401 Client Error\); check"):
         train(config())
     (folder,) = runs_in(tmp_path / "out")
-    facts = reader.at(folder).facts
+    facts = reader.run_at(folder).facts
     assert facts["state"] == "failed"
-    assert not [event for event in reader.events(folder)[0] if event["kind"] == "phase"]
+    assert not [event for event in reader.read_events(folder)[0] if event["kind"] == "phase"]
 
 
 def test_a_token_is_asked_for_at_once(config, monkeypatch):

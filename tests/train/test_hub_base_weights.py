@@ -99,5 +99,5 @@ def test_what_cannot_be_downloaded_is_said_before_the_model_is_loaded(hub, downl
 def test_a_file_that_is_no_safetensors_file_is_not_kept(hub, downloads):  # noqa: F811
     hub.repositories["someone/adapters"] = {"split/a.safetensors": b"PK" + bytes(1000)}
     with pytest.raises(ConfigError):
-        hub_files.download(NAME, lambda *_: None)
+        hub_files.download_hub_file(NAME, lambda *_: None)
     assert not [*downloads.rglob("*.safetensors")]

@@ -5,7 +5,7 @@ import torch
 
 from library.check import preflight
 from library.config.building import build_config
-from library.config.command import command
+from library.config.command import training_command
 from library.config.formats import read_toml, to_toml
 from library.families import config_class
 from library.runs import reader, start
@@ -22,7 +22,7 @@ def pressed(demo, shapes, tmp_path_factory):
     """A config with three sizes of pictures, trained by pressing Train in the page, and the TOML that this wrote."""
     output = tmp_path_factory.mktemp("page") / "out put"
     config = config_of(demo, SCRIPT, train_data_dir=shapes, output_dir=output, resolution="96", output_name="m", **FEW)
-    run_id = start.launch(config)
+    run_id = start.launch_run(config)
     folder = wait_for(lambda: (found := reader.find_run(run_id)).active or found.folder)
     while reader.find_run(run_id).active:
         wait_for(lambda: not reader.find_run(run_id).active)
@@ -50,7 +50,7 @@ def test_compiled_with_inductor_it_gives_the_same_losses(pressed, monkeypatch):
     flags = ["--compile", "--compile_blocks", "single:all", "--output_name", "compiled"]
     for name, value in PLAIN_CODE.items():
         monkeypatch.setenv(name, value)
-    launched = [*command(page.folder / "run.toml", SCRIPT), *flags]
+    launched = [*training_command(page.folder / "run.toml", SCRIPT), *flags]
     before = runs_in(output)
     ended = fork_server.start(launched[1:])
     said = ended.communicate()[0]

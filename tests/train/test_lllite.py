@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from library import data, families, methods
 from library.check import preflight
-from library.cli.launch import script_of
+from library.cli.launch import script_of_toml
 from library.compiler.torch_private import mark_dynamic
 from library.config.building import build_config
 from library.config.formats import to_toml
@@ -207,7 +207,7 @@ def test_rules_of_the_options_and_the_script_that_a_file_is_for(tmp_path):
         build_config(kind, {"masked_loss": True})
     path = tmp_path / "run.toml"
     path.write_text(to_toml(build_config(kind, {"cond_emb_dim": 32, "network_dim": 64})), encoding="utf-8")
-    assert script_of(path) == SCRIPT
+    assert script_of_toml(path) == SCRIPT
 
 
 def test_images_may_keep_the_base_models_answer(config, folders, tmp_path):

@@ -16,7 +16,7 @@ SIZE = matmul_formats.Size(32, 64, 48)
 @pytest.fixture
 def start(demo, squares, tmp_path, monkeypatch):  # noqa: F811
     """Train with times that are made up; what was timed is in `start.asked`."""
-    monkeypatch.setattr(autotune_cache, "folder", lambda: tmp_path / "tuning")
+    monkeypatch.setattr(autotune_cache, "results_folder", lambda: tmp_path / "tuning")
     monkeypatch.setattr(int8_matmul, "supports_int8", lambda device: True)
     numbers = iter(range(100))
 
@@ -107,7 +107,7 @@ def test_a_gpu_times_all_of_its_formats_within_seconds():
 
 def test_the_choice_is_told_with_its_numbers():
     found = {matmul_formats.WIDE: 2.0, "fp8": 1.62, "int8": 2.2}
-    assert matmul_formats.fastest(found) == "fp8" and matmul_formats.fastest({}) == matmul_formats.WIDE
+    assert matmul_formats.fastest_format(found) == "fp8" and matmul_formats.fastest_format({}) == matmul_formats.WIDE
     assert matmul_formats.choice_sentence(found, "fp8", "remembered") == (
         "Matrix products, as a share of the time in 16 bits: fp8 0.81, int8 1.10; fp8 is used (remembered)."
     )

@@ -47,7 +47,7 @@ def images():
 
 
 def made(config, figured=None, architecture="flux-1-dev"):
-    version = families.facts(config.family).base_model_version
+    version = families.facts_of(config.family).base_model_version
     family = SimpleNamespace(architecture=architecture, base_model_version=version)
     figured = dataset_stats(images(), config, 4, 3, 2) if figured is None else figured
     figured["max_train_steps"] = 90

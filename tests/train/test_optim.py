@@ -26,7 +26,7 @@ def method(*rates):
 
 def curve(total=10, **values):
     chosen = config(**values)
-    made = optimizers.optimizer(method(0.5), chosen)
+    made = optimizers.make_optimizer(method(0.5), chosen)
     schedule = optimizers.make_schedule(made, chosen, total)
     rates = []
     for _ in range(total):
@@ -37,7 +37,7 @@ def curve(total=10, **values):
 
 
 def test_adamw_is_the_default_with_rates_by_group():
-    made = optimizers.optimizer(method(0.1, 0.2), config())
+    made = optimizers.make_optimizer(method(0.1, 0.2), config())
     assert type(made) is torch.optim.AdamW and [(g["name"], g["lr"]) for g in made.param_groups] == [
         ("part0", 0.1),
         ("part1", 0.2),
@@ -46,14 +46,14 @@ def test_adamw_is_the_default_with_rates_by_group():
 
 
 def test_arguments_reach_the_optimizer():
-    made = optimizers.optimizer(
+    made = optimizers.make_optimizer(
         method(0.1), config(optimizer_args=["betas=0.8,0.9", "weight_decay=0.3", "amsgrad=True"])
     )
     assert made.defaults["betas"] == (0.8, 0.9) and made.defaults["weight_decay"] == 0.3 and made.defaults["amsgrad"]
-    made = optimizers.optimizer(method(0.1), config(optimizer_type="sgdnesterov"))
+    made = optimizers.make_optimizer(method(0.1), config(optimizer_type="sgdnesterov"))
     assert made.defaults["nesterov"] and made.defaults["momentum"] == 0.9
-    assert type(optimizers.optimizer(method(0.1), config(optimizer_type="RAdam"))) is torch.optim.RAdam
-    made = optimizers.optimizer(method(0.1), config(optimizer_type="torch.optim.NAdam"))
+    assert type(optimizers.make_optimizer(method(0.1), config(optimizer_type="RAdam"))) is torch.optim.RAdam
+    made = optimizers.make_optimizer(method(0.1), config(optimizer_type="torch.optim.NAdam"))
     assert type(made) is torch.optim.NAdam
 
 
@@ -80,7 +80,7 @@ def test_all_that_is_wrong_is_said_at_once(monkeypatch):
     assert sum("key=value" in str(s) for s in said) == 4
     assert any("pip install prodigyopt" in str(s) for s in said) and any("did you mean cosine" in str(s) for s in said)
     with pytest.raises(ConfigError, match="prodigyopt"):
-        optimizers.optimizer(method(0.1), wrong)
+        optimizers.make_optimizer(method(0.1), wrong)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_other_optimizers_keep_their_warmup():
 
 def test_adafactor_finds_its_own_rate_unless_told_not_to():
     chosen = config(optimizer_type="AdaFactor", learning_rate=1e-3, lr_scheduler="cosine")
-    made = optimizers.optimizer(method(1e-4), chosen)
+    made = optimizers.make_optimizer(method(1e-4), chosen)
     schedule = optimizers.make_schedule(made, chosen, 10)
     assert type(schedule).__name__ == "AdafactorSchedule" and made.defaults["relative_step"]
     for p in made.param_groups[0]["params"]:
@@ -223,17 +223,17 @@ def test_adafactor_finds_its_own_rate_unless_told_not_to():
     assert any("Adafactor sets its own" in str(note) for note in optimizers.optimizer_notes(chosen))
     args = ["scale_parameter=False", "relative_step=False", "warmup_init=False"]
     chosen = config(optimizer_type="Adafactor", optimizer_args=args, lr_scheduler="constant_with_warmup")
-    made = optimizers.optimizer(method(1e-4), chosen)
+    made = optimizers.make_optimizer(method(1e-4), chosen)
     assert (
         made.param_groups[0]["lr"] == 1e-4 and type(optimizers.make_schedule(made, chosen, 10)).__name__ == "LambdaLR"
     )
 
 
 def test_description_is_that_of_the_metadata():
-    assert optimizers.describe(config()) == "torch.optim.adamw.AdamW"
-    said = optimizers.describe(config(optimizer_args=["betas=0.9,0.99", "weight_decay=0.1"]))
+    assert optimizers.describe_optimizer(config()) == "torch.optim.adamw.AdamW"
+    said = optimizers.describe_optimizer(config(optimizer_args=["betas=0.9,0.99", "weight_decay=0.1"]))
     assert said == "torch.optim.adamw.AdamW(betas=(0.9, 0.99),weight_decay=0.1)"
-    adafactor = optimizers.describe(config(optimizer_type="adafactor"))
+    adafactor = optimizers.describe_optimizer(config(optimizer_type="adafactor"))
     assert adafactor == "transformers.optimization.Adafactor(relative_step=True)"
 
 
@@ -255,7 +255,7 @@ def test_schedule_free_weights_are_averaged_only_inside():
         calls.append("save")
         raise RuntimeError
     assert calls == ["train", "eval", "save", "train"]
-    with optimizers.averaged(optimizers.optimizer(method(0.1), config())):
+    with optimizers.averaged(optimizers.make_optimizer(method(0.1), config())):
         pass
 
 

@@ -17,7 +17,7 @@ from library.config.sections.learning import OptimizerName
 from library.families.flux.options import FluxLora, FluxTrain
 from library.optim import optimizers
 from library.optim.classes import import_class, package_class
-from library.optim.names import SPECS, spec_of
+from library.optim.names import SPECS, optimizer_spec
 from tests.packages import hide
 from tests.training import config_of, train
 
@@ -30,10 +30,10 @@ RATES = {"CAME": 3e-4, "RAdamScheduleFree": 0.05, "SGDScheduleFree": 0.5}
 
 
 def config(name, cls=FluxLora, **values):
-    given = {"optimizer_type": name, "learning_rate": 1.0 if spec_of(name).finds_rate else RATES.get(name, 1e-3)}
+    given = {"optimizer_type": name, "learning_rate": 1.0 if optimizer_spec(name).finds_rate else RATES.get(name, 1e-3)}
     if name == "Adafactor":
         given["optimizer_args"] = ["relative_step=False", "scale_parameter=False"]
-    if spec_of(name).finds_rate:
+    if optimizer_spec(name).finds_rate:
         # They begin at 1e-6, and take long to find their rate.
         given["optimizer_args"] = ["d0=0.1" if name == "DAdaptAdaGrad" else "d0=1e-4"]
     return build_config(cls, given | values, notes=[])
@@ -48,12 +48,12 @@ class Toy(nn.Sequential):
         self.to(dtype)
 
     def made(self, chosen):
-        rate, other = chosen.optim.learning_rate, 1 if spec_of(chosen.optim.optimizer).one_rate else 0.5
+        rate, other = chosen.optim.learning_rate, 1 if optimizer_spec(chosen.optim.optimizer).one_rate else 0.5
         groups = [
             {"params": [p for layer in layers for p in layer.parameters()], "lr": share * rate, "name": name}
             for layers, share, name in ((list(self)[:1], 1, "unet"), (list(self)[1:], other, "text_encoder"))
         ]
-        made = optimizers.optimizer(SimpleNamespace(groups=lambda _=None: groups), chosen)
+        made = optimizers.make_optimizer(SimpleNamespace(groups=lambda _=None: groups), chosen)
         optimizers.train_mode(made)
         return made
 
@@ -156,7 +156,7 @@ def test_the_memory_of_an_estimate_is_what_it_takes(name):
     weight = nn.Parameter(torch.randn(256, 512) * 0.02)
     chosen = config(name)
     groups = [{"params": [weight], "lr": chosen.optim.learning_rate, "name": "unet"}]
-    made = optimizers.optimizer(SimpleNamespace(groups=lambda _=None: groups), chosen)
+    made = optimizers.make_optimizer(SimpleNamespace(groups=lambda _=None: groups), chosen)
     optimizers.train_mode(made)
     weight.grad = torch.randn_like(weight)
     made.step()
@@ -187,7 +187,10 @@ def test_the_memory_of_an_estimate_is_what_it_takes(name):
     ],
 )
 def test_a_name_is_read_as_people_write_it(written, name):
-    assert spec_of(build_config(FluxLora, {"optimizer_type": written}, notes=[]).optim.optimizer) is SPECS[name.lower()]
+    assert (
+        optimizer_spec(build_config(FluxLora, {"optimizer_type": written}, notes=[]).optim.optimizer)
+        is SPECS[name.lower()]
+    )
 
 
 @pytest.mark.parametrize(
@@ -237,7 +240,7 @@ def test_arguments_are_tried_before_a_model_is_loaded(name, args, words):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_values_of_a_wrong_kind_are_a_sentence_for_every_argument(name):
-    cls = package_class(import_class(spec_of(name)))
+    cls = package_class(import_class(optimizer_spec(name)))
     for arg in inspect.signature(cls).parameters.keys() - {"params", "lr", "kwargs", "self"}:
         for value in ("'x'", "(1,)", "{}"):
             said = [*optimizers.find_optimizer_problems(config(name, optimizer_args=[f"{arg}={value}"]))]
@@ -247,14 +250,14 @@ def test_values_of_a_wrong_kind_are_a_sentence_for_every_argument(name):
                 assert len(toy.steps(toy.made(config(name, optimizer_args=[f"{arg}={value}"])), 0, 2)) == 2
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if spec_of(name).finds_rate])
+@pytest.mark.parametrize("name", [name for name in NAMES if optimizer_spec(name).finds_rate])
 def test_several_rates_are_refused_by_those_that_have_one(name):
     chosen = config(name, unet_lr=1.0, text_encoder_lr=[0.5])
     said = [problem for problem in optimizers.find_optimizer_problems(chosen) if "one learning rate" in str(problem)]
     groups = [{"params": [nn.Parameter(torch.ones(2, 2))], "lr": lr, "name": str(lr)} for lr in (1.0, 0.5)]
     method = SimpleNamespace(groups=lambda _=None: groups)
-    if not spec_of(name).one_rate:
-        made = optimizers.optimizer(method, chosen)
+    if not optimizer_spec(name).one_rate:
+        made = optimizers.make_optimizer(method, chosen)
         optimizers.train_mode(made)
         for group in groups:
             group["params"][0].grad = torch.ones(2, 2)
@@ -263,7 +266,7 @@ def test_several_rates_are_refused_by_those_that_have_one(name):
     mends = working_fix(said[0], chosen)
     assert mends == {"unet_lr": None, "text_encoder_lr": (), "learning_rate": 1.0}
     with pytest.raises(ConfigError, match="has one learning rate for all that learns"):
-        optimizers.optimizer(method, chosen)
+        optimizers.make_optimizer(method, chosen)
 
 
 @pytest.mark.parametrize("written", ["Automagic", "automagic", "toolkit.optimizers.automagic.Automagic"])
@@ -300,8 +303,11 @@ def test_those_that_find_their_rate_want_one_and_do_without_clipping():
 
 
 def test_metadata_names_the_package_s_own_class():
-    assert optimizers.describe(config("Muon")) == "pytorch_optimizer.optimizer.muon.muon.Muon(use_adjusted_lr=True)"
-    assert optimizers.describe(config("AdamMini")) == "pytorch_optimizer.optimizer.adam_mini.AdamMini"
+    assert (
+        optimizers.describe_optimizer(config("Muon"))
+        == "pytorch_optimizer.optimizer.muon.muon.Muon(use_adjusted_lr=True)"
+    )
+    assert optimizers.describe_optimizer(config("AdamMini")) == "pytorch_optimizer.optimizer.adam_mini.AdamMini"
 
 
 def test_arguments_that_mean_the_same_are_carried_over():
@@ -351,7 +357,7 @@ def test_a_whole_training_resumes_exactly(name, demo, squares, tmp_path):
             "output_name": "m",
             "max_train_steps": 4,
             "optimizer_type": name,
-            "learning_rate": 1.0 if spec_of(name).finds_rate else 1e-3,
+            "learning_rate": 1.0 if optimizer_spec(name).finds_rate else 1e-3,
             "max_grad_norm": 0.0,
             "seed": 3,
             "save_every_n_steps": 2,

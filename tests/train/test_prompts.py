@@ -229,7 +229,7 @@ def test_images_that_a_model_is_shown_are_named_once_or_several_times(tmp_path):
         ("c.png",),
     ]
     (tmp_path / "p.txt").write_text(line)
-    (row,) = prompt_rows.rows(tmp_path / "p.txt")  # which has no fields for them, and keeps them
+    (row,) = prompt_rows.prompt_rows_of_file(tmp_path / "p.txt")  # which has no fields for them, and keeps them
     assert prompts.parse_line(prompt_rows.prompt_line(row)) == read and prompt_rows.prompt_line(row).endswith(" --zz 1")
     use = ControlUse(least=1, most=1)
     assert (
@@ -244,10 +244,10 @@ def test_images_that_a_model_is_shown_are_named_once_or_several_times(tmp_path):
         (ControlUse(most=3), ("a b.png", "c.png")),
         (ControlUse(inpaints=True), ("a b.png", "m.png")),
     ):
-        said = prompts.unreadable(tmp_path / "p.txt", shown, lambda path: "")
+        said = prompts.unreadable_images(tmp_path / "p.txt", shown, lambda path: "")
         assert [str(one).rpartition(": ")[2] for one in said] == list(missing)  # those alone that it is shown
     (tmp_path / "d.txt").write_text(f"a --ci {tmp_path / 'p.txt'}")
-    (said,) = prompts.unreadable(tmp_path / "d.txt", use, lambda path: "it is text")
+    (said,) = prompts.unreadable_images(tmp_path / "d.txt", use, lambda path: "it is text")
     assert "names an image that cannot be read" in str(said) and "(it is text)" in str(said)
 
 

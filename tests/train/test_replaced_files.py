@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from library.config.problems import ConfigError
-from library.config.schema import options, values
+from library.config.schema import option_values, options_of
 from library.data import encoding
 from library.families.shared import file_identity
 from library.train.caching import make_caches
@@ -34,7 +34,11 @@ def in_place(path):
 
 def model_files(config):
     """The options of a config that name a file of its model."""
-    found = {name: value for name, value in values(config).items() if options(type(config))[name].section == "model"}
+    found = {
+        name: value
+        for name, value in option_values(config).items()
+        if options_of(type(config))[name].section == "model"
+    }
     return {name: Path(value) for name, value in found.items() if isinstance(value, str) and Path(value).is_file()}
 
 

@@ -57,7 +57,7 @@ def test_samples_and_saves_on_demand_change_no_number(demo, squares, tmp_path, a
     for name in ("data_s", "transfer_s", "compute_s"):
         assert all(seconds >= 0 for seconds in asked.numbers(name).values())
     assert asked.numbers("compute_s")[4] > 0
-    assert [run.state for run in map(reader.at, (plain.folder, asked.folder))] == ["finished"] * 2
+    assert [run.state for run in map(reader.run_at, (plain.folder, asked.folder))] == ["finished"] * 2
 
 
 @pytest.mark.parametrize(("script", "cached"), [("flux_train_network", True), ("flux_train_network", False)])

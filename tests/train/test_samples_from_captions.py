@@ -8,9 +8,9 @@ from PIL import Image
 
 from library.check import preflight
 from library.config.building import build_config
-from library.config.problems import problems_of
+from library.config.problems import as_problems
 from library.config.run_config import ControlUse
-from library.config.schema import changed, flat
+from library.config.schema import changed, flatten_sections
 from library.families import config_class
 from library.train import caption_prompts, samples
 from tests.training import config_of, pictures, references, train
@@ -141,11 +141,11 @@ def test_a_check_names_what_is_missing_and_what_would_help(demo, squares):
     found = [problem for problem in preflight.find_problems(asked) if problem.option == "sample_prompts"]
     assert found and found[0].fix == {"sample_from_captions": 2}
     never = build_config(
-        type(asked), flat(changed(asked)) | {"sample_from_captions": 2, "sample_at_first": False}, notes=[]
+        type(asked), flatten_sections(changed(asked)) | {"sample_from_captions": 2, "sample_at_first": False}, notes=[]
     )
     assert any(
         said.option == "sample_from_captions" and "only when somebody" in str(said)
-        for said in problems_of(preflight.check_before_training(never))
+        for said in as_problems(preflight.check_before_training(never))
     )
     assert config_class(FLUX)().sample.sample_images
 

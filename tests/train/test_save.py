@@ -31,7 +31,7 @@ def tensors():
 
 
 def test_names_are_those_of_sd_scripts(tmp_path):
-    unnamed, named = paths.names(config(tmp_path)), paths.names(config(tmp_path, output_name="m"))
+    unnamed, named = paths.output_names(config(tmp_path)), paths.output_names(config(tmp_path, output_name="m"))
     got = {
         "default_epoch": unnamed.epoch(3),
         "default_step": unnamed.step(1500),
@@ -44,7 +44,7 @@ def test_names_are_those_of_sd_scripts(tmp_path):
         "state_last": named.state(),
     }
     assert {key: path.name for key, path in got.items()} == {k: v for k, v in VECTORS.items() if isinstance(v, str)}
-    assert paths.names(config(tmp_path, output_name="v1.5")).state(epoch=1).name == "v1.5-000001-state"
+    assert paths.output_names(config(tmp_path, output_name="v1.5")).state(epoch=1).name == "v1.5-000001-state"
 
 
 def test_what_is_removed_is_what_sd_scripts_removes(tmp_path):
@@ -115,7 +115,7 @@ def test_removing(tmp_path):
     (tmp_path / "a-state" / "x").write_text("x")
     (tmp_path / "a.pt").write_text("x")
     for path in (tmp_path / "a-state", tmp_path / "a.pt", tmp_path / "a.pt", None):
-        paths.remove(path)
+        paths.remove_outdated(path)
     assert not list(tmp_path.iterdir())
 
 
@@ -166,7 +166,7 @@ def test_precision(tmp_path, precision, dtype):
 @pytest.mark.parametrize("kind", ["pt", "ckpt"])
 def test_pickled_formats(tmp_path, kind):
     chosen = config(tmp_path, save_model_as=kind, output_name="m")
-    path = paths.model(paths.names(chosen).last, tensors(), chosen, {"ss_a": "1"})
+    path = paths.model(paths.output_names(chosen).last, tensors(), chosen, {"ss_a": "1"})
     assert path.suffix == f".{kind}"
     loaded = torch.load(path, weights_only=True)
     assert all(torch.equal(loaded[k], v) for k, v in tensors().items())
@@ -190,7 +190,7 @@ def test_pickled_formats(tmp_path, kind):
     ],
 )
 def test_the_kind_of_file(tmp_path, cls, values, expected):
-    assert paths.extension(config(tmp_path, cls, **values)) == expected
+    assert paths.file_extension(config(tmp_path, cls, **values)) == expected
 
 
 def test_numbers_that_are_too_large_for_float16_are_not_lost(tmp_path, caplog):

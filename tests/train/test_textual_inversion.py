@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from library import families, methods
 from library.check import preflight
-from library.cli.launch import script_of
+from library.cli.launch import script_of_toml
 from library.config.building import build_config
 from library.config.dataset import SubsetConfig
 from library.config.formats import to_toml
@@ -173,7 +173,7 @@ def test_rules_of_the_options_and_the_script_that_a_file_is_for(tmp_path):
             build_config(kind, given)
     path = tmp_path / "run.toml"
     path.write_text(to_toml(build_config(kind, {"token_string": "zorb", "resolution": "64"})), encoding="utf-8")
-    assert script_of(path) == SCRIPT
+    assert script_of_toml(path) == SCRIPT
 
 
 def test_compiled_it_needs_the_predicted_graphs_and_gives_the_same_losses(config, tmp_path):

@@ -31,7 +31,7 @@ from library.methods.adapters import AdapterSpec, LoraLinear
 from library.methods.factor_cache import FactorCache
 
 # Its options say how to train it: those of a LoRA for transformers that are as large.
-SCRIPT = families.lora_script(next(f.name for f in families.every() if f.trained_in_compute_dtype))
+SCRIPT = families.lora_script(next(f.name for f in families.all_families() if f.trained_in_compute_dtype))
 
 
 class DiffusersFamily:
@@ -89,7 +89,7 @@ class DiffusersSubject:
     def __init__(self, name: str, given: JsonMapping, values: JsonMapping, inputs: JsonMapping):
         """`given` are the arguments of the class; `inputs` shapes of parameters that have no usual name, and how many
         `frames` of latents a video has. Raises ConfigError where they do not fit together."""
-        self.cls, self.given = class_of(name), arguments(name, given)
+        self.cls, self.given = class_of(name), class_arguments(name, given)
         self.values = {**usual(SCRIPT), **values}
         self.batch, self.title = int(self.config({}).data.train_batch_size), name
         self.inputs = DiffusersInputs(
@@ -110,7 +110,7 @@ class DiffusersSubject:
         """A fresh model on the device, with adapters in its blocks."""
         model = self._empty()
         dtype = fp8_storage.storage_type(config)
-        model = random_weights.fill(model, random_weights.placement(model, device, dtype, config), dtype)
+        model = random_weights.fill_randomly(model, random_weights.place_weights(model, device, dtype, config), dtype)
         if any(p.ndim == 5 for p in model.parameters()):  # of video, for which there is no such order as images have
             model.to = functools.partial(_to, model)
         method = DiffusersLora(model, self.block_classes, config.network.network_dim or 4, config.optim.learning_rate)
@@ -174,7 +174,7 @@ def repeated_classes(cls: type[Any], model: nn.Module) -> tuple[str, ...]:
     return found
 
 
-def arguments(name: str, given: JsonMapping) -> JsonObject:
+def class_arguments(name: str, given: JsonMapping) -> JsonObject:
     """The entries of a config.json that the class takes. Raises ConfigError for others, which would be ignored."""
     known = inspect.signature(class_of(name).__init__).parameters
     own = {key: value for key, value in given.items() if not key.startswith("_")}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from library.config.fixes import bucket_limits
 from library.config.problems import Message, Problem, together
-from library.config.reading import LARGEST, pair, parse_count, resolution, sizes, token_length
+from library.config.reading import LARGEST, parse_count, parse_pair, parse_resolution, resolution, token_length
 from library.config.run_config import RunConfig
 from library.config.schema import defaults, opt
 from library.config.sections.captions import USUAL_VARIANTS, VARIED, clashes_with_cache
@@ -190,7 +190,7 @@ class Data:
         None,
         "Crop around faces of this relative size: min,max (2.0,4.0). Only without buckets.",
         label="Face crop range",
-        parse=pair,
+        parse=parse_pair,
         advanced=True,
     )
     resize_interpolation: Literal["lanczos", "nearest", "bilinear", "linear", "bicubic", "cubic", "area"] | None = opt(
@@ -254,7 +254,7 @@ class Data:
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
         """All sizes that images are trained at, as (width, height) in pixels."""
-        return sizes(self.resolution) if self.resolution else ()
+        return parse_resolution(self.resolution) if self.resolution else ()
 
     @property
     def face_crop(self) -> tuple[float, float] | None:

@@ -9,7 +9,7 @@ from library.config.fixes import exclusive, other_optimizer
 from library.config.problems import Problem, option_name, together
 from library.config.reading import parse_count, steps_or_share
 from library.config.run_config import RunConfig
-from library.config.schema import opt, values
+from library.config.schema import opt, option_values
 
 OptimizerName = Literal[
     "AdamW",
@@ -352,7 +352,7 @@ class Steps:
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Held-out images measure when to stop, and a state on the hub needs a name."""
-        known = values(run)
+        known = option_values(run)
         if self.early_stop_patience and not run.data.dataset_config and not known.get("validation_split"):
             yield _without_held_out("validation_split" in known)
         if self.resume_from_huggingface and not re.fullmatch(ON_HUB, self.resume or ""):

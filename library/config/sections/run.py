@@ -107,7 +107,7 @@ class Run:
 
         `given` are the options that are set besides.
         """
-        return converted.blocks(old, "blocks_to_swap" in given)
+        return converted.convert_blocks_to_swap(old, "blocks_to_swap" in given)
 
     def check(self) -> Iterator[Problem]:
         """Refuse what this version cannot do yet, so that no flag is accepted and ignored."""
@@ -119,7 +119,7 @@ class Run:
     def refusal(cls, name: str, value: Any) -> Problem | None:
         """The problem of an option that differs from its default and cannot be used in this script yet."""
         reason = cls.pending.get(name) or cls.pending.get(f"{name}={value}", "")
-        fix = {name: schema.options(cls)[name].default}
+        fix = {name: schema.options_of(cls)[name].default}
         return Problem(name, "does not work yet: {reason}", reason=Message(reason), fix=fix) if reason else None
 
     def notes(self) -> Iterator[Problem]:

@@ -49,19 +49,23 @@ FILES = {
     for with_adapter in (False, True)
 }
 DENOISER = DenoiserFile(
-    TRANSFORMER, "Anima", lambda shapes: Anima(AnimaShape.of(shapes)), lambda name: "blocks." in name, keys.sources
+    TRANSFORMER,
+    "Anima",
+    lambda shapes: Anima(AnimaShape.of(shapes)),
+    lambda name: "blocks." in name,
+    keys.anima_sources,
 )
 
 
-def files_of(config: Any) -> PartFiles:
+def anima_part_files(config: Any) -> PartFiles:
     """The parts that have files: the adapter has one where an option names it, or where a folder holds it."""
     named = FILES[True].named(config, "llm_adapter")
-    return FILES[bool(config.model.llm_adapter_path or (named and not hub.is_id(named)))]
+    return FILES[bool(config.model.llm_adapter_path or (named and not hub.is_hub_id(named)))]
 
 
-def checkpoint_of(config: Any) -> Checkpoint:
+def anima_checkpoint(config: Any) -> Checkpoint:
     """How the files of this run become networks."""
-    files, lengths = files_of(config), (config.model.qwen3_max_token_length, config.model.t5_max_token_length)
+    files, lengths = anima_part_files(config), (config.model.qwen3_max_token_length, config.model.t5_max_token_length)
     return dataclasses.replace(
         CHECKPOINT,
         files=files,
@@ -94,24 +98,24 @@ def find_anima_problems(files: PartFiles, config: RunConfig) -> Iterator[Problem
         text = {"text_encoder": (language_model.EMBEDDING, source[1])} if source else {}
         return {"vae": (qwen_vae_names.MARK, channels)} | text
 
-    yield from files.fitting(config, plain_shapes, of_denoiser, widths)
+    yield from files.fitting(config, anima_shapes, of_denoiser, widths)
 
 
 def _adapter_shapes(files: PartFiles, config: RunConfig) -> Shapes:
     """Of an adapter with a file of its own that is on this machine and in order; `fitting` says what is not."""
     with contextlib.suppress(ConfigError):
         if "llm_adapter" in files.parts and (path := files.present(config, "llm_adapter")):
-            return plain_shapes(read_entries(path), "llm_adapter")
+            return anima_shapes(read_entries(path), "llm_adapter")
     return {}
 
 
-def plain_shapes(entries: Entries, part: str) -> Shapes:
+def anima_shapes(entries: Entries, part: str) -> Shapes:
     """Shapes by the network's own keys."""
     if part == "denoiser":
         return DENOISER.plain_shapes(entries)
     known = {
         "vae": qwen_vae_names.plain_qwen_vae_names,
-        "text_encoder": language_model.plain_names,
+        "text_encoder": language_model.plain_language_names,
         "llm_adapter": keys.adapter,
     }
     return {plain: tuple(entries[name]["shape"]) for plain, name in known[part](entries).items()}
@@ -132,7 +136,7 @@ def open_denoiser(
 CHECKPOINT = Checkpoint(
     FILES[False],
     functools.partial(find_anima_problems, FILES[False]),
-    plain_shapes,
+    anima_shapes,
     DENOISER.open,
     {"vae": qwen_vae.load_qwen_vae, "text_encoder": language_model.load_qwen3},
     tokenizers.QWEN3_SMALL,

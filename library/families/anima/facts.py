@@ -2,7 +2,7 @@
 
 import re
 
-from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds
+from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, has_tensor
 
 TRANSFORMER = "an Anima transformer"
 BARE = "a Cosmos-Predict2 transformer"  # or one of Anima whose adapter has a file of its own
@@ -65,7 +65,7 @@ FACTS = FamilyFacts(
     decoder_memory=3.4,
     hub_models=(anima_hub_model("Anima", "anima-base-v1.0"), anima_hub_model("Anima preview", "anima-preview")),
     part_options={
-        "qwen3": holds("model.embed_tokens.weight", 151936, 1024),
+        "qwen3": has_tensor("model.embed_tokens.weight", 151936, 1024),
         "vae": lambda shapes: any(
             len(shapes.get(name, ())) == 5 for name in ("decoder.conv_in.weight", "decoder.conv1.weight")
         ),

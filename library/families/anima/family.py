@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from library.families.anima import adapter, text_encoder
-from library.families.anima.checkpoint import CHECKPOINT, checkpoint_of
+from library.families.anima.checkpoint import CHECKPOINT, anima_checkpoint
 from library.families.anima.facts import FACTS
 from library.families.anima.model import BLOCK
 from library.families.anima.options import AnimaLora, AnimaTrain
@@ -59,7 +59,7 @@ class AnimaFamily(OneEncoderFamily):
 
     def __init__(self, config: AnimaLora | AnimaTrain):
         super().__init__(config)
-        self.checkpoint = checkpoint_of(config)
+        self.checkpoint = anima_checkpoint(config)
 
     # ---- files
 

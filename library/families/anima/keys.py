@@ -34,7 +34,7 @@ EMBEDDING = "embed.weight"  # of the adapter, in any file that has one
 UNUSED = ("pos_embedder.", "accum_")  # tables and counters in some files, which the sizes tell
 
 
-def canonical(path: str) -> str:
+def canonical_anima_path(path: str) -> str:
     """A path of either tree -> ours."""
     if path.startswith(BLOCKS):
         number, _, inside = path.removeprefix(BLOCKS).partition(".")
@@ -42,13 +42,13 @@ def canonical(path: str) -> str:
     return OUTSIDE.get(path, path)
 
 
-def sources(names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
+def anima_sources(names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
     """Plain keys of a transformer's file in either layout -> {our key: key in the file, the first of one piece}."""
     found = {}
     for name in names:
         if not name.startswith(UNUSED):
             path, _, ending = name.rpartition(".")
-            found[f"{canonical(path)}.{ending}"] = (name, 0, 1)
+            found[f"{canonical_anima_path(path)}.{ending}"] = (name, 0, 1)
     return found
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 from library.families.anima import keys
 from library.families.anima.facts import TRANSFORMER
 from library.families.shared.lora_names import LoraNames, Shapes, SharedForm, matrices
-from library.families.shared.tensor_names import prefix_of
+from library.families.shared.tensor_names import denoiser_prefix
 
 ENCODER = "text_encoder"
 LAYERS = (".self_attn.", ".cross_attn.", ".mlp.")
@@ -50,11 +50,11 @@ class AnimaLoraNames(LoraNames):
 
     def canonical(self, path: str) -> tuple[str, int, int]:
         """A path of either tree -> ours."""
-        return keys.canonical(path), 0, 1
+        return keys.canonical_anima_path(path), 0, 1
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
         """Attention and MLP of all blocks; modulation, embedders and the text adapter are left as they are."""
-        for path in matrices(shapes, prefix_of(shapes)):
+        for path in matrices(shapes, denoiser_prefix(shapes)):
             if path.startswith("blocks.") and any(part in path for part in LAYERS):
                 yield "denoiser", path
 

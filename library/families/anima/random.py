@@ -56,7 +56,7 @@ def model_sizes(_config: RunConfig, full: bool) -> AnimaSizes:
     return FULL if full else TINY
 
 
-def shape(sizes: AnimaSizes, words: int) -> AnimaShape:
+def anima_shape(sizes: AnimaSizes, words: int) -> AnimaShape:
     """The denoiser's own sizes."""
     adapter = AdapterShape(
         words, sizes.text, sizes.adapter, sizes.adapter_head, 4 * sizes.adapter, sizes.adapter_blocks
@@ -76,7 +76,7 @@ def shape(sizes: AnimaSizes, words: int) -> AnimaShape:
 def make_networks(sizes: AnimaSizes = TINY, words: int = WORDS, target_words: int = T5_WORDS) -> RandomNetworks:
     """The networks of these sizes, for tokenizers with so many words."""
     return RandomNetworks(
-        lambda: random_networks.build_on_meta(lambda: Anima(shape(sizes, target_words))),
+        lambda: random_networks.build_on_meta(lambda: Anima(anima_shape(sizes, target_words))),
         {"text_encoder": lambda: language_model.empty_qwen3(**sizes.text_settings(words))},
         sizes.empty_vae,
         sizes.resolutions,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from library.families.base import SampleRequest
 from library.families.shared import packing, qwen_vae
-from library.families.shared.sampler import FlowSampler, generator_of
+from library.families.shared.sampler import FlowSampler, sample_generator
 from library.objectives import flow
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class AnimaSampler(FlowSampler):
         device = model.t_embedding_norm.weight.device
         height, width = self.grid(request)
         text = [*self.text(request, device).values()]
-        noise = torch.randn(1, model.sizes.channels // 4, 2 * height, 2 * width, generator=generator_of(request))
+        noise = torch.randn(1, model.sizes.channels // 4, 2 * height, 2 * width, generator=sample_generator(request))
 
         def velocity(latents: Tensor, sigma: float) -> Tensor:
             times = torch.full((len(latents),), sigma, device=device)
@@ -38,7 +38,7 @@ class AnimaSampler(FlowSampler):
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         """Latents of the cache as the VAE takes them."""
-        return qwen_vae.denormalised(latents)
+        return qwen_vae.denormalise_qwen(latents)
 
 
 def anima_sigmas(steps: int, shift: float = SHIFT) -> list[float]:

@@ -16,7 +16,7 @@ from library.families.flux.variants import FOLDER, RADIANCE, VARIANTS, FluxVaria
 from library.families.shared import autoencoder, clip, denoiser_file, expected_tensors, t5, tensor_names, weights
 from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.known_files import UNKNOWN
-from library.families.shared.part_files import Entries, Part, PartFiles, complete, incomplete, lacking
+from library.families.shared.part_files import Entries, Part, PartFiles, complete, incomplete, incomplete_part
 
 BASE = "pretrained_model_name_or_path"
 
@@ -31,13 +31,13 @@ def _parts(variant: FluxVariant) -> Iterator[tuple[str, Part]]:
     t5xxl = (variant.text_encoder, "t5xxl_fp16.safetensors", "t5xxl*.safetensors")
     yield "t5xxl", Part("t5xxl", OTHERS["t5xxl"], t5xxl, (t5.MARKER,), expected_tensors.t5)
     ae = ("vae", "ae.safetensors")
-    yield "ae", Part("ae", OTHERS["ae"], ae, (autoencoder.MARKER,), expected_tensors.autoencoder)
+    yield "ae", Part("ae", OTHERS["ae"], ae, (autoencoder.MARKER,), expected_tensors.autoencoder_tensors)
 
 
 DENOISER = DoubleStreamFile(
     lambda shapes: FACTS.recognise(shapes) or FACTS.base_model,
     keys.TREES,
-    keys.sources,
+    keys.flux_sources,
     lambda shapes: Flux(Sizes.of(shapes)),
 )
 # What the parts are called by their headers.
@@ -60,21 +60,21 @@ def find_flux_problems(config: RunConfig, model_type: str) -> Iterator[Problem]:
         about = files.parts[part]
         if problem := unfit(path, entries, part, about):
             yield Problem(about.option, ": {problem}", problem=problem)
-        elif part == "denoiser" and (other := another(path, entries, model_type)):
+        elif part == "denoiser" and (other := other_variant_problem(path, entries, model_type)):
             yield other
         else:
-            found[part] = plain_shapes(entries, part)
+            found[part] = flux_shapes(entries, part)
             if part == "denoiser":
-                yield from config.compile.beyond(keys.blocks(found[part]))
+                yield from config.compile.beyond(keys.count_flux_blocks(found[part]))
                 yield from denoiser_file.find_denoiser_problems(path, BASE, DENOISER.open)
 
     yield from files.problems(config, look)
     yield from mismatched(found, files.parts)
 
 
-def another(path: Path, entries: Entries, model_type: str) -> Problem | None:
+def other_variant_problem(path: Path, entries: Entries, model_type: str) -> Problem | None:
     """The problem of a transformer of another variant than model_type."""
-    words = FACTS.recognise(plain_shapes(entries, "denoiser")).removesuffix(FOLDER)
+    words = FACTS.recognise(flux_shapes(entries, "denoiser")).removesuffix(FOLDER)
     if words == VARIANTS[model_type].found:
         return None
     fitting = next(name for name, variant in VARIANTS.items() if variant.found == words)
@@ -89,23 +89,23 @@ def another(path: Path, entries: Entries, model_type: str) -> Problem | None:
     )
 
 
-def title(config: RunConfig) -> str:
+def title_in_metadata(config: RunConfig) -> str:
     """What the transformer's single file calls itself in its metadata, "" where it does not say. Raises ConfigError."""
     path = FILES["flux"].present(config, "denoiser")
-    if path is None or path.suffix != ".safetensors" or not weights.entries(path):
+    if path is None or path.suffix != ".safetensors" or not weights.header_entries(path):
         return ""
     about = weights.raw_header(path).get("__metadata__")
     return str(about.get("modelspec.title", "")) if isinstance(about, dict) else ""
 
 
-def plain_shapes(entries: Entries, part: str) -> dict[str, tuple[int, ...]]:
+def flux_shapes(entries: Entries, part: str) -> dict[str, tuple[int, ...]]:
     """Shapes by key, without the prefixes that keys may have."""
     return {plain: tuple(entries[name]["shape"]) for plain, name in PLAIN[part](entries).items()}
 
 
 def unfit(path: Path, entries: Entries, part: str, about: Part) -> Message | None:
     """Why a file cannot serve as a part, in a sentence with the fix; None when it can."""
-    shapes = plain_shapes(entries, part)
+    shapes = flux_shapes(entries, part)
     of, found = recognition.family_and_description({name: tuple(entry["shape"]) for name, entry in entries.items()})
     if found == "a LoRA file":
         template = "{path} is a LoRA file, not a model; expected {what}"
@@ -114,7 +114,7 @@ def unfit(path: Path, entries: Entries, part: str, about: Part) -> Message | Non
         return Message(template, path=path, what=about.what)
     ours = of is FACTS and all(found != later for *_, later in LATER)
     fits = ours if part == "denoiser" else found in (KINDS[part], UNKNOWN)
-    if fits and (problem := lacking(path, about, shapes, "" if found == UNKNOWN else found)):
+    if fits and (problem := incomplete_part(path, about, shapes, "" if found == UNKNOWN else found)):
         return problem
     if not fits or not any(name.endswith(about.marker) for name in shapes):
         other = of if part == "denoiser" and of is not FACTS else None
@@ -181,6 +181,8 @@ def load_clip_l(path: Path, dtype: Any, mmap: bool = True) -> Any:
     """Read CLIP-L: a single file (`text_model.*`, with any prefix), or a folder of any version of transformers."""
     file = weights.open_weights(path, mmap)
     if not any(name.endswith(clip.MARKER) for name in file):
-        raise recognition.wrong(path, KINDS["clip_l"])
+        raise recognition.wrong_kind_error(path, KINDS["clip_l"])
     with complete(path, KINDS["clip_l"]):
-        return clip.encoder({own: weights.cast(file[name], dtype) for own, name in clip.plain_clip_names(file).items()})
+        return clip.encoder(
+            {own: weights.cast_floating(file[name], dtype) for own, name in clip.plain_clip_names(file).items()}
+        )

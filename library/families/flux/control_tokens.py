@@ -52,12 +52,12 @@ def reference_size(size: tuple[int, int], area: int) -> tuple[int, int]:
     return max(SIDE, round(width * scale / SIDE) * SIDE), max(SIDE, round(height * scale / SIDE) * SIDE)
 
 
-def pixels(image: "Image.Image", size: tuple[int, int]) -> Tensor:
+def scaled_pixels(image: "Image.Image", size: tuple[int, int]) -> Tensor:
     """A picture scaled to (width, height) as [1, 3, H, W] in -1..1."""
     scaled = image.convert("RGB").resize(size, 1)  # Lanczos, as in diffusers' pipelines
     return torch.from_numpy(np.asarray(scaled).astype("float32") / 255).permute(2, 0, 1)[None] * 2 - 1
 
 
-def paint_mask(mask: "Image.Image", size: tuple[int, int]) -> Tensor:
+def scaled_paint_mask(mask: "Image.Image", size: tuple[int, int]) -> Tensor:
     """A mask scaled to (width, height) as [1, 1, H, W]: 1 where it is bright and has to be painted, else 0."""
-    return (pixels(mask.convert("L"), size)[:, :1] >= 0).float()
+    return (scaled_pixels(mask.convert("L"), size)[:, :1] >= 0).float()

@@ -8,7 +8,7 @@ from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.families.flux import keys
 from library.families.shared import weights
-from library.families.shared.diffusers_layers import ADAPTER, Sizes, layers
+from library.families.shared.diffusers_layers import ADAPTER, Sizes, layer_sizes
 
 REAL = 3072  # FLUX.1's width, which diffusers' converter has written into it for the fused layer of single blocks
 Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
@@ -66,7 +66,7 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
     found: Any = loaders.FluxLoraLoaderMixin.lora_state_dict(_as_wide_as_the_real_one(tensors, width))
     prefix = "transformer."
     found = {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
-    return {name: _as_narrow_again(name, tensor, width) for name, tensor in found.items()}, layers(model)
+    return {name: _as_narrow_again(name, tensor, width) for name, tensor in found.items()}, layer_sizes(model)
 
 
 def _as_wide_as_the_real_one(tensors: JsonObject, width: int) -> JsonObject:

@@ -2,7 +2,16 @@
 
 import re
 
-from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds, matching
+from library.families.facts import (
+    AdapterModule,
+    BlockGroup,
+    FamilyFacts,
+    HubFile,
+    HubModel,
+    Shapes,
+    has_tensor,
+    matching,
+)
 from library.families.flux.variants import (
     CHROMA,
     DEPTH,
@@ -13,7 +22,7 @@ from library.families.flux.variants import (
     RADIANCE,
     TRANSFORMER,
     VARIANTS,
-    named_by,
+    options_naming,
 )
 
 # Tensors whose sizes are the channels that a transformer reads and answers with, in the layouts of BFL and diffusers.
@@ -130,8 +139,8 @@ FACTS = FamilyFacts(
     graphs={"DoubleStreamBlock": 1, "SingleStreamBlock": 1},
     compile_seconds=20,
     prompt_images={
-        "control_image_path": named_by(lambda v: v.control_images.most > 0 or v.control_images.inpaints),
-        "control_image_mask_path": named_by(lambda v: v.control_images.inpaints),
+        "control_image_path": options_naming(lambda v: v.control_images.most > 0 or v.control_images.inpaints),
+        "control_image_mask_path": options_naming(lambda v: v.control_images.inpaints),
     },
     hub_models=(
         flux_hub_model("FLUX.1 dev", "dev", 23_802_932_552),
@@ -146,8 +155,8 @@ FACTS = FamilyFacts(
         ),
     ),
     part_options={
-        "clip_l": holds("text_model.embeddings.token_embedding.weight", 49408, 768),
-        "t5xxl": holds("encoder.block.0.layer.0.SelfAttention.q.weight", 4096, 4096),
-        "ae": holds("decoder.conv_in.weight", 512, 16, 3, 3),
+        "clip_l": has_tensor("text_model.embeddings.token_embedding.weight", 49408, 768),
+        "t5xxl": has_tensor("encoder.block.0.layer.0.SelfAttention.q.weight", 4096, 4096),
+        "ae": has_tensor("decoder.conv_in.weight", 512, 16, 3, 3),
     },
 )

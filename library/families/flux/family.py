@@ -88,7 +88,7 @@ class FluxFamily(TransformerFamily):
     def is_schnell(self) -> bool:
         """Whether the model was distilled without guidance, from its header."""
         path = self.files.located(self.config, "denoiser")
-        plain = checkpoint.plain_shapes(part_files.read_entries(path), "denoiser")
+        plain = checkpoint.flux_shapes(part_files.read_entries(path), "denoiser")
         return Sizes.of(checkpoint.DENOISER.bfl_shapes(plain)).is_schnell
 
     @property
@@ -106,8 +106,8 @@ class FluxFamily(TransformerFamily):
         """Defaults of a sample prompt. Krea is recognised by its name, in the path or in the file's title."""
         options, title = self.config.model, ""
         with contextlib.suppress(ConfigError):
-            title = checkpoint.title(self.config)
-        variant = variants.chosen(options.model_type, options.pretrained_model_name_or_path, title)
+            title = checkpoint.title_in_metadata(self.config)
+        variant = variants.choose_variant(options.model_type, options.pretrained_model_name_or_path, title)
         return {"negative_prompt": "", "width": 512, "height": 512, **variant.sample_defaults}
 
     @property
@@ -144,7 +144,10 @@ class FluxFamily(TransformerFamily):
             return None
         longest = 256
         if wanted == "longest":
-            longest = t5.longest(components.tokenizers["t5xxl"], captions, self.text_length) + self.variant.padding_seen
+            longest = (
+                t5.longest_t5_text(components.tokenizers["t5xxl"], captions, self.text_length)
+                + self.variant.padding_seen
+            )
         return min(-(-longest // T5_STEP) * T5_STEP, self.text_length)
 
     def problems(self) -> Iterator[Problem]:
@@ -165,7 +168,7 @@ class FluxFamily(TransformerFamily):
         if not self.files.present(self.config, "denoiser"):
             return
         options, base = self.config.model, self.config.model.pretrained_model_name_or_path
-        names = f"{base} {checkpoint.title(self.config)} {part_files.pipeline(base)}".lower()
+        names = f"{base} {checkpoint.title_in_metadata(self.config)} {part_files.pipeline(base)}".lower()
         if options.model_type in ("flux", "krea") and "kontext" in names:
             yield Problem(
                 "model_type",
@@ -191,8 +194,8 @@ class FluxFamily(TransformerFamily):
         base = options.pretrained_model_name_or_path
         whole = part_files.whole_model(Path(base)) if base and Path(base).exists() else None
         for place in (getattr(options, encoder), whole or base, options.clip_l, options.t5xxl, options.ae):
-            for folder in tokenizers.places(name, place, subfolder, None):
-                if tokenizers.holds(folder, tokenizers.kind(name)):
+            for folder in tokenizers.tokenizer_places(name, place, subfolder, None):
+                if tokenizers.has_tokenizer(folder, tokenizers.tokenizer_kind(name)):
                     return folder
         token = self.config.hub.huggingface_token
         return tokenizers.find_tokenizer(name, whole or base, subfolder, options.tokenizer_cache_dir, token)
@@ -203,7 +206,7 @@ class FluxFamily(TransformerFamily):
         for part in self.files.parts:
             with contextlib.suppress(ConfigError):
                 if path := self.files.present(self.config, part):
-                    shapes = checkpoint.plain_shapes(part_files.read_entries(path), part)
+                    shapes = checkpoint.flux_shapes(part_files.read_entries(path), part)
                     found["vae" if part == "ae" else part] = shapes
         if "denoiser" in found:
             found["denoiser"] = checkpoint.DENOISER.bfl_shapes(found["denoiser"])
@@ -248,7 +251,7 @@ class FluxFamily(TransformerFamily):
 
     def adapter_name(self, part: str, path: str) -> str:
         """("denoiser", "double_blocks.0.img_attn.qkv") -> "lora_unet_double_blocks_0_img_attn_qkv"."""
-        path = clip.canonical(path) if part == "clip_l" else path
+        path = clip.canonical_clip_path(path) if part == "clip_l" else path
         return f"{PREFIXES[part]}_{path.replace('.', '_')}"
 
     def is_frozen(self, path: str) -> bool:

@@ -5,9 +5,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from torch import Tensor
 
 from library.families.shared import double_stream_keys
-from library.families.shared.double_stream_keys import ATTENTION, SWAPPED, DoubleStreamKeys, joined, linears
+from library.families.shared.double_stream_keys import ATTENTION, SWAPPED, DoubleStreamKeys, join_tensors, linears
 
-__all__ = ["SWAPPED", "TREES", "blocks", "is_diffusers", "joined", "sources", "to_bfl", "to_diffusers"]
+__all__ = [
+    "SWAPPED",
+    "TREES",
+    "count_flux_blocks",
+    "is_diffusers",
+    "join_tensors",
+    "flux_sources",
+    "flux_to_bfl",
+    "flux_to_diffusers",
+]
 
 TREES = DoubleStreamKeys(
     outside={
@@ -49,20 +58,20 @@ def is_diffusers(names: Iterable[str]) -> bool:
     return TREES.is_diffusers(names)
 
 
-def blocks(names: Iterable[str]) -> dict[str, int]:
+def count_flux_blocks(names: Iterable[str]) -> dict[str, int]:
     """How many blocks of each class a transformer has, from its plain keys in either layout."""
     double, single = TREES.counts(names)
     return {"DoubleStreamBlock": double, "SingleStreamBlock": single}
 
 
-def sources(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def flux_sources(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Diffusers keys -> {BFL key: the diffusers keys it is made of, in the order of their rows}.
 
     Raises KeyError with the name of a tensor that is missing.
     """
     names = set(names)
     guided = "time_text_embed.guidance_embedder.linear_1.weight" in names
-    return double_stream_keys.present(_pairs(*TREES.counts(names), guided, _layers(names)), names)
+    return double_stream_keys.present_pairs(_pairs(*TREES.counts(names), guided, _layers(names)), names)
 
 
 def _layers(names: Iterable[str]) -> int:
@@ -84,12 +93,14 @@ def _pairs(doubles: int, singles: int, guided: bool, layers: int) -> Iterator[tu
         yield f"{norm}scale", (f"{norm}weight",)
 
 
-def to_bfl(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def flux_to_bfl(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A diffusers state dict -> the single file's."""
-    return {name: joined(name, [tensors[part] for part in made_of]) for name, made_of in sources(tensors).items()}
+    return {
+        name: join_tensors(name, [tensors[part] for part in made_of]) for name, made_of in flux_sources(tensors).items()
+    }
 
 
-def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def flux_to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The single file's state dict -> diffusers'. Rows of fused tensors are views."""
     hidden, guided = tensors["img_in.weight"].shape[0], "guidance_in.in_layer.weight" in tensors
 
@@ -97,4 +108,4 @@ def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return [hidden, hidden, hidden, tensor.shape[0] - 3 * hidden][:pieces]
 
     pairs = _pairs(*TREES.counts(tensors), guided, _layers(tensors))
-    return double_stream_keys.apart(tensors, pairs, sizes)
+    return double_stream_keys.split_tensors(tensors, pairs, sizes)

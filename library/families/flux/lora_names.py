@@ -44,7 +44,7 @@ class FluxLoraNames(DoubleStreamLoraNames):
         found + layout for found in (TRANSFORMER, FILL, CHROMA) for layout in ("", FOLDER)
     )
     layouts: ClassVar[DoubleStreamKeys] = keys.TREES
-    sources: ClassVar[Callable[[Shapes], Mapping[str, tuple[str, ...]]]] = staticmethod(keys.sources)
+    sources: ClassVar[Callable[[Shapes], Mapping[str, tuple[str, ...]]]] = staticmethod(keys.flux_sources)
 
     def shared_prefix(self, part: str) -> str:
         """T5 has a name in ComfyUI alone."""

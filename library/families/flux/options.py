@@ -13,7 +13,7 @@ from library.config.reading import parse_count
 from library.config.run_config import ControlUse, Rule, RunConfig
 from library.config.schema import define_section, opt
 from library.config.values import Option
-from library.families.flux.variants import VARIANTS, FluxVariant, named_by
+from library.families.flux.variants import VARIANTS, FluxVariant, options_naming
 
 # Parsed by sd-scripts for every family, without a meaning for this one.
 INEFFECTIVE = {
@@ -52,7 +52,7 @@ class FluxModel(sections.Model):
         "The CLIP-L text encoder (clip_l.safetensors).",
         kind="file",
         label="CLIP-L",
-        shown_with=named_by(lambda variant: "clip_l" in variant.encoders),
+        shown_with=options_naming(lambda variant: "clip_l" in variant.encoders),
     )
     t5xxl: str | None = opt(
         None, "The T5-XXL text encoder (t5xxl_fp16.safetensors, or in bf16 or fp8).", kind="file", label="T5-XXL"
@@ -80,13 +80,13 @@ class FluxModel(sections.Model):
         3.5,
         "The guidance value given to the model in training. 1 is usual for FLUX.1 dev.",
         min=0.0,
-        shown_with=named_by(lambda variant: variant.guided),
+        shown_with=options_naming(lambda variant: variant.guided),
     )
     bypass_guidance_embedding: bool = opt(
         False,
         "Train without the guidance embedding, as Flex.1 needs. Previews keep theirs.",
         advanced=True,
-        shown_with=named_by(lambda variant: variant.guided),
+        shown_with=options_naming(lambda variant: variant.guided),
     )
     model_type: Literal["flux", "krea", "kontext", "fill", "chroma"] = opt(
         "flux", "The kind of the base model. flux: FLUX.1 dev, schnell and models made from them."
@@ -159,7 +159,7 @@ class FluxLoraModel(FluxModel):
         return self.no_half_vae
 
 
-REFERENCES = sections.reference_folder(named_by(lambda variant: variant.control_images.most > 0))
+REFERENCES = sections.reference_folder(options_naming(lambda variant: variant.control_images.most > 0))
 
 RANDOM_MASKS = opt(
     0,
@@ -167,7 +167,7 @@ RANDOM_MASKS = opt(
     min=0,
     ceiling=256,
     advanced=True,
-    shown_with=named_by(lambda variant: variant.control_images.inpaints),
+    shown_with=options_naming(lambda variant: variant.control_images.inpaints),
 )
 
 

@@ -107,7 +107,7 @@ def make_networks(sizes: FluxSizes = TINY, clip_words: int = CLIP_WORDS, t5_word
     return RandomNetworks(
         lambda: random_networks.build_on_meta(lambda: Flux(shape)),
         encoders,
-        lambda: random_networks.autoencoder(sizes.vae, sizes.channels, 0.3611, quant_convs=False),
+        lambda: random_networks.random_autoencoder(sizes.vae, sizes.channels, 0.3611, quant_convs=False),
         sizes.resolutions,
     )
 
@@ -165,10 +165,14 @@ def write_random_model(
     files = {"clip_l": "clip_l", "t5xxl": "t5xxl_fp16"}
     parts: dict[str, tuple[str, Tensors, Layout]] = {"flux": (stem, made.denoiser().state_dict(), prefixed(""))}
     for part, make in made.encoders.items():
-        named = clip.tensors_of(make()) if part == "clip_l" else make().state_dict()
+        named = clip.clip_tensors(make()) if part == "clip_l" else make().state_dict()
         named = {name: tensor for name, tensor in named.items() if name != "encoder.embed_tokens.weight"}
         parts[part] = (files[part], named, prefixed(""))
-    parts["ae"] = ("ae", made.vae().state_dict(), lambda tensors: autoencoder.to_single(_with_unit_latents(tensors)))
+    parts["ae"] = (
+        "ae",
+        made.vae().state_dict(),
+        lambda tensors: autoencoder.vae_to_single(_with_unit_latents(tensors)),
+    )
     return places | random_networks.write_files(folder, parts, seed, dtype)
 
 

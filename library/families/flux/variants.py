@@ -94,12 +94,12 @@ VARIANTS = {
 }
 
 
-def named_by(test: Callable[[FluxVariant], bool]) -> dict[str, tuple[str, ...]]:
+def options_naming(test: Callable[[FluxVariant], bool]) -> dict[str, tuple[str, ...]]:
     """The option, and the values of it, that name the variants which pass a test."""
     return {"model_type": tuple(name for name, variant in VARIANTS.items() if test(variant))}
 
 
-def chosen(model_type: str, model: str | Path | None, title: str = "") -> FluxVariant:
+def choose_variant(model_type: str, model: str | Path | None, title: str = "") -> FluxVariant:
     """The variant of a run. Krea is dev with other weights, so that its name is enough, in the path or the file's own
     `title`; nothing that is computed in training depends on it."""
     if model_type == "flux" and "krea" in f"{model} {title}".lower():

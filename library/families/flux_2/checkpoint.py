@@ -14,7 +14,7 @@ from library.families.flux_2 import keys, text_encoder, vae
 from library.families.flux_2.facts import FACTS, TRANSFORMER, VAE, recognise_flux_2
 from library.families.flux_2.model import DOUBLE, SINGLE, Flux2, Flux2Shape
 from library.families.flux_2.options import DEV_ENCODER, OTHERS
-from library.families.flux_2.versions import VERSIONS, may_be_version, recognised
+from library.families.flux_2.versions import VERSIONS, may_be_version, model_in_header
 from library.families.shared import autoencoder, expected_tensors, language_model, tensor_names, tokenizers
 from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.one_encoder import Checkpoint
@@ -57,7 +57,7 @@ DEV_FILES = replace(
 # Captions of dev may come from caches alone: its text encoder is larger than most models.
 CACHED_FILES = replace(FILES, parts={part: about for part, about in PARTS.items() if part != "text_encoder"})
 DENOISER = DoubleStreamFile(
-    lambda _shapes: TRANSFORMER, keys.TREES, keys.sources, lambda shapes: Flux2(Flux2Shape.of(shapes))
+    lambda _shapes: TRANSFORMER, keys.TREES, keys.flux_2_sources, lambda shapes: Flux2(Flux2Shape.of(shapes))
 )
 
 
@@ -67,13 +67,13 @@ def find_flux_2_problems(config: Any) -> Iterator[Problem]:
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
         with complete(path, TRANSFORMER):
             sizes = Flux2Shape.of(shapes)
-        yield from another(path, sizes, config)
+        yield from other_model_problems(path, sizes, config)
         yield from config.compile.beyond({DOUBLE: sizes.double_blocks, SINGLE: sizes.single_blocks})
 
-    files = checkpoint_of(config, sizes_of(config)).files
+    files = flux_2_checkpoint(config, transformer_sizes(config)).files
     if "text_encoder" not in files.parts:
         yield from without_encoder(config)
-    yield from files.fitting(config, plain_shapes, of_denoiser, widths)
+    yield from files.fitting(config, flux_2_shapes, of_denoiser, widths)
 
 
 def without_encoder(config: Any) -> Iterator[Problem]:
@@ -106,10 +106,10 @@ def widths(own: Shapes) -> dict[str, tuple[str, int]]:
     }
 
 
-def another(path: Path, sizes: Flux2Shape, config: Any) -> Iterator[Problem]:
+def other_model_problems(path: Path, sizes: Flux2Shape, config: Any) -> Iterator[Problem]:
     """The problem of a transformer that is of another model than model_version says. Distilled kleins have the header
     of their base: where nobody has said which one a file is, its name or folder may contradict."""
-    version, found = config.model.model_version, recognised(sizes.hidden, sizes.guidance)
+    version, found = config.model.model_version, model_in_header(sizes.hidden, sizes.guidance)
     if found == "dev" and not version:
         yield Problem(
             "model_version",
@@ -152,21 +152,23 @@ def calls_itself_distilled(path: Path) -> bool:
     return whole is not None and table_of(whole / "model_index.json").get("is_distilled") is True
 
 
-def plain_shapes(entries: Entries, part: str) -> Shapes:
+def flux_2_shapes(entries: Entries, part: str) -> Shapes:
     """Shapes by the network's own keys. KeyError names a tensor that a transformer lacks."""
     shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
     if part == "denoiser":
         return DENOISER.bfl_shapes({plain: shapes[name] for plain, name in tensor_names.without_prefix(shapes).items()})
-    known = language_model.plain_names(shapes) if part == "text_encoder" else autoencoder.plain_vae_names(shapes)
+    known = (
+        language_model.plain_language_names(shapes) if part == "text_encoder" else autoencoder.plain_vae_names(shapes)
+    )
     return {plain: shapes[name] for plain, name in known.items()}
 
 
 CHECKPOINT = Checkpoint(
     FILES,
     find_flux_2_problems,
-    plain_shapes,
+    flux_2_shapes,
     DENOISER.open,
-    {"vae": vae.load_flux_2_vae, "text_encoder": text_encoder.load_qwen3},
+    {"vae": vae.load_flux_2_vae, "text_encoder": text_encoder.load_short_qwen3},
     tokenizers.QWEN3,
     text_encoder.encode_flux_2_captions,
     None,
@@ -176,7 +178,7 @@ CHECKPOINT = Checkpoint(
 DEV_CHECKPOINT = replace(
     CHECKPOINT,
     files=DEV_FILES,
-    readers={"vae": vae.load_flux_2_vae, "text_encoder": text_encoder.load_mistral},
+    readers={"vae": vae.load_flux_2_vae, "text_encoder": text_encoder.load_short_mistral},
     tokenizer=tokenizers.MISTRAL,
     encode=partial(text_encoder.encode_flux_2_captions, template=text_encoder.MISTRAL),
     around=text_encoder.MISTRAL.tokens,
@@ -184,16 +186,16 @@ DEV_CHECKPOINT = replace(
 CACHED_CHECKPOINT = replace(DEV_CHECKPOINT, files=CACHED_FILES, readers={"vae": vae.load_flux_2_vae})
 
 
-def sizes_of(config: Any) -> Flux2Shape | None:
+def transformer_sizes(config: Any) -> Flux2Shape | None:
     """The sizes of the transformer, from its header; None where its file is not here."""
     with contextlib.suppress(ConfigError, KeyError):
         if path := FILES.present(config, "denoiser"):
-            shapes = plain_shapes(read_entries(path), "denoiser")
+            shapes = flux_2_shapes(read_entries(path), "denoiser")
             return Flux2Shape.of(shapes) if recognise_flux_2(shapes) else None  # FLUX.1 has most of its names, too
     return None
 
 
-def checkpoint_of(config: Any, sizes: Flux2Shape | None) -> Checkpoint:
+def flux_2_checkpoint(config: Any, sizes: Flux2Shape | None) -> Checkpoint:
     """The files of a model, told by its transformer, or by the options where that is not here."""
     if not (sizes.guidance if sizes else config.model.model_version == "dev"):
         return CHECKPOINT

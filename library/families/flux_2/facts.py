@@ -1,6 +1,6 @@
 """What FLUX.2 states about itself."""
 
-from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds
+from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, has_tensor
 
 TRANSFORMER = "a FLUX.2 transformer"
 VAE = "a FLUX.2 VAE"
@@ -18,7 +18,7 @@ def recognise_flux_2(shapes: Shapes) -> str:
     return TRANSFORMER if gated or joined or any(mark in shapes for mark in MARKS) else ""
 
 
-def recognise_part(shapes: Shapes) -> str:
+def recognise_flux_2_part(shapes: Shapes) -> str:
     """Its VAE keeps the statistics of its latents; that of FLUX.1 has none."""
     marks = ("bn.running_mean", "decoder.conv_in.weight")
     return VAE if all(any(name.endswith(mark) for name in shapes) for mark in marks) else ""
@@ -51,7 +51,7 @@ FACTS = FamilyFacts(
     family="library.families.flux_2.family:Flux2Family",
     pipelines=("Flux2KleinPipeline", "Flux2Pipeline"),
     recognise=recognise_flux_2,
-    recognise_part=recognise_part,
+    recognise_part=recognise_flux_2_part,
     base_models=(TRANSFORMER,),
     base_model_version="flux_2_klein_4b",
     architecture="Flux.2-klein-4b",
@@ -91,6 +91,8 @@ FACTS = FamilyFacts(
     ),
     part_options={
         "text_encoder": lambda shapes: tuple(shapes.get("model.embed_tokens.weight", ())) in ENCODERS,
-        "vae": lambda shapes: recognise_part(shapes) == VAE and holds("decoder.conv_in.weight", 512, 32, 3, 3)(shapes),
+        "vae": lambda shapes: (
+            recognise_flux_2_part(shapes) == VAE and has_tensor("decoder.conv_in.weight", 512, 32, 3, 3)(shapes)
+        ),
     },
 )

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from library.families.shared import double_stream_keys
-from library.families.shared.double_stream_keys import ATTENTION, SWAPPED, DoubleStreamKeys, joined
+from library.families.shared.double_stream_keys import ATTENTION, SWAPPED, DoubleStreamKeys, join_tensors
 
 TREES = DoubleStreamKeys(
     outside={
@@ -34,22 +34,25 @@ TREES = DoubleStreamKeys(
 )
 
 
-def sources(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def flux_2_sources(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Diffusers keys -> {BFL key: the diffusers keys it is made of, in the order of their rows}.
 
     Raises KeyError with the name of a tensor that is missing.
     """
     names = set(names)
     guided = "time_guidance_embed.guidance_embedder.linear_1.weight" in names
-    return double_stream_keys.present(TREES.pairs(*TREES.counts(names), guided), names)
+    return double_stream_keys.present_pairs(TREES.pairs(*TREES.counts(names), guided), names)
 
 
-def to_bfl(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def flux_2_to_bfl(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A diffusers state dict -> the single file's."""
-    return {name: joined(name, [tensors[part] for part in made_of]) for name, made_of in sources(tensors).items()}
+    return {
+        name: join_tensors(name, [tensors[part] for part in made_of])
+        for name, made_of in flux_2_sources(tensors).items()
+    }
 
 
-def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def flux_2_to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The single file's state dict -> diffusers'. Rows of fused tensors are views."""
     pairs = TREES.pairs(*TREES.counts(tensors), "guidance_in.in_layer.weight" in tensors)
-    return double_stream_keys.apart(tensors, pairs, lambda tensor, pieces: [len(tensor) // pieces] * pieces)
+    return double_stream_keys.split_tensors(tensors, pairs, lambda tensor, pieces: [len(tensor) // pieces] * pieces)

@@ -30,7 +30,7 @@ class Flux2LoraNames(DoubleStreamLoraNames):
     shared: ClassVar[SharedForm] = SharedForm(has_alphas=False, has_lokr=True)  # alphas diffusers refuses
     mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
     layouts: ClassVar[DoubleStreamKeys] = keys.TREES
-    sources: ClassVar[Callable[[Shapes], Mapping[str, tuple[str, ...]]]] = staticmethod(keys.sources)
+    sources: ClassVar[Callable[[Shapes], Mapping[str, tuple[str, ...]]]] = staticmethod(keys.flux_2_sources)
 
 
 NAMES = Flux2LoraNames()

@@ -66,7 +66,7 @@ def model_sizes(config: Any, full: bool) -> Flux2Sizes:
     return replace(TINY, guidance=config.model.model_version == "dev")
 
 
-def shape(sizes: Flux2Sizes) -> Flux2Shape:
+def flux_2_shape(sizes: Flux2Sizes) -> Flux2Shape:
     """The denoiser's own sizes."""
     return Flux2Shape(
         in_channels=4 * sizes.channels,
@@ -87,7 +87,7 @@ def make_networks(sizes: Flux2Sizes = TINY, words: int = 0, whole: bool = False)
     empty_encoder = language_model.empty_mistral if sizes.guidance else language_model.empty_qwen3
     words = words or (DEV_WORDS if sizes.guidance else WORDS)
     return RandomNetworks(
-        lambda: random_networks.build_on_meta(lambda: Flux2(shape(sizes))),
+        lambda: random_networks.build_on_meta(lambda: Flux2(flux_2_shape(sizes))),
         {"text_encoder": lambda: empty_encoder(skipped, **sizes.text_settings(words))},
         lambda: vae.empty_flux_2_vae(sizes.vae_widths, sizes.channels),
         sizes.resolutions,
@@ -126,7 +126,7 @@ def write_random_model(
         "vae": (
             "flux2-vae",
             image,
-            lambda tensors: vae.to_single(_with_statistics(enlarge_encoder_output(tensors), sizes.channels)),
+            lambda tensors: vae.flux_2_vae_to_single(_with_statistics(enlarge_encoder_output(tensors), sizes.channels)),
         ),
     }
     return places | random_networks.write_files(folder, parts, seed, dtype)

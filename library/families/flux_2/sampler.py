@@ -10,9 +10,9 @@ from torch import Tensor
 
 from library.families.base import SampleRequest
 from library.families.flux_2.tokens import append_controls
-from library.families.flux_2.vae import denormalised
+from library.families.flux_2.vae import denormalise_flux_2
 from library.families.shared import packing
-from library.families.shared.sampler import TOKEN, FlowSampler, generator_of
+from library.families.shared.sampler import TOKEN, FlowSampler, sample_generator
 from library.objectives import flow
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Flux2Sampler(FlowSampler):
         text = self.text(request, device)
         count = len(text["ctx_vec"])
         controls = [self.encoded(one, device) for one in request.controls]
-        noise = torch.randn(1, model.sizes.in_channels, height, width, generator=generator_of(request))
+        noise = torch.randn(1, model.sizes.in_channels, height, width, generator=sample_generator(request))
         tokens = noise.flatten(2).transpose(1, 2).to(device)
         strength = self.family.sample_defaults.get("guidance_scale", 1.0)
         guidance = torch.full((count,), strength if request.guidance is None else request.guidance, device=device)
@@ -53,14 +53,14 @@ class Flux2Sampler(FlowSampler):
     def encoded(self, picture: Image.Image, device: torch.device) -> Tensor:
         """Latents of a reference image. The VAE comes to its device for this and goes back."""
         with self.vae_on(device):
-            return self.family.control_latents(self.components, pixels(picture).to(device))
+            return self.family.control_latents(self.components, reference_pixels(picture).to(device))
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         """Latents of the cache as the autoencoder takes them."""
-        return denormalised(self.components.vae, latents)
+        return denormalise_flux_2(self.components.vae, latents)
 
 
-def pixels(picture: Image.Image) -> Tensor:
+def reference_pixels(picture: Image.Image) -> Tensor:
     """A reference image as [1, 3, H, W] in -1..1: at most as large as LARGEST, its middle in whole tokens."""
     picture = picture.convert("RGB")
     width, height = picture.size

@@ -45,12 +45,12 @@ def skipped(layers: int) -> int:
     return layers - TAPS * (layers // (TAPS + 1))
 
 
-def load_qwen3(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
+def load_short_qwen3(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     """Read Qwen3 without the layers that are not needed."""
     return language_model.load_qwen3(path, dtype, mmap, skipped)
 
 
-def load_mistral(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
+def load_short_mistral(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     """Read Mistral without the layers that are not needed, and without what sees pictures."""
     return language_model.load_mistral(path, dtype, mmap, skipped)
 

@@ -43,7 +43,7 @@ VERSIONS = {
 }
 
 
-def recognised(hidden: int, guided: bool) -> str:
+def model_in_header(hidden: int, guided: bool) -> str:
     """The model that a header is of, as far as it tells: of a distilled klein, its base."""
     if guided:
         return "dev"

@@ -52,7 +52,7 @@ PIPELINES = {  # of diffusers -> the value of model_version
 
 
 @functools.cache
-def checkpoint_of(variant: QwenVariant) -> Checkpoint:
+def qwen_checkpoint(variant: QwenVariant) -> Checkpoint:
     """How the files of a relative become networks."""
     seeing = bool(variant.template)
     parts = PARTS | ({"text_encoder": SEEING} if seeing else {})
@@ -71,7 +71,9 @@ def checkpoint_of(variant: QwenVariant) -> Checkpoint:
         if part == "denoiser":
             return denoiser.plain_shapes(entries)
         known = (
-            qwen_vae_names.plain_qwen_vae_names(entries) if part == "vae" else text_encoder.plain_names(entries, seeing)
+            qwen_vae_names.plain_qwen_vae_names(entries)
+            if part == "vae"
+            else text_encoder.plain_qwen_names(entries, seeing)
         )
         return {plain: tuple(entries[name]["shape"]) for plain, name in known.items()}
 
@@ -80,10 +82,10 @@ def checkpoint_of(variant: QwenVariant) -> Checkpoint:
         functools.partial(find_qwen_problems, files, plain_shapes),
         plain_shapes,
         denoiser.open,
-        {"vae": qwen_vae.load_qwen_vae, "text_encoder": functools.partial(load_text_encoder, seeing)},
+        {"vae": qwen_vae.load_qwen_vae, "text_encoder": functools.partial(load_qwen_encoder, seeing)},
         tokenizers.QWEN_VL,
         text_encoder.encode_qwen_captions,
-        functools.partial(text_encoder.longest, before=before),
+        functools.partial(text_encoder.longest_qwen_caption, before=before),
         most=text_encoder.LONGEST,
         around=5,
     )
@@ -95,7 +97,7 @@ def find_qwen_problems(
     """Problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        yield from another(path, config)
+        yield from other_version_problems(path, config)
         yield from config.compile.beyond({"QwenImageTransformerBlock": count_qwen_blocks(shapes)})
 
     yield from files.fitting(
@@ -109,7 +111,7 @@ def find_qwen_problems(
     )
 
 
-def another(path: Path, config: Any) -> Iterator[Problem]:
+def other_version_problems(path: Path, config: Any) -> Iterator[Problem]:
     """A model of another version than the options say. Where nothing but its name speaks, the user is asked."""
     given, certain = config.model.model_version, version_of(path)
     if certain == "layered":
@@ -154,10 +156,10 @@ def has_still_references(whole: Path) -> bool:
     return bool(table_of(whole / "transformer" / "config.json").get("zero_cond_t"))
 
 
-def load_text_encoder(seeing: bool, path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
+def load_qwen_encoder(seeing: bool, path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     """Read Qwen2.5-VL, or its language model alone: a single file, or a folder of whatever version of transformers."""
     file = weights.open_weights(path, mmap)
     with complete(path, TEXT_ENCODER):
-        named = text_encoder.plain_names(file, seeing)
-        tensors = {plain: weights.cast(file[name], dtype) for plain, name in named.items()}
+        named = text_encoder.plain_qwen_names(file, seeing)
+        tensors = {plain: weights.cast_floating(file[name], dtype) for plain, name in named.items()}
         return pictures.build_vision_model(tensors) if seeing else text_encoder.build_text_encoder(tensors)

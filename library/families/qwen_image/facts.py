@@ -23,7 +23,7 @@ def recognise_qwen(shapes: Shapes) -> str:
     return next((title for mark, title in RELATIVES.items() if any(n.endswith(mark) for n in shapes)), TRANSFORMER)
 
 
-def recognise_part(shapes: Shapes) -> str:
+def recognise_qwen_part(shapes: Shapes) -> str:
     """What else a file is of Qwen-Image. Its VAE has convolutions over time, its text encoder biases in attention."""
     for name, shape in shapes.items():
         if len(shape) == 5 and name.endswith(("decoder.conv_in.weight", "decoder.conv1.weight")):
@@ -81,7 +81,7 @@ FACTS = FamilyFacts(
         "image[-_]edit": options_of("edit"),
     },
     recognise=recognise_qwen,
-    recognise_part=recognise_part,
+    recognise_part=recognise_qwen_part,
     base_models=(TRANSFORMER, EDIT_2511),
     base_model_version="qwen_image",
     architecture="Qwen-Image",
@@ -107,7 +107,7 @@ FACTS = FamilyFacts(
         *(qwen_hub_model(VARIANTS[one].title, f"qwen_image_{one.replace('-', '_')}_bf16", one) for one in EDITS),
     ),
     part_options={
-        "text_encoder": lambda shapes: recognise_part(shapes) == TEXT_ENCODER,
-        "vae": lambda shapes: recognise_part(shapes) == VAE,
+        "text_encoder": lambda shapes: recognise_qwen_part(shapes) == TEXT_ENCODER,
+        "vae": lambda shapes: recognise_qwen_part(shapes) == VAE,
     },
 )

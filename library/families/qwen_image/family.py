@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.qwen_image import text_encoder
-from library.families.qwen_image.checkpoint import checkpoint_of
+from library.families.qwen_image.checkpoint import qwen_checkpoint
 from library.families.qwen_image.facts import INDEX
 from library.families.qwen_image.options import QwenLora, QwenTrain
-from library.families.qwen_image.pictures import TOKEN, seen, seen_size, tokens_of
+from library.families.qwen_image.pictures import TOKEN, cut_into_patches, pack_tokens, seen_size
 from library.families.qwen_image.sampler import QwenSampler
 from library.families.shared import packing, qwen_vae
 from library.families.shared.one_encoder import ENCODER, OneEncoderFamily
@@ -53,7 +53,7 @@ class QwenFamily(OneEncoderFamily):
     def __init__(self, config: QwenLora | QwenTrain):
         super().__init__(config)
         self.variant = variant = config.model.variant
-        self.checkpoint = checkpoint_of(variant)
+        self.checkpoint = qwen_checkpoint(variant)
         self.architecture, self.base_model_version = variant.architecture, variant.base_model_version
         self.latent_cache = LatentCache(
             f"_{variant.short}.safetensors", keyed_by_size=True, architecture="qwen_image", frames=True
@@ -82,7 +82,7 @@ class QwenFamily(OneEncoderFamily):
         self, components: ModelComponents, captions: Sequence[str], pictures: "Sequence[Sequence[Image.Image]]"
     ) -> dict[str, Tensor]:
         """Captions with the reference images of each -> states [B, L, C] and a mask [B, L], by the cache's keys."""
-        shown = [[seen(one, self.variant.condition_area) for one in own] for own in pictures]
+        shown = [[cut_into_patches(one, self.variant.condition_area) for one in own] for own in pictures]
         made = text_encoder.encode_with_pictures(
             components.encoders[ENCODER], components.tokenizers[ENCODER], captions, shown, self.variant.numbered
         )
@@ -113,7 +113,7 @@ class QwenFamily(OneEncoderFamily):
     ) -> Tensor:
         """The predicted velocity, noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
-        tokens, sizes_in_tokens = tokens_of(latents, controls)
+        tokens, sizes_in_tokens = pack_tokens(latents, controls)
         output = denoiser(tokens, sizes_in_tokens, text["vl_embed"], text["vl_mask"], noised.timesteps)
         return packing.unpack(output.float(), *sizes_in_tokens[0])
 

@@ -24,7 +24,7 @@ from library.families.shared.transformer import (
     projections,
     rope,
     rope_axes,
-    rotated,
+    rotate_pairs,
     sdpa,
     sinusoids,
 )
@@ -151,8 +151,8 @@ class QwenImageTransformerBlock(nn.Module):
         img_q, img_k, img_v = self.attn.image(modulated(img, i_shift1, i_scale1))
         txt_q, txt_k, txt_v = self.attn.text(modulated(txt, t_shift1, t_scale1))
         v = torch.cat((txt_v, img_v), dim=2)
-        q = rotated(torch.cat((txt_q, img_q), dim=2), pe).to(v.dtype)
-        k = rotated(torch.cat((txt_k, img_k), dim=2), pe).to(v.dtype)
+        q = rotate_pairs(torch.cat((txt_q, img_q), dim=2), pe).to(v.dtype)
+        k = rotate_pairs(torch.cat((txt_k, img_k), dim=2), pe).to(v.dtype)
         joint = self.attend(q, k, v, mask)
 
         img = img + i_gate1 * self.attn.to_out[0](joint[:, txt.shape[1] :])

@@ -90,7 +90,7 @@ class OldVersions:
     edit_plus: bool = opt(False, "Qwen-Image-Edit-2509.")
 
 
-def version(old: JsonMapping, given: Collection[str]) -> tuple[JsonObject, list[Problem]]:
+def convert_model_version(old: JsonMapping, given: Collection[str]) -> tuple[JsonObject, list[Problem]]:
     """The model_version that old flags name, unless it is set besides."""
     names = {"edit": "edit", "edit_plus": "edit-2509"}
     on = [name for name in names if old.get(name)]
@@ -133,7 +133,7 @@ class QwenRun:
     ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(SIGMOID)
     foreign: ClassVar[Mapping[str, str]] = MUSUBI
     old: ClassVar[Mapping[str, Option]] = section_options(OldVersions)
-    convert = staticmethod(version)
+    convert = staticmethod(convert_model_version)
 
     @property
     def control_images(self) -> ControlUse:

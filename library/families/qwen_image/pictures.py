@@ -56,13 +56,13 @@ def seen_size(size: Size, area: int) -> Size:
     return sides[0], sides[1]
 
 
-def pixels(image: Image.Image, size: Size) -> Tensor:
+def vae_pixels(image: Image.Image, size: Size) -> Tensor:
     """A picture scaled to (width, height) as [1, 3, H, W] in -1..1, for the VAE."""
     scaled = np.asarray(image.convert("RGB").resize(size, Image.Resampling.LANCZOS)).astype("float32")
     return torch.from_numpy(scaled / 255).permute(2, 0, 1)[None] * 2 - 1
 
 
-def tokens_of(latents: Tensor, references: Sequence[Tensor]) -> tuple[Tensor, list[Size]]:
+def pack_tokens(latents: Tensor, references: Sequence[Tensor]) -> tuple[Tensor, list[Size]]:
     """Latents [B, C, 2 h, 2 w] of an image and of its reference images -> the tokens of all in turn [B, I, 4 C], and
     height and width of each in tokens."""
     every = [latents, *(one.to(latents).expand(len(latents), -1, -1, -1) for one in references)]
@@ -83,7 +83,7 @@ class ImagePatches(NamedTuple):
         return self.rows * self.columns // MERGED**2
 
 
-def seen(image: Image.Image, area: int) -> ImagePatches:
+def cut_into_patches(image: Image.Image, area: int) -> ImagePatches:
     """A picture cut into patches, after it was scaled to about `area` pixels."""
     first = image.convert("RGB").resize(scaled_size(image.size, area), Image.Resampling.LANCZOS)
     scaled = np.asarray(first.resize(seen_size(image.size, area), Image.Resampling.BICUBIC)).astype("float32") / 255

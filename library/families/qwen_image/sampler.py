@@ -10,10 +10,10 @@ from torch import Tensor
 
 from library.families.base import SampleRequest
 from library.families.qwen_image.options import LINE
-from library.families.qwen_image.pictures import pixels, scaled_size, tokens_of
+from library.families.qwen_image.pictures import pack_tokens, scaled_size, vae_pixels
 from library.families.shared import packing
-from library.families.shared.qwen_vae import denormalised
-from library.families.shared.sampler import FlowSampler, generator_of
+from library.families.shared.qwen_vae import denormalise_qwen
+from library.families.shared.sampler import FlowSampler, sample_generator
 from library.objectives import flow
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ class QwenSampler(FlowSampler):
         device = model.img_in.weight.device
         height, width = self.grid(request)
         text = self.text(request, device)
-        noise = torch.randn(1, model.sizes.in_channels // 4, 2 * height, 2 * width, generator=generator_of(request))
+        noise = torch.randn(1, model.sizes.in_channels // 4, 2 * height, 2 * width, generator=sample_generator(request))
         references = self.references(request, device)
-        shown, sizes = tokens_of(noise.to(device), references)
+        shown, sizes = pack_tokens(noise.to(device), references)
         tokens, shown = shown[:, : height * width], shown[:, height * width :]
 
         def velocity(tokens: Tensor, sigma: float) -> Tensor:
@@ -58,7 +58,7 @@ class QwenSampler(FlowSampler):
         found = []
         for one in request.controls[: self.family.variant.control_images.most]:
             with self.vae_on(device):
-                shown = pixels(one, scaled_size(one.size, height * width)).to(device)
+                shown = vae_pixels(one, scaled_size(one.size, height * width)).to(device)
                 found.append(self.family.control_latents(self.components, shown))
         return found
 
@@ -76,7 +76,7 @@ class QwenSampler(FlowSampler):
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         """Latents of the cache as the VAE takes them."""
-        return denormalised(latents)
+        return denormalise_qwen(latents)
 
 
 def qwen_sigmas(steps: int, tokens: int) -> list[float]:

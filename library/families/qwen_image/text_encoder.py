@@ -31,10 +31,12 @@ BEHIND = "<|im_end|>\n<|im_start|>assistant\n"
 
 def build_text_encoder(tensors: Mapping[str, Tensor]) -> nn.Module:
     """The model of the sizes of its tensors (names without prefix), which it takes over without a copy."""
-    return assign(empty_qwen_encoder(**sizes({name: tuple(tensor.shape) for name, tensor in tensors.items()})), tensors)
+    return assign(
+        empty_qwen_encoder(**encoder_sizes({name: tuple(tensor.shape) for name, tensor in tensors.items()})), tensors
+    )
 
 
-def sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+def encoder_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """What `empty` needs, from shapes by name. KeyError names the first that is missing."""
     words, hidden = shapes["embed_tokens.weight"]
     return {
@@ -60,10 +62,10 @@ def empty_qwen_encoder(words: int, hidden: int, mlp: int, layers: int, groups: i
     )
 
 
-def plain_names(names: Iterable[str], seeing: bool = False) -> dict[str, str]:
+def plain_qwen_names(names: Iterable[str], seeing: bool = False) -> dict[str, str]:
     """Keys of a file -> {key of the language model: key in the file}; with what sees pictures, if that is asked for."""
     names = list(names)
-    found = language_model.plain_names(names)
+    found = language_model.plain_language_names(names)
     if seeing:
         eyes = (name for name in names if VISION in name)
         found |= {name[name.index(VISION) :]: name for name in eyes}
@@ -77,10 +79,10 @@ def qwen_token_ids(tokenizer: Any, captions: Sequence[str], before: str = BEFORE
     return tokenizer(texts, max_length=LONGEST + dropped, truncation=True).input_ids, dropped
 
 
-def longest(tokenizer: Any, captions: Iterable[str], before: str = BEFORE) -> int:
+def longest_qwen_caption(tokenizer: Any, captions: Iterable[str], before: str = BEFORE) -> int:
     """The most tokens that the denoiser reads of one of these captions, as a multiple of STEP."""
     ids, dropped = qwen_token_ids(tokenizer, list(captions), before)
-    return language_model.rounded(ids, STEP, dropped)
+    return language_model.padded_length(ids, STEP, dropped)
 
 
 def encode_qwen_captions(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -117,7 +119,7 @@ def encode_with_pictures(
         text = f"{BEFORE_EDIT}{words}{caption.replace(PICTURE, '')}{BEHIND}"
         every.append(tokenizer(text, max_length=most, truncation=True).input_ids)
     device = next(model.parameters()).device
-    length = dropped + language_model.rounded(every, STEP, dropped)
+    length = dropped + language_model.padded_length(every, STEP, dropped)
     padded, mask = torch.zeros(len(every), length, dtype=torch.long), torch.zeros(len(every), length, dtype=torch.long)
     places = torch.zeros(3, len(every), length, dtype=torch.long)
     for row, (ids, own) in enumerate(zip(every, shown, strict=True)):

@@ -14,7 +14,7 @@ PADS = {"clip_l": None, "clip_g": 0}  # what follows the EOS of a short caption;
 HIDDEN = {"clip_l": "hidden_state1", "clip_g": "hidden_state2"}
 
 
-def encoded(
+def encode_with_clips(
     components: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None, chunks: int, weighted: bool
 ) -> dict[str, Tensor]:
     """Captions cut or padded to so many chunks of 75 tokens -> hidden_state1, hidden_state2 [B, L, C] and pool2 [B, C].
@@ -43,7 +43,7 @@ def encoded(
 def for_prompts(components: ModelComponents, prompts: Sequence[str], longest: int) -> dict[str, Tensor]:
     """Prompts of a preview, emphasis read, all padded to the chunks the longest of them needs, at most `longest`."""
     tokenizer = next(iter(components.tokenizers.values()))
-    tokens = max(emphasis.length(tokenizer, prompt) for prompt in prompts)
+    tokens = max(emphasis.count_weighted_tokens(tokenizer, prompt) for prompt in prompts)
     chunks = min(max(clip.chunks_of(tokens), 1), longest)
     with torch.no_grad():
-        return encoded(components, prompts, None, chunks, weighted=True)
+        return encode_with_clips(components, prompts, None, chunks, weighted=True)

@@ -7,7 +7,7 @@ from typing import Any
 from library import families
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
-from library.families.shared.diffusers_layers import Sizes, layers
+from library.families.shared.diffusers_layers import Sizes, layer_sizes
 
 # All kinds of blocks of a U-Net take minutes to compile on a processor; these take seconds, and do most of the work.
 BLOCKS = ("compile_blocks", "transformer:all", "all kinds of blocks, without this line, compile longer")
@@ -30,4 +30,4 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
     unet = families.family_for(config).load(torch.float32).denoiser
     converted = loaders.StableDiffusionXLLoraLoaderMixin.lora_state_dict(dict(tensors), unet_config=unet.config)[0]
     found = {name.removeprefix("unet."): tensor for name, tensor in converted.items() if name.startswith("unet.")}
-    return utils.convert_unet_state_dict_to_peft(found), layers(unet)
+    return utils.convert_unet_state_dict_to_peft(found), layer_sizes(unet)

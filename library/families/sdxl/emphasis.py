@@ -13,7 +13,7 @@ STEP = 1.1  # the factor of one pair of brackets
 SIGN = re.compile(r"\\[()\[\]\\]|:\s*([+-]?\d*\.?\d+)\s*\)|[()\[\]]")
 
 
-def parse(text: str) -> list[tuple[str, float]]:
+def parse_emphasis(text: str) -> list[tuple[str, float]]:
     """A text as pieces with weights; brackets that never close count to the end, those never opened are plain text."""
     pieces: list[list] = []
     opened: list[tuple[str, int]] = []  # bracket, first piece inside it
@@ -60,7 +60,7 @@ def weighted_tokens(tokenizer: Any, texts: Sequence[str], chunks: int, pad: int 
     for text in texts:
         ids: list[int] = []
         factors: list[float] = []
-        for piece, weight in parse(text):
+        for piece, weight in parse_emphasis(text):
             found = tokenizer(piece, add_special_tokens=False, truncation=False).input_ids
             ids += found
             factors += [weight] * len(found)
@@ -69,6 +69,8 @@ def weighted_tokens(tokenizer: Any, texts: Sequence[str], chunks: int, pad: int 
     return clip.chunked(rows, tokenizer, chunks, pad), torch.tensor(emphasis, dtype=torch.float32)
 
 
-def length(tokenizer: Any, text: str) -> int:
+def count_weighted_tokens(tokenizer: Any, text: str) -> int:
     """How many tokens a text has, its brackets read as emphasis."""
-    return sum(len(tokenizer(piece, add_special_tokens=False, truncation=False).input_ids) for piece, _ in parse(text))
+    return sum(
+        len(tokenizer(piece, add_special_tokens=False, truncation=False).input_ids) for piece, _ in parse_emphasis(text)
+    )

@@ -57,7 +57,7 @@ def projected_clip(names: Collection[str]) -> list[str]:
 
 WANTED = {
     "denoiser": unet,
-    "vae": expected_tensors.autoencoder,
+    "vae": expected_tensors.autoencoder_tensors,
     "clip_l": expected_tensors.clip,
     "clip_g": projected_clip,
 }
@@ -71,7 +71,7 @@ def tells_shapes(path: Path) -> bool:
         return file.read(1) != b"\x80"
 
 
-def lacking(path: Path, vae: str | None) -> Message | None:
+def incomplete_model(path: Path, vae: str | None) -> Message | None:
     """The sentence about a model that is not whole; None for one that is. With a VAE of its own the model's is not
     used."""
     pieces = [file for part in model.FOLDERS.values() if (path / part).is_dir() for file in weights.files(path / part)]
@@ -98,7 +98,7 @@ def lacking_vae(path: Path) -> Message | None:
         return None
     with weights.shapes_only():
         shapes = _shapes(model.read_vae(path, half=False, mmap=True))
-    wanted = expected_tensors.autoencoder(shapes)
+    wanted = expected_tensors.autoencoder_tensors(shapes)
     missing = [name for name in wanted if name not in shapes]
     return incomplete(path, autoencoder.WHAT, missing, len(wanted)) if missing else None
 

@@ -2,7 +2,7 @@
 
 import re
 
-from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds
+from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, has_tensor
 
 DEEP = re.compile(r"^model\.diffusion_model\.(middle_block|output_blocks\.\d+)\.1\.transformer_blocks\.1\.")
 CHECKPOINT, UNET_ALONE = "an SDXL checkpoint", "an SDXL U-Net without text encoders"
@@ -80,6 +80,6 @@ FACTS = FamilyFacts(
         ),
         sdxl_hub_model("NoobAI XL 1.1", "Laxhar/noobai-XL-1.1", "NoobAI-XL-v1.1.safetensors", 7_105_349_958),
     ),
-    part_options={"vae": holds("decoder.conv_in.weight", 512, 4, 3, 3)},
+    part_options={"vae": has_tensor("decoder.conv_in.weight", 512, 4, 3, 3)},
     denoiser_prefix="model.diffusion_model.",
 )

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from library.config.problems import ConfigError, Problem
 from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
-from library.families.caption_limit import CaptionLimit, tokens_of
+from library.families.caption_limit import CaptionLimit, count_caption_tokens
 from library.families.sdxl import checkpoint, conditions, emphasis, folder, keys, model
 from library.families.sdxl.facts import FACTS
-from library.families.sdxl.network_args import block_of
+from library.families.sdxl.network_args import block_number
 from library.families.sdxl.options import SdxlControlLLLite, SdxlLora, SdxlTextualInversion, SdxlTrain
 from library.families.shared import added_words, clip, hub, tokenizers, weights
 from library.objectives.base import NoisedBatch
@@ -72,13 +72,13 @@ class SdxlFamily:
         options = self.config.model
         name, vae = options.pretrained_model_name_or_path or "", options.vae
         wrong = []
-        if problem := hub.missing(f"--{checkpoint.OPTION}", name, checkpoint.WANTED):
+        if problem := hub.missing_model(f"--{checkpoint.OPTION}", name, checkpoint.WANTED):
             wrong = [problem]
         elif Path(name).exists():
-            wrong = list(checkpoint.problems_of(Path(name), vae))
+            wrong = list(checkpoint.find_base_model_problems(Path(name), vae))
         else:
             choose = functools.partial(model.wanted_files, half=False)
-            wrong = [p for p in [hub.unreachable(f"--{checkpoint.OPTION}", name, choose, self.token)] if p]
+            wrong = [p for p in [hub.unreachable_model(f"--{checkpoint.OPTION}", name, choose, self.token)] if p]
         yield from wrong
         if vae:
             yield from checkpoint.problems_of_vae(vae, self.token)
@@ -187,7 +187,7 @@ class SdxlFamily:
         """75 tokens for each chunk."""
         options = self.config.model
         tokens, more = 75 * clip.chunks_of(options.max_token_length), "max_token_length = 225"
-        count = emphasis.length if options.weighted_captions else tokens_of
+        count = emphasis.count_weighted_tokens if options.weighted_captions else count_caption_tokens
         return CaptionLimit("clip_l", tokens, more if tokens < 225 else "", count)
 
     def tokenizers_of_captions(self) -> tokenizers.Tokenizers:
@@ -203,7 +203,7 @@ class SdxlFamily:
     ) -> dict[str, Tensor]:
         """Captions -> hidden_state1 [B, L, 768], hidden_state2 [B, L, 1280], pool2 [B, 1280]; L is 77, 152 or 227."""
         chunks = clip.chunks_of(self.config.model.max_token_length)
-        return conditions.encoded(components, captions, encoders, chunks, self.config.model.weighted_captions)
+        return conditions.encode_with_clips(components, captions, encoders, chunks, self.config.model.weighted_captions)
 
     def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
         """Raw latents -> one training step, see Diffusion.noised."""
@@ -242,10 +242,10 @@ class SdxlFamily:
         components.read_encoders()
         out = dict(components.source.get("rest", {}))
         out.setdefault(keys.LOGIT_SCALE, torch.tensor(keys.FULL_LOGIT_SCALE))
-        out |= keys.to_single("denoiser", components.denoiser.state_dict())
-        out |= keys.to_single("vae", components.vae.state_dict()) if components.vae is not None else {}
+        out |= keys.sdxl_part_to_single("denoiser", components.denoiser.state_dict())
+        out |= keys.sdxl_part_to_single("vae", components.vae.state_dict()) if components.vae is not None else {}
         for part, encoder in components.encoders.items():
-            out |= keys.to_single(part, clip.tensors_of(encoder))
+            out |= keys.sdxl_part_to_single(part, clip.clip_tensors(encoder))
         return {name: tensor.contiguous() for name, tensor in out.items()}
 
     def write_folder(self, components: ModelComponents, place: Path, put: folder.Put) -> None:
@@ -295,7 +295,7 @@ class SdxlFamily:
 
     def learning_rate_block(self, path: str) -> int:
         """Which rate of block_lr a parameter of the U-Net has."""
-        return block_of(self.adapter_name("denoiser", path.rpartition(".")[0]))
+        return block_number(self.adapter_name("denoiser", path.rpartition(".")[0]))
 
     def adapter_name(self, part: str, path: str) -> str:
         """("denoiser", "down_blocks.1.attentions.0.proj_in") -> "lora_unet_input_blocks_4_1_proj_in"."""

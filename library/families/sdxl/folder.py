@@ -42,7 +42,7 @@ def write_model_folder(components: ModelComponents, folder: Path, put: Put, v_pr
         place.mkdir()
         if part in components.encoders:
             _text(place / "config.json", {**network.config.to_dict(), "architectures": [LIBRARY[place.name][1]]})
-            put(place / "model.safetensors", clip.tensors_of(network))
+            put(place / "model.safetensors", clip.clip_tensors(network))
         else:
             network.save_config(place)
             put(place / "diffusion_pytorch_model.safetensors", network.state_dict())

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from library.families.shared import autoencoder
-from library.families.shared.clip import canonical
+from library.families.shared.clip import canonical_clip_path
 from library.families.shared.expected_tensors import list_length
-from library.families.shared.tensor_names import inverse, renamed, shared_prefix
+from library.families.shared.tensor_names import inverse, replace_prefix, shared_prefix
 
 PREFIXES = {
     "denoiser": "model.diffusion_model.",
@@ -70,7 +70,7 @@ class Layout:
         return cls(layers, tuple(any(name.startswith(first) for name in names) for first in firsts))
 
 
-def blocks(names: Iterable[str]) -> dict[str, int]:
+def count_sdxl_blocks(names: Iterable[str]) -> dict[str, int]:
     """How many blocks of each class a U-Net has, from tensor names without prefix in either tree."""
     names = list(names)
     transformers = {found[0] for name in names if (found := re.match(r".+\.transformer_blocks\.\d+\.", name))}
@@ -122,7 +122,7 @@ def clip_g_table(layers: int) -> dict[str, str]:
     return names
 
 
-def split(names: Iterable[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+def split_parts(names: Iterable[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     """The names of a single file by part, {part: {name without prefix: name}}, and {plain name: name} of what belongs
     to no part. Other programs wrap all of them in a prefix of their own.
 
@@ -144,23 +144,23 @@ def split(names: Iterable[str]) -> tuple[dict[str, dict[str, str]], dict[str, st
     return parts, rest
 
 
-def to_diffusers(part: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+def sdxl_part_to_diffusers(part: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Tensors (or, for the U-Net, anything) of one part by single-file name without prefix -> by diffusers name."""
     if part == "denoiser":
         table = inverse(unet_table(Layout.of(tensors)))
-        return {renamed(name, table): tensor for name, tensor in tensors.items()}
+        return {replace_prefix(name, table): tensor for name, tensor in tensors.items()}
     if part == "vae":
-        return autoencoder.to_diffusers(tensors)
+        return autoencoder.vae_to_diffusers(tensors)
     return _open_clip_to_transformers(tensors) if part == "clip_g" else dict(tensors)
 
 
-def to_single(part: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+def sdxl_part_to_single(part: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Tensors of one part by diffusers name -> by the single file's name, prefix included."""
     if part == "denoiser":
         table = unet_table(Layout.of(tensors))
-        named = {renamed(name, table): tensor for name, tensor in tensors.items()}
+        named = {replace_prefix(name, table): tensor for name, tensor in tensors.items()}
     elif part == "vae":
-        named = autoencoder.to_single(tensors)
+        named = autoencoder.vae_to_single(tensors)
     else:
         named = _transformers_to_open_clip(tensors) if part == "clip_g" else dict(tensors)
     return {PREFIXES[part] + name: tensor for name, tensor in named.items()}
@@ -179,7 +179,7 @@ def _open_clip_to_transformers(tensors: Mapping[str, Tensor]) -> dict[str, Tenso
             for letter, piece in zip("qkv", tensor.chunk(3), strict=True):
                 out[f"{layer}.self_attn.{letter}_proj.{kind}"] = piece.clone()  # each its own storage
         else:
-            out[renamed(name, table)] = tensor
+            out[replace_prefix(name, table)] = tensor
     return out
 
 
@@ -196,12 +196,12 @@ def _transformers_to_open_clip(tensors: Mapping[str, Tensor]) -> dict[str, Tenso
             layer = where.replace("text_model.encoder.layers.", "transformer.resblocks.")
             out[f"{layer}.attn.in_proj_{kind}"] = torch.cat(list(three))
         elif ".self_attn.k_proj." not in name and ".self_attn.v_proj." not in name:
-            out[renamed(name, table)] = tensor
+            out[replace_prefix(name, table)] = tensor
     return out
 
 
 def adapter_name(part: str, path: str, layout: Layout) -> str:
     """The name of an adapter in a LoRA file, from a part and a module path in it."""
     if part == "denoiser":
-        return "lora_unet_" + renamed(path, unet_table(layout)).replace(".", "_")
-    return {"clip_l": "lora_te1_", "clip_g": "lora_te2_"}[part] + canonical(path).replace(".", "_")
+        return "lora_unet_" + replace_prefix(path, unet_table(layout)).replace(".", "_")
+    return {"clip_l": "lora_te1_", "clip_g": "lora_te2_"}[part] + canonical_clip_path(path).replace(".", "_")

@@ -7,7 +7,7 @@ from typing import ClassVar
 from library.families.sdxl import keys
 from library.families.sdxl.facts import CHECKPOINT, UNET_ALONE
 from library.families.shared.lora_names import CLIP_LAYERS, LoraNames, Shapes, SharedForm, WeightSlice, matrices
-from library.families.shared.tensor_names import inverse, renamed
+from library.families.shared.tensor_names import inverse, replace_prefix
 
 STACKED = {"q_proj": 0, "k_proj": 1, "v_proj": 2}  # in CLIP-G's in_proj_weight
 TRANSFORMER = re.compile(r"(input_blocks\.\d+|middle_block|output_blocks\.\d+)\.1\.(proj_|transformer_blocks\.)")
@@ -43,12 +43,12 @@ class SdxlLoraNames(LoraNames):
     def canonical(self, path: str) -> tuple[str, int, int]:
         """The single file's path of one of the U-Net."""
         if path.startswith(DIFFUSERS):
-            path = renamed(path, keys.unet_table(keys.Layout()))
+            path = replace_prefix(path, keys.unet_table(keys.Layout()))
         return path, 0, 1
 
     def pieces(self, path: str) -> tuple[str, ...]:
         """The diffusers path of one of the U-Net."""
-        return (renamed(path, inverse(keys.unet_table(keys.Layout()))),)
+        return (replace_prefix(path, inverse(keys.unet_table(keys.Layout()))),)
 
     def is_large_conv(self, path: str) -> bool:
         """Those of 3x3: of residual blocks, between levels, and at both ends."""
@@ -64,7 +64,7 @@ class SdxlLoraNames(LoraNames):
             if layer and last in STACKED:
                 layer = layer.replace("text_model.encoder.layers.", "transformer.resblocks.")
                 return WeightSlice(f"{prefix}{layer}.attn.in_proj_weight", STACKED[last], 3)
-            path = renamed(path, keys.clip_g_table(_blocks(part, shapes)))
+            path = replace_prefix(path, keys.clip_g_table(_blocks(part, shapes)))
         return WeightSlice(f"{prefix}{path}.weight")
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:

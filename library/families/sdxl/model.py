@@ -60,15 +60,15 @@ def open_checkpoint(path: Path, half: bool, mmap: bool, vae: str | None = None) 
 
 def _single(path: Path, mmap: bool, vae: str | None) -> OpenCheckpoint:
     file = weights.open_weights(path, mmap)
-    parts, rest = keys.split(file)
+    parts, rest = keys.split_parts(file)
     shapes = file.shapes()
-    if problem := absent(path, shapes, vae):
+    if problem := incomplete_checkpoint(path, shapes, vae):
         raise ConfigError(problem)
 
     def read(part: str) -> dict[str, Tensor]:
-        return keys.to_diffusers(part, {short: file[name] for short, name in parts[part].items()})
+        return keys.sdxl_part_to_diffusers(part, {short: file[name] for short, name in parts[part].items()})
 
-    named = keys.to_diffusers("denoiser", parts["denoiser"])
+    named = keys.sdxl_part_to_diffusers("denoiser", parts["denoiser"])
     return OpenCheckpoint(
         path,
         {name: file.source(stored) for name, stored in named.items()},
@@ -83,7 +83,7 @@ def _folder(path: Path, half: bool, mmap: bool) -> OpenCheckpoint:
         return weights.Weights(weights.files(path / FOLDERS[part], "fp16" if half else None), mmap)
 
     def tensors(part: str) -> dict[str, Tensor]:
-        return canonical(part, dict(read(part)))
+        return canonical_tensors(part, dict(read(part)))
 
     unet = read("denoiser")
     parts = [part for part in FOLDERS if part != "denoiser" and (path / FOLDERS[part]).is_dir()]
@@ -91,11 +91,13 @@ def _folder(path: Path, half: bool, mmap: bool) -> OpenCheckpoint:
     return OpenCheckpoint(path, {name: unet.source(name) for name in unet}, unet.shapes(), readers)
 
 
-def canonical(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def canonical_tensors(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of a diffusers folder by the names used here, whichever version of diffusers or transformers wrote it."""
     if part == "vae":
-        return autoencoder.to_diffusers(tensors)
-    return {clip.canonical(name): tensor for name, tensor in tensors.items() if not name.endswith("position_ids")}
+        return autoencoder.vae_to_diffusers(tensors)
+    return {
+        clip.canonical_clip_path(name): tensor for name, tensor in tensors.items() if not name.endswith("position_ids")
+    }
 
 
 def read_vae(path: Path, half: bool, mmap: bool) -> dict[str, Tensor]:
@@ -103,13 +105,13 @@ def read_vae(path: Path, half: bool, mmap: bool) -> dict[str, Tensor]:
     folder = path / "vae" if (path / "vae").is_dir() else path
     file = weights.Weights(weights.files(folder, "fp16" if half else None), mmap)
     if not any(name.endswith(autoencoder.MARKER) for name in file):
-        raise recognition.wrong(path, "a VAE")
-    return autoencoder.to_diffusers(file)
+        raise recognition.wrong_kind_error(path, "a VAE")
+    return autoencoder.vae_to_diffusers(file)
 
 
-def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = None) -> Message | None:
+def incomplete_checkpoint(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = None) -> Message | None:
     """Why a single file is not the SDXL checkpoint that it should be, in a sentence with the fix; None when it is."""
-    parts, _ = keys.split(shapes)
+    parts, _ = keys.split_parts(shapes)
     of, found = recognition.family_and_description(shapes)
     if found == "a LoRA file":
         return Message(
@@ -142,7 +144,7 @@ def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = 
 
 def misfit(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Message | None:
     """Why a U-Net with SDXL's names is still no plain SDXL: inpainting inputs, or a distilled tree."""
-    named = keys.to_diffusers("denoiser", shapes)
+    named = keys.sdxl_part_to_diffusers("denoiser", shapes)
     channels = named.get("conv_in.weight", (0, 4))[1]
     if channels != 4:
         return Message(
@@ -256,14 +258,14 @@ def open_unet(
         unet = empty_unet(stored.shapes)
         transfer.expect(unet, stored.shapes)
     in_blocks = (lambda name: ".transformer_blocks." in name or ".resnets." in name) if keep_fp8 else None
-    return unet, functools.partial(transfer.fill, unet, stored.unet, transfer.widened(dtype, in_blocks))
+    return unet, functools.partial(transfer.fill_weights, unet, stored.unet, transfer.widened(dtype, in_blocks))
 
 
 def build_network(stored: OpenCheckpoint, part: str, dtype: torch.dtype) -> nn.Module:
     """Another network of a checkpoint ("vae", "clip_l", "clip_g") on the CPU."""
     with _blamed(stored, part):
         tensors = stored.parts[part]() if part in stored.parts else {}
-        return PARTS[part]({name: weights.cast(tensor, dtype) for name, tensor in tensors.items()})
+        return PARTS[part]({name: weights.cast_floating(tensor, dtype) for name, tensor in tensors.items()})
 
 
 @contextlib.contextmanager

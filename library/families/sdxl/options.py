@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from library import families
 from library.config import sections
 from library.config.problems import Problem
-from library.config.reading import numbers
+from library.config.reading import parse_numbers
 from library.config.run_config import RunConfig
 from library.config.schema import define_section, opt
 
@@ -133,7 +133,7 @@ class SdxlFullOptim(sections.FullOptim):
         None,
         "23 rates, by commas: embeddings, 9 input, 3 middle, 9 output blocks, last. 0 freezes.",
         label="Block learning rates",
-        parse=numbers,
+        parse=parse_numbers,
         advanced=True,
     )
 

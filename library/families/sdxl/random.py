@@ -60,7 +60,7 @@ def make_networks(sizes: SdxlSizes = TINY, words: int = CLIP_WORDS) -> RandomNet
             "clip_l": lambda: random_networks.clip_encoder(sizes.clip_l, sizes.clip_l_layers, words),
             "clip_g": lambda: random_networks.clip_encoder(sizes.clip_g, sizes.clip_g_layers, words, "gelu", True),
         },
-        lambda: random_networks.autoencoder(sizes.vae, 4, model.SCALE, quant_convs=True),
+        lambda: random_networks.random_autoencoder(sizes.vae, 4, model.SCALE, quant_convs=True),
         sizes.resolutions,
     )
 
@@ -109,7 +109,7 @@ def write_random_model(
     parts = _tensors(Path(folder), seed, dtype, sizes)
     file = {}
     for part, tensors in parts.items():
-        file |= keys.to_single(part, tensors)
+        file |= keys.sdxl_part_to_single(part, tensors)
     file[keys.LOGIT_SCALE] = torch.tensor(keys.FULL_LOGIT_SCALE, dtype=dtype)
     path = Path(folder) / "tiny_sdxl.safetensors"
     file = {name: tensor.contiguous() for name, tensor in file.items()}
@@ -142,7 +142,7 @@ def _tensors(folder: Path, seed: int, dtype: torch.dtype, sizes: SdxlSizes) -> d
     networks = {"denoiser": made.denoiser(), "vae": made.vae(), **{n: make() for n, make in made.encoders.items()}}
     out = {}
     for i, (part, network) in enumerate(networks.items()):
-        named = clip.tensors_of(network) if part.startswith("clip") else network.state_dict()
+        named = clip.clip_tensors(network) if part.startswith("clip") else network.state_dict()
         shapes = [(name, tuple(t.shape)) for name, t in named.items()]
         out[part] = random_networks.random_weights(shapes, seed * 10 + i, dtype)
     return out

@@ -14,7 +14,7 @@ from torch import Tensor
 from library.config.problems import ConfigError, Problem
 from library.families.base import SampleRequest
 from library.families.sdxl import conditions
-from library.families.shared.sampler import Sampler, generator_of
+from library.families.shared.sampler import Sampler, sample_generator
 from library.objectives import diffusion
 from library.objectives.base import NoisedBatch
 
@@ -107,7 +107,7 @@ class SdxlSampler(Sampler):
         """Denoise from seeded noise, both prompts in one batch; float32 [1, 4, h, w] in the model's units."""
         denoiser = self.denoiser
         device = denoiser.conv_in.weight.device
-        generator = generator_of(request)
+        generator = sample_generator(request)
         height, width = self.size(request)
         text = self.text(request, device)
         sizes = torch.tensor([[height, width, 0, 0, height, width]], dtype=torch.float32, device=device)

@@ -24,7 +24,7 @@ def is_known(tokenizer: Any, word: str) -> bool:
     return any(f"{word.lower()}{end}" in known for end in ("", "</w>"))
 
 
-def add(tokenizer: Any, words: Sequence[str]) -> int:
+def add_words(tokenizer: Any, words: Sequence[str]) -> int:
     """Add words to a tokenizer in this order, as new tokens at its end; returns the id of the first."""
     first = len(tokenizer)
     tokenizer.add_tokens(list(words))

@@ -10,7 +10,7 @@ from library.config.json_types import JsonObject
 from library.families import recognition
 from library.families.shared import empty_weights, weights
 from library.families.shared.part_files import complete
-from library.families.shared.tensor_names import inverse, renamed
+from library.families.shared.tensor_names import inverse, replace_prefix
 from library.families.shared.weights import assign
 from library.imports import without_optional
 
@@ -63,7 +63,7 @@ def plain_vae_names(names: Iterable[str]) -> dict[str, str]:
     back = (inverse(module_paths(*_counts(inside))) if single else {}) | INSIDE
     found = {}
     for name, key in inside.items():
-        own = renamed(name, back)
+        own = replace_prefix(name, back)
         parts = own.rsplit(".", 2)
         if ".attentions." in own and parts[1] in OLD_ATTENTION:
             own = f"{parts[0]}.{OLD_ATTENTION[parts[1]]}.{parts[2]}"
@@ -71,7 +71,7 @@ def plain_vae_names(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def vae_to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of either layout -> diffusers names; 1x1 convolutions of attention become matrices."""
     out = {}
     for name, key in plain_vae_names(tensors).items():
@@ -80,12 +80,12 @@ def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def vae_to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors by diffusers name -> single-file (LDM) names, with the attention's matrices as 1x1 convolutions."""
     names, out = module_paths(*_counts(tensors)), {}
     for name, tensor in tensors.items():
         as_conv = ".attentions." in name and tensor.ndim == 2
-        out[renamed(name, names)] = tensor[:, :, None, None] if as_conv else tensor
+        out[replace_prefix(name, names)] = tensor[:, :, None, None] if as_conv else tensor
     return out
 
 
@@ -123,8 +123,8 @@ def load_autoencoder(path: Path, dtype: Any, constants: tuple[float, float], mma
     may have a prefix, as in parts extracted from a checkpoint."""
     file = weights.open_weights(path, mmap)
     if not any(name.endswith(MARKER) for name in file):
-        raise recognition.wrong(path, WHAT)
+        raise recognition.wrong_kind_error(path, WHAT)
     with complete(path, WHAT):
         return build_autoencoder(
-            {name: weights.cast(tensor, dtype) for name, tensor in to_diffusers(file).items()}, *constants
+            {name: weights.cast_floating(tensor, dtype) for name, tensor in vae_to_diffusers(file).items()}, *constants
         )

@@ -19,7 +19,7 @@ HEAD = 64  # every CLIP text encoder in use has heads of 64 channels
 LENGTH = 77  # tokens of one chunk: BOS, 75 of the caption, EOS
 
 
-def canonical(name: str) -> str:
+def canonical_clip_path(name: str) -> str:
     """A module or tensor path of any transformers version -> the path in files (`text_model.encoder.layers.0...`)."""
     if name.startswith(("text_model.", "text_projection")) or name == "logit_scale":
         return name
@@ -31,7 +31,7 @@ def plain_clip_names(names: Iterable[str]) -> dict[str, str]:
     names = list(names)
     before = next((name.removesuffix(MARKER) for name in names if name.endswith(MARKER)), "")
     before = before.removesuffix("text_model.")
-    found = {canonical(name.removeprefix(before)): name for name in names if name.startswith(before)}
+    found = {canonical_clip_path(name.removeprefix(before)): name for name in names if name.startswith(before)}
     found.pop("text_model.embeddings.position_ids", None)
     return found
 
@@ -63,13 +63,15 @@ def encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", eos: int | N
     )
     with empty_weights.empty_weights():
         model = (CLIPTextModelWithProjection if projected else CLIPTextModel)(sizes)
-    wanted = {name: tensors[canonical(name)] for name in model.state_dict() if not name.endswith("position_ids")}
+    wanted = {
+        name: tensors[canonical_clip_path(name)] for name in model.state_dict() if not name.endswith("position_ids")
+    }
     return assign(model, wanted)
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+def clip_tensors(model: nn.Module) -> dict[str, Tensor]:
     """A text encoder's tensors by file name."""
-    return {canonical(n): t for n, t in model.state_dict().items() if not n.endswith("position_ids")}
+    return {canonical_clip_path(n): t for n, t in model.state_dict().items() if not n.endswith("position_ids")}
 
 
 def clip_tokens(tokenizer: Any, texts: Sequence[str], chunks: int = 1, pad: int | None = None) -> Tensor:

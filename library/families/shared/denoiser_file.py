@@ -71,11 +71,11 @@ class DenoiserFile:
             wanted = model.state_dict()
             require(wanted, shapes)
             transfer.expect(model, {name: shapes[name] for name in wanted})
-        sources = {name: beside[name][1] if name in beside else rows_of(file, *names[name]) for name in wanted}
+        sources = {name: beside[name][1] if name in beside else row_slice(file, *names[name]) for name in wanted}
         if unread := len(names.keys() - wanted):
             logger.warning("%s: %d tensors are not part of %s and are left out", path, unread, self.title)
         kind = transfer.widened(dtype, self.in_blocks if keep_8_bits else None)
-        return model, functools.partial(transfer.fill, model, sources, kind)
+        return model, functools.partial(transfer.fill_weights, model, sources, kind)
 
 
 def find_denoiser_problems(
@@ -101,7 +101,7 @@ def _opened(opening: Callable[[Path, torch.dtype, bool], object], path: Path, _v
         logging.disable(level)
 
 
-def rows_of(file: Weights, name: str, piece: int, pieces: int) -> Source:
+def row_slice(file: Weights, name: str, piece: int, pieces: int) -> Source:
     """One of the equal row slices of a tensor in a file."""
     whole = file.source(name)
     if pieces == 1:

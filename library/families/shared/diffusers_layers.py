@@ -8,7 +8,7 @@ ADAPTER = (".lora_A.weight", ".lora_B.weight")
 Sizes = dict[str, tuple[int, int]]
 
 
-def layers(model: Any) -> Sizes:
+def layer_sizes(model: Any) -> Sizes:
     """Output and input features of all layers that can have an adapter."""
     shapes = {
         name: tuple(m.weight.shape[:2]) for name, m in model.named_modules() if getattr(m, "weight", None) is not None
@@ -25,4 +25,4 @@ def convert_with_mixin(tensors: Any, model: str, mixin: str, **sizes: Any) -> tu
     with torch.device("meta"):
         whole = getattr(package, model)(**sizes)
     found = getattr(package.loaders, mixin).lora_state_dict(tensors)
-    return {name.removeprefix("transformer."): tensor for name, tensor in found.items()}, layers(whole)
+    return {name.removeprefix("transformer."): tensor for name, tensor in found.items()}, layer_sizes(whole)

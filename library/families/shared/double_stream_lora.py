@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from library.config.problems import ConfigError
 from library.families.shared import tensor_names
-from library.families.shared.double_stream_keys import SWAPPED, DoubleStreamKeys, joined
+from library.families.shared.double_stream_keys import SWAPPED, DoubleStreamKeys, join_tensors
 from library.families.shared.lora_names import LoraNames, Shapes, matrices
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ class DoubleStreamLoraNames(LoraNames):
 
     def joined(self, name: str, rows: "list[Tensor]") -> "Tensor":
         """The diffusers tensors of one BFL name -> its tensor."""
-        return joined(name, rows)
+        return join_tensors(name, rows)
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
         """Attention, MLP and modulation of all blocks."""
-        for path in matrices(shapes, tensor_names.prefix_of(shapes)):
+        for path in matrices(shapes, tensor_names.denoiser_prefix(shapes)):
             if path.startswith(BLOCKS):
                 yield "denoiser", path

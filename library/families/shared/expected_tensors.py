@@ -118,7 +118,7 @@ def vision_language_model(names: Collection[str]) -> list[str]:
     )
 
 
-def autoencoder(shapes: Shapes) -> list[str]:
+def autoencoder_tensors(shapes: Shapes) -> list[str]:
     """The tensors of an AutoencoderKL, by diffusers name."""
     levels = max(list_length(shapes, "encoder.down_blocks."), list_length(shapes, "decoder.up_blocks."))
     sides = {"encoder.down_blocks": "downsamplers", "decoder.up_blocks": "upsamplers"}
@@ -140,7 +140,7 @@ def autoencoder(shapes: Shapes) -> list[str]:
 
 def autoencoder_with_statistics(shapes: Shapes) -> list[str]:
     """The tensors of FLUX.2's autoencoder, by diffusers name."""
-    return [*autoencoder(shapes), *expanded("bn.running_{mean,var}")]
+    return [*autoencoder_tensors(shapes), *expanded("bn.running_{mean,var}")]
 
 
 def video_autoencoder(shapes: Shapes) -> list[str]:

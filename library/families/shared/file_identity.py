@@ -77,7 +77,7 @@ def watching() -> Iterator[WatchedFiles]:
         _watched.reset(token)
 
 
-def note(*paths: Path) -> None:
+def note_files(*paths: Path) -> None:
     """Call with files that are opened, or will be. Raises ConfigError where one is watched and has changed."""
     if files := _watched.get():
         files.note(paths)

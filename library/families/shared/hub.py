@@ -17,7 +17,7 @@ ID = re.compile(r"[\w.-]+/[\w.-]+")
 Answer = TypeVar("Answer")
 
 
-def is_id(name: str) -> bool:
+def is_hub_id(name: str) -> bool:
     """Whether a name has the form owner/name and is not a local path, not even one with a misspelt last part."""
     path = Path(name)
     return bool(ID.fullmatch(name)) and not path.parent.exists() and path.suffix not in (".safetensors", ".ckpt")
@@ -28,11 +28,11 @@ def _about(option: str, template: str, **facts: Any) -> Problem:
     return Problem(option.removeprefix("--"), template, place=place, **facts)
 
 
-def missing(option: str, name: str | None, wanted: str) -> Problem | None:
+def missing_model(option: str, name: str | None, wanted: str) -> Problem | None:
     """The problem of a missing model; None when `name` is a file, a folder or possibly a Hugging Face id."""
     if not name:
         return _about(option, ": give {wanted}", wanted=Message(wanted))
-    if Path(name).exists() or is_id(name):
+    if Path(name).exists() or is_hub_id(name):
         return None
     return _about(option, ": {name} does not exist: give {wanted}", name=name, wanted=Message(wanted))
 
@@ -43,31 +43,33 @@ def local(name: str, option: str, wanted: Callable[[Iterable[str]], list[str]], 
     Interrupted downloads are resumed. Without a network only the hub's cache is used.
     Raises ConfigError naming `option` when the model is not available.
     """
-    if not is_id(name):
-        if problem := missing(option, name, "a file, a folder or a Hugging Face id (owner/name)"):
+    if not is_hub_id(name):
+        if problem := missing_model(option, name, "a file, a folder or a Hugging Face id (owner/name)"):
             raise ConfigError(problem)
         return Path(name)
     token = token or os.environ.get("HF_TOKEN")
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted(listed(name, token)), token=token))
+        return Path(
+            huggingface_hub.snapshot_download(name, allow_patterns=wanted(list_repository(name, token)), token=token)
+        )
     except Exception as e:
-        if here := kept(name):
+        if here := cached_folder(name):
             return here
-        raise ConfigError(why(option, name, e)) from e
+        raise ConfigError(unavailable_repository(option, name, e)) from e
 
 
-def unreachable(
+def unreachable_model(
     option: str, name: str, wanted: Callable[[Iterable[str]], list[str]], token: str | None = None
 ) -> Problem | None:
     """Why a model on the hub cannot be downloaded, within seconds and without downloading it; None when it can."""
-    here = kept(name)
+    here = cached_folder(name)
     if here and _holds((file.relative_to(here).as_posix() for file in here.rglob("*")), wanted):
         return None
     try:
-        files = listed(name, token or os.environ.get("HF_TOKEN"))
+        files = list_repository(name, token or os.environ.get("HF_TOKEN"))
         wanted(files)  # may raise its own error about missing files
     except Exception as e:
-        return why(option, name, e)
+        return unavailable_repository(option, name, e)
     if _holds(files, wanted):
         return None
     return _about(option, ": {name} does not hold what is needed: choose another repository", name=name)
@@ -80,7 +82,7 @@ def _holds(names: Iterable[str], wanted: Callable[[Iterable[str]], list[str]]) -
         return False
 
 
-def kept(name: str) -> Path | None:
+def cached_folder(name: str) -> Path | None:
     """The folder of a repository in the hub's cache, which may be incomplete."""
     try:
         return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
@@ -88,7 +90,7 @@ def kept(name: str) -> Path | None:
         return None
 
 
-def listed(name: str, token: str | None = None) -> list[str]:
+def list_repository(name: str, token: str | None = None) -> list[str]:
     """The files of a repository."""
     asked = answered(lambda: huggingface_hub.HfApi().model_info(name, token=token, timeout=PATIENCE))
     return [file.rfilename for file in asked.siblings or ()]
@@ -114,7 +116,7 @@ def answered(question: Callable[[], Answer]) -> Answer:
     return found
 
 
-def why(option: str, name: str, error: Exception) -> Problem:
+def unavailable_repository(option: str, name: str, error: Exception) -> Problem:
     """The problem of a repository that is not available."""
     if isinstance(error, ConfigError):  # it exists, with other content
         return error.problems[0]

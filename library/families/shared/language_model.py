@@ -22,7 +22,7 @@ QWEN3_LAYERS = ("Qwen3Attention", "Qwen3MLP")  # classes whose linear layers car
 QWEN3_MARK = "layers.0.self_attn.q_norm.weight"  # a tensor that Qwen2.5-VL does not have
 
 
-def plain_names(names: Iterable[str]) -> dict[str, str]:
+def plain_language_names(names: Iterable[str]) -> dict[str, str]:
     """Keys of a file -> {key of the language model: key in the file}; the vision encoder is skipped."""
     names = list(names)
     marks = (EMBEDDING, QWEN3_MARK, "layers.0.self_attn.q_proj.bias")  # the first may be missing in an incomplete file
@@ -31,7 +31,7 @@ def plain_names(names: Iterable[str]) -> dict[str, str]:
     return {plain: name for plain, name in inside.items() if plain.startswith(("embed_tokens.", "layers.", "norm."))}
 
 
-def rounded(ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> int:
+def padded_length(ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> int:
     """The length of the longest row without the `dropped` tokens, rounded up to a multiple of `step`."""
     return -(-(max(map(len, ids), default=dropped) - dropped) // step) * step
 
@@ -42,7 +42,7 @@ def encode_ids(model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int
 
     Captions are padded on the right, which causal attention does not see.
     """
-    length = rounded(ids, step, dropped) or step  # if all captions are empty
+    length = padded_length(ids, step, dropped) or step  # if all captions are empty
     device = next(model.parameters()).device
     padded = torch.zeros(len(ids), dropped + length, dtype=torch.long)
     mask = torch.zeros(len(ids), length, dtype=torch.long)
@@ -130,6 +130,6 @@ def load_mistral(path: Path, dtype: torch.dtype, mmap: bool, skipped: Callable[[
 def _load(path: Path, what: str, empty_one: Callable[[Shapes], nn.Module], dtype: torch.dtype, mmap: bool) -> nn.Module:
     file = weights.open_weights(path, mmap)
     with complete(path, what):
-        named, stored = plain_names(file), file.shapes()
+        named, stored = plain_language_names(file), file.shapes()
         model = empty_one({plain: stored[name] for plain, name in named.items()})
-        return assign(model, {plain: weights.cast(file[named[plain]], dtype) for plain in model.state_dict()})
+        return assign(model, {plain: weights.cast_floating(file[named[plain]], dtype) for plain in model.state_dict()})

@@ -83,8 +83,8 @@ class OneEncoderFamily(TransformerFamily):
         base = options.pretrained_model_name_or_path
         whole = part_files.whole_model(Path(base)) if base and Path(base).exists() else None
         for place in (options.text_encoder, whole or base, options.vae):
-            for folder in tokenizers.places(name, place, subfolder, None):
-                if tokenizers.holds(folder, tokenizers.kind(name)):
+            for folder in tokenizers.tokenizer_places(name, place, subfolder, None):
+                if tokenizers.has_tokenizer(folder, tokenizers.tokenizer_kind(name)):
                     return folder
         token, kept = self.config.hub.huggingface_token, options.tokenizer_cache_dir
         return tokenizers.find_tokenizer(name, whole or base, subfolder, kept, token)

@@ -48,7 +48,7 @@ class PartFiles:
         base = config.model.pretrained_model_name_or_path
         if given or part == "denoiser" or not base:
             return given
-        if hub.is_id(base):
+        if hub.is_hub_id(base):
             return base
         whole = whole_model(Path(base))
         return str(whole) if whole and self.within(whole, part) else None
@@ -64,12 +64,12 @@ class PartFiles:
 
     def present(self, config: RunConfig, part: str) -> Path | None:
         """The local path of a part; None when it is on the hub. Raises ConfigError."""
-        return None if hub.is_id(self.named(config, part) or "") else self.located(config, part)
+        return None if hub.is_hub_id(self.named(config, part) or "") else self.located(config, part)
 
     def located(self, config: RunConfig, part: str) -> Path:
         """The local path of a part, downloaded when it is on the hub. Raises ConfigError."""
         about, name = self.parts[part], self.named(config, part) or ""
-        if problem := hub.missing(about.option, name, about.what):
+        if problem := hub.missing_model(about.option, name, about.what):
             raise ConfigError(problem)
         path = hub.local(name, about.option, lambda names: self.wanted(names, part), config.hub.huggingface_token)
         if not path.is_dir():
@@ -160,7 +160,7 @@ class PartFiles:
         wanted = (words,) if isinstance(words, str) else words
         marked = any(name.endswith(about.marker) for name in shapes)
         known = found if found in wanted and found != UNKNOWN else ""
-        if (known or found == UNKNOWN) and (problem := lacking(path, about, shapes, known)):
+        if (known or found == UNKNOWN) and (problem := incomplete_part(path, about, shapes, known)):
             return problem
         if marked and found in (*wanted, UNKNOWN):  # missing tensors of an unknown one are reported where it is opened
             return weights.stored_oddly(path, entries, scaled=True)
@@ -202,7 +202,7 @@ class PartFiles:
         if name == self.named(config, "denoiser") and part != "denoiser":
             return None
         token = config.hub.huggingface_token
-        return hub.unreachable(self.parts[part].option, name, lambda names: self.wanted(names, part), token)
+        return hub.unreachable_model(self.parts[part].option, name, lambda names: self.wanted(names, part), token)
 
 
 def pipeline(path: str | Path | None) -> str:
@@ -217,11 +217,11 @@ def read_entries(path: Path) -> dict[str, JsonObject]:
     for file in weights.files(path):
         if file.suffix.lower() in weights.PICKLED:
             raise ConfigError("{file} may hold code and is not opened: convert it to .safetensors", file=file)
-        entries |= weights.entries(file)
+        entries |= weights.header_entries(file)
     return entries
 
 
-def lacking(path: Path, about: Part, shapes: Shapes, found: str) -> Message | None:
+def incomplete_part(path: Path, about: Part, shapes: Shapes, found: str) -> Message | None:
     """The message for an incomplete file of a part; None for a complete one, or one of mostly other tensors.
 
     `found`: the description by its header, "" if unknown.

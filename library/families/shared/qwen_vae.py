@@ -88,16 +88,16 @@ def latents(vae: Any, pixels: Tensor) -> Tensor:
     """Pixels [B, 3, H, W] in [-1, 1] -> normalised means of an ImageVAE, float32 [B, 16, H / 8, W / 8]. Nothing is
     drawn."""
     with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
-        return normalised(vae.encode(pixels.to(vae.device, vae.dtype)))
+        return normalise_qwen(vae.encode(pixels.to(vae.device, vae.dtype)))
 
 
-def normalised(means: Tensor) -> Tensor:
+def normalise_qwen(means: Tensor) -> Tensor:
     """The output of `encode` -> normalised latents [B, 16, h, w], float32."""
     mean, std = _constants(means)
     return (means.float() - mean) / std
 
 
-def denormalised(latents: Tensor) -> Tensor:
+def denormalise_qwen(latents: Tensor) -> Tensor:
     """Normalised latents -> the input of `decode`."""
     mean, std = _constants(latents)
     return latents * std + mean
@@ -114,7 +114,7 @@ def load_qwen_vae(path: Path, dtype: torch.dtype, mmap: bool = True) -> ImageVAE
     with complete(path, "a VAE"):
         return build_qwen_vae(
             {
-                plain: weights.cast(file[name], dtype)
+                plain: weights.cast_floating(file[name], dtype)
                 for plain, name in qwen_vae_names.plain_qwen_vae_names(file).items()
             }
         )

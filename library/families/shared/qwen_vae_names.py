@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from library.families.shared.tensor_names import renamed
+from library.families.shared.tensor_names import replace_prefix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,14 +61,14 @@ def _from_single(names: Iterable[str]) -> dict[str, str]:
             known[f"{side}.{kind}.{number}"] = f"{side}.up_blocks.{level}.{where}"
     found = {}
     for name in names:
-        new = renamed(name, known)
+        new = replace_prefix(name, known)
         for old, plain in RESIDUAL.items():
             new = new.replace(f".{old}.", f".{plain}.")
         found[new] = name
     return found
 
 
-def to_single(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
+def qwen_vae_to_single(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
     """A VAE's tensors by diffusers' names -> by those of the single file."""
     resnets = {int(name.split(".")[4]) for name in tensors if ".up_blocks.0.resnets." in name}
     each, out = len(resnets) + 1, {}

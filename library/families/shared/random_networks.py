@@ -86,7 +86,7 @@ def clip_encoder(
     return build_on_meta(lambda: (CLIPTextModelWithProjection if projected else CLIPTextModel)(config))
 
 
-def autoencoder(widths: tuple[int, ...], channels: int, scale: float, quant_convs: bool) -> nn.Module:
+def random_autoencoder(widths: tuple[int, ...], channels: int, scale: float, quant_convs: bool) -> nn.Module:
     """An image autoencoder; SDXL's has convolutions around its latents (`quant_convs`), FLUX.1's has none."""
     with without_optional("diffusers"):
         from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
@@ -154,4 +154,4 @@ def enlarge_encoder_output(tensors: Tensors) -> Tensors:
 
 def qwen_vae_file(vae: Any) -> tuple[Tensors, Layout]:
     """The tensors of an ImageVAE, and the layout of its file."""
-    return vae.network.state_dict(), lambda tensors: qwen_vae_names.to_single(enlarge_encoder_output(tensors))
+    return vae.network.state_dict(), lambda tensors: qwen_vae_names.qwen_vae_to_single(enlarge_encoder_output(tensors))

@@ -15,7 +15,7 @@ READERS = 4
 SHARE = 0.5  # of the free memory, at most, so that it is still cached when it is needed
 
 
-def begin(path: Path, prefix: str = "") -> list[threading.Thread]:
+def start_reading(path: Path, prefix: str = "") -> list[threading.Thread]:
     """Read a model in the background: a file's tensors whose names begin with `prefix`, or a folder's largest part.
 
     Readers of the file need no change, and find it in memory as far as this has come. Errors are ignored here, and
@@ -45,7 +45,7 @@ def _pieces(path: Path, prefix: str, most: int) -> Iterator[tuple[Path, int, int
     for file in _files(path):
         first, last = 0, file.stat().st_size
         if prefix and file.suffix == ".safetensors":
-            start, found = 0, weights.entries(file)
+            start, found = 0, weights.header_entries(file)
             with file.open("rb") as opened:
                 start = 8 + int.from_bytes(opened.read(8), "little")
             places = [about["data_offsets"] for name, about in found.items() if name.startswith(prefix)]

@@ -180,7 +180,7 @@ class FlowSampler(Sampler):
         return noise
 
 
-def generator_of(request: SampleRequest) -> torch.Generator:
+def sample_generator(request: SampleRequest) -> torch.Generator:
     """Seeded noise on the host: the same image on every machine. A seed of None is random."""
     seed = secrets.randbelow(2**32) if request.seed is None else request.seed
     return torch.Generator().manual_seed(seed)

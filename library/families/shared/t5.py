@@ -21,7 +21,7 @@ GATED = "encoder.block.0.layer.1.DenseReluDense.wi_0.weight"
 PLAIN = "encoder.block.0.layer.1.DenseReluDense.wi.weight"
 
 
-def config(shapes: Mapping[str, Sequence[int]]) -> Any:
+def t5_config(shapes: Mapping[str, Sequence[int]]) -> Any:
     """Sizes from shapes by file name. Raises KeyError when a tensor that determines them is missing."""
     from transformers.models.t5 import T5Config
 
@@ -64,11 +64,11 @@ def load_t5(path: Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
 
     file = weights.open_weights(path, mmap)
     if not any(name.endswith(MARKER) for name in file):
-        raise recognition.wrong(path, WHAT)
+        raise recognition.wrong_kind_error(path, WHAT)
     names, shapes = plain_t5_names(file), file.shapes()
     with complete(path, WHAT):
         with empty_weights.empty_weights():
-            model = T5EncoderModel(config({own: shapes[name] for own, name in names.items()}))
+            model = T5EncoderModel(t5_config({own: shapes[name] for own, name in names.items()}))
         for module in model.modules():
             if type(module) is T5DenseGatedActDense:
                 module.__class__ = _dense(T5DenseGatedActDense)
@@ -77,7 +77,7 @@ def load_t5(path: Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
         model.encoder.embed_tokens = model.shared  # tied, or moving the model would copy it twice
         stored = {own: embedding(names) if own in EMBEDDINGS else own for own in model.state_dict()}
         found = {own: names[name] for own, name in stored.items() if name in names}
-        return weights.assign(model, {own: weights.cast(file[key], dtype) for own, key in found.items()})
+        return weights.assign(model, {own: weights.cast_floating(file[key], dtype) for own, key in found.items()})
 
 
 @functools.cache
@@ -109,7 +109,7 @@ def t5_tokens(tokenizer: Any, texts: Sequence[str], length: int) -> tuple[Tensor
     return made.input_ids, made.attention_mask
 
 
-def longest(tokenizer: Any, texts: Iterable[str], length: int) -> int:
+def longest_t5_text(tokenizer: Any, texts: Iterable[str], length: int) -> int:
     """The largest number of tokens of these texts, with EOS, at most `length`."""
     ids = tokenizer(list(texts), max_length=length, truncation=True, add_special_tokens=True).input_ids
     return max(map(len, ids), default=0)

@@ -7,7 +7,7 @@ PREFIXES = ("model.diffusion_model.", "diffusion_model.", "net.", "transformer."
 COMPILED = "_orig_mod."  # of torch.compile, which other tools leave in the names
 
 
-def prefix_of(names: Iterable[str]) -> str:
+def denoiser_prefix(names: Iterable[str]) -> str:
     """The prefix of a denoiser's names in a file, or ""; it may combine those of two programs."""
     names, found = list(names), ""
     while True:
@@ -41,11 +41,11 @@ def without_prefix(names: Iterable[str]) -> dict[str, str]:
     encoders, VAE) are skipped.
     """
     plain = {name.replace(COMPILED, ""): name for name in names}
-    prefix = prefix_of(plain)
+    prefix = denoiser_prefix(plain)
     return {name.removeprefix(prefix): key for name, key in plain.items() if name.startswith(prefix)}
 
 
-def renamed(name: str, table: Mapping[str, str]) -> str:
+def replace_prefix(name: str, table: Mapping[str, str]) -> str:
     """A dotted name with its longest prefix in the table replaced; unchanged without one."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):

@@ -9,7 +9,7 @@ from typing import Any
 
 import huggingface_hub
 
-from library.config.outside_files import TOKENIZER, check_size, read_text, table_of
+from library.config.outside_files import TOKENIZER, check_file_size, read_outside_text, table_of
 from library.config.problems import ConfigError, Problem, together
 from library.families.shared import hub
 from library.files import write_atomic
@@ -40,7 +40,7 @@ FILES = (
 )
 
 
-def kind(name: str) -> str:
+def tokenizer_kind(name: str) -> str:
     """The algorithm behind a tokenizer id: "Unigram" for T5, "chat BPE" for Qwen, "instruct BPE" for Mistral, "BPE" for
     CLIP."""
     if "qwen" in name.lower():
@@ -50,7 +50,7 @@ def kind(name: str) -> str:
     return "Unigram" if "t5" in name.lower() else "BPE"
 
 
-def holds(folder: Path, wanted: str) -> bool:
+def has_tokenizer(folder: Path, wanted: str) -> bool:
     """Whether a folder has a tokenizer of the wanted kind, so that CLIP is never read from a folder made for T5."""
     if wanted != "Unigram" and _marked(folder) != (wanted if wanted in MARKS else ""):
         return False
@@ -65,7 +65,7 @@ def _marked(folder: Path) -> str:
     """The kind of chat tokenizer whose special tokens are in one of the files, else ""."""
     for file in ("tokenizer_config.json", "added_tokens.json", "tokenizer.json"):
         with contextlib.suppress(ConfigError):
-            text = read_text(folder / file, TOKENIZER)
+            text = read_outside_text(folder / file, TOKENIZER)
             if found := next((kind for kind, mark in MARKS.items() if mark in text), ""):
                 return found
     return ""
@@ -82,7 +82,9 @@ def trained_from(model: str | Path | None) -> Iterator[None]:
         _trained_from.reset(before)
 
 
-def places(name: str, model: str | Path | None, subfolder: str, cache_dir: str | Path | None) -> Iterator[Path]:
+def tokenizer_places(
+    name: str, model: str | Path | None, subfolder: str, cache_dir: str | Path | None
+) -> Iterator[Path]:
     """The local folders a tokenizer may be in, in the order of search."""
     for where in (model, _trained_from.get()):
         if where and Path(where).exists():
@@ -107,24 +109,24 @@ def find_tokenizer(
     `model` is the checkpoint's file or folder and `subfolder` the tokenizer's place in a diffusers layout. A download
     is copied to `cache_dir` as well, if given. Raises ConfigError when the tokenizer is not available.
     """
-    looked = list(places(name, model, subfolder, cache_dir))
+    looked = list(tokenizer_places(name, model, subfolder, cache_dir))
     for folder in looked:
-        if holds(folder, kind(name)):
+        if has_tokenizer(folder, tokenizer_kind(name)):
             return folder
-    folder = cached(name) or download(name, token, looked)
-    return keep(folder, Path(cache_dir) / name.replace("/", "_")) if cache_dir else folder
+    folder = cached(name) or download_tokenizer(name, token, looked)
+    return copy_tokenizer(folder, Path(cache_dir) / name.replace("/", "_")) if cache_dir else folder
 
 
 def tokenizer_of_option(folder: str, name: str, option: str) -> Path:
     """The folder of a tokenizer that an option names. Raises ConfigError when it has none of this kind."""
-    if not holds(Path(folder), kind(name)):
+    if not has_tokenizer(Path(folder), tokenizer_kind(name)):
         raise ConfigError(
             Problem(
                 option,
                 ": {folder} does not hold the tokenizer {name}: copy its files there ({stored})",
                 folder=folder,
                 name=name,
-                stored=together(STORED[kind(name)][0]),
+                stored=together(STORED[tokenizer_kind(name)][0]),
             )
         )
     return Path(folder)
@@ -134,16 +136,16 @@ def cached(name: str) -> Path | None:
     """The tokenizer's folder in the hub's cache, if it is there; never goes online."""
     for file in ("tokenizer.json", "merges.txt", "spiece.model"):
         path = huggingface_hub.try_to_load_from_cache(name, file)
-        if isinstance(path, str) and holds(Path(path).parent, kind(name)):
+        if isinstance(path, str) and has_tokenizer(Path(path).parent, tokenizer_kind(name)):
             return Path(path).parent
     return None
 
 
-def download(name: str, token: str | None, looked: list[Path]) -> Path:
+def download_tokenizer(name: str, token: str | None, looked: list[Path]) -> Path:
     """Fetch a tokenizer's few small files from the hub into the hub's own cache."""
     token = token or os.environ.get("HF_TOKEN")
     try:
-        hub.listed(name, token)  # fails faster without a network
+        hub.list_repository(name, token)  # fails faster without a network
         folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=list(FILES), token=token))
     except Exception as e:  # errors of several network libraries, with the same advice
         reason = str(e).strip().splitlines() or [type(e).__name__]
@@ -156,17 +158,17 @@ def download(name: str, token: str | None, looked: list[Path]) -> Path:
             name=name,
             places_tried=places_tried,
             reason=reason[0],
-            stored=together(STORED[kind(name)][0]),
+            stored=together(STORED[tokenizer_kind(name)][0]),
             where=where,
         ) from e
-    if not holds(folder, kind(name)):
+    if not has_tokenizer(folder, tokenizer_kind(name)):
         raise ConfigError(
-            "the repository {name} has no tokenizer of the expected kind ({kind})", name=name, kind=kind(name)
+            "the repository {name} has no tokenizer of the expected kind ({kind})", name=name, kind=tokenizer_kind(name)
         )
     return folder
 
 
-def keep(folder: Path, target: Path) -> Path:
+def copy_tokenizer(folder: Path, target: Path) -> Path:
     """Copy a tokenizer's files to --tokenizer_cache_dir."""
     for file in FILES:
         if (folder / file).is_file():
@@ -197,10 +199,10 @@ def load_tokenizer(folder: Path, name: str) -> Any:
     """Load a tokenizer from its folder, without pickle and without a network."""
     from library.families.shared.tokenizer_classes import BY_KIND
 
-    reader = BY_KIND[kind(name)]
+    reader = BY_KIND[tokenizer_kind(name)]
     for file in FILES:
         if (folder / file).exists():
-            check_size(folder / file, TOKENIZER)  # before parsers without limits open it
+            check_file_size(folder / file, TOKENIZER)  # before parsers without limits open it
     try:
         return reader.from_pretrained(str(folder), local_files_only=True, model_max_length=LONGEST)
     except Exception as e:

@@ -52,7 +52,9 @@ def expect(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
     model.load_state_dict({name: torch.empty(shape, device="meta") for name, shape in shapes.items()}, strict=True)
 
 
-def fill(model: nn.Module, sources: Mapping[str, Source], kind: Kind, placement: WeightPlacement | None) -> nn.Module:
+def fill_weights(
+    model: nn.Module, sources: Mapping[str, Source], kind: Kind, placement: WeightPlacement | None
+) -> nn.Module:
     """Load the weights of a model on the meta device, each in the dtype of `kind`; all must be present.
 
     Without a placement they stay on the host, where those that keep their dtype are memory-mapped. With one they are

@@ -75,7 +75,7 @@ class FinalLayer(nn.Module):
         return self.linear(normed.to(x.dtype))
 
 
-def rotated(x: Tensor, pe: Tensor) -> Tensor:
+def rotate_pairs(x: Tensor, pe: Tensor) -> Tensor:
     """Rotary embedding: rotate adjacent pairs of channels by the angles of their position.
 
     x [B, H, S, D], pe [2, S, D / 2] or [2, B, 1, S, D / 2] (cosines, sines); all in float32.

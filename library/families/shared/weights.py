@@ -79,10 +79,10 @@ def header(path: str | Path) -> dict[str, tuple[int, ...]]:
 
     Raises ConfigError when the file is missing, is not a safetensors file or is truncated.
     """
-    return {name.replace(COMPILED, ""): tuple(about["shape"]) for name, about in entries(path).items()}
+    return {name.replace(COMPILED, ""): tuple(about["shape"]) for name, about in header_entries(path).items()}
 
 
-def entries(path: str | Path) -> dict[str, JsonObject]:
+def header_entries(path: str | Path) -> dict[str, JsonObject]:
     """The raw header of a .safetensors file: dtype, shape and data_offsets by tensor name."""
     path = Path(path)
     if not path.is_file():
@@ -171,7 +171,7 @@ class TensorFile:
     """
 
     def __init__(self, path: Path, mmap: bool) -> None:
-        self.path, self.entries = path, entries(path)  # first, for its clear errors
+        self.path, self.entries = path, header_entries(path)  # first, for its clear errors
         self._file = path.open("rb")
         self._data = 8 + int.from_bytes(self._file.read(8), "little")
         try:
@@ -263,11 +263,11 @@ class Weights(Mapping):
 def _opened(path: Path, mmap: bool) -> TensorFile | dict[str, Any]:
     """A safetensors file as a lazy reader, or a dict of tensors for formats without lazy reading."""
     if not _shapes_only.get():
-        file_identity.note(path)
+        file_identity.note_files(path)
     if path.suffix.lower() in PICKLED:
         return _unpickled(path)
     if _shapes_only.get():
-        return {name: _without_numbers(about) for name, about in entries(path).items()}
+        return {name: _without_numbers(about) for name, about in header_entries(path).items()}
     return TensorFile(path, mmap)
 
 
@@ -356,7 +356,7 @@ def assign(model: Any, tensors: JsonMapping) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def cast(tensor: Any, dtype: Any) -> Any:
+def cast_floating(tensor: Any, dtype: Any) -> Any:
     """A tensor in another floating dtype; unchanged for integers, or when `dtype` is None."""
     return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 

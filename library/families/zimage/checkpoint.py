@@ -16,7 +16,7 @@ from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, whole_model
 from library.families.zimage import keys, text_encoder
 from library.families.zimage.facts import FACTS, TRANSFORMER
-from library.families.zimage.model import ZImage, ZImageShape, counts
+from library.families.zimage.model import ZImage, ZImageShape, count_zimage_blocks
 from library.families.zimage.options import OTHERS
 
 PARTS = {
@@ -33,7 +33,9 @@ PARTS = {
         (language_model.QWEN3_MARK,),
         expected_tensors.language_model,
     ),
-    "vae": Part("vae", OTHERS["vae"], ("vae", "ae.safetensors"), (autoencoder.MARKER,), expected_tensors.autoencoder),
+    "vae": Part(
+        "vae", OTHERS["vae"], ("vae", "ae.safetensors"), (autoencoder.MARKER,), expected_tensors.autoencoder_tensors
+    ),
 }
 WORDS = {"denoiser": TRANSFORMER, "text_encoder": language_model.QWEN3, "vae": "a VAE"}
 FILES = PartFiles(PARTS, FACTS, WORDS, "Z-Image or Z-Image Turbo")
@@ -42,7 +44,7 @@ DENOISER = DenoiserFile(
     "Z-Image",
     lambda shapes: ZImage(ZImageShape.of(shapes)),
     lambda name: "layers." in name or "_refiner." in name,
-    keys.sources,
+    keys.zimage_sources,
 )
 TURBO_SHIFT = 3.0  # of the scheduler in Turbo's folder; that of the base model has another
 
@@ -51,12 +53,12 @@ def find_zimage_problems(config: RunConfig) -> Iterator[Problem]:
     """Problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        yield from another(path, config)
-        yield from config.compile.beyond(counts(shapes))
+        yield from other_release_problems(path, config)
+        yield from config.compile.beyond(count_zimage_blocks(shapes))
 
     yield from FILES.fitting(
         config,
-        plain_shapes,
+        zimage_shapes,
         of_denoiser,
         lambda own: {
             "text_encoder": (language_model.EMBEDDING, own.get("cap_embedder.1.weight", (0, 0))[1]),
@@ -65,7 +67,7 @@ def find_zimage_problems(config: RunConfig) -> Iterator[Problem]:
     )
 
 
-def another(path: Path, config: Any) -> Iterator[Problem]:
+def other_release_problems(path: Path, config: Any) -> Iterator[Problem]:
     """Turbo has the same header; where nobody has said which one a file is, its name or folder may contradict."""
     if not config.model.model_version and calls_itself_turbo(path):
         yield Problem(
@@ -86,11 +88,13 @@ def calls_itself_turbo(path: Path) -> bool:
     return whole is not None and table_of(whole / "scheduler" / "scheduler_config.json").get("shift") == TURBO_SHIFT
 
 
-def plain_shapes(entries: Entries, part: str) -> Shapes:
+def zimage_shapes(entries: Entries, part: str) -> Shapes:
     """Shapes by the network's own keys."""
     if part == "denoiser":
         return DENOISER.plain_shapes(entries)
-    known = language_model.plain_names(entries) if part == "text_encoder" else autoencoder.plain_vae_names(entries)
+    known = (
+        language_model.plain_language_names(entries) if part == "text_encoder" else autoencoder.plain_vae_names(entries)
+    )
     return {plain: tuple(entries[name]["shape"]) for plain, name in known.items()}
 
 
@@ -99,7 +103,7 @@ def load_vae(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     return autoencoder.load_autoencoder(path, dtype, autoencoder.FLUX, mmap)
 
 
-def load_text_encoder(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
+def load_zimage_encoder(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     """Read Qwen3 without the layer that is not needed."""
     return language_model.load_qwen3(path, dtype, mmap, lambda _layers: text_encoder.SKIPPED)
 
@@ -107,12 +111,12 @@ def load_text_encoder(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
 CHECKPOINT = Checkpoint(
     FILES,
     find_zimage_problems,
-    plain_shapes,
+    zimage_shapes,
     DENOISER.open,
-    {"vae": load_vae, "text_encoder": load_text_encoder},
+    {"vae": load_vae, "text_encoder": load_zimage_encoder},
     tokenizers.QWEN3,
     text_encoder.encode_zimage_captions,
-    text_encoder.longest,
+    text_encoder.longest_zimage_caption,
     most=text_encoder.LONGEST,
     around=8,
 )

@@ -2,7 +2,7 @@
 
 import re
 
-from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds
+from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, has_tensor
 
 TRANSFORMER = "a Z-Image transformer"
 MODULATION = re.compile(r"^layers\.\d+\.adaLN_modulation\.0\.weight$")
@@ -64,7 +64,7 @@ FACTS = FamilyFacts(
         zimage_hub_model("Z-Image Turbo", "z_image_turbo", 12_309_866_400, "turbo"),
     ),
     part_options={
-        "text_encoder": holds("model.embed_tokens.weight", 151936, 2560),
-        "vae": holds("decoder.conv_in.weight", 512, 16, 3, 3),
+        "text_encoder": has_tensor("model.embed_tokens.weight", 151936, 2560),
+        "vae": has_tensor("decoder.conv_in.weight", 512, 16, 3, 3),
     },
 )

@@ -93,7 +93,7 @@ class ZImageFamily(OneEncoderFamily):
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:
         """The denoiser under the keys of the original's single file, which ComfyUI has as well, without prefix."""
-        return keys.to_single(super().export(components))
+        return keys.zimage_to_single(super().export(components))
 
     # ---- a training step
 

@@ -14,7 +14,7 @@ FUSED, PIECES = "attention.qkv", ("to_q", "to_k", "to_v")
 UNUSED = ("norm_final.weight",)  # in some files, and read by nobody
 
 
-def canonical(path: str) -> str:
+def canonical_zimage_path(path: str) -> str:
     """A path of either tree -> ours; that of the fused matrix stays as it is."""
     first, _, rest = path.partition(".")
     if first in OUTSIDE:
@@ -26,14 +26,14 @@ def canonical(path: str) -> str:
     return path
 
 
-def apart(path: str) -> tuple[str, ...]:
+def split_path(path: str) -> tuple[str, ...]:
     """A path as `canonical` gives it -> our layers that it is, in the order of its rows."""
     if not path.endswith(f".{FUSED}"):
         return (path,)
     return tuple(path.replace(FUSED, f"attention.{piece}") for piece in PIECES)
 
 
-def sources(names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
+def zimage_sources(names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
     """Plain keys of a file in either layout -> {our key: key in the file, which of its row pieces, of how many}."""
     found = {}
     for name in names:
@@ -43,12 +43,12 @@ def sources(names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
         if not path:  # the tokens of padding
             found[name] = (name, 0, 1)
             continue
-        pieces = apart(canonical(path))
+        pieces = split_path(canonical_zimage_path(path))
         found |= {f"{piece}.{ending}": (name, number, len(pieces)) for number, piece in enumerate(pieces)}
     return found
 
 
-def to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def zimage_to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our tensors -> those of the single file, with query, key and value as one matrix."""
     back = {new: old for old, new in INSIDE.items()}
     out: dict[str, Tensor] = {}

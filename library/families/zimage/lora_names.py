@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from library.families.shared.lora_names import LoraNames, Shapes, SharedForm, WeightSlice, matrices
-from library.families.shared.tensor_names import prefix_of
+from library.families.shared.tensor_names import denoiser_prefix
 from library.families.zimage import keys
 from library.families.zimage.facts import TRANSFORMER
 
@@ -35,25 +35,25 @@ class ZImageLoraNames(LoraNames):
 
     def canonical(self, path: str) -> tuple[str, int, int]:
         """A path of the original tree or ours -> ours, but for the fused matrix."""
-        return keys.canonical(path), 0, 1
+        return keys.canonical_zimage_path(path), 0, 1
 
     def apart(self, path: str) -> tuple[str, ...]:
         """Query, key and value of the fused matrix."""
-        return keys.apart(path)
+        return keys.split_path(path)
 
     def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
         """The file is the transformer alone, in either layout."""
         if part != "denoiser":
             return None
-        prefix = prefix_of(shapes)
+        prefix = denoiser_prefix(shapes)
         plain = (name.removeprefix(prefix) for name in shapes if name.startswith(prefix))
-        name, piece, pieces = keys.sources(plain).get(f"{path}.weight", (f"{path}.weight", 0, 1))
+        name, piece, pieces = keys.zimage_sources(plain).get(f"{path}.weight", (f"{path}.weight", 0, 1))
         return WeightSlice(f"{prefix}{name}", piece, pieces)
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
         """Attention and MLP of the blocks that see text and image; refiners and modulation are left as they are."""
-        for path in matrices(shapes, prefix_of(shapes)):
-            for own in keys.apart(keys.canonical(path)):
+        for path in matrices(shapes, denoiser_prefix(shapes)):
+            for own in keys.split_path(keys.canonical_zimage_path(path)):
                 if re.match(r"layers\.\d+\.(attention|feed_forward)\.", own):
                     yield "denoiser", own
 

@@ -22,7 +22,7 @@ from library.families.shared.transformer import (
     finite,
     projections,
     rope,
-    rotated,
+    rotate_pairs,
     sdpa,
     sinusoids,
 )
@@ -59,7 +59,10 @@ class ZImageShape:
             head=tuple(shapes["layers.0.attention.norm_q.weight"])[0],
             mlp=tuple(shapes["layers.0.feed_forward.w1.weight"])[0],
             time=(middle, last),
-            **{name: number for (_, name), number in zip(CONTAINERS.values(), counts(shapes).values(), strict=True)},
+            **{
+                name: number
+                for (_, name), number in zip(CONTAINERS.values(), count_zimage_blocks(shapes).values(), strict=True)
+            },
         )
 
     @property
@@ -78,7 +81,7 @@ CONTAINERS = {
 }
 
 
-def counts(names: Iterable[str]) -> dict[str, int]:
+def count_zimage_blocks(names: Iterable[str]) -> dict[str, int]:
     """How many blocks of each class a transformer has, from its keys."""
     names = list(names)
     return {
@@ -102,7 +105,7 @@ class ZImageAttention(nn.Module):
             output.unflatten(-1, (-1, self.norm_q.weight.shape[0])).transpose(1, 2)
             for output in projections(x, self.to_q, self.to_k, self.to_v)
         )
-        return rotated(self.norm_q(q), pe).to(v.dtype), rotated(self.norm_k(k), pe).to(v.dtype), v
+        return rotate_pairs(self.norm_q(q), pe).to(v.dtype), rotate_pairs(self.norm_k(k), pe).to(v.dtype), v
 
 
 class ZImageMLP(nn.Module):

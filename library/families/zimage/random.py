@@ -64,7 +64,7 @@ def model_sizes(_config: RunConfig, full: bool) -> ZImageSizes:
     return FULL if full else TINY
 
 
-def shape(sizes: ZImageSizes) -> ZImageShape:
+def zimage_shape(sizes: ZImageSizes) -> ZImageShape:
     """The denoiser's own sizes."""
     return ZImageShape(
         in_channels=4 * sizes.channels,
@@ -82,9 +82,9 @@ def shape(sizes: ZImageSizes) -> ZImageShape:
 def make_networks(sizes: ZImageSizes = TINY, words: int = WORDS, skipped: int = text_encoder.SKIPPED) -> RandomNetworks:
     """The networks of these sizes, for a tokenizer with so many words."""
     return RandomNetworks(
-        lambda: random_networks.build_on_meta(lambda: ZImage(shape(sizes))),
+        lambda: random_networks.build_on_meta(lambda: ZImage(zimage_shape(sizes))),
         {"text_encoder": lambda: language_model.empty_qwen3(skipped, **sizes.text_settings(words))},
-        lambda: random_networks.autoencoder(sizes.vae_widths, sizes.channels, autoencoder.FLUX[0], False),
+        lambda: random_networks.random_autoencoder(sizes.vae_widths, sizes.channels, autoencoder.FLUX[0], False),
         sizes.resolutions,
     )
 
@@ -115,11 +115,15 @@ def write_random_model(
     parts = {
         "zimage": ("z_image_tiny", made.denoiser().state_dict(), _single),
         "text_encoder": ("qwen_3_tiny", text, prefixed("model.")),
-        "vae": ("ae", made.vae().state_dict(), lambda tensors: autoencoder.to_single(enlarge_encoder_output(tensors))),
+        "vae": (
+            "ae",
+            made.vae().state_dict(),
+            lambda tensors: autoencoder.vae_to_single(enlarge_encoder_output(tensors)),
+        ),
     }
     return places | random_networks.write_files(folder, parts, seed, dtype)
 
 
 def _single(tensors: Tensors) -> Tensors:
     tensors["cap_embedder.0.weight"] += 1  # a norm, which its name does not say
-    return keys.to_single(tensors)
+    return keys.zimage_to_single(tensors)

@@ -8,7 +8,7 @@ from torch import Tensor
 from library.families.base import SampleRequest
 from library.families.shared import autoencoder
 from library.families.shared.packing import pack_channels_last, unpack_channels_last
-from library.families.shared.sampler import FlowSampler, generator_of
+from library.families.shared.sampler import FlowSampler, sample_generator
 from library.objectives import flow
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class ZImageSampler(FlowSampler):
         device = model.x_pad_token.device
         height, width = self.grid(request)
         text = self.text(request, device)
-        noise = torch.randn(1, model.sizes.in_channels // 4, 2 * height, 2 * width, generator=generator_of(request))
+        noise = torch.randn(1, model.sizes.in_channels // 4, 2 * height, 2 * width, generator=sample_generator(request))
         tokens = pack_channels_last(noise).to(device)
 
         def velocity(tokens: Tensor, sigma: float) -> Tensor:

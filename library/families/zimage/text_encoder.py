@@ -20,9 +20,9 @@ def zimage_token_ids(tokenizer: Any, captions: Collection[str]) -> list[list[int
     return tokenizer(texts, max_length=LONGEST, truncation=True).input_ids if texts else []
 
 
-def longest(tokenizer: Any, captions: Collection[str]) -> int:
+def longest_zimage_caption(tokenizer: Any, captions: Collection[str]) -> int:
     """The most tokens that the denoiser reads of one of these captions, as a multiple of STEP."""
-    return language_model.rounded(zimage_token_ids(tokenizer, captions), STEP)
+    return language_model.padded_length(zimage_token_ids(tokenizer, captions), STEP)
 
 
 def encode_zimage_captions(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor, Tensor]:

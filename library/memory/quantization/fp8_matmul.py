@@ -49,13 +49,13 @@ def quantize_fp8_(layer: nn.Linear, device: torch.device, storage: torch.device)
         number = max(1, ROUNDED_AT_ONCE // layer.in_features)
         for first in range(0, layer.out_features, number):
             some = slice(first, first + number)
-            quantized[some], scale[some, None] = rounded(weight[some].to(device))
+            quantized[some], scale[some, None] = quantize_rows_fp8(weight[some].to(device))
         layer.weight.data = quantized
     layer.register_buffer("weight_scale", scale, persistent=False)
     layer.__class__ = with_forward(type(layer), _forward_fp8)
 
 
-def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_rows_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
     """[..., n] -> the same in 8 bits, and the float32 scale of each row [..., 1] that brings it back."""
     scale = rows.abs().amax(-1, keepdim=True).float().clamp(min=TINY) / LARGEST
     return (rows.float() / scale).clamp(-LARGEST, LARGEST).to(FP8), scale
@@ -83,13 +83,13 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
         ctx.save_for_backward(weight, scale)
-        quantized, rows = rounded(x)
+        quantized, rows = quantize_rows_fp8(x)
         return _multiplied(quantized, weight.t(), rows, scale[None])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         weight, scale = ctx.saved_tensors
-        quantized, rows = rounded(gradients[0].float() * scale)
+        quantized, rows = quantize_rows_fp8(gradients[0].float() * scale)
         # The hardware sums along rows that lie in one piece, here those of the transposed weight.
         transposed = weight.t().contiguous().t()
         return (

@@ -32,7 +32,7 @@ def storage_type(config: RunConfig) -> torch.dtype:
     """
     precision = config.precision
     whole_in_half = precision.full_bf16 or precision.full_fp16
-    if config.adapters or whole_in_half or families.facts(config.family).trained_in_compute_dtype:
+    if config.adapters or whole_in_half or families.facts_of(config.family).trained_in_compute_dtype:
         return compute_type(config)
     return torch.float32
 

@@ -50,7 +50,7 @@ class Toy:
     def problems(self) -> Iterator[Any]:
         """Whether the file is a toy, and its tokenizer is there."""
         name = self.config.model.pretrained_model_name_or_path
-        if problem := hub.missing(f"--{OPTION}", name, "a toy checkpoint"):
+        if problem := hub.missing_model(f"--{OPTION}", name, "a toy checkpoint"):
             yield problem
             return
         facts, words = recognition.family_and_description(weights.header(name))
@@ -72,7 +72,7 @@ class Toy:
         file = weights.open_weights(path, not self.config.model.disable_mmap_load_safetensors)
         kinds = {"denoiser": dtype, "vae": frozen or dtype, "clip_l": frozen or dtype}
         found = {
-            part: {short: weights.cast(file[name], kinds[part]) for short, name in names.items()}
+            part: {short: weights.cast_floating(file[name], kinds[part]) for short, name in names.items()}
             for part, names in split({name: name for name in file}).items()
         }
         if not found["denoiser"]:
@@ -136,7 +136,7 @@ class Toy:
         named = {
             "denoiser": components.denoiser.state_dict(),
             "vae": components.vae.state_dict() if components.vae is not None else {},
-            "clip_l": clip.tensors_of(components.encoders["clip_l"]),
+            "clip_l": clip.clip_tensors(components.encoders["clip_l"]),
         }
         return {PREFIXES[part] + n.replace("_orig_mod.", ""): t for part, own in named.items() for n, t in own.items()}
 
@@ -160,7 +160,7 @@ class Toy:
 
     def adapter_name(self, part: str, path: str) -> str:
         """("denoiser", "blocks.0.qkv") -> "lora_unet_blocks_0_qkv"."""
-        prefix, path = ("lora_unet", path) if part == "denoiser" else ("lora_te1", clip.canonical(path))
+        prefix, path = ("lora_unet", path) if part == "denoiser" else ("lora_te1", clip.canonical_clip_path(path))
         return f"{prefix}_{path.replace('.', '_')}"
 
 

@@ -40,7 +40,7 @@ def make_networks(sizes: ToySizes = TINY, words: int = CLIP_WORDS) -> RandomNetw
     return RandomNetworks(
         lambda: random_networks.build_on_meta(lambda: ToyDenoiser(sizes.width, sizes.blocks)),
         {"clip_l": lambda: random_networks.clip_encoder(64, 2, words)},
-        lambda: random_networks.autoencoder((32, 32, 32, 32), 4, SCALE, quant_convs=True),
+        lambda: random_networks.random_autoencoder((32, 32, 32, 32), 4, SCALE, quant_convs=True),
         sizes.resolutions,
     )
 
@@ -60,7 +60,7 @@ def write_random_model(folder: Path, seed: int = 0) -> dict[str, Path]:
     networks = {"denoiser": made.denoiser(), "vae": made.vae(), "clip_l": made.encoders["clip_l"]()}
     tensors = {}
     for i, (part, network) in enumerate(networks.items()):
-        named = clip.tensors_of(network) if part == "clip_l" else network.state_dict()
+        named = clip.clip_tensors(network) if part == "clip_l" else network.state_dict()
         shapes = [(name, tuple(tensor.shape)) for name, tensor in named.items()]
         own = random_networks.random_weights(shapes, seed * 10 + i, torch.float32)
         tensors |= {PREFIXES[part] + name: tensor for name, tensor in own.items()}
