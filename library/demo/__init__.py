@@ -19,8 +19,8 @@ from library.config.run_config import RunConfig
 from library.demo import summary
 from library.demo.configs import toml_name
 from library.demo.files import Demo, prepare_demo
+from library.jobs.work import join_work
 from library.runs import foreground, gpu_slots, reader
-from library.runs.job_work import join_work
 from library.runs.launcher import starting
 
 VARIANTS = tuple(name for known in families.all_families() for name in known.demo_variants)

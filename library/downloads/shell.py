@@ -11,7 +11,7 @@ from library.downloads import finding, hub
 from library.downloads.hub_files import default_folder
 from library.families.facts import HubModel
 from library.files import need_space
-from library.runs.job_work import join_work
+from library.jobs.work import join_work
 
 DONE = 0
 GB = 1e9

@@ -93,9 +93,8 @@ def attach_method(components: ModelComponents, family: Family, config: RunConfig
         unmatched = lora.merge_base_weights(components, family, tensors, multiplier)
         lora.report_unmatched("base_weights", path, unmatched, len(lora.by_name(tensors)))
     is_ours = config.network.module.startswith("networks.")
-    return (
-        lora.attach_lora(components, family, config) if is_ours else lycoris.attach_lycoris(components, family, config)
-    )
+    attach = lora.attach_lora if is_ours else lycoris.attach_lycoris
+    return attach(components, family, config)
 
 
 def reads_encoders(config: RunConfig) -> bool:
