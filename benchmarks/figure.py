@@ -92,25 +92,27 @@ def figure(one: Measured) -> str:
         y += 26
         theirs = next((row for row in rows if row["trainer"] != "here"), None)
         for row in rows:
-            parts.append(_bar(row, y, row["s_it"] / longest, theirs))
+            parts.append(_bar_svg(row, y, row["s_it"] / longest, theirs))
             y += LINE
         y += 10
-    below = _wrapped(_reading(one, shown))
+    below = _wrapped(_how_to_read(one, shown))
     parts += [f'<text x="0" y="{y + 8 + 16 * at}" class="quiet">{escape(text)}</text>' for at, text in enumerate(below)]
     high = y + 16 * len(below) + 4
-    about = "; ".join(f"{TITLES[r['family']]}, batch {r['batch']}, {_name(r)}: {r['s_it']:.3g} s" for r in shown)
+    about = "; ".join(
+        f"{TITLES[r['family']]}, batch {r['batch']}, {_trainer_name(r)}: {r['s_it']:.3g} s" for r in shown
+    )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 0 {WIDE + 24} {high}" width="{WIDE + 24}" '
         f'height="{high}" role="img" aria-labelledby="title desc">'
         f'<title id="title">Seconds per training step beside sd-scripts, on one {escape(one["machine"]["gpu"])}</title>'
-        f'<desc id="desc">{escape(about)}.</desc><style>{_style()}</style>'
+        f'<desc id="desc">{escape(about)}.</desc><style>{_figure_style()}</style>'
         f'<rect x="-12" width="{WIDE + 24}" height="{high}" class="ground"/>'
         f'<text x="0" y="26" class="head">Seconds per training step (shorter is better)</text>'
         f"{''.join(parts)}</svg>\n"
     )
 
 
-def _bar(row: Measured, y: int, share: float, theirs: Measured | None = None) -> str:
+def _bar_svg(row: Measured, y: int, share: float, theirs: Measured | None = None) -> str:
     """One row: its name and figures above its bar, and behind the bar how many times as fast it is as `theirs`."""
     kind, long = "theirs" if row["trainer"] == "sd-scripts" else "ours", max(2, round(share * WIDE))
     busy = row.get("gpu_busy_s")
@@ -121,7 +123,7 @@ def _bar(row: Measured, y: int, share: float, theirs: Measured | None = None) ->
         gain = f'<text x="{long + 8}" y="{y + 29}" class="quiet">{factors(theirs, row)}</text>'
     outline = f'<rect x="0" y="{y + 19}" width="{long}" height="{BAR}" rx="2" class="{kind} open"/>' if busy else ""
     return (
-        f'<text x="0" y="{y + 13}">{escape(_name(row))}</text>'
+        f'<text x="0" y="{y + 13}">{escape(_trainer_name(row))}</text>'
         f'<text x="{WIDE}" y="{y + 13}" class="value">{told}</text>{outline}'
         f'<rect x="0" y="{y + 19}" width="{filled}" height="{BAR}" rx="2" class="{kind}"/>{gain}'
     )
@@ -145,7 +147,7 @@ def speedups(theirs: Measured, ours: Measured) -> tuple[float, float | None]:
     return theirs["s_it"] / ours["s_it"], busy[0] / busy[1] if busy[0] and busy[1] else None
 
 
-def _name(row: Measured) -> str:
+def _trainer_name(row: Measured) -> str:
     return f"{'sd-scripts' if row['trainer'] == 'sd-scripts' else 'here'}: {row['how']}"
 
 
@@ -155,7 +157,7 @@ def machine_line(known: Measured) -> str:
     return f"{known['gpu']}, {processor}, torch {known['torch']}"
 
 
-def _reading(one: Measured, shown: list[Measured]) -> str:
+def _how_to_read(one: Measured, shown: list[Measured]) -> str:
     """How the bars are read."""
     busy = "The filled part of a bar is the time in which the GPU was busy."
     if not all(row.get("gpu_busy_s") for row in shown):
@@ -177,7 +179,7 @@ def _wrapped(text: str, most: int = 74) -> list[str]:
     return lines
 
 
-def _style() -> str:
+def _figure_style() -> str:
     def colours(of: dict[str, str]) -> str:
         return (
             f".ground{{fill:{of['ground']}}}text{{fill:{of['ink']}}}.quiet{{fill:{of['quiet']}}}"

@@ -54,7 +54,7 @@ def write_atomic(path: str | Path, content: bytes | str | Callable[[Path], objec
     try:
         with clear_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _fill(temporary, content)
+            _write_content(temporary, content)
             _replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -189,7 +189,7 @@ def clear_errors(path: str | Path) -> Iterator[None]:
         raise
 
 
-def _fill(temporary: Path, content: bytes | str | Callable[[Path], object]) -> None:
+def _write_content(temporary: Path, content: bytes | str | Callable[[Path], object]) -> None:
     if callable(content):
         content(temporary)
         _sync(temporary)

@@ -89,7 +89,7 @@ def loading_failure(module: str) -> str:
     What was tried before counts until the package is another. What never was is taken to load if it is just what pip
     has put there; else, and where it failed some time ago, it is tried, in a process of its own.
     """
-    known = _known().get(module, {})
+    known = _remembered_packages().get(module, {})
     if known.get("of") == _print(module):
         if not known["error"] or time.time() - known["when"] < AGAIN:
             return known["error"]
@@ -113,24 +113,24 @@ def examine_packages(modules: Iterable[str], patience: float = PATIENCE) -> dict
 
 def remember(module: str, error: str) -> None:
     """Keep what came of really loading a package."""
-    known, now = _known(), _print(module)
+    known, now = _remembered_packages(), _print(module)
     if known.get(module, {}).get("of") == now and known[module]["error"] == error and not error:
         return
     known[module] = {"of": now, "error": error, "when": time.time()}
     with contextlib.suppress(OSError, ConfigError):  # then it is tried again the next time
-        write_atomic(_place(), json.dumps(known, indent=1))
+        write_atomic(_packages_file(), json.dumps(known, indent=1))
 
 
 # ---- what is known
 
 
-def _place() -> Path:
+def _packages_file() -> Path:
     return cache_folder() / "packages.json"
 
 
-def _known() -> dict[str, dict]:
+def _remembered_packages() -> dict[str, dict]:
     with contextlib.suppress(ConfigError, OSError):
-        found = load_json(_place())
+        found = load_json(_packages_file())
         if isinstance(found, dict) and all(
             isinstance(one, dict) and {"of", "error", "when"} <= one.keys() for one in found.values()
         ):
@@ -140,7 +140,7 @@ def _known() -> dict[str, dict]:
 
 def _print(module: str) -> str:
     """Which package this is, of which PyTorch, in which environment: when it changes, what was tried counts no more."""
-    facts = [sys.prefix, _version("torch"), _version(package_name(module)), *map(str, _origin(module))]
+    facts = [sys.prefix, _package_version("torch"), _package_version(package_name(module)), *map(str, _origin(module))]
     return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
@@ -153,7 +153,7 @@ def _origin(module: str) -> tuple[str, int, int]:
     return "", 0, 0
 
 
-def _version(name: str) -> str:
+def _package_version(name: str) -> str:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
     return ""

@@ -37,7 +37,7 @@ def adapter_state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObjec
     known = adapter_kinds.kinds(config.family)
     kind = adapter_kinds.kind_of(config, known)
     shown: JsonObject = {
-        "kinds": [_about(one) for one in known],
+        "kinds": [_kind_for_page(one) for one in known],
         "kind": kind.id if kind else "",
         "about": kind.about if kind else OTHER,
         "fields": [],
@@ -51,9 +51,9 @@ def adapter_state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObjec
     wrong = {one.option: one.about.capitalized() for one in reversed(problems) if one.place == PLACE}
     return {
         **shown,
-        "fields": [_field(option, given, wrong) for option in kind.options],
+        "fields": [_argument_field(option, given, wrong) for option in kind.options],
         "presets": [_preset(kind, preset, given) for preset in kind.presets],
-        "groups": _groups(config, kind, args, counts),
+        "groups": _block_rows(config, kind, args, counts),
     }
 
 
@@ -68,7 +68,7 @@ def find_adapter_field_problems(config: AdapterRun) -> list[Problem]:
     ]
 
 
-def _about(kind: AdapterKind) -> JsonObject:
+def _kind_for_page(kind: AdapterKind) -> JsonObject:
     """What adapter.js has to know of a kind to write it."""
     joint = issubclass(kind.args, LycorisArgs)
     return {
@@ -83,7 +83,7 @@ def _about(kind: AdapterKind) -> JsonObject:
     }
 
 
-def _field(option: Option, given: Mapping[str, str], wrong: Mapping[str, MessageLike]) -> JsonObject:
+def _argument_field(option: Option, given: Mapping[str, str], wrong: Mapping[str, MessageLike]) -> JsonObject:
     """One argument as a field; a switch that says nothing is as its default is."""
     value = given.get(option.name, "")
     if option.type is bool and not wrong.get(option.name):
@@ -102,7 +102,11 @@ def _field(option: Option, given: Mapping[str, str], wrong: Mapping[str, Message
 
 def _block_names(kind: AdapterKind) -> set[str]:
     """The arguments that say which blocks learn."""
-    return {name for name in (*kind.layer_names, *_about(kind)["blocks"]) if "block" in name or name.endswith("weight")}
+    return {
+        name
+        for name in (*kind.layer_names, *_kind_for_page(kind)["blocks"])
+        if "block" in name or name.endswith("weight")
+    }
 
 
 def _preset(kind: AdapterKind, preset: LayerPreset, given: Mapping[str, str]) -> JsonObject:
@@ -120,7 +124,7 @@ def _preset(kind: AdapterKind, preset: LayerPreset, given: Mapping[str, str]) ->
     }
 
 
-def _groups(config: AdapterRun, kind: AdapterKind, args: Any, counts: Sequence[int] | None) -> list[JsonObject]:
+def _block_rows(config: AdapterRun, kind: AdapterKind, args: Any, counts: Sequence[int] | None) -> list[JsonObject]:
     """The picture of the model: its blocks in rows, each with the factor of its learning rate, 0 where none learns.
 
     Blocks that something else leaves out, which a click on them cannot change, are locked.

@@ -38,12 +38,12 @@ class SizeProcess:
                     del self._results[old]
             found = self._results[request]
         if "counts" in found:
-            self._counts[_model(config)] = found["counts"]
+            self._counts[_model_key(config)] = found["counts"]
         return _with_words(found)
 
     def counts(self, config: AdapterRun) -> Sequence[int] | None:
         """Blocks of a config's model by group, where it was counted already."""
-        return self._counts.get(_model(config))
+        return self._counts.get(_model_key(config))
 
     def _counted(self, request: str) -> JsonObject:
         for _ in range(2):  # the one that was started earlier may have ended meanwhile
@@ -68,7 +68,7 @@ class SizeProcess:
         return {"why": FAILED}
 
 
-def _model(config: AdapterRun) -> str:
+def _model_key(config: AdapterRun) -> str:
     return json.dumps([config.script, getattr(config.model, MODEL, None)])
 
 

@@ -299,7 +299,7 @@ def menu(tab: str, families: Mapping[str, str]) -> str:
     for family, members in groupby(preset_files.of_kind(tab, families), key=lambda preset: preset.family):
         made = "".join(
             f'<button type="button" class="preset" data-preset="{preset.id}"><b>{escape(preset.title)}</b>'
-            f"{_lines(start_preset.preset_sentence(preset, gpu))}</button>"
+            f"{_preset_lines(start_preset.preset_sentence(preset, gpu))}</button>"
             for preset in members
         )
         groups += f'<section data-family="{family}"><h4>{escape(families[family])}</h4>{made}</section>'
@@ -310,7 +310,7 @@ def menu(tab: str, families: Mapping[str, str]) -> str:
     )
 
 
-def _lines(text: str) -> str:
+def _preset_lines(text: str) -> str:
     """What a preset sets, and below it what it needs; each piece by itself, as that is how they are translated."""
     made = ""
     for line in text.split("; "):

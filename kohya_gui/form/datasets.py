@@ -69,8 +69,8 @@ def datasets_section(configs: Mapping[str, type]) -> str:
             if option.section in SECTIONS
         }
     )
-    image_dir, repeats, *others = (_field(name) for name in dataset_file.OF_FOLDER)
-    settings = "".join(_field(name) for name in dataset_file.OF_DATASET)
+    image_dir, repeats, *others = (_folder_field_html(name) for name in dataset_file.OF_FOLDER)
+    settings = "".join(_folder_field_html(name) for name in dataset_file.OF_DATASET)
     endings = ",".join(("image/jpeg", "image/png", "image/webp", ".bmp", ".avif", ".txt", ".caption"))
     return (
         f'<div class="card datasets" data-options="{" ".join(watched)}"><div class="head"><h4>Image folders</h4>'
@@ -92,7 +92,7 @@ def datasets_section(configs: Mapping[str, type]) -> str:
     )
 
 
-def _field(name: str) -> str:
+def _folder_field_html(name: str) -> str:
     option, about = KNOWN[name], escape(as_sentence(KNOWN[name].help))
     if option.type is bool:
         field = (
@@ -152,14 +152,14 @@ def _group(table: DatasetTable, dataset: DatasetConfig | None, roots: Sequence[P
                 "texts": one.texts,
                 "shown": shown,
                 "source": source,
-                "images": _images(one.texts.get("image_dir", ""), roots),
+                "images": _count_folder_images(one.texts.get("image_dir", ""), roots),
             }
         )
     shown = dataset_file.inherited(dataset, table.texts) if dataset else {}
     return {"at": table.at, "texts": table.texts, "shown": shown, "rows": rows}
 
 
-def _images(folder: str, roots: Sequence[Path]) -> int | None:
+def _count_folder_images(folder: str, roots: Sequence[Path]) -> int | None:
     """How many images lie in a folder; None where one may not look, or there is none."""
     try:
         return image_folders.count_images(paths.existing_folder(folder, roots))
@@ -213,7 +213,7 @@ def save_datasets(form: SettingsForm, given: Submission, sent: ApiRequest, roots
         kept_file.check_editable(path, OPTION)
         kept_file.check_unchanged(path, sent.text("known"), OPTION)
         before = dataset_file.read_dataset_tables(path)
-    wanted = _tables(sent.fields.get("groups"))
+    wanted = _sent_tables(sent.fields.get("groups"))
     if not any(one.folders for one in wanted):
         raise ConfigError(Problem(OPTION, ": name a folder of images"))
     there = {(one.at, inner.at): inner.texts for one in before for inner in one.folders}
@@ -231,7 +231,7 @@ def save_datasets(form: SettingsForm, given: Submission, sent: ApiRequest, roots
     return {"file": str(path), "known": kept_file.file_state(path), "said": Message("Saved in {path}.", path=path)}
 
 
-def _tables(sent: object) -> list[DatasetTable]:
+def _sent_tables(sent: object) -> list[DatasetTable]:
     """What the page sent, as far as it has the shape of tables."""
     if not isinstance(sent, list) or len(sent) > MOST:
         raise ConfigError(DEEPEST)
@@ -240,12 +240,12 @@ def _tables(sent: object) -> list[DatasetTable]:
         rows = one.get("rows") if isinstance(one, dict) else None
         if not isinstance(rows, list) or len(rows) > MOST or not all(isinstance(row, dict) for row in rows):
             raise ConfigError(DEEPEST)
-        inner = [FolderTable(_texts(row, dataset_file.OF_FOLDER), _place(row)) for row in rows]
-        made.append(DatasetTable(_texts(one, dataset_file.OF_DATASET), inner, _place(one)))
+        inner = [FolderTable(_sent_texts(row, dataset_file.OF_FOLDER), _table_position(row)) for row in rows]
+        made.append(DatasetTable(_sent_texts(one, dataset_file.OF_DATASET), inner, _table_position(one)))
     return made
 
 
-def _texts(sent: JsonObject, names: Sequence[str]) -> dict[str, str]:
+def _sent_texts(sent: JsonObject, names: Sequence[str]) -> dict[str, str]:
     found = sent.get("texts")
     if not isinstance(found, dict) or not all(
         name in names and isinstance(text, str) and text.isprintable() and len(text) <= paths.LONGEST
@@ -255,7 +255,7 @@ def _texts(sent: JsonObject, names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _place(sent: JsonObject) -> int | None:
+def _table_position(sent: JsonObject) -> int | None:
     at = sent.get("at")
     if at is not None and (not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < MOST):
         raise ConfigError(DEEPEST)

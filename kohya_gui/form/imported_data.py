@@ -41,13 +41,13 @@ def write_imported_data(text: str, config: RunConfig, roots: Sequence[Path]) -> 
     No file is overwritten; one that holds the same already is used again.
     """
     try:
-        return _written(text, datasets.dataset_file_place(config, roots))
+        return _write_data_file(text, datasets.dataset_file_place(config, roots))
     except ConfigError:  # such as a folder of another computer
-        return _written(text, datasets.dataset_file_place(config, roots, is_at_home=True))
+        return _write_data_file(text, datasets.dataset_file_place(config, roots, is_at_home=True))
 
 
-def _written(text: str, wanted: Path) -> Path:
-    path = next(one for one in kept_file.numbered_paths(wanted) if not one.exists() or _holds(one, text))
+def _write_data_file(text: str, wanted: Path) -> Path:
+    path = next(one for one in kept_file.numbered_paths(wanted) if not one.exists() or _file_has_text(one, text))
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -55,7 +55,7 @@ def _written(text: str, wanted: Path) -> Path:
     return path
 
 
-def _holds(path: Path, text: str) -> bool:
+def _file_has_text(path: Path, text: str) -> bool:
     try:
         return path.is_file() and read_outside_text(path) == text
     except (ConfigError, OSError):

@@ -44,7 +44,11 @@ def load_into_form(form: SettingsForm, path: Path, given: Submission, roots: Seq
     # Of other programs several tables may have a key, as each tensor of a LoRA has a shape.
     named = [*flatten_sections(source, []), *made.texts]
     filled = json.loads(form.fill(config, start_preset.loaded_as_start(path.name), named))
-    more = {"base": base, "launch": form.shown_launch(importers.read_launch_settings(base)), "prompts": _prompts(made)}
+    more = {
+        "base": base,
+        "launch": form.shown_launch(importers.read_launch_settings(base)),
+        "prompts": _prompt_rows_of(made),
+    }
     return {"message": shown, "fill": json.dumps({**filled, **more})}
 
 
@@ -102,7 +106,7 @@ def _notes(made: Imported, found: list[Problem]) -> list[MessageLike]:
     return notes
 
 
-def _prompts(made: Imported) -> list[dict[str, str]]:
+def _prompt_rows_of(made: Imported) -> list[dict[str, str]]:
     """The sample prompts that a file of another trainer holds, as rows of the prompt form, which writes their file."""
     if PROMPTS not in made.texts:
         return []

@@ -52,33 +52,34 @@ def loaded_html(text: Message, found: Sequence[Problem], places: Places, fix: Fi
     """A config was loaded: what has to be fixed in it, a line each with the button that does it, and then notes."""
     if not found:
         return good(text, notes, undo=True)
-    listed, marks, shown = _lines(found, places, fix)
+    listed, marks, shown = _problem_lines(found, places, fix)
     notes = [_sentence(note) for note in notes]
     more = counted(len(notes), "note")
     rest = "".join(f"<li>{html.escape(str(note))}</li>" for note in notes)
     fold = f"<details><summary>{html.escape(str(more))}</summary><ul>{rest}</ul></details>" if notes else ""
-    title = _title(len(found))
+    title = _problems_title(len(found))
     head = f'<span>{html.escape(str(text))}</span> <b class="title">{html.escape(str(title))}</b>'
     back = ' <button type="button" class="undo">Undo</button>'
-    body = f"<details open><summary>{head}{back}</summary><ul>{listed}</ul>{fold}{_style(marks)}</details>"
+    body = f"<details open><summary>{head}{back}</summary><ul>{listed}</ul>{fold}{_field_marks_style(marks)}</details>"
     return _message("warn", body, [text, title, more, *shown, *notes], alert=True)
 
 
 def problems_html(found: Sequence[Problem], places: Places, fix: Fix = lambda problem: {}) -> str:
     """What must be fixed, a line each. Options that are on the page are named, marked, and reached by a click."""
-    listed, marks, shown = _lines(found, places, fix)
-    title = _title(sum(one.code != OTHER_TAB for one in found))
-    return _box("bad", title, f"<ul>{listed}</ul>{_style(marks)}", shown, alert=True)
+    listed, marks, shown = _problem_lines(found, places, fix)
+    title = _problems_title(sum(one.code != OTHER_TAB for one in found))
+    return _box("bad", title, f"<ul>{listed}</ul>{_field_marks_style(marks)}", shown, alert=True)
 
 
-def _lines(found: Sequence[Problem], places: Places, fix: Fix) -> tuple[str, list[str], list[Message]]:
+def _problem_lines(found: Sequence[Problem], places: Places, fix: Fix) -> tuple[str, list[str], list[Message]]:
     """Problems as lines with their buttons, the elements to mark, and the texts that are shown."""
     listed, marks, shown = "", list[str](), list[Message]()
     for problem in found:
         said, element, text = _placed(problem, places)
         shown.append(text)
         marks += [f"#{element}"] if element else []
-        listed += f"<li>{said}{values_button(fix(problem), problem.code)}{_allow(problem)}{_elsewhere(problem)}</li>"
+        buttons = values_button(fix(problem), problem.code) + _allow_button(problem) + _other_tab_button(problem)
+        listed += f"<li>{said}{buttons}</li>"
     return listed, marks, shown
 
 
@@ -99,12 +100,12 @@ def report_html(
         listed.append(
             f'<li class="{one["verdict"]}"><i aria-hidden="true">{MARKS[one["verdict"]]}</i>'
             f"<b>{html.escape(one['topic'])}</b>"
-            f"<span>{said}{values_button(fix(one), one['code'])}{_allow(problem)}</span></li>"
+            f"<span>{said}{values_button(fix(one), one['code'])}{_allow_button(problem)}</span></li>"
         )
     wrong = [one for one in found["findings"] if one["verdict"] == "bad"]
     failed = bool(found.get("failed"))
-    title = _title(len(wrong)) if wrong else "The check itself failed" if failed else "No problems found"
-    body = f'<ul class="findings">{"".join(listed)}</ul>{_style(marks)}'
+    title = _problems_title(len(wrong)) if wrong else "The check itself failed" if failed else "No problems found"
+    body = f'<ul class="findings">{"".join(listed)}</ul>{_field_marks_style(marks)}'
     body += MODELS if any(problem_from_json(one).option in model_files for one in wrong) else ""
     body += PROBE if not wrong and not failed else ""
     kind = "bad early" if found.get("early") else "bad" if wrong or failed else "good"
@@ -157,7 +158,7 @@ def values_button(values: Mapping[str, bool | str], code: str = "") -> str:
     return f' <button type="button" class="fix" data-fix="{given}"{data(said)}>{shown}</button>'
 
 
-def _allow(problem: Problem) -> str:
+def _allow_button(problem: Problem) -> str:
     """The button that lets the page use the folder, or run the code, that a problem asks about."""
     folder = allowed_folders.asked_folder(problem)
     words = "Allow this code" if folder.startswith(allowed_folders.CODE) else "Allow this folder"
@@ -165,7 +166,7 @@ def _allow(problem: Problem) -> str:
     return f' <button type="button" {given}>{words}</button>' if folder else ""
 
 
-def _elsewhere(problem: Problem) -> str:
+def _other_tab_button(problem: Problem) -> str:
     """The button that loads a config in the tab that it is for."""
     if problem.code != OTHER_TAB:
         return ""
@@ -193,11 +194,11 @@ def _placed(problem: Problem, places: Places) -> tuple[str, str, Message]:
     )
 
 
-def _title(wrong: int) -> Message:
+def _problems_title(wrong: int) -> Message:
     return ngettext("{count} problem to fix", "{count} problems to fix", wrong)
 
 
-def _style(marks: list[str]) -> str:
+def _field_marks_style(marks: list[str]) -> str:
     """Marks the fields that are spoken of, until something is typed into them."""
     chosen = ", ".join(f"{mark}:not(.mended)" for mark in marks)
     return f"<style>{chosen} {{ border-color: var(--bad) !important }}</style>" if marks else ""

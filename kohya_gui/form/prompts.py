@@ -56,7 +56,7 @@ def prompts_section(guided: bool = False) -> str:
         f'<label><span>Sampler</span><select data-prompt="sample_sampler"><option value="">as below</option>{samplers}'
         "</select></label>"
     )
-    numbers += "".join(_image(*image) for image in IMAGES)
+    numbers += "".join(_image_field_html(*image) for image in IMAGES)
     numbers += _file_field(*GUIDE) if guided else ""
     return (
         '<div class="prompts wide"><h4>Sample prompts</h4>'
@@ -74,7 +74,7 @@ def prompts_section(guided: bool = False) -> str:
     )
 
 
-def _image(name: str, label: str, about: str) -> str:
+def _image_field_html(name: str, label: str, about: str) -> str:
     """A field that names an image, for the families that are shown one."""
     taking = [known for known in families.all_families() if name in known.prompt_images]
     shown_with: dict[str, tuple[str, ...]] = {}

@@ -36,13 +36,13 @@ def apply_recipe(made: Any, model: RunConfig, purpose: str, images: int, at_once
             [one.purpose, PURPOSES[one.purpose]] for one in recipe_files.fitting_recipes(model) if one.purpose
         ],
         "meant": MEANT.get(recipe.purpose, ""),
-        "elsewhere": _elsewhere(model),
+        "elsewhere": _models_for_purpose(model),
         "sets": _sets(recipe, with_recipe),
         "advice": proposal.reason if proposal else _advice(recipe),
     }
 
 
-def _elsewhere(model: RunConfig) -> Message | str:
+def _models_for_purpose(model: RunConfig) -> Message | str:
     """Which models of the family are for a purpose that this one cannot have; "" for none."""
     offered = {one.purpose for one in recipe_files.fitting_recipes(model)}
     for one in recipe_files.of_family(model.family)[0]:
@@ -59,10 +59,10 @@ def _elsewhere(model: RunConfig) -> Message | str:
 def _sets(recipe: Recipe, config: RunConfig) -> list[list[str]]:
     """Label and value of the options that a recipe sets, but for the steps, which the advice explains."""
     known, now = options_of(type(config)), option_values(config)
-    return [[known[name].label, _shown(now[name])] for name in recipe.options if name != STEPS]
+    return [[known[name].label, _short_value(now[name])] for name in recipe.options if name != STEPS]
 
 
-def _shown(value: Any) -> str:
+def _short_value(value: Any) -> str:
     """A value in a sentence: 16, 0.0002, the last part of a path."""
     if isinstance(value, tuple):
         return ", ".join(str(one).rpartition("/")[2] for one in value)

@@ -46,13 +46,15 @@ class SeveralValues:
         if name not in options_of(type(first.config)):
             raise ConfigError("{name} is no setting of this form: load the page again", name=name)
         readings = [reading for _, reading, _ in read]
-        _refuse(name, typed, [reading.problems for reading in readings])
+        _refuse_values(name, typed, [reading.problems for reading in readings])
         if why := ineffective_options(first.config).get(name):
             raise ConfigError("{name} has no effect here, whatever its value: {why}", name=name, why=why)
-        if _same(tab, forms, name):
+        if _same_option(tab, forms, name):
             raise ConfigError("two of the values are the same: leave one out")
         reports = isolated.check_all([replace(reading, notes=[]) for reading in readings], given.launch)
-        _refuse(name, typed, [[read_problem(one) for one in isolated.findings_to_fix(report)] for report in reports])
+        _refuse_values(
+            name, typed, [[read_problem(one) for one in isolated.findings_to_fix(report)] for report in reports]
+        )
         if isolated.uncaptioned(reports[0]) and not given.anyway:
             raise ConfigError(
                 "no image has a caption: write some in the Data set tab, or press Add to queue once and say that it "
@@ -70,7 +72,7 @@ class SeveralValues:
         return {"said": Message(text, count=len(added), names=names), "notes": notes}
 
 
-def _refuse(name: str, typed: Sequence[str], found: Sequence[Sequence[Problem]]) -> None:
+def _refuse_values(name: str, typed: Sequence[str], found: Sequence[Sequence[Problem]]) -> None:
     """Raise ConfigError with the problems of each value; those that all of them have are said once."""
     every = {str(problem) for problem in found[0]}.intersection(*({str(one) for one in others} for others in found))
     shared = [problem for problem in found[0] if str(problem) in every]
@@ -105,7 +107,7 @@ def _with(sent: str, name: str, value: str) -> str:
         raise ConfigError("This is not what the form sends: load the page again") from None
 
 
-def _same(tab: Any, forms: list[str], name: str) -> bool:
+def _same_option(tab: Any, forms: list[str], name: str) -> bool:
     """Whether two values are one, written in two ways."""
     read = []
     for form in forms:

@@ -23,12 +23,12 @@ def find_path_problems(
         text = str(given.get(name) or "").strip()
         if not text or option.kind not in ("file", "folder") or name == MODEL:
             continue
-        if problem := _problem(option, text, roots, name == typing):
+        if problem := _find_path_problem(option, text, roots, name == typing):
             found[name] = problem
     return found
 
 
-def _problem(option: Option, text: str, roots: Sequence[Path], is_typed: bool) -> Problem | None:
+def _find_path_problem(option: Option, text: str, roots: Sequence[Path], is_typed: bool) -> Problem | None:
     if problem := paths.foreign_path_problem(text, option.name):
         return problem
     if text.startswith(IN_PLACE) or named_paths.is_hub_id(option, text):

@@ -29,10 +29,12 @@ def load_catalogue(language: str) -> Mapping[str, str]:
     if language not in LANGUAGES or language == "en":
         raise ConfigError("there are no words for {language}", language=language)
     with (FOLDER / f"{language}.po").open("rb") as file:
-        return dict(pair for line in read_po(file) if line.id and line.string for pair in _pairs(line.id, line.string))
+        return dict(
+            pair for line in read_po(file) if line.id and line.string for pair in _template_pairs(line.id, line.string)
+        )
 
 
-def _pairs(english: str | Sequence[str], words: str | Sequence[str]) -> Iterator[tuple[str, str]]:
+def _template_pairs(english: str | Sequence[str], words: str | Sequence[str]) -> Iterator[tuple[str, str]]:
     """English templates and their translations; a language without a plural has one form for all numbers."""
     if isinstance(english, str):
         yield english, str(words)

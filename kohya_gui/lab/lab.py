@@ -197,13 +197,15 @@ def bench_bars(result: JsonMapping) -> JsonObject:
         "heading": report.heading(result),
         "verdict": best.get("sentence", ""),
         "apply": bool(best.get("options")),
-        "groups": [{"title": name, "rows": [_bar(result, bar) for bar in bars]} for name, bars in chart.groups(result)],
+        "groups": [
+            {"title": name, "rows": [_bar_as_json(result, bar) for bar in bars]} for name, bars in chart.groups(result)
+        ],
         "notes": [report.measurement_line(row) for row in failed] + report.noise_warning(result),
         "about": [[name, c["about"]] for name, c in result.get("candidates", {}).items()],
     }
 
 
-def _bar(result: JsonMapping, bar: chart.Bar) -> JsonObject:
+def _bar_as_json(result: JsonMapping, bar: chart.Bar) -> JsonObject:
     row = bar.row
     return {
         "name": bar.name,
@@ -238,7 +240,7 @@ def profile_details(result: JsonMapping) -> JsonObject:
         "heading": [*report.heading(result), where],
         "step": step,
         "kinds": [{"name": name, "share": share} for name, share in result["kinds"].items()],
-        "verdict": [{"text": v["text"], "options": _flags(v["options"])} for v in result["verdict"]],
+        "verdict": [{"text": v["text"], "options": _flags_text(v["options"])} for v in result["verdict"]],
         "operations": [
             [o["name"], o["kind"], f"{o['calls']:g}", f"{o['ms']:.3g}", f"{o['share']:.1%}"]
             for o in result["operations"][:15]
@@ -286,7 +288,7 @@ def advised_options(job: jobs.BackgroundJob, number: int) -> JsonObject:
     return {}
 
 
-def _flags(given: JsonMapping) -> str:
+def _flags_text(given: JsonMapping) -> str:
     return ", ".join(f"{name} = {str(value).lower()}" for name, value in given.items())
 
 

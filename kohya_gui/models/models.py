@@ -111,7 +111,7 @@ class ModelsApi:
         """What the hub says of a repository, or of files in some: sizes, places, and licences to be accepted."""
         folder = self._folder(sent)
         if name := sent.text("repository").strip():
-            wanted = [*hub.repository(_name(name)).files.values()]
+            wanted = [*hub.repository(_repository_name(name)).files.values()]
             if not wanted:
                 raise ConfigError("{name} has no .safetensors file: choose another repository", name=name)
             return {
@@ -208,7 +208,7 @@ def _owner(text: str) -> str:
     return "/".join(text.split("/", 2)[:2])
 
 
-def _name(text: str) -> str:
+def _repository_name(text: str) -> str:
     """The repository that is meant by its name or by the address of its page."""
     found = paths.HUB_PAGE.match(text)
     return found[1] if found else text

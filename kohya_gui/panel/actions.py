@@ -45,7 +45,7 @@ def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
         shown += [("now", "Stop now", "stop")] * (asked in ("", "after_step"))
         shown += [("kill", "Kill", "stop")] * stop.hangs(run)
         if run.state == "running":
-            shown += [("sample", "Sample now", "")] * _samples(resume.run_settings(run).get("sample", {})) + [
+            shown += [("sample", "Sample now", "")] * _has_prompts(resume.run_settings(run).get("sample", {})) + [
                 ("save", "Save now", "")
             ]
     else:
@@ -90,7 +90,7 @@ def _question(run: reader.RecordedRun, how: str) -> MessageLike:
     return Message(lost[what], time=duration_in_words(seconds))
 
 
-def _samples(told: JsonMapping) -> bool:
+def _has_prompts(told: JsonMapping) -> bool:
     """Whether a run has prompts to sample, by what its section of samples says."""
     return told.get("sample_images", True) is not False and bool(
         told.get("sample_prompts") or told.get("sample_from_captions")
@@ -179,7 +179,7 @@ class RunActions:
         """The queue as it stands, for the tab to show."""
         found = queue.read_queue()
         return {
-            "entries": [_entry(entry) for entry in found.entries],
+            "entries": [_entry_as_json(entry) for entry in found.entries],
             "paused": found.paused,
             "halted": found.halted,
             "go_on": found.go_on,
@@ -209,7 +209,7 @@ class RunActions:
 
     def _opened(self, config: RunConfig, how: JsonMapping, name: str) -> JsonObject:
         """A config for the form of its tab; `how` it was launched goes along, and the name of what it is from."""
-        tab = _tab(config)
+        tab = _tab_of_config(config)
         filled = self.forms[tab].fill(config, start_preset.loaded_as_start(name))
         return {"tab": tab, "fill": filled, "launch": {name: str(value) for name, value in how.items()}}
 
@@ -229,14 +229,14 @@ def _run(run_id: str) -> reader.RecordedRun:
         raise ConfigError("This run is not there any more: load the page again.") from None
 
 
-def _tab(config: RunConfig) -> str:
+def _tab_of_config(config: RunConfig) -> str:
     """The tab that a config belongs into."""
     if config.kind != "finetune":
         return config.kind
     return "finetune" if config.data.in_json or config.data.dataset_config else "dreambooth"
 
 
-def _entry(entry: queue.QueueEntry) -> JsonObject:
+def _entry_as_json(entry: queue.QueueEntry) -> JsonObject:
     state, why = queue.state_of(entry)
     shown: JsonObject = {
         "id": entry.id,

@@ -46,9 +46,11 @@ def compile_totals(run: RecordedRun, progress: RunProgress, events: Sequence[Jso
     if not graphs:
         return ""
     known = [event["total"] for event in events if isinstance(event.get("total"), int | float)]
-    seconds = total.get("seconds") or (known[-1] if known else sum(_number(event.get("seconds")) for event in good))
+    seconds = total.get("seconds") or (
+        known[-1] if known else sum(_number_or_zero(event.get("seconds")) for event in good)
+    )
     again = total.get("recompiles") if total else sum(bool(event.get("reason")) for event in good)
-    hits = total.get("cache_hits") if total else sum(_number(event.get("cache_hits")) for event in good)
+    hits = total.get("cache_hits") if total else sum(_number_or_zero(event.get("cache_hits")) for event in good)
     said = [Message("{graphs} in {seconds} s", graphs=counted(graphs, "graph"), seconds=f"{seconds:.0f}")]
     said += [Message("{count} recompiled", count=again)] if again else []
     said += [Message("{hits} from the cache", hits=f"{hits:.0f}")] if hits else []
@@ -62,7 +64,7 @@ def compile_totals(run: RecordedRun, progress: RunProgress, events: Sequence[Jso
     return join_messages(said)
 
 
-def _number(value: JsonValue) -> float:
+def _number_or_zero(value: JsonValue) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
@@ -101,7 +103,7 @@ def compile_line(event: JsonObject) -> MessageLike:
     return line
 
 
-def _size(count: float) -> str:
+def _format_bytes(count: float) -> str:
     return f"{count / 1e3:,.1f} kB" if count < 1e5 else f"{count / 1e6:,.1f} MB"
 
 
@@ -114,7 +116,7 @@ def saved(event: JsonObject) -> str:
     if not isinstance(size, int | float):
         path = Path(name)
         size = path.stat().st_size if path.is_file() else 0
-    line = html.escape(Path(name).name) + (f" <small>({_size(size)})</small>" if size else "")
+    line = html.escape(Path(name).name) + (f" <small>({_format_bytes(size)})</small>" if size else "")
     if "ok" in event:
         mood, mark, words = (
             ("fine", "✓", "loads") if event["ok"] else ("wrong", "✗", event_words(event) or "does not load")

@@ -70,7 +70,7 @@ def run_head_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
     return (
         f'<div class="run {mood}" data-run="{html.escape(run.id)}" data-state="{html.escape(run.state)}">'
         f'<div class="who"><span class="state">{html.escape(str(word))}</span><b>{name}</b><small>{kind}</small></div>'
-        f"{_deleted(run)}{_failure(run)}{_spilled(progress) if run.active else ''}{_bar(run, progress, now)}</div>"
+        f"{_deleted(run)}{_failure(run)}{_spilled(progress) if run.active else ''}{_bar_html(run, progress, now)}</div>"
     )
 
 
@@ -103,7 +103,7 @@ def other_run_html(run: RecordedRun, others: Iterable[RecordedRun]) -> str:
 
 def step_facts_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
     """The numbers of the last step, where its time goes, how busy the machine is, and what happened on the way."""
-    inside = _numbers(run, progress, now) + time_bar(progress.last)
+    inside = _step_numbers_html(run, progress, now) + time_bar(progress.last)
     inside += machine_usage_html(run) if run.active else ""
     inside += history.history_html(run, progress)
     return f'<div class="facts">{inside}</div>' if inside else ""
@@ -135,7 +135,7 @@ def _failure(run: RecordedRun) -> str:
     return f'<div class="cause" role="alert"{data(advice)}><ul>{lines}</ul>{said}</div>'
 
 
-def _bar(run: RecordedRun, progress: RunProgress, now: float) -> str:
+def _bar_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
     left, right, done, of = _doing(run, progress, now)
     if run.state == "stopping":
         left = Message(ENDING[layout.stop_asked(run.folder)] or "{doing}", doing=left)
@@ -210,7 +210,7 @@ def _eta(run: RecordedRun, progress: RunProgress, now: float) -> MessageLike:
     return Message("took {duration}", duration=duration_in_words(ended - started)) if started and ended else ""
 
 
-def _numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
+def _step_numbers_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
     last, rows = progress.last, []
     if progress.curve:
         rows.append(("Loss, smoothed", f"{progress.curve[-1][2]:.4f}", ""))

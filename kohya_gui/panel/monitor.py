@@ -66,12 +66,12 @@ class RunPanel:
     # Why: docs/decisions/2026-11-23-panel-asks-for-news.md
     def mark(self, asked: ApiRequest) -> JsonObject:
         """A mark of what the panel would show: another one means that there is news."""
-        _, fresh = _read(asked.text("run"))
+        _, fresh = _read_shown_run(asked.text("run"))
         return {"mark": hashlib.sha256(json.dumps(fresh, default=str).encode()).hexdigest()[:16]}
 
     def look(self, picked: str, seen: JsonObject) -> list[Any]:
         """What has changed since the last look, for each part of the panel; `gr.skip()` for what has not."""
-        run, fresh = _read(picked)
+        run, fresh = _read_shown_run(picked)
         if run is None:
             return [gr.skip()] * len(self.shown) if seen == fresh else _blank(fresh)
         progress = reader.progress(run.folder)
@@ -100,11 +100,11 @@ def _part(value: str) -> gr.HTML:
     return gr.HTML(value, elem_classes=["plot"], apply_default_css=False)
 
 
-def _read(picked: str) -> tuple[reader.RecordedRun | None, JsonObject]:
+def _read_shown_run(picked: str) -> tuple[reader.RecordedRun | None, JsonObject]:
     """The run to show, and what the look of each part of the panel follows from."""
     every = reader.runs()
     runs = every[:KEPT]
-    run = _chosen(picked, runs)
+    run = _choose_run(picked, runs)
     waits = html.waiting(queue.read_queue())
     if run is None:
         return None, {"none": waits}
@@ -118,7 +118,7 @@ def _read(picked: str) -> tuple[reader.RecordedRun | None, JsonObject]:
         "acts": actions.buttons(run, every),
         "chart": [run.id, line.points[-1] if line.points else None, line.resumed, gpus[-1].get("t") if gpus else 0],
         "gallery": [run.id, len(progress.events.get("sample", ()))],
-        "log": [run.id, run.state, _size(run)],
+        "log": [run.id, run.state, _log_size(run)],
     }
 
 
@@ -127,7 +127,7 @@ def _blank(fresh: JsonObject) -> list[Any]:
     return ["", fresh["none"], html.EMPTY, "", "", "", "", hidden, "", fresh]
 
 
-def _chosen(picked: str, runs: list[reader.RecordedRun]) -> reader.RecordedRun | None:
+def _choose_run(picked: str, runs: list[reader.RecordedRun]) -> reader.RecordedRun | None:
     if picked and (found := next((run for run in runs if run.id == picked), None)):
         return found
     return next((run for run in runs if run.active), runs[0] if runs else None)
@@ -139,7 +139,7 @@ def _label(run: reader.RecordedRun) -> Message:
     return Message("{name} · {when} · {state}", name=run.facts.get("output_name") or run.id, when=when, state=state)
 
 
-def _size(run: reader.RecordedRun) -> int:
+def _log_size(run: reader.RecordedRun) -> int:
     try:
         return (run.folder / layout.LOG).stat().st_size
     except OSError:

@@ -28,7 +28,7 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
     """All samples of a run, a row for each prompt, the newest first. A click compares two of a row (monitor.js)."""
     rows: dict[int, list[tuple[int, JsonObject]]] = {}
     for place, event in enumerate(progress.events.get("sample", ())):
-        rows.setdefault(_number(event.get("number")), []).append((place, event))
+        rows.setdefault(_whole_number(event.get("number")), []).append((place, event))
     if not rows:
         return ""
     shown = "".join(_row(run, number, events) for number, events in sorted(rows.items()))
@@ -41,13 +41,13 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
 
 def _row(run: reader.RecordedRun, number: int, events: list[tuple[int, JsonObject]]) -> str:
     prompt = str(events[-1][1].get("prompt") or "") or Message("Prompt {number}", number=number + 1)
-    pictures = "".join(_picture(run, place, event, prompt) for place, event in reversed(events[-SHOWN:]))
+    pictures = "".join(_sample_html(run, place, event, prompt) for place, event in reversed(events[-SHOWN:]))
     said = html.escape(str(prompt))
     return f'<p title="{said}"{data(prompt)}>{said}</p><div class="strip" role="group">{pictures}</div>'
 
 
-def _picture(run: reader.RecordedRun, place: int, event: JsonMapping, prompt: MessageLike) -> str:
-    step = _number(event.get("step"))
+def _sample_html(run: reader.RecordedRun, place: int, event: JsonMapping, prompt: MessageLike) -> str:
+    step = _whole_number(event.get("step"))
     about = Message("Sample of step {step}: {prompt}", step=step, prompt=prompt)
     query = {"run": run.id, "sample": place}
     small = html.escape("own/picture?" + urlencode({**query, "small": 1}))
@@ -59,7 +59,7 @@ def _picture(run: reader.RecordedRun, place: int, event: JsonMapping, prompt: Me
     )
 
 
-def _number(value: JsonValue) -> int:
+def _whole_number(value: JsonValue) -> int:
     return int(value) if isinstance(value, int | float) else 0
 
 
@@ -92,7 +92,7 @@ def sample_file(run: reader.RecordedRun, place: int) -> Path:
 def thumbnail(path: Path, changed: int) -> bytes:
     """A small JPEG of an image; `changed` is when its file was written. Raises ConfigError for what is none."""
     made = io.BytesIO()
-    with _opened(path) as picture:
+    with _open_sample(path) as picture:
         picture.draft("RGB", (SMALL, SMALL))
         small = picture.convert("RGB")
         small.thumbnail((SMALL, SMALL), Image.Resampling.LANCZOS)
@@ -102,11 +102,11 @@ def thumbnail(path: Path, changed: int) -> bytes:
 
 def whole(path: Path) -> bytes:
     """An image as it is, once it is sure to be one. Raises ConfigError for what is none."""
-    with _opened(path):
+    with _open_sample(path):
         return path.read_bytes()
 
 
-def _opened(path: Path) -> Any:
+def _open_sample(path: Path) -> Any:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError("This image is too large to be shown.")

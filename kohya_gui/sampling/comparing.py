@@ -90,9 +90,9 @@ class FileComparison:
         run = _run(sent.text("run"))
         known = _newest(run)
         place = Path(str(known.get("folder") or "")).name
-        columns = [_text(one) for one in _list(known, "columns")]
+        columns = [_title_or_prompt(one) for one in _list(known, "columns")]
         count = len(columns)
-        rows = [_text(one) for one in _list(known, "rows")]
+        rows = [_title_or_prompt(one) for one in _list(known, "rows")]
         proposal = known.get("proposal")
         proposal = proposal if isinstance(proposal, dict) else {}
         copies = [_cells(row, count) for row in _list(known, "copies")] or [[""] * count for _ in rows]
@@ -101,13 +101,13 @@ class FileComparison:
             queries = [{"run": run.id, "at": place, "row": row, "column": at} for at in range(count)]
             cells.append(
                 [
-                    _cell(query, copy) if name else None
+                    _comparison_cell(query, copy) if name else None
                     for query, name, copy in zip(queries, files, copies[row], strict=True)
                 ]
             )
         numbers = {
-            "losses": [_shown(one, ".4f") for one in _cells(_list(known, "losses"), count)],
-            "likeness": [_shown(one, ".3f") for one in _cells(_list(known, "likeness"), count)],
+            "losses": [_format_if_number(one, ".4f") for one in _cells(_list(known, "losses"), count)],
+            "likeness": [_format_if_number(one, ".3f") for one in _cells(_list(known, "likeness"), count)],
         }
         return {
             "columns": columns,
@@ -173,16 +173,16 @@ def _cells(row: object, count: int) -> list[object]:
     return [*found[:count], *[""] * (count - len(found))]
 
 
-def _text(value: object) -> MessageLike:
+def _title_or_prompt(value: object) -> MessageLike:
     """A title or a prompt; a message stays one, so that the browser can translate it."""
     return value if isinstance(value, str | Message) else str(value)
 
 
-def _shown(value: object, form: str) -> str:
+def _format_if_number(value: object, form: str) -> str:
     return format(value, form) if isinstance(value, int | float) else ""
 
 
-def _cell(query: JsonObject, copy: object) -> JsonObject:
+def _comparison_cell(query: JsonObject, copy: object) -> JsonObject:
     """The addresses of a picture, and the name of the training picture that it nearly is."""
     return {
         "small": "own/compared?" + urlencode({**query, "small": 1}),

@@ -70,7 +70,7 @@ class SamplingTab:
         when = [dates.moment(job.started, "%H:%M:%S") for job in done]
         generated = [[JOB + job.id, Message("Images of {time}", time=at)] for job, at in zip(done, when, strict=True)]
         listed = [[RUN + run.id, Message("Run {run}", run=run.id)] for run in runs]
-        sampled = [entry for run, entry in zip(runs, listed, strict=True) if _samples(run)]
+        sampled = [entry for run, entry in zip(runs, listed, strict=True) if _sample_events(run)]
         return {"models": [*forms, *listed], "sheets": [*generated, *sampled]}
 
     def of_run(self, sent: ApiRequest) -> JsonObject:
@@ -88,12 +88,12 @@ class SamplingTab:
         if busy := next((job for job in jobs.jobs_of_kinds(KIND) if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
         (config, word), loras = self._config(sent), [self._lora(line) for line in sent.texts("loras") if line.strip()]
-        compare, strengths = sent.text("compare"), _numbers(sent.text("strengths", "1"))
+        compare, strengths = sent.text("compare"), _parse_strengths(sent.text("strengths", "1"))
         if compare not in plan.COMPARE:
             raise ConfigError("There is no such choice: load the page again.")
         if guide := sent.values("fields").get(GUIDE):
             paths.existing_file(guide, self.roots, samples.IMAGES, "Control image")
-        lines = _lines(sent)
+        lines = _prompt_file_lines(sent)
         columns = plan.plan_columns(compare, loras, strengths)
         plan.check_image_count(len(columns), [prompts.parse_line(line) for line in lines])
         folder = paths.allowed_path(sent.text("folder"), self.roots, "folder", is_new=True)
@@ -122,7 +122,7 @@ class SamplingTab:
         rows = enumerate(found.get("files") or [])
         cells = [
             [
-                _cell("generated", {"job": job.id, "row": row, "column": column}) if file else None
+                _sample_cell("generated", {"job": job.id, "row": row, "column": column}) if file else None
                 for column, file in enumerate(files)
             ]
             for row, files in rows
@@ -151,7 +151,7 @@ class SamplingTab:
         name = sent.text("model")
         if name.startswith(RUN):
             run = _run(name.removeprefix(RUN))
-            script, values = str(run.facts.get("script")), _settings(run)
+            script, values = str(run.facts.get("script")), _run_settings(run)
             if script not in RUNS:
                 raise ConfigError("There is no such choice: load the page again.")
             family = config_class(script).family
@@ -174,7 +174,7 @@ class SamplingTab:
 
     def _lora(self, line: str) -> tuple[Path, float]:
         path, _, number = line.rpartition("=")
-        return paths.existing_file(path, self.roots, LEARNED, "Files"), _number(number)
+        return paths.existing_file(path, self.roots, LEARNED, "Files"), _parse_strength(number)
 
     def _markup(self) -> str:
         numbers = "".join(
@@ -203,7 +203,7 @@ def _run(name: str) -> reader.RecordedRun:
         raise ConfigError("This run is not there any more: load the page again.") from None
 
 
-def _settings(run: reader.RecordedRun) -> JsonObject:
+def _run_settings(run: reader.RecordedRun) -> JsonObject:
     """What a run was started with; in a shell, whose paths may be relative to its folder, there is no TOML of it."""
     if (path := run.folder / layout.TOML).is_file():
         return read_toml(path)
@@ -213,19 +213,22 @@ def _settings(run: reader.RecordedRun) -> JsonObject:
     return found | {name: str(path) for name, path in paths_of.items() if path.exists()}
 
 
-def _samples(run: reader.RecordedRun) -> Sequence[JsonObject]:
+def _sample_events(run: reader.RecordedRun) -> Sequence[JsonObject]:
     return reader.progress(run.folder).update().events.get("sample", ())
 
 
 def _of_samples(run: reader.RecordedRun) -> JsonObject:
     """The samples of a run: a row for each prompt, a column for each step."""
-    events = list(enumerate(_samples(run)))
+    events = list(enumerate(_sample_events(run)))
     steps = sorted({int(event.get("step") or 0) for _, event in events})
     rows = sorted({int(event.get("number") or 0) for _, event in events})
     said = {int(event.get("number") or 0): str(event.get("prompt") or "") for _, event in events}
     at = {(int(event.get("number") or 0), int(event.get("step") or 0)): place for place, event in events}
     cells = [
-        [_cell("picture", {"run": run.id, "sample": at[row, step]}) if (row, step) in at else None for step in steps]
+        [
+            _sample_cell("picture", {"run": run.id, "sample": at[row, step]}) if (row, step) in at else None
+            for step in steps
+        ]
         for row in rows
     ]
     titles = [Message("Step {step}", step=step) for step in steps]
@@ -237,12 +240,12 @@ def _of_samples(run: reader.RecordedRun) -> JsonObject:
     }
 
 
-def _cell(show: str, query: JsonObject) -> JsonObject:
+def _sample_cell(show: str, query: JsonObject) -> JsonObject:
     """The addresses of a picture."""
     return {"small": f"own/{show}?" + urlencode({**query, "small": 1}), "large": f"own/{show}?" + urlencode(query)}
 
 
-def _lines(sent: ApiRequest) -> list[str]:
+def _prompt_file_lines(sent: ApiRequest) -> list[str]:
     """The prompts as lines of a prompt file, each with the fields that are for all."""
     fields = sent.values("fields")
     known = {"negative_prompt", GUIDE, *(name for name, *_ in NUMBERS)}
@@ -253,11 +256,11 @@ def _lines(sent: ApiRequest) -> list[str]:
     return prompt_rows.rows_as_text(rows).splitlines() if rows else []
 
 
-def _numbers(text: str) -> list[float]:
-    return [_number(part) for part in text.split(",") if part.strip()] or list(plan.STRENGTHS)
+def _parse_strengths(text: str) -> list[float]:
+    return [_parse_strength(part) for part in text.split(",") if part.strip()] or list(plan.STRENGTHS)
 
 
-def _number(text: str) -> float:
+def _parse_strength(text: str) -> float:
     try:
         return float(text.strip() or 1)
     except ValueError:

@@ -18,10 +18,10 @@ def find_code_problems(config: RunConfig, roots: Sequence[Path]) -> list[Problem
     wanted = {option: name for option, name in code_names.unlisted(config).items() if name not in known}
     # Of a package that is not installed the check says so, and nothing is started.
     absent = {option for option, name in wanted.items() if option != code_names.BACKEND and code_names.is_absent(name)}
-    return [_problem(option, name, asks) for option, name in wanted.items() if option not in absent]
+    return [_code_problem(option, name, asks) for option, name in wanted.items() if option not in absent]
 
 
-def _problem(option: str, name: str, asks: bool) -> Problem:
+def _code_problem(option: str, name: str, asks: bool) -> Problem:
     if why := refuse_code(option, name):
         return Problem(option, ": {why}", why=why)
     if not asks:

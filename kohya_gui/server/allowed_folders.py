@@ -210,15 +210,15 @@ def _forbidden(folder: Path) -> str:
         return "the root of a disk cannot be allowed: choose a folder on it"
     if any(part.startswith(".") or RESERVED.fullmatch(part) or ":" in part for part in parts):
         return "it is hidden or reserved: choose another folder"
-    if _holds(folder, _resolved(Path.home())):
+    if _folder_contains(folder, _resolved(Path.home())):
         return "it holds your home folder: choose a folder in it"
     own = [_resolved(one) for one in (registry.data_folder(), Path(sys.prefix))]
-    if any(_holds(folder, one) or _holds(one, folder) for one in own):
+    if any(_folder_contains(folder, one) or _folder_contains(one, folder) for one in own):
         return "it holds files of this program: choose another folder"
     temporary = _resolved(Path(tempfile.gettempdir()))
-    if _holds(temporary, folder) and folder != temporary:
+    if _folder_contains(temporary, folder) and folder != temporary:
         return ""
-    if any(_holds(one, folder) or _holds(folder, one) for one in _system()):
+    if any(_folder_contains(one, folder) or _folder_contains(folder, one) for one in _system()):
         return "it belongs to the system: choose another folder"
     return "it belongs to the system: choose another folder" if parts[0].casefold() in RESERVED_OF_WINDOWS else ""
 
@@ -229,7 +229,7 @@ def _system() -> list[Path]:
     return [Path(os.environ[name]) for name in SYSTEM_OF_WINDOWS if os.environ.get(name)]
 
 
-def _holds(folder: Path, other: Path) -> bool:
+def _folder_contains(folder: Path, other: Path) -> bool:
     """Whether a path is a folder or inside it, ignoring case, as some systems do."""
     mine, theirs = ([part.casefold() for part in one.parts] for one in (folder, other))
     return theirs[: len(mine)] == mine

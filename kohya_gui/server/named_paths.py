@@ -45,7 +45,7 @@ def visit_paths(config: RunConfig, may: Callable[[NamedPath], bool]) -> None:
         if may(one) and (within := WITHIN.get(one.option)):
             for inner in dict.fromkeys(within(config, Path(one.path))):
                 if may(inner) and inner.folder is not None:
-                    for folder in _listed(one.option, Path(inner.path), inner.folder):
+                    for folder in _folders_in_list(one.option, Path(inner.path), inner.folder):
                         may(NamedPath(one.option, folder))
 
 
@@ -83,7 +83,7 @@ def _in_arguments(config: RunConfig, option: str, pairs: Iterable[str]) -> Itera
 def _in_dataset(config: RunConfig, path: Path) -> Iterator[NamedPath]:
     """The files and folders of a data set file, at any level of it."""
     known = {**dataset.DATASET_KEYS, **dataset.SUBSET_KEYS}
-    level: list[Any] = [_tables(path)]
+    level: list[Any] = [_tables_if_readable(path)]
     while level:
         table = level.pop()
         if isinstance(table, list):
@@ -97,7 +97,7 @@ def _in_dataset(config: RunConfig, path: Path) -> Iterator[NamedPath]:
                     yield from (NamedPath("dataset_config", str(text), folder) for text in texts if text)
 
 
-def _tables(path: Path) -> Any:
+def _tables_if_readable(path: Path) -> Any:
     try:
         return dataset.read_tables(path)
     except ConfigError:  # whoever reads it for the training says why, and reads nothing of it either
@@ -105,7 +105,7 @@ def _tables(path: Path) -> Any:
 
 
 def _in_list(config: RunConfig, path: Path) -> Iterator[NamedPath]:
-    for folder in _listed("in_json", path, str(config.data.train_data_dir or "")):
+    for folder in _folders_in_list("in_json", path, str(config.data.train_data_dir or "")):
         yield NamedPath("in_json", folder)
 
 
@@ -117,13 +117,13 @@ def _in_prompts(config: RunConfig, path: Path) -> Iterator[NamedPath]:
     yield from (NamedPath("sample_prompts", image) for image in found)
 
 
-def _listed(option: str, path: Path, folder: str) -> tuple[str, ...]:
+def _folders_in_list(option: str, path: Path, folder: str) -> tuple[str, ...]:
     """The folders of the images that a list names, and of their reference images."""
     try:
         about = os.stat(path)
     except OSError:
         return ()
-    found = _folders(path, folder, about.st_mtime_ns, about.st_size)
+    found = _folders_in_metadata(path, folder, about.st_mtime_ns, about.st_size)
     if len(found) > MOST:
         template = ": {path} names images in {count} folders, and at most {most} can be checked; use fewer folders"
         raise ConfigError(Problem(option, template, path=path, count=f"{len(found):,}", most=f"{MOST:,}"))
@@ -131,7 +131,7 @@ def _listed(option: str, path: Path, folder: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=8)
-def _folders(path: Path, folder: str, modified: int, size: int) -> tuple[str, ...]:
+def _folders_in_metadata(path: Path, folder: str, modified: int, size: int) -> tuple[str, ...]:
     try:
         entries = metadata.read_metadata_file(
             path, folder

@@ -66,7 +66,7 @@ class Picker:
         """The folders and files of a folder; of a missing path those of its nearest existing parent."""
         endings = tuple(end.lower() for end in sent.text("endings").split())
         where, part = self._nearest(sent.text("folder")), sent.text("filter").lower()
-        places = [{"name": _title(root), "path": str(root)} for root in self.roots]
+        places = [{"name": _root_title(root), "path": str(root)} for root in self.roots]
         try:
             found = sorted(self._entries(where, endings, sent.text("kind") == "folder"), key=_order)
         except OSError as error:
@@ -78,7 +78,7 @@ class Picker:
             "up": up,
             "places": places,
             "separator": os.sep,
-            "entries": [_sized(where, entry) for entry in found[:MOST]],
+            "entries": [_with_bytes(where, entry) for entry in found[:MOST]],
             "more": max(0, len(found) - MOST),
         }
 
@@ -117,7 +117,7 @@ class Picker:
                     yield {"name": entry.name, "folder": False}
 
 
-def _sized(where: Path, entry: JsonObject) -> JsonObject:
+def _with_bytes(where: Path, entry: JsonObject) -> JsonObject:
     """An entry with its bytes, if it is a file."""
     try:
         return entry if entry["folder"] else entry | {"size": (where / entry["name"]).stat().st_size}
@@ -131,5 +131,5 @@ def _order(entry: JsonObject) -> tuple[bool, list[tuple[int, str]]]:
     return not entry["folder"], [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
-def _title(root: Path) -> str:
+def _root_title(root: Path) -> str:
     return "Home" if root == Path.home().resolve() else root.name or str(root)

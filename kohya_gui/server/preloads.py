@@ -21,8 +21,8 @@ def needed(kinds: Iterable[str]) -> list[str]:
     """Names of files in Gradio's folder of assets, those wanted first in front; none where they are not found."""
     try:
         first = _FIRST.findall((FOLDER.parent / "index.html").read_text(encoding="utf-8"))
-        frame = _listed(first[0])
-        blocks = _listed(frame[0])
+        frame = _module_numbers(first[0])
+        blocks = _module_numbers(frame[0])
         core = next(name for name in blocks if name.startswith("core-") and name.endswith(".js"))
         found = [*first, *frame, *blocks, *_of_components(core, kinds)]
     except (OSError, IndexError, StopIteration):
@@ -50,22 +50,22 @@ def preload_head(names: Iterable[str]) -> tuple[str, str, dict[str, bytes]]:
 
 def _stands_alone(name: str) -> bool:
     """Whether a style sheet names no file by where it lies, and is not in Gradio's own head."""
-    return not name.startswith("index-") and not re.search(r"url\((?!\s*[\"']?(?:data:|#))|@import", _text(name))
+    return not name.startswith("index-") and not re.search(r"url\((?!\s*[\"']?(?:data:|#))|@import", _read_asset(name))
 
 
-def _text(name: str) -> str:
+def _read_asset(name: str) -> str:
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
-def _listed(name: str) -> list[str]:
+def _module_numbers(name: str) -> list[str]:
     """What a script may import, by the numbers that it has for them."""
-    found = _LIST.search(_text(name))
+    found = _LIST.search(_read_asset(name))
     return [part.strip('"').removeprefix("./") for part in found[1].split(",")] if found else []
 
 
 def _of_components(core: str, kinds: Iterable[str]) -> list[str]:
     """The files of components by their kind, such as "textbox"."""
-    text, known, found = _text(core), _listed(core), []
+    text, known, found = _read_asset(core), _module_numbers(core), []
     for kind in kinds:
         start = re.search(rf"[,{{]{re.escape(kind)}:\{{", text)
         for name, numbers in _PART.findall(text[start.end() : text.index("}", start.end())]) if start else ():

@@ -160,11 +160,11 @@ def bind(host: str, port: int) -> socket.socket:
     """
     why = ""
     for candidate in [port] if port else range(FIRST_PORT, FIRST_PORT + TRIED):
-        made, why = _bound(host, candidate)
+        made, why = _bind_socket(host, candidate)
         if made:
             return made
     if why == IN_USE and port:
-        free = _free(host, port)
+        free = _free_port(host, port)
         other = f"take another one, such as --port {free}, which is free" if free else "take another one with --port"
         raise OSError(f"port {port} is in use by another program, or by this page already; {other}")
     if why == IN_USE:
@@ -172,7 +172,7 @@ def bind(host: str, port: int) -> socket.socket:
     raise OSError(f"--port {port}: {why}" if port and why != NOT_HERE else f"--host {host}: {why}")
 
 
-def _bound(host: str, port: int) -> tuple[socket.socket | None, str]:
+def _bind_socket(host: str, port: int) -> tuple[socket.socket | None, str]:
     """A listening socket, or the error."""
     # asyncio sends at once only through sockets that say TCP of themselves. Else the second half of an answer, which
     # begins with its headers, waits for the browser to acknowledge the first: 40 ms for each.
@@ -194,10 +194,10 @@ def _bound(host: str, port: int) -> tuple[socket.socket | None, str]:
     return None, why
 
 
-def _free(host: str, after: int) -> int:
+def _free_port(host: str, after: int) -> int:
     """The next free port; 0 where none of the following ones is."""
     for port in range(after + 1, min(after + 1 + TRIED, 65536)):
-        made, _ = _bound(host, port)
+        made, _ = _bind_socket(host, port)
         if made:
             made.close()
             return port

@@ -108,7 +108,7 @@ class ImageUploads:
         upload = self.known.setdefault(part.name, Upload(part, name, one["size"]))
         while len(self.known) > MOST_KNOWN:  # whoever sends one that is not known any more asks anew
             del self.known[next(iter(self.known))]
-        return {"state": "send", "id": part.name, "offset": _length(part), "name": upload.name}
+        return {"state": "send", "id": part.name, "offset": _received_bytes(part), "name": upload.name}
 
     def _part(self, folder: Path, name: str, one: JsonMapping) -> tuple[Path, int]:
         """The partial file of an upload, and how many of its bytes have to be compared first."""
@@ -118,7 +118,7 @@ class ImageUploads:
             part = folder / f".{key}.part"
             if part.is_symlink():
                 continue
-            length = _length(part)
+            length = _received_bytes(part)
             if not length:
                 return part, 0
             if (given := one["sums"].get(str(length))) is None:
@@ -136,7 +136,7 @@ class ImageUploads:
         if upload is None:
             return {"again": True}
         with upload.busy:
-            begin = _length(upload.part)
+            begin = _received_bytes(upload.part)
             if query.get("offset") != str(begin) or begin + len(body) > upload.num_bytes:
                 return {"again": True}
             try:
@@ -185,7 +185,7 @@ def _of_existing(folder: Path, there: Mapping[str, str], name: str, one: JsonMap
     if why := incoming_files.refuse_file(name, one["size"]):
         return {"state": "refused", "name": name, "why": why}
     same = folder / there.get(name.lower(), name)
-    if name.lower() not in there or same.is_symlink() or _length(same) != one["size"]:
+    if name.lower() not in there or same.is_symlink() or _received_bytes(same) != one["size"]:
         return {}
     if (given := one["sums"].get(str(one["size"]))) is None:
         return {"state": "check", "bytes": one["size"]}
@@ -209,7 +209,7 @@ def _final(names: Sequence[str], taken: set[str]) -> list[str]:
     return found
 
 
-def _length(part: Path) -> int:
+def _received_bytes(part: Path) -> int:
     return part.stat().st_size if part.is_file() else 0
 
 

@@ -145,7 +145,9 @@ def forms_html(forms: CommandForms, left_out: Sequence[str] = (), keeps: bool = 
 
 
 def _form(command: str, form: CommandForm, hidden: bool, left_out: Sequence[str]) -> str:
-    fields = "".join(_field(f"{command}-{form.name}", field) for field in form.fields if field.name not in left_out)
+    fields = "".join(
+        _command_field_html(f"{command}-{form.name}", field) for field in form.fields if field.name not in left_out
+    )
     about = form.about[:1].upper() + form.about[1:]
     return (
         f'<div class="command" data-name="{form.name}"{" hidden" * hidden}><p class="about">{escape(about)}.</p>'
@@ -153,7 +155,7 @@ def _form(command: str, form: CommandForm, hidden: bool, left_out: Sequence[str]
     )
 
 
-def _field(start: str, field: CommandField) -> str:
+def _command_field_html(start: str, field: CommandField) -> str:
     element, label = f"{start}-{field.name}", escape(field.label)
     word = field.help.split(" ", 1)[0].rstrip(",:;")
     help_text = field.help[:1].upper() + field.help[1:] if word.replace("'", "").isalpha() else field.help

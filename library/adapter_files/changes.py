@@ -63,7 +63,7 @@ def _loha(parts: Parts, weight: Tensor, strength: float) -> Tensor:
     return halves[0] * halves[1] * (strength * _scale(parts))
 
 
-def _sides(parts: Parts) -> tuple[Tensor, Tensor]:
+def _lokr_factors(parts: Parts) -> tuple[Tensor, Tensor]:
     """Both factors of LoKr's product."""
     left = parts["lokr_w1"] if "lokr_w1" in parts else parts["lokr_w1_a"] @ parts["lokr_w1_b"]
     if "lokr_w2" in parts:
@@ -77,7 +77,7 @@ def _sides(parts: Parts) -> tuple[Tensor, Tensor]:
 
 
 def _lokr(parts: Parts, weight: Tensor, strength: float) -> Tensor:
-    left, right = _sides(parts)
+    left, right = _lokr_factors(parts)
     left = left.reshape(*left.shape, *(1 for _ in range(right.ndim - left.ndim)))
     product = torch.kron(left, right.contiguous()).reshape(weight.shape)
     return product * (strength * _scale(parts))  # of two whole matrices there is no rank, and alpha means nothing
@@ -269,7 +269,7 @@ class LayerChange:
             return parts["hada_w1_a"].shape[0], parts["hada_w1_b"].shape[1]
         if self.kind is KINDS["lokr_"]:
             blank = self.ready("meta")
-            left, right = _sides(blank.parts)
+            left, right = _lokr_factors(blank.parts)
             return left.shape[0] * right.shape[0], left.shape[1] * right.shape[1], *right.shape[2:]
         return tuple(parts[self.kind.needed[0][0]].shape)
 

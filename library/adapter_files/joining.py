@@ -72,7 +72,7 @@ def join_parts(
             or all(isinstance(part, AdapterFactors) for part, _ in parts)
         ):
             return adapter_of(up, down, shape)
-    return _dense(module, parts, shape, limit, model)
+    return _whole_matrix(module, parts, shape, limit, model)
 
 
 def adapter_of(up: Tensor, down: Tensor, shape: Sequence[int]) -> AdapterFactors:
@@ -124,7 +124,7 @@ def _factors(part: Part, weight: float) -> tuple[Tensor, Tensor] | None:
     return None if found is None else (found[0] * weight, found[1])
 
 
-def _dense(
+def _whole_matrix(
     module: Module,
     parts: Sequence[tuple[Part, float]],
     shape: Sequence[int],

@@ -126,14 +126,14 @@ def lora_names_of(family: str) -> LoraNames:
 
 
 @functools.cache
-def _words() -> re.Pattern[str]:
+def _name_pattern() -> re.Pattern[str]:
     own = [re.escape(word) for known in all_lora_names() for word in known.words]
     return re.compile("".join(f"{word} | " for word in own) + WORDS, re.VERBOSE)
 
 
 def dotted_path(name: str) -> str:
     """ "input_blocks_4_1_proj_in" -> "input_blocks.4.1.proj_in"; a name with dots is left as it is."""
-    return name if "." in name else ".".join(_words().findall(name))
+    return name if "." in name else ".".join(_name_pattern().findall(name))
 
 
 def split_key(key: str) -> tuple[str, str] | None:
@@ -175,7 +175,7 @@ def find_lora_family(
     if wanted in found:
         return wanted
     found = [family for family in found if not of_other_tree(names, family)] or found  # kohya's names are of one tree
-    readings = {family: reading for family in found if (reading := _reading(names, family))}
+    readings = {family: reading for family in found if (reading := _parse_names(names, family))}
     if len(found) > 1 and not any(lora_names_of(family).version_word in _base(metadata) for family in found):
         if len({*readings.values()}) > 1:
             titles = either([families.facts_of(family).title for family in readings])
@@ -193,7 +193,7 @@ def _base(metadata: Mapping[str, str]) -> str:
     return f"{metadata.get('ss_base_model_version', '')} {metadata.get('modelspec.architecture', '')}"
 
 
-def _reading(names: Iterable[str], family: str) -> "tuple[Parsed, ...]":
+def _parse_names(names: Iterable[str], family: str) -> "tuple[Parsed, ...]":
     """What names stand for in a family; nothing where one is no layer of it."""
     with contextlib.suppress(ConfigError):
         return tuple(parse_name(name, family) for name in names)

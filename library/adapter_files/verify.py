@@ -63,7 +63,7 @@ def verify_lora(lora: str | Path, base: str | Path | None = None, *, report: Rep
     found = Findings(str(lora), checked_against=str(base or ""))
     try:
         stored, metadata = storage.open_stored(lora), storage.metadata_of(lora)
-        groups, unknown = _groups(stored)
+        groups, unknown = _group_by_module(stored)
         adapters.add_alphas(groups, metadata)
     except ConfigError as e:
         found.problems.append(e.said)
@@ -74,7 +74,10 @@ def verify_lora(lora: str | Path, base: str | Path | None = None, *, report: Rep
         return found
     if unknown:
         found.problems.append(
-            Message("{names}: no part of an adapter that is known, so most programs leave it out", names=_some(unknown))
+            Message(
+                "{names}: no part of an adapter that is known, so most programs leave it out",
+                names=_shorten_list(unknown),
+            )
         )
     found.style = adapters.style_of(groups)
     sound = {}
@@ -83,7 +86,7 @@ def verify_lora(lora: str | Path, base: str | Path | None = None, *, report: Rep
         if _look(found, name, parts):
             sound[name] = parts
     _overall(found)
-    _names(found, list(stored))
+    _note_own_names(found, list(stored))
     try:
         found.family = names.find_lora_family(
             groups, metadata, names.module_sizes(stored.shapes()), model.family if model else ""
@@ -95,11 +98,11 @@ def verify_lora(lora: str | Path, base: str | Path | None = None, *, report: Rep
         found.problems.append(e.said)
         return found
     if model is not None:
-        _compare(found, modules, model)
+        _compare_modules(found, modules, model)
     return found
 
 
-def _groups(stored: Any) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
+def _group_by_module(stored: Any) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
     groups: dict[str, dict[str, Tensor]] = {}
     unknown, keys = [], set(stored)
     for key in stored:
@@ -114,7 +117,7 @@ def _groups(stored: Any) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
 def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> bool:
     """One module by itself; whether it is sound."""
     change = LayerChange(parts)
-    if problem := _problem(name, parts, change):
+    if problem := _fit_problem(name, parts, change):
         found.problems.append(problem)
         return False
     rank = rank_of(parts) or 0
@@ -138,7 +141,7 @@ def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> bool:
     return True
 
 
-def _problem(name: str, parts: dict[str, Tensor], change: LayerChange) -> MessageLike:
+def _fit_problem(name: str, parts: dict[str, Tensor], change: LayerChange) -> MessageLike:
     if change.kind.title == "LoRA" and (missing := sorted({DOWN, UP} - parts.keys())):
         return Message("{name} has no {part} matrix", name=name, part=missing[0])
     if odd := adapters.odd_alpha(name, parts):
@@ -156,13 +159,15 @@ def _problem(name: str, parts: dict[str, Tensor], change: LayerChange) -> Messag
     return "" if fits else Message("{name} has tensors that do not fit together ({kind})", name=name, kind=change.title)
 
 
-def _names(found: Findings, keys: list[str]) -> None:
+def _note_own_names(found: Findings, keys: list[str]) -> None:
     """Names that this program reads, and most others do not."""
     odd = [key for key in keys if names.cleaned(key) != key or ".default." in key]
     if odd:
         template = "other programs do not look for {keys}: {names}; write the file again with {command}"
         command = "kohya tools convert FILE --to kohya --out NEW"
-        found.warnings.append(Message(template, keys=counted(len(odd), "name"), names=_some(odd), command=command))
+        found.warnings.append(
+            Message(template, keys=counted(len(odd), "name"), names=_shorten_list(odd), command=command)
+        )
 
 
 def _overall(found: Findings) -> None:
@@ -173,7 +178,11 @@ def _overall(found: Findings) -> None:
         )
     elif dead:
         found.warnings.append(
-            Message("nothing is changed by {modules}: {names}", modules=counted(len(dead), "module"), names=_some(dead))
+            Message(
+                "nothing is changed by {modules}: {names}",
+                modules=counted(len(dead), "module"),
+                names=_shorten_list(dead),
+            )
         )
     norms = sorted(row.norm for row in found.modules if not row.dead and row.norm is not None)
     if norms:
@@ -182,13 +191,15 @@ def _overall(found: Findings) -> None:
         if strong:
             template = "{modules} with a change of over {factor} times the usual: {names}"
             many = counted(len(strong), "module")
-            found.warnings.append(Message(template, modules=many, factor=f"{MEDIAN_FACTOR:g}", names=_some(strong)))
+            found.warnings.append(
+                Message(template, modules=many, factor=f"{MEDIAN_FACTOR:g}", names=_shorten_list(strong))
+            )
     if above := [row.module for row in found.modules if row.strength > 1]:
         template = "{modules} with an alpha above the rank: {names}"
-        found.warnings.append(Message(template, modules=counted(len(above), "module"), names=_some(above)))
+        found.warnings.append(Message(template, modules=counted(len(above), "module"), names=_shorten_list(above)))
 
 
-def _compare(found: Findings, modules: Mapping[Module, Part], model: ModelFile) -> None:
+def _compare_modules(found: Findings, modules: Mapping[Module, Part], model: ModelFile) -> None:
     """Every module against the model's header."""
     if model.family != found.family:
         template = "the LoRA is for {family}, and {path} is a model of {other}"
@@ -209,12 +220,12 @@ def _compare(found: Findings, modules: Mapping[Module, Part], model: ModelFile) 
     if absent:
         template = "{path} has no layer for {modules}: {names}"
         found.problems.append(
-            Message(template, modules=counted(len(absent), "module"), path=model.path, names=_some(absent))
+            Message(template, modules=counted(len(absent), "module"), path=model.path, names=_shorten_list(absent))
         )
     if wrong:
         template = "{path} has layers of other shapes for {modules}: {names}"
         found.problems.append(
-            Message(template, modules=counted(len(wrong), "module"), path=model.path, names=_some(wrong))
+            Message(template, modules=counted(len(wrong), "module"), path=model.path, names=_shorten_list(wrong))
         )
     for part, count in elsewhere.items():
         template = "{modules} of {part} could not be compared: {path} holds no such encoder"
@@ -229,7 +240,7 @@ def _misfit(part: Part, shape: tuple[int, ...]) -> str:
     return "" if (rows, columns) == (shape[0], torch.Size(shape[1:]).numel()) else f"{rows} x {columns}"
 
 
-def _some(names: list[str]) -> MessageLike:
+def _shorten_list(names: list[str]) -> MessageLike:
     shown = ", ".join(names[:SHOWN])
     more = len(names) - SHOWN
     return Message("{shown} and {more} more", shown=shown, more=more) if more > 0 else shown

@@ -95,7 +95,7 @@ def svg(result: JsonMapping) -> str:
     wide = WIDTH + 32
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-16 -8 {wide} {y + 16}" width="{wide}" role="img">'
-        f"<style>{_style()}</style>"
+        f"<style>{_chart_style()}</style>"
         f'<rect x="-16" y="-8" width="{wide}" height="{y + 16}" class="ground"/>{head}{"".join(parts)}</svg>\n'
     )
 
@@ -113,7 +113,7 @@ def _bar_svg(bar: Bar, y: int) -> str:
     )
 
 
-def _style() -> str:
+def _chart_style() -> str:
     def colours(of: Mapping[str, str]) -> str:
         return (
             f"text{{fill:{of['text']}}}.quiet{{fill:{of['quiet']}}}.ground{{fill:{of['ground']}}}"

@@ -23,7 +23,7 @@ def choose_device(asked: str) -> torch.device:
             return torch.device("cuda", torch.cuda.current_device())
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
-            "--device {asked} cannot be used here ({why}); use auto or cpu", asked=asked, why=_first(error)
+            "--device {asked} cannot be used here ({why}); use auto or cpu", asked=asked, why=_first_error_line(error)
         ) from error
     if made.type not in timing.MATRICES:
         raise ConfigError("--device {asked}: only cuda and cpu can be measured", asked=asked)
@@ -66,5 +66,5 @@ def free_bytes(on: torch.device) -> int:
     return psutil.virtual_memory().available
 
 
-def _first(error: BaseException) -> str:
+def _first_error_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:160]

@@ -48,20 +48,20 @@ def count_step(subject: Subject, made: TrainableModel, config: RunConfig, resolu
     empty = world.copy(made.components.denoiser, device, fp8_storage.compute_type(config))
     apart = replace(made, family=copy.deepcopy(made.family))  # which keeps tensors between calls
     with world.inside(), warnings.catch_warnings(action="ignore"):
-        found = _run(empty, subject.predict(apart, resolution, device), apart, config, device)
+        found = _count_step(empty, subject.predict(apart, resolution, device), apart, config, device)
     if found.step is not None:
         return found
     model = made.components.denoiser
     device = next(model.parameters()).device
     apart = replace(made, family=copy.deepcopy(made.family))
     try:
-        return _run(model, subject.predict(apart, resolution, device), apart, config, device)
+        return _count_step(model, subject.predict(apart, resolution, device), apart, config, device)
     finally:
         for p in model.parameters():
             p.grad = None
 
 
-def _run(
+def _count_step(
     model: nn.Module, predict: Callable[..., Tensor], made: TrainableModel, config: RunConfig, device: torch.device
 ) -> StepCost:
     """Count a step of a model, and of each kind of block in it."""

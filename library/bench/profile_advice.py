@@ -100,7 +100,7 @@ def summarise_profile(rows: Iterable[ProfileRow], steps: int, step_ms: float, de
         kinds[operation_kind(row.name)] += row.us
     busy = total / 1000 / steps
     # The profiler's own waiting at its end is not a step's.
-    syncs = max(_count(all_rows, SYNCS) - 1, 0) // steps
+    syncs = max(_count_operations(all_rows, SYNCS) - 1, 0) // steps
     operations = [
         {"name": row.name[:120], "kind": operation_kind(row.name), "calls": round(row.count / steps, 1),
          "ms": round(row.us / 1000 / steps, 4), "share": round(row.us / total, 4)}
@@ -114,11 +114,11 @@ def summarise_profile(rows: Iterable[ProfileRow], steps: int, step_ms: float, de
         "blind": device == "cuda" and not seen,  # the profiler was not allowed to look at the GPU
         "kinds": {name: round(us / total, 4) for name, us in sorted(kinds.items(), key=lambda k: -k[1])},
         "operations": operations,
-        "launches": _count(all_rows, LAUNCHES) // steps,
+        "launches": _count_operations(all_rows, LAUNCHES) // steps,
         "syncs": syncs,
         # Each waits for the GPU; others read what the host has itself, such as an optimizer's number of steps.
-        "reads": min(_count(all_rows, READS) // steps, syncs),
-        "casts": _count(all_rows, CASTS) // steps,
+        "reads": min(_count_operations(all_rows, READS) // steps, syncs),
+        "casts": _count_operations(all_rows, CASTS) // steps,
         "copies": {way: _copies(working, pattern, steps, total) for way, pattern in
                    (("to device", "HtoD"), ("to host", "DtoH"), ("within", "DtoD|aten::copy_|copy_kernel"))},
     }  # fmt: skip
@@ -193,7 +193,7 @@ def _waiting(facts: Facts, now: Facts) -> Iterator[Advice]:
     yield Advice("launches", idle, text, options)
 
 
-def _reading(facts: Facts, now: Facts) -> Iterator[Advice]:
+def _advise_on_waits(facts: Facts, now: Facts) -> Iterator[Advice]:
     if (waits := _waits(facts)) < 2:
         return
     share = facts["idle"] if _starved(facts) else min(0.5, 0.02 * waits)
@@ -261,7 +261,7 @@ def _streaming(facts: Facts, now: Facts) -> Iterator[Advice]:
     yield Advice("streaming", share, Message(template, share=f"{share:.0%}", cure=cure), options)
 
 
-def _attention(facts: Facts, now: Facts) -> Iterator[Advice]:
+def _advise_on_attention(facts: Facts, now: Facts) -> Iterator[Advice]:
     share = facts["kinds"].get("attention", 0.0)
     if share < 0.3 and next(iter(facts["kinds"]), "") != "attention":
         return
@@ -339,12 +339,12 @@ def _casting(facts: Facts, now: Facts) -> Iterator[Advice]:
 
 
 RULES: tuple[Callable[[Facts, Facts], Iterator[Advice]], ...] = (
-    _reading,
+    _advise_on_waits,
     _waiting,
     _swapping,
     _fusing,
     _streaming,
-    _attention,
+    _advise_on_attention,
     _optimizing,
     _convolving,
     _multiplying,
@@ -382,7 +382,7 @@ def change(options: JsonMapping) -> str:
     return f" ({format_changes(options)})" if options else ""
 
 
-def _count(rows: Iterable[ProfileRow], pattern: str) -> int:
+def _count_operations(rows: Iterable[ProfileRow], pattern: str) -> int:
     return sum(row.count for row in rows if re.search(pattern, row.name))
 
 

@@ -56,13 +56,13 @@ def fill_randomly(
     shared: dict[int, Tensor] = {}
     if waits_on_host:
         for p in (p for p in model.parameters() if p.ndim >= 2):
-            shared[_inputs(p)] = max(shared.get(_inputs(p), p), p, key=Tensor.numel)
+            shared[_fan_in(p)] = max(shared.get(_fan_in(p), p), p, key=Tensor.numel)
         shared = {inputs: _random("", p, device, dtype, generator).view(-1) for inputs, p in shared.items()}
     for module in model.modules():
         for name, p in module.named_parameters(recurse=False):
             if id(p) not in made and waits_on_host and p.ndim >= 2:
                 made[id(p)] = nn.Parameter(torch.empty(0, dtype=dtype))
-                made[id(p)].data = shared[_inputs(p)][: p.numel()].view(p.shape)  # with a version of its own
+                made[id(p)].data = shared[_fan_in(p)][: p.numel()].view(p.shape)  # with a version of its own
             elif id(p) not in made:
                 made[id(p)] = nn.Parameter(_random(name, p, device, dtype, generator))
             setattr(module, name, made[id(p)])
@@ -71,7 +71,7 @@ def fill_randomly(
     return model.eval()
 
 
-def _inputs(weight: Tensor) -> int:
+def _fan_in(weight: Tensor) -> int:
     """How many numbers of its input each output of a layer is made from."""
     return weight[0].numel()
 
@@ -82,7 +82,7 @@ def _random(name: str, like: Tensor, device: torch.device, dtype: torch.dtype, g
         return tensor.fill_(1.0 if name in ("weight", "scale") else 0.0)
     flat = tensor.view(-1)
     few = flat[:RANDOM_VALUES]  # a processor would draw numbers for minutes
-    few.normal_(0.0, 0.7 / _inputs(like) ** 0.5, generator=generator)
+    few.normal_(0.0, 0.7 / _fan_in(like) ** 0.5, generator=generator)
     for start in range(RANDOM_VALUES, flat.numel(), RANDOM_VALUES):
         rest = flat[start : start + RANDOM_VALUES]
         rest.copy_(few[: rest.numel()])

@@ -133,10 +133,10 @@ def check_bench_options(asked: argparse.Namespace) -> None:
             wrong.append(f"{path} is a folder, not a file" if path.is_dir() else f"{path} does not exist")
     wrong += [
         f"--part {part} is no part: choose from {', '.join(report.PARTS)}"
-        for part in _split(asked.part)
+        for part in _split_commas(asked.part)
         if part not in report.PARTS
     ]
-    for side in _split(asked.resolution):
+    for side in _split_commas(asked.resolution):
         if not (side.isascii() and side.isdigit()) or not 64 <= int(side) <= 8192 or int(side) % 64:
             wrong.append(f"--resolution {side} must be a multiple of 64 from 64 to 8192")
     for name, least in (("batch", 1), ("steps", 1), ("warmup", 1), ("seconds", 0)):
@@ -163,9 +163,9 @@ def _not_together(asked: argparse.Namespace) -> Iterator[str]:
     if asked.input and (asked.run or asked.family):
         yield "--input is for --diffusers: what our own families are called with is known"
     for name in ("part", "candidate", "resolution"):
-        if (given := getattr(asked, name)) and not _split(given):
+        if (given := getattr(asked, name)) and not _split_commas(given):
             yield f"--{name} {','.join(given)} names nothing: give one or leave it out"
-        if asked.profile and name != "part" and len(_split(given)) > 1:
+        if asked.profile and name != "part" and len(_split_commas(given)) > 1:
             yield f"--profile looks at one way at one size: give --{name} one only"
 
 
@@ -173,7 +173,7 @@ def _subject(asked: argparse.Namespace) -> "Subject":
     from library.bench import machine, subjects
     from library.bench.diffusers import model as diffusers_model
 
-    device, shapes = machine.choose_device(asked.device), _shapes(asked.input)
+    device, shapes = machine.choose_device(asked.device), _parse_shapes(asked.input)
     given: JsonObject = dict(text.split("=", 1) for text in asked.set)
     if device.type == "cuda" and not asked.run:
         given = {"mixed_precision": machine.half_type(device), **given}
@@ -197,11 +197,11 @@ def _measured(asked: argparse.Namespace, subject: "Subject", work: JobRecord) ->
 
     device = machine.choose_device(asked.device)
     ways = candidates.choose_candidates(asked.candidate, bool(asked.run), device.type, _options(subject))
-    sizes = tuple(int(side) for side in _split(asked.resolution)) or subject.resolutions
+    sizes = tuple(int(side) for side in _split_commas(asked.resolution)) or subject.resolutions
     plan = timing.TimingPlan(asked.steps, asked.warmup, asked.seconds)
     say = (lambda text: None) if asked.json else functools.partial(print, flush=True)
     bench = measure.BenchRun(
-        subject, device, ways, tuple(_split(asked.part)) or report.PARTS, sizes, plan, asked.compile_all, say
+        subject, device, ways, tuple(_split_commas(asked.part)) or report.PARTS, sizes, plan, asked.compile_all, say
     )
     try:
         return bench.run(work)
@@ -227,7 +227,7 @@ def _profiled(asked: argparse.Namespace, subject: "Subject", work: JobRecord) ->
     device = machine.choose_device(asked.device)
     usual = candidates.OWN if asked.run else "compiled" if device.type == "cuda" else "eager"
     way = candidates.choose_candidates(asked.candidate or [usual], bool(asked.run), device.type, _options(subject))[0]
-    side = int((_split(asked.resolution) or [min(1024, max(subject.resolutions))])[0])
+    side = int((_split_commas(asked.resolution) or [min(1024, max(subject.resolutions))])[0])
     found = profiling.profile_training(subject, way, device, side, min(asked.steps, profiling.MOST_STEPS), work)
     work.store(found)
     text = profile_advice.profile_text(found)
@@ -241,7 +241,7 @@ def _options(subject: "Subject") -> Sequence[str]:
     return list(options_of(type(subject.config({}))))
 
 
-def _shapes(given: Sequence[str]) -> JsonObject:
+def _parse_shapes(given: Sequence[str]) -> JsonObject:
     """NAME=1,16,64 -> a shape; frames=5 -> a number."""
     found: JsonObject = {}
     for text in given:
@@ -266,5 +266,5 @@ def _cold(wanted: bool) -> Iterator[None]:
         yield
 
 
-def _split(given: Sequence[str]) -> list[str]:
+def _split_commas(given: Sequence[str]) -> list[str]:
     return [part.strip() for text in given for part in text.split(",") if part.strip()]

@@ -56,14 +56,14 @@ def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> arg
     one.add_argument("--undesired", default="", help="tags that are never written, separated by commas")
     one.add_argument("--rating", action="store_true", help="begin with the rating (general, sensitive and so on)")
     one.add_argument("--underscores", action="store_true", help="keep underscores instead of spaces")
-    _add_common(one, 4)
+    _add_caption_options(one, 4)
     text = "sentences by a vision language model (Qwen2.5-VL, LLaVA, Gemma 3) or a captioner (BLIP, GIT)"
     one = ways.add_parser("hf", help=text, description=text)
     _add_first(one, "folder with config.json and .safetensors, or a Hugging Face id, downloaded once")
     one.add_argument("--prompt", default="", help="what the model is asked to write; BLIP and GIT cannot be asked")
     one.add_argument("--max_tokens", type=int, default=75, help="longest caption, in tokens; 300 for a detailed one")
     one.add_argument("--beams", type=int, default=1, help="beam search width; 1 is fastest")
-    _add_common(one, 1)
+    _add_caption_options(one, 1)
     _add_blip(ways)
     return made
 
@@ -114,7 +114,7 @@ def _add_first(one: argparse.ArgumentParser, model: str) -> None:
     one.add_argument("--model", required=True, metavar="MODEL", help=model)
 
 
-def _add_common(one: argparse.ArgumentParser, batch: int) -> None:
+def _add_caption_options(one: argparse.ArgumentParser, batch: int) -> None:
     one.add_argument("--extension", default=".txt", help="ending of the caption files")
     one.add_argument(
         "--existing",

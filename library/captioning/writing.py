@@ -117,7 +117,7 @@ def to_do(folder: Path, choices: CaptioningOptions) -> ToDo:
         raise ConfigError("there are no images in {folder}, nor in the folders inside it", folder=folder)
     if choices.existing == REPLACE:
         return ToDo(found, 0, [])
-    texts = {file: _read(file) for _, file in found}
+    texts = {file: _read_caption(file) for _, file in found}
     foreign = [file.name for file, text in texts.items() if text is None]
     wanted = [
         (image, file)
@@ -141,13 +141,13 @@ def write_captions(
     with trash.Change(folder, f"Captions by {captioner.name}", keep=True) as change:
         at = 0
         report(Message("captioning"), 0, len(wanted))
-        for batch in _batches(wanted, captioner.batch_size, done.unreadable):
+        for batch in _image_batches(wanted, captioner.batch_size, done.unreadable):
             at += len(batch)
             pictures = [(file, picture) for file, picture in batch if picture is not None]
             if pictures:
                 made = captioner([picture for _, picture in pictures])
                 texts = {
-                    file: choices.words(text, _read(file) or "", captioner.makes_tags)
+                    file: choices.words(text, _read_caption(file) or "", captioner.makes_tags)
                     for (file, _), text in zip(pictures, made, strict=True)
                 }
                 done.written += change.write({file: text for file, text in texts.items() if text})
@@ -188,7 +188,7 @@ def listings(folder: Path, depth: int | None) -> Iterator[folders.Listing]:
             yield from listings(folder / name, depth and depth - 1)
 
 
-def _batches(
+def _image_batches(
     wanted: Sequence[tuple[Path, Path]], size: int, unreadable: list[str]
 ) -> Iterator[list[tuple[Path, Image.Image | None]]]:
     for start in range(0, len(wanted), size):
@@ -210,7 +210,7 @@ def rgb(path: Path, unreadable: list[str]) -> Image.Image | None:
         return None
 
 
-def _read(file: Path) -> str | None:
+def _read_caption(file: Path) -> str | None:
     """The text of a caption file, "" where there is none; None where it cannot be read as text."""
     try:
         return read_caption(file)

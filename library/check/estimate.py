@@ -107,7 +107,7 @@ class MemoryEstimate:
 def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: float | None = None) -> MemoryEstimate:
     """The estimate for batches of images of `size` (width, height) in pixels on a GPU with `memory` GiB."""
     model = model_stats(config)
-    parts = {name: round(value / GIB, 2) for name, value in _parts(config, model, size, memory).items() if value}
+    parts = {name: round(value / GIB, 2) for name, value in _memory_parts(config, model, size, memory).items() if value}
     peak = sum(parts.values()) * SLACK
     counted = "counted parameters" if model.counted else "the parameters of the published model"
     rate, known = last_run_rate(config, gpu, model)
@@ -130,7 +130,9 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
 # ---- memory
 
 
-def _parts(config: RunConfig, model: ModelStats, size: tuple[int, int], memory: float | None) -> dict[str, float]:
+def _memory_parts(
+    config: RunConfig, model: ModelStats, size: tuple[int, int], memory: float | None
+) -> dict[str, float]:
     learning = trained_parameters(config, model)
     grads = 2 if config.precision.full_bf16 or config.precision.full_fp16 else 4
     early = bool(config.optim.stepped_early)

@@ -153,10 +153,10 @@ def evaluate(
         family = families.family_for(config)
         remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]
         resumes = not (failed["length"] or any(one.option == "resume" for one in found))
-        remarks += _changed(config, images) if resumes else []
+        remarks += _find_changed_options(config, images) if resumes else []
         remarks += [] if failed["network"] else methods.method_notes(config)
         remarks += [] if failed["model"] or failed["other adapters"] else adapter_files.find_relative_notes(config)
-        remarks += [] if config.compile.compile_fullgraph else _graphs(config, images, failed)
+        remarks += [] if config.compile.compile_fullgraph else _find_graph_problems(config, images, failed)
         remarks += [] if failed["optimizer"] else optimizers.optimizer_notes(config)
         remarks += [] if failed["samples"] else sample_prompts.idle_prompts(config, family)
         remarks += [unlisted] if (unlisted := registry.unusable()) else []
@@ -187,7 +187,7 @@ def _stages(
         "resume": lambda: _resumed(config),
         "other adapters": lambda: adapter_files.find_adapter_problems(config),
         "rates": lambda: optimizers.zero_rate_problems(config),
-        "graphs": lambda: _graphs(config, images, failed) if config.compile.compile_fullgraph else [],
+        "graphs": lambda: _find_graph_problems(config, images, failed) if config.compile.compile_fullgraph else [],
         "fit": lambda: [] if any(map(failed.get, FITTED)) else _fitted(config, failed),
     }
 
@@ -216,7 +216,7 @@ def _fitted(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[Problem]:
     yield from meta_model.find_model_file_problems(config)
 
 
-def _graphs(config: RunConfig, images: data.Check, failed: Mapping[str, bool]) -> Iterator[Problem]:
+def _find_graph_problems(config: RunConfig, images: data.Check, failed: Mapping[str, bool]) -> Iterator[Problem]:
     """More graphs than are allowed: a mistake with compile_fullgraph, else only slower."""
     if not any(map(failed.get, COUNTED)):
         yield from graph_limit.find_graph_limit_problems(config, images.images, _device())
@@ -283,7 +283,7 @@ def _resumed(config: RunConfig) -> Iterator[Problem]:
         yield from resume_state.find_state_problems(Path(config.steps.resume), config)
 
 
-def _changed(config: RunConfig, images: data.Check) -> list[Problem]:
+def _find_changed_options(config: RunConfig, images: data.Check) -> list[Problem]:
     """What the config changes in the training that it resumes."""
     if not config.steps.resume or config.steps.resume_from_huggingface:
         return []

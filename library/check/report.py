@@ -133,8 +133,10 @@ def make_report(config: RunConfig, reading: Reading[Any] | None = None) -> Repor
             findings += _about_the_fit(needs, config)
             findings += [Finding("samples", *said) for said in preview_memory.sentences(needs, config)]
         settled = {f.topic for f in findings if f.verdict == "bad" or f.topic == "captions"}
-        findings += [finding for finding in _facts(config, found, gpu, memory) if finding.topic not in settled]
-    return Report(tuple(sorted(findings, key=_place)), needs)
+        findings += [
+            finding for finding in _collect_findings(config, found, gpu, memory) if finding.topic not in settled
+        ]
+    return Report(tuple(sorted(findings, key=_sort_key)), needs)
 
 
 def answer_requests() -> None:
@@ -151,7 +153,7 @@ def _asked(given: JsonObject) -> JsonObject:
     return make_report(config, made).as_json()
 
 
-def _place(finding: Finding) -> tuple[int, int]:
+def _sort_key(finding: Finding) -> tuple[int, int]:
     return ("bad", "hint", "ok").index(finding.verdict), ORDER.index(finding.topic)
 
 
@@ -189,7 +191,7 @@ def _batched(config: RunConfig, images: ImageSet | None) -> RunConfig:
 # ---- what is well
 
 
-def _facts(config: RunConfig, found: data.Check, gpu: str, memory: float | None) -> Iterator[Finding]:
+def _collect_findings(config: RunConfig, found: data.Check, gpu: str, memory: float | None) -> Iterator[Finding]:
     images, masks = found.images, found.masks
     model = model_stats(config)
     if model.counted:
@@ -198,13 +200,13 @@ def _facts(config: RunConfig, found: data.Check, gpu: str, memory: float | None)
             "model", "ok", Message("{title}: {many} parameters in the image model", title=config.title, many=many)
         )
     if images and images.items:
-        yield Finding("images", "ok", _images(config, images))
+        yield Finding("images", "ok", _say_images(config, images))
         yield from _several_sizes(images)
         if said := held_out.by_folder(images):
             yield Finding("images", "ok", said)
-        yield from _captions(images)
+        yield from _check_captions(images)
         yield from [Finding("images", "ok", masks)] if masks else []
-        yield from _caches(config, images)
+        yield from _check_caches(config, images)
     optim = config.optim
     yield Finding(
         "training",
@@ -221,7 +223,7 @@ def _facts(config: RunConfig, found: data.Check, gpu: str, memory: float | None)
         yield _disk(config)
 
 
-def _images(config: RunConfig, images: ImageSet) -> Message:
+def _say_images(config: RunConfig, images: ImageSet) -> Message:
     counts = data.summarise_images(images)
     clock = Clock.of(config, counts["batches_per_epoch"])
     template, steps = "{images} in {buckets}, {batches} per epoch:  {steps} are {epochs} epochs", "{count} steps"
@@ -231,7 +233,7 @@ def _images(config: RunConfig, images: ImageSet) -> Message:
         template,
         images=counted(counts["images"], "image"),
         buckets=counted(len(counts["buckets"]), "bucket"),
-        batches=_batches(counts["batches_per_epoch"]),
+        batches=_say_batches(counts["batches_per_epoch"]),
         steps=Message(steps, count=f"{clock.total:,}"),
         epochs=f"{clock.total / clock.per_epoch:,.1f}",
     )
@@ -245,17 +247,17 @@ def _several_sizes(images: ImageSet) -> Iterator[Finding]:
         yield Finding("images", "ok", Message(template, count=len(sizes), sizes=shown))
 
 
-def _batches(count: int) -> Message:
+def _say_batches(count: int) -> Message:
     return ngettext("{count} batch", "{count} batches", count)
 
 
-def _captions(images: ImageSet) -> Iterator[Finding]:
+def _check_captions(images: ImageSet) -> Iterator[Finding]:
     empty = sum(not image.caption.strip() for image in images.items)
     if not empty:
         yield Finding("captions", "ok", "every image has a caption or the words of its folder")
 
 
-def _caches(config: RunConfig, images: ImageSet) -> Iterator[Finding]:
+def _check_caches(config: RunConfig, images: ImageSet) -> Iterator[Finding]:
     if config.cache.text:
         yield _encodings(config, images)
     if not config.cache.cache_latents_to_disk:

@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
 def read_check_request(argv: list[str]) -> tuple[str, Reading[Any], JsonObject]:
     """What a command line is about in words, what came of reading it, and its launch options."""
     how, rest, wrong = split_launch(argv)
-    script, rest = _script(rest)
+    script, rest = _take_script_option(rest)
     what = rest.pop(0) if rest and not rest[0].startswith("--") else ""
     is_file = bool(what) and (what.lower().endswith(".toml") or Path(what).is_file() or bool(script))
     if is_file:
@@ -97,7 +97,7 @@ def make_check_report(reading: Reading[Any]) -> Any:
     return checking.make_report(reading.config, reading)
 
 
-def _script(argv: list[str]) -> tuple[str, list[str]]:
+def _take_script_option(argv: list[str]) -> tuple[str, list[str]]:
     """The value of --script, and the other arguments."""
     for at, token in enumerate(argv):
         name, equals, value = token.partition("=")

@@ -55,14 +55,14 @@ def main(argv: list[str]) -> int:
     if asked.json:
         return _in_json(asked.file, asked.script, asked.output)
     if importers.is_foreign_dataset(found := importers.parse_file(asked.file)):
-        return _dataset(found, asked.output)
+        return _convert_dataset_file(found, asked.output)
     made = importers.import_file(asked.file, configs(), asked.script)
     if asked.to:
         return _export(made, asked.base, asked.output)
     if asked.output:
         made = _write(made, asked.output, asked.file)
     else:
-        print(_toml(made, asked.file), end="")
+        print(_imported_toml(made, asked.file), end="")
     _say(made, asked.output)
     return FAILED if made.problems else DONE
 
@@ -133,13 +133,13 @@ def diff(argv: list[str]) -> int:
     return FAILED if found else DONE
 
 
-def _toml(made: importers.Imported, source: Path) -> str:
+def _imported_toml(made: importers.Imported, source: Path) -> str:
     config = made.config
     comment = f"{config.title}: accelerate launch sd-scripts/{config.script}.py --config_file THIS_FILE"
     return to_toml(config, f"{comment}\nimported from {source.name} ({made.trainer})")
 
 
-def _dataset(found: JsonObject, path: Path | None) -> int:
+def _convert_dataset_file(found: JsonObject, path: Path | None) -> int:
     """Write or print a dataset file of musubi-tuner as ours."""
     text, notes = importers.convert_foreign_dataset(found)
     if path is None:
@@ -191,5 +191,5 @@ def _write(made: importers.Imported, path: Path, source: Path) -> importers.Impo
     with clear_errors(path):
         for name, file in beside.items():
             write_atomic(file, made.texts[name])
-        write_atomic(path, _toml(made, source))
+        write_atomic(path, _imported_toml(made, source))
     return made

@@ -51,11 +51,11 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand. Returns the exit code: 0 done, 1 it did not work, 2 it was called wrongly."""
     with environment.reader_may_leave():
-        return _run(sys.argv[1:] if argv is None else argv)
+        return _run_command(sys.argv[1:] if argv is None else argv)
     return DONE
 
 
-def _run(argv: list[str]) -> int:
+def _run_command(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(command_usage())
         return DONE

@@ -38,11 +38,13 @@ def option_tables(known: Iterable[Option], depth: int = 2) -> str:
             lines += ["| option | value | default | meaning |", "|---|---|---|---|"]
             last = o.section
         default = f"`{o.text(o.default)}`" if o.text(o.default) else ""
-        lines.append(f"| `{o.name}` | {_cell(_value(o))} | {_cell(default)} | {_cell(o.help)} |")
+        lines.append(
+            f"| `{o.name}` | {_escape_cell(_value_word(o))} | {_escape_cell(default)} | {_escape_cell(o.help)} |"
+        )
     return "\n".join(lines) + "\n"
 
 
-def _value(option: Option) -> str:
+def _value_word(option: Option) -> str:
     if option.choices:
         return ", ".join(map(str, option.choices)) + (", ..." if option.open else "")
     word = {bool: "yes or no", int: "whole number", float: "number", Path: "file"}.get(
@@ -51,7 +53,7 @@ def _value(option: Option) -> str:
     return f"{word}, several" if option.many else word
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 

@@ -50,15 +50,20 @@ def _presets() -> list[Path]:
     folders = [*(facts.name for facts in all_families()), PROFILES]
     return sorted(
         (path for path in (ROOT / "presets").glob("*/*.toml") if path.parent.name in folders),
-        key=lambda path: (folders.index(path.parent.name), not path.stem.startswith("lora"), _kind(path), _size(path)),
+        key=lambda path: (
+            folders.index(path.parent.name),
+            not path.stem.startswith("lora"),
+            _preset_kind(path),
+            _preset_memory(path),
+        ),
     )
 
 
-def _kind(path: Path) -> str:
+def _preset_kind(path: Path) -> str:
     return re.sub(r"-\d+gb$", "", path.stem)
 
 
-def _size(path: Path) -> int:
+def _preset_memory(path: Path) -> int:
     match = re.search(r"-(\d+)gb$", path.stem)
     return int(match[1]) if match else 0
 
@@ -69,7 +74,7 @@ def _heading(path: Path) -> tuple[str, str]:
     if path.parent.name == PROFILES:
         return "Compile profiles, for any model", f"`{PROFILES}/{path.stem}`"
     title, _, size = first.partition(":")[0].rpartition(" on ")
-    return f"{title} (`{path.parent.name}/{_kind(path)}-...`)", size
+    return f"{title} (`{path.parent.name}/{_preset_kind(path)}-...`)", size
 
 
 def _joined(groups: Mapping[str, Columns]) -> dict[str, Columns]:

@@ -122,7 +122,7 @@ def read_command_line(config: type[C], argv: list[str] | None = None, also: Iter
             print(help_text(config))
         raise SystemExit(0)
     path, writing = config_path(flags.pop("config_file", None)), flags.pop("output_config", False)
-    reading = _read(config, flags, problems, None if writing else path)
+    reading = _read_flags(config, flags, problems, None if writing else path)
     if writing:
         if reading.problems:
             fail(ConfigError(*reading.problems))
@@ -132,7 +132,7 @@ def read_command_line(config: type[C], argv: list[str] | None = None, also: Iter
     return reading
 
 
-def _read(config: type[C], flags: JsonObject, problems: list[Problem], path: Path | None) -> Reading[C]:
+def _read_flags(config: type[C], flags: JsonObject, problems: list[Problem], path: Path | None) -> Reading[C]:
     layers, unreadable = [Layer(flags, "--")], _spoken_of(config, problems)
     if environment.shards_asked() == 2:
         layers.insert(0, Layer({"fsdp": True}, "accelerate's config"))
@@ -170,7 +170,7 @@ def read_flags(config: type[RunConfig], argv: list[str], also: Iterable[str] = (
     with two dashes is written --flag=value.
     """
     known, found, problems = options_of(config), dict[str, Any](), list[Problem]()
-    for flag, given in _groups(argv):
+    for flag, given in _group_by_flag(argv):
         if flag in ("-h", "--help"):
             return {"help": True}, []
         if not flag.startswith("--"):
@@ -223,7 +223,7 @@ def take_flags(known: Mapping[str, Option], argv: list[str]) -> tuple[JsonObject
     return found, rest, problems
 
 
-def _groups(argv: list[str]) -> list[tuple[str, list[str]]]:
+def _group_by_flag(argv: list[str]) -> list[tuple[str, list[str]]]:
     """The command line as flags with the values that follow each; a stray value at the start stands for itself."""
     groups: list[tuple[str, list[str]]] = []
     for token in argv:

@@ -139,7 +139,7 @@ class FileComparer:
                 self._measure.forget_text()
             device = model.world.device
             del model, sample
-            _free(device)
+            _free_memory(device)
         return device
 
     def _sampler(self, model: OpenModel, config: RunConfig) -> ColumnSampler:
@@ -173,13 +173,13 @@ class FileComparer:
     def _judge(self, encoder: ImageEncoder | None, device: torch.device) -> None:
         """Find copies, measure likeness and propose a file."""
         made = self.comparison
-        _free(device)
+        _free_memory(device)
         known = [image.path for image in self.images.items if not image.is_reg] if self.images else []
         if known:
-            looks = TrainingLooks(_spread(known, HASHED), self.report)
+            looks = TrainingLooks(_evenly_spread(known, HASHED), self.report)
             made.copies = [[looks.nearest(path) for path in row] for row in made.pictures]
         if encoder and known:
-            self._look(encoder, _spread(known, LOOKED_AT), device)
+            self._look(encoder, _evenly_spread(known, LOOKED_AT), device)
         elif not encoder:
             made.notes.append(Message(NO_ENCODER))
         measured = zip(made.files, made.losses, made.likeness, made.copied, strict=True)
@@ -219,7 +219,7 @@ def caption_prompts(images: ImageSet | None) -> list[Prompt]:
     first = {image.encoded_caption: image for image in own}
     return [
         Prompt(caption, width=image.fit.bucket[0], height=image.fit.bucket[1])
-        for caption, image in _spread([*first.items()], CAPTIONS)
+        for caption, image in _evenly_spread([*first.items()], CAPTIONS)
     ]
 
 
@@ -246,14 +246,14 @@ def _base_weights(config: RunConfig) -> Sequence[tuple[str, float]]:
     return methods.base_weights(config) if isinstance(config, AdapterRun) else ()
 
 
-def _spread(known: Sequence[Any], most: int) -> list[Any]:
+def _evenly_spread(known: Sequence[Any], most: int) -> list[Any]:
     """At most so many of a list, evenly spread."""
     if len(known) <= most:
         return [*known]
     return [known[at * len(known) // most] for at in range(most)]
 
 
-def _free(device: torch.device) -> None:
+def _free_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

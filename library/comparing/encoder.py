@@ -59,7 +59,7 @@ class ImageEncoder:
         made = []
         for start in range(0, len(paths), AT_ONCE):
             report(Message("looking at pictures"), start, len(paths))
-            pictures = [_picture(path) for path in paths[start : start + AT_ONCE]]
+            pictures = [_open_picture(path) for path in paths[start : start + AT_ONCE]]
             pixels = self._processor(images=pictures, return_tensors="pt")["pixel_values"].to(device)
             with torch.inference_mode():
                 made.append(self._features(pixels).float().cpu())
@@ -84,7 +84,7 @@ def threshold(training: torch.Tensor) -> float:
     return max(COPY, min(SURE, float(alike.max())))
 
 
-def _picture(path: str) -> Image.Image:
+def _open_picture(path: str) -> Image.Image:
     try:
         with Image.open(path) as image:
             return image.convert("RGB")

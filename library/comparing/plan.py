@@ -111,7 +111,7 @@ def saved_files_of_run(run: reader.RecordedRun, most: int = MOST) -> tuple[list[
     known: dict[Path, int] = {}
     gone: list[str] = []
     for own, event in told:
-        path = _place(own, str(event["file"]))
+        path = _locate_saved_file(own, str(event["file"]))
         if path is None:
             gone.append(Path(str(event["file"])).name)
         else:
@@ -133,7 +133,7 @@ def saved_files_of_run(run: reader.RecordedRun, most: int = MOST) -> tuple[list[
     return files, notes
 
 
-def _place(run: reader.RecordedRun, name: str) -> Path | None:
+def _locate_saved_file(run: reader.RecordedRun, name: str) -> Path | None:
     """Where a saved file is, also after its whole folder was moved."""
     recorded = Path(str(run.facts.get("folder") or "."), name)
     for path in (recorded, run.folder.parent.parent / recorded.name):

@@ -43,7 +43,7 @@ def use_cache(given: str | None, device: torch.device) -> Path:
     folder = Path(chosen or given or default_root() / key(device))
     if why := _why_unusable(folder, device) or _not_made(folder):
         if chosen or given:
-            raise ConfigError(_unusable(given, folder, why))
+            raise ConfigError(_unusable_cache(given, folder, why))
         return Path(default)
     for name, inner in ((INDUCTOR, folder), ("TRITON_CACHE_DIR", folder / "triton")):
         if os.environ.get(name) in (None, default, _told.get(name)):
@@ -59,7 +59,7 @@ def find_cache_problems(given: str | None, device: torch.device) -> Iterator[Pro
     """Why the chosen folder cannot be used. Creates nothing."""
     named = _in_environment() or given
     if named and (why := _why_unusable(Path(named), device)):
-        yield _unusable(given, Path(named), why)
+        yield _unusable_cache(given, Path(named), why)
 
 
 def _in_environment() -> str | None:
@@ -68,7 +68,7 @@ def _in_environment() -> str | None:
     return None if chosen in (default_cache_dir(), _told.get(INDUCTOR)) else chosen
 
 
-def _unusable(given: str | None, folder: Path, why: MessageLike) -> Problem:
+def _unusable_cache(given: str | None, folder: Path, why: MessageLike) -> Problem:
     if given and not _in_environment():
         option = "compile_cache_dir"
         return Problem(
@@ -105,7 +105,7 @@ def key(device: torch.device) -> str:
     """What compiled code depends on besides the code itself."""
     name = platform.machine() or "cpu"
     if device.type == "cuda":
-        name = f"{torch.cuda.get_device_name(device)}-triton{_triton()}-driver{_driver()}"
+        name = f"{torch.cuda.get_device_name(device)}-triton{_triton()}-driver{_driver_cuda()}"
     python = "".join(map(str, platform.python_version_tuple()[:2]))
     full = re.sub(r"[^\w.]+", "-", f"{torch.__version__}-py{python}-{name}").lower()
     if sys.platform != "win32":
@@ -122,7 +122,7 @@ def _triton() -> str:
     return ""
 
 
-def _driver() -> int:
+def _driver_cuda() -> int:
     """The newest CUDA that the driver knows, asked without touching a GPU; 0 where it is not NVIDIA's."""
     number = ctypes.c_int()
     with contextlib.suppress(OSError, AttributeError):

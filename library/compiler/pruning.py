@@ -34,7 +34,7 @@ def trim(folder: Path, most: int) -> int:
 
     Touches only what PyTorch and Triton have written, as the user may have chosen a folder with other files.
     """
-    pieces = sorted(_pieces(folder), key=lambda piece: piece.used)
+    pieces = sorted(_cache_pieces(folder), key=lambda piece: piece.used)
     left = sum(piece.size for piece in pieces)
     for piece in pieces:
         if left <= most:
@@ -51,14 +51,14 @@ def repair(folder: Path) -> int:
     PyTorch detects and replaces other damaged files, but not these. Returns how many were removed.
     """
     sources = (file for place in _lettered(folder) for file in place.glob("c*.py") if len(file.stem) == NAME)
-    damaged = [*filter(_is_changed, sources), *filter(_is_torn, _folders(folder / "triton"))]
+    damaged = [*filter(_is_changed, sources), *filter(_is_torn, _leaf_folders(folder / "triton"))]
     for path in damaged:
         _remove(path)
     return len(damaged)
 
 
-def _pieces(folder: Path) -> Iterator[Piece]:
-    for place in (place for name in KEPT for place in _folders(folder / name)):
+def _cache_pieces(folder: Path) -> Iterator[Piece]:
+    for place in (place for name in KEPT for place in _leaf_folders(folder / name)):
         found = [piece for file in place.iterdir() if (piece := _piece(file))]
         yield Piece(place, max((p.used for p in found), default=0.0), sum(p.size for p in found))
     for place in _lettered(folder):
@@ -73,7 +73,7 @@ def _piece(file: Path) -> Piece | None:
     return None
 
 
-def _folders(root: Path) -> Iterator[Path]:
+def _leaf_folders(root: Path) -> Iterator[Path]:
     """The folders below one that hold files themselves."""
     for place, _, files in os.walk(root):
         if files:

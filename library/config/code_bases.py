@@ -86,7 +86,7 @@ def _imported(module: str, name: str) -> str:
     tree = module_source(module)
     for one in _definitions(tree, name) if tree else ():
         if isinstance(one, ast.Import):
-            alias = next(each for each in one.names if _bound(each) == name)
+            alias = next(each for each in one.names if _bound_name(each) == name)
             return alias.name if alias.asname else name
         if isinstance(one, ast.ImportFrom):
             real = next(each.name for each in one.names if (each.asname or each.name) == name)
@@ -122,7 +122,7 @@ def _definitions(tree: ast.Module, name: str) -> Iterator[ast.stmt]:
             names = {one.name}
         elif isinstance(one, ast.Import | ast.ImportFrom):
             is_whole = isinstance(one, ast.Import)
-            names = {_bound(alias) if is_whole else alias.asname or alias.name for alias in one.names}
+            names = {_bound_name(alias) if is_whole else alias.asname or alias.name for alias in one.names}
         else:
             written = (each for each in ast.walk(one) if isinstance(each, ast.Name))
             names = {each.id for each in written if isinstance(each.ctx, ast.Store | ast.Del)}
@@ -130,7 +130,7 @@ def _definitions(tree: ast.Module, name: str) -> Iterator[ast.stmt]:
             yield one
 
 
-def _bound(alias: ast.alias) -> str:
+def _bound_name(alias: ast.alias) -> str:
     return alias.asname or alias.name.partition(".")[0]
 
 

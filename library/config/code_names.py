@@ -77,7 +77,7 @@ def why_not_class(module: str, name: str, option: str) -> Message | str:
     """
     if why := why_not_module(module):
         return why
-    found = _names(module)
+    found = _names_in_module(module)
     if found and name in found.functions:
         return Message("{module}.{name} is a function and no class", module=module, name=name)
     named = next((one for one in found.classes | found.others if one.lower() == name.lower()), name) if found else name
@@ -92,7 +92,7 @@ def why_not_network(module: str) -> Message | str:
     """Why a module cannot make a network, "" where it can, from its file alone."""
     if why := why_not_module(module):
         return why
-    found = _names(module)
+    found = _names_in_module(module)
     if found is None or CREATE in found.functions | found.others or found.is_open:
         return ""
     return Message("{module} has no create_network", module=module)
@@ -124,7 +124,7 @@ class _Names:
         self.is_open = self.is_open or any(alias.name == "*" for alias in imported)
 
 
-def _names(module: str) -> _Names | None:
+def _names_in_module(module: str) -> _Names | None:
     """None for a module that is no readable source."""
     tree = code_bases.module_source(module)
     return _Names(tree.body) if tree else None

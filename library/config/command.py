@@ -124,7 +124,7 @@ def _launch(how: Mapping[str, Any], problems: list[Problem]) -> Launch:
 
 def _extra(launch: Launch) -> Iterator[Problem]:
     """Arguments that accelerate does not have, or that say something else than the options of the same name."""
-    given, known = launch.extra_accelerate_launch_args, _flags()
+    given, known = launch.extra_accelerate_launch_args, _launcher_flags()
     if given and not given[0].startswith("-"):
         yield Problem(EXTRA, ": {given} belongs to no option; write --option value", given=quoted(given[0]))
     own = {field.name: getattr(launch, field.name) for field in fields(Launch)}
@@ -149,7 +149,7 @@ def _extra(launch: Launch) -> Iterator[Problem]:
 
 
 @lru_cache(maxsize=1)
-def _flags() -> frozenset[str]:
+def _launcher_flags() -> frozenset[str]:
     """The options of the installed accelerate's launcher, read and not run; nothing where it is not there."""
     spec = importlib.util.find_spec("accelerate")
     places = (

@@ -150,7 +150,7 @@ def drafted(config: RunConfig) -> tuple[tuple[DatasetConfig, ...], list[Problem]
     if config.data.dataset_config:
         problems: list[Problem] = []
         try:
-            return _datasets(config.data.dataset_config, config, problems), problems
+            return _datasets_of_file(config.data.dataset_config, config, problems), problems
         except ConfigError as error:  # about the file as a whole, and a reader looks for the field
             whole = [Problem("dataset_config", ": {problem}", problem=problem) for problem in error.problems]
             return (), whole
@@ -164,13 +164,13 @@ def drafted(config: RunConfig) -> tuple[tuple[DatasetConfig, ...], list[Problem]
     return tuple(replace(base, **known) for base in bases), []
 
 
-def _datasets(path: str | Path, config: RunConfig, problems: list[Problem]) -> tuple[DatasetConfig, ...]:
+def _datasets_of_file(path: str | Path, config: RunConfig, problems: list[Problem]) -> tuple[DatasetConfig, ...]:
     """The datasets of one file, with the run's options behind them, and problems appended.
 
     Raises ConfigError only where there is nothing to go on with.
     """
     found, name = read_tables(Path(path)), Path(path).name
-    if MUSUBI & {key for table in _tables(found, "datasets", name, []) for key in table}:
+    if MUSUBI & {key for table in _tables_of_key(found, "datasets", name, []) for key in table}:
         template = (
             "{name} is written for musubi-tuner: on the page, Load config rewrites it, and in a shell "
             "`kohya import {path}` does"
@@ -181,11 +181,13 @@ def _datasets(path: str | Path, config: RunConfig, problems: list[Problem]) -> t
         for key in found
         if key not in ("general", "datasets")
     ]
-    behind = (_from_run(config), _read(found.get("general", {}), DATASET_KEYS, f"{name} [general]", problems))
+    behind = (_from_run(config), _read_table(found.get("general", {}), DATASET_KEYS, f"{name} [general]", problems))
     made: list[DatasetConfig] = []
-    for i, table in enumerate(_tables(found, "datasets", name, problems), 1):
+    for i, table in enumerate(_tables_of_key(found, "datasets", name, problems), 1):
         before = len(problems)
-        own = [replace(one, table=i - 1) for one in _dataset(table, f"{name} dataset {i}", behind, problems)]
+        own = [
+            replace(one, table=i - 1) for one in _read_datasets_of_table(table, f"{name} dataset {i}", behind, problems)
+        ]
         made += own
         # A rule that speaks of a value which could not be read would only repeat that it is wrong.
         spoken = {option for problem in problems[before:] for option in problem.options}
@@ -204,9 +206,9 @@ def decided(config: RunConfig) -> list[str]:
         found = read_tables(Path(config.data.dataset_config or ""))
     except ConfigError:  # which is said by itself
         return []
-    general, every = found.get("general"), _tables(found, "datasets", "", [])
+    general, every = found.get("general"), _tables_of_key(found, "datasets", "", [])
     shared = set(general if isinstance(general, Mapping) else ())
-    own = [{*table} | set.intersection(*map(set, _tables(table, "subsets", "", []) or [{}])) for table in every]
+    own = [{*table} | set.intersection(*map(set, _tables_of_key(table, "subsets", "", []) or [{}])) for table in every]
     said = shared | set.intersection(*own or [set()])
     names = {RUN_NAMES.get(key, key) for key in said & {*DATASET_KEYS, *SUBSET_KEYS}}
     return [name for members in changed(config).values() for name in members if name in names]
@@ -249,17 +251,19 @@ def _wrong(source: str, key: str, template: str, **facts: Any) -> Problem:
     return Problem(key, template, place=place, topic="images", **facts)
 
 
-def _dataset(table: JsonMapping, source: str, behind: Layers, problems: list[Problem]) -> list[DatasetConfig]:
+def _read_datasets_of_table(
+    table: JsonMapping, source: str, behind: Layers, problems: list[Problem]
+) -> list[DatasetConfig]:
     own = {k: v for k, v in table.items() if k != "subsets"}
     for key in [k for k in own if closest(k, [*DATASET_KEYS, "subsets"]) == "subsets"]:
         hint = did_you_mean(key, ["subsets"])
         problems.append(_wrong(source, key, "is not a known key{hint}", hint=hint, also="subsets"))
         del own[key]
-    layers = (*behind, _read(own, DATASET_KEYS, source, problems))
+    layers = (*behind, _read_table(own, DATASET_KEYS, source, problems))
     subsets: dict[str, SubsetConfig] = {}
     repeated: list[str] = []
-    for i, inner in enumerate(_tables(table, "subsets", source, problems), 1):
-        subset = _make(SubsetConfig, *layers, _read(inner, SUBSET_KEYS, f"{source} subset {i}", problems))
+    for i, inner in enumerate(_tables_of_key(table, "subsets", source, problems), 1):
+        subset = _make(SubsetConfig, *layers, _read_table(inner, SUBSET_KEYS, f"{source} subset {i}", problems))
         if not {"image_dir", "metadata_file"} & {closest(key, SUBSET_KEYS) for key in inner}:
             problems.append(_wrong(f"{source} subset {i}", "image_dir", "is not set; name the folder of its images"))
         if not (place := subset.metadata_file or subset.image_dir):
@@ -272,7 +276,7 @@ def _dataset(table: JsonMapping, source: str, behind: Layers, problems: list[Pro
     return [replace(dataset, **own) for dataset in _at_each_size(*layers)]
 
 
-def _read(table: Any, known: Mapping[str, Option], source: str, problems: list[Problem]) -> JsonObject:
+def _read_table(table: Any, known: Mapping[str, Option], source: str, problems: list[Problem]) -> JsonObject:
     """The values of one table, with advice about keys that belong to another level."""
     if not isinstance(table, Mapping):
         problems.append(_wrong(source, "", "must be a table, got {table}", table=quoted(table)))
@@ -288,7 +292,7 @@ def _read(table: Any, known: Mapping[str, Option], source: str, problems: list[P
     return read_section(known, Layer(here, source), problems)
 
 
-def _tables(table: JsonMapping, key: str, source: str, problems: list[Problem]) -> list[Any]:
+def _tables_of_key(table: JsonMapping, key: str, source: str, problems: list[Problem]) -> list[Any]:
     found = table.get(key, [])
     if isinstance(found, list) and all(isinstance(t, Mapping) for t in found):
         return found

@@ -60,7 +60,7 @@ def _is_logged(config: RunConfig) -> bool:
     return bool(config.log.logging_dir or config.log.log_with)
 
 
-def _dataset(config: RunConfig) -> bool:
+def _has_no_dataset_file(config: RunConfig) -> bool:
     return not config.data.dataset_config
 
 
@@ -96,7 +96,7 @@ SHARED: tuple[Rule, ...] = (
     ),
     ("compile_mode", lambda c: c.compile.compile_backend == "inductor", "only inductor has modes"),
     ("checkpoint_keep_attention", lambda c: c.memory.checkpointing, "gradient_checkpointing is off"),
-    ("train_data_dir reg_data_dir in_json", _dataset, "dataset_config describes the images"),
+    ("train_data_dir reg_data_dir in_json", _has_no_dataset_file, "dataset_config describes the images"),
     (
         "reg_data_dir caption_extension cache_info",
         lambda c: not c.data.in_json or c.data.dataset_config,

@@ -141,7 +141,7 @@ class Message:
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _text, (self.as_json(),)
+        return _message_from_json, (self.as_json(),)
 
 
 class Problem(Message):
@@ -325,16 +325,20 @@ def restored(found: Any, made: Iterable[JsonMapping]) -> Any:
         if isinstance(value, list):
             return [with_texts(inner, (*at, number)) for number, inner in enumerate(value)]
         known = texts.get(at)
-        return _text(known) if known is not None and known["text"] == value and _is_sound(known) else value
+        return (
+            _message_from_json(known)
+            if known is not None and known["text"] == value and _is_sound_message(known)
+            else value
+        )
 
     return with_texts(found, ())
 
 
-def _is_sound(sent: JsonMapping) -> bool:
+def _is_sound_message(sent: JsonMapping) -> bool:
     """Whether a stored message gives the text that stands beside it, decided without formatting anything longer."""
     arguments, text = sent["arguments"], sent["text"]
     inner = [one for one in arguments.values() if not isinstance(one, str)]
-    if not (isinstance(text, str) and all(isinstance(one, dict) and _is_sound(one) for one in inner)):
+    if not (isinstance(text, str) and all(isinstance(one, dict) and _is_sound_message(one) for one in inner)):
         return False
     lengths = {name: len(one if isinstance(one, str) else one["text"]) for name, one in arguments.items()}
     plural = sent.get("plural") if arguments.get("count") != "1" else ""
@@ -342,24 +346,24 @@ def _is_sound(sent: JsonMapping) -> bool:
     names = [part[2] or part[1] for part in parts if part[1] or part[2]]
     if not lengths.keys() >= {*names} or sum(lengths[name] for name in names) > len(text):
         return False
-    return str(_text(sent)) == text
+    return str(_message_from_json(sent)) == text
 
 
 def problem_from_json(sent: JsonMapping) -> Problem:
     """What `Problem.as_json` wrote -> the problem."""
-    return Problem(**{name: sent[name] for name in ("option", "template", *FACTS)}, **_arguments(sent))
+    return Problem(**{name: sent[name] for name in ("option", "template", *FACTS)}, **_arguments_from_json(sent))
 
 
-def _arguments(sent: JsonMapping) -> JsonObject:
-    return {name: _text(one) if isinstance(one, dict) else one for name, one in sent["arguments"].items()}
+def _arguments_from_json(sent: JsonMapping) -> JsonObject:
+    return {name: _message_from_json(one) if isinstance(one, dict) else one for name, one in sent["arguments"].items()}
 
 
-def _text(sent: JsonMapping) -> Message:
+def _message_from_json(sent: JsonMapping) -> Message:
     if "option" in sent:
         return problem_from_json(sent)
     if sent.get("isOption"):
         return OptionName(sent["template"])
-    made = Message(sent["template"], **_arguments(sent))
+    made = Message(sent["template"], **_arguments_from_json(sent))
     made._set(plural=sent.get("plural", ""))
     return made
 

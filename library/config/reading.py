@@ -51,7 +51,7 @@ def steps_or_share(value: Any) -> int | float:
 def resolution(value: Any) -> str:
     """A resolution as text: 1024 or [1024, 1024] -> "1024" or "1024,1024"; several sizes -> "512;1024,768"."""
     parse_resolution(value)  # raises for what they cannot be together
-    return ";".join(",".join(map(str, _sides(part, OF_RESOLUTION))) for part in _size_parts(value))
+    return ";".join(",".join(map(str, _parse_sides(part, OF_RESOLUTION))) for part in _size_parts(value))
 
 
 # Why: docs/decisions/2026-11-27-several-sizes.md
@@ -64,7 +64,7 @@ def parse_resolution(value: Any) -> tuple[tuple[int, int], ...]:
     parts = _size_parts(value)
     if len(parts) > MOST_SIZES:
         raise ConfigError("must be at most {most} sizes, got {count}", most=MOST_SIZES, count=len(parts))
-    found = [(sides[0], sides[-1]) for sides in (_sides(part, OF_RESOLUTION) for part in parts)]
+    found = [(sides[0], sides[-1]) for sides in (_parse_sides(part, OF_RESOLUTION) for part in parts)]
     if twice := next((size for size in found if found.count(size) > 1), None):
         shown = ",".join(map(str, dict.fromkeys(twice)))
         raise ConfigError("names the size {size} more than once: write each size once", size=shown)
@@ -89,12 +89,12 @@ def _size_parts(value: Any) -> list[Any]:
 
 def positive_pair(value: Any) -> tuple[int, int]:
     """A resolution as (width, height); one number means a square."""
-    sides = _sides(value)
+    sides = _parse_sides(value)
     return sides[0], sides[-1]
 
 
-def _sides(value: Any, expected: str = ONE_SIZE) -> list[int]:
-    sides = _parts(value, to_int, r"\s*[,xX×*\s]\s*")
+def _parse_sides(value: Any, expected: str = ONE_SIZE) -> list[int]:
+    sides = _read_parts(value, to_int, r"\s*[,xX×*\s]\s*")
     if len(sides) not in (1, 2) or min(sides) < 1:
         raise ConfigError(expected, value=quoted(value))
     if max(sides) > LARGEST:
@@ -106,7 +106,7 @@ def _sides(value: Any, expected: str = ONE_SIZE) -> list[int]:
 
 def parse_pair(value: Any) -> str:
     """Two numbers, the smaller first: "2.0,4.0" or [2.0, 4.0] -> "2.0,4.0"."""
-    sides = _parts(value, parse_finite)
+    sides = _read_parts(value, parse_finite)
     if len(sides) != 2 or not 0 < sides[0] <= sides[1]:
         raise ConfigError("must be two numbers, the smaller first (2.0,4.0), got {value}", value=quoted(value))
     return f"{sides[0]},{sides[1]}"
@@ -120,13 +120,13 @@ def range_of_sizes(value: Any) -> tuple[float, float]:
 
 def parse_numbers(value: Any) -> str:
     """Numbers at least 0, with commas between: "1e-5,0" or [1e-5, 0] -> "1e-05,0.0"."""
-    found = _parts(value, parse_finite)
+    found = _read_parts(value, parse_finite)
     if not found or min(found) < 0:
         raise ConfigError("must be numbers of at least 0 with commas between, got {value}", value=quoted(value))
     return ",".join(map(str, found))
 
 
-def _parts(value: Any, read: Callable[[Any], Any], between: str = ",") -> list[Any]:
+def _read_parts(value: Any, read: Callable[[Any], Any], between: str = ",") -> list[Any]:
     """The parts of a list or of a text, each read; none when one of them cannot be."""
     try:
         parts = (

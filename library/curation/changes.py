@@ -104,7 +104,7 @@ def edit_tags(
     with trash.lock(collection.root.resolve()):
         spread(partial(reread, collection), list(pictures), report, Message("reading captions"))
         changed = preview(pictures, edit)
-        with trash.Change(collection.root, _title(edit, len(changed))) as change:
+        with trash.Change(collection.root, _change_title(edit, len(changed))) as change:
             change.write({Path(p.caption_file): after for p, after in changed}, report)
         for picture in pictures:
             reread(collection, picture)
@@ -227,7 +227,7 @@ def bring(collection: ImageCollection, source: Path, repeats: int, words: str, r
     return name
 
 
-def _title(edit: Edit, count: int) -> str:
+def _change_title(edit: Edit, count: int) -> str:
     what = {
         "add": f"Added {edit.put!r} to",
         "remove": f"Removed {edit.find!r} from",

@@ -30,7 +30,7 @@ def scan_collection(
     """
     collection = ImageCollection(root, config, may=may)
     try:
-        _find(collection)
+        _scan_folders(collection)
     except OSError as error:
         raise ConfigError("{root} cannot be listed: {why}", root=root, why=error.strerror or error) from None
     collection.notes += sharing(collection)
@@ -45,7 +45,7 @@ def scan_collection(
 def examine_pictures(collection: ImageCollection, pictures: list[Picture], report: Report | None = None) -> None:
     """Read the files of images: size, whether they can be decoded, and their captions."""
     whole = len(pictures) <= FEW
-    facts = spread(partial(_facts, collection, whole), pictures, report, Message("scanning images"))
+    facts = spread(partial(_picture_facts, collection, whole), pictures, report, Message("scanning images"))
     for picture, (size, broken, turn) in zip(pictures, facts, strict=True):
         picture.size = turned_size(size, turn) if collection.config.data.exif_rotation else size
         picture.broken, picture.turned = broken, turn != 1
@@ -77,9 +77,9 @@ def reread(collection: ImageCollection, picture: Picture) -> None:
         picture.foreign, picture.caption = True, bytes(error.object).decode("utf-8", "replace")
 
 
-def _find(collection: ImageCollection) -> None:
+def _scan_folders(collection: ImageCollection) -> None:
     here = folders.list_folder(collection.root)
-    inner = [(name, found) for name in here.folders if (found := _inner(collection, name)) is not None]
+    inner = [(name, found) for name in here.folders if (found := _list_inner(collection, name)) is not None]
     has_concepts = any(folders.concept(collection.root / name) for name, _ in inner)
     flat, own = folders.has_flat_images(collection.root), folders.concept(collection.root)
     why = "" if flat or not has_concepts else "images directly in the folder are not used beside <repeats>_<words>"
@@ -112,7 +112,7 @@ def _find(collection: ImageCollection) -> None:
         )
 
 
-def _inner(collection: ImageCollection, name: str) -> Listing | None:
+def _list_inner(collection: ImageCollection, name: str) -> Listing | None:
     """A folder in the opened one, or None when it may not be read."""
     if not _safe(collection, os.path.join(collection.root, name)):
         return None
@@ -177,16 +177,16 @@ def _safe(collection: ImageCollection, path: str) -> bool:
     return not os.path.islink(path) or collection.may(path)
 
 
-def _facts(collection: ImageCollection, whole: bool, picture: Picture) -> tuple[Size, str, int]:
+def _picture_facts(collection: ImageCollection, whole: bool, picture: Picture) -> tuple[Size, str, int]:
     if not _safe(collection, picture.path):
         return (0, 0), "it is a link that leads out of the folders of this page", 1
     if picture.broken:
         return (0, 0), picture.broken, 1
-    return _known(picture.path, picture.modified, picture.num_bytes, whole)
+    return _remembered_facts(picture.path, picture.modified, picture.num_bytes, whole)
 
 
 @lru_cache(maxsize=1 << 17)
-def _known(path: str, modified: int, num_bytes: int, whole: bool) -> tuple[Size, str, int]:
+def _remembered_facts(path: str, modified: int, num_bytes: int, whole: bool) -> tuple[Size, str, int]:
     """Size as stored, why it cannot be decoded, and its EXIF orientation; time and length are cache keys."""
     size = header_size(path, modified, num_bytes)
     if min(size) < 1:

@@ -52,7 +52,7 @@ def looks(path: str) -> Hash | None:
     if grey.std() < PLAIN:
         return None
     right, down = grey[:8, 1:] > grey[:8, :-1], grey[1:, :8] > grey[:-1, :8]
-    return _number(right), _number(down)
+    return _number_of_bits(right), _number_of_bits(down)
 
 
 def near(hashes: Sequence[Hash | None], most: int = NEAR) -> list[list[int]]:
@@ -79,5 +79,5 @@ def near(hashes: Sequence[Hash | None], most: int = NEAR) -> list[list[int]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _number(bits: np.ndarray) -> int:
+def _number_of_bits(bits: np.ndarray) -> int:
     return int.from_bytes(np.packbits(bits.flatten()).tobytes(), "big")

@@ -54,7 +54,7 @@ def scan_sources(
     if any(subset.random_crop for dataset in found.images.datasets for subset in dataset.subsets):
         notes["Crops are random: the shading shows a center crop."] = None
     collection.notes = list(notes)
-    _add(collection, found, report)
+    _add_images(collection, found, report)
     return collection
 
 
@@ -65,14 +65,14 @@ def guard(config: RunConfig, may: May) -> None:
         for subset in dataset.subsets:
             second = (subset.conditioning_data_dir, *subset.control_directories)
             named |= dict.fromkeys(p for p in (subset.image_dir, subset.metadata_file, *second) if p)
-            _allow(named, may)
+            _check_allowed(named, may)
             if subset.metadata_file:
                 entries = metadata.read_metadata_file(subset.metadata_file, subset.image_dir)
                 named |= dict.fromkeys(os.path.dirname(path) for one in entries for path in (one.path, *one.controls))
-    _allow(named, may)
+    _check_allowed(named, may)
 
 
-def _allow(named: dict[str, None], may: May) -> None:
+def _check_allowed(named: dict[str, None], may: May) -> None:
     if outside := [path for path in named if not may(path)]:
         raise ConfigError(
             "{some}: outside of the folders of this page; start it with --root FOLDER", some=some(outside)
@@ -140,7 +140,7 @@ def source_of_subset(subset: SubsetConfig) -> str:
     return subset.metadata_file or subset.image_dir or ""
 
 
-def _add(collection: ImageCollection, found: Survey, report: Report | None) -> None:
+def _add_images(collection: ImageCollection, found: Survey, report: Report | None) -> None:
     """Add the trainer's images to a collection, except those that it already has."""
     places, own = _Places(collection, found), {picture.path: picture for picture in collection.pictures}
     added: list[Picture] = []
@@ -148,7 +148,7 @@ def _add(collection: ImageCollection, found: Survey, report: Report | None) -> N
     for image in found.images.items:
         mark = image.path, found.images.datasets[image.dataset].table
         if image.path not in own and mark not in learned:  # else it is there at another size
-            added.append(_picture(found, places.of(image), image, "reg" if image.is_reg else ""))
+            added.append(_picture_of_image(found, places.of(image), image, "reg" if image.is_reg else ""))
         learned.add(mark)
     for image in found.images.validation.items if found.images.validation else ():
         mark = image.path, found.images.datasets[image.dataset].table
@@ -157,10 +157,10 @@ def _add(collection: ImageCollection, found: Survey, report: Report | None) -> N
         if image.path in own:
             own[image.path].role, own[image.path].repeats = "held", 1
         else:
-            added.append(_picture(found, places.of(image), image, "held"))
+            added.append(_picture_of_image(found, places.of(image), image, "held"))
         learned.add(mark)
     for image in found.copies:
-        added.append(_picture(found, places.of(image), image, "reg" if image.is_reg else ""))
+        added.append(_picture_of_image(found, places.of(image), image, "reg" if image.is_reg else ""))
         added[-1].unused = HELD_OUT
     added += _left_out(found, places, {*own, *(picture.path for picture in added)})
     there = [picture for picture in added if picture.modified]  # of the others there may be only latents
@@ -177,7 +177,7 @@ def _add(collection: ImageCollection, found: Survey, report: Report | None) -> N
     collection.hold([*collection.pictures, *added])
 
 
-def _picture(found: Survey, place: ImageFolder, image: Image, role: str) -> Picture:
+def _picture_of_image(found: Survey, place: ImageFolder, image: Image, role: str) -> Picture:
     has_metadata = bool(image.subset.metadata_file)
     made = _bare(found, place, image.path, image.subset)
     made.repeats, made.size, made.fit, made.role = image.repeats, image.size, image.fit, role

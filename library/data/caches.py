@@ -172,7 +172,10 @@ def read_latents(wanted: Wanted) -> dict[str, np.ndarray]:
     # Latents of some families have a frame dimension in musubi-tuner's format; in our earlier files all have it.
     found = {name: array[:, 0] if array.ndim == 4 else array for name, array in found.items()}
     square = wanted.cache.square
-    return {name: _spread(array, square) if square > 1 and array.ndim == 3 else array for name, array in found.items()}
+    return {
+        name: _spread_squares(array, square) if square > 1 and array.ndim == 3 else array
+        for name, array in found.items()
+    }
 
 
 def write_latents(wanted: Wanted, arrays: Mapping[str, np.ndarray], stamp: JsonMapping) -> None:
@@ -282,7 +285,7 @@ def _squares(latents: np.ndarray, side: int) -> np.ndarray:
     return parts.reshape(-1, height // side, width // side)
 
 
-def _spread(squares: np.ndarray, side: int) -> np.ndarray:
+def _spread_squares(squares: np.ndarray, side: int) -> np.ndarray:
     """The inverse of `_squares`."""
     channels, height, width = squares.shape
     parts = squares.reshape(-1, side, side, height, width).transpose(0, 3, 1, 4, 2)

@@ -45,9 +45,9 @@ def caption_file(here: Listing, image: str, extension: str) -> str:
 
 def odd_files(here: Listing, images: Collection[str]) -> list[str]:
     """Text files that seem to belong to these images, but are not named as their captions: a.png.txt, A.txt, a.json."""
-    wanted = {_plain(name) for name in images} | {_plain(os.path.splitext(name)[0]) for name in images}
+    wanted = {_fold_name(name) for name in images} | {_fold_name(os.path.splitext(name)[0]) for name in images}
     parts = ((name, *os.path.splitext(name)) for name in here.names)
-    return sorted(name for name, stem, suffix in parts if suffix.lower() in TEXTS and _plain(stem) in wanted)
+    return sorted(name for name, stem, suffix in parts if suffix.lower() in TEXTS and _fold_name(stem) in wanted)
 
 
 def about_odd_files(here: Listing, files: Collection[str], extension: str) -> Iterator[Problem]:
@@ -111,5 +111,5 @@ def about_missing(subset: SubsetConfig, here: Listing, images: list[str], files:
     return Missing(None, said)
 
 
-def _plain(name: str) -> str:
+def _fold_name(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold()

@@ -125,7 +125,9 @@ def _without_marks(caption: str, options: SubsetConfig) -> str:
     """Remove what marks tags as kept or as joined, which no model should learn."""
     mark = options.keep_tokens_separator
     if mark and mark in caption:
-        caption = join_tags([tag for part in _parts(caption, options) for tag in part], options.caption_separator)
+        caption = join_tags(
+            [tag for part in _split_fixed_tags(caption, options) for tag in part], options.caption_separator
+        )
     if options.secondary_separator:
         caption = caption.replace(options.secondary_separator, options.caption_separator)
     return caption
@@ -148,7 +150,7 @@ def _expanded(caption: str, random: Random) -> str:
 
 
 def _tags(caption: str, options: SubsetConfig, random: Random, moment: Moment) -> list[str]:
-    fixed, flexible, suffix = _parts(caption, options)
+    fixed, flexible, suffix = _split_fixed_tags(caption, options)
     flexible = flexible[: _warmed_up(len(flexible), options, moment)]
     if options.shuffle_caption:
         random.shuffle(flexible)
@@ -157,20 +159,20 @@ def _tags(caption: str, options: SubsetConfig, random: Random, moment: Moment) -
     return fixed + flexible + suffix
 
 
-def _parts(caption: str, options: SubsetConfig) -> tuple[list[str], list[str], list[str]]:
+def _split_fixed_tags(caption: str, options: SubsetConfig) -> tuple[list[str], list[str], list[str]]:
     """Split a caption into tags kept in front, tags that are shuffled, and tags kept at the end."""
     mark = options.keep_tokens_separator
     if mark and mark in caption:
         sections = (caption.split(mark, 2) + [""])[:3]
-        fixed, flexible, suffix = ([tag for tag in _split(part, options) if tag] for part in sections)
+        fixed, flexible, suffix = ([tag for tag in _split_caption(part, options) if tag] for part in sections)
         return fixed, flexible, suffix
     # Empty tags are kept here and removed above, as upstream does: the count of kept tokens depends on it.
-    tags = _split(caption.strip(), options)
+    tags = _split_caption(caption.strip(), options)
     keep = max(options.keep_tokens, 0)
     return tags[:keep], tags[keep:], []
 
 
-def _split(text: str, options: SubsetConfig) -> list[str]:
+def _split_caption(text: str, options: SubsetConfig) -> list[str]:
     return [tag.strip() for tag in text.split(options.caption_separator)]
 
 

@@ -142,7 +142,7 @@ def controls_of(
                 )
             )
         return ()
-    found = named or _beside(result, subset, image)
+    found = named or _reference_files(result, subset, image)
     least = max(use.least, bool(subset.control_directories))  # with a folder set, every image needs one
     lost = not named and not all(os.path.isdir(folder) for folder in subset.more_control_directories)
     few = len(found) < least and not (subset.is_reg and not found)
@@ -177,7 +177,7 @@ def control_fit(subset: SubsetConfig, size: Size, bucket: Size) -> BucketFit | N
     return Buckets(bucket, enabled=False).fit(size)
 
 
-def _beside(result: "Survey", subset: SubsetConfig, image: Image) -> tuple[str, ...]:
+def _reference_files(result: "Survey", subset: SubsetConfig, image: Image) -> tuple[str, ...]:
     """Files named like the image in each of the subset's folders of reference images."""
     return tuple(path for folder in subset.control_directories for path in _named_like(result, subset, folder, image))
 

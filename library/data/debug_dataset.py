@@ -23,7 +23,7 @@ def dataset_lines(config: RunConfig, seed: int) -> Iterator[str]:
     yield from (f"note: {warning}" for warning in checked.warnings)
     yield from [str(checked.masks)] if checked.masks else []
     yield from _sets(images)
-    yield from _batches(Batches(images, config, seed), config)
+    yield from _batch_lines(Batches(images, config, seed), config)
     if images.validation:
         yield f"used for validation: {len(images.validation)}"
         yield from (f"  {image.path}" for image in images.validation.items)
@@ -48,7 +48,7 @@ def _sets(images: ImageSet) -> Iterator[str]:
             yield f"  bucket {width}x{height}: {counted(row['images'], 'image')}, {_batches_in(row['batches'])}"
 
 
-def _batches(batches: Batches, config: RunConfig) -> Iterator[str]:
+def _batch_lines(batches: Batches, config: RunConfig) -> Iterator[str]:
     for draw in batches.draws(1):
         parts = list(batches.choices(draw))
         width, height = parts[0].image.fit.bucket

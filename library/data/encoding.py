@@ -168,7 +168,7 @@ def _encode_images(todo: list[Wanted], work: EncodingJob, keep: Callable[[Wanted
     batches = _by_size(todo, work.config.cache.vae_batch_size)
 
     def encoded() -> Iterator[list[tuple[Wanted, Arrays]]]:
-        for pictures in ahead(_opened, batches, num_workers(LOADERS)):
+        for pictures in ahead(_open_pictures, batches, num_workers(LOADERS)):
             yield _encoded(pictures, work)
 
     def kept(batch: list[tuple[Wanted, Arrays]]) -> int:
@@ -200,7 +200,7 @@ class _Pictures(NamedTuple):
     controls: list[torch.Tensor]  # [B,3,H,W] in -1..1, the first of each image, the second, and so on
 
 
-def _opened(batch: list[Wanted]) -> _Pictures:
+def _open_pictures(batch: list[Wanted]) -> _Pictures:
     colours, masks = [], []
     controls: list[list[torch.Tensor]] = [[] for _ in batch[0].controls]
     for wanted in batch:

@@ -97,7 +97,7 @@ def survey_data(config: RunConfig, report: Report | None = None, keep: bool = Tr
     for position, dataset in enumerate(every):
         if dataset.resolution is None and all(problem.option != "resolution" for problem in result.problems):
             result.problems.append(Problem("resolution", "is not set: 1024 is usual"))
-        images = _images_of(result, position, _sized(dataset))
+        images = _images_of(result, position, _with_valid_sizes(dataset))
         learned.append([image for image in images if not image.is_reg])
         regular.append([image for image in images if image.is_reg])
     began = held_out.resumed_split(config)
@@ -142,7 +142,7 @@ def _learned_as_regular(config: RunConfig, every: tuple[DatasetConfig, ...]) -> 
             "them, or leave the regularisation images out", folders=some([*regular]), topic="images")  # fmt: skip
 
 
-def _sized(dataset: DatasetConfig) -> DatasetConfig:
+def _with_valid_sizes(dataset: DatasetConfig) -> DatasetConfig:
     """A data set with valid bucket sizes, to find other mistakes where its own are invalid."""
     dataset = dataset if dataset.resolution else replace(dataset, resolution=PLACEHOLDER, enable_bucket=False)
     return replace(dataset, enable_bucket=False) if any(bucket_rules(dataset).problems()) else dataset
@@ -199,11 +199,11 @@ def _images_of(result: Survey, position: int, dataset: DatasetConfig) -> list[Im
             result.warnings.append(about_images("{value} has 0 repeats and is not used", value=unused))
             continue
         if id(subset) not in result.facts:  # it is trained at several sizes otherwise
-            result.facts[id(subset)] = _read_sizes(result, subset, _find(result, subset))
+            result.facts[id(subset)] = _read_sizes(result, subset, _find_images(result, subset))
         found += (
             image
             for one, size, words in result.facts[id(subset)]
-            if (image := _image(result, rules, (position, subset), one._replace(size=size, caption=words)))
+            if (image := _checked_image(result, rules, (position, subset), one._replace(size=size, caption=words)))
         )
     return found
 
@@ -222,7 +222,7 @@ def _balanced(result: Survey, regular: list[Image], learned: list[Image]) -> lis
 # ---- one subset: files, then sizes and captions, then buckets
 
 
-def _find(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
+def _find_images(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
     if subset.metadata_file:
         return _from_metadata(result, subset)
     folder = Path(subset.image_dir or "")
@@ -303,7 +303,7 @@ def _read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) -
     remembers = subset.cache_info and not subset.metadata_file
     known = metadata.RememberedFacts(Path(subset.image_dir or "") if remembers else None)
     phase = Message("reading image sizes" if any(one.size is None for one in found) else "reading captions")
-    facts = spread(partial(_facts, result, subset, known), found, result.report, phase)
+    facts = spread(partial(_image_facts, result, subset, known), found, result.report, phase)
     good, broken, bad_words = [], [], []
     for one, (size, words) in zip(found, facts, strict=True):
         if isinstance(words, Exception):
@@ -340,7 +340,7 @@ def _read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) -
     return good
 
 
-def _facts(
+def _image_facts(
     result: Survey, subset: SubsetConfig, known: metadata.RememberedFacts, one: FoundImage
 ) -> tuple[Size, str | Exception]:
     folder, name = os.path.split(one.path)
@@ -374,7 +374,7 @@ def _count_unread(result: Survey, subset: SubsetConfig, name: str, text: str, ot
         result.unread[name] = more
 
 
-def _image(result: Survey, rules: Buckets, where: tuple[int, Any], one: FoundImage) -> Image | None:
+def _checked_image(result: Survey, rules: Buckets, where: tuple[int, Any], one: FoundImage) -> Image | None:
     position, subset = where
     size, words = one.size or (0, 0), one.caption or ""
     fit = rules.fit(size)

@@ -209,7 +209,7 @@ def _too_often(option: str, one: Concept) -> Problem:
     return Problem(option, template, **facts)
 
 
-def _unusable(option: str, parent: Path) -> Problem | None:
+def _unusable_folder(option: str, parent: Path) -> Problem | None:
     if SURROGATES.search(str(parent)):
         return Problem(option, ": {parent} is no name in UTF-8, which a config needs; rename the folder", parent=parent)
     if not parent.exists():
@@ -224,7 +224,7 @@ def _unusable(option: str, parent: Path) -> Problem | None:
 def problems_of_parent(option: str, parent: str | Path) -> Iterator[Problem]:
     """Why a folder cannot be used as the images of a training, and the fix."""
     parent = Path(parent)
-    if why_not := _unusable(option, parent):
+    if why_not := _unusable_folder(option, parent):
         yield why_not
         return
     found = concepts(parent)

@@ -87,7 +87,7 @@ def hold_out(
     before = began.marks or frozenset() if began is not None else frozenset()
     seeds = [seed if dataset.validation_seed is None else dataset.validation_seed for dataset in datasets]
     contents = [[marks[image.path] for image in images] for images in learned]
-    fresh = _chosen(contents, shares, seeds)
+    fresh = _choose_marks(contents, shares, seeds)
     chosen = before if before & set(marks.values()) else fresh
     made = Split(marks=tuple(sorted(chosen | before)))  # also of images that are gone, and may come back
     made.fresh = sum(one in fresh for share, own in zip(shares, contents, strict=True) if share for one in own)
@@ -100,7 +100,7 @@ def hold_out(
     return made
 
 
-def _chosen(contents: Sequence[Sequence[str]], shares: Sequence[float], seeds: Sequence[int]) -> set[str]:
+def _choose_marks(contents: Sequence[Sequence[str]], shares: Sequence[float], seeds: Sequence[int]) -> set[str]:
     """The marks to hold out of data sets with these marks.
 
     What one data set holds out counts for the others, too. A data set prefers images that no earlier one has, so that
@@ -141,7 +141,7 @@ def digest_image(path: str) -> str:
         about = os.stat(path)
         return _of_content(path, about.st_mtime_ns, about.st_size)
     except OSError:
-        return _digest(os.path.basename(path).encode("utf-8", "surrogatepass"))
+        return _digest_content(os.path.basename(path).encode("utf-8", "surrogatepass"))
 
 
 @lru_cache(maxsize=1 << 18)
@@ -152,10 +152,10 @@ def _of_content(path: str, modified: int, num_bytes: int) -> str:
         for place in (0, num_bytes // 2, max(0, num_bytes - PIECE)):
             f.seek(place)
             pieces.append(f.read(PIECE))
-    return _digest(b"".join(pieces))
+    return _digest_content(b"".join(pieces))
 
 
-def _digest(content: bytes) -> str:
+def _digest_content(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
@@ -213,7 +213,7 @@ def by_folder(images: "ImageSet") -> Message | None:
     """How many images are held out of which folder; None where none are."""
     if not images.validation:
         return None
-    held, every = _folders(images.validation.items), _folders([*images.items, *images.validation.items])
+    held, every = _marks_by_folder(images.validation.items), _marks_by_folder([*images.items, *images.validation.items])
     names = Counter(os.path.basename(os.path.normpath(place)) for place in every)
     rows = [
         Message(
@@ -282,7 +282,7 @@ def _of_state(split: Split, before: frozenset[str], held: set[str]) -> Iterator[
         )
 
 
-def _folders(images: "Iterable[Image]") -> Mapping[str, set[str]]:
+def _marks_by_folder(images: "Iterable[Image]") -> Mapping[str, set[str]]:
     found: dict[str, set[str]] = {}
     for image in images:
         if not image.is_reg:

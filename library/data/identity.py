@@ -46,7 +46,7 @@ def of_components(components: ModelComponents, names: Sequence[str]) -> JsonObje
     waiting = [components.deferred[name] for name in names if name in components.deferred]
     if not waiting:
         return fingerprint_networks(*_networks(components, names))
-    facts = [[one.kind, [[str(f), *_version(f)] for f in one.files]] for one in waiting]
+    facts = [[one.kind, [[str(f), *_file_version(f)] for f in one.files]] for one in waiting]
     place = cache_folder() / "networks" / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}.json"
     with contextlib.suppress(ConfigError, OSError, ValueError):
         found = json.loads(place.read_text(encoding="utf-8"))
@@ -66,7 +66,7 @@ def _networks(components: ModelComponents, names: Sequence[str]) -> list[Any]:
     return [components.vae if name == "vae" else components.encoders[name] for name in names]
 
 
-def _version(file: Path) -> tuple[int, int]:
+def _file_version(file: Path) -> tuple[int, int]:
     about = file.stat()
     return about.st_size, about.st_mtime_ns
 

@@ -213,7 +213,7 @@ class Batches:
             controls = [torch.from_numpy(arrays[name]).float() for name in names]
         else:
             view = view_of(image, self.images.datasets[image.dataset].enable_bucket, random, flip)
-            pixel, mask = _from_file(image, view, random)
+            pixel, mask = _load_from_file(image, view, random)
             latents = None
         if masked:
             seen = pixels.apply_view(pixels.read_mask(image.mask_file, image.how), view, image.interpolation)
@@ -284,7 +284,7 @@ def _from_cache(image: "Image", arrays: dict[str, np.ndarray], flip: bool) -> tu
     return latents, mask.flip(-1) if flip else mask
 
 
-def _from_file(image: "Image", view: augment.View, random: Random) -> tuple[Tensor, Tensor | None]:
+def _load_from_file(image: "Image", view: augment.View, random: Random) -> tuple[Tensor, Tensor | None]:
     picture = pixels.read_pixels(image.path, image.how, alpha=image.subset.alpha_mask)
     pixels.expect_size(image.path, picture, image.size)
     picture = pixels.apply_view(picture, view, image.interpolation)

@@ -202,13 +202,13 @@ def _content(found: Survey, mask: Mask) -> Content | None:
     here = found.files(folder)
     file = here.images.get(name) or here.labels.get(name)
     try:
-        return _read(mask.path, mask.is_alpha, file.modified, file.num_bytes) if file else None
+        return _read_mask(mask.path, mask.is_alpha, file.modified, file.num_bytes) if file else None
     except ConfigError:
         return None
 
 
 @lru_cache(maxsize=1 << 16)
-def _read(path: str, is_alpha: bool, modified: int, num_bytes: int) -> Content:
+def _read_mask(path: str, is_alpha: bool, modified: int, num_bytes: int) -> Content:
     """Time and length are part of the key of the cache."""
     del modified, num_bytes
     colors = pixels.read_pixels(path, alpha=True)

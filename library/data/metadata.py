@@ -63,7 +63,7 @@ def read_metadata_file(
     folder = _folder_of(rows, source, image_dir)
     for row in rows:
         try:
-            found.append(_entry(row, folder, source, separator))
+            found.append(_metadata_entry(row, folder, source, separator))
         except ConfigError as e:
             problems += e.problems
     if problems:
@@ -91,7 +91,7 @@ class RememberedFacts:
 
     def size(self, path: str, changed: int) -> tuple[int, int] | None:
         """Width and height of an image whose last change was at this time (in ns), if they are cached."""
-        return _size(self._about.get(path, {}).get("resolution")) if changed <= self._modified else None
+        return _valid_size(self._about.get(path, {}).get("resolution")) if changed <= self._modified else None
 
     def caption(self, path: str, file: str, whole: bool) -> str | None:
         """The caption of an image from this file, if it is cached and the file has not changed.
@@ -234,7 +234,7 @@ def _folder_of(rows: Sequence[Row], source: Path, image_dir: str | Path | None) 
     return image_dir
 
 
-def _entry(row: Row, folder: str | Path | None, source: Path, separator: str) -> MetadataEntry:
+def _metadata_entry(row: Row, folder: str | Path | None, source: Path, separator: str) -> MetadataEntry:
     about = row.about
     if not isinstance(about, Mapping):
         raise ConfigError(
@@ -271,10 +271,10 @@ def _entry(row: Row, folder: str | Path | None, source: Path, separator: str) ->
             value=quoted(tags),
         )
     listed = join_tags([str(tag) for tag in tags], separator) if isinstance(tags, list) else str(tags)
-    return MetadataEntry(path, str(words), listed, _size(about.get("image_size")), tuple(controls))
+    return MetadataEntry(path, str(words), listed, _valid_size(about.get("image_size")), tuple(controls))
 
 
-def _size(value: Any) -> tuple[int, int] | None:
+def _valid_size(value: Any) -> tuple[int, int] | None:
     if not isinstance(value, list | tuple) or len(value) != 2:
         return None
     return (value[0], value[1]) if all(isinstance(side, int) and side > 0 for side in value) else None

@@ -92,12 +92,12 @@ def check_file(path: str, whole: bool = True) -> str:
     try:
         extensions()
         with Image.open(path) as image:
-            if _is_sound(path, image, whole):
+            if _is_undamaged(path, image, whole):
                 return ""
         with Image.open(path) as image:
             image.load()
     except Exception as e:
-        return _reason(e)
+        return _decoding_error(e)
     return ""
 
 
@@ -138,7 +138,7 @@ def read_pixels(path: str | Path, how: Decoding = AS_STORED, alpha: bool = False
         raise ConfigError("{path} is missing: it was there when the training started", path=path) from None
     except Exception as e:
         raise ConfigError(
-            "{path} cannot be read as an image ({reason}): replace or remove it", path=path, reason=_reason(e)
+            "{path} cannot be read as an image ({reason}): replace or remove it", path=path, reason=_decoding_error(e)
         ) from e
 
 
@@ -161,7 +161,7 @@ def wide_values(path: str | Path) -> np.ndarray | None:
             return np.asarray(image) if image.mode.startswith(("I", "F")) else None
     except Exception as e:
         raise ConfigError(
-            "{path} cannot be read as an image ({reason}): replace or remove it", path=path, reason=_reason(e)
+            "{path} cannot be read as an image ({reason}): replace or remove it", path=path, reason=_decoding_error(e)
         ) from e
 
 
@@ -242,7 +242,7 @@ def _alpha_least(image: Image.Image) -> float:
     return float(least) if isinstance(least, int | float) else 255.0
 
 
-def _is_sound(path: str, image: Image.Image, whole: bool) -> bool:
+def _is_undamaged(path: str, image: Image.Image, whole: bool) -> bool:
     """Whether an opened file is undamaged, by its checksums or its end; False where only decoding tells.
 
     A wrong bit among the pixels of a JPEG or a BMP changes some; a PNG or a WebP then cannot be decoded.
@@ -276,7 +276,7 @@ def _ends_well(path: str, kind: str) -> bool:
     return False
 
 
-def _reason(error: Exception) -> str:
+def _decoding_error(error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError):
         return "it has too many pixels to be decoded safely"
     return str(error).splitlines()[0].strip(" .") if str(error) else type(error).__name__

@@ -29,7 +29,7 @@ VARIANTS = tuple(name for known in families.all_families() for name in known.dem
 # Why: docs/decisions/2026-11-20-demo-is-a-package.md
 def main(argv: list[str] | None = None) -> int:
     """The command. Returns 0, or raises ConfigError with what went wrong."""
-    asked = _arguments().parse_args(argv)
+    asked = _build_demo_parser().parse_args(argv)
     wanted = families.FAMILIES if asked.family == "all" else (asked.family,)
     # A processor takes minutes to compile, and gains little by it.
     compiled = gpu_slots.has_gpu() if asked.compile is None else asked.compile
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _arguments() -> argparse.ArgumentParser:
+def _build_demo_parser() -> argparse.ArgumentParser:
     parser = Arguments("kohya demo", description="Make a tiny model and images, and train a LoRA on them.")
     names, default = (*families.FAMILIES, *VARIANTS, "all"), families.SHOWN_BY_DEMO
     # Relatives have the graphs of their family, so that compiling them as well would double the time and show the same.

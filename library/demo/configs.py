@@ -105,7 +105,7 @@ def demo_toml(
         "# For a real training, change the paths and the values whose comment says so. Start it with:",
         f"#   kohya train {script} --config_file {toml_name(script, model)}.toml",
     ]
-    blocks = ["\n".join([f"[{table}]", *map(_line, lines)]) for table, lines in tables.items()]
+    blocks = ["\n".join([f"[{table}]", *map(_toml_line, lines)]) for table, lines in tables.items()]
     return "\n".join(head) + "\n\n" + "\n\n".join(blocks) + "\n"
 
 
@@ -131,7 +131,7 @@ def _learning(kind: str, module: str) -> Tables:
     return {**tables, "optim": [("optimizer_type", "AdamW", ""), ("learning_rate", rate, real)]}
 
 
-def _line(line: Line) -> str:
+def _toml_line(line: Line) -> str:
     name, value, remark = line
     written = f"{name} = {toml_value(value)}"
     return f"{written}  # {remark}" if remark else written

@@ -30,15 +30,15 @@ def prepare_demo(folder: Path, families: Iterable[str], compiled: bool = False) 
 
     `families` may name relatives, too, which have models and TOML files of their own; new ones say `compiled`.
     """
-    folder = _place(folder)
+    folder = _free_demo_folder(folder)
     if not (folder / RECORD).exists():
         write_atomic(folder / RECORD, json.dumps({"demo": fingerprint_demo()}) + "\n")
     pictures = folder / "images"
     _once(pictures, images.draw_images)
     _once(folder / "references", lambda place: images.write_references(pictures, place))
     for family in families:
-        _once(folder / "models" / family, lambda place, family=family: _model(family, place))
-    models = {known.parent.name: _files(known) for known in sorted((folder / "models").glob("*/files.json"))}
+        _once(folder / "models" / family, lambda place, family=family: _write_demo_model(family, place))
+    models = {known.parent.name: _demo_file_paths(known) for known in sorted((folder / "models").glob("*/files.json"))}
     written = configs.write_demo_configs(folder, models, pictures, folder / "output", compiled)
     return Demo(folder, pictures, models, written)
 
@@ -55,7 +55,7 @@ def fingerprint_demo() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:16]
 
 
-def _place(folder: Path) -> Path:
+def _free_demo_folder(folder: Path) -> Path:
     """The first of folder, folder-2, ... that is new, empty, or a demo made by this version."""
     number, candidate = 1, folder
     while not _fits(candidate):
@@ -92,7 +92,7 @@ def _once(folder: Path, fill: Callable[[Path], object]) -> None:
     os.replace(unfinished, folder)
 
 
-def _model(family: str, place: Path) -> None:
+def _write_demo_model(family: str, place: Path) -> None:
     """A tiny checkpoint of a family or a relative, and a list of what is in which file."""
     module = random_module(owner(family))
     made = (
@@ -105,5 +105,5 @@ def _model(family: str, place: Path) -> None:
     write_atomic(place / "files.json", json.dumps(relative, indent=1) + "\n")
 
 
-def _files(known: Path) -> dict[str, Path]:
+def _demo_file_paths(known: Path) -> dict[str, Path]:
     return {name: known.parent / path for name, path in json.loads(known.read_text(encoding="utf-8")).items()}

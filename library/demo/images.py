@@ -35,7 +35,7 @@ def draw_images(folder: Path, seed: int = 0, sizes: Sequence[tuple[int, int]] = 
         place.mkdir(parents=True)
         grounds = rng.sample(list(GROUNDS), len(sizes))
         for number, (size, ground) in enumerate(zip(sizes, grounds, strict=True), start=1):
-            picture, where = _picture(size, GROUNDS[ground], draw, rng)
+            picture, where = _draw_picture(size, GROUNDS[ground], draw, rng)
             picture.save(place / f"{number:02d}.png")
             caption = f"{what}, {where}, {ground}\n"
             (place / f"{number:02d}.txt").write_text(caption, encoding="utf-8", newline="\n")
@@ -52,7 +52,7 @@ def write_references(images: Path, folder: Path) -> Path:
     return folder
 
 
-def _picture(size: tuple[int, int], ground: Colour, draw: Callable, rng: random.Random) -> tuple[Image.Image, str]:
+def _draw_picture(size: tuple[int, int], ground: Colour, draw: Callable, rng: random.Random) -> tuple[Image.Image, str]:
     """One picture, and in words where the thing is in it."""
     width, height = size[0] * SCALE, size[1] * SCALE
     picture = Image.new("RGB", (width, height), ground)

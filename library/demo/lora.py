@@ -25,15 +25,15 @@ def check_lora_layers(file: Path, config: RunConfig) -> tuple[int, list[str]]:
         return 0, [f"diffusers cannot convert the file: {error}"]
     wrong = []
     for name, tensor in converted.items():
-        layer, which = _split(name)
+        layer, which = _layer_and_dimension(name)
         if layer not in sizes:
             wrong.append(f"{name}: diffusers has no such layer")
         elif tensor.shape[which] != sizes[layer][which]:
             wrong.append(f"{name}: {tensor.shape[which]} features, the layer has {sizes[layer][which]}")
-    return len({_split(name)[0] for name in converted}) if not wrong else 0, wrong
+    return len({_layer_and_dimension(name)[0] for name in converted}) if not wrong else 0, wrong
 
 
-def _split(name: str) -> tuple[str, int]:
+def _layer_and_dimension(name: str) -> tuple[str, int]:
     """The layer's name, and the dimension in which an adapter must fit it: 1 (input) for A, 0 (output) for B."""
     for which, ending in ((1, ADAPTER[0]), (0, ADAPTER[1])):
         if name.endswith(ending):

@@ -18,8 +18,8 @@ def gain(family: str, folder: Path = FOLDER) -> str:
     title = families.facts_of(family).title
     for path in sorted(folder.glob("*.json"), reverse=True):
         known = json.loads(path.read_text(encoding="utf-8"))
-        eager = min(_steps(known, family, compiled=False), default=None)
-        fast = min(_steps(known, family, compiled=True), default=None)
+        eager = min(_step_rows(known, family, compiled=False), default=None)
+        fast = min(_step_rows(known, family, compiled=True), default=None)
         if eager and fast:
             note = known["machine"].get("note", "")
             return (
@@ -30,7 +30,7 @@ def gain(family: str, folder: Path = FOLDER) -> str:
     return "docs/dev/performance.md says what compiling gives with full-size models on a GPU."
 
 
-def _steps(known: JsonObject, family: str, compiled: bool) -> Iterator[tuple[int, float, str]]:
+def _step_rows(known: JsonObject, family: str, compiled: bool) -> Iterator[tuple[int, float, str]]:
     """Number of settings, seconds per step and settings of each row; the fewest settings show compiling alone."""
     for row in known["rows"]:
         settings = [word.strip() for word in row["how"].split(",")]

@@ -162,11 +162,11 @@ def download_file(file: RemoteFile, path: Path, report: Report) -> Path:
         if not mine:
             raise ConfigError("{path} is being downloaded already: wait until that has ended, or stop it", path=path)
         if path.exists():
-            return _same(path, file, report)
+            return _existing_file(path, file, report)
         part = unfinished(path, file)
         with clear_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _fill(part, file, report)
+            _download_rest(part, file, report)
             try:
                 _check(part, path, file, report)
             except ConfigError:
@@ -175,7 +175,7 @@ def download_file(file: RemoteFile, path: Path, report: Report) -> Path:
             return write_atomic(path, part.replace)
 
 
-def _fill(part: Path, file: RemoteFile, report: Report) -> None:
+def _download_rest(part: Path, file: RemoteFile, report: Report) -> None:
     """Download the remaining bytes of a file."""
     done = part.stat().st_size if part.exists() else 0
     if done > file.size:
@@ -235,7 +235,7 @@ def _check(part: Path, path: Path, file: RemoteFile, report: Report) -> None:
         weights.header_entries(part)
 
 
-def _same(path: Path, file: RemoteFile, report: Report) -> Path:
+def _existing_file(path: Path, file: RemoteFile, report: Report) -> Path:
     """The path of an existing file, if it is the same one."""
     if path.stat().st_size != file.size or (file.sha256 and _sha256(path, file, report) != file.sha256):
         raise ConfigError("{path} exists and is another file: choose another folder, or move it away", path=path)
@@ -256,14 +256,14 @@ def _guard() -> None:
     """Refuse requests of this process to other hosts than the hub's, including redirects."""
     with _guarded:
         session = huggingface_hub.get_session()
-        if _refuse in session.event_hooks["request"]:
+        if _refuse_other_host in session.event_hooks["request"]:
             return
         kind, usual = type(session), session.event_hooks["request"]
-        make = lambda: kind(event_hooks={"request": [*usual, _refuse]}, follow_redirects=True, timeout=None)  # noqa: E731
+        make = lambda: kind(event_hooks={"request": [*usual, _refuse_other_host]}, follow_redirects=True, timeout=None)  # noqa: E731
         huggingface_hub.set_client_factory(make)
 
 
-def _refuse(request: Any) -> None:
+def _refuse_other_host(request: Any) -> None:
     """Raise ConfigError for a request to another host than the hub's. Plain HTTP is allowed only to its own address."""
     own = urlsplit(constants.ENDPOINT)
     host, scheme = request.url.host, request.url.scheme

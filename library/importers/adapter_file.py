@@ -68,14 +68,21 @@ def recognises(found: JsonMapping) -> bool:
 def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key of the metadata -> our values and its outcome. Raises ConfigError for unsupported models."""
     facts = {key: value for key, value in found[METADATA].items()}
-    version = _version(facts)
+    version = _base_model_version(facts)
     family = script.partition("_train")[0] or _family(facts, version)
     builder = ImportBuilder(
-        {key: _value(value) for key, value in facts.items()}, script or f"{family}_train_network", TRAINER
+        {key: _parse_stored_value(value) for key, value in facts.items()}, script or f"{family}_train_network", TRAINER
     )
-    for part in (_model, _network, _optimizer, _length, _images, _modelspec):
+    for part in (
+        _import_stored_model,
+        _import_stored_network,
+        _import_stored_optimizer,
+        _import_stored_length,
+        _import_stored_images,
+        _modelspec,
+    ):
         part(builder)
-    _kind(builder, version)
+    _import_stored_kind(builder, version)
     if builder.adapters and not any(name.startswith(ENCODERS) for name in found):
         set_by(
             builder,
@@ -95,12 +102,12 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     return builder
 
 
-def _value(text: Any) -> Any:
+def _parse_stored_value(text: Any) -> Any:
     """The value that a text of the metadata stands for; numbers stay texts, which options read."""
     return {"None": None, "True": True, "False": False, "null": None}.get(text, text) if isinstance(text, str) else text
 
 
-def _version(facts: JsonMapping) -> str:
+def _base_model_version(facts: JsonMapping) -> str:
     """ss_base_model_version, or what modelspec.architecture says of it; "" where neither is there."""
     if version := str(facts.get("ss_base_model_version") or "").casefold():
         return version
@@ -122,7 +129,7 @@ def _family(facts: JsonMapping, version: str) -> str:
     return family
 
 
-def _kind(builder: ImportBuilder, version: str) -> None:
+def _import_stored_kind(builder: ImportBuilder, version: str) -> None:
     """Which of the models with the same files it is."""
     values: JsonObject = {}
     if builder.family == "flux" and (kind := version.removeprefix("flux_")) in ("kontext", "fill", "chroma"):
@@ -146,7 +153,7 @@ def _edit(architecture: str) -> str:
     return f"edit-{number[0]}" if number else "edit"
 
 
-def _model(builder: ImportBuilder) -> None:
+def _import_stored_model(builder: ImportBuilder) -> None:
     for key, option in zip(NAMES, ("pretrained_model_name_or_path", "vae"), strict=True):
         name = str(builder.get(key) or "")
         if name.count("/") == 1 and not name.endswith((".safetensors", ".ckpt")):  # an id of the Hugging Face Hub
@@ -160,7 +167,7 @@ def _model(builder: ImportBuilder) -> None:
             )
 
 
-def _network(builder: ImportBuilder) -> None:
+def _import_stored_network(builder: ImportBuilder) -> None:
     module = str(builder.get("ss_network_module") or "")
     arguments = _table(builder.get("ss_network_args"))
     given = optimizer_args({key: value for key, value in arguments.items() if key != "dropout"})
@@ -191,7 +198,7 @@ def _table(text: Any) -> JsonObject:
     return found if isinstance(found, dict) else {}
 
 
-def _optimizer(builder: ImportBuilder) -> None:
+def _import_stored_optimizer(builder: ImportBuilder) -> None:
     """The class of the optimizer, and its arguments in parentheses."""
     said = str(builder.get("ss_optimizer") or "")
     if not said:
@@ -207,14 +214,14 @@ def _optimizer(builder: ImportBuilder) -> None:
         builder.rename("ss_lr_scheduler", "lr_scheduler_type")
 
 
-def _length(builder: ImportBuilder) -> None:
+def _import_stored_length(builder: ImportBuilder) -> None:
     if not builder.number("ss_max_train_steps") and (epochs := builder.number("ss_num_epochs")):
         builder.rename("ss_num_epochs", "max_train_epochs", int(epochs))
     elif "ss_num_epochs" in builder.source:
         builder.ignore("ss_num_epochs", "max_train_steps is set, and wins")
 
 
-def _images(builder: ImportBuilder) -> None:
+def _import_stored_images(builder: ImportBuilder) -> None:
     """How images were read; their folders are named without the path to them."""
     listed = builder.get("ss_datasets")
     try:

@@ -44,9 +44,9 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     if not inner["process"] or not isinstance(inner["process"][0], Mapping):
         raise ConfigError("config.process is empty: there is no training in this file")
     process = {"name": inner.get("name"), **inner["process"][0], "meta": found.get("meta")}
-    _refuse(process, str(found.get("job") or "extension"))
+    _refuse_process(process, str(found.get("job") or "extension"))
     flat = flatten_tables(process)
-    script = script or _script(flat)
+    script = script or _aitoolkit_script(flat)
     defaults = TABLES["defaults"] | (TABLES["adapter_defaults"] if script.endswith("_network") else {})
     for key, other in (("network.rank", "network.linear"), ("network.alpha", "network.linear_alpha")):
         if key in flat:
@@ -55,23 +55,23 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     builder = ImportBuilder({**flat, **nulls}, script, TRAINER, absent=frozenset(nulls.keys() - flat.keys()))
     import_keys(builder, TABLES["renamed"])
     import_keys(builder, {key: option for key, option in TABLES["numbers"].items() if builder.number(key)})
-    for part in (_model, _output, *aitoolkit_learning.PARTS, *aitoolkit_data.PARTS):
+    for part in (_import_aitoolkit_model, _import_aitoolkit_output, *aitoolkit_learning.PARTS, *aitoolkit_data.PARTS):
         part(builder)
     if len(inner["process"]) > 1:
         builder.notes.append(Message("only the first of {count} processes is read", count=len(inner["process"])))
     _other_ways(builder)
     rest(builder, TABLES["ignored"])
-    if "chroma" in _names(flat) and builder.family == "flux":
+    if "chroma" in _identifying_strings(flat) and builder.family == "flux":
         chooses_chroma(builder, "model.arch" if builder.get("model.arch") else "model.is_flux")
     return builder
 
 
-def _names(flat: JsonMapping) -> str:
+def _identifying_strings(flat: JsonMapping) -> str:
     """The strings that identify the model: its kind and its path."""
     return f"{flat.get('model.arch')} {flat.get('model.name_or_path')}".casefold()
 
 
-def _refuse(process: JsonMapping, job: str) -> None:
+def _refuse_process(process: JsonMapping, job: str) -> None:
     """Raise ConfigError, naming the process, if it trains neither a LoRA nor a whole model."""
     kind = str(process.get("type") or "")
     adapter = process.get("adapter")
@@ -97,7 +97,7 @@ def _refuse(process: JsonMapping, job: str) -> None:
         )
 
 
-def _script(flat: JsonMapping) -> str:
+def _aitoolkit_script(flat: JsonMapping) -> str:
     arch = str(flat.get("model.arch") or "").casefold().partition(":")[0]
     name = str(flat.get("model.name_or_path") or "")
     switches = {"model.is_flux": "flux", "model.is_xl": "sdxl"}
@@ -136,7 +136,7 @@ def _other_ways(builder: ImportBuilder) -> None:
             )
 
 
-def _model(builder: ImportBuilder) -> None:
+def _import_aitoolkit_model(builder: ImportBuilder) -> None:
     words = f"{str(builder.get('model.arch')).casefold()} {own_name(builder.get('model.name_or_path'))}"
     kind = next((kind for word, kind in TABLES["model_types"].items() if word in words), "")
     relative = {"model_type": kind} if kind and builder.family == "flux" else {}
@@ -179,13 +179,13 @@ def _networks_beside(builder: ImportBuilder) -> None:
     if not (other := builder.get(key)) or other == builder.get("model.name_or_path"):
         builder.explain("it is the model itself", key)
         return
-    unread = {"clip_l"} if "chroma" in _names(builder.source) else set()  # which Chroma does not have
+    unread = {"clip_l"} if "chroma" in _identifying_strings(builder.source) else set()  # which Chroma does not have
     options = (option for option in PART_OPTIONS.get(builder.family, ()) if option not in {*builder.values, *unread})
     beside = dict.fromkeys(options, other)
     builder.change(key, Message("the networks beside the transformer: {names}", names=option_names(beside)), beside)
 
 
-def _output(builder: ImportBuilder) -> None:
+def _import_aitoolkit_output(builder: ImportBuilder) -> None:
     folder, name = builder.get("training_folder"), builder.get("name")
     if folder:
         path = f"{str(folder).rstrip('/')}/{name}" if name else str(folder)

@@ -40,7 +40,7 @@ def convert_dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     listed = _with_folders(found.get("datasets"), left)
     if not listed:
         raise ConfigError("no data set in this file has a folder_path")
-    text, notes = _written(listed, WholeTraining(found.get("trigger_word")))
+    text, notes = _aitoolkit_dataset_file(listed, WholeTraining(found.get("trigger_word")))
     return text, [*left, *notes]
 
 
@@ -69,7 +69,7 @@ class WholeTraining:
     references: JsonMapping = field(default_factory=dict)  # options of a subset that has reference images
 
 
-def _written(found: list[JsonMapping], whole: WholeTraining) -> tuple[str, list[MessageLike]]:
+def _aitoolkit_dataset_file(found: list[JsonMapping], whole: WholeTraining) -> tuple[str, list[MessageLike]]:
     """The dataset file, and the sentences."""
     sets, notes = [], []
     for table in found:
@@ -80,7 +80,9 @@ def _written(found: list[JsonMapping], whole: WholeTraining) -> tuple[str, list[
                 own[option] = int(count)
         if not is_on(table.get("buckets", True)):
             own["enable_bucket"] = False
-        subset = {option: value for option, value in _subset(table, whole).items() if option not in whole.without}
+        subset = {
+            option: value for option, value in _aitoolkit_subset(table, whole).items() if option not in whole.without
+        }
         sets.append((own, [subset]))
         left = sorted(table.keys() - set(TABLES["known"]))
         left += ["mask_min_value"] if "mask_min_value" in table and not is_empty(table.get("mask_path")) else []
@@ -101,19 +103,19 @@ def _resolution(value: JsonValue) -> JsonValue:
     return joined_sizes([(side, side) for side in sides]) if sides else value
 
 
-def _datasets(builder: ImportBuilder) -> None:
+def _import_aitoolkit_datasets(builder: ImportBuilder) -> None:
     listed = _with_folders(builder.get("datasets"), builder.notes)
     if not listed:
         return
     word = builder.get("trigger_word")
-    settings = _settings(listed)
+    settings = _aitoolkit_run_options(listed)
     cached = builder.values.get("cache_text_encoder_outputs") or settings.get("cache_text_encoder_outputs")
     without = VARIED if cached else ()  # there, a caption that is encoded once is read as it is written
     for option in builder.values.keys() & set(without):
         builder.ignore(builder.keys.pop(option), ENCODED_ONCE)
         del builder.values[option]
     step = TABLES["steps"].get(builder.family, 0)
-    text, notes = _written(listed, WholeTraining(word, step, without, _reference_sizes(builder)))
+    text, notes = _aitoolkit_dataset_file(listed, WholeTraining(word, step, without, _reference_sizes(builder)))
     builder.texts["dataset_config"] = text
     builder.notes += notes
     builder.change("datasets", told_datasets(text), settings)
@@ -133,7 +135,7 @@ def _reference_sizes(builder: ImportBuilder) -> JsonObject:
     return found
 
 
-def _settings(found: list[JsonMapping]) -> JsonObject:
+def _aitoolkit_run_options(found: list[JsonMapping]) -> JsonObject:
     """Keys of the data sets that are options of the whole training here."""
     on_disk = any(is_on(d.get("cache_latents_to_disk")) for d in found)
     values: JsonObject = {
@@ -152,7 +154,7 @@ def _ending(table: JsonMapping) -> str:
     return ending if ending.startswith(".") else f".{ending}"
 
 
-def _subset(table: JsonMapping, whole: WholeTraining) -> JsonObject:
+def _aitoolkit_subset(table: JsonMapping, whole: WholeTraining) -> JsonObject:
     word = table.get("trigger_word") or whole.word
     subset = {
         "image_dir": table.get("folder_path") or table.get("dataset_path"),
@@ -172,7 +174,7 @@ def _references(table: JsonMapping) -> list[JsonValue]:
     return [folder for folder in listed if not is_empty(folder)]
 
 
-def _samples(builder: ImportBuilder) -> None:
+def _import_aitoolkit_samples(builder: ImportBuilder) -> None:
     listed = builder.get("sample.samples")
     prompts = [s for s in tables_of_list(listed, "sample.samples", builder.notes) if not is_empty(s.get("prompt"))]
     if not prompts:
@@ -230,4 +232,4 @@ def _parsed(sample: JsonMapping) -> JsonObject:
     return {**sample, **own, "prompt": words}
 
 
-PARTS = (_datasets, _samples)
+PARTS = (_import_aitoolkit_datasets, _import_aitoolkit_samples)

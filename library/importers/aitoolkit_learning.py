@@ -27,7 +27,7 @@ CHOOSING = {"sdxl": "block_dims, conv_block_dims", "": "exclude_patterns, includ
 LOSSES = {"mse": {}, "mae": {"loss_type": "l1"}, "pseudo_huber": {"loss_type": "huber", "huber_schedule": "constant"}}
 
 
-def _network(builder: ImportBuilder) -> None:
+def _import_aitoolkit_network(builder: ImportBuilder) -> None:
     if not builder.adapters:
         return
     kind = str(builder.get("network.type") or "lora").casefold()
@@ -77,7 +77,7 @@ def _convolutions(builder: ImportBuilder) -> list[str]:
     return arguments
 
 
-def _length(builder: ImportBuilder) -> None:
+def _import_aitoolkit_length(builder: ImportBuilder) -> None:
     """Steps; ai-toolkit's older gradient accumulation counts each batch as a step."""
     steps, batches = int(builder.number("train.steps") or 1000), int(builder.number("train.gradient_accumulation") or 1)
     old = int(builder.number("train.gradient_accumulation_steps") or 1)
@@ -95,7 +95,7 @@ def _length(builder: ImportBuilder) -> None:
     builder.empty("train.gradient_accumulation", "train.gradient_accumulation_steps")
 
 
-def _optimizer(builder: ImportBuilder) -> None:
+def _import_aitoolkit_optimizer(builder: ImportBuilder) -> None:
     wanted = builder.get("train.optimizer")
     name, near = equivalent_optimizer(wanted)
     builder.change("train.optimizer", near or equal(wanted, name), {"optimizer_type": name})
@@ -120,7 +120,7 @@ def _optimizer(builder: ImportBuilder) -> None:
         builder.change("train.lr", said, {"learning_rate": 1.0})
 
 
-def _schedule(builder: ImportBuilder) -> None:
+def _import_aitoolkit_schedule(builder: ImportBuilder) -> None:
     name = str(builder.get("train.lr_scheduler"))
     steps = builder.number("train.steps") or 1000
     period = builder.number("train.lr_scheduler_params.total_iters") or steps
@@ -159,7 +159,7 @@ def _training(builder: ImportBuilder) -> None:
         builder.ignore(key, "this fine-tune trains no text encoder")
     else:
         builder.change(key, "text encoders get adapters, too")
-    _rates(builder, encoders)
+    _import_aitoolkit_rates(builder, encoders)
     if is_on(builder.get("train.ema_config.use_ema")):
         decay = builder.number("train.ema_config.ema_decay") or 0.999
         template = "ema_decay = {decay}; the average is saved beside each file as <name>-ema, not in its place"
@@ -167,7 +167,7 @@ def _training(builder: ImportBuilder) -> None:
         builder.empty("train.ema_config.ema_decay")
 
 
-def _rates(builder: ImportBuilder, encoders: bool) -> None:
+def _import_aitoolkit_rates(builder: ImportBuilder, encoders: bool) -> None:
     """The learning rates of the parts, and which parts are trained."""
     rate = builder.number("train.text_encoder_lr")
     if rate is not None and encoders and builder.adapters:
@@ -214,7 +214,7 @@ def _range(builder: ImportBuilder) -> None:
             builder.ignore(key, Message(template, option=option_name(option)))
 
 
-def _noise(builder: ImportBuilder) -> None:
+def _import_aitoolkit_noise(builder: ImportBuilder) -> None:
     _range(builder)
     kind = str(builder.get("train.loss_type"))
     known = LOSSES.get(kind)
@@ -248,4 +248,11 @@ def _noise(builder: ImportBuilder) -> None:
     builder.explain("is part of timestep_sampling", "train.linear_timesteps")
 
 
-PARTS = (_network, _length, _optimizer, _schedule, _training, _noise)
+PARTS = (
+    _import_aitoolkit_network,
+    _import_aitoolkit_length,
+    _import_aitoolkit_optimizer,
+    _import_aitoolkit_schedule,
+    _training,
+    _import_aitoolkit_noise,
+)

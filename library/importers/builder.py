@@ -166,14 +166,14 @@ def _without_effect(builder: ImportBuilder, made: RunConfig) -> set[str]:
     idle, known, said = ineffective_options(made), options_of(type(made)), set[str]()
     for key, outcome in builder.outcomes.items():
         names = [name for name, its_key in builder.keys.items() if its_key == key and name in known]
-        is_idle = all(name in idle and _value(made, name) != known[name].default for name in names)
+        is_idle = all(name in idle and _option_value(made, name) != known[name].default for name in names)
         if outcome.kind in ("kept", "renamed") and names and is_idle:
             builder.outcomes[key] = replace(outcome, kind="ineffective", text=idle[names[0]])
             said.update(names)
     return said
 
 
-def _value(config: RunConfig, name: str) -> Any:
+def _option_value(config: RunConfig, name: str) -> Any:
     return getattr(getattr(config, options_of(type(config))[name].section), name)
 
 

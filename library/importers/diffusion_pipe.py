@@ -46,9 +46,9 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key -> our values and its outcome. Raises ConfigError for unsupported models."""
     data = found.get("dataset")
     flat = flatten_tables({**found, "dataset": "" if isinstance(data, Mapping) else data})
-    builder = ImportBuilder(flat, script or _script(found), TRAINER)
+    builder = ImportBuilder(flat, script or _pipe_script(found), TRAINER)
     import_keys(builder, TABLES["renamed"])
-    for part in (_model, _precision, _memory, _caches):
+    for part in (_import_pipe_model, _import_pipe_precision, _import_pipe_memory, _import_pipe_caches):
         part(builder)
     _text_adapter(builder)
     for part in diffusion_pipe_learning.PARTS:
@@ -60,7 +60,7 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     return builder
 
 
-def _script(found: JsonMapping) -> str:
+def _pipe_script(found: JsonMapping) -> str:
     kind = str(found["model"]["type"] or "").strip()
     if not kind:
         raise ConfigError(NO_MODEL, trainer=TRAINER, key="model.type")
@@ -76,7 +76,7 @@ def _script(found: JsonMapping) -> str:
     return f"{family}_train_network" if isinstance(found.get("adapter"), Mapping) else f"{family}_train"
 
 
-def _model(builder: ImportBuilder) -> None:
+def _import_pipe_model(builder: ImportBuilder) -> None:
     """The files of the model, and which of the models with the same files it is."""
     given = [key for key in TRANSFORMERS if builder.get(key)]
     words = " ".join(own_name(builder.get(key)) for key in given)
@@ -87,7 +87,7 @@ def _model(builder: ImportBuilder) -> None:
     chooses_edit(builder, "model.type", words)
     if given:
         builder.rename(given[0], "pretrained_model_name_or_path")
-    _parts(builder)
+    _import_pipe_parts(builder)
     beside = [option for option in PART_OPTIONS.get(builder.family, ()) if option not in builder.values]
     beside = [option for option in beside if builder.source.get("model.type") != "chroma" or option != "clip_l"]
     for key in given[1:]:
@@ -100,7 +100,7 @@ def _model(builder: ImportBuilder) -> None:
             )
 
 
-def _parts(builder: ImportBuilder) -> None:
+def _import_pipe_parts(builder: ImportBuilder) -> None:
     """VAE and text encoder in files of their own, and adapters that are merged before the training."""
     options = PART_OPTIONS.get(builder.family, ())
     for key in VAES:
@@ -124,7 +124,7 @@ def _parts(builder: ImportBuilder) -> None:
         builder.change("adapter.fuse_adapters", said_of(values), values | {"base_weights_multiplier": weights})
 
 
-def _precision(builder: ImportBuilder) -> None:
+def _import_pipe_precision(builder: ImportBuilder) -> None:
     half = precision(builder.get("model.dtype") or "bfloat16")
     values: JsonObject = {"mixed_precision": half}
     if not builder.adapters and half != "no":
@@ -157,7 +157,7 @@ def _text_adapter(builder: ImportBuilder) -> None:
         set_by(builder, key, "network_args train_llm_adapter=True", {"network_args": arguments})
 
 
-def _memory(builder: ImportBuilder) -> None:
+def _import_pipe_memory(builder: ImportBuilder) -> None:
     if (count := builder.number("blocks_to_swap")) and builder.family in BLOCKS:
         most = BLOCKS[builder.family][1]
         builder.change(
@@ -181,7 +181,7 @@ def _memory(builder: ImportBuilder) -> None:
         builder.ignore("model.cache_text_embeddings", "the text encoders learn")
 
 
-def _caches(builder: ImportBuilder) -> None:
+def _import_pipe_caches(builder: ImportBuilder) -> None:
     """What it does in every training: latents are cached on disk, and outputs of text encoders, but for SDXL's, which
     learn."""
     values: JsonObject = {"cache_latents": True, "cache_latents_to_disk": True}

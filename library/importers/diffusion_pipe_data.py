@@ -20,18 +20,18 @@ def is_dataset(found: JsonMapping) -> bool:
 
 def convert_dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     """A file of data sets -> the text of ours, and a sentence for each key that was left out."""
-    return _written(found, {})
+    return _pipe_dataset_file(found, {})
 
 
 def read_data_file(builder: ImportBuilder, data: Any) -> None:
     """The file of data sets, if it could be read, and the size of batches."""
-    sizes = _batches(builder)
+    sizes = _batch_sizes(builder)
     key = "dataset"
     if isinstance(data, Mapping) and is_dataset(data):
-        text, notes = _written(data, sizes)
+        text, notes = _pipe_dataset_file(data, sizes)
         builder.texts["dataset_config"] = text
         builder.notes += notes
-        settings = _settings(data)
+        settings = _pipe_run_options(data)
         if builder.family != "sdxl" and (count := _variants(data)) > 1:  # its captions are not encoded once
             settings["cached_caption_variants"] = count
         builder.change(key, told_datasets(text), settings)
@@ -39,7 +39,7 @@ def read_data_file(builder: ImportBuilder, data: Any) -> None:
         builder.ignore(key, "this file was not found; name the images with train_data_dir or dataset_config")
 
 
-def _settings(data: JsonMapping) -> JsonObject:
+def _pipe_run_options(data: JsonMapping) -> JsonObject:
     """Keys of data sets that are options of the whole training here."""
     masked = any(not is_empty(one.get("mask_path")) for one in tables_of_list(data.get("directory")))
     return {"masked_loss": True} if masked else {}
@@ -52,7 +52,7 @@ def _variants(data: JsonMapping) -> int:
     return 1 + max(counts, default=0)
 
 
-def _batches(builder: ImportBuilder) -> dict[int, int]:
+def _batch_sizes(builder: ImportBuilder) -> dict[int, int]:
     """The size of batches by resolution; 0 stands for all."""
     keys = ("image_micro_batch_size_per_gpu", "micro_batch_size_per_gpu")
     used = next((key for key in keys if builder.get(key)), "")
@@ -73,7 +73,7 @@ def _batches(builder: ImportBuilder) -> dict[int, int]:
     return sizes
 
 
-def _written(found: JsonMapping, batches: Mapping[int, int]) -> tuple[str, list[MessageLike]]:
+def _pipe_dataset_file(found: JsonMapping, batches: Mapping[int, int]) -> tuple[str, list[MessageLike]]:
     sets: list[tuple[JsonObject, list[JsonObject]]] = []
     notes: list[MessageLike] = []
     for table in tables_of_list(found.get("directory"), "directory", notes):
@@ -84,10 +84,10 @@ def _written(found: JsonMapping, batches: Mapping[int, int]) -> tuple[str, list[
             continue
         _note(whole, notes)
         for size in _sizes(whole.get("resolutions")):
-            own: JsonObject = {"resolution": size, **_buckets(whole, size)}
+            own: JsonObject = {"resolution": size, **_pipe_buckets(whole, size)}
             if (count := batches.get(size[0], batches.get(0, 1))) > 1:
                 own["batch_size"] = count
-            sets.append((own, [_subset(whole)]))
+            sets.append((own, [_pipe_subset(whole)]))
     if not sets:
         raise ConfigError("no data set in this file has a folder of images (path)")
     return dataset_toml({"caption_extension": ".txt"}, sets), notes
@@ -102,7 +102,7 @@ def _sizes(value: JsonValue) -> list[list[int]]:
     return found or [[512, 512]]
 
 
-def _buckets(table: JsonMapping, size: list[int]) -> JsonObject:
+def _pipe_buckets(table: JsonMapping, size: list[int]) -> JsonObject:
     """Buckets between the narrowest and the widest shape, of the same area."""
     if not is_on(table.get("enable_ar_bucket")):
         return {"enable_bucket": False}
@@ -114,7 +114,7 @@ def _buckets(table: JsonMapping, size: list[int]) -> JsonObject:
     return {"enable_bucket": True, "min_bucket_reso": min(256, shortest), "max_bucket_reso": longest}
 
 
-def _subset(table: JsonMapping) -> JsonObject:
+def _pipe_subset(table: JsonMapping) -> JsonObject:
     shuffles = is_on(table.get("shuffle_tags")) or bool(to_number(table.get("cache_shuffle_num")))
     separator = str(table.get("cache_shuffle_delimiter") or ",").strip() or ","
     subset: JsonObject = {

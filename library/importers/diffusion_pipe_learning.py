@@ -20,7 +20,7 @@ TABLES = load_tables("diffusion_pipe")
 FULL_RANK = 100_000  # a rank that stands for whole matrices
 
 
-def _network(builder: ImportBuilder) -> None:
+def _import_pipe_network(builder: ImportBuilder) -> None:
     if not builder.adapters:
         return
     kind, rank = str(builder.get("adapter.type") or "lora"), builder.number("adapter.rank") or 16
@@ -43,7 +43,7 @@ def _network(builder: ImportBuilder) -> None:
     set_by(builder, "adapter.alpha", said, {"network_alpha": rank})
 
 
-def _optimizer(builder: ImportBuilder) -> None:
+def _import_pipe_optimizer(builder: ImportBuilder) -> None:
     wanted = str(builder.get("optimizer.type") or "adamw")
     near = TABLES["optimizers"].get(simplify_name(wanted), "")
     name, why = (near, say_nearest(wanted, near)) if near else equivalent_optimizer(wanted)
@@ -75,7 +75,7 @@ def _optimizer(builder: ImportBuilder) -> None:
             builder.ignore(f"optimizer.{key}", Message("it is for {name}, which is not offered here", name=wanted))
 
 
-def _rates(builder: ImportBuilder) -> None:
+def _import_pipe_rates(builder: ImportBuilder) -> None:
     """SDXL's parts with rates of their own."""
     if builder.family != "sdxl":
         return
@@ -97,7 +97,7 @@ def _rates(builder: ImportBuilder) -> None:
             set_by(builder, key, f"learning_rate_te{number} = {rate:g}", {f"learning_rate_te{number}": rate})
 
 
-def _schedule(builder: ImportBuilder) -> None:
+def _import_pipe_schedule(builder: ImportBuilder) -> None:
     name, warmup = str(builder.get("lr_scheduler") or "constant"), int(builder.number("warmup_steps") or 0)
     fixed = builder.number("force_constant_lr")
     if fixed is not None:
@@ -117,7 +117,7 @@ def _schedule(builder: ImportBuilder) -> None:
     builder.empty("warmup_steps")
 
 
-def _length(builder: ImportBuilder) -> None:
+def _import_pipe_length(builder: ImportBuilder) -> None:
     """Epochs, or steps where the file ends the training by them; examples are counted in steps."""
     epochs, steps = builder.number("epochs"), builder.number("max_steps")
     if steps:
@@ -146,7 +146,7 @@ def _batch(builder: ImportBuilder) -> int:
     return max(1, int(to_number(value) or 1))
 
 
-def _timesteps(builder: ImportBuilder) -> None:
+def _import_pipe_timesteps(builder: ImportBuilder) -> None:
     keys = ("model.timestep_sample_method", "model.sigmoid_scale", "model.shift", "model.flux_shift")
     if builder.family == "sdxl":
         for key in keys:
@@ -175,4 +175,11 @@ def _timesteps(builder: ImportBuilder) -> None:
             builder.empty(key)
 
 
-PARTS = (_network, _optimizer, _rates, _schedule, _length, _timesteps)
+PARTS = (
+    _import_pipe_network,
+    _import_pipe_optimizer,
+    _import_pipe_rates,
+    _import_pipe_schedule,
+    _import_pipe_length,
+    _import_pipe_timesteps,
+)

@@ -42,14 +42,14 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     flat, general = _leaves(found, "args"), _leaves(found, "dataset_args")
     mode = found.get("train_mode")
     mode = str(mode.get("train_mode") if isinstance(mode, Mapping) else mode or "lora").casefold()
-    script = script or _script(found, flat, is_word=mode not in ("lora", "none"))
+    script = script or _easy_script(found, flat, is_word=mode not in ("lora", "none"))
     source = {**general, **flat, **{key: found[key] for key in ("subsets", "train_mode") if key in found}}
     builder = ImportBuilder(source, script, TRAINER, keeps_ineffective=True)
     builder.explain(Message("chooses the script: {script}", script=script), "sdxl", "v2", "train_mode")
-    _names(builder)
-    _network(builder)
-    _optimizer(builder)
-    _images(builder, general, tables_of_list(found.get("subsets"), "subsets", builder.notes))
+    _import_placeholder_names(builder)
+    _import_easy_network(builder)
+    _import_easy_optimizer(builder)
+    _import_easy_images(builder, general, tables_of_list(found.get("subsets"), "subsets", builder.notes))
     for key in builder.left():
         value = source[key]
         if key in TABLES["ignored"]:
@@ -71,7 +71,7 @@ def _leaves(found: JsonMapping, part: str) -> JsonObject:
     return leaves
 
 
-def _script(found: JsonMapping, flat: JsonMapping, is_word: bool) -> str:
+def _easy_script(found: JsonMapping, flat: JsonMapping, is_word: bool) -> str:
     if is_on(flat.get("sdxl")):
         return "sdxl_train_textual_inversion" if is_word else "sdxl_train_network"
     if isinstance(found.get("flux_args"), Mapping) and found["flux_args"].get("args") and not is_word:
@@ -91,14 +91,14 @@ def _replaced(builder: ImportBuilder, value: JsonValue) -> JsonValue:
     return value.replace(REPLACED, name) if isinstance(value, str) else value
 
 
-def _names(builder: ImportBuilder) -> None:
+def _import_placeholder_names(builder: ImportBuilder) -> None:
     for key, value in builder.source.items():
         if isinstance(value, str) and REPLACED in value:
             changed = _replaced(builder, value)
             builder.change(key, f"{key} = {changed}", {key: changed})
 
 
-def _network(builder: ImportBuilder) -> None:
+def _import_easy_network(builder: ImportBuilder) -> None:
     """The arguments of the adapter, which say of which kind it is."""
     if not builder.adapters:
         return
@@ -123,7 +123,7 @@ def _network(builder: ImportBuilder) -> None:
     set_by(builder, "network_args", said_of(shown), values)
 
 
-def _optimizer(builder: ImportBuilder) -> None:
+def _import_easy_optimizer(builder: ImportBuilder) -> None:
     wanted = str(builder.get("optimizer_type") or "")
     if "." in wanted or wanted:
         name, why = equivalent_optimizer(wanted.rpartition(".")[2])
@@ -144,7 +144,7 @@ def _optimizer(builder: ImportBuilder) -> None:
         builder.rename("warmup_ratio", "lr_warmup_steps", min(share, 0.9999))
 
 
-def _images(builder: ImportBuilder, general: JsonMapping, subsets: list[JsonMapping]) -> None:
+def _import_easy_images(builder: ImportBuilder, general: JsonMapping, subsets: list[JsonMapping]) -> None:
     """Options of the images, and the folders, which become a dataset file."""
     listed = [one for one in subsets if not is_empty(one.get("image_dir"))]
     if not listed:

@@ -185,11 +185,11 @@ def _refuse_list(found: list[Any], path: Path) -> None:
 
 def compare_configs(first: Any, second: Any) -> list[tuple[str, str, str]]:
     """The options that differ, as (name, first value, second value); "-" where a config has no such option."""
-    one, two = _texts(first), _texts(second)
+    one, two = _option_texts(first), _option_texts(second)
     return [(name, a, b) for name in {**one, **two} if (a := one.get(name, "-")) != (b := two.get(name, "-"))]
 
 
-def _texts(config: RunConfig) -> dict[str, str]:
+def _option_texts(config: RunConfig) -> dict[str, str]:
     known = options_of(type(config))
     return {
         name: "(set)" if value and known[name].kind == "secret" else known[name].text(value) or "not set"

@@ -23,7 +23,7 @@ def read_flat_file(
 ) -> ImportBuilder:
     """Every key of a flat file -> our values and its outcome. `preferred`: scripts to choose where several fit."""
     found = schema.flatten_sections(found)
-    _refuse(found, configs, script)
+    _refuse_other_training(found, configs, script)
     guess = ""
     if not script:
         script = find_best_script(found, configs, preferred)
@@ -60,7 +60,7 @@ def old_blocks(builder: ImportBuilder, keys: Iterable[str], given: bool) -> None
             builder.ignore(key, said if key in old else join_messages(unreadable, "; "))
 
 
-def _refuse(found: JsonMapping, configs: Configs, script: str) -> None:
+def _refuse_other_training(found: JsonMapping, configs: Configs, script: str) -> None:
     """Raise ConfigError for anything but a training of a supported model."""
     other = next((what for key, what in TABLES["other_keys"].items() if not is_empty(found.get(key))), "")
     if other := other or TABLES["other_modules"].get(module_of(found)) or ("" if script else _other_model(found)):

@@ -67,7 +67,7 @@ def read_lora_type(builder: ImportBuilder) -> None:
         adapter = ADAPTERS[own]
     module = adapter.module
     algo = [f"algo={adapter.algo}"] if adapter.algo else []
-    arguments = [*algo, *_arguments(builder, adapter, kind)]
+    arguments = [*algo, *_adapter_arguments(builder, adapter, kind)]
     _flux_extras(builder, kind, arguments)
     if "LoRA_type" in builder.source and "LoRA_type" not in builder.outcomes:
         args = {"network_args": arguments} if arguments else {}
@@ -81,7 +81,7 @@ def read_lora_type(builder: ImportBuilder) -> None:
             builder.ignore(key, Message("adapters of the type {kind} have no such setting", kind=kind))
 
 
-def _arguments(builder: ImportBuilder, adapter: AdapterType, kind: str) -> list[str]:
+def _adapter_arguments(builder: ImportBuilder, adapter: AdapterType, kind: str) -> list[str]:
     made = []
     for name in (*adapter.all_fields(), *LORA_PLUS):
         key = FIELDS.get(name, name)
@@ -130,7 +130,7 @@ def _flux_extras(builder: ImportBuilder, kind: str, arguments: list[str]) -> Non
 
 def adapter_fields(module: str, arguments: Mapping[str, str]) -> tuple[JsonObject, list[str]]:
     """network_module and network_args -> LoRA_type and its fields, and the arguments without a field."""
-    kind = _kind(module, arguments)
+    kind = _lora_type(module, arguments)
     found: JsonObject = {"LoRA_type": kind}
     lost = []
     for argument, value in arguments.items():
@@ -140,13 +140,13 @@ def adapter_fields(module: str, arguments: Mapping[str, str]) -> tuple[JsonObjec
         if argument == "train_blocks" and value == "single" and kind == "Flux1":
             found["split_mode"] = True
         elif key in ALL_FIELDS:
-            found[key] = _typed(value)
+            found[key] = _typed_number(value)
         else:
             lost.append(f"{argument}={value}")
     return found, lost
 
 
-def _kind(module: str, arguments: Mapping[str, str]) -> str:
+def _lora_type(module: str, arguments: Mapping[str, str]) -> str:
     if module == "networks.lora_flux":
         return "Flux1"
     if module == "networks.lora_fa":
@@ -158,7 +158,7 @@ def _kind(module: str, arguments: Mapping[str, str]) -> str:
     return next(named, "LyCORIS/LoCon")
 
 
-def _typed(value: str) -> Any:
+def _typed_number(value: str) -> Any:
     if value.casefold() in ("true", "false"):
         return value.casefold() == "true"
     number = to_number(value)

@@ -72,15 +72,17 @@ def export(
         raise ConfigError(
             "{title} is not written for kohya_ss: save it as TOML, which sd-scripts reads too", title=config.title
         )
-    tab = _tab(config, base)
+    tab = _export_tab(config, base)
     made, lost = _fields(config, tab, prompts)
     given = set(option_values(config))
     typed = {
-        name: v for name, v in flatten_sections(changed(config)).items() if name in _typed(tab) and name not in made
+        name: v
+        for name, v in flatten_sections(changed(config)).items()
+        if name in _options_without_field(tab) and name not in made
     }
     fields: Fields = dict(base or {})
     if base is None:
-        fields |= _switches(config, tab)
+        fields |= _export_switches(config, tab)
     else:
         given = _differing(config, settle_values(kohya_ss.read_config(base, config.script), configs), prompts)
     for name in sorted(given & made.keys()):
@@ -98,10 +100,10 @@ def _differing(config: RunConfig, before: Imported, prompts: str) -> set[str]:
     return found | ({"sample_prompts"} if before.texts.get("sample_prompts", "").strip() != prompts.strip() else set())
 
 
-def _tab(config: RunConfig, base: JsonMapping | None) -> str:
+def _export_tab(config: RunConfig, base: JsonMapping | None) -> str:
     if base is not None:
         tab = kohya_ss.tab_of(base)
-        if _tab(config, None) != tab and {tab, config.kind} & {"lora", "textual-inversion"}:
+        if _export_tab(config, None) != tab and {tab, config.kind} & {"lora", "textual-inversion"}:
             raise ConfigError(
                 "the base is a file of the tab {titles}, which is not for {title}",
                 titles=kohya_ss.TITLES[tab],
@@ -113,7 +115,7 @@ def _tab(config: RunConfig, base: JsonMapping | None) -> str:
     return "finetune" if config.data.in_json or config.family == "anima" else "dreambooth"
 
 
-def _switches(config: RunConfig, tab: str) -> Fields:
+def _export_switches(config: RunConfig, tab: str) -> Fields:
     sdxl = "sdxl_checkbox" if tab == "finetune" else "sdxl"
     if tab == "textual-inversion":
         return {"sdxl": True, "v2": False}
@@ -131,19 +133,19 @@ def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields
     known, lost = options_of(type(config)), []
     keys = _keys(config.family, tab)
     made = {
-        name: {keys[name]: _plain(known[name], keys[name], v)}
+        name: {keys[name]: _export_value(known[name], keys[name], v)}
         for name, v in option_values(config).items()
         if name in keys
     }
     groups = [
-        _adapter(config, lost) if isinstance(config, AdapterRun) else {},
-        _rates(config, tab),
-        _warmup(config),
+        _export_adapter(config, lost) if isinstance(config, AdapterRun) else {},
+        _export_rates(config, tab),
+        _export_warmup(config),
         {"xformers": "sdpa"},
         {"optimizer": config.optim.optimizer},
         {"max_train_steps": config.steps.max_train_steps, "max_train_epochs": config.steps.max_train_epochs or 0},
-        _noise(config, made) if tab == "lora" else {},
-        _folders(config) if tab == "finetune" else {},
+        _export_noise(config, made) if tab == "lora" else {},
+        _export_folders(config) if tab == "finetune" else {},
         _template(config) if isinstance(config, EmbeddingRun) else {},
     ]
     for members, fields in zip(GROUPS, groups, strict=True):
@@ -157,14 +159,14 @@ def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields
     if len(config.data.sizes) > 1:
         said = "resolution: kohya_ss trains at one size, so only the largest of {sizes} is kept"
         lost.append(Message(said, sizes=config.data.resolution))
-    unsupported = flatten_sections(changed(config)).keys() - made.keys() - _typed(tab)
+    unsupported = flatten_sections(changed(config)).keys() - made.keys() - _options_without_field(tab)
     lost += [Message("{name} has no field in kohya_ss; it is left out", name=name) for name in sorted(unsupported)]
     return made, lost
 
 
 def _keys(family: str, tab: str) -> dict[str, str]:
     """Option -> its field of the page."""
-    keys = {name: name for name in PLAIN - _typed(tab)}
+    keys = {name: name for name in PLAIN - _options_without_field(tab)}
     keys |= {name: name for name in OF_WORDS} if tab == "textual-inversion" else {}
     for key, option in (TABLES["renamed"]["any"] | TABLES["renamed"][family]).items():
         old = key == "lora_network_weights" or key.endswith("disable_mmap_load_safetensors")
@@ -176,7 +178,7 @@ def _keys(family: str, tab: str) -> dict[str, str]:
     return keys
 
 
-def _plain(option: Any, key: str, value: Any) -> Any:
+def _export_value(option: Any, key: str, value: Any) -> Any:
     if key == "max_resolution":
         width, height = max(parse_resolution(value or "512"), key=math.prod)
         return f"{width},{height}"
@@ -189,7 +191,7 @@ def _plain(option: Any, key: str, value: Any) -> Any:
     return value if isinstance(value, bool | int | float) else option.text(value)
 
 
-def _adapter(config: AdapterRun, lost: list[MessageLike]) -> Fields:
+def _export_adapter(config: AdapterRun, lost: list[MessageLike]) -> Fields:
     network = config.network
     arguments = dict(pair.split("=", 1) for pair in network.network_args if "=" in pair)
     found, rest = kohya_adapters.adapter_fields(network.module, arguments)
@@ -199,7 +201,7 @@ def _adapter(config: AdapterRun, lost: list[MessageLike]) -> Fields:
     return nothing | {"split_mode": False} | found
 
 
-def _rates(config: RunConfig, tab: str) -> Fields:
+def _export_rates(config: RunConfig, tab: str) -> Fields:
     optim, rate = config.optim, config.optim.learning_rate
     fields: Fields = {"learning_rate": rate}
     if isinstance(config, AdapterRun):
@@ -219,13 +221,13 @@ def _rates(config: RunConfig, tab: str) -> Fields:
     return fields
 
 
-def _warmup(config: RunConfig) -> Fields:
+def _export_warmup(config: RunConfig) -> Fields:
     given = parse_finite(config.optim.lr_warmup_steps)
     share = 0 < given < 1
     return {"lr_warmup": round(given * 100, 6) if share else 0, "lr_warmup_steps": 0 if share else int(given)}
 
 
-def _noise(config: RunConfig, made: Mapping[str, Fields]) -> Fields:
+def _export_noise(config: RunConfig, made: Mapping[str, Fields]) -> Fields:
     noise = config.noise
     fields: Fields = {}
     for name in GROUPS[6]:
@@ -233,7 +235,7 @@ def _noise(config: RunConfig, made: Mapping[str, Fields]) -> Fields:
     return fields | {"noise_offset_type": "Multires" if noise.multires_noise_iterations else "Original"}
 
 
-def _typed(tab: str) -> frozenset[str]:
+def _options_without_field(tab: str) -> frozenset[str]:
     """Options without a field in a tab, which are written into the box for additional parameters."""
     return TYPED | frozenset(TABLES["no_field_of_textual_inversion"]) if tab == "textual-inversion" else TYPED
 
@@ -244,7 +246,7 @@ def _template(config: EmbeddingRun) -> Fields:
     return {"template": next(chosen, "caption")}
 
 
-def _folders(config: RunConfig) -> Fields:
+def _export_folders(config: RunConfig) -> Fields:
     fields: Fields = {"image_folder": config.data.train_data_dir or ""}
     if path := config.data.in_json:
         at = max(path.rfind("/"), path.rfind("\\"))

@@ -16,7 +16,7 @@ PLACE = "on the page it stands in Several GPUs, and in a shell it goes to `kohya
 
 def read_launch_settings(found: JsonMapping) -> JsonObject:
     """The launcher's settings in a file of kohya_ss, as values of `Launch`; unreadable values count as not set."""
-    start, read = Launch(), {key: _value(key, found[key]) for key in KEYS if key in found}
+    start, read = Launch(), {key: _launch_value(key, found[key]) for key in KEYS if key in found}
     return {
         key: getattr(start, key) if value is None or launch_problems({key: value}) else value
         for key, value in read.items()
@@ -28,13 +28,13 @@ def record_launch_keys(builder: ImportBuilder, tab: str) -> None:
     for key in KEYS:
         if key not in builder.source:
             continue
-        value = _value(key, builder.source[key])
+        value = _launch_value(key, builder.source[key])
         if value is None or value == getattr(Launch(), key):
             builder.empty(key)
         elif wrong := launch_problems({key: value}):
             builder.ignore(key, wrong[0])
         else:
-            builder.change(key, Message("{value}: {place}", value=_text(value), place=PLACE))
+            builder.change(key, Message("{value}: {place}", value=_join_tuple(value), place=PLACE))
     if is_on(builder.get("multi_gpu")):
         builder.change("multi_gpu", "num_processes says how many GPUs train together")
     builder.empty("multi_gpu")
@@ -45,18 +45,18 @@ def launch_fields(chosen: JsonMapping, base: JsonMapping) -> JsonObject:
     start, before = Launch(), read_launch_settings(base)
     made: JsonObject = {}
     for key in KEYS:
-        now = _value(key, chosen.get(key))
+        now = _launch_value(key, chosen.get(key))
         now = getattr(start, key) if now is None else now
         if now == before.get(key, getattr(start, key)):
             continue
         unset = THREADS if key == "num_cpu_threads_per_process" else 0 if key in WHOLE else ""
-        made[key] = unset if now is None else _text(now) if isinstance(now, tuple) else now
+        made[key] = unset if now is None else _join_tuple(now) if isinstance(now, tuple) else now
     if "num_processes" in made:
         made["multi_gpu"] = made["num_processes"] > 1
     return made
 
 
-def _value(key: str, given: Any) -> Any:
+def _launch_value(key: str, given: Any) -> Any:
     """The value of a key as of `Launch`; None where it is not set or invalid."""
     if is_empty(given):
         return None
@@ -72,5 +72,5 @@ def _value(key: str, given: Any) -> Any:
         return None
 
 
-def _text(value: Any) -> str:
+def _join_tuple(value: Any) -> str:
     return join_words(value) if isinstance(value, tuple) else str(value)

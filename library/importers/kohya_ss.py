@@ -97,7 +97,7 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
         part(builder, tab)
     for key in builder.left():
         if key != "additional_parameters":
-            _plain(builder, key, tab)
+            _import_key(builder, key, tab)
     if str(found.get("model_type") or "").casefold() == "chroma" and builder.family == "flux":
         chooses_chroma(builder, "model_type")
         builder.explain("is set by model_type", "apply_t5_attn_mask", "guidance_scale")
@@ -124,7 +124,7 @@ def page_defaults(tab: str, family: str, found: JsonMapping) -> JsonObject:
 # ---- keys that are not simply an option
 
 
-def _switches(builder: ImportBuilder, tab: str) -> None:
+def _import_kohya_switches(builder: ImportBuilder, tab: str) -> None:
     for key in SWITCHES.keys() & builder.source.keys():
         chosen = is_on(builder.get(key)) and SWITCHES[key] == builder.family
         if chosen:
@@ -135,7 +135,7 @@ def _switches(builder: ImportBuilder, tab: str) -> None:
             builder.empty(key)
 
 
-def _length(builder: ImportBuilder, tab: str) -> None:
+def _import_kohya_length(builder: ImportBuilder, tab: str) -> None:
     """Epochs take precedence over steps; kohya_ss's own field for epochs applies where no steps are set."""
     steps, epochs, epoch = (builder.number(k) for k in ("max_train_steps", "max_train_epochs", "epoch"))
     if epochs and epochs > 0:
@@ -162,7 +162,7 @@ def _length(builder: ImportBuilder, tab: str) -> None:
         builder.notes.append("kohya_ss halves max_train_steps of a fine-tune with flip_aug; here it is what is written")
 
 
-def _warmup(builder: ImportBuilder, tab: str) -> None:
+def _import_kohya_warmup(builder: ImportBuilder, tab: str) -> None:
     percent, steps = builder.number("lr_warmup"), builder.number("lr_warmup_steps")
     total = builder.number("max_train_steps")
     schedule = str(builder.get("lr_scheduler_type") or builder.get("lr_scheduler") or "constant")
@@ -190,7 +190,7 @@ def _warmup(builder: ImportBuilder, tab: str) -> None:
     builder.empty("lr_warmup", "lr_warmup_steps")
 
 
-def _rates(builder: ImportBuilder, tab: str) -> None:
+def _import_kohya_rates(builder: ImportBuilder, tab: str) -> None:
     """The learning rates of the parts; 0 means that a part is not trained."""
     if tab == "lora":
         _adapter_rates(builder)
@@ -241,7 +241,7 @@ def _old_names(builder: ImportBuilder, tab: str) -> None:
             builder.keep(key, value.replace('"', "").split())
 
 
-def _attention(builder: ImportBuilder, tab: str) -> None:
+def _import_kohya_attention(builder: ImportBuilder, tab: str) -> None:
     value = str(builder.get("xformers") or "none").casefold()
     if "xformers" in builder.source and value in ("xformers", "true", "1"):
         builder.change("xformers", "PyTorch's own attention (sdpa) is as fast and needs no package", {"sdpa": True})
@@ -250,7 +250,7 @@ def _attention(builder: ImportBuilder, tab: str) -> None:
     builder.empty("xformers")
 
 
-def _noise(builder: ImportBuilder, tab: str) -> None:
+def _import_kohya_noise(builder: ImportBuilder, tab: str) -> None:
     """In a LoRA file one switch selects one of two kinds of noise."""
     kind = str(builder.get("noise_offset_type") or "Original")
     if tab == "lora":
@@ -272,13 +272,13 @@ def _noise(builder: ImportBuilder, tab: str) -> None:
             builder.ignore("adaptive_noise_scale", "it needs a noise_offset, which is 0")
 
 
-def _precision(builder: ImportBuilder, tab: str) -> None:
+def _import_kohya_precision(builder: ImportBuilder, tab: str) -> None:
     if str(builder.get("mixed_precision")).casefold() == "fp8":
         said = "fp8 is not offered for computing; bf16 is used, and fp8_base saves memory"
         builder.change("mixed_precision", said, {"mixed_precision": "bf16"})
 
 
-def _files(builder: ImportBuilder, tab: str) -> None:
+def _import_saved_format(builder: ImportBuilder, tab: str) -> None:
     """The format of the saved file, and the prompts, which are text on kohya_ss's page and a file here."""
     kind = str(builder.get("save_model_as") or "")
     if kind == "same as source model":
@@ -295,7 +295,7 @@ def _files(builder: ImportBuilder, tab: str) -> None:
         builder.change("sample_prompts", "these are the prompts themselves; here sample_prompts names a file with them")
 
 
-def _folders(builder: ImportBuilder, tab: str) -> None:
+def _import_folders(builder: ImportBuilder, tab: str) -> None:
     """The folders and files of a fine-tune."""
     if tab != "finetune":
         return
@@ -328,7 +328,7 @@ def _word(builder: ImportBuilder, tab: str) -> None:
     builder.empty("template")
 
 
-def _adapter(builder: ImportBuilder, tab: str) -> None:
+def _import_kohya_adapter(builder: ImportBuilder, tab: str) -> None:
     if tab == "lora":
         kohya_adapters.read_lora_type(builder)
     if "split_mode" in builder.left():
@@ -339,15 +339,26 @@ def _adapter(builder: ImportBuilder, tab: str) -> None:
 
 
 PARTS: tuple[Callable[[ImportBuilder, str], None], ...] = (
-    _switches, _length, _warmup, _rates, _old_names, _attention, _noise, _precision, _files, _folders, _word,
-    _adapter, kohya_launch.record_launch_keys,
-)  # fmt: skip
+    _import_kohya_switches,
+    _import_kohya_length,
+    _import_kohya_warmup,
+    _import_kohya_rates,
+    _old_names,
+    _import_kohya_attention,
+    _import_kohya_noise,
+    _import_kohya_precision,
+    _import_saved_format,
+    _import_folders,
+    _word,
+    _import_kohya_adapter,
+    kohya_launch.record_launch_keys,
+)
 
 
 # ---- all other keys
 
 
-def _plain(builder: ImportBuilder, key: str, tab: str) -> None:
+def _import_key(builder: ImportBuilder, key: str, tab: str) -> None:
     """A key that is an option, possibly under another name, or has no equivalent."""
     value = builder.source[key]
     renamed = TABLES["renamed"][builder.family].get(key) or TABLES["renamed"]["any"].get(key)
@@ -355,7 +366,7 @@ def _plain(builder: ImportBuilder, key: str, tab: str) -> None:
     empty = is_empty(value) or value == "False" and key.startswith(("huggingface_", "metadata_", "resume_from_"))
     if empty or (key in TABLES["zero_is_unset"] and to_number(value) == 0):
         builder.empty(key)
-    elif reason := _reason(builder, key, tab):
+    elif reason := _why_meaningless(builder, key, tab):
         builder.ignore(key, reason)
     elif renamed and renamed in builder.values and not is_on(value):
         builder.empty(key)
@@ -371,7 +382,7 @@ def _plain(builder: ImportBuilder, key: str, tab: str) -> None:
         builder.keep(key)
 
 
-def _reason(builder: ImportBuilder, key: str, tab: str) -> MessageLike:
+def _why_meaningless(builder: ImportBuilder, key: str, tab: str) -> MessageLike:
     """Why a key has no meaning in this file, or ""."""
     other = next((why for start, why in TABLES["other_models"].items() if key.startswith(start)), "")
     sd3 = "" if tab == "lora" else TABLES["sd3_in_full"].get(key, "")

@@ -82,9 +82,9 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     for key, version in TABLES["old_versions"].items():  # the older switches for one of Qwen-Image-Edit
         if builder.family == "qwen_image" and is_on(builder.get(key)):
             builder.change(key, said_of({"model_version": version}), {"model_version": version})
-    _lycoris(builder, module)
+    _import_musubi_lycoris(builder, module)
     sampling = _sampling(builder)
-    _timesteps(builder, sampling)
+    _import_musubi_timesteps(builder, sampling)
     own = TABLES["own_keys"].get(family, ())
     for key in builder.left():
         if key in TABLES["ignored"] and key not in own:
@@ -107,7 +107,7 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     return builder
 
 
-def _timesteps(builder: ImportBuilder, sampling: str) -> None:
+def _import_musubi_timesteps(builder: ImportBuilder, sampling: str) -> None:
     """What its options of timesteps and loss weights mean, where that is not what they mean here."""
     shift, scheme = builder.number("discrete_flow_shift"), builder.get("weighting_scheme")
     if sampling in ("", "sigma"):  # a position in a table that is not shifted, and whose first step is the noisiest
@@ -151,17 +151,17 @@ def _defaults(builder: ImportBuilder, module: str) -> None:
             Message("{trainer} trains {model}", trainer=TRAINER, model="FLUX.1 Kontext"),
             {"model_type": "kontext"},
         )
-        arguments = _arguments(builder)
+        arguments = _network_args_list(builder)
         if module == "networks.lora_flux" and not any(one.startswith("exclude_patterns=") for one in arguments):
             said = Message("{trainer} does not train the modulation of all blocks", trainer=TRAINER)
             set_by(builder, "network_args", said, {"network_args": [*arguments, f"exclude_patterns=[{MODULATION!r}]"]})
     elif module == "networks.lora_qwen_image":
-        arguments = [*_arguments(builder), "train_modulation=True"]
+        arguments = [*_network_args_list(builder), "train_modulation=True"]
         said = Message("{trainer} trains the modulation of all blocks as well", trainer=TRAINER)
         set_by(builder, "network_args", said, {"network_args": arguments})
 
 
-def _arguments(builder: ImportBuilder) -> list[str]:
+def _network_args_list(builder: ImportBuilder) -> list[str]:
     """network_args as a list, which the file may have as one string."""
     given = builder.get("network_args") or ()
     return [str(one) for one in given] if isinstance(given, list | tuple) else str(given).split()
@@ -188,11 +188,11 @@ def find_musubi_family(found: JsonMapping, script: str) -> str:
     return "flux"
 
 
-def _lycoris(builder: ImportBuilder, module: str) -> None:
+def _import_musubi_lycoris(builder: ImportBuilder, module: str) -> None:
     """Map its LoHa and LoKr to those of LyCORIS, which selects layers differently."""
     if module not in TABLES["lycoris"]:
         return
-    given = _arguments(builder)
+    given = _network_args_list(builder)
     arguments = [one for one in given if one.partition("=")[0].strip() in TABLES["lycoris_arguments"]]
     left_out = [one.partition("=")[0] for one in given if one not in arguments]
     made = [f"algo={TABLES['lycoris'][module]}", *arguments]
@@ -219,7 +219,7 @@ def convert_dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     """A dataset file of musubi-tuner -> the text of ours, and a sentence for each key that was left out."""
     notes: list[MessageLike] = []
     known: list[str] = TABLES["dataset_keys"]
-    general = _known(table_in(found, "general", "dataset_config", notes), known, "[general]", notes)
+    general = _known_keys(table_in(found, "general", "dataset_config", notes), known, "[general]", notes)
     general = {"resolution": [960, 544], "caption_extension": ".txt"} | general
     repeats = general.pop("num_repeats", 1)
     sets = []
@@ -229,19 +229,19 @@ def convert_dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
             template = "{place} is left out: only images with caption files, or in a .jsonl file, are read"
             notes.append(Message(template, place=place))
             continue
-        own = _known(table, [*known, "image_directory", "image_jsonl_file"], place, notes)
+        own = _known_keys(table, [*known, "image_directory", "image_jsonl_file"], place, notes)
         folder, listed = own.pop("image_directory", None), own.pop("image_jsonl_file", None)
         subset = {"image_dir": folder} if folder else {"metadata_file": listed}
         subset |= {"num_repeats": own.pop("num_repeats", repeats)}
         if references := own.pop("control_directory", None):
             subset["control_directory"] = references
-        sets.append((_buckets(general | own) | own, [subset]))
+        sets.append((_musubi_buckets(general | own) | own, [subset]))
     if not sets:
         raise ConfigError("no dataset in this file is of images (image_directory or image_jsonl_file)")
     return dataset_toml(general, sets), notes
 
 
-def _buckets(table: JsonMapping) -> JsonObject:
+def _musubi_buckets(table: JsonMapping) -> JsonObject:
     """Bucket options that keep musubi-tuner's crops, and so its caches, valid: an area in steps of 16 pixels, no side
     shorter than half of a square's."""
     size = table.get("resolution")
@@ -254,7 +254,7 @@ def _buckets(table: JsonMapping) -> JsonObject:
     return {name: value for name, value in limits.items() if name not in table}
 
 
-def _known(table: Any, known: list[str], place: MessageLike, notes: list[MessageLike]) -> JsonObject:
+def _known_keys(table: Any, known: list[str], place: MessageLike, notes: list[MessageLike]) -> JsonObject:
     reasons, older = TABLES["dataset_ignored"], TABLES["dataset_renamed"]
     table = {older.get(key, key): value for key, value in table.items()} if isinstance(table, Mapping) else {}
     for key in table:

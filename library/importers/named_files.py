@@ -28,14 +28,16 @@ def with_named_files(found: JsonObject, path: Path, may_read: MayRead = everythi
     if simpletuner.recognises(found):
         return _of_simpletuner(found, origin)
     if diffusion_pipe.recognises(found):
-        data = _beside(found, "dataset", origin, ".toml")
+        data = _content_of_named(found, "dataset", origin, ".toml")
         return {**found, "dataset": data} if data and diffusion_pipe_data.is_dataset(data) else found
     if onetrainer.recognises(found):
         wanted = [("concept_file_name", "concepts"), ("sample_definition_file_name", "samples")]
-        lists = {target: _beside(found, key, origin, ".json") for key, target in wanted if not found.get(target)}
+        lists = {
+            target: _content_of_named(found, key, origin, ".json") for key, target in wanted if not found.get(target)
+        }
         return {**found, **{target: data for target, data in lists.items() if isinstance(data, list)}}
     if musubi.recognises(found):
-        data = _beside(found, "dataset_config", origin, ".toml")
+        data = _content_of_named(found, "dataset_config", origin, ".toml")
         return {**found, "dataset_config": data} if data and musubi.is_dataset(data) else found
     return found
 
@@ -53,14 +55,14 @@ def _of_simpletuner(found: JsonObject, origin: Origin) -> JsonObject:
     read = dict(found)
     for key in ("data_backend_config", "user_prompt_library", "lycoris_config"):
         name = key if key in found else f"--{key}"
-        data = _beside(found, name, origin, ".json")
+        data = _content_of_named(found, name, origin, ".json")
         is_list = key == "data_backend_config"
         if simpletuner_data.is_datasets(data) if is_list else isinstance(data, dict):
             read[name] = data
     return read
 
 
-def _beside(found: JsonMapping, key: str, origin: Origin, suffix: str) -> Any:
+def _content_of_named(found: JsonMapping, key: str, origin: Origin, suffix: str) -> Any:
     """The content of the file that a key names, relative to here, its folder, or the one above; None if missing."""
     name, here = str(found.get(key) or ""), origin.path.parent
     for file in (Path(name), here / name, here.parent / name) if name else ():

@@ -46,7 +46,9 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     flat, names = today(flatten_tables(found))
     flat, names = _with_defaults(flat, names)
     source, absent, notes = completed(flat)
-    builder = ImportBuilder(source, _script(source, script), TRAINER, absent=absent, names=names, notes=notes)
+    builder = ImportBuilder(
+        source, _onetrainer_script(source, script), TRAINER, absent=absent, names=names, notes=notes
+    )
     kind = TABLES["model_types"].get(str(source["model_type"]))
     builder.change("training_method", Message("chooses the script: {script}", script=builder.script))
     said = said_of({"model_type": kind}) if kind else Message("chooses the script: {script}", script=builder.script)
@@ -61,7 +63,7 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
             builder.keep("normalize_masked_area_loss")
     import_keys(builder, TABLES["renamed"] | ({"vae.model_name": "ae"} if builder.family == "flux" else {}))
     _own_transformer(builder)
-    _output(builder)
+    _import_onetrainer_output(builder)
     for part in (*onetrainer_model.PARTS, *onetrainer_learning.PARTS, *onetrainer_data.PARTS):
         part(builder)
     unet = {} if builder.family == "sdxl" else {"unet.": "it is no part of this model"}
@@ -71,7 +73,7 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     return builder
 
 
-def _script(source: JsonMapping, script: str) -> str:
+def _onetrainer_script(source: JsonMapping, script: str) -> str:
     method, model = str(source["training_method"]), str(source["model_type"])
     if method not in ("LORA", "FINE_TUNE"):
         what = TABLES["other_methods"].get(method, method)
@@ -120,7 +122,7 @@ def _own_transformer(builder: ImportBuilder) -> None:
         )
 
 
-def _output(builder: ImportBuilder) -> None:
+def _import_onetrainer_output(builder: ImportBuilder) -> None:
     if path := builder.get("output_model_destination"):
         folder, name = split_path(str(path))
         values = {"output_dir": folder, "output_name": name} if builder.given("output_model_destination") else {}

@@ -24,7 +24,7 @@ NO_EPS = ("lion", "lion8bit", "sgd", "sgd8bit", "schedulefreesgd", "dadaptlion",
 PAIRS = {"adafactor": ("eps={0},{1}", "1e-30", "0.001"), "came": ("eps1={0} eps2={1}", "1e-30", "1e-16")}
 
 
-def _optimizer(builder: ImportBuilder) -> None:
+def _import_onetrainer_optimizer(builder: ImportBuilder) -> None:
     wanted = builder.get("optimizer.optimizer")
     name, near = equivalent_optimizer(wanted)
     builder.change("optimizer.optimizer", near or equal(wanted, name), {"optimizer_type": name})
@@ -40,7 +40,7 @@ def _optimizer(builder: ImportBuilder) -> None:
             arguments.append(f"{argument}={value}".replace(" ", ""))
             used.append(key)
     if word.startswith("schedulefree") and (steps := builder.number("learning_rate_warmup_steps")):
-        arguments.append(f"warmup_steps={_batches(builder, steps):g}")
+        arguments.append(f"warmup_steps={_batches_to_steps(builder, steps):g}")
     if arguments:
         builder.values["optimizer_args"], builder.keys["optimizer_args"] = arguments, "optimizer.optimizer"
     builder.explain("becomes one of optimizer_args", *used)
@@ -89,12 +89,12 @@ def _fused(builder: ImportBuilder, name: str) -> None:
         builder.ignore(key, "fused_backward_pass is for Adafactor on whole models, without accumulation")
 
 
-def _batches(builder: ImportBuilder, steps: float) -> float:
+def _batches_to_steps(builder: ImportBuilder, steps: float) -> float:
     """Convert a warm-up in batches to optimizer steps; values up to 1 are a share in both."""
     return steps if steps <= 1 else max(1, int(steps // max(1, builder.number("gradient_accumulation_steps") or 1)))
 
 
-def _schedule(builder: ImportBuilder) -> None:
+def _import_onetrainer_schedule(builder: ImportBuilder) -> None:
     name = str(builder.get("learning_rate_scheduler"))
     warmup = builder.number("learning_rate_warmup_steps") or 0.0
     chosen, why = TABLES["schedules"].get(name), ""
@@ -117,7 +117,7 @@ def _schedule(builder: ImportBuilder) -> None:
     said = Message("{what}: {why}", what=said, why=why) if why else said
     builder.change("learning_rate_scheduler", said, {"lr_scheduler": chosen, **values})
     if warmup and chosen != "adafactor":
-        steps = _batches(builder, warmup)
+        steps = _batches_to_steps(builder, warmup)
         # A share of 1 would mean one step.
         builder.rename("learning_rate_warmup_steps", "lr_warmup_steps", min(steps, 0.9999) if warmup <= 1 else steps)
     else:
@@ -145,7 +145,7 @@ def _factor(builder: ImportBuilder) -> float:
     return factor
 
 
-def _rates(builder: ImportBuilder) -> None:
+def _import_onetrainer_rates(builder: ImportBuilder) -> None:
     """The trained parts and their learning rates."""
     factor, part = _factor(builder), image_part(builder)
 
@@ -167,7 +167,7 @@ def _rates(builder: ImportBuilder) -> None:
     else:
         rate_here = base if own is None else own
         builder.change("learning_rate", said_of({"learning_rate": f"{rate_here:g}"}), {"learning_rate": rate_here})
-        _encoders(builder, learns, rates)
+        _import_encoder_training(builder, learns, rates)
     _frozen(builder, part, learns)
     _stops(builder, learns)
     for name in (part, *ENCODERS):
@@ -189,7 +189,7 @@ def _encoder_adapters(builder: ImportBuilder, learns: list[bool], rates: list[fl
         builder.change(f"{ENCODERS[t5]}.train", said, {"network_args": arguments})
 
 
-def _encoders(builder: ImportBuilder, learns: list[bool], rates: list[float]) -> None:
+def _import_encoder_training(builder: ImportBuilder, learns: list[bool], rates: list[float]) -> None:
     if builder.family != "sdxl":
         if any(learns):
             titles = {"flux": "FLUX.1", "flux_2": "FLUX.2", "zimage": "Z-Image", "anima": "Anima"}
@@ -227,7 +227,7 @@ def _stops(builder: ImportBuilder, learns: list[bool]) -> None:
         builder.explain("parts learn to the end here", key, f"{key}_unit")
 
 
-def _steps(builder: ImportBuilder) -> None:
+def _import_onetrainer_steps(builder: ImportBuilder) -> None:
     """Gradient clipping, EMA, and the half precision that they depend on."""
     clip = builder.number("clip_grad_norm")
     builder.change("clip_grad_norm", said_of({"max_grad_norm": f"{clip or 0:g}"}), {"max_grad_norm": clip or 0.0})
@@ -243,7 +243,7 @@ def _steps(builder: ImportBuilder) -> None:
         builder.empty("ema", *keys)
 
 
-def _loss(builder: ImportBuilder) -> None:
+def _import_onetrainer_loss(builder: ImportBuilder) -> None:
     kind, strength = str(builder.get("loss_weight_fn")), builder.number("loss_weight_strength")
     gamma = builder.number("min_snr_gamma")
     if gamma and not builder.given("loss_weight_fn"):
@@ -310,7 +310,7 @@ def _intervals(builder: ImportBuilder) -> None:
     builder.explain("belongs to the backups, which are states here", *keys)
 
 
-def _noise(builder: ImportBuilder) -> None:
+def _import_onetrainer_noise(builder: ImportBuilder) -> None:
     for key, option in (("offset_noise_weight", "noise_offset"), ("perturbation_noise_weight", "ip_noise_gamma")):
         if builder.number(key):
             builder.rename(key, option)
@@ -322,4 +322,12 @@ def _noise(builder: ImportBuilder) -> None:
         builder.empty(key)
 
 
-PARTS = (_optimizer, _schedule, _rates, _steps, _loss, _intervals, _noise)
+PARTS = (
+    _import_onetrainer_optimizer,
+    _import_onetrainer_schedule,
+    _import_onetrainer_rates,
+    _import_onetrainer_steps,
+    _import_onetrainer_loss,
+    _intervals,
+    _import_onetrainer_noise,
+)

@@ -106,9 +106,9 @@ def _adapters(builder: ImportBuilder) -> None:
     arguments: list[str] = []
     if kind == "LORA" and not is_on(builder.get("lora_decompose")):
         said, module = "LoRA", {}
-        arguments = _layers(builder, int(rank), alpha or 1.0)
+        arguments = _import_adapter_layers(builder, int(rank), alpha or 1.0)
     else:
-        said, algo = _lycoris(builder, kind)
+        said, algo = _import_onetrainer_lycoris(builder, kind)
         module = {"network_module": "lycoris.kohya"}
         arguments = algo + _preset(builder)
         if dtype(builder, image_part(builder)) in EIGHT:
@@ -117,7 +117,7 @@ def _adapters(builder: ImportBuilder) -> None:
     builder.change("peft_type", join_messages([said, " ".join(arguments)]) if arguments else said, values)
 
 
-def _lycoris(builder: ImportBuilder, kind: str) -> tuple[MessageLike, list[str]]:
+def _import_onetrainer_lycoris(builder: ImportBuilder, kind: str) -> tuple[MessageLike, list[str]]:
     decompose = ["dora_wd=True"] if is_on(builder.get("lora_decompose")) else []
     if kind == "LOKR":
         if size := builder.number("lokr_dim"):
@@ -157,7 +157,7 @@ def _preset(builder: ImportBuilder) -> list[str]:
     return [f"preset={known[chosen]}"] if chosen in known else []
 
 
-def _layers(builder: ImportBuilder, rank: int, alpha: float) -> list[str]:
+def _import_adapter_layers(builder: ImportBuilder, rank: int, alpha: float) -> list[str]:
     """The layers that get adapters, as arguments of networks.lora and networks.lora_flux."""
     chosen = _filter(builder)
     if builder.family == "sdxl":
@@ -218,7 +218,7 @@ def _checkpointing(builder: ImportBuilder) -> None:
             builder.ignore(key, Message("said by {part}; it is not supported for other parts", part=part))
 
 
-def _captions(builder: ImportBuilder) -> None:
+def _import_onetrainer_captions(builder: ImportBuilder) -> None:
     """Options of captions for the text encoders."""
     if builder.family == "flux":
         own = "text_encoder" if builder.get("model_type") == "CHROMA_1" else "text_encoder_2"  # which of them is T5
@@ -246,4 +246,4 @@ def _captions(builder: ImportBuilder) -> None:
                 builder.change(f"{name}.dropout_probability", said, {"caption_dropout_rate": max(rates)})
 
 
-PARTS = (_formats, _adapters, _checkpointing, _captions)
+PARTS = (_formats, _adapters, _checkpointing, _import_onetrainer_captions)

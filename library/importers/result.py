@@ -88,7 +88,7 @@ class Imported:
     def account(self) -> JsonObject:
         """The whole report as JSON."""
         outcomes = [{"key": one.key, "became": one.kind, "text": one.text, **_meant(one)} for one in self.outcomes]
-        settings = {name: _plain(value) for name, value in flatten_sections(changed(self.config)).items()}
+        settings = {name: _as_json(value) for name, value in flatten_sections(changed(self.config)).items()}
         remarks = {"notes": list(self.notes), "problems": list(self.problems), "files": dict(self.texts)}
         head = {"trainer": self.trainer, "script": self.config.script, "guessed": self.guess}
         return {**head, "settings": settings, "keys": outcomes, **remarks}
@@ -137,10 +137,10 @@ def _grouped(outcomes: Iterable[KeyOutcome]) -> list[tuple[MessageLike, str]]:
 
 def _meant(outcome: KeyOutcome) -> JsonObject:
     """The fix of an unknown key for the JSON report; nothing where there is none."""
-    return {"fix": {name: _plain(value) for name, value in outcome.fix.items()}} if outcome.fix else {}
+    return {"fix": {name: _as_json(value) for name, value in outcome.fix.items()}} if outcome.fix else {}
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """A value of an option as JSON."""
     if isinstance(value, tuple):
         return list(value)

@@ -244,12 +244,12 @@ def merged_from_hub(builder: ImportBuilder, key: str, path: str) -> None:
 
 def said_of(values: JsonMapping) -> Message:
     """Options and their values, as one would write them: "a = 1, b = true"."""
-    return option_values({name: _shown(value) for name, value in values.items()})
+    return option_values({name: _value_text(value) for name, value in values.items()})
 
 
-def _shown(value: JsonValue) -> str:
+def _value_text(value: JsonValue) -> str:
     if isinstance(value, list):
-        return " ".join(map(_shown, value))
+        return " ".join(map(_value_text, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

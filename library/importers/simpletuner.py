@@ -50,8 +50,8 @@ def recognises(found: JsonMapping) -> bool:
 def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key -> our values and its outcome. Raises ConfigError for unsupported models and methods."""
     given, names = _today(found)
-    _refuse(given)
-    script = script or _script(given)
+    _refuse_method(given)
+    script = script or _simpletuner_script(given)
     defaults = {key: value for key, value in TABLES["defaults"].items() if is_empty(given.get(key))}
     if not script.endswith("_network"):
         defaults.pop("lora_rank", None)
@@ -59,7 +59,14 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     builder = ImportBuilder({**given, **defaults}, script, TRAINER, absent=absent, names=names)
     import_keys(builder, TABLES["renamed"])
     import_keys(builder, {key: option for key, option in TABLES["numbers"].items() if builder.number(key)})
-    for part in (_model, _precision, _output, *simpletuner_learning.PARTS, *simpletuner_data.PARTS, _text):
+    for part in (
+        _import_simpletuner_model,
+        _import_simpletuner_precision,
+        _import_simpletuner_output,
+        *simpletuner_learning.PARTS,
+        *simpletuner_data.PARTS,
+        _import_captions,
+    ):
         part(builder)
     if not builder.adapters:
         for key in ADAPTERS_ALONE:
@@ -86,7 +93,7 @@ def _today(found: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
     return given, names
 
 
-def _refuse(given: JsonMapping) -> None:
+def _refuse_method(given: JsonMapping) -> None:
     """Raise ConfigError, naming the method, if it trains neither a LoRA nor a whole model."""
     what = next(
         (
@@ -110,7 +117,7 @@ def _refuse(given: JsonMapping) -> None:
         )
 
 
-def _script(given: JsonMapping) -> str:
+def _simpletuner_script(given: JsonMapping) -> str:
     kind = str(given.get("model_family") or "").casefold()
     if not kind:
         raise ConfigError(NO_MODEL, trainer=TRAINER, key="model_family")
@@ -126,7 +133,7 @@ def _script(given: JsonMapping) -> str:
     return f"{family}_train_network" if str(given.get("model_type")).casefold() == "lora" else f"{family}_train"
 
 
-def _model(builder: ImportBuilder) -> None:
+def _import_simpletuner_model(builder: ImportBuilder) -> None:
     """The files of the model, and which of the models with the same files it is."""
     kind, flavour = str(builder.get("model_family")), str(builder.get("model_flavour") or "")
     known = TABLES["models"].get(kind, {})
@@ -144,7 +151,7 @@ def _model(builder: ImportBuilder) -> None:
         builder.assume(key, base)
         builder.keep(key, base)
     _assistant(builder, flavour)
-    _parts(builder, base)
+    _import_other_networks(builder, base)
 
 
 def _assistant(builder: ImportBuilder, flavour: str) -> None:
@@ -165,7 +172,7 @@ def _assistant(builder: ImportBuilder, flavour: str) -> None:
     builder.empty("disable_assistant_lora", "assistant_lora_strength", "assistant_lora_inference_strength")
 
 
-def _parts(builder: ImportBuilder, base: object) -> None:
+def _import_other_networks(builder: ImportBuilder, base: object) -> None:
     """Networks that are not those of the base model."""
     own = {
         "pretrained_vae_model_name_or_path": "ae" if builder.family == "flux" else "vae",
@@ -190,7 +197,7 @@ def _parts(builder: ImportBuilder, base: object) -> None:
         builder.change("pretrained_model_name_or_path", said, beside)
 
 
-def _precision(builder: ImportBuilder) -> None:
+def _import_simpletuner_precision(builder: ImportBuilder) -> None:
     half = precision(builder.get("mixed_precision") or "bf16")
     values: JsonObject = {"mixed_precision": half}
     if not builder.adapters and half != "no":
@@ -215,7 +222,7 @@ def _precision(builder: ImportBuilder) -> None:
     builder.empty("dynamo_backend")
 
 
-def _output(builder: ImportBuilder) -> None:
+def _import_simpletuner_output(builder: ImportBuilder) -> None:
     every = builder.number("checkpoint_step_interval")
     epochs = builder.number("checkpoint_epoch_interval")
     if epochs:
@@ -246,7 +253,7 @@ def _output(builder: ImportBuilder) -> None:
     builder.explain("nothing is logged", "report_to", "tracker_project_name") if report == "none" else None
 
 
-def _text(builder: ImportBuilder) -> None:
+def _import_captions(builder: ImportBuilder) -> None:
     """Caches of captions, which exclude what changes them, and the length of captions."""
     values = {"cache_latents": True, "cache_latents_to_disk": True}
     values |= {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}

@@ -29,7 +29,7 @@ def is_datasets(found: JsonValue) -> bool:
     return bool(listed) and all("id" in table for table in listed)
 
 
-def _datasets(builder: ImportBuilder) -> None:
+def _import_simpletuner_datasets(builder: ImportBuilder) -> None:
     key, listed = "data_backend_config", builder.get("data_backend_config")
     if not is_datasets(listed):
         if listed:
@@ -76,7 +76,7 @@ def _datasets(builder: ImportBuilder) -> None:
         table = {**{name: value for name, value in shared.items() if not is_empty(value)}, **one}
         if _is_left_out(builder, table):
             continue
-        subset = _subset(builder, table, beside)
+        subset = _simpletuner_subset(builder, table, beside)
         masked = masked or "conditioning_data_dir" in subset
         sets.append((_own(builder, table), [subset]))
         _note(builder, one)
@@ -124,7 +124,7 @@ def _own(builder: ImportBuilder, table: JsonMapping) -> JsonObject:
     return own | ({"batch_size": int(count)} if count and count > 1 else {})
 
 
-def _subset(builder: ImportBuilder, table: JsonMapping, beside: Mapping[str, JsonMapping]) -> JsonObject:
+def _simpletuner_subset(builder: ImportBuilder, table: JsonMapping, beside: Mapping[str, JsonMapping]) -> JsonObject:
     strategy, words = str(table.get("caption_strategy") or "textfile"), table.get("instance_prompt")
     subset: JsonObject = {
         "image_dir": table["instance_data_dir"],
@@ -177,7 +177,7 @@ SIZES = (
 )
 
 
-def _samples(builder: ImportBuilder) -> None:
+def _import_simpletuner_samples(builder: ImportBuilder) -> None:
     library, one = builder.get("user_prompt_library"), builder.get("validation_prompt")
     prompts = [str(text) for text in library.values() if not is_empty(text)] if isinstance(library, Mapping) else []
     prompts = [*([str(one)] if one else []), *prompts]
@@ -202,7 +202,7 @@ def _samples(builder: ImportBuilder) -> None:
             "user_prompt_library",
         )
         return
-    builder.texts["sample_prompts"] = "\n".join(_line(builder, prompt) for prompt in prompts) + "\n"
+    builder.texts["sample_prompts"] = "\n".join(_simpletuner_prompt_line(builder, prompt) for prompt in prompts) + "\n"
     builder.explain(told_prompts(len(prompts)), *keys, "user_prompt_library")
     if by_epoch:
         builder.rename("validation_epoch_interval", "sample_every_n_epochs", int(by_epoch))
@@ -214,7 +214,7 @@ def _samples(builder: ImportBuilder) -> None:
     builder.explain("samples are generated", "validation_disable")
 
 
-def _line(builder: ImportBuilder, prompt: str) -> str:
+def _simpletuner_prompt_line(builder: ImportBuilder, prompt: str) -> str:
     """A prompt with the settings that SimpleTuner has for all."""
     sides = str(builder.get("validation_resolution") or "1024x1024").split(",")[0].casefold().split("x")
     width, height = (int(to_number(side) or 1024) for side in (sides[0], sides[-1]))
@@ -232,4 +232,4 @@ def _line(builder: ImportBuilder, prompt: str) -> str:
     return " ".join([*prompt.split(), *given])
 
 
-PARTS = (_datasets, _samples)
+PARTS = (_import_simpletuner_datasets, _import_simpletuner_samples)

@@ -25,14 +25,14 @@ BETAS = (("optimizer_beta1", "adam_beta1"), ("optimizer_beta2", "adam_beta2"))
 DIFFUSION_ALONE = ("snr_gamma", "noise_offset", "offset_noise", "input_perturbation", "use_soft_min_snr")
 
 
-def _network(builder: ImportBuilder) -> None:
+def _import_simpletuner_network(builder: ImportBuilder) -> None:
     if not builder.adapters:
         return
     kind = str(builder.get("lora_type") or "standard").casefold()
     rank, settings = builder.number("lora_rank") or 16, builder.get("lycoris_config")
     alpha = builder.number("lora_alpha")
     if kind == "lycoris" and isinstance(settings, Mapping):
-        _lycoris(builder, settings)
+        _import_simpletuner_lycoris(builder, settings)
         for key in ("lora_rank", "lora_alpha", "lora_dropout"):
             if key in builder.source:
                 builder.ignore(key, "lycoris_config says it")
@@ -54,7 +54,7 @@ def _network(builder: ImportBuilder) -> None:
         builder.ignore("lycoris_config", "lora_type is not lycoris")
 
 
-def _lycoris(builder: ImportBuilder, settings: Mapping[str, object]) -> None:
+def _import_simpletuner_lycoris(builder: ImportBuilder, settings: Mapping[str, object]) -> None:
     """The settings of a LyCORIS file."""
     algorithm = str(settings.get("algo") or "lokr")
     rank, alpha = (to_number(settings.get(key)) for key in ("linear_dim", "linear_alpha"))
@@ -76,7 +76,7 @@ def _lycoris(builder: ImportBuilder, settings: Mapping[str, object]) -> None:
         builder.notes.append(Message("chosen layers are said by network_args ({names})", names="preset"))
 
 
-def _optimizer(builder: ImportBuilder) -> None:
+def _import_simpletuner_optimizer(builder: ImportBuilder) -> None:
     wanted = str(builder.get("optimizer"))
     bare = PACKAGES.sub("", wanted.casefold())
     near = TABLES["optimizers"].get(simplify_name(bare), "")
@@ -93,7 +93,7 @@ def _optimizer(builder: ImportBuilder) -> None:
             settings[argument] = builder.number(key)
             builder.explain("becomes one of optimizer_args", key)
     own = builder.get("optimizer_config")
-    pairs = own.items() if isinstance(own, Mapping) else _pairs(own)
+    pairs = own.items() if isinstance(own, Mapping) else _parse_settings(own)
     settings |= dict(pairs)
     if arguments := optimizer_args(settings):
         builder.values["optimizer_args"], builder.keys["optimizer_args"] = arguments, "optimizer"
@@ -107,13 +107,13 @@ def _optimizer(builder: ImportBuilder) -> None:
     builder.explain("is part of max_grad_norm", "grad_clip_method")
 
 
-def _pairs(text: object) -> list[tuple[str, str]]:
+def _parse_settings(text: object) -> list[tuple[str, str]]:
     """Settings that are written as "a=1,b=2"."""
     found = (one.partition("=") for one in str(text or "").split(","))
     return [(name.strip(), value.strip()) for name, sign, value in found if sign]
 
 
-def _schedule(builder: ImportBuilder) -> None:
+def _import_simpletuner_schedule(builder: ImportBuilder) -> None:
     name = str(builder.get("lr_scheduler"))
     known = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial")
     warmup = builder.number("lr_warmup_steps")
@@ -138,7 +138,7 @@ def _schedule(builder: ImportBuilder) -> None:
         builder.ignore("lr_end", "only cosine_with_min_lr ends above 0 here")
 
 
-def _length(builder: ImportBuilder) -> None:
+def _import_simpletuner_length(builder: ImportBuilder) -> None:
     steps, epochs = builder.number("max_train_steps"), builder.number("num_train_epochs")
     if steps and steps > 0:
         builder.keep("max_train_steps", int(steps))
@@ -158,7 +158,7 @@ def _length(builder: ImportBuilder) -> None:
             builder.explain("use_ema is off", key)
 
 
-def _loss(builder: ImportBuilder) -> None:
+def _import_simpletuner_loss(builder: ImportBuilder) -> None:
     kind = str(builder.get("loss_type") or "l2").casefold()
     ours = {"smoothl1": "smooth_l1", "smooth_l1": "smooth_l1", "huber": "huber"}.get(kind, "l2")
     if "loss_type" in builder.source:
@@ -176,7 +176,7 @@ def _loss(builder: ImportBuilder) -> None:
         builder.ignore("noise_offset", "offset_noise is off")
 
 
-def _timesteps(builder: ImportBuilder) -> None:
+def _import_simpletuner_timesteps(builder: ImportBuilder) -> None:
     keys = (
         "flow_schedule_shift",
         "flow_sigmoid_scale",
@@ -214,4 +214,11 @@ def _timesteps(builder: ImportBuilder) -> None:
     builder.explain("is part of how timesteps are drawn", *keys[1:])
 
 
-PARTS = (_network, _optimizer, _schedule, _length, _loss, _timesteps)
+PARTS = (
+    _import_simpletuner_network,
+    _import_simpletuner_optimizer,
+    _import_simpletuner_schedule,
+    _import_simpletuner_length,
+    _import_simpletuner_loss,
+    _import_simpletuner_timesteps,
+)

@@ -118,7 +118,7 @@ def make_of_alpha(images: Path, masks: Path, options: MaskOptions, report: Repor
     done = Written(skipped=skipped)
     with trash.Change(masks, "Masks of transparency", keep=True) as change:
         for at, (image, file) in enumerate(todo, 1):
-            alpha = _alpha(image, done.unreadable)
+            alpha = _alpha_mask(image, done.unreadable)
             if alpha is not None:
                 change.put({file: png(options.grey(np.asarray(alpha, np.float32) / 255), image)})
                 done.written += 1
@@ -177,7 +177,7 @@ def png(grey: Image.Image, image: Path | None = None, upright: bool = True) -> b
     return out.getvalue()
 
 
-def _alpha(path: Path, unreadable: list[str]) -> Image.Image | None:
+def _alpha_mask(path: Path, unreadable: list[str]) -> Image.Image | None:
     try:
         with thumbs.open_image(path) as image:
             has = "A" in image.getbands() or "transparency" in image.info

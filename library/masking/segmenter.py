@@ -33,7 +33,7 @@ class SegmentationModel:
             raise ConfigError("threshold is {value}: it is a probability between 0 and 1", value=f"{threshold:g}")
         kind = check_folder(folder)
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
-        self.model, self.processor = _loaded(folder, kind)
+        self.model, self.processor = _load_segmenter(folder, kind)
         self.device = chosen_device(device)
         self.model.to(self.device).eval().requires_grad_(False)
         self.classes = [] if kind == BY_WORDS else self._classes()
@@ -69,12 +69,12 @@ class SegmentationModel:
                 "{model} knows no class {word}: it knows {names}",
                 model=self.name,
                 word=missing[0],
-                names=_some(list(self.model.config.id2label.values())),
+                names=_first_names(list(self.model.config.id2label.values())),
             )
         return sorted({number for word in self.words for number in names[word.casefold()]})
 
 
-def _loaded(folder: Path, kind: str) -> tuple[Any, Any]:
+def _load_segmenter(folder: Path, kind: str) -> tuple[Any, Any]:
     """The model and its processor."""
     # Imported from their own modules: from `transformers.models`, type checkers would read every model.
     from transformers.models.auto import (
@@ -110,6 +110,6 @@ def _loaded(folder: Path, kind: str) -> tuple[Any, Any]:
         raise ConfigError("{folder} cannot be used for masks: {first}", folder=folder, first=first) from error
 
 
-def _some(names: Sequence[object]) -> str:
+def _first_names(names: Sequence[object]) -> str:
     shown = ", ".join(map(str, names[:SHOWN]))
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"

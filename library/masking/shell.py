@@ -59,7 +59,7 @@ def build_mask_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argpar
     one.add_argument("--model", required=True, metavar="MODEL", help=text)
     one.add_argument("--words", required=True, help="what is to be learned, such as: person, dog")
     one.add_argument("--threshold", type=float, default=0.4, help="of CLIPSeg: lower takes more of the image")
-    _add_common(one)
+    _add_mask_options(one)
     one.add_argument(
         "--into",
         choices=files.INTO,
@@ -72,11 +72,11 @@ def build_mask_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argpar
     one = ways.add_parser("alpha", help=text, description=text)
     one.add_argument("folder", type=Path, metavar="FOLDER", help="images, or folders with images")
     one.set_defaults(into=files.FOLDER)
-    _add_common(one)
+    _add_mask_options(one)
     return made
 
 
-def _add_common(one: argparse.ArgumentParser) -> None:
+def _add_mask_options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--masks", type=Path, metavar="FOLDER", help="where masks are; else FOLDER-masks beside it")
     one.add_argument(
         "--existing", choices=files.EXISTING, default=files.SKIP, help="what to do with images that have a mask"

@@ -111,12 +111,12 @@ def count_tensors(family: Family, shapes: Mapping[str, Shapes], counted: bool) -
     for path, (kind, cost, own) in inside.items():
         sides = [side for shape in own.values() if len(shape) == 2 for side in shape]
         ((width, _),) = Counter(sides).most_common(1)  # most matrices of a block read or write its stream
-        blocks.append(BlockStats(kind, _numbers(own), width, _downsampling(family, path), sum(sides), cost))
+        blocks.append(BlockStats(kind, _count_numbers(own), width, _downsampling(family, path), sum(sides), cost))
     return ModelStats(
         tuple(blocks),
-        _numbers(shapes["denoiser"]) - sum(block.parameters for block in blocks),
-        sum(_numbers(own) for part, own in shapes.items() if part not in ("denoiser", "vae")),
-        _numbers(shapes.get("vae", {})),
+        _count_numbers(shapes["denoiser"]) - sum(block.parameters for block in blocks),
+        sum(_count_numbers(own) for part, own in shapes.items() if part not in ("denoiser", "vae")),
+        _count_numbers(shapes.get("vae", {})),
         counted,
         family.swap_plan,
         family.utilization,
@@ -128,5 +128,5 @@ def _downsampling(family: Family, path: str) -> int:
     return int(family.patch_size * 2**level)
 
 
-def _numbers(shapes: Shapes) -> int:
+def _count_numbers(shapes: Shapes) -> int:
     return sum(map(math.prod, shapes.values()))

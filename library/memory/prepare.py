@@ -156,15 +156,15 @@ def _what_to_compile(  # noqa: PLR0913 - all that decides about it
     """The modules to compile, the backends of those that have one of their own, and what each of them gets."""
     options, static = config.compile, _is_static(config, device, sizes)
     if options.compile_scope == "model":
-        number = max(_graphs(given, options.dynamic, sizes, static) for given in family.block_inputs.values())
+        number = max(_count_graphs(given, options.dynamic, sizes, static) for given in family.block_inputs.values())
         return [[denoiser]], {}, {denoiser: BlockInputs((), (), number)}
     blocks, backends = _blocks_to_compile(blocks, family.block_classes, options)
-    return blocks, backends, _inputs(denoiser, blocks, family, options.dynamic, sizes, static)
+    return blocks, backends, _block_inputs(denoiser, blocks, family, options.dynamic, sizes, static)
 
 
 def _is_static(config: RunConfig, device: torch.device, sizes: Sizes) -> bool:
     """Whether each size of image gets graphs of its own: static sizes give the faster kernels."""
-    dynamic, one_size = config.compile.dynamic, len({_sides(size) for size in sizes}) == 1
+    dynamic, one_size = config.compile.dynamic, len({_image_sides(size) for size in sizes}) == 1
     return dynamic is False or (dynamic is None and one_size) or compiles_size_by_size(config, device)
 
 
@@ -200,7 +200,7 @@ def several_processes() -> bool:
     return known and torch.distributed.get_world_size() > 1
 
 
-def _inputs(  # noqa: PLR0913 - all that decides about the sizes
+def _block_inputs(  # noqa: PLR0913 - all that decides about the sizes
     denoiser: nn.Module, blocks: list[list[nn.Module]], family: Family, dynamic: bool | None, sizes: Sizes, static: bool
 ) -> dict[nn.Module, BlockInputs]:
     """What each block gets. Where sizes are compiled one by one, equally wide blocks of two levels see others."""
@@ -209,14 +209,14 @@ def _inputs(  # noqa: PLR0913 - all that decides about the sizes
         given = family.block_inputs.get(type(block).__name__)
         if given and static:
             level = family.resolution_level(paths[block])
-            halved = {(*_number(size), *(-(-side // 2**level) for side in _sides(size))) for size in sizes}
-            found[block] = replace(given, dynamic=(), level=level, sizes=_graphs(given, dynamic, halved, static))
+            halved = {(*_image_count(size), *(-(-side // 2**level) for side in _image_sides(size))) for size in sizes}
+            found[block] = replace(given, dynamic=(), level=level, sizes=_count_graphs(given, dynamic, halved, static))
         elif given:
-            found[block] = replace(given, sizes=_graphs(given, dynamic, sizes, static))
+            found[block] = replace(given, sizes=_count_graphs(given, dynamic, sizes, static))
     return found
 
 
-def _graphs(given: BlockInputs, dynamic: bool | None, sizes: Sizes, static: bool) -> int:
+def _count_graphs(given: BlockInputs, dynamic: bool | None, sizes: Sizes, static: bool) -> int:
     """How many graphs a block needs: one for each number of images, times the sizes where these are fixed as well.
 
     A size is a height and a width, or their product, where the image is a row of tokens. With dynamic = True even the
@@ -224,16 +224,18 @@ def _graphs(given: BlockInputs, dynamic: bool | None, sizes: Sizes, static: bool
     """
     if static:
         in_rows = sum(position == given.streams[0] for position, _ in given.dynamic) == 1
-        return len({(_number(size), _area(_sides(size)) if in_rows else _sides(size)) for size in sizes})
-    numbers = {_number(size) for size in sizes}
+        return len(
+            {(_image_count(size), _area(_image_sides(size)) if in_rows else _image_sides(size)) for size in sizes}
+        )
+    numbers = {_image_count(size) for size in sizes}
     return len({number == (1,) for number in numbers}) if dynamic else len(numbers)
 
 
-def _number(size: tuple[int, ...]) -> tuple[int, ...]:
+def _image_count(size: tuple[int, ...]) -> tuple[int, ...]:
     return size[: len(size) % 2]
 
 
-def _sides(size: tuple[int, ...]) -> tuple[int, ...]:
+def _image_sides(size: tuple[int, ...]) -> tuple[int, ...]:
     return size[len(size) % 2 :]
 
 

@@ -98,7 +98,7 @@ class AppliedLoras:
         self._hooked: dict[str, list[AppliedChange]] = {}
         self.changes_text = False  # whether a file has something for a text encoder
         for part, root in networks(components).items():
-            for path, name, layer in _layers(root, part, family):
+            for path, name, layer in _adaptable_layers(root, part, family):
                 for known in filter(None, (name, AdapterLocation(part, path).alias)):
                     self._layers[known] = part, layer
 
@@ -150,7 +150,7 @@ def own_weight(layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
     return (weight.float() * scale).to(x.device)
 
 
-def _layers(root: nn.Module, part: str, family: Family) -> Iterator[tuple[str, str, nn.Module]]:
+def _adaptable_layers(root: nn.Module, part: str, family: Family) -> Iterator[tuple[str, str, nn.Module]]:
     """Path, name in a file and module of all that an adapter may change."""
     for found in targets.find_target_layers(root, part, family.adapter_name, ()):
         yield found.path, found.name, found.layer

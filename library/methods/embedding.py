@@ -59,7 +59,7 @@ def attach_words(components: ModelComponents, family: Family, config: EmbeddingR
     given = read_tensors(config.embedding.weights, "an embedding file") if config.embedding.weights else None
     layers = {}
     for name, encoder in components.encoders.items():
-        known, tokenizer = _embedding(encoder), components.tokenizers[name]
+        known, tokenizer = _input_embedding(encoder), components.tokenizers[name]
         begins = added_words.word_tokens(tokenizer, config.embedding.init_word or "")
         vectors = _beginning(known.weight.detach(), begins, len(config.embedding.words))
         if given is not None:
@@ -84,7 +84,7 @@ def find_embedding_problems(config: EmbeddingRun) -> Iterator[Problem]:
         yield Problem("weights", ": {path} does not exist", path=path)
 
 
-def _embedding(encoder: nn.Module) -> nn.Embedding:
+def _input_embedding(encoder: nn.Module) -> nn.Embedding:
     return encoder.get_input_embeddings()  # type: ignore[operator]
 
 

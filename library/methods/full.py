@@ -118,10 +118,10 @@ def _encoder_groups(components: ModelComponents, config: RunConfig) -> Iterator[
             continue
         own = getattr(config.optim, RATES[name])
         rate = config.optim.learning_rate if own is None else own
-        yield {"params": _read(name, encoder), "lr": rate, "name": LABELS[name]}
+        yield {"params": _parameters_in_use(name, encoder), "lr": rate, "name": LABELS[name]}
 
 
-def _read(name: str, encoder: nn.Module) -> list[nn.Parameter]:
+def _parameters_in_use(name: str, encoder: nn.Module) -> list[nn.Parameter]:
     """The encoder's parameters that its output depends on."""
     if name != "clip_l":
         return list(encoder.parameters())

@@ -38,7 +38,7 @@ class ControlledLinear(nn.Module):
         super().__init__()
         channels, width = sizes
         self.layer, self.dropout = layer, dropout
-        self.conditioning1 = _embedding(channels, halvings + 1)
+        self.conditioning1 = _control_embedding(channels, halvings + 1)
         self.down = nn.Sequential(nn.Linear(layer.in_features, width), nn.ReLU())
         self.mid = nn.Sequential(nn.Linear(width + channels, width), nn.ReLU())
         self.up = nn.Sequential(nn.Linear(width, layer.in_features))
@@ -128,7 +128,7 @@ def attach_lllite(components: ModelComponents, family: Family, config: ControlRu
 
 def show_picture(denoiser: Any) -> ControlPicture:
     """Let a denoiser take a control image among its conditions; what its layers read of it."""
-    denoiser.__class__ = _shown(type(denoiser))
+    denoiser.__class__ = _with_control_input(type(denoiser))
     denoiser.control_picture = ControlPicture()
     return denoiser.control_picture
 
@@ -139,7 +139,7 @@ def find_lllite_problems(config: ControlRun) -> Iterator[Problem]:
         yield Problem("network_weights", ": {path} does not exist", path=path)
 
 
-def _embedding(channels: int, depth: int) -> nn.Sequential:
+def _control_embedding(channels: int, depth: int) -> nn.Sequential:
     """Pixels -> `channels` at the size of latents that were halved `depth` - 1 times; layers as in upstream's files."""
     half = channels // 2
     steps = {1: [(channels, 2)], 2: [(channels, 4)], 3: [(half, 4), (channels, 2)]}[depth]
@@ -167,7 +167,7 @@ def _embedded(layers: nn.Sequential, pixels: Tensor) -> Tensor:
 
 
 @functools.cache
-def _shown(cls: type[nn.Module]) -> type[nn.Module]:
+def _with_control_input(cls: type[nn.Module]) -> type[nn.Module]:
     """A denoiser that takes the control image among its conditions, so that it is an input of what records a pass."""
 
     class Shown(cls):

@@ -44,7 +44,7 @@ class Unmatched:
 
     def __str__(self) -> str:
         texts = [("not in the file", self.missing), ("in the file only, not used", self.unexpected)]
-        return "; ".join(f"{len(names)} {text}: {_some(names)}" for text, names in texts if names)
+        return "; ".join(f"{len(names)} {text}: {_three_names(names)}" for text, names in texts if names)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class LoraAdapters(BaseMethod):
         self.factor_caches = []
         self._noisy = [adapter for adapter in adapters.values() if adapter.spec.noise]
         self.args = network_args.read_network_args(config)
-        self._groups = [g for g in _groups(self, config) if g["lr"] and g["params"]]
+        self._groups = [g for g in _parameter_groups(self, config) if g["lr"] and g["params"]]
         learning = {id(p) for p in self.parameters()}
         if not learning:
             raise ConfigError(NOTHING)
@@ -192,7 +192,7 @@ def report_unmatched(option: str, path: Any, unmatched: Unmatched, num_adapters:
         template = ": {path}: {name} has another size than this model's layer: it is for another model"
         raise ConfigError(Problem(option, template, path=path, name=unmatched.misfits[0]))
     if len(unmatched.unexpected) >= num_adapters:
-        names = f" ({_some(unmatched.unexpected)})" if unmatched.unexpected else ""
+        names = f" ({_three_names(unmatched.unexpected)})" if unmatched.unexpected else ""
         template = ": nothing in {path} fits this model{names}; choose a file made for it"
         raise ConfigError(Problem(option, template, path=path, names=names))
     if unmatched:
@@ -302,14 +302,14 @@ def _targets(
             continue
         blocks = plan.blocks if part == "denoiser" else family.text_adapter_targets
         for found in targets.find_target_layers(root, part, family.adapter_name, blocks):
-            spec = plan.spec(found) if sizes is None else _from_file(found, plan, sizes)
+            spec = plan.spec(found) if sizes is None else _spec_from_file(found, plan, sizes)
             if spec and (kind := adapter_class(found.layer, spec)):
                 chosen.append((root, found, spec, kind))
     return chosen
 
 
 # Why: docs/decisions/2026-11-22-foreign-lora-files-are-renamed.md
-def _from_file(found: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]]) -> AdapterSpec | None:
+def _spec_from_file(found: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]]) -> AdapterSpec | None:
     """`dim_from_weights`: the adapters of the file, each with its own rank and alpha."""
     tensors = sizes.get(found.name) or sizes.get(AdapterLocation(found.part, found.path).alias)
     if not tensors or "lora_down.weight" not in tensors:
@@ -338,14 +338,14 @@ def _log_adapters(method: LoraAdapters) -> None:
         log.info("  %s: rank %d, alpha %s", name, adapter.spec.rank, adapter.alpha)
 
 
-def _some(names: list[str]) -> str:
+def _three_names(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 # ---- learning rates
 
 
-def _groups(method: LoraAdapters, config: AdapterRun) -> Iterator[dict[str, Any]]:
+def _parameter_groups(method: LoraAdapters, config: AdapterRun) -> Iterator[dict[str, Any]]:
     """Parameter groups, text encoders first: by part, by block where these have weights, by pattern and for LoRA+."""
     optim, args = config.optim, method.args
     ratio = args.loraplus_text_encoder_lr_ratio or args.loraplus_lr_ratio

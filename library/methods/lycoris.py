@@ -94,7 +94,7 @@ class LycorisAdapters(BaseMethod):
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> Unmatched:
         """Load a file of the same kind of network, with its alpha; returns what does not match."""
-        before = {id(adapter): _alpha(adapter) for adapter in self.network.loras}
+        before = {id(adapter): _adapter_alpha(adapter) for adapter in self.network.loras}
         unused = unused_alphas(tensors)
         useful = {name: tensor for name, tensor in tensors.items() if name not in unused}
         for name, size in block_sizes(self.network).items():
@@ -113,7 +113,7 @@ class LycorisAdapters(BaseMethod):
         for adapter in self.network.loras:
             known = before[id(adapter)]
             if known and isinstance(getattr(adapter, "scale", None), float):
-                adapter.scale *= _alpha(adapter) / known
+                adapter.scale *= _adapter_alpha(adapter) / known
         missing = [name for name in missing if name not in unused]
         blocks = (".up_list.", ".down_list.")
         missing = [name for name in missing if not (taken and any(block in name for block in blocks))]
@@ -217,7 +217,7 @@ def attach_lycoris(components: ModelComponents, family: Family, config: AdapterR
         dim, alpha, stored = _of_file(config.network.network_weights)
         settings = {**stored, **settings}
     settings.setdefault("dropout", config.network.network_dropout or 0.0)
-    encoders = _encoders(components, config, settings)
+    encoders = _trained_encoders(components, config, settings)
     with contextlib.ExitStack() as stack:
         if name == network_args.LYCORIS:
             stack.enter_context(known_presets(str(settings.get("preset", "full")), components.denoiser))
@@ -233,7 +233,7 @@ def attach_lycoris(components: ModelComponents, family: Family, config: AdapterR
         )
     if not _is_module(network):
         raise ConfigError(Problem("network_module", "{name} makes no network: write lycoris.kohya", name=name))
-    places = _name(network, {**encoders, "denoiser": components.denoiser}, family)
+    places = _name_adapters(network, {**encoders, "denoiser": components.denoiser}, family)
     device = next(components.denoiser.parameters()).device
     learns_denoiser = not config.network.network_train_text_encoder_only
     network.apply_to(list(encoders.values()), components.denoiser, bool(encoders), learns_denoiser)
@@ -300,7 +300,7 @@ def _adapted_or_not(adapter: Any, *args: Any, **kwargs: Any) -> Any:
     return adapter.forward(*args, **kwargs) if adapter.multiplier else adapter.org_forward(*args, **kwargs)
 
 
-def _alpha(adapter: Any) -> float:
+def _adapter_alpha(adapter: Any) -> float:
     return float(getattr(adapter, "alpha", 0) or 0)
 
 
@@ -360,14 +360,14 @@ def _of_file(path: Any) -> tuple[int, float, dict[str, str]]:
         ) from e
 
 
-def _encoders(components: ModelComponents, config: AdapterRun, settings: JsonMapping) -> dict[str, nn.Module]:
+def _trained_encoders(components: ModelComponents, config: AdapterRun, settings: JsonMapping) -> dict[str, nn.Module]:
     if not config.network.encoders_learn:
         return {}
     t5 = str(settings.get("train_t5xxl", "")).lower() in ("true", "1")
     return {n: e for n, e in components.encoders.items() if e is not None and (n != "t5xxl" or t5)}
 
 
-def _name(network: Any, roots: Mapping[str, nn.Module], family: Family) -> dict[str, AdapterLocation]:
+def _name_adapters(network: Any, roots: Mapping[str, nn.Module], family: Family) -> dict[str, AdapterLocation]:
     """Give each adapter the name sd-scripts' users expect. Returns where they are, by name."""
     where = {id(module): (part, path) for part, root in roots.items() for path, module in root.named_modules()}
     places = {}

@@ -206,7 +206,7 @@ class ShardedModel:
         def offered(value: Tensor, p: nn.Parameter, rows: Rows) -> Tensor:
             return self.offer(value, rows) if value.shape == p.shape else value
 
-        return _changed(state, weights, offered)
+        return _change_state(state, weights, offered)
 
 
 def own_state(state: State, weights: Sequence[nn.Parameter]) -> State:
@@ -215,10 +215,10 @@ def own_state(state: State, weights: Sequence[nn.Parameter]) -> State:
     def own(value: Tensor, p: nn.Parameter, rows: Rows) -> Tensor:
         return rows.own(value).to(p.device, copy=True) if value.shape == rows.shape else value
 
-    return _changed(state, weights, own)
+    return _change_state(state, weights, own)
 
 
-def _changed(
+def _change_state(
     state: State, weights: Sequence[nn.Parameter], change: Callable[[Tensor, nn.Parameter, Rows], Tensor]
 ) -> State:
     found: dict[int, State] = {}

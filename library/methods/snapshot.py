@@ -27,7 +27,7 @@ def differing_tensors(
         if names
     ]
     if not what and (odd := sorted(name for name in here if here[name] != saved[name])):
-        sizes = {"theirs": _shown(saved[odd[0]]), "ours": _shown(here[odd[0]])}
+        sizes = {"theirs": _format_shape(saved[odd[0]]), "ours": _format_shape(here[odd[0]])}
         what = [Message("{layer} has the shape {theirs} in the state and {ours} here", layer=odd[0], **sizes)]
     if not what:
         return None
@@ -46,7 +46,7 @@ def differing_tensors(
     )
 
 
-def _shown(shape: tuple[int, ...]) -> str:
+def _format_shape(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "1"
 
 

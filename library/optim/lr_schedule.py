@@ -75,11 +75,11 @@ def _build(optimizer: Optimizer, config: RunConfig, own: JsonObject, total_steps
     """The schedule of a config for an optimizer. Raises whatever its class does for arguments that make no sense."""
     if config.optim.lr_scheduler_type:
         return load_subclass(_custom(config), LRScheduler)(optimizer, **own)
-    name, given = _chosen(config)
+    name, given = _chosen_schedule(config)
     if name == "adafactor":
         initial = float(given) if given else config.optim.learning_rate
         return import_class(FUNCTIONS[name])(optimizer, initial_lr=initial)
-    return import_class(FUNCTIONS[name])(optimizer, **{**_settings(name, config.optim, total_steps), **own})
+    return import_class(FUNCTIONS[name])(optimizer, **{**_schedule_settings(name, config.optim, total_steps), **own})
 
 
 def find_schedule_problems(config: RunConfig) -> Iterator[Problem]:
@@ -251,13 +251,16 @@ def load_problems(config: RunConfig, own: JsonObject | None = None, is_read: boo
     except ConfigError as e:
         yield Problem("lr_scheduler_type", NO_SCHEDULER, chosen=chosen, why=e.said)
         return
-    if wrong := [*_unusable(made, own, cls.name), *unknown_arguments(made, own, "lr_scheduler_args", cls.name)]:
+    if wrong := [
+        *_unusable_schedule(made, own, cls.name),
+        *unknown_arguments(made, own, "lr_scheduler_args", cls.name),
+    ]:
         yield from wrong
     elif is_read and (why := _tried(config, own)):
         yield Problem("lr_scheduler_args", NOT_TAKEN, title=cls.name, why=why)
 
 
-def _unusable(made: type, own: JsonObject, title: str) -> Iterator[Problem]:
+def _unusable_schedule(made: type, own: JsonObject, title: str) -> Iterator[Problem]:
     """What a schedule needs that cannot be given as text, or is not given."""
     needed = [*_needed(made.__init__)]
     beyond = [one.name for one in needed if re.search("Callable|LRScheduler", str(one.annotation))]
@@ -319,7 +322,7 @@ def _custom(config: RunConfig) -> OptimizerSpec:
     return OptimizerSpec(module or "torch.optim.lr_scheduler", name)
 
 
-def _chosen(config: RunConfig) -> tuple[str, str]:
+def _chosen_schedule(config: RunConfig) -> tuple[str, str]:
     """The schedule's name and what follows its colon. Adafactor with relative_step brings its own."""
     name, _, given = config.optim.lr_scheduler.partition(":")
     if relative_step(config):
@@ -332,7 +335,7 @@ def steps_of_share(value: int | float, total: int) -> int:
     return int(value * total) if isinstance(value, float) else value
 
 
-def _settings(name: str, optim: Optim, total: int) -> JsonObject:
+def _schedule_settings(name: str, optim: Optim, total: int) -> JsonObject:
     warmup, decay = steps_of_share(optim.lr_warmup_steps, total), steps_of_share(optim.lr_decay_steps, total)
     # More of them than there are steps is no mistake to any schedule, nor to sd-scripts: the rate stops on its way.
     plain: JsonObject = {"num_warmup_steps": warmup}

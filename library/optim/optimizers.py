@@ -73,16 +73,16 @@ def make_optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> 
     if wrong := list(find_optimizer_problems(config)):
         raise ConfigError(*wrong)
     groups = method.groups()
-    if wrong := _rates(config, {group["name"]: group["lr"] for group in groups}):
+    if wrong := _find_rates_problem(config, {group["name"]: group["lr"] for group in groups}):
         raise ConfigError(wrong)
     if relative_step(config):  # Adafactor sets its own rate, and refuses one that is given
         groups = [{key: value for key, value in group.items() if key != "lr"} for group in groups]
     log.info("optimizer %s, %s", describe_optimizer(config), ", ".join(f"{g['name']} {g.get('lr')}" for g in groups))
     cut = bundled(method, groups, config)
     return (
-        fused_step.PartitionedOptimizer(groups, cut, functools.partial(_construct, config), seed)
+        fused_step.PartitionedOptimizer(groups, cut, functools.partial(_construct_optimizer, config), seed)
         if cut
-        else _construct(config, groups)
+        else _construct_optimizer(config, groups)
     )
 
 
@@ -101,7 +101,7 @@ def bundled(method: TrainingMethod, groups: list[dict[str, Any]], config: RunCon
     return fused_step.by_size if half and steps_alone(config) else None
 
 
-def _construct(config: RunConfig, groups: list[dict[str, Any]]) -> Any:
+def _construct_optimizer(config: RunConfig, groups: list[dict[str, Any]]) -> Any:
     cls, own = chosen_optimizer(config), optimizer_arguments(config)
     always = dict(cls.always)
     # Weights that are swapped are on the host at this moment, and may be stepped there; the fused kernels do both.
@@ -130,7 +130,7 @@ def find_optimizer_problems(config: RunConfig) -> Iterator[Problem]:
     except ConfigError as e:
         yield from e.problems
     is_refused = cls.name.lower() == "automagic"  # by the rules of the options
-    if not is_refused and (unusable := _unusable(cls)):
+    if not is_refused and (unusable := _unusable_package(cls)):
         advice, fix = names.advice(config)
         yield Problem(
             "optimizer_type",
@@ -166,12 +166,12 @@ def find_optimizer_problems(config: RunConfig) -> Iterator[Problem]:
         )
     if isinstance(config, AdapterRun):
         rates = {"unet_lr": config.optim.unet_lr, "text_encoder_lr": next(iter(config.optim.text_encoder_lr), None)}
-        if wrong := _rates(config, rates):
+        if wrong := _find_rates_problem(config, rates):
             yield wrong
     yield from schedule_problems(config)
 
 
-def _rates(config: RunConfig, rates: Mapping[str, float | None]) -> Problem | None:
+def _find_rates_problem(config: RunConfig, rates: Mapping[str, float | None]) -> Problem | None:
     """The problem that rates differ although the optimizer has one for all, and would raise at its first step."""
     if not chosen_optimizer(config).one_rate or len({rate for rate in rates.values() if rate}) < 2:
         return None
@@ -331,7 +331,7 @@ def averaged(made: Any) -> Iterator[None]:
         train_mode(made)
 
 
-def _unusable(cls: OptimizerSpec) -> MessageLike:
+def _unusable_package(cls: OptimizerSpec) -> MessageLike:
     """Why the package of an optimizer cannot be used, and how to install it; tries a step with it."""
     if absent := missing_package(cls.package):
         return absent

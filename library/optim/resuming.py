@@ -38,8 +38,10 @@ def describe_groups(optimizer: Any) -> JsonObject:
     the config."""
     kinds: list[str] = []
     numbers = []
-    for group in _groups(optimizer):
-        text = json.dumps(_plain({name: value for name, value in group.items() if name not in WEIGHTS}), sort_keys=True)
+    for group in _all_groups(optimizer):
+        text = json.dumps(
+            _json_value({name: value for name, value in group.items() if name not in WEIGHTS}), sort_keys=True
+        )
         if text not in kinds:
             kinds.append(text)
         numbers.append(kinds.index(text))
@@ -60,20 +62,20 @@ def take_over(
     moved = saved.rescheduled or _has_other_rates(optimizer, saved)
     if moved:  # before the saved rates are in the groups
         _advance(schedule, int(saved.schedule.get("last_epoch", 0)), config)
-    own = [dict(group) for group in _groups(optimizer)]
+    own = [dict(group) for group in _all_groups(optimizer)]
     load(saved.optimizer)
     if not moved:
         schedule.load_state_dict(saved.schedule)
     changed = changed_arguments(saved.settings, config)
     before = _read_described(saved.groups, len(own))
     updates = []
-    for group, new, made in zip(_groups(optimizer), own, before, strict=True):
+    for group, new, made in zip(_all_groups(optimizer), own, before, strict=True):
         names = {*_changed_names(group, new, made, changed), *(name for name in RATES if moved and name in new)}
         updates.append({name: new[name] for name in names})
     if not any(updates):
         return
     with optimizers.averaged(optimizer):  # a schedule-free one derives the averaged weights from its betas
-        for group, update in zip(_groups(optimizer), updates, strict=True):
+        for group, update in zip(_all_groups(optimizer), updates, strict=True):
             group.update(update)
 
 
@@ -112,7 +114,7 @@ def _saved_arguments(settings: JsonMapping, config: RunConfig) -> JsonObject | N
     return optimizer_arguments(config, given)
 
 
-def _groups(optimizer: Any) -> Groups:
+def _all_groups(optimizer: Any) -> Groups:
     """All groups, with those of bundles that are stepped by themselves."""
     bundles = getattr(optimizer, "bundles", ())
     return [*optimizer.param_groups, *(group for bundle in bundles for group in bundle.optimizer.param_groups)]
@@ -133,7 +135,7 @@ def _read_described(found: JsonMapping | None, count: int) -> list[JsonObject | 
 
 def _use_own_kernels(state: JsonMapping, optimizer: Any) -> None:
     """Before loading: where the state's tensors go depends on it."""
-    for stored, own in zip(_stored_groups(state), _groups(optimizer), strict=False):
+    for stored, own in zip(_stored_groups(state), _all_groups(optimizer), strict=False):
         stored.update({name: own[name] for name in KERNELS if name in stored and name in own})
 
 
@@ -178,10 +180,10 @@ def _changed_names(group: JsonMapping, new: JsonMapping, made: JsonMapping | Non
         elif made is None:
             if name in changed:
                 yield name
-        elif name in made and _plain(value) != made[name] and _plain(group[name]) == made[name]:
+        elif name in made and _json_value(value) != made[name] and _json_value(group[name]) == made[name]:
             yield name
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """A value as it comes back from JSON; a tensor, which only training sets, counts as none."""
     return json.loads(json.dumps(value, default=lambda found: None if isinstance(found, Tensor) else str(found)))

@@ -33,7 +33,7 @@ ROUNDING = 1e-9  # how far below zero a rate that falls to zero may end, as a sh
 def package(module: str) -> str:
     """Why a package does not work, '' if it does; cached."""
     cls = next((spec for spec in SPECS.values() if spec.package == module), None)
-    error = try_optimizer(cls) if cls else _loaded(module)
+    error = try_optimizer(cls) if cls else _try_import(module)
     packages.remember(module, error)
     return error
 
@@ -63,7 +63,7 @@ def try_arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
             on_device = cls.package in packages.PACKAGES or not OF_DEVICES.isdisjoint(own)
             where = trial_device() if on_device else "cpu"
             weights = [torch.nn.Parameter(torch.ones(size, device=where)) for size in sizes]
-            made = _construct(cls, own, [{"params": weights, "name": "trial"}], 1e-3)
+            made = _construct_for_trial(cls, own, [{"params": weights, "name": "trial"}], 1e-3)
             for _ in range(TRIED_STEPS):
                 for weight in weights:
                     weight.grad = torch.full_like(weight, 0.5)
@@ -87,7 +87,7 @@ def try_schedule(
     groups = [{"params": [w], "lr": rate} for w, rate in zip(weights, rates, strict=True)]
     try:
         with _quiet():
-            optimizer = _construct(cls, own, groups, rates[0])
+            optimizer = _construct_for_trial(cls, own, groups, rates[0])
     except Exception:  # said of the optimizer
         optimizer = torch.optim.SGD(groups, lr=rates[0], momentum=0.9)
     try:
@@ -106,7 +106,7 @@ def try_schedule(
     return ""
 
 
-def _construct(cls: OptimizerSpec, own: Mapping[str, Any], groups: list[dict[str, Any]], rate: float) -> Any:
+def _construct_for_trial(cls: OptimizerSpec, own: Mapping[str, Any], groups: list[dict[str, Any]], rate: float) -> Any:
     """An optimizer that is ready to step. Adafactor with relative_step sets its own rate, and refuses one."""
     given = None if own.get("relative_step") else rate
     if given is None:
@@ -124,7 +124,7 @@ def optimizer_state_shapes(cls: OptimizerSpec, own: Mapping[str, Any]) -> dict[s
     learned = {name: torch.nn.Parameter(weight) for name, weight in weights.items()}
     try:
         with _quiet():
-            made = _construct(cls, own, [{"params": [*learned.values()], "name": "trial"}], 1e-3)
+            made = _construct_for_trial(cls, own, [{"params": [*learned.values()], "name": "trial"}], 1e-3)
             for weight in learned.values():
                 weight.grad = torch.full_like(weight, 0.5)
             made.step()
@@ -153,7 +153,7 @@ def short_reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0].strip()[:200].rstrip(':. ')}" if lines else type(error).__name__
 
 
-def _loaded(module: str) -> str:
+def _try_import(module: str) -> str:
     try:
         with _quiet():
             importlib.import_module(module)

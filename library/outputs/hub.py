@@ -49,7 +49,7 @@ class Uploads:
                     ": {repo} can be neither found nor made ({reason}); check the name, "
                     "the token's right to write and the network, or leave it out",
                     repo=options.huggingface_repo_id,
-                    reason=_reason(e),
+                    reason=_first_line(e),
                 )
             ) from e
         address = f"https://huggingface.co/{KINDS.get(self._kind or '', '')}{options.huggingface_repo_id}"
@@ -93,7 +93,7 @@ class Uploads:
                 Message(
                     "{file} could not be uploaded ({reason}); it is in {folder}",
                     file=path.name,
-                    reason=_reason(e),
+                    reason=_first_line(e),
                     folder=path.parent,
                 )
             )
@@ -138,7 +138,7 @@ def fetched(config: RunConfig) -> Any:
                 ": {state} could not be downloaded ({reason}); check the name and the network, and "
                 "set HF_TOKEN when it is private",
                 state=config.steps.resume,
-                reason=_reason(e),
+                reason=_first_line(e),
             )
         ) from e
     if folder is None:
@@ -160,7 +160,7 @@ def address(text: str) -> tuple[str, str, str | None, str | None]:
     return f"{owner}/{name}", place.strip("/"), revision or None, kind or None
 
 
-def _reason(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """The first line of what a library says, without the address of the request."""
     line = (str(error).strip().splitlines() or [""])[0]
     return re.sub(r"\s*\(Request ID:[^)]*\)", "", line).rstrip(" .") or type(error).__name__

@@ -77,10 +77,10 @@ class MetadataBuilder:
         }
         facts |= _network_args(config)
         if self._hashes is None:
-            return _texts({key: facts[key] for key in LEAST if key in facts}) | spec
+            return _metadata_texts({key: facts[key] for key in LEAST if key in facts}) | spec
         facts |= self._hashes.result()
         facts |= {"training_finished_at": time.time(), "steps": step, "epoch": epoch, "seed": seed}
-        return _texts(facts) | spec
+        return _metadata_texts(facts) | spec
 
 
 class Hashes:
@@ -142,7 +142,7 @@ def modelspec(config: RunConfig, architecture: str) -> dict[str, str]:
         "title": meta.metadata_title or config.save.output_name or f"{kind}@{now.timestamp():.0f}",
         "resolution": f"{width}x{height}",
         "date": now.isoformat(),
-        "implementation_version": _version(),
+        "implementation_version": _program_version(),
         **{key: getattr(meta, f"metadata_{key}") for key in (*PLAIN, *EXTRAS)},
         "thumbnail": _thumbnail(meta.metadata_thumbnail),
     }
@@ -190,11 +190,11 @@ def _thumbnail(value: str | None) -> str | None:
     return f"data:{kind};base64,{base64.b64encode(Path(value).read_bytes()).decode()}"
 
 
-def _texts(facts: JsonMapping) -> dict[str, str]:
+def _metadata_texts(facts: JsonMapping) -> dict[str, str]:
     return {f"ss_{key}": json.dumps(v) if key in JSON else str(v) for key, v in facts.items()}
 
 
-def _version() -> str:
+def _program_version() -> str:
     try:
         return f"kohya-trainer/{importlib.metadata.version('kohya-trainer')}"
     except importlib.metadata.PackageNotFoundError:

@@ -110,7 +110,7 @@ class Trackers:
             if self._network
             else {"loss": line["loss"]}
         )
-        rates = {f"lr/{name}": rate for name, rate in _rates(line["lr"], self._network).items()}
+        rates = {f"lr/{name}": rate for name, rate in _tracked_rates(line["lr"], self._network).items()}
         norm = {"norm/grad_norm": line["grad_norm"]} if "grad_norm" in line else {}
         return loss | rates | norm | {name: value for name, value in line.items() if "/" in name}
 
@@ -149,7 +149,7 @@ class Trackers:
         return wandb.init(project=project, dir=str(folder), **how)
 
 
-def _rates(found: Mapping[str, float], network: bool) -> dict[str, float]:
+def _tracked_rates(found: Mapping[str, float], network: bool) -> dict[str, float]:
     """Learning rates under upstream's names. For networks it has each twice: by its name, and by its group's number.
 
     The first group is no number where it is of a text encoder.

@@ -48,7 +48,7 @@ class Recipe:
 
     def fits(self, given: JsonMapping) -> bool:
         """Whether it is for a model with these values of options."""
-        return _holds(self.when, given) and not (self.unless and _holds(self.unless, given))
+        return _condition_holds(self.when, given) and not (self.unless and _condition_holds(self.unless, given))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class ProposedSteps:
     reason: Message
 
 
-def _holds(condition: Condition, given: JsonMapping) -> bool:
+def _condition_holds(condition: Condition, given: JsonMapping) -> bool:
     return all(str(given.get(name) or "") in wanted for name, wanted in condition.items())
 
 
@@ -81,11 +81,11 @@ def of_family(family: str) -> tuple[tuple[Recipe, ...], tuple[ModelRecipe, ...]]
     if not path.is_file():
         return (), ()
     found: Any = load_toml(path)
-    recipes = [Recipe(**_arguments(table)) for table in found["recipe"]]
-    return tuple(recipes), tuple(ModelRecipe(**_arguments(table)) for table in found.get("model", ()))
+    recipes = [Recipe(**_table_arguments(table)) for table in found["recipe"]]
+    return tuple(recipes), tuple(ModelRecipe(**_table_arguments(table)) for table in found.get("model", ()))
 
 
-def _arguments(table: Mapping[str, Any]) -> dict[str, Any]:
+def _table_arguments(table: Mapping[str, Any]) -> dict[str, Any]:
     """A table of the file as arguments of what it describes."""
     made = {**table, **{name: _condition(table[name]) for name in ("when", "unless") if name in table}}
     return made | ({"images": tuple(table["images"])} if "images" in table else {})
@@ -101,7 +101,7 @@ def fitting_recipes(config: RunConfig) -> list[Recipe]:
     given = option_values(config)
     found = [recipe for recipe in recipes if recipe.kind == config.kind and recipe.fits(given)]
     for model in models:
-        if model.kind == config.kind and _holds(model.when, given):
+        if model.kind == config.kind and _condition_holds(model.when, given):
             found = [_of_model(one, model) for one in found]
     return sorted(found, key=lambda recipe: [*PURPOSES, ""].index(recipe.purpose))
 

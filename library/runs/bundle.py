@@ -77,7 +77,7 @@ def bundle_run(run: reader.RecordedRun, doctor: str = "") -> bytes:
     clean = redaction.redactor_for(run)
     parts = {
         "README.txt": README,
-        "run.json": layout.dump(_facts(run, clean), indent=1) + "\n",
+        "run.json": layout.dump(_redacted_facts(run, clean), indent=1) + "\n",
         "progress.jsonl": "".join(f"{json.dumps(event, default=str)}\n" for event in _events(run, clean)),
         "log.txt": clean.text(reader.tail(run.folder, LINES, BYTES)),
         "doctor.json": clean.text(doctor),
@@ -90,7 +90,7 @@ def bundle_run(run: reader.RecordedRun, doctor: str = "") -> bytes:
     return packed.getvalue()
 
 
-def _facts(run: reader.RecordedRun, clean: "redaction.Redactor") -> JsonObject:
+def _redacted_facts(run: reader.RecordedRun, clean: "redaction.Redactor") -> JsonObject:
     found = {name: clean.inside(run.facts[name]) for name in FACTS if name in run.facts}
     found["state"], found["error"] = run.state, clean.text(run.error or "")
     return {**found, "config": redaction.redacted_settings(run.facts.get("config") or {})}

@@ -34,7 +34,7 @@ def cause(log: str) -> MessageLike | None:
     raised = [found for found in EXCEPTION.finditer(log) if not LAUNCHER.search(found.group())]
     texts = [(_whole(log, found), KNOWN) for found in reversed(raised)] or [(log, KNOWN)]
     for text, table in (*texts, (log, ENDINGS)):
-        if advice := _known(text, table):
+        if advice := _explain_known(text, table):
             return advice
     return raised[-1].group().strip() if raised else None
 
@@ -44,7 +44,7 @@ def _whole(log: str, found: re.Match[str]) -> str:
     return log[found.start() : found.start() + LONGEST].partition("\nTraceback")[0]
 
 
-def _known(text: str, table: list[tuple[str, str]]) -> MessageLike | None:
+def _explain_known(text: str, table: list[tuple[str, str]]) -> MessageLike | None:
     for pattern, advice in table:
         if found := list(re.finditer(pattern, text, re.M)):
             caught = [group for group in found[-1].groups() if group]

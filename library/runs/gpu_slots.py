@@ -22,7 +22,7 @@ def devices() -> tuple[str, ...]:
     if given is not None:
         shown = tuple(part.strip() for part in given.split(",") if part.strip() not in ("", "-1"))
         return shown or (CPU,)
-    return tuple(map(str, range(_count()))) or (CPU,)
+    return tuple(map(str, range(_count_gpus()))) or (CPU,)
 
 
 def has_gpu() -> bool:
@@ -31,7 +31,7 @@ def has_gpu() -> bool:
 
 
 @lru_cache(maxsize=1)
-def _count() -> int:
+def _count_gpus() -> int:
     return machine.gpu_count()
 
 
@@ -65,7 +65,7 @@ def choose_devices(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
     asked = str(how.get("gpu_ids") or "").replace(" ", "").strip(",")
     if asked and asked != "all":
         wanted = tuple(asked.split(","))
-        if wrong := _absent(wanted, every):
+        if wrong := _absent_gpu_problem(wanted, every):
             raise ConfigError(wrong)
         return wanted if set(wanted) <= set(left) else ()
     count = len(every) if asked == "all" else min(wanted_processes(how), len(every))
@@ -84,7 +84,7 @@ def find_launch_problems(how: JsonMapping) -> list[Problem]:
         return found
     asked = [part.strip() for part in str(how.get("gpu_ids") or "").split(",") if part.strip()]
     wanted = every if not asked or asked == ["all"] else tuple(asked)
-    if wrong := _absent(wanted, every):
+    if wrong := _absent_gpu_problem(wanted, every):
         found.append(wrong)
     elif not found and (number := wanted_processes(how)) > len(wanted):
         what = Message("gpu_ids names" if asked and asked != ["all"] else "this machine has")
@@ -94,7 +94,7 @@ def find_launch_problems(how: JsonMapping) -> list[Problem]:
     return found
 
 
-def _absent(wanted: Iterable[str], every: Iterable[str]) -> Problem | None:
+def _absent_gpu_problem(wanted: Iterable[str], every: Iterable[str]) -> Problem | None:
     """The problem of a GPU that this machine does not have, if there is one."""
     unknown = next((name for name in wanted if name not in every), "")
     here = ", ".join(every)

@@ -78,7 +78,7 @@ def load_facts(path: Path) -> JsonObject:
     except (OSError, ValueError, RecursionError):
         return {}
     named = {OLD_NAMES.get(name, name): value for name, value in found.items()}
-    return {name: value for name, value in named.items() if _is_sound(name, value)}
+    return {name: value for name, value in named.items() if _is_sound_fact(name, value)}
 
 
 def facts_section(facts: JsonMapping, name: str) -> JsonObject:
@@ -87,7 +87,7 @@ def facts_section(facts: JsonMapping, name: str) -> JsonObject:
     return found if isinstance(found, dict) else {}
 
 
-def _is_sound(name: str, value: Any) -> bool:
+def _is_sound_fact(name: str, value: Any) -> bool:
     """Whether a fact may be used: others edit these files by hand, and a disk may damage them."""
     if value is None or name not in TYPES:
         return name not in TYPES or TYPES[name] != NUMBER  # None is no number; what is not there has a default
@@ -98,11 +98,11 @@ def _is_sound(name: str, value: Any) -> bool:
 
 def load_changed(path: str) -> JsonObject:
     """Like `load`, but a file is read anew only when it was written since; not to be changed by who asked for it."""
-    return _loaded(path, signature(path))
+    return _load_cached(path, signature(path))
 
 
 @lru_cache(maxsize=4096)
-def _loaded(path: str, written: tuple[int, int, int]) -> JsonObject:
+def _load_cached(path: str, written: tuple[int, int, int]) -> JsonObject:
     return load_facts(Path(path))
 
 
@@ -136,7 +136,7 @@ def parse_facts(text: str | bytes) -> JsonObject:
 def dump(values: JsonMapping, indent: int | None = None) -> str:
     """Strict JSON: NaN and infinity become null, and whatever JSON does not know becomes a number or a text."""
     made = [*problems.locate_texts(values)]
-    return json_text(_plain({**values, TEXTS: made} if made else values), indent=indent)
+    return json_text(_finite_number({**values, TEXTS: made} if made else values), indent=indent)
 
 
 def without_secrets(values: JsonMapping) -> JsonObject:
@@ -151,13 +151,13 @@ def secrets_in(values: JsonMapping) -> list[str]:
     return found + [s for value in values.values() if isinstance(value, Mapping) for s in secrets_in(value)]
 
 
-def _plain(value: Any) -> Any:
+def _finite_number(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Mapping):
-        return {str(name): _plain(inner) for name, inner in value.items()}
+        return {str(name): _finite_number(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(inner) for inner in value]
+        return [_finite_number(inner) for inner in value]
     try:
         number = float(value)  # also what NumPy and torch call a number
     except (TypeError, ValueError):

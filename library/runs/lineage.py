@@ -25,7 +25,7 @@ def parent_run(folder: Path) -> tuple[Path, int | None] | None:
     state, at = _state(folder, facts), _before_first(folder)
     if at is None and state:  # later its folder may hold another state
         at = step_of(state)
-    found = _named(facts) or (_maker(facts, state, at or 0) if state else None)
+    found = _named_parent(facts) or (_maker(facts, state, at or 0) if state else None)
     if found is None or not _began(found) < _began(facts):  # a run resumes an older one, so there are no cycles
         return None
     return Path(found["at"]), at
@@ -55,7 +55,7 @@ def _state(folder: Path, facts: JsonMapping) -> Path | None:
     return Path(str(facts.get("folder") or ".")) / given if isinstance(given, str) and given else None
 
 
-def _named(facts: JsonMapping) -> JsonObject | None:
+def _named_parent(facts: JsonMapping) -> JsonObject | None:
     """The run that the page says is gone on with."""
     try:
         place = registry.folder_of_run(facts["resumes"])
@@ -73,15 +73,15 @@ def _maker(facts: JsonMapping, state: Path, at: int) -> JsonObject | None:
         for one in every
         if one.get("output_dir") == str(wanted)
         and state.name.startswith(f"{one.get('output_name')}-")
-        and _number(one.get("step")) >= at
+        and _as_float(one.get("step")) >= at
         and _began(one) < _began(facts)
     ]
     return max(found, key=_began, default=None)
 
 
 def _began(facts: JsonMapping) -> float:
-    return _number(facts.get("started"))
+    return _as_float(facts.get("started"))
 
 
-def _number(value: object) -> float:
+def _as_float(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0

@@ -37,7 +37,7 @@ class GpuStatus:
 
 
 @contextlib.contextmanager
-def _driver() -> Iterator[bool]:
+def _driver_library() -> Iterator[bool]:
     """Open the driver's library, and close it afterwards; False where there is none that works."""
     try:
         pynvml.nvmlInit()
@@ -52,24 +52,24 @@ def _driver() -> Iterator[bool]:
 
 def driver_version() -> str:
     """The version of the NVIDIA driver, "" without one."""
-    with _driver() as works:
+    with _driver_library() as works:
         return str(_ask_driver(pynvml.nvmlSystemGetDriverVersion) or "") if works else ""
 
 
 def gpu_count() -> int:
     """How many NVIDIA GPUs there are, whatever CUDA_VISIBLE_DEVICES shows of them."""
-    with _driver() as works:
+    with _driver_library() as works:
         return int(_ask_driver(pynvml.nvmlDeviceGetCount) or 0) if works else 0
 
 
 def read_gpus() -> list[GpuStatus]:
     """Every GPU that tells of its memory. Asks the driver, which takes a moment."""
-    with _driver() as works:
+    with _driver_library() as works:
         number = int(_ask_driver(pynvml.nvmlDeviceGetCount) or 0) if works else 0
-        return [gpu for index in range(number) if (gpu := _read(index))]
+        return [gpu for index in range(number) if (gpu := _read_gpu(index))]
 
 
-def _read(index: int) -> GpuStatus | None:
+def _read_gpu(index: int) -> GpuStatus | None:
     if (handle := _ask_driver(pynvml.nvmlDeviceGetHandleByIndex, index)) is None:
         return None
     # The second version does not count what the driver reserves for itself; drivers before 510 have the first only.

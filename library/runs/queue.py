@@ -148,7 +148,7 @@ def add_to_queue(job: start.TrainingJob, first: bool = False) -> QueueEntry:
                 "output_name {name} waits in the queue for the same folder: choose another name.", name=entry.name
             )
         halted = queue.halted
-        write_atomic(_toml(entry), job.toml)
+        write_atomic(_entry_toml(entry), job.toml)
         waiting = queue.waiting
         queue.entries.insert(queue.entries.index(waiting[0]) if first and waiting else len(queue.entries), entry)
         _forget_old(queue)
@@ -160,7 +160,7 @@ def add_to_queue(job: start.TrainingJob, first: bool = False) -> QueueEntry:
 def job_of_entry(entry: QueueEntry) -> start.TrainingJob:
     """What an entry is to start. Raises ConfigError when its config is gone."""
     try:
-        toml = _toml(entry).read_text(encoding="utf-8")
+        toml = _entry_toml(entry).read_text(encoding="utf-8")
     except OSError:
         raise ConfigError(
             "The config of {name} is gone from {folder}: add it again.", name=entry.name, folder=queue_folder()
@@ -255,7 +255,7 @@ def work() -> None:
 
 def forget_config(entry: QueueEntry) -> None:
     """Remove an entry's config."""
-    _toml(entry).unlink(missing_ok=True)
+    _entry_toml(entry).unlink(missing_ok=True)
 
 
 def _forget_old(queue: Queue) -> None:
@@ -265,5 +265,5 @@ def _forget_old(queue: Queue) -> None:
         forget_config(entry)
 
 
-def _toml(entry: QueueEntry) -> Path:
+def _entry_toml(entry: QueueEntry) -> Path:
     return queue_folder() / f"{entry.id}.toml"

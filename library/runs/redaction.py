@@ -107,7 +107,7 @@ class Redactor:
 def redactor_for(run: reader.RecordedRun) -> Redactor:
     """The Redactor of a run: for its own texts, its data set's, and this user's."""
     config = run.facts.get("config") or {}
-    private = {value: f"<{name}>" for name, value in _texts(config) if name not in WORDS}
+    private = {value: f"<{name}>" for name, value in _config_texts(config) if name not in WORDS}
     private |= {Path(value).name: shown for value, shown in private.items() if "/" in value or "\\" in value}
     for name in ("output_name", "id", "output_dir", "folder"):
         if len(value := str(run.facts.get(name) or "")) >= SHORT:
@@ -119,7 +119,7 @@ def redactor_for(run: reader.RecordedRun) -> Redactor:
             private.setdefault(file.stem, "<file>")
         private.setdefault(file.parent.name, "<folder>")
         if file.suffix.lower() in CAPTIONS:
-            quoted |= set(_lines(file))
+            quoted |= set(_private_lines(file))
     for event in reader.read_events(run.folder)[0]:
         if event.get("kind") == "sample":
             quoted.add(str(event.get("prompt") or ""))
@@ -147,21 +147,23 @@ def _pattern(name: str) -> re.Pattern[str]:
 def redacted_settings(config: JsonMapping) -> JsonObject:
     """The settings of a run by name; only values that are numbers, switches and names of this program are kept."""
     plain = layout.without_secrets(config)
-    return {name: redacted_settings(v) if isinstance(v, Mapping) else _shown(name, v) for name, v in plain.items()}
+    return {
+        name: redacted_settings(v) if isinstance(v, Mapping) else _redact_value(name, v) for name, v in plain.items()
+    }
 
 
-def _shown(name: str, value: JsonValue) -> Any:
+def _redact_value(name: str, value: JsonValue) -> Any:
     if isinstance(value, list | tuple):
-        return [_shown(name, inner) for inner in value]
+        return [_redact_value(name, inner) for inner in value]
     if not isinstance(value, str):
         return value
     return value if name in WORDS and SETTINGS.fullmatch(value) else "<set>"
 
 
-def _texts(config: JsonMapping) -> Iterator[tuple[str, str]]:
+def _config_texts(config: JsonMapping) -> Iterator[tuple[str, str]]:
     for name, value in config.items():
         if isinstance(value, Mapping):
-            yield from _texts(value)
+            yield from _config_texts(value)
         for text in value if isinstance(value, list | tuple) else [value]:
             if isinstance(text, str):
                 yield name, text
@@ -200,7 +202,7 @@ def _data(config: JsonMapping) -> Iterator[Path]:
 
 
 def _texts_of(config: JsonMapping, names: tuple[str, ...]) -> list[tuple[str, str]]:
-    return [(name, text) for name, text in _texts(config) if name in names]
+    return [(name, text) for name, text in _config_texts(config) if name in names]
 
 
 def _folders_in(file: Path) -> list[str]:
@@ -215,7 +217,7 @@ def _folders_in(file: Path) -> list[str]:
     return [str(folder) for value in named for folder in (value if isinstance(value, list) else [value])]
 
 
-def _lines(file: Path) -> Iterator[str]:
+def _private_lines(file: Path) -> Iterator[str]:
     """What stands in a file of captions or prompts, line by line; of JSON and TOML the quoted texts as well."""
     try:
         with open_outside(file) as source:

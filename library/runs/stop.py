@@ -88,15 +88,15 @@ def _activity(run: reader.RecordedRun, progress: reader.RunProgress) -> Iterator
     yield 0.0
     yield from (t for part in (progress.last, progress.phase or {}) if isinstance(t := part.get("t"), int | float))
     yield from (event.get("t", 0.0) for event in list(progress.events.get("saved", ()))[-1:])
-    yield _changed(run.folder / layout.STOP)
+    yield _modified_time(run.folder / layout.STOP)
     output = run.facts.get("output_dir")
     for path in Path(output).iterdir() if output and Path(output).is_dir() else ():
         if UNFINISHED.fullmatch(path.name):
-            yield _changed(path)
-            yield from map(_changed, path.iterdir() if path.is_dir() else ())
+            yield _modified_time(path)
+            yield from map(_modified_time, path.iterdir() if path.is_dir() else ())
 
 
-def _changed(path: Path) -> float:
+def _modified_time(path: Path) -> float:
     try:
         return os.stat(path).st_mtime
     except OSError:

@@ -26,11 +26,11 @@ def prompts_from(images: ImageSet, config: RunConfig) -> list[Prompt]:
     """
     use, number = config.control_images, config.sample.sample_from_captions
     items = [image for image in images.items if not image.is_reg]
-    by_caption = {text: image for image in reversed(items) if (text := _plain(image.encoded_caption))}
+    by_caption = {text: image for image in reversed(items) if (text := _on_one_line(image.encoded_caption))}
     captions = [*reversed(by_caption)]
-    chosen = [(text, by_caption[text]) for text in _spread(captions, number)]
+    chosen = [(text, by_caption[text]) for text in _every_nth(captions, number)]
     if config.caption_change.sentences:  # which take the place of captions
-        chosen = [(text, items[0]) for text in _spread(config.caption_change.sentences, number)]
+        chosen = [(text, items[0]) for text in _every_nth(config.caption_change.sentences, number)]
     chosen.append((_new(captions, bool(use.most)), chosen[0][1] if chosen else items[0]))
     return [_prompt(text, image, seed, use) for seed, (text, image) in enumerate(chosen, start=1)]
 
@@ -40,11 +40,11 @@ def with_few_steps(defaults: JsonMapping) -> JsonObject:
     return {**defaults, "sample_steps": min(int(defaults.get("sample_steps") or MAX_STEPS), MAX_STEPS)}
 
 
-def _plain(caption: str) -> str:
+def _on_one_line(caption: str) -> str:
     return " ".join(caption.split())
 
 
-def _spread(texts: Sequence[str], number: int) -> list[str]:
+def _every_nth(texts: Sequence[str], number: int) -> list[str]:
     """As many of the texts, from the first one on at equal distances."""
     number = min(number, len(texts))
     return [texts[at * len(texts) // number] for at in range(number)]
@@ -53,14 +53,14 @@ def _spread(texts: Sequence[str], number: int) -> list[str]:
 def _new(captions: Sequence[str], edits: bool) -> str:
     """A prompt that is not in the captions: what all of them begin with, somewhere else."""
     if edits:
-        return _absent(EDITS, captions)
+        return _absent_caption(EDITS, captions)
     shared = " ".join(commonprefix([text.split() for text in captions[:1000]])[:MAX_SHARED_WORDS]).rstrip(" ,.;:")
     if not shared:
-        return _absent(SUBJECTS, captions)
-    return f"{shared}, {_absent(SETTINGS, captions)}"
+        return _absent_caption(SUBJECTS, captions)
+    return f"{shared}, {_absent_caption(SETTINGS, captions)}"
 
 
-def _absent(texts: Sequence[str], captions: Iterable[str]) -> str:
+def _absent_caption(texts: Sequence[str], captions: Iterable[str]) -> str:
     everything = " ".join(captions).lower()
     return next((text for text in texts if text.split()[-1] not in everything), texts[-1])
 

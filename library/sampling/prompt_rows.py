@@ -30,7 +30,7 @@ def _row(prompt: Prompt) -> dict[str, str]:
     return row | ({REFERENCES: f"{BETWEEN} ".join(shown)} if shown else {})
 
 
-def _parts(name: str, value: str) -> list[str]:
+def _field_values(name: str, value: str) -> list[str]:
     """The values that a field's text says."""
     return [one.strip() for one in (value.split(BETWEEN) if name == REFERENCES else [value]) if one.strip()]
 
@@ -47,7 +47,7 @@ def prompt_line(row: Row) -> str:
     """The line of a .txt file for a row: "a cat --n blurry --w 640 --d 1"."""
     made = row["prompt"].strip()
     for name, letter in LETTER.items():
-        made += "".join(f" --{letter} {value}" for value in _parts(name, row.get(name, "")))
+        made += "".join(f" --{letter} {value}" for value in _field_values(name, row.get(name, "")))
     return made + row.get(REST, "")
 
 
@@ -85,7 +85,7 @@ def _why_not(row: Row) -> MessageLike:
     for name, value in row.items():
         if name in (REST, "prompt", "negative_prompt") or not value.strip():
             continue
-        if read_back.get(name) is None or not _same(name, read_back[name], value):
+        if read_back.get(name) is None or not _same_value(name, read_back[name], value):
             wrong.append(Message("{name} cannot be {value}", name=name, value=repr(value.strip())))
     if wrong:
         return join_messages(wrong, "; ")
@@ -101,8 +101,8 @@ def _why_not(row: Row) -> MessageLike:
     return problem_of(parse_line(prompt_line(row)))
 
 
-def _same(name: str, one: str, other: str) -> bool:
+def _same_value(name: str, one: str, other: str) -> bool:
     try:
-        return _parts(name, one) == _parts(name, other) or float(one) == float(other)
+        return _field_values(name, one) == _field_values(name, other) or float(one) == float(other)
     except ValueError:
         return False

@@ -40,7 +40,7 @@ class Prompt:
     renorm_cfg: float | None = None
 
 
-def _steps(digits: str) -> int:
+def _limit_steps(digits: str) -> int:
     return min(MAX_STEPS, int(digits))  # as upstream; 0 is refused
 
 
@@ -56,7 +56,7 @@ LETTERS: dict[str, tuple[str, re.Pattern[str], Callable[[str], Any]]] = {
     "w": ("width", WHOLE, int),
     "h": ("height", WHOLE, int),
     "d": ("seed", WHOLE, int),
-    "s": ("sample_steps", WHOLE, _steps),
+    "s": ("sample_steps", WHOLE, _limit_steps),
     "l": ("scale", DECIMAL, float),
     "g": ("guidance_scale", DECIMAL, float),
     "n": ("negative_prompt", TEXT, str),
@@ -180,18 +180,18 @@ def _idle(
 ) -> Iterator[tuple[MessageLike, MessageLike]]:
     """What of a prompt does not do what it says, as it is written there, each with the reason."""
     shown = 0
-    for what, read in _written(entry):
+    for what, read in _prompt_options(entry):
         why = _why_idle(what, read, use, shifts)
         if not why and read and read[0] == "control_image_path":
             most, shown = use.most or int(use.inpaints), shown + 1
             why = (
                 Message("has no effect; this model is shown {most} of them at most", most=most) if shown > most else ""
             )
-        if why := why or _rounded(read, multiple):
+        if why := why or _rounded_side(read, multiple):
             yield what, why
 
 
-def _rounded(read: tuple[str, Any] | None, multiple: int) -> MessageLike:
+def _rounded_side(read: tuple[str, Any] | None, multiple: int) -> MessageLike:
     """What becomes of a side that the model cannot generate, as a reason; "" where it can."""
     if not read or read[0] not in SIDES:
         return ""
@@ -205,7 +205,7 @@ def _side(wanted: int, multiple: int) -> int:
     return max(wanted // multiple * multiple, multiple)
 
 
-def _written(entry: str | JsonMapping) -> Iterator[tuple[str, tuple[str, Any] | None]]:
+def _prompt_options(entry: str | JsonMapping) -> Iterator[tuple[str, tuple[str, Any] | None]]:
     """The options of a prompt, each as it is written and as it is read: of a line those behind two dashes."""
     if isinstance(entry, str):
         first, *pieces = entry.split(" --")
@@ -332,13 +332,13 @@ def _from_mapping(values: JsonMapping, where: MessageLike) -> tuple[Prompt, Mess
     if not str(known.get("prompt", "")).strip():
         return Prompt(""), Message("{where} has no prompt", where=where)
     try:
-        prompt = Prompt(**{name: _number(name, value, KINDS[name]) for name, value in known.items()})
+        prompt = Prompt(**{name: _number_of_field(name, value, KINDS[name]) for name, value in known.items()})
     except ConfigError as e:
         return Prompt(""), Message("{where}: {problem}", where=where, problem=e.said)
     return prompt, _placed(where, prompt)
 
 
-def _number(name: str, value: JsonValue, kind: Callable[[Any], Any]) -> Any:
+def _number_of_field(name: str, value: JsonValue, kind: Callable[[Any], Any]) -> Any:
     """The value of a prompt's field in a TOML or JSON file. Raises ConfigError where it is of another kind."""
     try:
         if kind is not _paths and isinstance(value, bool | list | dict):

@@ -83,7 +83,7 @@ def choose_torch_build() -> str:
     try:
         done = subprocess.run(asked, capture_output=True, text=True, errors="replace", timeout=60, check=True)
         driver, capability, name = (part.strip() for part in done.stdout.splitlines()[0].split(",", 2))
-        version, generation = _numbers(driver), _numbers(capability)
+        version, generation = _version_numbers(driver), _version_numbers(capability)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return ""
     if version >= (580,) and generation >= (7, 5):
@@ -96,7 +96,7 @@ def choose_torch_build() -> str:
     )
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _version_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 

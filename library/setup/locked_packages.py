@@ -189,7 +189,10 @@ def by_uv(uv: str, wanted: PackagePlan) -> bool:
     if wanted.index:
         of_torch += ["--default-index", wanted.index]
         alone = {name: value for name, value in variables.items() if name not in OTHER_INDEXES}
-    lines = [([*line, *no_index, *HASHED, *extra, "-r", path], of_locks) for path, extra in _files(wanted, again)]
+    lines = [
+        ([*line, *no_index, *HASHED, *extra, "-r", path], of_locks)
+        for path, extra in _write_requirements(wanted, again)
+    ]
     lines += [([*of_torch, *again, *wanted.brought], alone)] if wanted.brought else []
     lines += [([*of_torch, wanted.torch], alone)]
     lines += [([*line, *arguments, *again, *wanted.others], variables)] if wanted.others else []
@@ -202,7 +205,7 @@ def by_pip(wanted: PackagePlan) -> None:
     line, again = [PYTHON, "-m", "pip", "install"], ["--force-reinstall", "--no-deps"]
     of_torch = [*line, *(["--index-url", wanted.index] if wanted.index else [])]
     locked = {**os.environ, "PIP_CONSTRAINT": LOCK}
-    lines = [([*line, *HASHED, *extra, "-r", path], None) for path, extra in _files(wanted, again)]
+    lines = [([*line, *HASHED, *extra, "-r", path], None) for path, extra in _write_requirements(wanted, again)]
     lines += [([*of_torch, *again, *wanted.brought], locked)] if wanted.brought else []
     lines += [([*of_torch, wanted.torch], locked)]
     lines += [([*line, *again, *wanted.others], None)] if wanted.others else []
@@ -215,7 +218,7 @@ def by_pip(wanted: PackagePlan) -> None:
             )
 
 
-def _files(wanted: PackagePlan, again: list[str]) -> list[tuple[str, list[str]]]:
+def _write_requirements(wanted: PackagePlan, again: list[str]) -> list[tuple[str, list[str]]]:
     """The files of locked packages in their order, with the options for those that are installed `again`."""
     files = [(str(installation.lock_file(name)), list[str]()) for name in wanted.locks]
     return [*files, (str(wanted.again), again)] if wanted.again else files

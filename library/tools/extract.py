@@ -71,7 +71,7 @@ def extract_lora(
     if new.family != old.family:
         raise ConfigError("{tuned} and {base} are models of different families", tuned=tuned, base=base)
     modules = [m for m in new.modules(choices.conv_rank is not None) if old.size(m) is not None]
-    left_out = tuple(sorted(_alike(new, old, modules, choices.min_diff, report)))
+    left_out = tuple(sorted(_unchanged_encoders(new, old, modules, choices.min_diff, report)))
     modules = [module for module in modules if module.part not in left_out]
     made, same = {}, 0
     for i, module in enumerate(modules):
@@ -157,7 +157,9 @@ def nearest_adapter(change: Tensor, choices: ExtractOptions) -> AdapterFactors:
     )
 
 
-def _alike(new: ModelFile, old: ModelFile, modules: list[Module], least: float, report: Report) -> set[str]:
+def _unchanged_encoders(
+    new: ModelFile, old: ModelFile, modules: list[Module], least: float, report: Report
+) -> set[str]:
     """Text encoders of which no value differs by more than `least`."""
     parts = {module.part for module in modules} - {"denoiser"}
     for part in sorted(parts):

@@ -34,7 +34,9 @@ def prepare_for_comfyui(lora: Lora, path: str | Path) -> Lora:
             merge=f"kohya tools merge {path} --base MODEL --out NEW",
             join=f"kohya tools merge {path} --trained_on MODEL --rank 16 --out NEW",
         )
-    return replace(lora, others={module: LayerChange(_written(one.parts)) for module, one in lora.others.items()})
+    return replace(
+        lora, others={module: LayerChange(_as_comfyui_writes(one.parts)) for module, one in lora.others.items()}
+    )
 
 
 def comfyui_notes(lora: Lora) -> Iterator[Message]:
@@ -69,7 +71,7 @@ def _by_rows(magnitudes: Tensor) -> bool:
     return magnitudes.ndim == 1 or magnitudes.shape[0] == magnitudes.numel()
 
 
-def _written(parts: Parts) -> Parts:
+def _as_comfyui_writes(parts: Parts) -> Parts:
     if BLOCKS in parts:
         limited = _limited(parts)
         return _as_butterfly(limited) if SCALE in limited and limited[BLOCKS].ndim == 3 else limited

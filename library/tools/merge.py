@@ -48,7 +48,7 @@ def merge_into_checkpoint(
         ModelFile(base),
         storage.storage_dtype(dtype),
     )
-    given = _read(loras, report, model.family)
+    given = _read_loras(loras, report, model.family)
     wanted: dict[str, list[tuple[WeightSlice, Addition]]] = {}
     left_out: list[str] = []
     merged = 0
@@ -57,7 +57,7 @@ def merge_into_checkpoint(
             raise ConfigError(
                 "{path} is a LoRA of {family}, and {base} is of another family",
                 path=path,
-                family=_name(lora),
+                family=_model_title(lora),
                 base=base,
             )
         for module, part in parts_of(lora).items():
@@ -75,7 +75,7 @@ def merge_into_checkpoint(
     tensors = {key: model.planned(key, None if in_8_bits and key not in in_8_bits else kind) for key in model.shapes}
     for key, changes in wanted.items():
         about = tensors[key]
-        tensors[key] = Planned(about.dtype, about.shape, partial(_sum, model, key, changes))
+        tensors[key] = Planned(about.dtype, about.shape, partial(_add_changes, model, key, changes))
     storage.FilePlan(tensors).write_new(out, _metadata(base, loras, out), report)
     return Merged(out, merged, sorted(set(left_out)))
 
@@ -97,14 +97,14 @@ def join_loras(
     of different families or sizes.
     """
     out = storage.fresh(out, *(path for path, _ in loras))
-    given = _read(loras, report)
+    given = _read_loras(loras, report)
     family = given[0][0].family
     for (path, _), (lora, _) in zip(loras, given, strict=True):
         if lora.family != family:
             raise ConfigError(
                 "{path} is a LoRA of {family}, and {other} is of another family",
                 path=path,
-                family=_name(lora),
+                family=_model_title(lora),
                 other=loras[0][0],
             )
     model = ModelFile(trained_on) if trained_on is not None else None
@@ -124,7 +124,7 @@ def join_loras(
             plain[module] = made.to(kind)
         else:
             others[module] = made.to(kind)
-    comment = f"merged ({ranks.how}): {_listed(loras)}"
+    comment = f"merged ({ranks.how}): {_list_weighted(loras)}"
     metadata = writing.made_lora_metadata(family, comment, [lora for lora, _ in given])
     metadata["modelspec.merged_from"] = ", ".join(Path(path).name for path, _ in loras)
     writing.save_lora(writing.sized(Lora(family, plain, metadata, others=others)), out, report=report)
@@ -142,7 +142,7 @@ def _check_base(loras: Weighted, given: Sequence[tuple[Lora, float]], model: Mod
             raise ConfigError(
                 "{path} is a LoRA of {family}, and {base} is of another family",
                 path=path,
-                family=_name(lora),
+                family=_model_title(lora),
                 base=model.path,
             )
         bound = next((change for change in lora.others.values() if change.uses_weight), None)
@@ -151,7 +151,7 @@ def _check_base(loras: Weighted, given: Sequence[tuple[Lora, float]], model: Mod
             raise ConfigError(template, path=path, kind=bound.title, name="trained_on")
 
 
-def _read(loras: Weighted, report: Report, family: str = "") -> list[tuple[Lora, float]]:
+def _read_loras(loras: Weighted, report: Report, family: str = "") -> list[tuple[Lora, float]]:
     if not loras:
         raise ConfigError("no LoRA was given: name at least one file")
     given = []
@@ -225,7 +225,7 @@ def _adaptable(model: ModelFile) -> set[str]:
     return {place.key for place in places if place}
 
 
-def _sum(model: ModelFile, key: str, changes: list[tuple[WeightSlice, Addition]]) -> Tensor:
+def _add_changes(model: ModelFile, key: str, changes: list[tuple[WeightSlice, Addition]]) -> Tensor:
     """Each change is made from the base's own weight, so that the order of files does not matter."""
     base = model.tensor(key).float()
     tensor = base.to(torch.float32, copy=True)
@@ -248,13 +248,13 @@ def _metadata(base: str | Path, loras: Weighted, out: Path) -> storage.Metadata:
     for key in ("modelspec.hash_sha256", "modelspec.thumbnail", "sshs_model_hash", "sshs_legacy_hash"):
         metadata.pop(key, None)
     date = datetime.now().replace(microsecond=0).isoformat()
-    merged = f"{Path(base).name}, {_listed(loras)}"
+    merged = f"{Path(base).name}, {_list_weighted(loras)}"
     return metadata | {"modelspec.title": out.stem, "modelspec.date": date, "modelspec.merged_from": merged}
 
 
-def _listed(loras: Weighted) -> str:
+def _list_weighted(loras: Weighted) -> str:
     return ", ".join(f"{Path(path).name} x {weight:g}" for path, weight in loras)
 
 
-def _name(lora: Lora) -> str:
+def _model_title(lora: Lora) -> str:
     return families.facts_of(lora.family).title

@@ -162,7 +162,7 @@ def metadata(asked: argparse.Namespace) -> int:
     values = dict(_pair(text) for text in asked.set)
     if not values and not asked.remove:
         found = tool.read_metadata(asked.file)
-        print(json.dumps(found, indent=1, ensure_ascii=False, default=str) if asked.json else _listed(found))
+        print(json.dumps(found, indent=1, ensure_ascii=False, default=str) if asked.json else _metadata_lines(found))
         return DONE
     if asked.in_place and not asked.yes:
         raise ConfigError("this would change {file} itself: add --yes if that is meant, or give --out", file=asked.file)
@@ -192,7 +192,7 @@ def build_tools_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argpa
     one = tool(convert, "change the names in a LoRA: kohya, diffusers (PEFT), comfy")
     one.add_argument("lora", type=Path, help="the file to convert")
     one.add_argument("--to", required=True, choices=("kohya", "diffusers", "comfy"), help="the names to write")
-    _output(one)
+    _add_output_options(one)
     one = tool(verify, "check a LoRA for errors; the exit code is 1 when there are some")
     one.add_argument("lora", type=Path, help="the file to check")
     one.add_argument("--base", type=Path, help="a checkpoint that must have every module in the right size")
@@ -202,7 +202,9 @@ def build_tools_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argpa
     return made
 
 
-def _output(one: argparse.ArgumentParser, dtypes: tuple[str, ...] = DTYPES, default: str | None = None) -> None:
+def _add_output_options(
+    one: argparse.ArgumentParser, dtypes: tuple[str, ...] = DTYPES, default: str | None = None
+) -> None:
     one.add_argument("--out", type=Path, required=True, help="the new .safetensors file")
     text = f"how numbers are stored ({default or 'as in the input'} when not given)"
     one.add_argument("--dtype", choices=dtypes, default=default, help=text)
@@ -215,7 +217,7 @@ def _merge(one: argparse.ArgumentParser) -> None:
     one.add_argument("--conv_rank", type=int, help="the same for convolutions")
     text = "the model that files were trained on, which DoRA, OFT, BOFT, GLoRA and iA3 need to become one LoRA"
     one.add_argument("--trained_on", type=Path, help=text)
-    _output(one, (*DTYPES, "fp8"))
+    _add_output_options(one, (*DTYPES, "fp8"))
 
 
 def _extract(one: argparse.ArgumentParser) -> None:
@@ -231,7 +233,7 @@ def _extract(one: argparse.ArgumentParser) -> None:
     text = "power steps of the quick decomposition; 0: the exact, slow one (%(default)s)"
     one.add_argument("--iterations", type=int, default=4, help=text)
     one.add_argument("--device", default="cpu", help="where to compute: cpu or cuda (%(default)s)")
-    _output(one, default="fp16")
+    _add_output_options(one, default="fp16")
 
 
 def _resize(one: argparse.ArgumentParser) -> None:
@@ -247,7 +249,7 @@ def _resize(one: argparse.ArgumentParser) -> None:
     text = "of the dynamic methods: sv_ratio above 1, the others a share to keep"
     one.add_argument("--parameter", type=float, help=text)
     one.add_argument("--verbose", action="store_true", help="a line for every module")
-    _output(one)
+    _add_output_options(one)
 
 
 def _metadata(one: argparse.ArgumentParser) -> None:
@@ -288,7 +290,7 @@ def _pair(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _listed(found: dict[str, str]) -> str:
+def _metadata_lines(found: dict[str, str]) -> str:
     if not found:
         return "no metadata"
     return "\n".join(

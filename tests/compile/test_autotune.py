@@ -197,7 +197,7 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
         {"gradient_accumulation_steps": 2},
     ]
     assert usual not in [name(**given) for given in other] and {name(**given) for given in same} == {usual}
-    monkeypatch.setattr(autotune_cache, "_version", lambda package: "9")
+    monkeypatch.setattr(autotune_cache, "_installed_version", lambda package: "9")
     assert name() != usual
 
 

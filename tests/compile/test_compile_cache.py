@@ -101,8 +101,8 @@ def test_the_compiler_gets_up_while_something_is_loaded_and_leaves_no_trace(tmp_
 
 def test_the_key_has_the_gpu_and_its_driver(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200 (x)")
-    assert isinstance(cache._driver(), int)
-    monkeypatch.setattr(cache, "_driver", lambda: 13000)
+    assert isinstance(cache._driver_cuda(), int)
+    monkeypatch.setattr(cache, "_driver_cuda", lambda: 13000)
     monkeypatch.setattr(cache.metadata, "version", lambda _: "3.7.1+git")
     assert cache.key(torch.device("cuda")).endswith("-nvidia-h200-x-triton3.7.1-driver13000")
 
@@ -113,7 +113,7 @@ def test_on_windows_the_key_leaves_room_for_what_is_below_it(monkeypatch):
     monkeypatch.setattr(cache.sys, "platform", "win32")
     keys = set()
     for driver in (13000, 13010):
-        monkeypatch.setattr(cache, "_driver", lambda driver=driver: driver)
+        monkeypatch.setattr(cache, "_driver_cuda", lambda driver=driver: driver)
         keys.add(cache.key(torch.device("cuda")))
     assert len(keys) == 2 and all(len(key) < 20 for key in keys)
 

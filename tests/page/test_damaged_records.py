@@ -69,7 +69,7 @@ def folder(tmp_path):
 
 def shown(folder):
     """All that the page makes of a run."""
-    run, parts = monitor._read("")
+    run, parts = monitor._read_shown_run("")
     progress = reader.progress(folder).update()
     now = time.time()
     (
@@ -114,7 +114,7 @@ def test_no_wrong_type_of_a_fact_raises(folder, state):
     for name, facts in mutated():
         for given in {state, facts["state"]} if name == "state" and isinstance(facts["state"], str) else (state,):
             (folder / "run.json").write_text(json.dumps(facts if name == "state" else {**facts, "state": given}))
-            layout._loaded.cache_clear()
+            layout._load_cached.cache_clear()
             try:
                 shown(folder)
             except Exception as error:
@@ -127,5 +127,5 @@ def test_no_wrong_type_of_a_fact_raises(folder, state):
 )
 def test_what_is_no_record_is_an_interrupted_run(folder, text):
     (folder / "run.json").write_text(text)
-    layout._loaded.cache_clear()
+    layout._load_cached.cache_clear()
     assert shown(folder).state == "interrupted"

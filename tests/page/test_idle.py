@@ -88,10 +88,10 @@ def test_a_record_is_read_when_it_was_written_and_not_with_each_look(tmp_path, m
             real = getattr(module, name)
             patched.setattr(module, name, lambda *given, real=real: (opened.append(given[0]), real(*given))[1])
         patched.setattr(record, "_write", lambda: None)  # its signs of life are news, too
-        _, fresh = monitor._read(record.id)
+        _, fresh = monitor._read_shown_run(record.id)
         monitor.RunPanel.mark(None, ApiRequest({"run": record.id}))
         assert not opened
         record.step({"step": 1, "loss": 0.5})
         for _ in range(3):
-            now = monitor._read(record.id)[1]
+            now = monitor._read_shown_run(record.id)[1]
         assert opened == [record.folder] and now["head"] != fresh["head"]

@@ -78,7 +78,7 @@ def test_a_batch_size_that_cannot_be_read_counts_one_image(given, number):
     ],
 )
 def test_a_running_training_can_be_asked_for_samples_where_it_has_prompts(told, can):
-    assert actions._samples(told) == can
+    assert actions._has_prompts(told) == can
 
 
 @pytest.fixture

@@ -185,7 +185,7 @@ def test_the_images_of_an_image_list_are_judged_by_their_folders(place, name):
         data = root / "data.toml"
         data.write_text(f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{root}'\nmetadata_file = '{path}'\n")
         assert refused("sdxl_train", root, dataset_config=str(data))[0] == {"dataset_config"}
-        named_paths._folders.cache_clear()
+        named_paths._folders_in_metadata.cache_clear()
 
 
 @pytest.mark.parametrize("column", metadata.PATHS)
@@ -202,7 +202,7 @@ def test_the_images_of_a_list_are_judged_in_every_format_and_by_every_name_of_th
         path = root / f"list{ending}"
         path.write_text(tables.get(ending) or f"{blank.join(row)}\n{blank.join(row.values())}\n", encoding="utf-8")
         assert refused("sdxl_train", root, in_json=str(path), train_data_dir=str(root))[0] == said
-        named_paths._folders.cache_clear()
+        named_paths._folders_in_metadata.cache_clear()
 
 
 def test_no_folder_of_a_long_list_is_left_out(place, monkeypatch):

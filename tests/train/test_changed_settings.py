@@ -75,7 +75,7 @@ class Run:
 
     @property
     def groups(self):
-        return resuming._groups(self.made)
+        return resuming._all_groups(self.made)
 
     def memory(self):
         """All tensors that the optimizer keeps, and its estimate."""

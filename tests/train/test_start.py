@@ -96,7 +96,7 @@ def read(monkeypatch):
 
         monkeypatch.setattr(place, name, wrapped)
 
-    spy(weights, "_opened", "opened", lambda path, mmap: path.name)
+    spy(weights, "_open_file", "opened", lambda path, mmap: path.name)
     spy(autoencoder, "build_autoencoder", "built", lambda *_: "vae")
     spy(clip, "encoder", "built", lambda *_: "clip")
     spy(t5, "load_t5", "built", lambda *_: "t5")

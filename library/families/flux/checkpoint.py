@@ -21,7 +21,7 @@ from library.families.shared.part_files import Entries, Part, PartFiles, complet
 BASE = "pretrained_model_name_or_path"
 
 
-def _parts(variant: FluxVariant) -> Iterator[tuple[str, Part]]:
+def _part_descriptions(variant: FluxVariant) -> Iterator[tuple[str, Part]]:
     transformers = ("double_blocks.0.img_attn.qkv.weight", "single_transformer_blocks.0.proj_mlp.weight")
     yield "denoiser", Part(BASE, variant.transformer, ("transformer", *variant.files), transformers)
     if "clip_l" in variant.encoders:
@@ -48,7 +48,7 @@ PLAIN = {
     "t5xxl": t5.plain_t5_names,
     "ae": autoencoder.plain_vae_names,
 }
-FILES = {name: PartFiles(dict(_parts(variant))) for name, variant in VARIANTS.items()}  # by model_type
+FILES = {name: PartFiles(dict(_part_descriptions(variant))) for name, variant in VARIANTS.items()}  # by model_type
 
 
 def find_flux_problems(config: RunConfig, model_type: str) -> Iterator[Problem]:

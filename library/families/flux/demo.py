@@ -47,7 +47,7 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
     import torch
     from diffusers import ChromaTransformer2DModel, FluxTransformer2DModel, loaders
 
-    known = _shapes(config)
+    known = _shapes_in_file(config)
     width, head = known["img_in.weight"][0], known["double_blocks.0.img_attn.norm.query_norm.scale"][0]
     with torch.device("meta"):
         sizes: dict[str, Any] = {
@@ -89,7 +89,7 @@ def _as_narrow_again(name: str, tensor: Any, width: int) -> Any:
     return tensor
 
 
-def _shapes(config: RunConfig) -> dict[str, tuple[int, ...]]:
+def _shapes_in_file(config: RunConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor's shape in the FLUX file, without the prefix that some tools put before the names."""
     known = weights.header(config.model.pretrained_model_name_or_path or "")
     return {name.removeprefix("model.diffusion_model."): shape for name, shape in known.items()}

@@ -71,16 +71,18 @@ def flux_sources(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """
     names = set(names)
     guided = "time_text_embed.guidance_embedder.linear_1.weight" in names
-    return double_stream_keys.present_pairs(_pairs(*TREES.counts(names), guided, _layers(names)), names)
+    return double_stream_keys.present_pairs(
+        _key_pairs(*TREES.counts(names), guided, _count_approximator_layers(names)), names
+    )
 
 
-def _layers(names: Iterable[str]) -> int:
+def _count_approximator_layers(names: Iterable[str]) -> int:
     """How many layers the approximator has; 0 where there is none, as in FLUX.1."""
     layers = f"{APPROXIMATOR}layers."
     return len({name.removeprefix(layers).split(".")[0] for name in names if name.startswith(layers)})
 
 
-def _pairs(doubles: int, singles: int, guided: bool, layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _key_pairs(doubles: int, singles: int, guided: bool, layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Every BFL key of a model with so many blocks and approximator's layers, and the diffusers keys of its rows."""
     for bfl, made_of in TREES.pairs(doubles, singles, guided):
         if not layers or not bfl.startswith(MODULATIONS) and not bfl.split(".", 2)[-1].startswith(MODULATIONS):
@@ -107,5 +109,5 @@ def flux_to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     def sizes(tensor: Tensor, pieces: int) -> list[int]:
         return [hidden, hidden, hidden, tensor.shape[0] - 3 * hidden][:pieces]
 
-    pairs = _pairs(*TREES.counts(tensors), guided, _layers(tensors))
+    pairs = _key_pairs(*TREES.counts(tensors), guided, _count_approximator_layers(tensors))
     return double_stream_keys.split_tensors(tensors, pairs, sizes)

@@ -122,12 +122,16 @@ def write_random_model(
     stem = f"qwen_image{'_edit_2511' if sizes.still_references else ''}_tiny"
     parts = {
         "qwen_image": (stem, made.denoiser().state_dict(), lambda tensors: tensors | mark),
-        "text_encoder": ("qwen_2.5_vl_tiny", text, lambda tensors: {_single(name): tensors[name] for name in tensors}),
+        "text_encoder": (
+            "qwen_2.5_vl_tiny",
+            text,
+            lambda tensors: {_name_in_single_file(name): tensors[name] for name in tensors},
+        ),
         "vae": ("qwen_image_vae", *random_networks.qwen_vae_file(made.vae())),
     }
     return places | random_networks.write_files(folder, parts, seed, dtype)
 
 
-def _single(name: str) -> str:
+def _name_in_single_file(name: str) -> str:
     """The name of a text encoder's tensor in a single file."""
     return name if name.startswith(pictures.VISION) else f"model.{name.removeprefix('language.')}"

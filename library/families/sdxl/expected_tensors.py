@@ -80,7 +80,7 @@ def incomplete_model(path: Path, vae: str | None) -> Message | None:
     with weights.shapes_only():
         stored = model.open_checkpoint(path, half=False, mmap=True, vae=vae)
         found: dict[str, Shapes] = {
-            part: _shapes(read()) for part, read in stored.parts.items() if part != "vae" or not vae
+            part: _shapes_of(read()) for part, read in stored.parts.items() if part != "vae" or not vae
         }
     found["denoiser"] = stored.shapes
     missing, wanted = [], 0
@@ -97,11 +97,11 @@ def lacking_vae(path: Path) -> Message | None:
     if not all(map(tells_shapes, files)):
         return None
     with weights.shapes_only():
-        shapes = _shapes(model.read_vae(path, half=False, mmap=True))
+        shapes = _shapes_of(model.read_vae(path, half=False, mmap=True))
     wanted = expected_tensors.autoencoder_tensors(shapes)
     missing = [name for name in wanted if name not in shapes]
     return incomplete(path, autoencoder.WHAT, missing, len(wanted)) if missing else None
 
 
-def _shapes(tensors: Mapping) -> Shapes:
+def _shapes_of(tensors: Mapping) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

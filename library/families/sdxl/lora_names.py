@@ -64,7 +64,7 @@ class SdxlLoraNames(LoraNames):
             if layer and last in STACKED:
                 layer = layer.replace("text_model.encoder.layers.", "transformer.resblocks.")
                 return WeightSlice(f"{prefix}{layer}.attn.in_proj_weight", STACKED[last], 3)
-            path = replace_prefix(path, keys.clip_g_table(_blocks(part, shapes)))
+            path = replace_prefix(path, keys.clip_g_table(_count_unet_blocks(part, shapes)))
         return WeightSlice(f"{prefix}{path}.weight")
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
@@ -74,11 +74,11 @@ class SdxlLoraNames(LoraNames):
             if TRANSFORMER.match(path) or extra:
                 yield "denoiser", path
         for part in ENCODERS:
-            for i in range(_blocks(part, shapes)):
+            for i in range(_count_unet_blocks(part, shapes)):
                 yield from ((part, f"text_model.encoder.layers.{i}.{layer}") for layer in CLIP_LAYERS)
 
 
-def _blocks(part: str, shapes: Shapes) -> int:
+def _count_unet_blocks(part: str, shapes: Shapes) -> int:
     start = keys.PREFIXES[part] + ENCODERS[part]
     return len({name.removeprefix(start).split(".")[0] for name in shapes if name.startswith(start)})
 

@@ -55,10 +55,10 @@ def wanted_files(names: Iterable[str], half: bool) -> list[str]:
 def open_checkpoint(path: Path, half: bool, mmap: bool, vae: str | None = None) -> OpenCheckpoint:
     """Open a single file or a diffusers folder. Raises ConfigError when a part is absent or it is something else; the
     VAE may be where `vae` is another one."""
-    return _folder(path, half, mmap) if path.is_dir() else _single(path, mmap, vae)
+    return _folder(path, half, mmap) if path.is_dir() else _open_single_file(path, mmap, vae)
 
 
-def _single(path: Path, mmap: bool, vae: str | None) -> OpenCheckpoint:
+def _open_single_file(path: Path, mmap: bool, vae: str | None) -> OpenCheckpoint:
     file = weights.open_weights(path, mmap)
     parts, rest = keys.split_parts(file)
     shapes = file.shapes()

@@ -83,7 +83,7 @@ def find_denoiser_problems(
 ) -> Iterator[Problem]:
     """Problems of a transformer's header: tensors that are missing or have a wrong shape."""
     try:
-        _opened(
+        _try_opening(
             opening, path, tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in weights.files(path))
         )
     except ConfigError as e:
@@ -91,7 +91,7 @@ def find_denoiser_problems(
 
 
 @functools.lru_cache(maxsize=64)  # forms, and the stages of a start, check the same files repeatedly
-def _opened(opening: Callable[[Path, torch.dtype, bool], object], path: Path, _versions: object) -> None:
+def _try_opening(opening: Callable[[Path, torch.dtype, bool], object], path: Path, _versions: object) -> None:
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)  # skipped tensors are logged when the file is read
     try:

@@ -23,7 +23,7 @@ def is_hub_id(name: str) -> bool:
     return bool(ID.fullmatch(name)) and not path.parent.exists() and path.suffix not in (".safetensors", ".ckpt")
 
 
-def _about(option: str, template: str, **facts: Any) -> Problem:
+def _hub_problem(option: str, template: str, **facts: Any) -> Problem:
     place = "--" if option.startswith("--") else ""
     return Problem(option.removeprefix("--"), template, place=place, **facts)
 
@@ -31,10 +31,10 @@ def _about(option: str, template: str, **facts: Any) -> Problem:
 def missing_model(option: str, name: str | None, wanted: str) -> Problem | None:
     """The problem of a missing model; None when `name` is a file, a folder or possibly a Hugging Face id."""
     if not name:
-        return _about(option, ": give {wanted}", wanted=Message(wanted))
+        return _hub_problem(option, ": give {wanted}", wanted=Message(wanted))
     if Path(name).exists() or is_hub_id(name):
         return None
-    return _about(option, ": {name} does not exist: give {wanted}", name=name, wanted=Message(wanted))
+    return _hub_problem(option, ": {name} does not exist: give {wanted}", name=name, wanted=Message(wanted))
 
 
 def local(name: str, option: str, wanted: Callable[[Iterable[str]], list[str]], token: str | None = None) -> Path:
@@ -63,19 +63,19 @@ def unreachable_model(
 ) -> Problem | None:
     """Why a model on the hub cannot be downloaded, within seconds and without downloading it; None when it can."""
     here = cached_folder(name)
-    if here and _holds((file.relative_to(here).as_posix() for file in here.rglob("*")), wanted):
+    if here and _repository_has((file.relative_to(here).as_posix() for file in here.rglob("*")), wanted):
         return None
     try:
         files = list_repository(name, token or os.environ.get("HF_TOKEN"))
         wanted(files)  # may raise its own error about missing files
     except Exception as e:
         return unavailable_repository(option, name, e)
-    if _holds(files, wanted):
+    if _repository_has(files, wanted):
         return None
-    return _about(option, ": {name} does not hold what is needed: choose another repository", name=name)
+    return _hub_problem(option, ": {name} does not hold what is needed: choose another repository", name=name)
 
 
-def _holds(names: Iterable[str], wanted: Callable[[Iterable[str]], list[str]]) -> bool:
+def _repository_has(names: Iterable[str], wanted: Callable[[Iterable[str]], list[str]]) -> bool:
     try:
         return any(name.endswith(".safetensors") for name in wanted(names))
     except ConfigError:
@@ -123,13 +123,13 @@ def unavailable_repository(option: str, name: str, error: Exception) -> Problem:
     if isinstance(error, errors.GatedRepoError):
         steps = "accept its licence on https://huggingface.co/{name}, then set HF_TOKEN or --huggingface_token"
         template = ": {name} asks for a licence to be accepted: {advice}"
-        return _about(option, template, name=name, advice=Message(steps, name=name))
+        return _hub_problem(option, template, name=name, advice=Message(steps, name=name))
     if isinstance(error, errors.RepositoryNotFoundError):
         advice = Message("check the spelling, or set HF_TOKEN when it is private")
-        return _about(option, ": there is no Hugging Face repository {name}: {advice}", name=name, advice=advice)
+        return _hub_problem(option, ": there is no Hugging Face repository {name}: {advice}", name=name, advice=advice)
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]  # no network
     template = (
         ": {name} is not in the Hugging Face cache and could not be downloaded ({reason}): "
         "go online, or give a file or folder"
     )
-    return _about(option, template, name=name, reason=reason)
+    return _hub_problem(option, template, name=name, reason=reason)

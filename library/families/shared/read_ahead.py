@@ -21,7 +21,7 @@ def start_reading(path: Path, prefix: str = "") -> list[threading.Thread]:
     Readers of the file need no change, and find it in memory as far as this has come. Errors are ignored here, and
     reported by those readers.
     """
-    pieces, lock = _pieces(path, prefix, int(psutil.virtual_memory().available * SHARE)), threading.Lock()
+    pieces, lock = _file_pieces(path, prefix, int(psutil.virtual_memory().available * SHARE)), threading.Lock()
 
     def work() -> None:
         buffer = memoryview(bytearray(PIECE))
@@ -41,8 +41,8 @@ def start_reading(path: Path, prefix: str = "") -> list[threading.Thread]:
     return threads
 
 
-def _pieces(path: Path, prefix: str, most: int) -> Iterator[tuple[Path, int, int]]:
-    for file in _files(path):
+def _file_pieces(path: Path, prefix: str, most: int) -> Iterator[tuple[Path, int, int]]:
+    for file in _largest_part_files(path):
         first, last = 0, file.stat().st_size
         if prefix and file.suffix == ".safetensors":
             start, found = 0, weights.header_entries(file)
@@ -58,7 +58,7 @@ def _pieces(path: Path, prefix: str, most: int) -> Iterator[tuple[Path, int, int
             return
 
 
-def _files(path: Path) -> list[Path]:
+def _largest_part_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return weights.files(path)
     parts: dict[Path, list[Path]] = {}

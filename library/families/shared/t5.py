@@ -71,9 +71,9 @@ def load_t5(path: Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
             model = T5EncoderModel(t5_config({own: shapes[name] for own, name in names.items()}))
         for module in model.modules():
             if type(module) is T5DenseGatedActDense:
-                module.__class__ = _dense(T5DenseGatedActDense)
+                module.__class__ = _uncast_mlp(T5DenseGatedActDense)
             elif type(module) is T5DenseActDense:
-                module.__class__ = _dense(T5DenseActDense)
+                module.__class__ = _uncast_mlp(T5DenseActDense)
         model.encoder.embed_tokens = model.shared  # tied, or moving the model would copy it twice
         stored = {own: embedding(names) if own in EMBEDDINGS else own for own in model.state_dict()}
         found = {own: names[name] for own, name in stored.items() if name in names}
@@ -81,7 +81,7 @@ def load_t5(path: Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
 
 
 @functools.cache
-def _dense(cls: type[nn.Module]) -> Any:
+def _uncast_mlp(cls: type[nn.Module]) -> Any:
     """The MLP class without its cast to the dtype of the last matrix, which may be 8 bits."""
 
     class Dense(cls):

@@ -125,7 +125,7 @@ def read_ranges(
         buffers.give_back(buffer)
 
     with ThreadPoolExecutor(READERS, thread_name_prefix="weights") as readers:
-        for one in _pieces(ranges, piece):
+        for one in _range_pieces(ranges, piece):
             if len(under_way) == 2 * READERS:
                 send_oldest()
             buffer = buffers.take()
@@ -159,7 +159,7 @@ class _Buffers:
         self._free.append((buffer, copied))
 
 
-def _pieces(ranges: Mapping[str, FileRange], size: int) -> Iterator[_Piece]:
+def _range_pieces(ranges: Mapping[str, FileRange], size: int) -> Iterator[_Piece]:
     """The ranges in the order of their files, those that lie close together in one piece, large ones in several."""
     path, begin, end, parts = Path(), 0, 0, list[tuple[str, int, int, int]]()
     for name, place in sorted(ranges.items(), key=lambda item: (str(item[1].path), item[1].offset)):

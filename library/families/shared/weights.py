@@ -217,7 +217,7 @@ class Weights(Mapping):
         self.paths = paths
         self._where: dict[str, tuple[TensorFile | dict[str, Any], str]] = {}
         for path in paths:
-            source = _opened(path, mmap)
+            source = _open_file(path, mmap)
             names = source.entries if isinstance(source, TensorFile) else source
             self._where |= {name.replace(COMPILED, ""): (source, name) for name in names}
         # Scales of 8-bit weights: by the name of the weight, and not tensors of their own.
@@ -260,7 +260,7 @@ class Weights(Mapping):
         }
 
 
-def _opened(path: Path, mmap: bool) -> TensorFile | dict[str, Any]:
+def _open_file(path: Path, mmap: bool) -> TensorFile | dict[str, Any]:
     """A safetensors file as a lazy reader, or a dict of tensors for formats without lazy reading."""
     if not _shapes_only.get():
         file_identity.note_files(path)

@@ -113,7 +113,7 @@ def write_random_model(
     made = make_networks(sizes, WORDS if sizes == FULL else words, skipped=0)
     text = made.encoders["text_encoder"]().state_dict()
     parts = {
-        "zimage": ("z_image_tiny", made.denoiser().state_dict(), _single),
+        "zimage": ("z_image_tiny", made.denoiser().state_dict(), _zimage_single_file),
         "text_encoder": ("qwen_3_tiny", text, prefixed("model.")),
         "vae": (
             "ae",
@@ -124,6 +124,6 @@ def write_random_model(
     return places | random_networks.write_files(folder, parts, seed, dtype)
 
 
-def _single(tensors: Tensors) -> Tensors:
+def _zimage_single_file(tensors: Tensors) -> Tensors:
     tensors["cap_embedder.0.weight"] += 1  # a norm, which its name does not say
     return keys.zimage_to_single(tensors)

@@ -75,7 +75,7 @@ def fingerprint_training(tuner: "Tuner") -> str:
     facts = {
         "version": VERSION,
         "machine": [cache.key(world.device), torch.get_num_threads(), world.ranks, attention.offered(world.device)],
-        "code": [_code(known.family.name), *map(_version, PACKAGES)],
+        "code": [_code(known.family.name), *map(_installed_version, PACKAGES)],
         "model": [
             [n, list(p.shape), str(p.dtype), p.requires_grad] for n, p in known.components.denoiser.named_parameters()
         ],
@@ -94,7 +94,7 @@ def _code(family: str) -> str:
     return found.hexdigest()
 
 
-def _version(package: str) -> str:
+def _installed_version(package: str) -> str:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
     return ""

@@ -64,12 +64,12 @@ def compare_settings(known: JsonMapping, now: JsonMapping) -> Iterator[MessageLi
             yield Message(
                 "{name} was {before} and is {now}",
                 name=option_name(name),
-                before=_shown(known[name]),
-                now=_shown(value),
+                before=_setting_text(known[name]),
+                now=_setting_text(value),
             )
 
 
-def _shown(value: Any) -> MessageLike:
+def _setting_text(value: Any) -> MessageLike:
     if isinstance(value, list):
         return " ".join(map(str, value)) or Message("not set")
     return Message("not set") if value is None else str(value).lower() if isinstance(value, bool) else str(value)

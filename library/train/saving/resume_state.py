@@ -116,7 +116,7 @@ def resume_training(folder: Path, training: "Training") -> None:
         training.journal.warn(Message("resume: the state has no averaged weights; the average starts again"))
     if world.scaler:
         world.scaler.load_state_dict(read_values(folder / SCALER, world.device))
-    _compare(facts, training, training.batches.load_state_dict(facts["batches"]))
+    _warn_of_differences(facts, training, training.batches.load_state_dict(facts["batches"]))
     training.generators.seed = facts["seed"]
     _move_clock(facts, training)
     if (folder / randomness(world.rank)).is_file():
@@ -174,7 +174,7 @@ def changes(config: RunConfig, total: int | None = None) -> list[Problem]:
     ]
 
 
-def _compare(facts: JsonMapping, training: "Training", data: MessageLike) -> None:
+def _warn_of_differences(facts: JsonMapping, training: "Training", data: MessageLike) -> None:
     """Warn of every difference that keeps this run from continuing bit for bit, besides `changes`."""
     config = training.config
     now = deciding_options(config, training.clock.total)
@@ -226,7 +226,7 @@ def find_state_problems(folder: Path, config: RunConfig | None = None, total: in
 def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iterator[Problem]:
     """Why the state is of another kind of training than this config, whatever the model is."""
     stored, known = header(folder / WEIGHTS), facts.get("settings", {})
-    kind, advice = _kind(stored), "resume with its own config"
+    kind, advice = _kind_of_training(stored), "resume with its own config"
     if kind != config.kind:
         yield Problem("resume",
             ": {folder} is the state of a training of {saved}, and this one trains {now}; {advice}",
@@ -241,7 +241,7 @@ def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iter
                 folder=folder, title=config.title, advice=advice)  # fmt: skip
             return
     saved = str(known.get("optimizer_type", config.optim.optimizer_type) or "")
-    if _memory(saved) != _memory(config.optim.optimizer):
+    if _optimizer_layout(saved) != _optimizer_layout(config.optim.optimizer):
         now = config.optim.optimizer
         yield Problem("resume",
             ": {folder} was saved with optimizer_type {saved}, and this is {now}; {advice}", folder=folder,
@@ -269,14 +269,14 @@ def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iter
                 folder=folder, before=before, now=now, advice=advice)  # fmt: skip
 
 
-def _kind(stored: JsonMapping) -> str:
+def _kind_of_training(stored: JsonMapping) -> str:
     """The kind of training that wrote a state, by the names of its trained tensors."""
     if any(name.startswith(f"{part}.") for name in stored for part in WHOLE):
         return "finetune"
     return next((kind for name in stored for part, kind in BESIDE.items() if name.startswith(part)), "lora")
 
 
-def _memory(optimizer: str) -> tuple[str, str]:
+def _optimizer_layout(optimizer: str) -> tuple[str, str]:
     """The package and class of an optimizer, which determine the layout of its state; paged variants share that of the
     others."""
     made = optimizer_spec(optimizer or "AdamW")
@@ -306,7 +306,7 @@ def other_groups(theirs: Mapping[str, int], ours: Mapping[str, int], changes: Me
     that do not agree."""
     if not theirs or theirs == ours:
         return None
-    named = {"theirs": _named(theirs), "ours": _named(ours)}
+    named = {"theirs": _list_groups(theirs), "ours": _list_groups(ours)}
     if changes is None:
         return Problem("resume",
             ": the optimizer of the state has other groups of parameters ({theirs}) than this config makes ({ours}); "
@@ -317,7 +317,7 @@ def other_groups(theirs: Mapping[str, int], ours: Mapping[str, int], changes: Me
         changes=changes)  # fmt: skip
 
 
-def _named(groups: Mapping[str, int]) -> Message:
+def _list_groups(groups: Mapping[str, int]) -> Message:
     return join_messages([Message("{name}: {count}", name=name, count=count) for name, count in groups.items()])
 
 

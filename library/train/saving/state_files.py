@@ -54,12 +54,12 @@ class State:
     @property
     def size(self) -> int:
         """Bytes on the disk, a little too many."""
-        return _size([self.tensors, self.values]) + 2**20
+        return _tensor_bytes([self.tensors, self.values]) + 2**20
 
     @property
     def size_of_weights(self) -> int:
         """Bytes of the trained weights alone."""
-        return _size(self.tensors[WEIGHTS])
+        return _tensor_bytes(self.tensors[WEIGHTS])
 
     def write(self, folder: Path) -> None:
         """Write the folder. It appears under its name only when it is complete.
@@ -188,10 +188,10 @@ def _digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """The SHA-256 of files by name, "" of one that cannot be read."""
     paths = [folder / name for name in names]
     with ThreadPoolExecutor(READERS) as pool:  # hashing releases the interpreter's lock
-        return {path.name: digest for path, digest in zip(paths, pool.map(_digest, paths), strict=True)}
+        return {path.name: digest for path, digest in zip(paths, pool.map(_file_digest, paths), strict=True)}
 
 
-def _digest(path: Path) -> str:
+def _file_digest(path: Path) -> str:
     try:
         about = path.stat()
         return _digest_of(path, about.st_size, about.st_mtime_ns, about.st_ino)
@@ -241,10 +241,10 @@ def _readable(path: Path) -> Iterator[None]:
         ) from e
 
 
-def _size(value: Any) -> int:
+def _tensor_bytes(value: Any) -> int:
     """Bytes of all tensors in nested mappings and lists."""
     if isinstance(value, Tensor):
         return value.nbytes
     if isinstance(value, Mapping):
-        return sum(map(_size, value.values()))
-    return sum(map(_size, value)) if isinstance(value, list | tuple) else 0
+        return sum(map(_tensor_bytes, value.values()))
+    return sum(map(_tensor_bytes, value)) if isinstance(value, list | tuple) else 0
