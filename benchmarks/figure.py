@@ -19,13 +19,13 @@ from library.config.formats import read_toml
 from library.recipes import recipe_files
 from library.recipes.recipe_files import PURPOSES
 
-ROOT = Path(__file__).resolve().parent.parent
-FIGURE = ROOT / "docs" / "speed.svg"
-README = ROOT / "README.md"
-CHOOSING = ROOT / "docs" / "choose-a-model.md"
-PRESETS = ROOT / "docs" / "presets.md"
-PERFORMANCE = ROOT / "docs" / "dev" / "performance.md"
-RECIPES = ROOT / "docs" / "recipes.md"
+PROJECT_ROOT = Path(__file__).resolve().parent.parent
+FIGURE = PROJECT_ROOT / "docs" / "speed.svg"
+README = PROJECT_ROOT / "README.md"
+CHOOSING = PROJECT_ROOT / "docs" / "choose-a-model.md"
+PRESETS_PAGE = PROJECT_ROOT / "docs" / "presets.md"
+PERFORMANCE = PROJECT_ROOT / "docs" / "dev" / "performance.md"
+RECIPES = PROJECT_ROOT / "docs" / "recipes.md"
 TABLE = re.compile(r"(<!-- presets -->\n).*?(<!-- /presets -->)", re.DOTALL)
 TITLES = {facts.name: facts.title for facts in families.all_families()}
 METHODS = {
@@ -59,13 +59,13 @@ def document_tables(every: list[Measured]) -> dict[Path, list[str]]:
     return {
         README: by_family(every),
         CHOOSING: overview(every),
-        PRESETS: presets_table(every),
+        PRESETS_PAGE: presets_table(every),
         PERFORMANCE: figures(every),
         RECIPES: recipes(),
     }
 
 
-def load_measurements(folder: Path = ROOT / "docs" / "measured") -> list[Measured]:
+def load_measurements(folder: Path = PROJECT_ROOT / "docs" / "measured") -> list[Measured]:
     """All files of measurements, the newest first; their names begin with the date."""
     paths = sorted(folder.glob("*.json"), key=lambda path: path.stem, reverse=True)
     return [json.loads(path.read_text(encoding="utf-8")) | {"file": path.name} for path in paths]
@@ -325,7 +325,7 @@ def _rank(path: Path, recipe: recipe_files.Recipe) -> int:
 
 def _presets() -> list[Path]:
     """Presets of all families: SDXL first, then by family, adapters first, then by kind and memory."""
-    found = [path for path in (ROOT / "presets").glob("*/*.toml") if path.parent.name in TITLES]
+    found = [path for path in (PROJECT_ROOT / "presets").glob("*/*.toml") if path.parent.name in TITLES]
     order = list(TITLES)
     return sorted(
         found,

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import versus, versus_files
-from benchmarks.versus_files import HERE
+from benchmarks.versus_files import PROJECT_ROOT
 
-SPACING = 0.005  # seconds between two looks at the main thread
-SHOWN = 0.08  # seconds: what takes less is not shown
+STACK_INTERVAL = 0.005  # seconds between two looks at the main thread
+MIN_SHOWN_SECONDS = 0.08  # seconds: what takes less is not shown
 READY = re.compile(r"Ready for the first step after ([\d.]+) s: (.*)")
 TELLING = ("Ready", "Read ", "graphs", "recorded", "Peak", "Warning", "error", "Error")
 
@@ -79,7 +79,7 @@ def make_inputs(inputs: Path, family: str, tiny: bool) -> None:
     if tiny:
         return versus_files.make_versus_inputs(inputs, {family}, tiny)
     if not (inputs / "images").exists():
-        images.draw_images(inputs / "images", sizes=versus_files.SIZES * 2)
+        images.draw_images(inputs / "images", sizes=versus_files.IMAGE_SIZES * 2)
     models, module = inputs / "models", random_module(family)
     if (models / f"{family}.safetensors").exists():
         return None
@@ -94,7 +94,7 @@ def make_inputs(inputs: Path, family: str, tiny: bool) -> None:
         whole = {
             n: tuple(t.shape) for part, named in meta.items() for n, t in keys.sdxl_part_to_single(part, named).items()
         }
-        write_sparse(models / "sdxl.safetensors", whole, "F16", keys.PREFIXES["denoiser"])
+        write_sparse(models / "sdxl.safetensors", whole, "F16", keys.SINGLE_FILE_PREFIXES["denoiser"])
         return None
     random_tokenizers.t5_tokenizer(place / versus_files.TOKENIZERS[2])
     write_sparse(models / "flux.safetensors", denoiser, "BF16", "")
@@ -130,7 +130,7 @@ def run_until_first_step(name: str, command: list[str], environment: dict[str, s
         process = subprocess.Popen(
             command,
             env=environment,
-            cwd=HERE,
+            cwd=PROJECT_ROOT,
             stdout=subprocess.PIPE,
             text=True,
             stderr=subprocess.STDOUT,
@@ -166,7 +166,7 @@ def profile_first_step(out: str, script: str, *arguments: str) -> None:
     def look() -> None:
         before: float = time.perf_counter()
         while not done.is_set():
-            time.sleep(SPACING)
+            time.sleep(STACK_INTERVAL)
             frame, now, stack = sys._current_frames().get(main or 0), time.perf_counter(), []
             while frame:
                 code = frame.f_code
@@ -204,9 +204,11 @@ def tree(spent: Mapping[tuple[str, ...], float]) -> list[str]:
     lines: list[str] = []
 
     def add(path: tuple[str, ...], depth: int, chain: list[str]) -> None:
-        inside = sorted((c for c in children[path] if total[c] >= SHOWN), key=total.__getitem__, reverse=True)
+        inside = sorted(
+            (c for c in children[path] if total[c] >= MIN_SHOWN_SECONDS), key=total.__getitem__, reverse=True
+        )
         chain = [*chain, path[-1]]
-        if len(inside) == 1 and total[path] - total[inside[0]] < SHOWN / 2:
+        if len(inside) == 1 and total[path] - total[inside[0]] < MIN_SHOWN_SECONDS / 2:
             add(inside[0], depth, chain)
             return
         lines.append(f"{total[path]:6.2f} {'  ' * depth}{' > '.join(chain[-3:])}")
@@ -247,8 +249,11 @@ def measure_trainings(family: str, asked: argparse.Namespace) -> Iterator[dict[s
         if (case.family, case.kind, case.name) == (family, "lora", "plain")
     )
     toml = versus_files.write_toml(case, work, work / "inputs")
-    script, model = str(HERE / "sd-scripts" / f"{case.script}.py"), work / "inputs/models" / f"{family}.safetensors"
-    ours = versus.Program(versus.OURS, HERE, HERE / "sd-scripts", sys.executable)
+    script, model = (
+        str(PROJECT_ROOT / "sd-scripts" / f"{case.script}.py"),
+        work / "inputs/models" / f"{family}.safetensors",
+    )
+    ours = versus.Program(versus.THIS_TRAINER, PROJECT_ROOT, PROJECT_ROOT / "sd-scripts", sys.executable)
     environment, plain = ours.environment(work, "first_step"), [sys.executable, script]
 
     def train(name: str, start: list[str], more: str = "") -> dict[str, Any]:

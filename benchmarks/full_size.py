@@ -21,35 +21,35 @@ import tempfile
 import traceback
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+PROJECT_ROOT = Path(__file__).resolve().parents[1]
 CKPT = {"gradient_checkpointing": True}
-COMPILED = {"compile": True, "compile_fullgraph": True}
-FP8 = {"fp8_base": True, "fp8_compute": True}
+COMPILE_CHANGES = {"compile": True, "compile_fullgraph": True}
+FP8_CHANGES = {"fp8_base": True, "fp8_compute": True}
 INT8 = {"int8_base": True, "int8_compute": True}
-SWAPPED = {**COMPILED, **CKPT, "blocks_to_swap": 20}
+SWAPPED = {**COMPILE_CHANGES, **CKPT, "blocks_to_swap": 20}
 HABIT = "eager, checkpointing"
-BLOCKS = "compiled, transformer blocks only"  # FLUX.1 has no others
-CASES = {
+BLOCKS_ONLY = "compiled, transformer blocks only"  # FLUX.1 has no others
+TIMED_CASES = {
     HABIT: CKPT,
     "eager": {},
-    "compiled, checkpointing": {**COMPILED, **CKPT},
-    "compiled, keeps attention": {**COMPILED, **CKPT, "checkpoint_keep_attention": True},
-    "compiled, half the activations": {**COMPILED, "compile_activation_budget": 0.5},
-    "compiled": COMPILED,
-    "compiled again": COMPILED,
-    BLOCKS: {**COMPILED, "compile_blocks": "transformer:all"},
-    "compiled, fp8 stored, checkpointing": {**COMPILED, **CKPT, "fp8_base": True},
-    "compiled, fp8, checkpointing": {**COMPILED, **CKPT, **FP8},
-    "compiled, fp8": {**COMPILED, **FP8},
-    "compiled, int8, checkpointing": {**COMPILED, **CKPT, **INT8},
-    "compiled, int8": {**COMPILED, **INT8},
+    "compiled, checkpointing": {**COMPILE_CHANGES, **CKPT},
+    "compiled, keeps attention": {**COMPILE_CHANGES, **CKPT, "checkpoint_keep_attention": True},
+    "compiled, half the activations": {**COMPILE_CHANGES, "compile_activation_budget": 0.5},
+    "compiled": COMPILE_CHANGES,
+    "compiled again": COMPILE_CHANGES,
+    BLOCKS_ONLY: {**COMPILE_CHANGES, "compile_blocks": "transformer:all"},
+    "compiled, fp8 stored, checkpointing": {**COMPILE_CHANGES, **CKPT, "fp8_base": True},
+    "compiled, fp8, checkpointing": {**COMPILE_CHANGES, **CKPT, **FP8_CHANGES},
+    "compiled, fp8": {**COMPILE_CHANGES, **FP8_CHANGES},
+    "compiled, int8, checkpointing": {**COMPILE_CHANGES, **CKPT, **INT8},
+    "compiled, int8": {**COMPILE_CHANGES, **INT8},
     "compiled, 20 swapped": SWAPPED,
     "compiled, 20 swapped, fp8 stored": {**SWAPPED, "fp8_base": True},
-    "compiled, 20 swapped, fp8": {**SWAPPED, **FP8},
-    "compiled, CUDA graphs": {**COMPILED, "compile_mode": "reduce-overhead"},
-    "compiled, max-autotune": {**COMPILED, "compile_mode": "max-autotune-no-cudagraphs"},
+    "compiled, 20 swapped, fp8": {**SWAPPED, **FP8_CHANGES},
+    "compiled, CUDA graphs": {**COMPILE_CHANGES, "compile_mode": "reduce-overhead"},
+    "compiled, max-autotune": {**COMPILE_CHANGES, "compile_mode": "max-autotune-no-cudagraphs"},
 }
-SIZES = {"flux": (1, 4), "sdxl": (1, 4, 8)}
+BATCH_SIZES = {"flux": (1, 4), "sdxl": (1, 4, 8)}
 LIMIT = 900  # seconds of a case: one that hangs shall not keep the others from their turn
 
 
@@ -74,7 +74,7 @@ def case(family, number, name, size, count):
     device, side = machine.choose_device("auto"), 1024 if size == "full" else 128
     values = {"mixed_precision": "bf16", "train_batch_size": int(number)}
     subject = subjects.FamilySubject(f"{family}_train_network", values, size)
-    config = subject.config({"cuda_graphs": "auto" if "CUDA" in name else "false", **CASES[name]})
+    config = subject.config({"cuda_graphs": "auto" if "CUDA" in name else "false", **TIMED_CASES[name]})
     torch.manual_seed(0)
     made = subject.make(config, device)
     flops = prepared_model.count_step(subject, made, config, side).step if count == "count" else None
@@ -133,8 +133,8 @@ def measure_family(family, number, asked, found):
 
 def choose_cases(names, family):
     """The cases to measure; a second start needs a first one."""
-    wanted = CASES if names is None else {*names, *(name.removesuffix(" again") for name in names)}
-    return [name for name in CASES if name in wanted and (family, name) != ("flux", BLOCKS)]
+    wanted = TIMED_CASES if names is None else {*names, *(name.removesuffix(" again") for name in names)}
+    return [name for name in TIMED_CASES if name in wanted and (family, name) != ("flux", BLOCKS_ONLY)]
 
 
 def case_row(r, habit, counted, matmul):
@@ -160,14 +160,16 @@ def save_measurements(found, out):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=tuple(SIZES))
+    parser.add_argument("--only", choices=tuple(BATCH_SIZES))
     parser.add_argument("--batches", type=int, nargs="+")
-    parser.add_argument("--cases", nargs="+", choices=tuple(CASES), metavar="NAME", help=f"only these: {tuple(CASES)}")
+    parser.add_argument(
+        "--cases", nargs="+", choices=tuple(TIMED_CASES), metavar="NAME", help=f"only these: {tuple(TIMED_CASES)}"
+    )
     parser.add_argument("--tiny", action="store_true", help="tiny models: to try the script, not to measure")
     parser.add_argument("--out", type=Path, help="write all numbers to this JSON file")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
+    sys.path.insert(0, str(PROJECT_ROOT))
     if asked.child:
         print(json.dumps(print_result(asked.child)))
         return
@@ -179,8 +181,8 @@ def main():
         f"{'graphs':>6} {'compile s':>10}",
         flush=True,
     )
-    for family in [asked.only] if asked.only else SIZES:
-        for number in asked.batches or SIZES[family]:
+    for family in [asked.only] if asked.only else BATCH_SIZES:
+        for number in asked.batches or BATCH_SIZES[family]:
             measure_family(family, number, asked, found)
 
 

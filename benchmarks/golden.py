@@ -32,10 +32,10 @@ from pathlib import Path
 
 from benchmarks.golden_files import LOOSE, Failed, Json, Options, Place, collect_outputs
 
-HERE = Path(__file__).resolve().parents[1]
-CASES = HERE / "benchmarks" / "golden.toml"
+PROJECT_ROOT = Path(__file__).resolve().parents[1]
+GOLDEN_CASES_FILE = PROJECT_ROOT / "benchmarks" / "golden.toml"
 PAGES = "pages"  # the case that trains nothing: help, options, check and the page's form
-SHOWN = 12  # differences printed per case
+MAX_DIFFERENCES = 12  # differences printed per case
 MOMENT = 1_700_000_000  # modification time of the pictures: caches name it
 
 
@@ -194,7 +194,7 @@ class FormReader(HTMLParser):
 
 def golden_cases() -> list[GoldenCase]:
     """The cases of golden.toml, and the one that reads the pages with the plain options of every script."""
-    tables = tomllib.loads(CASES.read_text(encoding="utf-8"))
+    tables = tomllib.loads(GOLDEN_CASES_FILE.read_text(encoding="utf-8"))
 
     def whole(script: str, stage: Options) -> Options:
         family = script.partition("_train")[0]
@@ -276,8 +276,8 @@ def compare_case(case: GoldenCase, tree: Path, folder: Path, keep: bool) -> bool
     wrong = list(compare_values(before, after))
     lines = [f"{case.name}: {'differs' if wrong else 'equal'} ({time.monotonic() - started:.0f} s)"]
     for found, title in ((wrong, "  "), (texts, "  text differs: ")):
-        lines += [f"{title}{line[:300]}" for line in found[:SHOWN]]
-        lines += [f"{title}... and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+        lines += [f"{title}{line[:300]}" for line in found[:MAX_DIFFERENCES]]
+        lines += [f"{title}... and {len(found) - MAX_DIFFERENCES} more"] if len(found) > MAX_DIFFERENCES else []
     print("\n".join(lines), flush=True)
     return not wrong
 
@@ -295,7 +295,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["record", "compare"])
     parser.add_argument("folder", type=Path, help="the recording")
-    parser.add_argument("--tree", type=Path, default=HERE, help="the version of the code that is run")
+    parser.add_argument("--tree", type=Path, default=PROJECT_ROOT, help="the version of the code that is run")
     parser.add_argument("--quick", action="store_true", help="a few cases, in less than a minute")
     parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; may be repeated")
     parser.add_argument("--jobs", type=int, default=1, help="cases that run at the same time")

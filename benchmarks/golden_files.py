@@ -111,7 +111,7 @@ def collect_outputs(place: Place) -> dict[str, Json]:
             continue  # what the console shows, with times
         elif not (name.startswith("images/") and path.suffix in (".png", ".txt")):
             category = "record" if path.name == "run.json" else "caches" if path.suffix == ".npz" else "files"
-            found.setdefault(category, {})[name] = READERS.get(path.suffix, digest_file)(path, place)
+            found.setdefault(category, {})[name] = READERS_BY_SUFFIX.get(path.suffix, digest_file)(path, place)
     return {category: dict(values) for category, values in found.items()}
 
 
@@ -185,7 +185,7 @@ def digest_file(path: Path, place: Place) -> Json:
     return digest(path.read_bytes())
 
 
-READERS: dict[str, Callable[[Path, Place], Json]] = {
+READERS_BY_SUFFIX: dict[str, Callable[[Path, Place], Json]] = {
     ".safetensors": safetensors,
     ".npz": arrays,
     ".png": picture,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 BUCKETS = [(8, 8), (8, 10), (10, 8), (6, 12), (12, 6), (8, 12), (12, 8), (6, 10), (10, 6), (10, 10), (6, 14), (14, 6)]
-TEXT = 24
+TEXT_TOKENS = 24
 FLUX_DEPTH = 8, 16  # double and single blocks
 
 
@@ -40,8 +40,8 @@ def flux():
     def call(height, width):
         device = torch.device("cpu")
         img = torch.randn(2, height * width, 16)
-        ids = {"img_ids": positions.image(height, width, device), "txt_ids": positions.text(TEXT, device)}
-        given = {"txt": torch.randn(2, TEXT, 48), "y": torch.randn(2, 32), "guidance": torch.ones(2)}
+        ids = {"img_ids": positions.image(height, width, device), "txt_ids": positions.text(TEXT_TOKENS, device)}
+        given = {"txt": torch.randn(2, TEXT_TOKENS, 48), "y": torch.randn(2, 32), "guidance": torch.ones(2)}
         return model(img=img, timesteps=torch.rand(2), **ids, **given)
 
     return model, call, Family
@@ -67,8 +67,13 @@ def diffusers():
 
     def call(height, width):
         places = torch.cartesian_prod(torch.zeros(1), torch.arange(float(height)), torch.arange(float(width)))
-        given = {"encoder_hidden_states": torch.randn(2, TEXT, 48), "pooled_projections": torch.randn(2, 32)}
-        ids = {"img_ids": places, "txt_ids": torch.zeros(TEXT, 3), "guidance": torch.ones(2), "timestep": torch.rand(2)}
+        given = {"encoder_hidden_states": torch.randn(2, TEXT_TOKENS, 48), "pooled_projections": torch.randn(2, 32)}
+        ids = {
+            "img_ids": places,
+            "txt_ids": torch.zeros(TEXT_TOKENS, 3),
+            "guidance": torch.ones(2),
+            "timestep": torch.rand(2),
+        }
         return model(hidden_states=torch.randn(2, height * width, 16), **given, **ids, return_dict=False)[0]
 
     return model, call, ("FluxTransformerBlock", "FluxSingleTransformerBlock")

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-ROOT = Path(__file__).resolve().parents[1]
+PROJECT_ROOT = Path(__file__).resolve().parents[1]
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = [
     "--no-sandbox",
@@ -75,7 +75,7 @@ const look = () => {
 };
 requestAnimationFrame(look);
 """
-LONGEST = 20_000  # milliseconds until something that does not show is given up
+SHOW_TIMEOUT_MS = 20_000  # milliseconds until something that does not show is given up
 CLICK = """([selector, goal, longest]) => new Promise((done, failed) => {
   const from = { at: 0 };
   setTimeout(() => failed(new Error(`not seen ${longest} ms after a click on ${selector}: ${goal}`)), longest);
@@ -111,7 +111,7 @@ class PageServer:
         environment = {**os.environ, "KOHYA_HOME": str(home), "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-m", "kohya_gui", "--no-browser", "--port", str(self.port), "--root", str(home)]
         self.started = time.perf_counter()
-        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen(command, cwd=PROJECT_ROOT, env=environment, stdout=subprocess.DEVNULL)
 
     def first_page(self) -> float:
         """Seconds from the start of the process until all of the first HTML has come."""
@@ -169,7 +169,7 @@ class Visit:
 
     def click(self, selector: str, goal: str) -> float:
         """Milliseconds from a click to the first frame in which `goal` (JavaScript) holds."""
-        return self.page.evaluate(CLICK, [selector, goal, LONGEST])
+        return self.page.evaluate(CLICK, [selector, goal, SHOW_TIMEOUT_MS])
 
     def tab(self, name: str) -> float:
         """Milliseconds until another tab is the one that is seen."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-KINDS = ("lora", "finetune", "textual-inversion", "lllite")
+PROJECT_ROOT = Path(__file__).resolve().parents[1]
+PRESET_KINDS = ("lora", "finetune", "textual-inversion", "lllite")
 PROFILED = {"sdxl": "lora-12gb", "flux": "lora-24gb"}  # the presets over which the compile profiles are laid
 # GiB of a model in 16 bits with one pass; of one that is not named here, most of a GPU
 LEAST = {
@@ -22,17 +22,17 @@ LEAST = {
     "flux_2": 14,
     "anima": 10,
 }
-LARGEST = max(LEAST.values())
+LARGEST_MEMORY = max(LEAST.values())
 CKPT = {"gradient_checkpointing": True}
 EAGER = {"compile": False, "compile_mode": "default", "cuda_graphs": "false"}
-WHOLE = {"blocks_to_swap": None, "checkpoint_keep_attention": False}
+WITHOUT_SAVING = {"blocks_to_swap": None, "checkpoint_keep_attention": False}
 UNRECORDED = {"compile_mode": "default", "cuda_graphs": "false"}
 RECORDED = {"compile": True, "compile_mode": "reduce-overhead", "cuda_graphs": "auto"}
-FP8 = {"fp8_base": True, "fp8_compute": True}
+FP8_CHANGES = {"fp8_base": True, "fp8_compute": True}
 INT8 = {"int8_base": True, "int8_compute": True}
 BF16 = {"fp8_base": False, "fp8_compute": False}
 # What a preset is compared with: a name, what changes, and the GiB that it needs, roughly, to compile side by side.
-WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
+COMPARED_WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
     "sdxl lora": (
         ("eager, checkpointing", "lora-12gb", EAGER, 9),
         ("eager, checkpointing, recorded", "lora-12gb", {**EAGER, "cuda_graphs": "true"}, 10),
@@ -84,7 +84,7 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
     ),
     "chroma lora": (
         ("eager, checkpointing", "lora-chroma-48gb", {**EAGER, **CKPT, **BF16}, 22),
-        ("fp8 products, checkpointing", "lora-chroma-24gb", WHOLE, 14),
+        ("fp8 products, checkpointing", "lora-chroma-24gb", WITHOUT_SAVING, 14),
         ("no checkpointing", "lora-chroma-48gb", BF16, 48),
         ("fp8 products, recorded", "lora-chroma-48gb", RECORDED, 60),
     ),
@@ -109,20 +109,20 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
         ("fp8 products, 12 blocks swapped", "lora-24gb", {"blocks_to_swap": 12}, 26),
     ),
     "flux_2 lora": (
-        ("eager, checkpointing", "lora-12gb", {**EAGER, **CKPT, **WHOLE, **BF16}, 14),
+        ("eager, checkpointing", "lora-12gb", {**EAGER, **CKPT, **WITHOUT_SAVING, **BF16}, 14),
         ("keeps attention", "lora-12gb", BF16, 14),
         ("no checkpointing", "lora-24gb", BF16, 32),
         ("fp8 products, keeps attention, recorded", "lora-12gb", RECORDED, 14),
         ("fp8 products, half the activations", "lora-24gb", {"compile_activation_budget": 0.5}, 20),
     ),
     "anima lora": (
-        ("eager, checkpointing", "lora-12gb", {**EAGER, **CKPT, **WHOLE}, 10),
+        ("eager, checkpointing", "lora-12gb", {**EAGER, **CKPT, **WITHOUT_SAVING}, 10),
         ("recorded", "lora-24gb", RECORDED, 20),
-        ("fp8 products", "lora-24gb", FP8, 16),
+        ("fp8 products", "lora-24gb", FP8_CHANGES, 16),
     ),
     "qwen_image_edit lora": (("fp8 products, 18 blocks swapped", "lora-edit-24gb", {"blocks_to_swap": 18}, 50),),
     "zimage lora": (
-        ("eager, checkpointing", "lora-16gb", {**EAGER, **CKPT, **WHOLE, **BF16}, 18),
+        ("eager, checkpointing", "lora-16gb", {**EAGER, **CKPT, **WITHOUT_SAVING, **BF16}, 18),
         ("keeps attention", "lora-16gb", BF16, 18),
         ("no checkpointing", "lora-32gb", BF16, 38),
         ("fp8 products, keeps attention, recorded", "lora-16gb", RECORDED, 18),
@@ -200,19 +200,21 @@ def preset_cases(family: str, only: list[str] | None, size: str) -> list[PresetC
     """The presets of a family or a relative, and what each is compared with."""
     found: list[PresetCase] = []
     relative = "" if preset_folder(family) == family else f"-{family.removeprefix(preset_folder(family)).lstrip('_')}"
-    for kind in KINDS:
-        for path in sorted((ROOT / "presets" / preset_folder(family)).glob(f"{kind}{relative}-[0-9]*gb.toml")):
+    for kind in PRESET_KINDS:
+        for path in sorted((PROJECT_ROOT / "presets" / preset_folder(family)).glob(f"{kind}{relative}-[0-9]*gb.toml")):
             if not only or path.stem in only:
                 cap = float(path.stem.rpartition("-")[2].removesuffix("gb"))
-                room = int(min(max(cap, LEAST.get(family, LARGEST)), 64))
+                room = int(min(max(cap, LEAST.get(family, LARGEST_MEMORY)), 64))
                 found.append(PresetCase(family, kind, path.stem, flat_options(path), cap, room, size))
     known = {case.name for case in found}
-    for kind in KINDS:
-        for name, base, changes, room in WAYS.get(f"{family} {kind}", ()):
+    for kind in PRESET_KINDS:
+        for name, base, changes, room in COMPARED_WAYS.get(f"{family} {kind}", ()):
             if base in known:
-                values = {**flat_options(ROOT / "presets" / preset_folder(family) / f"{base}.toml"), **changes}
+                values = {**flat_options(PROJECT_ROOT / "presets" / preset_folder(family) / f"{base}.toml"), **changes}
                 values = {option: value for option, value in values.items() if value is not None}
-                found.append(PresetCase(family, kind, name, values, None, max(room, LEAST.get(family, LARGEST)), size))
+                found.append(
+                    PresetCase(family, kind, name, values, None, max(room, LEAST.get(family, LARGEST_MEMORY)), size)
+                )
     return found + (profiled(family, size) if PROFILED.get(family) in known else [])
 
 
@@ -227,7 +229,9 @@ def profiled(family: str, size: str) -> list[PresetCase]:
 
     found, base = [], PROFILED[family]
     config = families.config_class(f"{family}_train_network")
-    now = option_values(build_config(config, flat_options(ROOT / "presets" / family / f"{base}.toml"), notes=[]))
+    now = option_values(
+        build_config(config, flat_options(PROJECT_ROOT / "presets" / family / f"{base}.toml"), notes=[])
+    )
     for profile in preset_files.profiles():
         if profile.is_profile and not (made := presets.apply(profile, config, now)).compile.compile_autotune:
             given = without_tables(changed(made))

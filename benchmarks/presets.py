@@ -28,15 +28,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.preset_cases import ROOT, PresetCase, choose_case, known_models, preset_cases
+from benchmarks.preset_cases import PROJECT_ROOT, PresetCase, choose_case, known_models, preset_cases
 
-SIZES = ((1024, 1024), (832, 1216), (1216, 832))
-TINY = ((128, 128), (64, 128), (128, 64))
+BUCKET_SIZES = ((1024, 1024), (832, 1216), (1216, 832))
+TINY_SIZES = ((128, 128), (64, 128), (128, 64))
 DESKTOP = 0.7  # GiB of a user's GPU that the desktop and the browser take
-GIB = 2**30
+BYTES_PER_GIB = 2**30
 ROUNDS = 5  # over all sizes that are timed
 WARMUP_ROUNDS = 4  # rounds before them where steps are recorded: compiling, two warm-up passes and the recording
-AT_ONCE = 8  # processes that compile side by side
+COMPILE_PROCESSES = 8  # processes that compile side by side
 
 
 # ---- in a process of its own
@@ -59,7 +59,7 @@ def serve_cases() -> None:
         traceback.print_exc()
         found = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}" if str(error) else repr(error)}
         if device.type == "cuda":
-            found["reserved_gib"] = round(torch.cuda.max_memory_reserved(device) / GIB, 2)
+            found["reserved_gib"] = round(torch.cuda.max_memory_reserved(device) / BYTES_PER_GIB, 2)
     print("\n" + json.dumps(found), flush=True)
     os._exit(0)  # threads of the compiler may hang on
 
@@ -71,7 +71,7 @@ def measure_case(case: PresetCase, device: Any) -> dict[str, Any]:
     from library.bench import prepared_model, subjects
     from library.measuring import timing
 
-    sizes = SIZES if case.size == "full" else TINY
+    sizes = BUCKET_SIZES if case.size == "full" else TINY_SIZES
     values = {**case.values, "resolution": str(sizes[0][0]), "enable_bucket": False}
     if case.size == "tiny" and values.get("blocks_to_swap"):
         values["blocks_to_swap"] = 2  # of the few that there are
@@ -104,8 +104,8 @@ def measure_case(case: PresetCase, device: Any) -> dict[str, Any]:
         done = ready.compiling()
         again = [f"{event.block}: {event.reason}" for event in ready.compile_log.recompilations()]
     if device.type == "cuda":  # of this process alone, should others use the GPU
-        found |= {"reserved_gib": round(torch.cuda.max_memory_reserved(device) / GIB, 2)}
-        found |= {"allocated_gib": round(torch.cuda.max_memory_allocated(device) / GIB, 2)}
+        found |= {"reserved_gib": round(torch.cuda.max_memory_reserved(device) / BYTES_PER_GIB, 2)}
+        found |= {"allocated_gib": round(torch.cuda.max_memory_allocated(device) / BYTES_PER_GIB, 2)}
     found |= {"gib": watch.most(), "limit_gib": limit, "cuda_graphs": graphs.lines, "why_recompiled": again, **done}
     return found | {"losses": [round(float(loss), 4) for loss in losses[:3]]}
 
@@ -147,14 +147,14 @@ class MemoryPeak:
         a = self.torch.randn(1024, 1024, device=self.device, dtype=self.torch.bfloat16)
         (a @ a).sum().item()  # brings in cuBLAS
         free, total = self.torch.cuda.mem_get_info(self.device)
-        taken = (total - free - self.torch.cuda.memory_reserved(self.device)) / GIB
+        taken = (total - free - self.torch.cuda.memory_reserved(self.device)) / BYTES_PER_GIB
         limit = memory - DESKTOP - taken
-        self.torch.cuda.set_per_process_memory_fraction(min(1.0, limit * GIB / total), self.device)
+        self.torch.cuda.set_per_process_memory_fraction(min(1.0, limit * BYTES_PER_GIB / total), self.device)
         return round(limit, 2)
 
     def most(self) -> float | None:
         """GiB, the highest since the start."""
-        return round(self.peak / GIB, 2) if self.device.type == "cuda" else None
+        return round(self.peak / BYTES_PER_GIB, 2) if self.device.type == "cuda" else None
 
 
 def busy(ready: Any, number: int, device: Any) -> dict[str, float]:
@@ -196,7 +196,7 @@ class Process:
             "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
             "TRITON_CACHE_DIR": str(cache / "triton"),
             "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
-            "PYTHONPATH": path_with(ROOT),
+            "PYTHONPATH": path_with(PROJECT_ROOT),
         }
         handle, name = tempfile.mkstemp(suffix=".log", dir=logs)
         os.close(handle)
@@ -243,7 +243,7 @@ def warm(every: list[PresetCase], cache: Path, logs: Path, until: float) -> None
     while todo or running:
         running = [one for one in running if one[2].is_alive()]
         free = room - sum(case.room for case, _, _ in running)
-        case = next((case for case in todo if case.room <= free), None) if len(running) < AT_ONCE else None
+        case = next((case for case in todo if case.room <= free), None) if len(running) < COMPILE_PROCESSES else None
         if case and time.monotonic() < until:
             todo.remove(case)
             process = Process(cache, logs, threads=2)

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-CASES = (("flux", 1), ("sdxl", 4))
+PROJECT_ROOT = Path(__file__).resolve().parents[1]
+PRODUCT_CASES = (("flux", 1), ("sdxl", 4))
 
 
 def matrix_sizes(name: str, batch: int, size: str) -> Any:
@@ -50,8 +50,8 @@ def int8_kernels(size: Any, device: Any) -> Iterator[tuple[str, Any]]:
     yield "cuBLAS bwd", lambda: torch_private.int_mm(g, weight)
     for tiles in (
         int8_triton.LARGE,
-        int8_triton.USUAL,
-        int8_triton.SMALL,
+        int8_triton.USUAL_TILES,
+        int8_triton.FEW_ROWS_TILES,
         int8_triton.Tiles(128, 128, 128, 8, 3),
         int8_triton.Tiles(128, 256, 64, 8, 4),
         int8_triton.Tiles(128, 128, 128, 4, 4),
@@ -100,8 +100,8 @@ def main() -> None:
     parser.add_argument("--tiles", action="store_true", help="other tiles of the int8 kernel too")
     parser.add_argument("--tiny", action="store_true", help="tiny models: to try the script, not to measure")
     asked = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
-    for name, batch in CASES:
+    sys.path.insert(0, str(PROJECT_ROOT))
+    for name, batch in PRODUCT_CASES:
         measure_products(name, batch, asked)
 
 

@@ -21,10 +21,10 @@ from PIL import Image
 from kohya_gui.form import reopen
 from library.runs import reader
 
-ROOT = Path(__file__).resolve().parents[1]
+PROJECT_ROOT = Path(__file__).resolve().parents[1]
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-SIZES = {"desk": (1440, 900), "phone": (390, 844)}
-PATIENCE = 900.0  # seconds in which the demo gets to where its pictures are taken
+WINDOW_SIZES = {"desk": (1440, 900), "phone": (390, 844)}
+DEMO_TIMEOUT = 900.0  # seconds in which the demo gets to where its pictures are taken
 COLOURS = 96  # of a picture's palette: enough for a page, and a third of the bytes
 
 
@@ -85,7 +85,7 @@ def trainings_at_work(demo: Any, folder: Path) -> Iterator[None]:
 
 def reach(run_id: str, step: int) -> None:
     """Wait until a run is at a step."""
-    limit = time.monotonic() + PATIENCE
+    limit = time.monotonic() + DEMO_TIMEOUT
     while time.monotonic() < limit:
         run = reader.find_run(run_id)
         if not run.active:
@@ -94,7 +94,7 @@ def reach(run_id: str, step: int) -> None:
         if seen.last.get("step", 0) >= step and not seen.phase:
             return
         time.sleep(0.2)
-    raise RuntimeError(f"{run_id} took more than {PATIENCE:.0f} s to get to step {step}")
+    raise RuntimeError(f"{run_id} took more than {DEMO_TIMEOUT:.0f} s to get to step {step}")
 
 
 def ended(run_id: str) -> reader.RecordedRun:
@@ -183,7 +183,7 @@ def shoot(page: Page, name: str, demo: Any, to: Path | None) -> None:
 
 def through(browser: Any, address: str, demo: Any, size: str, mode: str, asked: argparse.Namespace) -> None:
     """All pictures of one window."""
-    width, height = SIZES[size]
+    width, height = WINDOW_SIZES[size]
     context = browser.new_context(
         viewport={"width": width, "height": height}, color_scheme=mode, has_touch=size == "phone"
     )
@@ -202,7 +202,7 @@ def through(browser: Any, address: str, demo: Any, size: str, mode: str, asked: 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Take pictures of the page.")
-    parser.add_argument("--to", type=Path, default=ROOT / "docs" / "screenshots")
+    parser.add_argument("--to", type=Path, default=PROJECT_ROOT / "docs" / "screenshots")
     parser.add_argument("--only", choices=list(TABS), action="append")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="anna-") as made:
@@ -216,7 +216,7 @@ def main() -> int:
         chromium = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
         with trainings_at_work(demo, folder), online(folder) as address, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-            for size in SIZES:
+            for size in WINDOW_SIZES:
                 for mode in ("light", "dark"):
                     through(browser, address, demo, size, mode, asked)
             browser.close()

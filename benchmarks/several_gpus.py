@@ -27,10 +27,10 @@ from typing import Any
 
 from benchmarks.presets import path_with
 
-ROOT = Path(__file__).resolve().parents[1]
+PROJECT_ROOT = Path(__file__).resolve().parents[1]
 SIZES, TINY = ((1024, 1024), (832, 1216), (1216, 832)), ((64, 64), (64, 128))
 WARMUP_ROUNDS = 4  # rounds over the sizes before anything is timed
-SHOWN = 6  # losses of each way
+LOSSES_SHOWN = 6  # losses of each way
 SDXL = {"train_batch_size": 4, "mixed_precision": "bf16"}
 FLUX = {
     "train_batch_size": 1,
@@ -40,7 +40,7 @@ FLUX = {
     "model_prediction_type": "raw",
 }
 # A name, the script, its options, and the steps that are taken alone and together.
-CASES: tuple[tuple[str, str, dict[str, Any], int], ...] = (
+GPU_CASES: tuple[tuple[str, str, dict[str, Any], int], ...] = (
     ("sdxl eager", "sdxl_train_network", SDXL, 36),
     ("flux compiled", "flux_train_network", {**FLUX, "compile": True}, 24),
     ("sdxl compiled", "sdxl_train_network", {**SDXL, "compile": True, "compile_blocks": "transformer:all"}, 36),
@@ -68,7 +68,7 @@ def measure_in_child(name: str, recorded: bool, tiny: bool) -> None:
         torch.cuda.set_device(device)
     store = distributed.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), ranks, rank == 0)
     distributed.init_process_group("nccl" if with_gpu else "gloo", store=store, rank=rank, world_size=ranks)
-    _, script, values, steps = next(case for case in CASES if case[0] == name)
+    _, script, values, steps = next(case for case in GPU_CASES if case[0] == name)
     given = {**values, "cuda_graphs": str(recorded).lower(), "resolution": "1024", "enable_bucket": False}
     given |= {"train_batch_size": 1, "mixed_precision": "no", "full_bf16": False} if tiny else {}
     subject = subjects.FamilySubject(script, given, "tiny" if tiny else "full")
@@ -110,7 +110,7 @@ def take_steps(ready: Any, number: int, device: Any) -> Row:
 
     losses = [ready.step() for _ in range(number - number // 2)]
     seconds = timing.time_call(lambda: [ready.step() for _ in range(number // 2)], device) / (number // 2)
-    return {"s_it": round(seconds, 4), "losses": [round(float(loss), 5) for loss in losses[:SHOWN]]}
+    return {"s_it": round(seconds, 4), "losses": [round(float(loss), 5) for loss in losses[:LOSSES_SHOWN]]}
 
 
 def averaging(averager: Any, parameters: Any, device: Any) -> float:
@@ -139,7 +139,7 @@ def run_processes(name: str, recorded: bool, asked: argparse.Namespace, cache: P
     shared = {
         **{"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"},
         **os.environ,
-        **{"MASTER_PORT": str(port), "WORLD_SIZE": str(asked.number), "PYTHONPATH": path_with(ROOT)},
+        **{"MASTER_PORT": str(port), "WORLD_SIZE": str(asked.number), "PYTHONPATH": path_with(PROJECT_ROOT)},
         **{"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(cache / "triton")},
     }
     command = [sys.executable, "-m", "benchmarks.several_gpus", "--child", name, *["--recorded"] * recorded]
@@ -147,7 +147,11 @@ def run_processes(name: str, recorded: bool, asked: argparse.Namespace, cache: P
     logs = [cache / f"{name.replace(' ', '-')}-{recorded}-{rank}.log" for rank in range(asked.number)]
     processes = [
         subprocess.Popen(
-            command, cwd=ROOT, env={**shared, "RANK": str(rank)}, stdout=log.open("wb"), stderr=subprocess.STDOUT
+            command,
+            cwd=PROJECT_ROOT,
+            env={**shared, "RANK": str(rank)},
+            stdout=log.open("wb"),
+            stderr=subprocess.STDOUT,
         )
         for rank, log in enumerate(logs)
     ]
@@ -186,7 +190,7 @@ def gpu_row(row: Row) -> str:
 def main() -> int:
     """Measure the cases; 1 where one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=[case[0] for case in CASES], help="only these, in this order")
+    parser.add_argument("--cases", nargs="+", choices=[case[0] for case in GPU_CASES], help="only these, in this order")
     parser.add_argument("--number", type=int, help="of GPUs; default: all, with --tiny two processes")
     parser.add_argument("--seconds", type=float, default=470, help="begin no further case after this time")
     parser.add_argument("--limit", type=float, default=200, help="seconds after which a case is ended")
@@ -201,7 +205,7 @@ def main() -> int:
     rows: list[Row] = []
     began = time.monotonic()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        for name in asked.cases or [case[0] for case in CASES]:
+        for name in asked.cases or [case[0] for case in GPU_CASES]:
             for recorded in (True, False):
                 if time.monotonic() - began > asked.seconds:
                     print(f"{name}: no time is left", flush=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import versus, versus_files, versus_measure
-from benchmarks.versus_files import HERE
+from benchmarks.versus_files import PROJECT_ROOT
 
 OPTIONS = {
     "optimizer_type": "AdamW",
@@ -28,7 +28,7 @@ OPTIONS = {
     "gradient_checkpointing": True,
     "cuda_graphs": "false",
 }
-WAYS = ("one GPU", "whole on each", "in shards")
+SHARDING_WAYS = ("one GPU", "whole on each", "in shards")
 LOSS = re.compile(r"^step \d+/\d+, epoch \d+, loss ([\d.]+)", re.MULTILINE)
 
 
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=("sdxl", "flux"), default="flux")
     parser.add_argument("--number", type=int, help="how many GPUs; default: all")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--ways", nargs="+", choices=SHARDING_WAYS, default=list(SHARDING_WAYS))
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="tiny models: to try it, not to measure")
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     case.options.update(OPTIONS | {"compile": asked.compile})
     versus_files.make_versus_inputs(work / "inputs", {asked.family}, asked.tiny)
     toml = versus_files.write_toml(case, work, work / "inputs")
-    ours, rows = versus.Program(versus.OURS, HERE, HERE / "sd-scripts", sys.executable), []
+    ours, rows = versus.Program(versus.THIS_TRAINER, PROJECT_ROOT, PROJECT_ROOT / "sd-scripts", sys.executable), []
     images = work / "sharding-images"
     if not images.exists():
         shutil.copytree(work / "inputs" / "images", images)
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
         log = work / "sharding" / f"{title}.log"
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[:processes])
         command += ["--fsdp"] * sharded
-        found = versus_measure.measure_training(command, asked.steps, log, environment, HERE, asked.limit)
+        found = versus_measure.measure_training(command, asked.steps, log, environment, PROJECT_ROOT, asked.limit)
         losses = [float(loss) for loss in LOSS.findall(log.read_text(encoding="utf-8", errors="replace"))]
         if not (out / f"{title}.safetensors").is_file():
             found.setdefault("failed", "left no file")

@@ -20,8 +20,8 @@ from pathlib import Path
 
 WARM_UP = 10
 AIM = 2.0  # ms
-OWN = "not counted"  # model, backward, optimizer
-PARTS = {
+NOT_COUNTED = "not counted"  # model, backward, optimizer
+COUNTED_PARTS = {
     "next batch": "waiting for the next window, epochs, the wish to stop",
     "loss": "noise, target, conditions, error; without the model",
     "backward": "around backward: seeds, accumulation, accelerate",
@@ -78,9 +78,9 @@ def watch(family):
     from library.train.step_log import StepLog
 
     clock = Stopwatch()
-    clock.wrap(family, "predict", OWN)
-    clock.wrap(Accelerator, "clip_grad_norm_", OWN)
-    clock.wrap(Updates, "zero_grad", OWN)
+    clock.wrap(family, "predict", NOT_COUNTED)
+    clock.wrap(Accelerator, "clip_grad_norm_", NOT_COUNTED)
+    clock.wrap(Updates, "zero_grad", NOT_COUNTED)
     compute_loss, computed = LossFunction.__call__, []
 
     def kept(self, *args, **values):
@@ -99,14 +99,14 @@ def watch(family):
     begin, steps, backward = Updates.__init__, Stepper.__iter__, Accelerator.backward
 
     def back(self, loss, **options):
-        with clock.part(OWN):
+        with clock.part(NOT_COUNTED):
             backward(self, loss, **options)
             computed.pop().detach_()  # takes the graph apart, which is part of the model's backward pass
             loss.detach_()
 
     def updates(self, *args):
         begin(self, *args)
-        clock.wrap(self.optimizer, "step", OWN)
+        clock.wrap(self.optimizer, "step", NOT_COUNTED)
 
     def stepped(self):
         windows = steps(self)
@@ -144,7 +144,9 @@ def measure_step_parts(script, steps, board):
         clock = watch(type(families.family_for(config)))
         train(config)
     timed = clock.steps[WARM_UP:]
-    return {name: statistics.median(step.get(name, 0.0) for step in timed) * 1000 for name in (*PARTS, OWN)}
+    return {
+        name: statistics.median(step.get(name, 0.0) for step in timed) * 1000 for name in (*COUNTED_PARTS, NOT_COUNTED)
+    }
 
 
 def main():
@@ -156,11 +158,14 @@ def main():
     for script in options.script or ["flux_train_network", "sdxl_train_network"]:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             found = measure_step_parts(script, options.steps, options.board)
-        total = sum(found[name] for name in PARTS)
+        total = sum(found[name] for name in COUNTED_PARTS)
         print(f"\n{script}: {total:.2f} ms a step ({'within' if total < AIM else 'above'} the aim of {AIM:g} ms)")
-        for name, about in PARTS.items():
+        for name, about in COUNTED_PARTS.items():
             print(f"  {name:<11} {found[name]:6.3f} ms  {about}")
-        print(f"  {OWN:<11} {found[OWN]:6.3f} ms  model and optimizer: forward, backward, clipping, step, freeing")
+        print(
+            f"  {NOT_COUNTED:<11} {found[NOT_COUNTED]:6.3f} ms  "
+            "model and optimizer: forward, backward, clipping, step, freeing"
+        )
 
 
 if __name__ == "__main__":

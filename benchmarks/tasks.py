@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.screenshots import CHROMIUM, ROOT, SIZES, online
+from benchmarks.screenshots import CHROMIUM, PROJECT_ROOT, WINDOW_SIZES, online
 
-PATIENCE = 60_000  # milliseconds: the check before a training loads torch
-STAND_IN = ROOT / "tests" / "page" / "stand_in.py"
-MODEL = "pretrained_model_name_or_path"
+CHECK_TIMEOUT_MS = 60_000  # milliseconds: the check before a training loads torch
+STAND_IN = PROJECT_ROOT / "tests" / "page" / "stand_in.py"
+MODEL_OPTION = "pretrained_model_name_or_path"
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Ground:
         told = {
             "sdxl": True,
             "LoRA_type": "Standard",
-            MODEL: str(self.model),
+            MODEL_OPTION: str(self.model),
             "train_data_dir": str(self.demo.images),
             "output_dir": str(self.folder / "out"),
             "output_name": name,
@@ -119,7 +119,7 @@ class Ground:
 
 
 def photos(hands: Hands, ground: Ground) -> None:
-    hands.fill(**{MODEL: ground.model})
+    hands.fill(**{MODEL_OPTION: ground.model})
     hands.send("#lora-form .choose-images input", sorted(ground.images("photos", 12).iterdir()))
     hands.until("12 with a caption", ".datasets .numbers")
     hands.fill(output_dir=ground.folder / "out", output_name="photos")
@@ -157,7 +157,7 @@ def import_and_start(hands: Hands, ground: Ground) -> None:
 
 
 def two_sets(hands: Hands, ground: Ground) -> None:
-    hands.fill(**{MODEL: ground.model}, output_dir=ground.folder / "out", output_name="two")
+    hands.fill(**{MODEL_OPTION: ground.model}, output_dir=ground.folder / "out", output_name="two")
     for number, name in enumerate(("first", "second")):
         folder = ground.images(name, 4)
         hands.press("Add a folder")
@@ -168,7 +168,7 @@ def two_sets(hands: Hands, ground: Ground) -> None:
 
 
 def lokr(hands: Hands, ground: Ground) -> None:
-    hands.fill(**{MODEL: ground.model}, train_data_dir=ground.demo.images, output_dir=ground.folder / "out")
+    hands.fill(**{MODEL_OPTION: ground.model}, train_data_dir=ground.demo.images, output_dir=ground.folder / "out")
     hands.press("Adapter")
     hands.choose(".adapter .kinds", label="LyCORIS: LoKr")
     hands.page.locator(".adapter [data-argument=factor]").first.wait_for()
@@ -177,7 +177,7 @@ def lokr(hands: Hands, ground: Ground) -> None:
 
 
 def compare_rates(hands: Hands, ground: Ground) -> None:
-    hands.fill(**{MODEL: ground.model}, train_data_dir=ground.demo.images, output_dir=ground.folder / "out")
+    hands.fill(**{MODEL_OPTION: ground.model}, train_data_dir=ground.demo.images, output_dir=ground.folder / "out")
     hands.click("#lora-form .field:has([data-option=learning_rate]) .several")
     hands.type(".message .side input", "5e-5 1e-4 2e-4")
     hands.press("Add them to the queue")
@@ -200,7 +200,7 @@ def moved(hands: Hands, ground: Ground) -> None:
     hands.press("More")
     hands.send("input[type=file][accept*=toml]", [file])
     hands.until("Loaded")
-    hands.fill(**{MODEL: ground.model}, train_data_dir=ground.demo.images, output_dir=ground.folder / "out")
+    hands.fill(**{MODEL_OPTION: ground.model}, train_data_dir=ground.demo.images, output_dir=ground.folder / "out")
 
 
 # In this order: the first two are about the run that is there before.
@@ -231,7 +231,7 @@ def record_stopped_run(ground: Ground) -> None:
     out = ground.folder / "before"
     with Record.start({}, "sdxl_train_network", out, "before", "SDXL LoRA") as run:
         config = {
-            MODEL: str(ground.model),
+            MODEL_OPTION: str(ground.model),
             "train_data_dir": str(ground.demo.images),
             "output_dir": str(out),
             "output_name": "before",
@@ -275,10 +275,10 @@ def measure_tasks(only: list[str], folder: Path) -> list[str]:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         for name in only or TASKS:
             title, size, task = TASKS[name]
-            width, height = SIZES[size]
+            width, height = WINDOW_SIZES[size]
             context = browser.new_context(viewport={"width": width, "height": height}, has_touch=size == "phone")
             page = context.new_page()
-            page.set_default_timeout(PATIENCE)
+            page.set_default_timeout(CHECK_TIMEOUT_MS)
             page.goto(address)
             page.wait_for_selector("form.settings")
             page.wait_for_selector(".run[data-run]")

@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import versus_files, versus_measure
-from benchmarks.versus_files import HERE, VersusCase
+from benchmarks.versus_files import PROJECT_ROOT, VersusCase
 
-OURS = "this trainer"
-HEAD = ("case", "program", "s/it", "x", "GiB", "first step s", "wall s", "loss", "file, beside this trainer's")
+THIS_TRAINER = "this trainer"
+TABLE_HEAD = ("case", "program", "s/it", "x", "GiB", "first step s", "wall s", "loss", "file, beside this trainer's")
 Row = dict[str, Any]
 
 
@@ -69,7 +69,7 @@ class Program:
         """Its packages alone, no network, and caches of the compiler that are of this case alone."""
         own = work / "caches" / self.name.replace(" ", "-") / case.replace(" ", "-")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("KOHYA_", "ACCELERATE_"))}
-        known = os.environ.get("PYTHONPATH", "") if self.name == OURS else ""
+        known = os.environ.get("PYTHONPATH", "") if self.name == THIS_TRAINER else ""
         return {
             **kept,
             "PYTHONPATH": os.pathsep.join([str(self.source or self.folder), *filter(None, [known])]),
@@ -89,7 +89,7 @@ class Program:
         script = self.scripts / f"{case.script}.py"
         if not script.is_file():
             return f"has no {script.name}"
-        if self.name == OURS:
+        if self.name == THIS_TRAINER:
             return ""
         sources = [*self.folder.glob("*.py"), *self.folder.glob("library/*.py"), *self.folder.glob("src/*/**/*.py")]
         known = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in sources)
@@ -192,13 +192,13 @@ def compare_saved_files(file: dict[str, Any], ours: dict[str, Any] | None) -> st
 
 def versus_rows(rows: list[Row]) -> Iterator[str]:
     """The rows in Markdown; `x` is the seconds a step of the first rival over those of a row."""
-    yield f"| {' | '.join(HEAD)} |"
-    yield "|" + "---|" * len(HEAD)
+    yield f"| {' | '.join(TABLE_HEAD)} |"
+    yield "|" + "---|" * len(TABLE_HEAD)
     for row in rows:
         same = [other for other in rows if other["case"] == row["case"]]
-        rival = next((other["s_it"] for other in same if other["program"] != OURS and "s_it" in other), None)
-        mine = next((other.get("file") for other in same if other["program"] == OURS), None)
-        file = compare_saved_files(row["file"], mine) if "file" in row and row["program"] != OURS else ""
+        rival = next((other["s_it"] for other in same if other["program"] != THIS_TRAINER and "s_it" in other), None)
+        mine = next((other.get("file") for other in same if other["program"] == THIS_TRAINER), None)
+        file = compare_saved_files(row["file"], mine) if "file" in row and row["program"] != THIS_TRAINER else ""
         faster = f"{rival / row['s_it']:.2f}" if rival and row.get("s_it") else ""
         mark = "*" if row.get("caches") == "made" else ""
         cells = [
@@ -240,7 +240,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rival", action="append", default=[], metavar="NAME=PATH[:PYTHON]")
     parser.add_argument("--family", nargs="+", choices=versus_files.known_families(), default=["sdxl", "flux"])
     parser.add_argument("--kind", nargs="+", choices=("lora", "full"), default=["lora", "full"])
-    parser.add_argument("--cases", nargs="+", metavar="NAME", help=f"only these of {versus_files.CASES.name}")
+    parser.add_argument(
+        "--cases", nargs="+", metavar="NAME", help=f"only these of {versus_files.VERSUS_CASES_FILE.name}"
+    )
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--tiny", action="store_true", help="tiny models: to try it, not to measure")
     parser.add_argument("--limit", type=float, default=900, help="seconds after which a training is ended")
@@ -248,7 +250,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="OUT.json and OUT.md; default: results in the folder of --work")
     asked = parser.parse_args(arguments)
     try:
-        programs = [Program(OURS, HERE, HERE / "sd-scripts", sys.executable), *map(Program.parse, asked.rival)]
+        programs = [
+            Program(THIS_TRAINER, PROJECT_ROOT, PROJECT_ROOT / "sd-scripts", sys.executable),
+            *map(Program.parse, asked.rival),
+        ]
     except ValueError as error:
         parser.error(str(error))
     every = [
@@ -280,7 +285,7 @@ def main(arguments: list[str] | None = None) -> int:
             print([*versus_rows(found["rows"])][-1], flush=True)
             save_results(found, out)
     print(document(found))
-    return int(any("failed" in row and row["program"] == OURS for row in found["rows"]))
+    return int(any("failed" in row and row["program"] == THIS_TRAINER for row in found["rows"]))
 
 
 def machine_facts() -> dict[str, Any]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parents[1]
-CASES = HERE / "benchmarks" / "versus.toml"
-SIZES = ((1024, 1024), (832, 1216), (1216, 832))  # of images, width and height: as large as their buckets
+PROJECT_ROOT = Path(__file__).resolve().parents[1]
+VERSUS_CASES_FILE = PROJECT_ROOT / "benchmarks" / "versus.toml"
+IMAGE_SIZES = ((1024, 1024), (832, 1216), (1216, 832))  # of images, width and height: as large as their buckets
 TINY_SIZES = ((128, 128), (64, 256), (256, 64))
 # Of tiny models: those of the real ones, as sd-scripts has written them into its code. It has the real widths, too.
 TINY_DEPTHS = {"sdxl": {"unet": (32, 64, 128), "depth": (0, 2, 10)}}
@@ -60,12 +60,12 @@ class VersusCase:
         return f"{self.family} {self.kind} {self.name}"
 
 
-def known_families(path: Path = CASES) -> tuple[str, ...]:
+def known_families(path: Path = VERSUS_CASES_FILE) -> tuple[str, ...]:
     """The families that the file has cases of."""
     return tuple(tomllib.loads(path.read_text(encoding="utf-8"))["family"])
 
 
-def versus_cases(tiny: bool, steps: int, path: Path = CASES) -> Iterator[VersusCase]:
+def versus_cases(tiny: bool, steps: int, path: Path = VERSUS_CASES_FILE) -> Iterator[VersusCase]:
     """All cases of the file, with so many steps each."""
     known = tomllib.loads(path.read_text(encoding="utf-8"))
     for name, case in known["case"].items():
@@ -106,7 +106,7 @@ def write_flat(path: Path, options: Mapping[str, Any]) -> Path:
 
 
 # What musubi-tuner calls some options. Those of images are in its file of data sets; of the rest it has not all.
-MUSUBI = {"pretrained_model_name_or_path": "dit"}
+MUSUBI_OPTIONS = {"pretrained_model_name_or_path": "dit"}
 MUSUBI_DATA = {
     "caption_extension": "caption_extension",
     "enable_bucket": "enable_bucket",
@@ -148,7 +148,7 @@ def write_musubi(case: VersusCase, folder: Path, inputs: Path, images: Path) -> 
     data = folder / f"{stem}-data.toml"
     data.write_text("\n".join(tables) + "\n", encoding="utf-8")
     left_out = {*MUSUBI_DATA, *NOT_MUSUBI}
-    found = {MUSUBI.get(name, name): value for name, value in options.items() if name not in left_out}
+    found = {MUSUBI_OPTIONS.get(name, name): value for name, value in options.items() if name not in left_out}
     found |= {"dataset_config": data.as_posix()} | ({"fp8_scaled": True} if options.get("fp8_base") else {})
     return write_flat(folder / f"{stem}.toml", found)
 
@@ -159,7 +159,7 @@ def make_versus_inputs(inputs: Path, families: set[str], tiny: bool) -> None:
 
     pictures = inputs / "images"
     if not pictures.exists():
-        images.draw_images(pictures, sizes=(TINY_SIZES if tiny else SIZES) * 2)
+        images.draw_images(pictures, sizes=(TINY_SIZES if tiny else IMAGE_SIZES) * 2)
     for family in sorted(families):
         if not model_file(inputs, family, family).exists():
             make_model(inputs, family, tiny)
@@ -169,7 +169,7 @@ def model_file(inputs: Path, family: str, part: str) -> Path:
     """Where the TOML expects a file of a family's model; `part` is the family's name for the base model itself."""
     from library import families
 
-    table = tomllib.loads(CASES.read_text(encoding="utf-8"))["family"][family]
+    table = tomllib.loads(VERSUS_CASES_FILE.read_text(encoding="utf-8"))["family"][family]
     option = "pretrained_model_name_or_path" if part in (family, families.owner(family)) else part
     named = next((value for value in table.values() if str(value).endswith(f"/{part}.safetensors")), "")
     place = table.get(option) or named or f"{{models}}/{part}.safetensors"
@@ -217,7 +217,7 @@ def make_model(inputs: Path, family: str, tiny: bool) -> None:
 
 # What there is one of in the file that a full-size model is made of; the text encoder never runs.
 ONE_BLOCK = ("blocks", "double_blocks", "single_blocks", "text_layers", "vision_layers")
-BLOCK = re.compile(r"(.*\bblocks\.|\w+_blocks\.|layers\.)0(\..*)")
+FIRST_BLOCK = re.compile(r"(.*\bblocks\.|\w+_blocks\.|layers\.)0(\..*)")
 CAPTION_TOKENS = (90, 180)  # at least and at most
 
 
@@ -228,7 +228,7 @@ def find_subject(family: str) -> Any:
     from library.config.schema import options_of
 
     kind = families.config_class(families.lora_script(families.owner(family)))
-    known = tomllib.loads(CASES.read_text(encoding="utf-8"))
+    known = tomllib.loads(VERSUS_CASES_FILE.read_text(encoding="utf-8"))
     every = known["all"] | known["family"][family] | known["kind"]["lora"]
     given = {name: value for name, value in every.items() if name in options_of(kind)}
     return families.family_for(build_config(kind, given, notes=[]))
@@ -249,7 +249,7 @@ def repeat_blocks(small: Path, large: Path, sizes: Any) -> None:
         parts, at = [], 0
         for name, about in header.items():
             start, end = about["data_offsets"]
-            found = BLOCK.fullmatch(name)
+            found = FIRST_BLOCK.fullmatch(name)
             kind = found[1].rstrip(".").rpartition(".")[2] if found else ""
             number = getattr(sizes, kind, 0) or getattr(sizes, "blocks", 1)
             for one in [f"{found[1]}{i}{found[2]}" for i in range(number)] if found else [name]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SPACING = 0.2  # seconds between two looks at the GPU's memory
+MEMORY_INTERVAL = 0.2  # seconds between two looks at the GPU's memory
 LOSS = re.compile(r"(?:avr_loss=|\(average )([0-9.]+|nan)")  # the mean of an epoch so far: tqdm's, and this trainer's
 NOISE = re.compile(r"^\s*(?:File \"|\^+|warnings\.warn|\S+%\||$)")
 
@@ -70,7 +70,7 @@ class GpuMemory:
     def _watch(self) -> None:
         from library.runs.machine import read_gpus
 
-        while not self._stop.wait(SPACING):
+        while not self._stop.wait(MEMORY_INTERVAL):
             for gpu in read_gpus():
                 if gpu.index in self._shown:
                     self._peaks[gpu.index] = max(self._peaks.get(gpu.index, 0.0), gpu.used)

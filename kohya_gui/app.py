@@ -30,7 +30,7 @@ from kohya_gui.panel.queue import QueueTab
 from kohya_gui.sampling.sampling import SamplingTab
 from kohya_gui.server import paths, preloads, scripts
 from kohya_gui.server.allowed_folders import AllowedFolders, Roots
-from kohya_gui.server.assets import FOLDER, Assets, contents
+from kohya_gui.server.assets import ASSETS_FOLDER, Assets, contents
 from kohya_gui.server.auth import AuthGate
 from kohya_gui.server.gradio_import import without_apps
 from kohya_gui.server.json_api import JsonApi
@@ -39,7 +39,7 @@ from kohya_gui.server.routes import Protected, Routes
 from kohya_gui.server.scripts import ScriptTags
 from kohya_gui.server.serving import access_of, announce, bind, build_server_parser, is_private, root_prefix, serve
 from kohya_gui.server.tensorboard_proxy import TensorboardProxy
-from kohya_gui.server.theme import HEAD, THEME
+from kohya_gui.server.theme import THEME, THEME_HEAD
 from kohya_gui.server.uploads import ImageUploads
 from kohya_gui.tools.commands import ToolCommands
 from kohya_gui.tools.tools import ToolsTab
@@ -127,7 +127,7 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
         page,
         path="/",
         theme=THEME,
-        head=HEAD + visibility(FAMILIES),
+        head=THEME_HEAD + visibility(FAMILIES),
         footer_links=[],
         run_history=False,
         enable_monitoring=False,
@@ -146,9 +146,9 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     theme = f'<link rel="preload" as="style" href="./theme.css?v={page.theme_hash}">'
     tagged = ScriptTags(inner, page.training.ahead() + theme + lines, sheets, monitor.styles)
     packed = GZipMiddleware(tagged, minimum_size=2000, compresslevel=4)
-    own = scripts.FILES | styles | {"/theme.css": page.theme_css.encode()}
+    own = scripts.SCRIPT_FILES | styles | {"/theme.css": page.theme_css.encode()}
     shown = TensorboardProxy(Assets(packed, own))
-    page.first_files = [*own.values(), *(FOLDER / name for name in used)]
+    page.first_files = [*own.values(), *(ASSETS_FOLDER / name for name in used)]
     return Protected(AuthGate(Routes(shown, root_prefix(root_path)), **access))
 
 

@@ -26,7 +26,7 @@ from library.files import cache_folder, write_atomic
 
 # Why: docs/decisions/2026-11-22-optimizer-packages-are-installed.md
 # The name by which it is imported -> the name by which it is installed.
-PACKAGES = {
+PACKAGE_NAMES = {
     "bitsandbytes": "bitsandbytes",
     "dadaptation": "dadaptation",
     "lion_pytorch": "lion-pytorch",
@@ -38,12 +38,12 @@ PACKAGES = {
 }
 LOCKED = Path(__file__).resolve().parents[1] / "constraints.txt"
 AGAIN = 600.0  # seconds after which a package that did not load is tried again
-PATIENCE = 120.0  # seconds for loading one in a process of its own
+IMPORT_TIMEOUT = 120.0  # seconds for loading one in a process of its own
 
 
 def package_name(module: str) -> str:
     """The name by which the package of a module is installed."""
-    return PACKAGES.get(module, module)
+    return PACKAGE_NAMES.get(module, module)
 
 
 @functools.cache
@@ -71,9 +71,9 @@ def is_installed(module: str) -> bool:
 
 def not_installed(module: str) -> Message:
     """The sentence's end about a package that is not there."""
-    if module not in PACKAGES:  # nobody knows what a registry has under a name that was only typed
+    if module not in PACKAGE_NAMES:  # nobody knows what a registry has under a name that was only typed
         template = "names the package {package}, which is not installed here{hint}"
-        return Message(template, package=module, hint=did_you_mean(module, PACKAGES))
+        return Message(template, package=module, hint=did_you_mean(module, PACKAGE_NAMES))
     return Message("needs a package that is not installed: {command}", command=install_command(module))
 
 
@@ -98,7 +98,7 @@ def loading_failure(module: str) -> str:
     return examine_packages([module]).get(module, "")
 
 
-def examine_packages(modules: Iterable[str], patience: float = PATIENCE) -> dict[str, str]:
+def examine_packages(modules: Iterable[str], patience: float = IMPORT_TIMEOUT) -> dict[str, str]:
     """Load packages in a process of its own: by module why it does not load, '' if it does. That is remembered."""
     wanted = [module for module in modules if is_installed(module)]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -180,7 +180,7 @@ def _untouched(module: str) -> bool:
 
 def package_lines(found: Mapping[str, str]) -> Iterator[str]:
     """What setup.sh says of the packages, by module why each does not load."""
-    for module in PACKAGES:
+    for module in PACKAGE_NAMES:
         if not is_installed(module):
             yield f"{package_name(module)} is not installed. To install it: {install_command(module)}"
         elif module not in found:
@@ -194,7 +194,7 @@ def package_lines(found: Mapping[str, str]) -> Iterator[str]:
 
 if __name__ == "__main__":
     missing = list(
-        package_lines(examine_packages(PACKAGES, patience=600.0))
+        package_lines(examine_packages(PACKAGE_NAMES, patience=600.0))
     )  # they are new: nothing is compiled or in memory yet
     print("\n".join(missing) or "The optimizers' packages and LyCORIS work.")
     sys.exit(bool(missing))

@@ -224,7 +224,7 @@ def test_a_polite_kill_reaches_the_training(launched):
         variables = {}
     code = (
         "from library.runs import foreground; "
-        f"raise SystemExit(foreground.run([{sys.executable!r}, '-c', {child!r}], {variables}))"
+        f"raise SystemExit(foreground.run_in_foreground([{sys.executable!r}, '-c', {child!r}], {variables}))"
     )
     shell = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=source.ROOT)
     assert shell.stdout.readline() == "up\n"

@@ -46,7 +46,7 @@ def test_the_checkpoints_have_the_layouts_people_have(demo):
 
 
 def test_as_a_job_it_says_where_its_configs_are(demo, tmp_path, monkeypatch):
-    monkeypatch.setenv(jobs.FOLDER, str(tmp_path))
+    monkeypatch.setenv(jobs.JOB_FOLDER_VARIABLE, str(tmp_path))
     assert command(["--no-train", "--family", "flux", "--out", str(demo.folder)]) == 0
     assert layout.load_facts(tmp_path / jobs.JOB)["state"] == "finished"
     told = layout.load_facts(tmp_path / jobs.RESULT)["configs"]

@@ -151,7 +151,7 @@ def understood_as_options(words: list[str]) -> None:
         assert Path(path).is_file(), path
     if "--fsdp" in flags:
         script = "flux_train"
-    reading = train_script.read_command_line(config_class(script), flags, launch.LAUNCH)
+    reading = train_script.read_command_line(config_class(script), flags, launch.LAUNCH_FLAGS)
     named = [*wrong, *(problem for problem in reading.problems if f"--{problem.option}" in flags)]
     unknown = [problem for problem in reading.problems if not problem.option]
     assert not named and not unknown
@@ -236,8 +236,8 @@ def test_messages_in_troubleshooting_are_those_of_the_program():
 
 
 def test_the_values_of_presets_are_fresh():
-    text = presets_page.PAGE.read_text(encoding="utf-8")
-    assert presets_page.TABLES.search(text)
+    text = presets_page.PRESETS_PAGE.read_text(encoding="utf-8")
+    assert presets_page.VALUES_BLOCK.search(text)
     assert text == presets_page.with_tables(text), "run: python -m library.cli.presets_page"
 
 

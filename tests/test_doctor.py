@@ -137,7 +137,7 @@ def test_a_cache_that_cannot_be_made_and_a_full_disk_are_told(monkeypatch, tmp_p
 
 
 def test_proxies_and_certificates_that_cannot_be_used_are_named_without_their_values(monkeypatch):
-    for name in [name for name in os.environ if name.lower() in environment.NETWORK]:
+    for name in [name for name in os.environ if name.lower() in environment.NETWORK_VARIABLES]:
         monkeypatch.delenv(name)
     assert doctor.network().text == ""
     wrong = {

@@ -28,7 +28,11 @@ def test_both_are_up_to_date_with_the_measurements_and_presets():
     rows = figure.presets_table(every)[2:]
     assert all("s per step" in row or "not measured" in row for row in rows)
     assert len(rows) == len(
-        [path for path in (figure.ROOT / "presets").glob("*/*.toml") if path.parent.name not in ("compile", "recipes")]
+        [
+            path
+            for path in (figure.PROJECT_ROOT / "presets").glob("*/*.toml")
+            if path.parent.name not in ("compile", "recipes")
+        ]
     )
 
 

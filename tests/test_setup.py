@@ -74,7 +74,7 @@ def on_path(tmp_path, monkeypatch):
 
 def install_marker(project: Path, text: str | None = None) -> None:
     if text is None:
-        code = "from library.setup import installation; print(installation.fingerprint(), 'user')"
+        code = "from library.setup import installation; print(installation.fingerprint_installation(), 'user')"
         line = [str(project / ".venv/bin/python"), "-c", code]
         text = subprocess.run(line, cwd=project, capture_output=True, text=True, check=True).stdout.strip()
     (project / ".venv/installed.txt").write_text(text + "\n")
@@ -300,7 +300,7 @@ def test_an_update_keeps_files_of_the_user_and_refuses_changed_ones(tmp_path, mo
 
     origin, mine = tmp_path / "origin", tmp_path / "my copy"
     origin.mkdir()
-    monkeypatch.setattr(installer, "ROOT", origin)
+    monkeypatch.setattr(installer, "PROJECT_ROOT", origin)
     with pytest.raises(installer.Refusal, match="did not come by git"):
         installer.update()
     git(origin, "init", "-q")
@@ -311,7 +311,7 @@ def test_an_update_keeps_files_of_the_user_and_refuses_changed_ones(tmp_path, mo
     (origin / "code.py").write_text("new")
     git(origin, "commit", "-qam", "two")
     (mine / "run.toml").write_text("mine")
-    monkeypatch.setattr(installer, "ROOT", mine)
+    monkeypatch.setattr(installer, "PROJECT_ROOT", mine)
     (mine / "code.py").write_text("changed by hand")
     with pytest.raises(installer.Refusal, match="code.py"):
         installer.update()

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from benchmarks import versus, versus_files, versus_measure
-from benchmarks.versus import OURS, Program
+from benchmarks.versus import THIS_TRAINER, Program
 from library import families
 from library.config.building import build_config
 
@@ -83,26 +83,26 @@ def test_every_case_is_a_config_of_this_trainer_without_a_remark():
 
 def test_programs_are_run_in_turn_and_a_failure_is_a_row(checkout, inputs, monkeypatch, capsys):
     ours, bar, broken = checkout("ours", "plain"), checkout("bar", "bar"), checkout("broken", "broken")
-    monkeypatch.setattr(versus, "HERE", ours)
+    monkeypatch.setattr(versus, "PROJECT_ROOT", ours)
     (ours / "sd-scripts").symlink_to(ours)
     rivals = [f"--rival={path.name}={path}:{sys.executable}" for path in (bar, broken)]
     asked = ["--tiny", "--family", "sdxl", "--kind", "lora", "--steps", "6", "--work", str(inputs)]
     assert versus.main([*asked, "--cases", "checkpointing", "compiled", *rivals]) == 0
     found = json.loads((inputs / "results.json").read_text())
     rows = {(row["case"], row["program"]): row for row in found["rows"]}
-    mine, other = (rows["sdxl lora checkpointing", name] for name in (OURS, "bar"))
+    mine, other = (rows["sdxl lora checkpointing", name] for name in (THIS_TRAINER, "bar"))
     for row in (mine, other):
         assert row["loss"] == 0.6 and row["caches"] == "made" and 0 < row["first_step_s"] <= row["wall_s"]
         assert row["s_it"] == pytest.approx(0.05, abs=0.04)
     assert rows["sdxl lora checkpointing", "broken"]["failed"] == "ValueError: no such thing as a | b"
     assert rows["sdxl lora compiled", "bar"]["failed"] == "has no compile"
-    assert rows["sdxl lora compiled", OURS]["caches"] == "found"
+    assert rows["sdxl lora compiled", THIS_TRAINER]["caches"] == "found"
     lines = (inputs / "results.md").read_text().splitlines()
     table = [line for line in lines if line.startswith("| sdxl")]
     assert len(table) == len(rows) == 6 and all(line.replace("\\|", "").count("|") == 10 for line in table)
     assert "1 tensors missing, 1 of another shape, 1 more metadata, 1 metadata missing" in table[1]
     assert f"| {other['s_it'] / mine['s_it']:.2f} |" in table[0] and "| 1.00 |" in table[1]
-    assert any(line.startswith(f"- {OURS}") and "torch" in line for line in lines)
+    assert any(line.startswith(f"- {THIS_TRAINER}") and "torch" in line for line in lines)
     with pytest.raises(SystemExit):
         versus.main([*asked, "--cases", "fastest"])
     assert "there is no fastest here; choose from checkpointing, " in capsys.readouterr().err

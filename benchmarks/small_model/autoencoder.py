@@ -112,7 +112,7 @@ def report_quality(vae: Any, pictures: Tensor, kind: networks.LatentScale, sheet
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the small autoencoder.")
-    parser.add_argument("family", choices=[*networks.KINDS])
+    parser.add_argument("family", choices=[*networks.AUTOENCODERS])
     parser.add_argument("pictures", type=Path)
     parser.add_argument("folder", type=Path, help="for vae.safetensors and vae.png")
     parser.add_argument("--seconds", type=float, default=120)
@@ -121,7 +121,7 @@ def main() -> None:
     torch.manual_seed(networks.SEED)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
-    device, kind = torch.device("cuda" if torch.cuda.is_available() else "cpu"), networks.KINDS[asked.family]
+    device, kind = torch.device("cuda" if torch.cuda.is_available() else "cpu"), networks.AUTOENCODERS[asked.family]
     vae = kind.vae().to_empty(device=device)
     vae.load_state_dict(networks.random_of(vae.state_dict(), 9))
     vae = vae.to(memory_format=torch.channels_last)

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont, features
 
 FONT = "/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf"
 BITMAP_SIZE = 109  # the only size of the font's bitmaps
-SIDE = 120
+EMOJI_SIDE = 120
 QUALITY = 95  # of the stored WebP; transparency is exact
 MIN_OPAQUE_PIXELS = 1000  # fewer: the font lacks the character
 REGIONAL = range(0x1F1E6, 0x1F200)  # letters whose pairs are flags
@@ -34,7 +34,7 @@ def draw(characters: str, font: ImageFont.FreeTypeFont) -> Image.Image:
     """One emoji, RGBA [SIDE, SIDE], on a transparent ground."""
     image = Image.new("RGBA", (136, 136), (0, 0, 0, 0))
     ImageDraw.Draw(image).text((0, 4), characters, font=font, embedded_color=True)
-    return image.resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+    return image.resize((EMOJI_SIDE, EMOJI_SIDE), Image.Resampling.LANCZOS)
 
 
 def opaque_pixels(image: Image.Image) -> int:

@@ -48,7 +48,7 @@ class LatentScale:
     shift: float
 
 
-KINDS = {
+AUTOENCODERS = {
     "flux": LatentScale(
         lambda: random_networks.random_autoencoder(FLUX.vae, 16, 0.3611, quant_convs=False), 0.3611, 0.1159
     ),
@@ -141,7 +141,11 @@ def main() -> None:
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     names = [name for name, _ in data.read_archive(asked.emoji / "emoji.zip")]
-    vae = load_file(asked.autoencoder) if asked.autoencoder else random_of(KINDS[asked.family].vae().state_dict(), 9)
+    vae = (
+        load_file(asked.autoencoder)
+        if asked.autoencoder
+        else random_of(AUTOENCODERS[asked.family].vae().state_dict(), 9)
+    )
     WRITERS[asked.family](asked.folder, vae, names)
     print(f"{asked.family} in {asked.folder}")
 

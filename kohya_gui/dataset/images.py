@@ -22,15 +22,15 @@ from library.config.problems import ConfigError, Problem, Report
 from library.config.run_config import RunConfig
 from library.curation import changes, selection, sources, tags, thumbs, trash
 from library.curation.collection import ImageCollection, Picture
-from library.curation.selection import KINDS
+from library.curation.selection import PICTURE_KINDS
 from library.curation.tags import Edit
 from library.curation.work import BackgroundTask
 
 PAGE, MOST = 48, 200  # images that are sent at once
 TAGS, SAMPLES = 400, 6
 SEEN, MOST_NAMES = 24, 20_000  # captions before and after a change that are sent at once, and images of one question
-PATIENCE = 0.6  # seconds in which work may end without being asked after
-KEPT = 4  # folders that are remembered
+ANSWER_WAIT = 0.6  # seconds in which work may end without being asked after
+MAX_REMEMBERED_FOLDERS = 4  # folders that are remembered
 
 
 class DatasetTab:
@@ -242,7 +242,7 @@ class DatasetTab:
             self.works[made.id] = made
             while len(self.works) > 50:
                 self.works.popitem(last=False)
-        return self._told(made, PATIENCE)
+        return self._told(made, ANSWER_WAIT)
 
     def _told(self, work: BackgroundTask, seconds: float) -> JsonObject:
         if not work.wait(seconds):
@@ -288,7 +288,7 @@ class DatasetTab:
                 found.doubles = {name: at for name, at in before.doubles.items() if name in known}
                 found.double_groups, found.compared = before.double_groups, True
             self.collections[key] = found
-            while len(self.collections) > KEPT:
+            while len(self.collections) > MAX_REMEMBERED_FOLDERS:
                 self.collections.popitem(last=False)
         return found
 
@@ -320,7 +320,10 @@ class DatasetTab:
             "kinds": {kind: n for kind, n in counts.items()},
             "compared": collection.compared,
             "calm": ["reg", "held", *(["turned"] if collection.config.data.exif_rotation else [])],
-            "titles": {**{kind: title for kind, (title, _) in KINDS.items()}, "trigger": "Without the trigger word"},
+            "titles": {
+                **{kind: title for kind, (title, _) in PICTURE_KINDS.items()},
+                "trigger": "Without the trigger word",
+            },
             "captioned": sum(bool(p.words) and not p.foreign for p in collection.pictures),
         }
 

@@ -20,11 +20,11 @@ from library.curation.collection import ImageCollection, Picture
 from library.families import RUNS, config_class
 from library.masking.forms import FORMS as MASKS
 
-HERE = Path(__file__).parent
+DATASET_FOLDER = Path(__file__).parent
 SCRIPT = next(iter(RUNS))  # what a folder is counted for until a training tab was asked
 CONFIG = config_class(SCRIPT)
 # What of a training decides how images are counted and cut, with what a first look begins with.
-SETTINGS: JsonObject = {
+COUNTING_OPTIONS: JsonObject = {
     "resolution": "1024,1024",
     "train_batch_size": 1,
     "max_train_epochs": "",
@@ -58,7 +58,7 @@ def config_of_tab(
     kind = config_class(script or SCRIPT)
     known = options_of(kind)
     held = {name: value for name, value in taken.items() if name in known and _decides(known[name])}
-    given = {**held, **SETTINGS, **{name: value for name, value in values.items() if name in SETTINGS}}
+    given = {**held, **COUNTING_OPTIONS, **{name: value for name, value in values.items() if name in COUNTING_OPTIONS}}
     if given["resolution"] in ("", None) and not given["dataset_config"]:
         raise ConfigError("resolution: write the size of the images, such as 1024")
     if given["dataset_config"]:
@@ -111,8 +111,8 @@ def image_sources(collection: ImageCollection) -> Iterator[JsonObject]:
 
 def dataset_tab_html() -> str:
     """The tab as HTML."""
-    text = (HERE / "images.html").read_text(encoding="utf-8")
-    fields = "".join(setting(options_of(CONFIG)[name], value) for name, value in SETTINGS.items())
+    text = (DATASET_FOLDER / "images.html").read_text(encoding="utf-8")
+    fields = "".join(setting(options_of(CONFIG)[name], value) for name, value in COUNTING_OPTIONS.items())
     browse = {
         "FOLDER_BUTTON": picker.browse_button("folder", "Image folder", "folder"),
         "SOURCE_BUTTON": picker.browse_button("source", "Folder to copy from", "folder"),

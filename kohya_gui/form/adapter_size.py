@@ -13,10 +13,10 @@ from library.config.problems import Message, problem_from_json
 from library.config.sections import AdapterRun
 from library.files import size_text
 
-KEPT = 64  # sizes
+MAX_REMEMBERED_SIZES = 64  # sizes
 UNKNOWN = "The size of this adapter is known once it trains."
 FAILED = "The size cannot be counted: run Check."
-MODEL = "pretrained_model_name_or_path"
+MODEL_OPTION = "pretrained_model_name_or_path"
 
 
 class SizeProcess:
@@ -34,7 +34,7 @@ class SizeProcess:
         with self._lock:
             if request not in self._results:
                 self._results[request] = self._counted(request)
-                for old in list(self._results)[:-KEPT]:
+                for old in list(self._results)[:-MAX_REMEMBERED_SIZES]:
                     del self._results[old]
             found = self._results[request]
         if "counts" in found:
@@ -69,7 +69,7 @@ class SizeProcess:
 
 
 def _model_key(config: AdapterRun) -> str:
-    return json.dumps([config.script, getattr(config.model, MODEL, None)])
+    return json.dumps([config.script, getattr(config.model, MODEL_OPTION, None)])
 
 
 def _with_words(found: JsonObject) -> JsonObject:

@@ -33,7 +33,7 @@ from library.families.recognition import index_of, proposed_options, recognise_f
 from library.recipes import preset_files
 from library.runs import keys
 
-MODEL = "pretrained_model_name_or_path"
+MODEL_OPTION = "pretrained_model_name_or_path"
 
 
 class FormApi:
@@ -88,9 +88,9 @@ class FormApi:
             places[name][1]: reason for name, reason in ineffective_options(config).items() if name in places
         }
         known = [places[name][1] for name in keys.stored_keys() if name in places]
-        model, none = self._model(form, given, typing == MODEL)
+        model, none = self._model(form, given, typing == MODEL_OPTION)
         if none:
-            wrong.setdefault(places[MODEL][1], none.about.capitalized())
+            wrong.setdefault(places[MODEL_OPTION][1], none.about.capitalized())
         said = [*paths_said.values(), *filter(None, [none])]
         allow = {str(one.about.capitalized()): folder for one in said if (folder := allowed_folders.asked_folder(one))}
         return {
@@ -107,8 +107,8 @@ class FormApi:
 
     def _chosen(self, form: SettingsForm, given: Submission, config: RunConfig, model: JsonObject) -> str:
         """The base model as it was sent, where the tab trains it and its other files are there; else nothing."""
-        text, parts = str(given.values.get(MODEL) or ""), {part.option.name for part in form.parts}
-        is_model = bool(model.get("family")) or self._is_id(form, MODEL, text)
+        text, parts = str(given.values.get(MODEL_OPTION) or ""), {part.option.name for part in form.parts}
+        is_model = bool(model.get("family")) or self._is_id(form, MODEL_OPTION, text)
         if not is_model or any(problem.option in parts for problem in find_missing(config)):
             return ""
         files = {name: str(given.values[name]) for name in parts if given.values.get(name)}
@@ -126,20 +126,20 @@ class FormApi:
 
     def _model(self, form: SettingsForm, given: Submission, is_typed: bool) -> tuple[JsonObject, Problem | None]:
         """What the base model's file is, as far as it lies where the page may look; or why it is none."""
-        text = str(given.values.get(MODEL) or "").strip()
-        if not text or self._is_id(form, MODEL, text):
+        text = str(given.values.get(MODEL_OPTION) or "").strip()
+        if not text or self._is_id(form, MODEL_OPTION, text):
             return {}, None
         try:
-            path = paths.allowed_path(text, self.roots, MODEL)
+            path = paths.allowed_path(text, self.roots, MODEL_OPTION)
         except ConfigError as error:
             problem = error.problems[0]
             is_begun = is_typed and typed_paths.may_become_right(text, problem, self.roots)
             return {}, None if is_begun else problem
         try:
             if not path.suffix and not path.exists():
-                raise ConfigError(Problem(MODEL, ": {path} does not exist", path=path))
+                raise ConfigError(Problem(MODEL_OPTION, ": {path} does not exist", path=path))
             if not path.is_dir():
-                path = paths.existing_file(text, self.roots, (".safetensors",), MODEL)
+                path = paths.existing_file(text, self.roots, (".safetensors",), MODEL_OPTION)
             found = recognise_file(path)
         except ConfigError as error:
             is_begun = is_typed and not path.exists() and typed_paths.is_begun(path)

@@ -18,7 +18,7 @@ from library.files import write_atomic
 from library.jobs import job as jobs
 from library.runs import gpu_slots
 
-KIND = "caching"
+CACHING_KIND = "caching"
 BUTTON = '<button type="button" class="caches" data-kind="{kind}">Make this cache now</button>'
 # The option that keeps such a cache on the disk, and those that are off meanwhile.
 WANTED: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -54,13 +54,15 @@ class CacheApi:
         reading = paths.allowed(replace(reading, problems=problems), self.roots)
         if reading.problems:
             raise ConfigError(*reading.problems)
-        if working := [job.id for job in jobs.jobs_of_kinds(KIND) if job.active]:
+        if working := [job.id for job in jobs.jobs_of_kinds(CACHING_KIND) if job.active]:
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=working[0])
-        folder, config = jobs.new(KIND), reading.config
+        folder, config = jobs.new(CACHING_KIND), reading.config
         data = Path(config.data.train_data_dir or config.data.dataset_config or "images").name
         toml = write_atomic(folder / f"{data}-{config.script}.toml", to_toml(config))
         launch = [f"--{name}={given.launch[name]}" for name in ("num_processes", "gpu_ids") if given.launch.get(name)]
         launch += ["--cpu"] if given.launch.get("cpu") in (True, "true") else []
         return job_status(
-            jobs.start_job(KIND, ["cache", kind, str(toml), *launch], folder, environment_for_check(given.launch))
+            jobs.start_job(
+                CACHING_KIND, ["cache", kind, str(toml), *launch], folder, environment_for_check(given.launch)
+            )
         )

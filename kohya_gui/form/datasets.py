@@ -13,7 +13,7 @@ from pathlib import Path
 from kohya_gui.form import kept_file
 from kohya_gui.form.form import SettingsForm, Submission, as_sentence
 from kohya_gui.server import paths, picker
-from kohya_gui.server.json_api import DEEPEST, ApiRequest
+from kohya_gui.server.json_api import BAD_REQUEST, ApiRequest
 from library.config.dataset import DatasetConfig, drafted
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
@@ -23,12 +23,12 @@ from library.curation import dataset_file, image_folders, shares, sources
 from library.curation.dataset_file import KNOWN, DatasetTable, FolderTable
 from library.files import clear_errors, write_atomic
 
-OPTION = "dataset_config"
-READ = (".toml", ".json")
-MOST = 500  # folders
+DATASET_OPTION = "dataset_config"
+DATASET_SUFFIXES = (".toml", ".json")
+MAX_FOLDERS = 500  # folders
 PATHS = ("image_dir", "conditioning_data_dir", "control_directory", "metadata_file")
-SECTIONS = ("data", "captions", "validation", "steps")  # what decides about images and steps
-LABELS = {
+WATCHED_SECTIONS = ("data", "captions", "validation", "steps")  # what decides about images and steps
+FIELD_LABELS = {
     "resolution": "Resolution",
     "batch_size": "Batch size",
     "enable_bucket": "Buckets",
@@ -66,7 +66,7 @@ def datasets_section(configs: Mapping[str, type]) -> str:
             name
             for config in configs.values()
             for name, option in options_of(config).items()
-            if option.section in SECTIONS
+            if option.section in WATCHED_SECTIONS
         }
     )
     image_dir, repeats, *others = (_folder_field_html(name) for name in dataset_file.OF_FOLDER)
@@ -104,10 +104,9 @@ def _folder_field_html(name: str) -> str:
         field = f'<input data-set="{name}"{mode} spellcheck="false" autocapitalize="off" autocomplete="off">'
     send = '<button type="button" class="send" data-row="send">Send images</button>' if name in PLACES[1:] else ""
     wide = " wide" if option.kind else ""
-    browse = picker.browse_button(f"set-{name}", LABELS[name], option.kind)
-    return (
-        f'<div class="of{wide}" title="{about}"><label><span>{LABELS[name]}</span>{field}</label>{browse}{send}</div>'
-    )
+    browse = picker.browse_button(f"set-{name}", FIELD_LABELS[name], option.kind)
+    label = f"<label><span>{FIELD_LABELS[name]}</span>{field}</label>"
+    return f'<div class="of{wide}" title="{about}">{label}{browse}{send}</div>'
 
 
 # ---- what is shown
@@ -121,8 +120,8 @@ def scan_form_datasets(form: SettingsForm, given: Submission, roots: Sequence[Pa
         return {"groups": [], "file": "", "known": "", "problems": []}
     if not data.dataset_config:
         return _of_folders(config, roots)
-    path = paths.existing_file(str(data.dataset_config), roots, READ, OPTION)
-    kept_file.check_editable(path, OPTION)
+    path = paths.existing_file(str(data.dataset_config), roots, DATASET_SUFFIXES, DATASET_OPTION)
+    kept_file.check_editable(path, DATASET_OPTION)
     known, tables = kept_file.file_state(path), dataset_file.read_dataset_tables(path)
     datasets, problems = drafted(config)
     first = {dataset.table: dataset for dataset in reversed(datasets)}  # of a table with several sizes
@@ -182,7 +181,7 @@ def count_form_images(form: SettingsForm, given: Submission, roots: Sequence[Pat
 
 def _check_places(config: RunConfig, roots: Sequence[Path]) -> None:
     """Raise ConfigError for images that lie where one may not look."""
-    for name in ("train_data_dir", "reg_data_dir", "in_json", OPTION):
+    for name in ("train_data_dir", "reg_data_dir", "in_json", DATASET_OPTION):
         if text := getattr(config.data, name):
             paths.allowed_path(str(text), roots, name)
 
@@ -207,15 +206,19 @@ def save_datasets(form: SettingsForm, given: Submission, sent: ApiRequest, roots
     """
     named = sent.text("file").strip()
     new = form.lenient_config(given)
-    path = paths.file(named, roots, READ, OPTION) if named else kept_file.free_path(dataset_file_place(new, roots))
+    path = (
+        paths.file(named, roots, DATASET_SUFFIXES, DATASET_OPTION)
+        if named
+        else kept_file.free_path(dataset_file_place(new, roots))
+    )
     before: list[DatasetTable] = []
     if named:
-        kept_file.check_editable(path, OPTION)
-        kept_file.check_unchanged(path, sent.text("known"), OPTION)
+        kept_file.check_editable(path, DATASET_OPTION)
+        kept_file.check_unchanged(path, sent.text("known"), DATASET_OPTION)
         before = dataset_file.read_dataset_tables(path)
     wanted = _sent_tables(sent.fields.get("groups"))
     if not any(one.folders for one in wanted):
-        raise ConfigError(Problem(OPTION, ": name a folder of images"))
+        raise ConfigError(Problem(DATASET_OPTION, ": name a folder of images"))
     there = {(one.at, inner.at): inner.texts for one in before for inner in one.folders}
     for one in wanted:
         for inner in one.folders:
@@ -233,13 +236,13 @@ def save_datasets(form: SettingsForm, given: Submission, sent: ApiRequest, roots
 
 def _sent_tables(sent: object) -> list[DatasetTable]:
     """What the page sent, as far as it has the shape of tables."""
-    if not isinstance(sent, list) or len(sent) > MOST:
-        raise ConfigError(DEEPEST)
+    if not isinstance(sent, list) or len(sent) > MAX_FOLDERS:
+        raise ConfigError(BAD_REQUEST)
     made = []
     for one in sent:
         rows = one.get("rows") if isinstance(one, dict) else None
-        if not isinstance(rows, list) or len(rows) > MOST or not all(isinstance(row, dict) for row in rows):
-            raise ConfigError(DEEPEST)
+        if not isinstance(rows, list) or len(rows) > MAX_FOLDERS or not all(isinstance(row, dict) for row in rows):
+            raise ConfigError(BAD_REQUEST)
         inner = [FolderTable(_sent_texts(row, dataset_file.OF_FOLDER), _table_position(row)) for row in rows]
         made.append(DatasetTable(_sent_texts(one, dataset_file.OF_DATASET), inner, _table_position(one)))
     return made
@@ -248,17 +251,17 @@ def _sent_tables(sent: object) -> list[DatasetTable]:
 def _sent_texts(sent: JsonObject, names: Sequence[str]) -> dict[str, str]:
     found = sent.get("texts")
     if not isinstance(found, dict) or not all(
-        name in names and isinstance(text, str) and text.isprintable() and len(text) <= paths.LONGEST
+        name in names and isinstance(text, str) and text.isprintable() and len(text) <= paths.MAX_PATH_LENGTH
         for name, text in found.items()
     ):
-        raise ConfigError(DEEPEST)
+        raise ConfigError(BAD_REQUEST)
     return found
 
 
 def _table_position(sent: JsonObject) -> int | None:
     at = sent.get("at")
-    if at is not None and (not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < MOST):
-        raise ConfigError(DEEPEST)
+    if at is not None and (not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < MAX_FOLDERS):
+        raise ConfigError(BAD_REQUEST)
     return at
 
 
@@ -267,4 +270,4 @@ def dataset_file_place(config: RunConfig, roots: Sequence[Path], is_at_home: boo
     home = next((root for root in roots if root.is_dir()), roots[0])
     folder = "" if is_at_home else config.save.output_dir
     name = f"{config.save.output_name or 'images'}-dataset.toml"
-    return paths.file(os.path.join(folder or str(home / "kohya"), name), roots, READ, "output_dir")
+    return paths.file(os.path.join(folder or str(home / "kohya"), name), roots, DATASET_SUFFIXES, "output_dir")

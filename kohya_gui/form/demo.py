@@ -10,8 +10,8 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.jobs import job as jobs
 
-KIND = "demo"
-FOLDER = ("kohya", "demo")  # below the first root
+DEMO_KIND = "demo"
+DEMO_FOLDER = ("kohya", "demo")  # below the first root
 
 
 class DemoApi:
@@ -28,11 +28,11 @@ class DemoApi:
     def begin(self, sent: ApiRequest) -> JsonObject:
         """Make the demo's model and images for a tab and a family, in a process of its own."""
         script = self._script(sent)
-        folder = paths.allowed_path(str(self.roots[0].joinpath(*FOLDER)), self.roots, "folder")
-        if busy := next((job for job in jobs.jobs_of_kinds(KIND) if job.active), None):
+        folder = paths.allowed_path(str(self.roots[0].joinpath(*DEMO_FOLDER)), self.roots, "folder")
+        if busy := next((job for job in jobs.jobs_of_kinds(DEMO_KIND) if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
         family = sent.text("family")
-        job = jobs.start_job(KIND, ["demo", "--no-train", f"--family={family}", f"--out={folder}"])
+        job = jobs.start_job(DEMO_KIND, ["demo", "--no-train", f"--family={family}", f"--out={folder}"])
         return {"id": job.id, "script": script}
 
     def state(self, sent: ApiRequest) -> JsonObject:

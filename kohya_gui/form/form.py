@@ -31,7 +31,9 @@ from library.runs import gpu_slots
 
 NOT_SET = "not set"
 STANDS = "dataset_config"  # describes the data in place of fields that must be filled in otherwise
-LAUNCH = {name: option for name, option in section_options(Launch, "distributed").items() if name != "mixed_precision"}
+LAUNCH_FIELDS = {
+    name: option for name, option in section_options(Launch, "distributed").items() if name != "mixed_precision"
+}
 
 
 @dataclass(frozen=True)
@@ -157,12 +159,12 @@ class SettingsForm:
 
     def shown_launch(self, given: JsonMapping) -> dict[str, bool | str]:
         """Values of launch settings as fields hold them."""
-        return {name: shown_value(LAUNCH[name], value) for name, value in given.items()}
+        return {name: shown_value(LAUNCH_FIELDS[name], value) for name, value in given.items()}
 
     def places(self, family: str) -> dict[str, tuple[str, str]]:
         """Where each option is on the page: its label and its element's id."""
         placed = {f.option.name: (f.option.label, self._id(f)) for f in self.fields if family in f.families}
-        return placed | {name: (option.label, f"{self.tab}-{name}") for name, option in LAUNCH.items()}
+        return placed | {name: (option.label, f"{self.tab}-{name}") for name, option in LAUNCH_FIELDS.items()}
 
     def markup(self, starts: Mapping[str, Any] = {}) -> str:
         """The whole form as HTML; `starts` are what it opens with, by family."""
@@ -221,9 +223,9 @@ class SettingsForm:
             return ""
         inside = self.extra.get(section, "") + "".join(self._field(f) for f in members)
         if section == "distributed":
-            members += [FormField(option, tuple(self.configs)) for option in LAUNCH.values()]
+            members += [FormField(option, tuple(self.configs)) for option in LAUNCH_FIELDS.values()]
             inside += "".join(
-                self._field(FormField(option, tuple(self.configs)), launch=True) for option in LAUNCH.values()
+                self._field(FormField(option, tuple(self.configs)), launch=True) for option in LAUNCH_FIELDS.values()
             )
         panel = f"{self.tab}-section-{section}"
         # Why: docs/decisions/2026-11-20-family-switch-is-css.md

@@ -12,7 +12,7 @@ from library.config.problems import ConfigError, MessageLike
 from library.config.run_config import RunConfig
 from library.files import clear_errors, write_atomic
 
-OPTION = "dataset_config"
+DATASET_OPTION = "dataset_config"
 REPLACED = ("train_data_dir", "reg_data_dir", "in_json")  # by a dataset file
 
 

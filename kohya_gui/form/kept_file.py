@@ -23,7 +23,7 @@ def check_unchanged(path: Path, known: str, option: str) -> None:
 
 def check_editable(path: Path, option: str) -> None:
     """Raise ConfigError for what is no file, or one that is far too large to be written by hand."""
-    if not path.is_file() or path.stat().st_size > paths.LARGEST:
+    if not path.is_file() or path.stat().st_size > paths.MAX_CONFIG_BYTES:
         raise ConfigError(Problem(option, ": {path} is no such file, or far too large for one", path=path))
 
 

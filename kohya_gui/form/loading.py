@@ -76,11 +76,13 @@ def _unread(made: Imported) -> list[importers.KeyOutcome]:
 
 def _with_data(made: Imported, roots: Sequence[Path]) -> Imported:
     """The same with the dataset file that its config names, which is written now."""
-    text = made.texts.get(imported_data.OPTION)
+    text = made.texts.get(imported_data.DATASET_OPTION)
     if not text:
         return made
     try:
-        return made.with_files({imported_data.OPTION: str(imported_data.write_imported_data(text, made.config, roots))})
+        return made.with_files(
+            {imported_data.DATASET_OPTION: str(imported_data.write_imported_data(text, made.config, roots))}
+        )
     except ConfigError as error:
         return replace(made, problems=(*made.problems, *error.problems))
 
@@ -90,7 +92,7 @@ def _data_alone(
 ) -> JsonObject:
     """Data sets without a training: they become those of the form, which keeps everything else."""
     path = imported_data.write_imported_data(data.text, form.lenient_config(given), roots)
-    values = {**dict.fromkeys(imported_data.REPLACED, ""), imported_data.OPTION: str(path)}
+    values = {**dict.fromkeys(imported_data.REPLACED, ""), imported_data.DATASET_OPTION: str(path)}
     said = Message("The data sets of {name} are in {path} now.", name=name, path=path)
     filled = {"family": given.family, "values": form.shown(given.family, values)}
     return {"message": messages.good(said, data.notes, undo=True), "fill": json.dumps(filled)}
@@ -101,7 +103,7 @@ def _notes(made: Imported, found: list[Problem]) -> list[MessageLike]:
     said = {problem.option for problem in found}
     rest = tuple(one for one in made.outcomes if one.kind not in ("unknown", "ignored") or one.key not in said)
     notes = presets.import_notes(replace(made, outcomes=rest, problems=()))
-    if imported_data.OPTION in made.texts and (file := made.config.data.dataset_config):
+    if imported_data.DATASET_OPTION in made.texts and (file := made.config.data.dataset_config):
         notes.insert(0, Message("The data sets are in {path}.", path=file))
     return notes
 

@@ -24,9 +24,9 @@ from library.importers.result import TO_FIX
 Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
 Fix = Callable[[Problem], Mapping[str, bool | str]]  # a problem -> values of fields that would mend it
 
-INEFFECTIVE = "ineffective"  # the code of what is said of an option that does nothing
+INEFFECTIVE_CODE = "ineffective"  # the code of what is said of an option that does nothing
 OTHER_TAB = "other_tab"  # the code of what a config says that is for another tab, with the tab's id and title
-MARKS = {"ok": "✓", "hint": "!", "bad": "✗"}
+VERDICT_SIGNS = {"ok": "✓", "hint": "!", "bad": "✗"}
 
 AWAY = '<button type="button" class="away" aria-label="Close">✕</button>'
 
@@ -98,7 +98,7 @@ def report_html(
         shown.append(text)
         marks += [f"#{element}"] if element and one["verdict"] == "bad" else []
         listed.append(
-            f'<li class="{one["verdict"]}"><i aria-hidden="true">{MARKS[one["verdict"]]}</i>'
+            f'<li class="{one["verdict"]}"><i aria-hidden="true">{VERDICT_SIGNS[one["verdict"]]}</i>'
             f"<b>{html.escape(one['topic'])}</b>"
             f"<span>{said}{values_button(fix(one), one['code'])}{_allow_button(problem)}</span></li>"
         )
@@ -149,7 +149,7 @@ def values_button(values: Mapping[str, bool | str], code: str = "") -> str:
     """The button that puts values into the form; an option without effect (`code`) is left out instead."""
     if not values:
         return ""
-    if code == INEFFECTIVE:
+    if code == INEFFECTIVE_CODE:
         names = html.escape(" ".join(values))
         return f' <button type="button" class="fix" data-leave="{names}"><span>Leave it out</span></button>'
     said = option_values({name: as_word(value) for name, value in values.items()})

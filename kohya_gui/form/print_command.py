@@ -83,7 +83,7 @@ def standing(config: RunConfig, where: str, roots: Sequence[Path]) -> tuple[Path
 def trains_same(path: Path, config: RunConfig) -> bool:
     """Whether a script of this config that is given this file trains just what the config says. Tokens do not count."""
     try:
-        if path.stat().st_size > paths.LARGEST:
+        if path.stat().st_size > paths.MAX_CONFIG_BYTES:
             return False
         found = build_config(type(config), flatten_sections(load_toml(path)), path.name, notes=[])
     except (ConfigError, OSError):

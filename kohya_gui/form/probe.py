@@ -8,19 +8,19 @@ from library.config.run_config import RunConfig
 from library.files import write_atomic
 from library.jobs import job as jobs
 
-KIND = "probe"
+PROBE_KIND = "probe"
 BEGUN = {"state": "running", "doing": "Preparing", "tries": [], "best": None}
 
 
 def start_probe(config: RunConfig, launch: JsonMapping) -> str:
     """Begin a probe of a config; what it is asked for by. Raises ConfigError while another one is at work."""
-    if any(job.active for job in jobs.jobs_of_kinds(KIND)):
+    if any(job.active for job in jobs.jobs_of_kinds(PROBE_KIND)):
         raise ConfigError("A probe is at work already: wait until it has ended, or stop it.")
-    folder = jobs.new(KIND)
+    folder = jobs.new(PROBE_KIND)
     toml = write_atomic(folder / "run.toml", to_toml(config))
     cpu = ["--cpu"] if launch.get("cpu") in (True, "true") else []
-    words = [KIND, str(toml), "--script", config.script, *cpu]
-    return jobs.start_job(KIND, words, folder, environment_for_check(launch)).id
+    words = [PROBE_KIND, str(toml), "--script", config.script, *cpu]
+    return jobs.start_job(PROBE_KIND, words, folder, environment_for_check(launch)).id
 
 
 def probe_state(probe_id: str) -> JsonObject:

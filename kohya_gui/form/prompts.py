@@ -18,10 +18,10 @@ from library.files import clear_errors, write_atomic
 from library.sampling import prompt_rows
 from library.sampling.prompts import SAMPLERS
 
-OPTION = "sample_prompts"
-READ = (".txt", ".toml", ".json")
-CAPTIONS = 8  # that are proposed at once
-MOST = 200  # rows
+PROMPTS_OPTION = "sample_prompts"
+PROMPT_SUFFIXES = (".txt", ".toml", ".json")
+PROPOSED_CAPTIONS = 8  # that are proposed at once
+MAX_ROWS = 200  # rows
 # Fields of a row besides the prompts: name in the file, label, help.
 NUMBERS = (
     ("width", "Width", "Pixels; empty is the default of the model family."),
@@ -95,10 +95,10 @@ def _file_field(name: str, label: str, about: str, only: str = "", shown: str = 
 
 def load_prompt_rows(sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
     """The rows of a prompt file. One that is not there yet has none."""
-    path = paths.file(sent.text("file"), roots, READ, OPTION)
+    path = paths.file(sent.text("file"), roots, PROMPT_SUFFIXES, PROMPTS_OPTION)
     if not path.exists():
         return {"rows": [], "known": ""}
-    kept_file.check_editable(path, OPTION)
+    kept_file.check_editable(path, PROMPTS_OPTION)
     return {"rows": prompt_rows.prompt_rows_of_file(path), "known": kept_file.file_state(path)}
 
 
@@ -110,14 +110,14 @@ def save_prompt_rows(form: SettingsForm, given: Submission, sent: ApiRequest, ro
     """
     rows = _rows(sent)
     named = sent.text("file").strip()
-    path = paths.file(named, roots, READ, OPTION) if named else _new(form, given, roots)
+    path = paths.file(named, roots, PROMPT_SUFFIXES, PROMPTS_OPTION) if named else _new(form, given, roots)
     known = sent.text("known")
     if path.suffix.lower() != ".txt":
         path, known = kept_file.free_path(path.with_suffix(".txt")), ""
     before = ""
     if path.exists():
-        kept_file.check_editable(path, OPTION)
-        kept_file.check_unchanged(path, known, OPTION)
+        kept_file.check_editable(path, PROMPTS_OPTION)
+        kept_file.check_unchanged(path, known, PROMPTS_OPTION)
         before = read_outside_text(path).removeprefix("\ufeff")
     text = prompt_rows.rows_as_text(rows, before)
     with clear_errors(path):
@@ -133,14 +133,14 @@ def some_captions(form: SettingsForm, given: Submission, roots: Sequence[Path]) 
     return {
         "captions": [
             {"prompt": one.caption, "width": str(one.width), "height": str(one.height)}
-            for one in proposals(config, CAPTIONS)
+            for one in proposals(config, PROPOSED_CAPTIONS)
         ]
     }
 
 
 def _rows(sent: ApiRequest) -> list[dict[str, str]]:
     found = sent.fields.get("rows")
-    if not isinstance(found, list) or len(found) > MOST or not all(map(_is_row, found)):
+    if not isinstance(found, list) or len(found) > MAX_ROWS or not all(map(_is_row, found)):
         raise ConfigError("this is not what the page sends: load it again")
     return found
 
@@ -160,4 +160,4 @@ def _new(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> Path:
     if not save_to.output_dir:
         raise ConfigError(Problem("output_dir", "is not set: choose it first, the prompts are kept there"))
     name = f"{save_to.output_name or 'sample'}-prompts.txt"
-    return kept_file.free_path(paths.file(os.path.join(save_to.output_dir, name), roots, READ, "output_dir"))
+    return kept_file.free_path(paths.file(os.path.join(save_to.output_dir, name), roots, PROMPT_SUFFIXES, "output_dir"))

@@ -12,7 +12,7 @@ from library.recipes import recipe_files
 from library.recipes.recipe_files import MEANT, PURPOSES, Recipe
 
 STEPS = "max_train_steps"
-AT_ONCE = ("train_batch_size", "gradient_accumulation_steps", "num_processes")
+BATCH_OPTIONS = ("train_batch_size", "gradient_accumulation_steps", "num_processes")
 MOST_IMAGES = 10**7
 
 
@@ -86,7 +86,7 @@ def model_values(config: type[RunConfig], given: JsonMapping) -> JsonObject:
 
 def images_in_step(given: JsonMapping) -> int:
     """How many images a step takes by these values of a form's fields, those of the launch included."""
-    numbers = [str(given.get(name) or "1") for name in AT_ONCE]
+    numbers = [str(given.get(name) or "1") for name in BATCH_OPTIONS]
     return math.prod(map(int, numbers)) if all(n.isdecimal() and len(n) < 6 for n in numbers) else 1
 
 

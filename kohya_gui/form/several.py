@@ -15,7 +15,7 @@ from library.config.problems import problem_from_json as read_problem
 from library.config.schema import options_of
 from library.runs import queue, start
 
-MOST = 12  # values at once
+MAX_VALUES = 12  # values at once
 BUTTON = '<button type="button" class="several">Try several values</button>'
 
 
@@ -89,8 +89,8 @@ def _refuse_values(name: str, typed: Sequence[str], found: Sequence[Sequence[Pro
 def _values(text: str) -> list[str]:
     """Values as they are typed: with blanks or commas between them."""
     found = [value for value in re.split(r"[\s,;]+", text) if value]
-    if not 2 <= len(found) <= MOST:
-        raise ConfigError("give 2 to {most} values with blanks between them, such as 5e-5 1e-4 2e-4", most=MOST)
+    if not 2 <= len(found) <= MAX_VALUES:
+        raise ConfigError("give 2 to {most} values with blanks between them, such as 5e-5 1e-4 2e-4", most=MAX_VALUES)
     return found
 
 

@@ -19,7 +19,7 @@ DEFAULTS = "defaults"  # the id of a start that sets nothing
 PRODUCTS = ("fp8_compute", "int8_compute", "auto_compute")
 # Most processors take many times as long in bf16 and fp8.
 EMULATED = ("mixed_precision", "full_bf16", "fp8_base", "no_half_vae")
-FP8 = (8, 9)  # the capability from which a GPU multiplies in fp8: RTX 40
+FP8_CAPABILITY = (8, 9)  # the capability from which a GPU multiplies in fp8: RTX 40
 BF16 = (8, 0)  # and from which in bf16: A100, RTX 30
 ALONE = "nothing else on the GPU"  # what a preset's sentence says where there is no memory to spare
 SPARE = 2  # GB that a GPU has more than a preset is for, from which on other programs fit beside it
@@ -74,7 +74,7 @@ def apply_preset(preset: preset_files.Preset, config: type, now: JsonMapping, no
     other than in the preset's file."""
     made, gpu = presets.apply(preset, config, now, notes), training_gpu()
     if gpu:
-        return _as_the_gpu_can(made, gpu.capability or FP8, notes)
+        return _as_the_gpu_can(made, gpu.capability or FP8_CAPABILITY, notes)
     if not made.compile.compile:
         return made
     notes.append("No GPU found, so compiling, bf16 and fp8 are switched off.")
@@ -89,7 +89,7 @@ def apply_preset(preset: preset_files.Preset, config: type, now: JsonMapping, no
 
 def _as_the_gpu_can(made: Any, capability: tuple[int, int], notes: list[MessageLike]) -> Any:
     changes: JsonObject = {}
-    if capability < FP8 and made.precision.fp8_compute:
+    if capability < FP8_CAPABILITY and made.precision.fp8_compute:
         changes = {"fp8_compute": False, "auto_compute": True}
         notes.append(
             "Unlike in the preset, auto_compute is on and fp8_compute off: this GPU has no products in fp8, and may "

@@ -45,8 +45,8 @@ from library.files import RESERVED
 from library.runs import keys, queue, start
 
 FAMILIES = {family.name: family.title for family in families.all_families()}
-BASE = {finding.BASE: 6}
-FOLDER = Path(__file__).parent
+MODEL_FIELD_WIDTH = {finding.MODEL_OPTION: 6}
+FORM_FOLDER = Path(__file__).parent
 # What came of a button: a "message" as HTML; besides, what to "fill" into the form, the "path" of its config file with
 # a mark of its contents ("opened"), a "run" that has begun, or a "file" for the downloads. What is not there stays.
 Said = JsonObject
@@ -70,26 +70,30 @@ class Tab:
 
 TABS = (
     Tab("lora", "LoRA", "lora", {
-        **BASE, "train_data_dir": 3, "output_dir": 3, "output_name": 2,
+        **MODEL_FIELD_WIDTH,
+        "train_data_dir": 3, "output_dir": 3, "output_name": 2,
         "resolution": 2, "train_batch_size": 2, "max_train_steps": 2, "network_dim": 2, "learning_rate": 2,
         "sample_images": 6,
     }),
     Tab("dreambooth", "DreamBooth", "finetune", {
-        **BASE, "train_data_dir": 3, "reg_data_dir": 3, "output_dir": 4, "output_name": 2,
+        **MODEL_FIELD_WIDTH,
+        "train_data_dir": 3, "reg_data_dir": 3, "output_dir": 4, "output_name": 2,
         "resolution": 2, "max_train_steps": 2, "learning_rate": 2, "sample_images": 6,
     }),
     Tab("finetune", "Finetune", "finetune", {
-        **BASE, "in_json": 3, "train_data_dir": 3, "dataset_config": 3, "output_dir": 3, "output_name": 2,
+        **MODEL_FIELD_WIDTH, "in_json": 3, "train_data_dir": 3, "dataset_config": 3, "output_dir": 3, "output_name": 2,
         "resolution": 2, "train_batch_size": 2, "max_train_steps": 2, "learning_rate": 2, "mixed_precision": 2,
         "sample_images": 6,
     }),
     Tab("textual-inversion", "Textual inversion", "textual-inversion", {
-        **BASE, "train_data_dir": 3, "output_dir": 3, "token_string": 2, "init_word": 2, "num_vectors_per_token": 2,
+        **MODEL_FIELD_WIDTH,
+        "train_data_dir": 3, "output_dir": 3, "token_string": 2, "init_word": 2, "num_vectors_per_token": 2,
         "output_name": 2, "resolution": 2, "train_batch_size": 2, "max_train_steps": 3, "learning_rate": 3,
         "sample_images": 6,
     }),
     Tab("lllite", "LLLite", "lllite", {
-        **BASE, "train_data_dir": 3, "conditioning_data_dir": 3, "output_dir": 4, "output_name": 2,
+        **MODEL_FIELD_WIDTH,
+        "train_data_dir": 3, "conditioning_data_dir": 3, "output_dir": 4, "output_name": 2,
         "network_dim": 3, "cond_emb_dim": 3, "resolution": 2, "max_train_steps": 2, "learning_rate": 2,
         "sample_images": 6,
     }),
@@ -116,7 +120,7 @@ class TrainingTab:
             "network": adapter.adapter_section(),
         }
         below = {
-            finding.BASE: models.download_button("Base model"),
+            finding.MODEL_OPTION: models.download_button("Base model"),
             **dict.fromkeys(("learning_rate", "network_dim"), several.BUTTON),
             **caches.BUTTONS,
         }
@@ -133,7 +137,7 @@ class TrainingTab:
             "tab": self.tab.id,
             "form": self.form.markup(starts),
         }
-        made = (FOLDER / "tab.html").read_text(encoding="utf-8")
+        made = (FORM_FOLDER / "tab.html").read_text(encoding="utf-8")
         for name, part in parts.items():
             made = made.replace(f"[{name}]", part)
         return made
@@ -251,7 +255,7 @@ class TrainingTab:
 
     def _report(self, report: isolated.Report, family: str) -> str:
         places = self.form.places(family)
-        files = (finding.BASE, *families.facts_of(family).part_options)
+        files = (finding.MODEL_OPTION, *families.facts_of(family).part_options)
         return messages.report_html(report, places, lambda one: self._shown_fix(family, one), files)
 
     def on_print(self, sent: str, where: str) -> Said:

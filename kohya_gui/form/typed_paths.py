@@ -9,7 +9,7 @@ from kohya_gui.server.allowed_folders import ABSENT
 from library.config.problems import ConfigError, Problem
 from library.config.values import Option
 
-MODEL = "pretrained_model_name_or_path"  # which is judged by what is in it
+MODEL_OPTION = "pretrained_model_name_or_path"  # which is judged by what is in it
 IN_PLACE = "data:"  # the beginning of an image that is written out instead of named
 
 
@@ -21,7 +21,7 @@ def find_path_problems(
     found: dict[str, Problem] = {}
     for name, option in known.items():
         text = str(given.get(name) or "").strip()
-        if not text or option.kind not in ("file", "folder") or name == MODEL:
+        if not text or option.kind not in ("file", "folder") or name == MODEL_OPTION:
             continue
         if problem := _find_path_problem(option, text, roots, name == typing):
             found[name] = problem

@@ -17,7 +17,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 
 LANGUAGES = {"en": "English", "zh": "中文", "ja": "日本語"}
-FOLDER = Path(__file__).parent / "words"
+CATALOGUES_FOLDER = Path(__file__).parent / "words"
 
 
 # Why: docs/decisions/2026-11-20-english-in-the-sources.md
@@ -28,7 +28,7 @@ def load_catalogue(language: str) -> Mapping[str, str]:
 
     if language not in LANGUAGES or language == "en":
         raise ConfigError("there are no words for {language}", language=language)
-    with (FOLDER / f"{language}.po").open("rb") as file:
+    with (CATALOGUES_FOLDER / f"{language}.po").open("rb") as file:
         return dict(
             pair for line in read_po(file) if line.id and line.string for pair in _template_pairs(line.id, line.string)
         )

@@ -38,10 +38,10 @@ EXTENTS = {
     "step": ("The training step", ["--part", "step"]),
     "all": ("Text encoders, VAE, blocks and step", []),
 }
-WAYS = {"usual": ("The usual settings", []), "every": ("All settings", ["--candidate", "all"])}
-KINDS = {"doctor": "Doctor", "bench": "Bench", "profile": "Profile", "cache": "Cache"}
-LISTED = 12
-SIZES = re.compile(r"[0-9]{2,4}( *, *[0-9]{2,4}){0,5}")
+BENCH_CHOICES = {"usual": ("The usual settings", []), "every": ("All settings", ["--candidate", "all"])}
+JOB_TITLES = {"doctor": "Doctor", "bench": "Bench", "profile": "Profile", "cache": "Cache"}
+MAX_JOBS_LISTED = 12
+SIZES_PATTERN = re.compile(r"[0-9]{2,4}( *, *[0-9]{2,4}){0,5}")
 
 
 class LabTab:
@@ -61,7 +61,7 @@ class LabTab:
 
     def look(self, sent: ApiRequest) -> JsonObject:
         """The measurements there are, and the one that is looked at: the newest, if none is named."""
-        known = jobs.jobs_of_kinds(*KINDS)[:LISTED]
+        known = jobs.jobs_of_kinds(*JOB_TITLES)[:MAX_JOBS_LISTED]
         chosen = next((job for job in known if job.id == sent.text("job")), known[0] if known else None)
         listed = [{"id": job.id, "title": job_title(job), "busy": job.active} for job in known]
         tabs = [[tab, name] for tab, name in self.titles.items()]
@@ -70,7 +70,7 @@ class LabTab:
     def start(self, sent: ApiRequest) -> JsonObject:
         """Begin a measurement."""
         kind = sent.text("kind")
-        if kind not in KINDS:
+        if kind not in JOB_TITLES:
             raise ConfigError("There is no such button: load the page again.")
         plain = {"doctor": ["doctor"], "cache": ["cache", *["--clean"] * sent.flag("clean")]}
         return {"job": begun(kind, plain.get(kind) or self._command(kind, sent))}
@@ -100,9 +100,9 @@ class LabTab:
         """The command line of a bench or a profile. Whatever the browser sends is chosen from what is known."""
         model, sizes, batch = sent.text("model"), sent.text("sizes").strip(), sent.number("batch", 1, 64)
         extent, ways = sent.text("extent", "step"), sent.text("ways", "usual")
-        if extent not in EXTENTS or ways not in WAYS or not (model in MODELS or model in self.forms):
+        if extent not in EXTENTS or ways not in BENCH_CHOICES or not (model in MODELS or model in self.forms):
             raise ConfigError("There is no such choice: load the page again.")
-        sides = [int(side) for side in sizes.split(",")] if SIZES.fullmatch(sizes) else []
+        sides = [int(side) for side in sizes.split(",")] if SIZES_PATTERN.fullmatch(sizes) else []
         if sizes and not (sides and all(64 <= side <= 8192 and side % 64 == 0 for side in sides)):
             raise ConfigError(
                 "Image sizes: write multiples of 64 from 64 to 8192 with commas between, such as 512, 1024."
@@ -113,7 +113,7 @@ class LabTab:
         wanted = sizes.replace(" ", "").split(",")[: 1 if kind == "profile" else None]  # a profile is of one size
         given += ["--resolution", ",".join(wanted)] if sizes else []
         given += ["--batch", str(batch)] if model in MODELS else []
-        return [*given, "--profile"] if kind == "profile" else [*given, *EXTENTS[extent][1], *WAYS[ways][1]]
+        return [*given, "--profile"] if kind == "profile" else [*given, *EXTENTS[extent][1], *BENCH_CHOICES[ways][1]]
 
     def _written(self, tab: str, sent: ApiRequest) -> list[str]:
         """A form as a TOML for the command; its model has to be there, its images need not."""
@@ -138,7 +138,7 @@ class LabTab:
             .read_text(encoding="utf-8")
             .replace("[models]", _choices(models, usual))
             .replace("[extents]", _choices({name: text for name, (text, _) in EXTENTS.items()}))
-            .replace("[ways]", _choices({name: text for name, (text, _) in WAYS.items()}))
+            .replace("[ways]", _choices({name: text for name, (text, _) in BENCH_CHOICES.items()}))
         )
 
 
@@ -147,7 +147,7 @@ def begun(kind: str, arguments: Sequence[str]) -> str:
 
     Raises ConfigError while another measurement or a training is at work, for both would be slower than they are.
     """
-    if busy := next((job for job in jobs.jobs_of_kinds(*KINDS) if job.active), None):
+    if busy := next((job for job in jobs.jobs_of_kinds(*JOB_TITLES) if job.active), None):
         raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.kind)
     if kind != "doctor" and (training := reader.active()):
         raise ConfigError(
@@ -163,7 +163,7 @@ def job_title(job: jobs.BackgroundJob) -> Message:
     """Kind, moment and subject, for the list."""
     when = dates.moment(job.started)
     subject = job.result.get("subject", {}).get("title", "")
-    return join_messages([piece for piece in (KINDS.get(job.kind, job.kind), when, subject) if piece], " · ")
+    return join_messages([piece for piece in (JOB_TITLES.get(job.kind, job.kind), when, subject) if piece], " · ")
 
 
 def view(job: jobs.BackgroundJob) -> JsonObject:
@@ -173,7 +173,7 @@ def view(job: jobs.BackgroundJob) -> JsonObject:
     shown = {
         "id": job.id,
         "kind": job.kind,
-        "title": KINDS.get(job.kind, job.kind),
+        "title": JOB_TITLES.get(job.kind, job.kind),
         "state": word,
         "mood": mood,
         "busy": job.active,

@@ -19,8 +19,8 @@ from library.files import free_space
 from library.jobs import job as jobs
 from library.runs import keys
 
-FOLDER = ("kohya", "models")  # below the first root, unless another folder is chosen
-MOST = 12  # files that are downloaded at once
+MODELS_FOLDER = ("kohya", "models")  # below the first root, unless another folder is chosen
+MAX_DOWNLOADS = 12  # files that are downloaded at once
 
 
 def download_button(label: str) -> str:
@@ -60,7 +60,7 @@ class ModelsApi:
         for model in self._found(folder, named):
             for option in model.uses.get(family, ()):
                 shown = {"path": str(model.path), "name": model.path.name, "size": model.size, "words": model.words}
-                if option == finding.BASE:
+                if option == finding.MODEL_OPTION:
                     bases.append({**shown, "options": form.shown(family, model.options)})
                 else:
                     parts.setdefault(option, []).append(shown)
@@ -72,7 +72,7 @@ class ModelsApi:
             "bases": bases,
             "parts": parts,
             "offers": [self._offer(model, form, family) for model in facts.hub_models],
-            "labels": {option: places[option][0] for option in (finding.BASE, *facts.part_options)},
+            "labels": {option: places[option][0] for option in (finding.MODEL_OPTION, *facts.part_options)},
             "busy": next((job.id for job in jobs.jobs_of_kinds("models") if job.active), ""),
         }
 
@@ -82,7 +82,7 @@ class ModelsApi:
         if form is None:
             raise ConfigError("There is no such choice: load the page again.")
         given = form.parse_submission(sent.text("sent"))
-        model = paths.allowed_path(str(given.values.get(finding.BASE) or ""), self.roots, finding.BASE)
+        model = paths.allowed_path(str(given.values.get(finding.MODEL_OPTION) or ""), self.roots, finding.MODEL_OPTION)
         lacking = [problem.option for problem in find_missing(form.lenient_config(given))]
         wanted = [name for name in families.facts_of(given.family).part_options if name in lacking]
         found = self._parts(model, given.family, wanted)
@@ -154,7 +154,7 @@ class ModelsApi:
 
     def _folder(self, sent: ApiRequest) -> Path:
         """The folder for models: as it was sent, or the usual one. It need not be there yet."""
-        text = sent.text("folder").strip() or str(self.roots[0].joinpath(*FOLDER))
+        text = sent.text("folder").strip() or str(self.roots[0].joinpath(*MODELS_FOLDER))
         path = paths.allowed_path(text, self.roots, "folder", is_new=True)
         if path.exists() and not path.is_dir():
             raise ConfigError("folder: {path} is not a folder", path=path)
@@ -166,7 +166,7 @@ class ModelsApi:
 
     def _names(self, sent: ApiRequest) -> list[str]:
         names = list(dict.fromkeys(sent.texts("files")))
-        if not 0 < len(names) <= MOST or any(name.count("/") < 2 or name.startswith("-") for name in names):
+        if not 0 < len(names) <= MAX_DOWNLOADS or any(name.count("/") < 2 or name.startswith("-") for name in names):
             raise ConfigError("This is not what the page sends: load it again")
         return names
 

@@ -22,11 +22,11 @@ from library.config.run_config import RunConfig
 from library.families import RUNS, config_class
 from library.runs import bundle, explain, gpu_slots, layout, queue, reader, resume, start, stop
 
-ROOT = Path(__file__).resolve().parents[2]
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
 DOCTOR = [sys.executable, "-m", "library.cli.main", "doctor", "--json", "--quick"]
 MUCH = 60.0  # seconds of work that are not discarded without confirmation
-DOCTOR_PATIENCE = 120  # seconds; it imports PyTorch
-WORDS = {
+DOCTOR_TIMEOUT = 120  # seconds; it imports PyTorch
+ACTION_ANSWERS = {
     "after_step": "It stops after this step and saves a state to resume from.",
     "now": "It ends this step early, saves what it has learned with a state to resume from, and stops.",
     "kill": "It was killed.",
@@ -40,7 +40,7 @@ def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
     said: MessageLike = ""
     if run.active:
         asked = layout.stop_asked(run.folder)
-        said = _with_next(WORDS[asked]) if asked else ""
+        said = _with_next(ACTION_ANSWERS[asked]) if asked else ""
         shown = [("after_step", "Stop after this step", "")] * (not asked)
         shown += [("now", "Stop now", "stop")] * (asked in ("", "after_step"))
         shown += [("kill", "Kill", "stop")] * stop.hangs(run)
@@ -147,7 +147,7 @@ class RunActions:
             return self._opened(reopen.started_config(run), resume.run_launch_options(run), run.id)
         else:
             raise ConfigError("There is no such button: load the page again.")
-        return {"said": _with_next(WORDS[what]) if what in layout.STOPS else WORDS[what]}
+        return {"said": _with_next(ACTION_ANSWERS[what]) if what in layout.STOPS else ACTION_ANSWERS[what]}
 
     def resumed(self, run: reader.RecordedRun) -> tuple[MessageLike, str]:
         """Resume a run now, or queue it until devices are free: a sentence about that, and the id of what has begun."""
@@ -263,7 +263,13 @@ def _doctor() -> str:
     """What `kohya doctor` says of this machine."""
     try:
         return subprocess.run(
-            DOCTOR, capture_output=True, text=True, errors="replace", timeout=DOCTOR_PATIENCE, check=False, cwd=ROOT
+            DOCTOR,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=DOCTOR_TIMEOUT,
+            check=False,
+            cwd=PROJECT_ROOT,
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         return f"kohya doctor could not be asked: {type(error).__name__}\n"

@@ -11,7 +11,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import Message
 
 WIDTH, HEIGHT, MOST_POINTS = 600, 150, 300  # units of a chart, and points of a line at most
-NAMES = 3  # learning rates that are shown
+MAX_RATES_SHOWN = 3  # learning rates that are shown
 
 
 def curves(
@@ -55,7 +55,7 @@ def rate_chart(rates: Sequence[tuple[int, dict[str, float]]], resumed: Sequence[
     if len(rows) < 2:
         return ""
     one = all(len(set(known.values())) == 1 for _, known in rows)
-    names = list(dict.fromkeys(name for _, known in rows for name in known))[: 1 if one else NAMES]
+    names = list(dict.fromkeys(name for _, known in rows for name in known))[: 1 if one else MAX_RATES_SHOWN]
     frame = _Frame(rows[0][0], rows[-1][0], 0.0, max(rate for _, known in rows for rate in known.values()) or 1.0)
     polylines = "".join(
         f'<polyline class="r{at}" points="{frame.line((s, known[name]) for s, known in rows if name in known)}"/>'
@@ -98,7 +98,8 @@ def _gpu_chart(rows: Sequence[tuple[int, JsonObject]], key: str, title: str, uni
     highest = max(value for line in lines.values() for _, value in line)
     frame = _Frame(rows[0][0], rows[-1][0], 0.0, max(most, highest), ends)
     polylines = "".join(
-        f'<polyline class="r{at % NAMES}" points="{frame.line(line)}"/>' for at, line in enumerate(lines.values())
+        f'<polyline class="r{at % MAX_RATES_SHOWN}" points="{frame.line(line)}"/>'
+        for at, line in enumerate(lines.values())
     )
     now = [f"{line[-1][1]:.4g} {unit}" for line in lines.values()]
     about = Message(
@@ -108,7 +109,7 @@ def _gpu_chart(rows: Sequence[tuple[int, JsonObject]], key: str, title: str, uni
         last=ends[1],
         value=", ".join(now),
     )
-    names = [f'<i class="r{at % NAMES}"></i>{html.escape(name)} ' for at, name in enumerate(lines)]
+    names = [f'<i class="r{at % MAX_RATES_SHOWN}"></i>{html.escape(name)} ' for at, name in enumerate(lines)]
     return (
         f'<figure class="chart low"><figcaption>{title} <small>{"".join(names if len(names) > 1 else now)}</small>'
         f"</figcaption>{frame.around(polylines, about, ())}</figure>"

@@ -9,7 +9,7 @@ from library.config.json_types import JsonObject, JsonValue
 from library.config.problems import Message, MessageLike, counted, join_messages
 from library.runs.reader import RecordedRun, RunProgress
 
-SHOWN = 8  # of a kind, the newest
+MAX_EVENTS_SHOWN = 8  # of a kind, the newest
 
 
 def history_html(run: RecordedRun, progress: RunProgress) -> str:
@@ -70,7 +70,7 @@ def _number_or_zero(value: JsonValue) -> float:
 
 def _list(title: str, lines: Iterable[MessageLike], kind: str, sum_up: MessageLike = "") -> str:
     every = [line for line in lines if line]
-    shown = every[-SHOWN:]
+    shown = every[-MAX_EVENTS_SHOWN:]
     if not shown:
         return ""
     more = sum_up or (

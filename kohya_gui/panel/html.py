@@ -24,7 +24,7 @@ STATES = {
     "failed": ("Failed", "bad"),
     "interrupted": ("Interrupted", "bad"),
 }
-ENDING = {
+STATE_WHILE_STOPPING = {
     "": "",
     "after_step": "{doing} · stops after this step",
     "now": "{doing} · saves and stops",
@@ -48,7 +48,7 @@ RUNS_TO_COME = (
     "{ .live .empty.unread { box-sizing: border-box; height: 31px; overflow: hidden } }</style>"
 )
 SILENT = 300.0  # seconds without an event of a running training, after which the panel says so
-FULL = 0.95  # of a memory or a disk, from which on it is marked
+NEARLY_FULL = 0.95  # of a memory or a disk, from which on it is marked
 
 
 def run_list_html(runs: Iterable[tuple[str, str]], picked: str) -> str:
@@ -138,7 +138,7 @@ def _failure(run: RecordedRun) -> str:
 def _bar_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
     left, right, done, of = _doing(run, progress, now)
     if run.state == "stopping":
-        left = Message(ENDING[layout.stop_asked(run.folder)] or "{doing}", doing=left)
+        left = Message(STATE_WHILE_STOPPING[layout.stop_asked(run.folder)] or "{doing}", doing=left)
     if run.active and (silent := _silent(progress, now)):
         left = Message("{doing} · no progress for {time}", doing=left, time=duration_in_words(silent))
     share = min(1.0, done / of) if of else 0.0
@@ -241,14 +241,14 @@ def shown_rates(given: Any) -> dict[str, float]:
     return {"": next(iter(known.values()))} if len(set(known.values())) == 1 else dict(list(known.items())[:3])
 
 
-PARTS = ("data_s", "transfer_s", "compute_s")  # waiting for data, copying to the GPU, computing
+STEP_TIMES = ("data_s", "transfer_s", "compute_s")  # waiting for data, copying to the GPU, computing
 
 
 def time_bar(last: JsonObject) -> str:
     """Where the time of the last step went, as a bar and in words."""
-    parts = [(name, float(last[name])) for name in PARTS if isinstance(last.get(name), int | float)]
+    parts = [(name, float(last[name])) for name in STEP_TIMES if isinstance(last.get(name), int | float)]
     whole = sum(seconds for _, seconds in parts)
-    if len(parts) < len(PARTS) or whole <= 0:
+    if len(parts) < len(STEP_TIMES) or whole <= 0:
         return ""
     bars = "".join(f'<i class="{name}" style="width:{seconds / whole:.1%}"></i>' for name, seconds in parts)
     shares = {name: f"{seconds / whole:.0%}" for name, seconds in parts}
@@ -301,7 +301,7 @@ def _gpu(gpu: machine.GpuStatus) -> str:
 def _used(title: MessageLike, used: float, total: float, unit: str, words: MessageLike = "", about: str = "") -> str:
     share = min(1.0, max(0.0, used / total)) if total else 0.0
     words = words or f"{used:.1f} / {total:.1f} {unit}"
-    full = " full" if share > FULL else ""
+    full = " full" if share > NEARLY_FULL else ""
     return (
         f'<div class="used{full}" title="{html.escape(str(about))}"{data(title, words)}>'
         f"<span>{html.escape(str(title))}</span>"

@@ -14,7 +14,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import Message
 from library.runs import layout, queue, reader, registry
 
-KEPT = 30  # runs to choose from
+MAX_RUNS_LISTED = 30  # runs to choose from
 # On a phone the panel is one line until it is opened.
 UNFOLD = '<button type="button" class="unfold" aria-expanded="false" aria-label="Details of the run"></button>'
 # Nothing of an event is queued or overlaid: each answers within some milliseconds.
@@ -103,7 +103,7 @@ def _part(value: str) -> gr.HTML:
 def _read_shown_run(picked: str) -> tuple[reader.RecordedRun | None, JsonObject]:
     """The run to show, and what the look of each part of the panel follows from."""
     every = reader.runs()
-    runs = every[:KEPT]
+    runs = every[:MAX_RUNS_LISTED]
     run = _choose_run(picked, runs)
     waits = html.waiting(queue.read_queue())
     if run is None:

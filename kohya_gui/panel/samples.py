@@ -18,10 +18,10 @@ from library.config.problems import ConfigError, Message, MessageLike
 from library.runs import reader
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp")
-SMALL = 192  # pixels of a thumbnail's longer side
+THUMBNAIL_SIDE = 192  # pixels of a thumbnail's longer side
 MOST_PIXELS, MOST_BYTES = 40_000_000, 60_000_000
-SHOWN = 60  # pictures of a prompt, the newest
-KEPT = {"cache-control": "private, max-age=86400", "content-security-policy": "default-src 'none'"}
+MAX_PICTURES_PER_PROMPT = 60  # pictures of a prompt, the newest
+SAMPLE_HEADERS = {"cache-control": "private, max-age=86400", "content-security-policy": "default-src 'none'"}
 
 
 def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
@@ -41,7 +41,9 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
 
 def _row(run: reader.RecordedRun, number: int, events: list[tuple[int, JsonObject]]) -> str:
     prompt = str(events[-1][1].get("prompt") or "") or Message("Prompt {number}", number=number + 1)
-    pictures = "".join(_sample_html(run, place, event, prompt) for place, event in reversed(events[-SHOWN:]))
+    pictures = "".join(
+        _sample_html(run, place, event, prompt) for place, event in reversed(events[-MAX_PICTURES_PER_PROMPT:])
+    )
     said = html.escape(str(prompt))
     return f'<p title="{said}"{data(prompt)}>{said}</p><div class="strip" role="group">{pictures}</div>'
 
@@ -73,7 +75,7 @@ def serve_sample(query: Mapping[str, str]) -> Response:
     changed = path.stat().st_mtime_ns
     body = thumbnail(path, changed) if query.get("small") else whole(path)
     kind = "image/jpeg" if query.get("small") else mimetypes.guess_type(path.name)[0]
-    return Response(body, media_type=kind or "application/octet-stream", headers=KEPT)
+    return Response(body, media_type=kind or "application/octet-stream", headers=SAMPLE_HEADERS)
 
 
 def sample_file(run: reader.RecordedRun, place: int) -> Path:
@@ -93,9 +95,9 @@ def thumbnail(path: Path, changed: int) -> bytes:
     """A small JPEG of an image; `changed` is when its file was written. Raises ConfigError for what is none."""
     made = io.BytesIO()
     with _open_sample(path) as picture:
-        picture.draft("RGB", (SMALL, SMALL))
+        picture.draft("RGB", (THUMBNAIL_SIDE, THUMBNAIL_SIDE))
         small = picture.convert("RGB")
-        small.thumbnail((SMALL, SMALL), Image.Resampling.LANCZOS)
+        small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
         small.save(made, "JPEG", quality=82)
     return made.getvalue()
 

@@ -22,9 +22,9 @@ from library.runs import layout, reader
 from library.sampling import prompt_rows, prompts
 from library.sampling.plan import check_image_count
 
-KIND = "compare"
-LISTED = 20  # runs
-ENCODERS = ("", "dinov2", "clip")
+COMPARE_KIND = "compare"
+MAX_RUNS_LISTED = 20  # runs
+ENCODER_CHOICES = ("", "dinov2", "clip")
 RESULT = "comparison.json"
 PLACE = re.compile(r"compare-[\d-]+")  # the folder of a comparison in that of its run
 
@@ -47,7 +47,7 @@ class FileComparison:
 
     def choices(self, sent: ApiRequest) -> JsonObject:
         """The runs whose files can be compared, the newest first."""
-        known = [run for run in reader.runs() if plan.is_comparable(run)][:LISTED]
+        known = [run for run in reader.runs() if plan.is_comparable(run)][:MAX_RUNS_LISTED]
         titles = [dates.moment(float(run.facts.get("started") or 0)) for run in known]
         return {
             "runs": [
@@ -58,7 +58,7 @@ class FileComparison:
 
     def begin(self, sent: ApiRequest) -> JsonObject:
         """Start comparing. What can be wrong with the form is said before."""
-        if busy := next((job for job in jobs.jobs_of_kinds(KIND) if job.active), None):
+        if busy := next((job for job in jobs.jobs_of_kinds(COMPARE_KIND) if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
         run = _run(sent.text("run"))
         config = plan.config_of_run(run)
@@ -66,22 +66,22 @@ class FileComparison:
         files, _ = plan.saved_files_of_run(run)
         for file in files:
             paths.allowed_path(str(file.path), self.roots, "file")
-        words = [KIND, run.id, *self._encoder(sent)]
+        words = [COMPARE_KIND, run.id, *self._encoder(sent)]
         lines = [line.strip() for line in sent.text("prompts").splitlines() if line.strip()]
         text = prompt_rows.rows_as_text([{"prompt": line} for line in lines]) if lines else ""
         if text:
             check_image_count(len(files), [prompts.parse_line(line) for line in text.splitlines()])
-        place = jobs.new(KIND)
+        place = jobs.new(COMPARE_KIND)
         if text:
             write_atomic(place / "prompts.txt", text)
             words.append(f"--prompts={place / 'prompts.txt'}")
-        return {"job": job_status(jobs.start_job(KIND, words, place))}
+        return {"job": job_status(jobs.start_job(COMPARE_KIND, words, place))}
 
     def _encoder(self, sent: ApiRequest) -> list[str]:
         chosen = sent.text("encoder")
         if chosen == "folder":
             chosen = str(paths.existing_folder(sent.text("folder"), self.roots, "Folder of the encoder"))
-        elif chosen not in ENCODERS:
+        elif chosen not in ENCODER_CHOICES:
             raise ConfigError("There is no such choice: load the page again.")
         return [f"--encoder={chosen}"] if chosen else []
 
@@ -135,7 +135,7 @@ class FileComparison:
         small = query.get("small")
         body = samples.thumbnail(path, path.stat().st_mtime_ns) if small else samples.whole(path)
         kind = "image/jpeg" if small else mimetypes.guess_type(path.name)[0]
-        return Response(body, media_type=kind or "application/octet-stream", headers=samples.KEPT)
+        return Response(body, media_type=kind or "application/octet-stream", headers=samples.SAMPLE_HEADERS)
 
 
 def comparison_html() -> str:
@@ -153,7 +153,7 @@ def _run(name: str) -> reader.RecordedRun:
 
 def _newest(run: reader.RecordedRun) -> JsonObject:
     """What a job has found last for a run, else what is stored in its folder."""
-    for job in jobs.jobs_of_kinds(KIND):
+    for job in jobs.jobs_of_kinds(COMPARE_KIND):
         arguments = job.facts.get("arguments") or ()
         if run.id in arguments and job.result.get("files"):
             return job.result

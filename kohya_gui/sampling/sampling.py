@@ -30,11 +30,11 @@ from library.jobs import job as jobs
 from library.runs import layout, reader, resume
 from library.sampling import plan, prompt_rows, prompts
 
-KIND = "sample"
+SAMPLE_KIND = "sample"
 LEARNED = (".safetensors", ".pt", ".ckpt")  # endings of files that can be sampled with
 GUIDE = "controlnet_image"
-LISTED = 20  # runs, and as many comparisons as jobs are kept
-FOLDER = ("kohya", "generated")  # below the first root, unless another folder is chosen
+MAX_RUNS_LISTED = 20  # runs, and as many comparisons as jobs are kept
+GENERATED_FOLDER = ("kohya", "generated")  # below the first root, unless another folder is chosen
 TAB, RUN, JOB = "tab:", "run:", "job:"  # what begins the name of a choice
 
 
@@ -64,9 +64,11 @@ class SamplingTab:
 
     def choices(self, sent: ApiRequest) -> JsonObject:
         """Which models can be sampled with, and what can be shown; nothing of what was sent counts."""
-        runs = sorted(reader.runs(), key=lambda run: float(run.facts.get("started") or 0), reverse=True)[:LISTED]
+        runs = sorted(reader.runs(), key=lambda run: float(run.facts.get("started") or 0), reverse=True)[
+            :MAX_RUNS_LISTED
+        ]
         forms = [[TAB + tab, Message("The form of {name}", name=title)] for tab, title in self.titles.items()]
-        done = [job for job in jobs.jobs_of_kinds(KIND) if job.result.get("files")]
+        done = [job for job in jobs.jobs_of_kinds(SAMPLE_KIND) if job.result.get("files")]
         when = [dates.moment(job.started, "%H:%M:%S") for job in done]
         generated = [[JOB + job.id, Message("Images of {time}", time=at)] for job, at in zip(done, when, strict=True)]
         listed = [[RUN + run.id, Message("Run {run}", run=run.id)] for run in runs]
@@ -85,7 +87,7 @@ class SamplingTab:
 
     def begin(self, sent: ApiRequest) -> JsonObject:
         """Start generating. What can be wrong with the form is said before."""
-        if busy := next((job for job in jobs.jobs_of_kinds(KIND) if job.active), None):
+        if busy := next((job for job in jobs.jobs_of_kinds(SAMPLE_KIND) if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
         (config, word), loras = self._config(sent), [self._lora(line) for line in sent.texts("loras") if line.strip()]
         compare, strengths = sent.text("compare"), _parse_strengths(sent.text("strengths", "1"))
@@ -97,11 +99,11 @@ class SamplingTab:
         columns = plan.plan_columns(compare, loras, strengths)
         plan.check_image_count(len(columns), [prompts.parse_line(line) for line in lines])
         folder = paths.allowed_path(sent.text("folder"), self.roots, "folder", is_new=True)
-        place = jobs.new(KIND)
+        place = jobs.new(SAMPLE_KIND)
         write_atomic(place / f"{config.script}.toml", to_toml(config))
         write_atomic(place / "prompts.txt", "\n".join(lines) + "\n")
         words = [
-            KIND,
+            SAMPLE_KIND,
             str(place / f"{config.script}.toml"),
             f"--prompts={place / 'prompts.txt'}",
             f"--out={folder}",
@@ -110,7 +112,7 @@ class SamplingTab:
             *(f"--lora={path}={strength:g}" for path, strength in loras),
             *[f"--word={word}"] * bool(word),
         ]
-        return {"job": job_status(jobs.start_job(KIND, words, place))}
+        return {"job": job_status(jobs.start_job(SAMPLE_KIND, words, place))}
 
     def sheet(self, sent: ApiRequest) -> JsonObject:
         """Pictures in rows and columns: of a comparison, or of a run's samples by prompt and step."""
@@ -144,7 +146,7 @@ class SamplingTab:
         small = query.get("small")
         body = samples.thumbnail(path, path.stat().st_mtime_ns) if small else samples.whole(path)
         kind = "image/jpeg" if small else mimetypes.guess_type(path.name)[0]
-        return Response(body, media_type=kind or "application/octet-stream", headers=samples.KEPT)
+        return Response(body, media_type=kind or "application/octet-stream", headers=samples.SAMPLE_HEADERS)
 
     def _config(self, sent: ApiRequest) -> tuple[RunConfig, str]:
         """What of a form or a run's config a comparison needs, and the word that it teaches."""
@@ -192,7 +194,7 @@ class SamplingTab:
             .replace("[row]", lora_row("sampling-lora", "learned", "File"))
             .replace("[browse-guide]", picker.browse_button(GUIDE, "Control image", "file"))
             .replace("[browse]", picker.browse_button("folder", "Folder for images", "folder"))
-            .replace("[folder]", escape(str(self.roots[0].joinpath(*FOLDER))))
+            .replace("[folder]", escape(str(self.roots[0].joinpath(*GENERATED_FOLDER))))
         )
 
 

@@ -19,8 +19,8 @@ from library.config.problems import ConfigError, Message, Problem
 from library.files import RESERVED
 from library.runs import keys, layout, registry
 
-ENDING = re.compile(r"\.[a-z]\w{1,11}", re.I)  # of a file; v1.5 is a folder
-MOST = 200  # folders that are kept
+FILE_SUFFIX = re.compile(r"\.[a-z]\w{1,11}", re.I)  # of a file; v1.5 is a folder
+MAX_ALLOWED_FOLDERS = 200  # folders that are kept
 CODE = "code:"  # before a name of code that the page asks to allow
 ABSENT = "absent"  # the code of the problem of a folder that does not exist
 NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
@@ -101,9 +101,11 @@ class AllowedFolders:
             raise ConfigError("{path} does not exist", path=folder)
         kept = list(allowed_folders())
         if folder not in kept:
-            if len(kept) >= MOST:
+            if len(kept) >= MAX_ALLOWED_FOLDERS:
                 raise ConfigError(
-                    "{folder} holds {most} folders: take out those that are not used.", folder=allowed_file(), most=MOST
+                    "{folder} holds {most} folders: take out those that are not used.",
+                    folder=allowed_file(),
+                    most=MAX_ALLOWED_FOLDERS,
                 )
             _store([*kept, folder], remembered_code())
         return {"said": Message("Allowed: {folder}", folder=folder)}
@@ -120,9 +122,11 @@ def _allow_code(name: str) -> JsonObject:
         raise ConfigError("This is not the name of code.")
     known = remembered_code()
     if name not in known:
-        if len(known) >= MOST:
+        if len(known) >= MAX_ALLOWED_FOLDERS:
             raise ConfigError(
-                "{folder} holds {most} names: take out those that are not used.", folder=allowed_file(), most=MOST
+                "{folder} holds {most} names: take out those that are not used.",
+                folder=allowed_file(),
+                most=MAX_ALLOWED_FOLDERS,
             )
         _store(allowed_folders(), (*known, name))
     return {"said": Message("Allowed: {folder}", folder=name)}
@@ -136,7 +140,7 @@ def remembered_code() -> tuple[str, ...]:
     """The names of code that may run; the file's contents are not trusted."""
     stored = layout.load_facts(allowed_file()).get("code")
     named = [text for text in stored if isinstance(text, str)] if isinstance(stored, list) else []
-    return tuple(text for text in named[:MOST] if NAME.fullmatch(text))
+    return tuple(text for text in named[:MAX_ALLOWED_FOLDERS] if NAME.fullmatch(text))
 
 
 def allowed_folders() -> tuple[Path, ...]:
@@ -153,7 +157,7 @@ def allowed_folders() -> tuple[Path, ...]:
 def _remembered(path: Path, modified: int, number: int) -> tuple[Path, ...]:
     stored = layout.load_facts(path).get("folders")
     named = [Path(text) for text in stored if isinstance(text, str)] if isinstance(stored, list) else []
-    return tuple(folder for folder in named[:MOST] if folder.is_absolute() and not _forbidden(folder))
+    return tuple(folder for folder in named[:MAX_ALLOWED_FOLDERS] if folder.is_absolute() and not _forbidden(folder))
 
 
 def outside_roots(what: str, path: Path, roots: Sequence[Path], is_new: bool = False) -> Problem:
@@ -187,7 +191,7 @@ def asked_folder(problem: Problem) -> str:
 
 def folder_to_allow(path: Path) -> Path:
     """The folder that has to be allowed for a path: it, or the one that a file is or will be in."""
-    is_file = path.is_file() or (not path.exists() and ENDING.fullmatch(path.suffix) is not None)
+    is_file = path.is_file() or (not path.exists() and FILE_SUFFIX.fullmatch(path.suffix) is not None)
     return path.parent if is_file else path
 
 

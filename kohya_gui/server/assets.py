@@ -11,9 +11,9 @@ from typing import Any
 import gradio
 from starlette.types import Receive, Send
 
-FOLDER = Path(gradio.__file__).parent / "templates" / "frontend" / "assets"
-PREFIX = "/assets/"
-TEXT = (".js", ".css", ".svg", ".json")
+ASSETS_FOLDER = Path(gradio.__file__).parent / "templates" / "frontend" / "assets"
+ASSETS_ADDRESS = "/assets/"
+TEXT_SUFFIXES = (".js", ".css", ".svg", ".json")
 # The seconds of an event, counted anew for every frame; those of the loader go on for good after it has gone. Nothing
 # shows them on the page. Another version of Gradio, where this is written otherwise, is sent as it is.
 _STOPWATCH = re.compile(rb"function ([\w$]+)\(\)\{[\w$]+\(\(\)=>\{[^{}]*performance\.now\(\)[^{}]*&&\1\(\)\}\)\}")
@@ -33,8 +33,8 @@ class Assets:
     def __init__(self, app: App, own: Mapping[str, bytes]) -> None:
         """`own` are the page's own texts by address."""
         self.app = app
-        found = FOLDER.iterdir() if FOLDER.is_dir() else ()
-        self.files: dict[str, Path | bytes] = {PREFIX + file.name: file for file in found if file.is_file()}
+        found = ASSETS_FOLDER.iterdir() if ASSETS_FOLDER.is_dir() else ()
+        self.files: dict[str, Path | bytes] = {ASSETS_ADDRESS + file.name: file for file in found if file.is_file()}
         self.files |= own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,7 +45,7 @@ class Assets:
             await self.app(scope, receive, send)
             return
         accepted = dict(scope["headers"]).get(b"accept-encoding", b"")
-        packed = path.endswith(TEXT) and b"gzip" in accepted
+        packed = path.endswith(TEXT_SUFFIXES) and b"gzip" in accepted
         body = contents(file, packed)
         headers = [
             (b"content-type", content_type(path).encode()),

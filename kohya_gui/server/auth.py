@@ -28,7 +28,7 @@ App = Callable[[Scope, Any, Any], Awaitable[None]]
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 FORWARDED = b"x-forwarded-host"
-HERE = "kohya.here"  # in the scope: whether the request comes from a browser on this computer
+LOCAL_KEY = "kohya.here"  # in the scope: whether the request comes from a browser on this computer
 # What proxies and tunnels add to a request that they pass on.
 PASSED_ON = (
     "forwarded",
@@ -109,7 +109,7 @@ class AuthGate:
         else:
             # A name that is not ours must not get into the addresses that the page is told.
             headers = [pair for pair in scope["headers"] if pair[0].lower() != FORWARDED or self._is_ours_all(pair[1])]
-            await self.app({**scope, "headers": headers, HERE: is_local_request(scope)}, receive, send)
+            await self.app({**scope, "headers": headers, LOCAL_KEY: is_local_request(scope)}, receive, send)
 
     async def _known(self, scope: Scope, headers: dict[str, str], send: Send) -> bool:
         """Whether a request may pass; if not, it gets its answer here, the later the more was guessed before."""

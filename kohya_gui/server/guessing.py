@@ -6,7 +6,7 @@ import string
 from collections import OrderedDict
 
 PAUSE, LONGEST = 0.5, 60.0  # seconds that the first wrong guess costs, and the most that any costs
-MOST = 1024  # addresses that are remembered
+MAX_ADDRESSES = 1024  # addresses that are remembered
 WAITING = 8  # requests of an address that may wait at once; more are refused
 BITS = 128  # of a token
 
@@ -40,7 +40,7 @@ class Guesses:
     def wrong(self, address: str) -> None:
         """Count a wrong guess."""
         self._wrong[address] = self._wrong.pop(address, 0) + 1
-        while len(self._wrong) > MOST:
+        while len(self._wrong) > MAX_ADDRESSES:
             self._wrong.popitem(last=False)
 
     def right(self, address: str) -> None:

@@ -25,7 +25,7 @@ OF_HUB_FILES = "base_weights"
 MADE = ("output_dir", "logging_dir", "compile_cache_dir", "tokenizer_cache_dir", "console_log_file")  # by a training
 # A text that can only be meant as a path; a backslash is one of Windows alone, elsewhere it is of a pattern.
 LIKE_A_PATH = re.compile(r"~|/|\.{1,2}/|.*/\.\.(?:/|$)" + (r"|[A-Za-z]:|.*\\" if os.name == "nt" else ""))
-MOST = 100_000  # folders of the images of one list; each is judged
+MAX_IMAGE_FOLDERS = 100_000  # folders of the images of one list; each is judged
 
 
 class NamedPath(NamedTuple):
@@ -76,7 +76,7 @@ def _in_arguments(config: RunConfig, option: str, pairs: Iterable[str]) -> Itera
         key, _, text = str(pair).partition("=")
         text = text.strip().strip("'\"")
         is_file = key.strip() in known and known[key.strip()].kind in PATHS
-        if (is_file and text and text not in network_args.PRESETS) or LIKE_A_PATH.match(text):
+        if (is_file and text and text not in network_args.LAYER_PRESETS) or LIKE_A_PATH.match(text):
             yield text
 
 
@@ -124,9 +124,9 @@ def _folders_in_list(option: str, path: Path, folder: str) -> tuple[str, ...]:
     except OSError:
         return ()
     found = _folders_in_metadata(path, folder, about.st_mtime_ns, about.st_size)
-    if len(found) > MOST:
+    if len(found) > MAX_IMAGE_FOLDERS:
         template = ": {path} names images in {count} folders, and at most {most} can be checked; use fewer folders"
-        raise ConfigError(Problem(option, template, path=path, count=f"{len(found):,}", most=f"{MOST:,}"))
+        raise ConfigError(Problem(option, template, path=path, count=f"{len(found):,}", most=f"{MAX_IMAGE_FOLDERS:,}"))
     return found
 
 

@@ -18,13 +18,13 @@ from library.config.schema import option_values, options_of
 from library.config.values import strip_pasted
 from library.files import RESERVED
 
-LONGEST = 2000
+MAX_PATH_LENGTH = 2000
 WEIGHTS = (".safetensors",)  # of which the header alone is read
-LARGEST = 1_000_000  # bytes of a config; a real one has a few thousand
+MAX_CONFIG_BYTES = 1_000_000  # bytes of a config; a real one has a few thousand
 CONFIGS = (".toml",)
 WEB = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)", re.I | re.S)  # https://x, and https:/x as a path has it
 HUB_PAGE = re.compile(r"https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/(?!datasets/|spaces/)([\w.-]+/[\w.-]+)", re.I)
-MODEL = "pretrained_model_name_or_path"  # which may be an id of the hub
+MODEL_OPTION = "pretrained_model_name_or_path"  # which may be an id of the hub
 
 
 # Where people keep models and pictures besides their home: other disks, and what rented machines mount.
@@ -70,7 +70,7 @@ def allowed_path(text: Any, allowed: Sequence[Path], what: str = "path", is_new:
     text = strip_pasted(text)
     if problem := foreign_path_problem(text, what):
         raise ConfigError(problem)
-    if len(text) > LONGEST or not text.isprintable() or _is_network(text):
+    if len(text) > MAX_PATH_LENGTH or not text.isprintable() or _is_network(text):
         raise ConfigError(Problem(what, ": this is not a path on this computer"))
     try:
         path = Path(text).expanduser().resolve()
@@ -126,7 +126,7 @@ def readable(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CONFIG
     """Like `config_file`, for a file that must be there and be of a config's size."""
     config_file(text, allowed, endings, is_new=False)
     path = existing_file(text, allowed, endings, "config file")
-    if path.suffix.lower() not in WEIGHTS and path.stat().st_size > LARGEST:
+    if path.suffix.lower() not in WEIGHTS and path.stat().st_size > MAX_CONFIG_BYTES:
         raise ConfigError("config file: {path} is far too large to be a config", path=path)
     return path
 
@@ -203,7 +203,7 @@ def web_address(text: str, what: str = "") -> Problem | None:
         template = ": {address} is an address of a browser; write the path alone: /{path}"
         return Problem(what, template, address=shown, path=found[2])
     page = HUB_PAGE.match(strip_pasted(text))
-    if what == MODEL and page and not re.search(r"/(?:resolve|blob)/", text):
+    if what == MODEL_OPTION and page and not re.search(r"/(?:resolve|blob)/", text):
         template = ": {address} is a web address; write {id} instead, and the model is fetched from Hugging Face"
         return Problem(what, template, address=shown, id=page[1], fix={what: page[1]})
     template = (

@@ -13,11 +13,11 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message
 from library.files import RESERVED
 
-MOST = 2000  # entries that are shown of a folder; the rest is found by typing
+MAX_SHOWN_ENTRIES = 2000  # entries that are shown of a folder; the rest is found by typing
 DIGITS = re.compile(r"(\d+)")
 
 # Of the training options, those whose file is of a certain kind; all others take any file.
-ENDINGS = {
+SUFFIXES_BY_OPTION = {
     "dataset_config": ".toml .json",
     "in_json": ".json .jsonl .csv .tsv",
     "sample_prompts": ".txt .toml .json",
@@ -31,7 +31,7 @@ ENDINGS = {
     "console_log_file": ".log .txt",
     "config": ".toml .json .yaml .yml",
 }
-MODEL = ".safetensors"
+MODEL_SUFFIX = ".safetensors"
 
 
 def browse_button(name: str, label: str, kind: str, beside: str = "") -> str:
@@ -41,7 +41,9 @@ def browse_button(name: str, label: str, kind: str, beside: str = "") -> str:
     """
     if kind not in ("file", "folder", "new"):
         return ""
-    endings = "" if kind == "folder" else next((e for n, e in ENDINGS.items() if name.endswith(n)), MODEL)
+    endings = (
+        "" if kind == "folder" else next((e for n, e in SUFFIXES_BY_OPTION.items() if name.endswith(n)), MODEL_SUFFIX)
+    )
     other = f' data-beside="{escape(beside)}"' if beside else ""
     about = Message("Browse for {label}", label=label)
     return (
@@ -78,8 +80,8 @@ class Picker:
             "up": up,
             "places": places,
             "separator": os.sep,
-            "entries": [_with_bytes(where, entry) for entry in found[:MOST]],
-            "more": max(0, len(found) - MOST),
+            "entries": [_with_bytes(where, entry) for entry in found[:MAX_SHOWN_ENTRIES]],
+            "more": max(0, len(found) - MAX_SHOWN_ENTRIES),
         }
 
     def _nearest(self, text: str) -> Path:

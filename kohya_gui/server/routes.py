@@ -12,8 +12,8 @@ from starlette.types import Receive, Send
 from kohya_gui.server.auth import App, Scope, respond
 
 API = "/gradio_api/"
-READ = re.compile(r"(info|theme\.css|startup-events|app_id|heartbeat/\w+|queue/data|file=(?!\w\w+:).+)/?")
-DONE = re.compile(r"(run/\w+|queue/join|cancel|reset|component_server)/?")
+ROUTES_TO_READ = re.compile(r"(info|theme\.css|startup-events|app_id|heartbeat/\w+|queue/data|file=(?!\w\w+:).+)/?")
+ROUTES_TO_END = re.compile(r"(run/\w+|queue/join|cancel|reset|component_server)/?")
 NEVER = re.compile(r"/(monitoring|login|logout|pwa_icon)(/.*)?")
 
 # Nothing from elsewhere is loaded, nothing is sent elsewhere, and no other site may show the page in a frame.
@@ -115,5 +115,5 @@ def is_open(method: str, path: str) -> bool:
         return method in ("GET", "HEAD", "POST")
     asked = path.removeprefix(API)
     if method in ("GET", "HEAD"):
-        return READ.fullmatch(asked) is not None
-    return method == "POST" and DONE.fullmatch(asked) is not None
+        return ROUTES_TO_READ.fullmatch(asked) is not None
+    return method == "POST" and ROUTES_TO_END.fullmatch(asked) is not None

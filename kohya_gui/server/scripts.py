@@ -9,17 +9,17 @@ from kohya_gui.server.assets import App, Scope
 from kohya_gui.server.bundle import bundle_modules
 from library.config.json_types import JsonObject
 
-PAGE = Path(__file__).parents[1]
+PAGE_FOLDER = Path(__file__).parents[1]
 
 
 def _addressed() -> tuple[str, bytes]:
     """The script, and its address with a hash of it."""
-    script = bundle_modules(PAGE, "main.js").encode()
+    script = bundle_modules(PAGE_FOLDER, "main.js").encode()
     return f"/scripts/{hashlib.sha256(script).hexdigest()[:16]}/main.js", script
 
 
 ADDRESS, SCRIPT = _addressed()
-FILES = {ADDRESS: SCRIPT}
+SCRIPT_FILES = {ADDRESS: SCRIPT}
 
 # Relative, so that it holds below any path of a proxy. What is preloaded is asked for before all that Gradio needs.
 TAGS = f'<link rel="modulepreload" href=".{ADDRESS}"><script type="module" src=".{ADDRESS}"></script>'

@@ -24,7 +24,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 
 FIRST_PORT, TRIED = 7860, 20
-PATIENCE = 2.0  # seconds for answers that are worked on when the page ends
+SHUTDOWN_TIMEOUT = 2.0  # seconds for answers that are worked on when the page ends
 HEADERS = 20.0  # seconds for the headers of a request
 IN_USE, NOT_HERE = "in use", "this is no address of this computer; 127.0.0.1 is, and 0.0.0.0 means all that it has"
 WINDOWS_IN_USE = 10048  # what Windows calls EADDRINUSE
@@ -275,7 +275,7 @@ class QuietServer(uvicorn.Server):
         # A thread cannot be interrupted, and the process would wait for each that still works on an answer. Nobody gets
         # that answer any more, and files are written whole or not at all.
         if self.is_process:
-            last = threading.Timer(PATIENCE, os._exit, (0,))
+            last = threading.Timer(SHUTDOWN_TIMEOUT, os._exit, (0,))
             last.daemon = True
             last.start()
 

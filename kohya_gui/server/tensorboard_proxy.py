@@ -16,13 +16,13 @@ from kohya_gui.server.auth import App, Scope, respond, send_all
 from library.config.problems import Message
 from library.runs import layout, reader
 
-PREFIX = "/tensorboard"
+TENSORBOARD_ADDRESS = "/tensorboard"
 FONTS = "/font-roboto/"  # which TensorBoard asks for at the root, whatever its own path is
 RUNS = 50  # the newest ones, whose folders are shown
-PATIENCE = 60.0  # seconds that it may take to start
-LARGEST = 4_000_000  # bytes that a browser may send to TensorBoard at once
+START_TIMEOUT = 60.0  # seconds that it may take to start
+MAX_REQUEST_BYTES = 4_000_000  # bytes that a browser may send to TensorBoard at once
 PASSED = (b"accept", b"content-type", b"content-encoding")  # what TensorBoard gets to know of a request
-KEPT = ("content-type", "content-encoding", "cache-control", "expires")  # and the browser of an answer
+PASSED_HEADERS = ("content-type", "content-encoding", "cache-control", "expires")  # and the browser of an answer
 
 
 class TensorboardProxy:
@@ -36,15 +36,15 @@ class TensorboardProxy:
         """ASGI."""
         path = scope.get("path", "")
         if path.startswith(FONTS) and self.server.running:
-            path = PREFIX + path
+            path = TENSORBOARD_ADDRESS + path
             scope = {**scope, "path": path}
-        if scope["type"] != "http" or not (path == PREFIX or path.startswith(f"{PREFIX}/")):
+        if scope["type"] != "http" or not (path == TENSORBOARD_ADDRESS or path.startswith(f"{TENSORBOARD_ADDRESS}/")):
             await self.app(scope, receive, send)
-        elif path == PREFIX:
-            await send_all(send, 308, b"", [(b"location", b"." + PREFIX.encode() + b"/")])
-        elif path == f"{PREFIX}/start" and scope["method"] == "POST":
+        elif path == TENSORBOARD_ADDRESS:
+            await send_all(send, 308, b"", [(b"location", b"." + TENSORBOARD_ADDRESS.encode() + b"/")])
+        elif path == f"{TENSORBOARD_ADDRESS}/start" and scope["method"] == "POST":
             await self._start(scope, send)
-        elif path == f"{PREFIX}/" and not self.server.shows(curve_folders()):
+        elif path == f"{TENSORBOARD_ADDRESS}/" and not self.server.shows(curve_folders()):
             await respond(scope, send, 200, *self._offer())
         elif self.server.running:
             await self._pass_on(scope, receive, send)
@@ -89,7 +89,7 @@ class TensorboardProxy:
         except httpx.HTTPError as error:
             await respond(scope, send, 502, Message("TensorBoard does not answer: {error}", error=error))
             return
-        headers = [(name.encode(), got.headers[name].encode()) for name in KEPT if name in got.headers]
+        headers = [(name.encode(), got.headers[name].encode()) for name in PASSED_HEADERS if name in got.headers]
         await send_all(send, got.status_code, data, headers)
 
 
@@ -127,9 +127,9 @@ class TensorboardServer:
         )
         if not made.stdin or not made.stdout:
             raise OSError("it has no pipes")
-        late = threading.Timer(PATIENCE, made.kill)
+        late = threading.Timer(START_TIMEOUT, made.kill)
         late.start()
-        asked = {"secret": self.secret.decode(), "prefix": PREFIX, "folders": ",".join(map(str, wanted))}
+        asked = {"secret": self.secret.decode(), "prefix": TENSORBOARD_ADDRESS, "folders": ",".join(map(str, wanted))}
         made.stdin.write(json.dumps(asked) + "\n")
         made.stdin.flush()
         try:
@@ -138,7 +138,7 @@ class TensorboardServer:
             raise OSError("it ended at once; `kohya doctor` says whether the installation is whole") from None
         finally:
             late.cancel()
-        self.address = str(said["address"]).removesuffix(f"{PREFIX}/")
+        self.address = str(said["address"]).removesuffix(f"{TENSORBOARD_ADDRESS}/")
         self.folders, self.process = wanted, made
 
     def stop(self) -> None:
@@ -170,7 +170,7 @@ async def _body(receive: Receive) -> bytes | None:
         message = await receive()
         parts.append(message.get("body", b""))
         size += len(parts[-1])
-        if size > LARGEST:
+        if size > MAX_REQUEST_BYTES:
             return None
         if not message.get("more_body"):
             return b"".join(parts)

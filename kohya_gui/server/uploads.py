@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kohya_gui.server import paths
-from kohya_gui.server.json_api import DEEPEST, ApiRequest, Handler, PieceHandler
+from kohya_gui.server.json_api import BAD_REQUEST, ApiRequest, Handler, PieceHandler
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
 from library.curation import incoming_files
@@ -75,7 +75,7 @@ class ImageUploads:
         folder = paths.allowed_path(sent.text("folder"), self.roots, "folder", is_new=True)
         files = sent.fields.get("files")
         if not isinstance(files, list) or len(files) > MOST_FILES or not all(map(_is_file, files)):
-            raise ConfigError(DEEPEST)
+            raise ConfigError(BAD_REQUEST)
         try:
             with clear_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ def _is_file(one: object) -> bool:
     name, sums = one["name"], one["sums"]
     return (
         isinstance(name, str)
-        and len(name) <= paths.LONGEST
+        and len(name) <= paths.MAX_PATH_LENGTH
         and all(isinstance(one[key], int) and 0 <= one[key] < 2**53 for key in ("size", "modified"))
         and isinstance(sums, dict)
         and all(isinstance(value, int) for value in sums.values())

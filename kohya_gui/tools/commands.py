@@ -18,8 +18,8 @@ from library.masking.forms import FORMS as MASK
 from library.tools.forms import FORMS as TOOLS
 
 COMMANDS: dict[str, CommandForms] = {"tools": TOOLS, "caption": CAPTION, "mask": MASK}
-AT_ONCE = {"tools": 3, "caption": 1, "mask": 1}  # processes; captions of one folder by two models would mix
-LISTED = 6
+MAX_PROCESSES = {"tools": 3, "caption": 1, "mask": 1}  # processes; captions of one folder by two models would mix
+MAX_JOBS_LISTED = 6
 TITLES = {command: forms.titles for command, forms in COMMANDS.items()} | {
     "models": {"get": "Download"},
     "sample": {},
@@ -27,7 +27,7 @@ TITLES = {command: forms.titles for command, forms in COMMANDS.items()} | {
     "caching": {},
     "cache": {"latents": "Cache of images", "text": "Cache of captions"},
 }
-ENDING = ".safetensors"
+WEIGHTS_SUFFIX = ".safetensors"
 
 
 class ToolCommands:
@@ -53,7 +53,7 @@ class ToolCommands:
         if forms is MASK:  # which writes beside the folder that is named
             paths.allowed_path(str(usual_folder(Path(words[2]))), self.roots, "mask folder", is_new=True)
         working = [job.id for job in jobs.jobs_of_kinds(forms.command) if job.active]
-        if len(working) >= AT_ONCE[forms.command]:
+        if len(working) >= MAX_PROCESSES[forms.command]:
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=working[0])
         return job_status(jobs.start_job(forms.command, words))
 
@@ -69,7 +69,7 @@ class ToolCommands:
         """The last processes of a command, the newest first."""
         command = sent.text("command")
         kind = command if command in TITLES else _forms(sent).command
-        return {"jobs": [job_status(job) for job in jobs.jobs_of_kinds(kind)[:LISTED]]}
+        return {"jobs": [job_status(job) for job in jobs.jobs_of_kinds(kind)[:MAX_JOBS_LISTED]]}
 
     def guard(self, text: str, kind: str, label: str) -> Path | str:
         """A path of a form, as the page may use it; the id of a model on the hub as it is."""
@@ -78,7 +78,7 @@ class ToolCommands:
         if kind in ("folder", "model"):
             return paths.existing_folder(text, self.roots, label)
         if kind == "new":
-            path = paths.file(text, self.roots, (ENDING,), label, is_new=True)
+            path = paths.file(text, self.roots, (WEIGHTS_SUFFIX,), label, is_new=True)
             if path.exists():
                 raise ConfigError(
                     "{label}: {path} exists already and is not overwritten; choose another name", label=label, path=path

@@ -17,7 +17,7 @@ from library.families.shared.lora_names import LoraNames
 
 FORMATS = ("kohya", "diffusers", "comfy")
 DOWN, UP, ALPHA = "down", "up", "alpha"
-ENDINGS = {
+ROLE_ENDINGS = {
     ".lora_down.weight": DOWN,
     ".lora_up.weight": UP,
     ".lora_A.weight": DOWN,
@@ -68,7 +68,7 @@ OTHER_ENDINGS = {
     ".lora_magnitude_vector.weight": "dora_scale",
     ".lora_magnitude_vector.default.weight": "dora_scale",
 }
-PARTS = {
+TENSOR_ROLES = {
     "lora_down.weight": DOWN,
     "lora_up.weight": UP,
     **{part: part for part in (ALPHA, *OTHER_ENDINGS.values())},
@@ -84,7 +84,7 @@ PRODUCT = re.compile(r"(?P<module>.+)\.(?:hada_w1|lokr_w[12]|diff)(?P<half>_[ab]
 # Beginnings of names of text encoders, and the part that such layers are of where their family adapts none.
 TEXT, TEXT_PART = ("lora_te", "text_encoder"), "text encoder"
 # Words with underscores of their own, the longer of two before the shorter; every other underscore was a dot.
-WORDS = r"""(?:input|output|down|up|double|single|transformer|single_transformer)_blocks | (?:middle|mid)_block
+LAYER_WORDS = r"""(?:input|output|down|up|double|single|transformer|single_transformer)_blocks | (?:middle|mid)_block
     | proj_(?:in|out|mlp) | to_(?:q|k|v|out|add_out) | (?:in|out|emb)_layers | skip_connection | linear_[12]
     | conv_(?:in|out|shortcut|norm_out) | time_emb_proj | (?:time|add)_embedding | time_embed | label_emb
     | (?:img|txt)_(?:attn|mlp|mod|in) | (?:time|vector|guidance)_in | final_layer_norm | (?:in|out|final)_layer
@@ -128,7 +128,7 @@ def lora_names_of(family: str) -> LoraNames:
 @functools.cache
 def _name_pattern() -> re.Pattern[str]:
     own = [re.escape(word) for known in all_lora_names() for word in known.words]
-    return re.compile("".join(f"{word} | " for word in own) + WORDS, re.VERBOSE)
+    return re.compile("".join(f"{word} | " for word in own) + LAYER_WORDS, re.VERBOSE)
 
 
 def dotted_path(name: str) -> str:
@@ -139,8 +139,8 @@ def dotted_path(name: str) -> str:
 def split_key(key: str) -> tuple[str, str] | None:
     """A file's key -> (module's name, "down", "up" or "alpha"); None for what is no part of a plain LoRA."""
     key = cleaned(key)
-    ending = next((ending for ending in ENDINGS if key.endswith(ending)), None)
-    return (key.removesuffix(ending), ENDINGS[ending]) if ending else None
+    ending = next((ending for ending in ROLE_ENDINGS if key.endswith(ending)), None)
+    return (key.removesuffix(ending), ROLE_ENDINGS[ending]) if ending else None
 
 
 def split_any(key: str, keys: Collection[str] = ()) -> tuple[str, str] | None:

@@ -21,7 +21,7 @@ TypeChoice = Callable[[str, Tensor], torch.dtype]
 
 # What `dtype` may be, by the names of save_precision.
 DTYPES = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
-CODES = {code: getattr(torch, name) for code, name in weights.TYPES.items()}
+CODES = {code: getattr(torch, name) for code, name in weights.STORED_TYPES.items()}
 ORDER = {dtype: (place, code) for place, (code, dtype) in enumerate(CODES.items())}  # in a file, with the type's code
 
 

@@ -18,7 +18,7 @@ from library.adapter_files.names import ALPHA, DOWN, UP, Module
 from library.adapter_files.storage import silent
 from library.config.problems import ConfigError, Message, MessageLike, Report, counted
 
-SHOWN = 5  # of a kind, in a sentence
+MAX_LISTED_NAMES = 5  # of a kind, in a sentence
 MEDIAN_FACTOR = 100.0  # a module whose change is so many times the usual one is worth a look
 
 
@@ -241,6 +241,6 @@ def _misfit(part: Part, shape: tuple[int, ...]) -> str:
 
 
 def _shorten_list(names: list[str]) -> MessageLike:
-    shown = ", ".join(names[:SHOWN])
-    more = len(names) - SHOWN
+    shown = ", ".join(names[:MAX_LISTED_NAMES])
+    more = len(names) - MAX_LISTED_NAMES
     return Message("{shown} and {more} more", shown=shown, more=more) if more > 0 else shown

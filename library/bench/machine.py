@@ -51,7 +51,7 @@ def machine_facts(on: torch.device) -> JsonObject:
         about = torch.cuda.get_device_properties(on)
         found |= {
             "name": about.name,
-            "memory_gb": round(about.total_memory / timing.GIB, 1),
+            "memory_gb": round(about.total_memory / timing.BYTES_PER_GIB, 1),
             "capability": f"{about.major}.{about.minor}",
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),

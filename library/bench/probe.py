@@ -43,7 +43,7 @@ TRIES = 6
 CAPTION = "a picture of one colour, and as many words about it as fit into a long caption, " * 8
 
 # What a try does without, as it is not about memory or speed.
-PLAIN = {
+WITHOUT_EXTRAS = {
     "dataset_config": None,
     "in_json": None,
     "reg_data_dir": None,
@@ -135,7 +135,7 @@ class Probe:
         """Changes that should save time and, by what was measured, still fit; each on top of the best until now."""
         if self.memory is None:
             return
-        compiled = {**candidates.COMPILED, "compile_fallback": True}
+        compiled = {**candidates.COMPILE_CHANGES, "compile_fallback": True}
         ideas = candidates.swapping_less(self.config)
         ideas += [] if self.config.compile.compile else [compiled]
         ideas += [] if self.config.memory.blocks_to_swap else candidates.checkpointing_less(self.config)
@@ -235,7 +235,7 @@ def prepare_try(config: RunConfig, size: tuple[int, int], folder: Path) -> Any:
     for number in range(config.data.train_batch_size):
         (place / f"{number}.txt").write_text(CAPTION, encoding="utf-8")
     wanted: JsonObject = {
-        **{name: value for name, value in PLAIN.items() if name in options_of(type(config))},
+        **{name: value for name, value in WITHOUT_EXTRAS.items() if name in options_of(type(config))},
         "train_data_dir": str(folder / "images"),
         "resolution": f"{size[0]},{size[1]}",
         "max_train_steps": steps,

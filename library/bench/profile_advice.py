@@ -15,9 +15,9 @@ from library.config.run_config import RunConfig
 from library.config.schema import option_values
 from library.measuring.candidates import format_changes
 
-SHOWN = 25  # operations in the result
+MAX_OPERATIONS = 25  # operations in the result
 # Kinds of operations by name, of the host's (aten::) and of the device's kernels; the first that fits counts.
-KINDS: tuple[tuple[str, str], ...] = (
+OPERATION_KINDS: tuple[tuple[str, str], ...] = (
     ("bookkeeping", r"^autograd::|AccumulateGrad|Backward\d+$"),
     ("matrix products", r"triton_(tem|mm)"),
     ("compiled kernels", r"triton_|compiled|inductor|cpp_fused|graph_\d"),
@@ -50,9 +50,9 @@ SYNCS = r"cuda(Stream|Device|Event)Synchronize|cuStreamSynchronize"
 READS = r"aten::_local_scalar_dense"
 NOT_WORK = r"^(ProfilerStep|cudaDeviceGetAttribute|Activity Buffer|Lazy Function)|\[memory\]"
 CASTS = r"aten::_to_copy"
-SMALL = ("elementwise", "norms and reductions", "copies", "bookkeeping")
+SMALL_KINDS = ("elementwise", "norms and reductions", "copies", "bookkeeping")
 IDLE = 0.15  # of a step: less is what any step has at its edges
-SETTINGS = (
+ADVISED_OPTIONS = (
     "compile", "compile_mode", "gradient_checkpointing", "checkpoint_keep_attention", "cpu_offload_checkpointing",
     "blocks_to_swap", "cuda_cudnn_benchmark", "cuda_allow_tf32", "fp8_base", "fp8_compute", "mixed_precision",
     "train_batch_size", "optimizer_type", "compile_activation_budget", "compile_scope", "compile_blocks",
@@ -82,7 +82,7 @@ class Advice:
 
 def operation_kind(name: str) -> str:
     """The kind of an operation or kernel."""
-    return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.I)), "other")
+    return next((kind for kind, pattern in OPERATION_KINDS if re.search(pattern, name, re.I)), "other")
 
 
 def summarise_profile(rows: Iterable[ProfileRow], steps: int, step_ms: float, device: str) -> JsonObject:
@@ -104,7 +104,7 @@ def summarise_profile(rows: Iterable[ProfileRow], steps: int, step_ms: float, de
     operations = [
         {"name": row.name[:120], "kind": operation_kind(row.name), "calls": round(row.count / steps, 1),
          "ms": round(row.us / 1000 / steps, 4), "share": round(row.us / total, 4)}
-        for row in sorted(working, key=lambda r: -r.us)[:SHOWN]
+        for row in sorted(working, key=lambda r: -r.us)[:MAX_OPERATIONS]
     ]  # fmt: skip
     return {
         "steps": steps,
@@ -126,7 +126,7 @@ def summarise_profile(rows: Iterable[ProfileRow], steps: int, step_ms: float, de
 
 def settings_for_advice(config: RunConfig) -> JsonObject:
     """The options of a run that the rules ask for."""
-    return {name: value for name, value in option_values(config).items() if name in SETTINGS}
+    return {name: value for name, value in option_values(config).items() if name in ADVISED_OPTIONS}
 
 
 # ---- the rules
@@ -223,7 +223,7 @@ def _swapping(facts: Facts, now: Facts) -> Iterator[Advice]:
 
 
 def _fusing(facts: Facts, now: Facts) -> Iterator[Advice]:
-    small = sum(facts["kinds"].get(name, 0.0) for name in SMALL)
+    small = sum(facts["kinds"].get(name, 0.0) for name in SMALL_KINDS)
     if small < 0.25:
         return
     stays = now.get("blocks_to_swap") or now.get("gradient_checkpointing")

@@ -8,7 +8,7 @@ from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.families.shared.random_networks import RANDOM_VALUES
 
-GIB = 2**30
+BYTES_PER_GIB = 2**30
 
 
 def place_weights(model: nn.Module, device: torch.device, dtype: torch.dtype, config: RunConfig) -> torch.device:
@@ -32,8 +32,8 @@ def check_room(model: nn.Module, device: torch.device, dtype: torch.dtype) -> No
             "{network} needs {needed} GB and {free} GB are free on {device}: "
             "measure --size tiny here, or a TOML with fp8_base or blocks_to_swap",
             network=type(model).__name__,
-            needed=f"{needed / GIB:.0f}",
-            free=f"{free / GIB:.0f}",
+            needed=f"{needed / BYTES_PER_GIB:.0f}",
+            free=f"{free / BYTES_PER_GIB:.0f}",
             device=device.type,
         )
 

@@ -7,7 +7,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Message, MessageLike, counted, join_messages
 
 Row = JsonMapping
-ENCODERS, ENCODE, DECODE, BLOCKS, STEP = PARTS = ("encoders", "vae-encode", "vae-decode", "blocks", "step")
+ENCODERS, ENCODE, DECODE, BLOCKS, STEP = STEP_PARTS = ("encoders", "vae-encode", "vae-decode", "blocks", "step")
 UNEVEN = 1.35  # p90 over p50, from which on times are not steady
 NEAR = 1.03  # times that are closer than this are the same; the smaller memory then decides
 

@@ -91,7 +91,9 @@ def build_bench_parser() -> argparse.ArgumentParser:
         metavar="NAME=SIZES",
         help="the shape of an input whose name is unknown; also frames=N, text_length=N",
     )
-    made.add_argument("--part", action="append", default=[], metavar="PART", help=f"any of {', '.join(report.PARTS)}")
+    made.add_argument(
+        "--part", action="append", default=[], metavar="PART", help=f"any of {', '.join(report.STEP_PARTS)}"
+    )
     made.add_argument(
         "--candidate",
         action="append",
@@ -132,9 +134,9 @@ def check_bench_options(asked: argparse.Namespace) -> None:
         if not path.is_file():
             wrong.append(f"{path} is a folder, not a file" if path.is_dir() else f"{path} does not exist")
     wrong += [
-        f"--part {part} is no part: choose from {', '.join(report.PARTS)}"
+        f"--part {part} is no part: choose from {', '.join(report.STEP_PARTS)}"
         for part in _split_commas(asked.part)
-        if part not in report.PARTS
+        if part not in report.STEP_PARTS
     ]
     for side in _split_commas(asked.resolution):
         if not (side.isascii() and side.isdigit()) or not 64 <= int(side) <= 8192 or int(side) % 64:
@@ -201,7 +203,14 @@ def _measured(asked: argparse.Namespace, subject: "Subject", work: JobRecord) ->
     plan = timing.TimingPlan(asked.steps, asked.warmup, asked.seconds)
     say = (lambda text: None) if asked.json else functools.partial(print, flush=True)
     bench = measure.BenchRun(
-        subject, device, ways, tuple(_split_commas(asked.part)) or report.PARTS, sizes, plan, asked.compile_all, say
+        subject,
+        device,
+        ways,
+        tuple(_split_commas(asked.part)) or report.STEP_PARTS,
+        sizes,
+        plan,
+        asked.compile_all,
+        say,
     )
     try:
         return bench.run(work)
@@ -225,7 +234,7 @@ def _profiled(asked: argparse.Namespace, subject: "Subject", work: JobRecord) ->
     from library.bench import machine, profile_advice, profiling
 
     device = machine.choose_device(asked.device)
-    usual = candidates.OWN if asked.run else "compiled" if device.type == "cuda" else "eager"
+    usual = candidates.OWN_SETTINGS if asked.run else "compiled" if device.type == "cuda" else "eager"
     way = candidates.choose_candidates(asked.candidate or [usual], bool(asked.run), device.type, _options(subject))[0]
     side = int((_split_commas(asked.resolution) or [min(1024, max(subject.resolutions))])[0])
     found = profiling.profile_training(subject, way, device, side, min(asked.steps, profiling.MOST_STEPS), work)

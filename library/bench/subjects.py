@@ -25,7 +25,7 @@ from library.methods.frozen_base import FrozenBaseMethod
 from library.objectives.base import NoisedBatch
 
 FACTOR = 8  # pixels of an image for each of its latents
-TEXT = 77  # tokens of a caption for CLIP
+TEXT_TOKENS = 77  # tokens of a caption for CLIP
 PATH = "random"  # stands for files that are never opened
 
 
@@ -163,7 +163,7 @@ class FamilySubject:
             model = self._small(self.random.encoders[name](), device, dtype)
         else:
             model = self._stored(dtype).encoders[name].to(device)
-        length = TEXT
+        length = TEXT_TOKENS
         if name == "t5xxl":
             family = families.family_for(self.config({}))
             if self.random:

@@ -13,7 +13,7 @@ from library.jobs.work import run_command
 if TYPE_CHECKING:
     from library.captioning.writing import Captioner
 
-DONE = 0
+EXIT_DONE = 0
 BLIP = "Salesforce/blip-image-captioning-large"  # the weights that make_captions.py reads, in .safetensors
 
 
@@ -34,11 +34,11 @@ def _captioned(asked: argparse.Namespace, report: Report) -> int:
             print(f"{folder}: {there} with captions, and none without (--existing add or replace changes that)")
         if foreign:
             print(writing.left_alone(foreign))
-        return DONE
+        return EXIT_DONE
     captioner = _captioner(asked, report)
     shown = [print] if asked.debug else []
     print(writing.summarise_captioning(folder, writing.write_captions(folder, captioner, choices, report, *shown)))
-    return DONE
+    return EXIT_DONE
 
 
 def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:

@@ -20,13 +20,13 @@ from library.memory import swapping
 from library.memory.quantization import fp8_storage
 from library.runs import layout, reader
 
-GIB = 2**30
+BYTES_PER_GIB = 2**30
 BYTES = {"no": 4, "fp16": 2, "bf16": 2}
 
 # All of these were fitted to steps of rank 16 on an H200 at 1024 x 1024, batches of 1 and 4; docs/dev/performance.md.
 
-COMPILED = 0.725  # of the activations that autograd keeps, with the graphs of a compiler
-ATTENTION = 2.1  # inputs of a block: the size of its checkpoint with the outputs of attention
+COMPILED_ACTIVATIONS = 0.725  # of the activations that autograd keeps, with the graphs of a compiler
+CHECKPOINT_WITH_ATTENTION = 2.1  # inputs of a block: the size of its checkpoint with the outputs of attention
 SWAP = 1 / 110e9  # seconds per swapped byte in each step that computing does not hide
 LINK = 45e9  # bytes per second between host and device while blocks compute
 IN_TRANSIT = 4  # inputs of blocks that are being copied to the host or back at a time
@@ -57,16 +57,16 @@ STATES = {
     "sgdschedulefree": 4,
 }
 USUAL_STATES = 8  # two float32 numbers, as of AdamW
-CONTEXT = 0.85 * GIB  # memory of the driver, cuBLAS and cuDNN
+CONTEXT = 0.85 * BYTES_PER_GIB  # memory of the driver, cuBLAS and cuDNN
 SLACK = 1.08  # for fragmentation
 RECORDED = 0.9  # of the activations: what recordings of compiled convolutions take in addition
 FILLED = 0.95  # of the GPU's memory: what recordings that do not fit take before they are given up
 
-LAUNCH = {
+LAUNCH_SECONDS = {
     False: 0.7e-3,
     True: 0.3e-3,
 }  # seconds of host work per block and pass, eager and compiled
-FULL = 64  # the rank that about equals LoKr's full factors
+LOKR_FULL_RANK = 64  # the rank that about equals LoKr's full factors
 WORD = 2048  # parameters of a trained word in all text encoders, about
 RUNS = 30  # earlier runs to learn from
 
@@ -107,7 +107,11 @@ class MemoryEstimate:
 def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: float | None = None) -> MemoryEstimate:
     """The estimate for batches of images of `size` (width, height) in pixels on a GPU with `memory` GiB."""
     model = model_stats(config)
-    parts = {name: round(value / GIB, 2) for name, value in _memory_parts(config, model, size, memory).items() if value}
+    parts = {
+        name: round(value / BYTES_PER_GIB, 2)
+        for name, value in _memory_parts(config, model, size, memory).items()
+        if value
+    }
     peak = sum(parts.values()) * SLACK
     counted = "counted parameters" if model.counted else "the parameters of the published model"
     rate, known = last_run_rate(config, gpu, model)
@@ -116,7 +120,7 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
         rate = data_sheet_rate(gpu) * 1e12 * share
         known = Message("{share} of what this GPU can do on paper", share=f"{share:.0%}")
     passes = (3 + bool(config.memory.checkpointing)) * config.steps.gradient_accumulation_steps
-    launches = len(model.blocks) * passes * LAUNCH[config.compile.compile]  # of kernels by the host
+    launches = len(model.blocks) * passes * LAUNCH_SECONDS[config.compile.compile]  # of kernels by the host
     step = max(operations(config, model, size) / rate, launches) if rate else None
     if step and config.memory.blocks_to_swap:
         # Weights come in the forward and in the backward pass; those that learn, or their gradients, also go back.
@@ -160,7 +164,7 @@ def _memory_parts(
     }
     graphs = _recordings(config, model, learning, parts["activations"])
     if not config.compile.records_graphs:  # they are recorded where there is memory left for them
-        graphs = min(graphs, max(0, (memory or 0) * GIB * FILLED / SLACK - sum(parts.values())))
+        graphs = min(graphs, max(0, (memory or 0) * BYTES_PER_GIB * FILLED / SLACK - sum(parts.values())))
     return {**parts, "CUDA graphs": graphs}
 
 
@@ -216,7 +220,7 @@ def trained_parameters(config: RunConfig, model: ModelStats) -> float:
     if isinstance(config, AdapterRun):
         rank = config.network.network_dim or 4
         if not config.network.module.startswith("networks."):  # to LyCORIS 100000 means full matrices
-            rank = min(rank, FULL)
+            rank = min(rank, LOKR_FULL_RANK)
         return rank * sum(block.fan_in_plus_out for block in model.blocks)
     if isinstance(config, EmbeddingRun):
         return config.embedding.num_vectors_per_token * WORD
@@ -238,7 +242,7 @@ def saved_bytes(config: RunConfig) -> int:
 def _activations(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> float:
     """Memory kept for the backward pass; with checkpointing the inputs of blocks, and the activations of one block."""
     memory, each = config.memory, BYTES[config.precision.mixed_precision]
-    compiled = COMPILED if config.compile.compile else 1.0
+    compiled = COMPILED_ACTIVATIONS if config.compile.compile else 1.0
     batch = config.data.train_batch_size
     kept, checkpoints, largest_input, largest = 0.0, 0.0, 0.0, 0.0
     for block in model.blocks:
@@ -246,7 +250,9 @@ def _activations(config: RunConfig, model: ModelStats, size: tuple[int, int]) ->
         inside = stream * block.cost.activations * compiled
         kept, largest = kept + inside, max(largest, inside)
         # Convolutions are not recomputed: their outputs are kept for the decoder.
-        checkpoints += stream * (2 if block.is_convolution else ATTENTION if memory.checkpoint_keep_attention else 1)
+        checkpoints += stream * (
+            2 if block.is_convolution else CHECKPOINT_WITH_ATTENTION if memory.checkpoint_keep_attention else 1
+        )
         largest_input = max(largest_input, stream)
     if not memory.checkpointing:
         budget = config.compile.compile_activation_budget if config.compile.compile else 1.0

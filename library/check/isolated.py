@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from library.config.building import Reading, working_fix
-from library.config.command import ROOT
+from library.config.command import PROJECT_ROOT
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Message, MessageLike, Problem, as_problems, problem_from_json
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flatten_sections
 from library.runs import keys
 
-PATIENCE = 120.0  # seconds; 10,000 images take less than 10
+CHECK_TIMEOUT = 120.0  # seconds; 10,000 images take less than 10
 Report = dict[str, Any]  # as library.check.report.Report.as_json
 
 
@@ -49,11 +49,11 @@ def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Rep
             encoding="utf-8",
             errors="replace",
             check=False,
-            timeout=PATIENCE,
+            timeout=CHECK_TIMEOUT,
             env=environment_for_check(launch),
         )
     except subprocess.TimeoutExpired:
-        why = Message("the check took more than {seconds} s and was given up", seconds=f"{PATIENCE:.0f}")
+        why = Message("the check took more than {seconds} s and was given up", seconds=f"{CHECK_TIMEOUT:.0f}")
         return [failed(why, reading) for reading in readings]
     try:
         return [dict(found) for found in json.loads(done.stdout.strip().splitlines()[-1])]
@@ -74,7 +74,7 @@ def sent(config: RunConfig) -> JsonObject:
 
 def environment_for_check(launch: JsonMapping) -> dict[str, str]:
     """What a process has to know of how the training will be started."""
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    paths = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")]))
     known = {**os.environ, **keys.key_environment(), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
     known |= {"ACCELERATE_USE_CPU": "true"} if launch.get("cpu") in (True, "true") else {}
     number = str(launch.get("num_processes") or "1")

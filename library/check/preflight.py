@@ -33,8 +33,8 @@ from library.train.saving import base_files, resume_state
 # What rules of the options have spoken of already, where a look at the files says the same in other words.
 RULED = {"resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "model_type", "initial_step"}
 # With these all learns.
-RATES: JsonObject = {"learning_rate": 1e-4, "unet_lr": None, "text_encoder_lr": (), "block_lr": None}
-PATIENCE = 2.0  # seconds after which a look at the images says how far it is
+RATE_DEFAULTS: JsonObject = {"learning_rate": 1e-4, "unet_lr": None, "text_encoder_lr": (), "block_lr": None}
+PROGRESS_DELAY = 2.0  # seconds after which a look at the images says how far it is
 FITTED = ("model", "network", "other adapters")  # stages to be passed before parts are fitted together
 COUNTED = ("model", "images", "machine")  # the same before graphs are counted
 SHAPING = {
@@ -54,7 +54,7 @@ SHARDING = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRON_LM
 
 def check_before_training(config: RunConfig) -> list[Problem]:
     """Raise ConfigError with every problem of this run; return what its user should know besides."""
-    images = data.check_data(config, config.grid, Progress(print, PATIENCE) if first_process() else None)
+    images = data.check_data(config, config.grid, Progress(print, PROGRESS_DELAY) if first_process() else None)
     found, remarks = evaluate(config, images)
     if found:
         raise ConfigError(*found)
@@ -211,7 +211,7 @@ def _fitted(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[Problem]:
     if failed["resume"]:
         config = replace(config, steps=replace(config.steps, resume=None))
     if failed["rates"]:  # as if something learned
-        rates = {name: rate for name, rate in RATES.items() if hasattr(config.optim, name)}
+        rates = {name: rate for name, rate in RATE_DEFAULTS.items() if hasattr(config.optim, name)}
         config = replace(config, optim=replace(config.optim, **rates))
     yield from meta_model.find_model_file_problems(config)
 

@@ -56,9 +56,9 @@ TOPICS = {
     "sample": "samples",
 }
 ORDER = ("model", "images", "captions", "caches", "training", "GPU", "compiling", "samples", "disk", "other")
-LAUNCH = section_options(Launch)
+LAUNCH_OPTIONS = section_options(Launch)
 NO_GPU = Message("no GPU was found: trainings run on the processor, too slow for full-size models")
-GIB = 2**30
+BYTES_PER_GIB = 2**30
 MANY = 20_000  # variants of captions; more are not made only to be counted
 ABSURD = 8  # times the memory that there is: by so much no estimate is wrong
 
@@ -160,7 +160,9 @@ def _sort_key(finding: Finding) -> tuple[int, int]:
 def topic(problem: Problem, config: RunConfig) -> str:
     """What a problem is about, by its option where it does not say so itself."""
     option = options_of(type(config)).get(problem.option)
-    by_option = TOPICS.get(option.section, "other") if option else "GPU" if problem.option in LAUNCH else "other"
+    by_option = (
+        TOPICS.get(option.section, "other") if option else "GPU" if problem.option in LAUNCH_OPTIONS else "other"
+    )
     return problem.topic or by_option
 
 
@@ -169,7 +171,7 @@ def graphics() -> tuple[str, float | None]:
     if not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"):
         return "", None
     properties = torch.cuda.get_device_properties(0)
-    return properties.name, properties.total_memory / GIB
+    return properties.name, properties.total_memory / BYTES_PER_GIB
 
 
 def largest_bucket(images: ImageSet | None, config: RunConfig) -> tuple[int, int]:
@@ -353,7 +355,7 @@ def _saves(config: RunConfig) -> float:
 
 
 def _about_the_fit(needs: fitting.MemoryEstimate, config: RunConfig) -> Iterator[Finding]:
-    most = needs.memory or psutil.virtual_memory().total / GIB
+    most = needs.memory or psutil.virtual_memory().total / BYTES_PER_GIB
     if needs.peak > ABSURD * most:
         yield Finding(
             "GPU",

@@ -8,7 +8,7 @@ from library.config import ineffective, schema
 from library.config.environment import process_count
 from library.config.problems import Problem, counted, together
 from library.config.run_config import RunConfig
-from library.config.sections.learning import LONGEST
+from library.config.sections.learning import MAX_STEPS
 from library.data.length import Length, training_length
 from library.optim import lr_schedule
 from library.train.saving import resume_state
@@ -28,7 +28,7 @@ def length_problems(config: RunConfig, images: data.Check) -> Iterator[Problem]:
     whole = expected_length(config, images)
     if not whole or not images.images:
         return
-    if whole.total > LONGEST:
+    if whole.total > MAX_STEPS:
         epochs, total = f"{config.steps.max_train_epochs:,}", f"{whole.total:,}"
         yield Problem("max_train_epochs", ": {epochs} epochs are {total} steps; lower it", epochs=epochs, total=total)
     Clock.of(config, data.summarise_images(images.images)["batches_per_epoch"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from library.check.isolated import environment_for_check, finding
-from library.cli.launch import LAUNCH, script_of_toml, split_launch, with_config
+from library.cli.launch import LAUNCH_FLAGS, script_of_toml, split_launch, with_config
 from library.cli.main import DONE, FAILED, MISUSED, complain
 from library.cli.train_script import read_command_line
 from library.config import environment as surroundings
@@ -20,7 +20,7 @@ from library.families import config_class
 from library.imports import without_collecting
 from library.runs import gpu_slots
 
-OWN = ("script", "json")
+CHECK_FLAGS = ("script", "json")
 USAGE = """kohya check RUN.toml [options]
 kohya check SCRIPT [--config_file] RUN.toml [options]
 
@@ -78,7 +78,7 @@ def read_check_request(argv: list[str]) -> tuple[str, Reading[Any], JsonObject]:
         what, rest, is_file = rest[0], named, True
     if not script:
         raise ConfigError("kohya check needs the TOML of a training, or the name of a script and its options")
-    reading = read_command_line(config_class(script), rest, [*LAUNCH, *OWN])
+    reading = read_command_line(config_class(script), rest, [*LAUNCH_FLAGS, *CHECK_FLAGS])
     problems = [*reading.problems, *wrong, *gpu_slots.find_launch_problems(how)]
     about = f"{what} ({script.removesuffix('.py')})" if is_file else script.removesuffix(".py")
     return about, dataclasses.replace(reading, problems=problems), how

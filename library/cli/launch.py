@@ -23,7 +23,7 @@ from library.runs.launcher import starting
 from library.sampling import shell as sampling
 
 SCRIPTS = textwrap.fill(", ".join(RUNS), 100, initial_indent="  ", subsequent_indent="  ")
-LAUNCH = {name: option for name, option in section_options(Launch).items() if name != "mixed_precision"}
+LAUNCH_FLAGS = {name: option for name, option in section_options(Launch).items() if name != "mixed_precision"}
 TRAIN_USAGE = f"""kohya train SCRIPT --config_file RUN.toml [options]
 kohya train [SCRIPT] RUN.toml [options]
 
@@ -47,7 +47,7 @@ def launch_training(argv: list[str]) -> int:
         what = script_of_toml(Path(what))
     flags = with_config(flags)
     # A launcher loads torch for seconds before the script can say what is wrong, so it is asked here first.
-    reading = train_script.read_command_line(config_class(what), flags, LAUNCH)
+    reading = train_script.read_command_line(config_class(what), flags, LAUNCH_FLAGS)
     if problems := [*reading.problems, *wrong, *gpu_slots.find_launch_problems(how)]:
         reading = dataclasses.replace(reading, problems=problems)
         return complain("\n".join(map(str, [*problems, *train_script.problems_beyond_reading(reading)])), MISUSED)
@@ -108,7 +108,7 @@ def _has_its_files(config: type[RunConfig], given: set[str], shared: set[str]) -
 def split_launch(argv: list[str]) -> tuple[JsonObject, list[str], list[Problem]]:
     """The launcher's options by name, the rest, and what is wrong with the former. What both know (mixed_precision) is
     the script's."""
-    return train_script.take_flags(LAUNCH, argv)
+    return train_script.take_flags(LAUNCH_FLAGS, argv)
 
 
 def with_config(flags: list[str]) -> list[str]:

@@ -7,7 +7,7 @@ from library.config.schema import options_of
 from library.config.values import Option
 from library.families import RUNS, config_class
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
+OPTIONS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
 INTRO = """# Options
 
 Written by `python -m library.cli.options_page` from the options themselves; do not edit. Each is a flag
@@ -59,9 +59,9 @@ def _escape_cell(text: str) -> str:
 
 def main() -> None:
     """Write the page."""
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(map(config_class, RUNS)), encoding="utf-8", newline="\n")
-    print(f"wrote {PAGE}")
+    OPTIONS_PAGE.parent.mkdir(exist_ok=True)
+    OPTIONS_PAGE.write_text(page(map(config_class, RUNS)), encoding="utf-8", newline="\n")
+    print(f"wrote {OPTIONS_PAGE}")
 
 
 if __name__ == "__main__":

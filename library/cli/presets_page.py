@@ -8,9 +8,9 @@ from library.config.formats import read_toml, toml_value
 from library.config.schema import flatten_sections
 from library.families import all_families
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "presets.md"
-TABLES = re.compile(r"(<!-- values -->\n).*?(<!-- /values -->)", re.DOTALL)
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
+PRESETS_PAGE = PROJECT_ROOT / "docs" / "presets.md"
+VALUES_BLOCK = re.compile(r"(<!-- values -->\n).*?(<!-- /values -->)", re.DOTALL)
 PROFILES = "compile"  # its files set how a model is compiled, for any model
 
 Values = dict[str, str]
@@ -42,14 +42,14 @@ def preset_values(path: Path) -> Values:
 
 def with_tables(text: str) -> str:
     """The text of the page with current tables."""
-    return TABLES.sub(lambda match: f"{match[1]}\n{preset_tables()}\n{match[2]}", text)
+    return VALUES_BLOCK.sub(lambda match: f"{match[1]}\n{preset_tables()}\n{match[2]}", text)
 
 
 def _presets() -> list[Path]:
     """Presets by family, kind and memory; those for any model last."""
     folders = [*(facts.name for facts in all_families()), PROFILES]
     return sorted(
-        (path for path in (ROOT / "presets").glob("*/*.toml") if path.parent.name in folders),
+        (path for path in (PROJECT_ROOT / "presets").glob("*/*.toml") if path.parent.name in folders),
         key=lambda path: (
             folders.index(path.parent.name),
             not path.stem.startswith("lora"),
@@ -91,8 +91,8 @@ def _joined(groups: Mapping[str, Columns]) -> dict[str, Columns]:
 
 def main() -> None:
     """Write the tables into the page."""
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
-    print(f"wrote the values in {PAGE}")
+    PRESETS_PAGE.write_text(with_tables(PRESETS_PAGE.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
+    print(f"wrote the values in {PRESETS_PAGE}")
 
 
 if __name__ == "__main__":

@@ -32,12 +32,12 @@ from library.recipes.preset_files import path_today
 from library.runs import refusal
 
 C = TypeVar("C", bound=RunConfig)
-OWN = ("config_file", "output_config", "help")
+SCRIPT_FLAGS = ("config_file", "output_config", "help")
 NO_MEMORY = (
     "the computer ran out of memory (RAM), or reached a limit on it ({why}): close other programs, or raise the limit"
 )
 INTERRUPTED = 130  # what shells say of Ctrl+C
-PATIENCE = 5.0  # seconds between the starts of processes that are launched together, at most
+MAX_START_GAP = 5.0  # seconds between the starts of processes that are launched together, at most
 
 
 def config_from_argv(config: type[C], argv: list[str] | None = None) -> C:
@@ -155,7 +155,7 @@ def _spoken_of(config: type, problems: list[Problem]) -> set[str]:
     """The options that flags which could not be understood are, or were meant for."""
     known = options_of(config)
     names = {problem.option.removeprefix("no-") for problem in problems} - {""}
-    return {name if name in known else closest(name, [*known, *OWN]) for name in names} - {""}
+    return {name if name in known else closest(name, [*known, *SCRIPT_FLAGS]) for name in names} - {""}
 
 
 def _tell(notes: list[Problem]) -> None:
@@ -181,7 +181,7 @@ def read_flags(config: type[RunConfig], argv: list[str], also: Iterable[str] = (
         if name.startswith("no-") and (off := known.get(name[3:])) and off.type is bool:
             found[off.name] = "false"
             problems += [_flag(name, "takes no value")] * bool(given)
-        elif name in OWN:
+        elif name in SCRIPT_FLAGS:
             found[name] = True if name == "output_config" else given[0] if len(given) == 1 else None
             problems += [_flag(name, "takes one value")] * (name == "config_file" and len(given) != 1)
         elif name not in known:
@@ -190,7 +190,7 @@ def read_flags(config: type[RunConfig], argv: list[str], also: Iterable[str] = (
             if is_old or getattr(config, "script_with", lambda _: "")(name):
                 found[name] = given[0] if given else True
             else:
-                meant = did_you_mean(name, [*understood(config), *OWN, *also])
+                meant = did_you_mean(name, [*understood(config), *SCRIPT_FLAGS, *also])
                 problems.append(_flag(name, "is not an option{hint}", hint=meant))
         elif problem := _take(known[name], given, found):
             problems.append(problem)
@@ -315,5 +315,5 @@ def fail(error: Exception | str, code: int = 2) -> NoReturn:
         if isinstance(error, ConfigError):
             refusal.refuse(error)
     else:  # a launcher ends all processes as soon as one has failed, and the one that talks may not have come so far
-        time.sleep(PATIENCE)
+        time.sleep(MAX_START_GAP)
     raise SystemExit(code)

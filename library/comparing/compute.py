@@ -32,7 +32,7 @@ from library.sampling.plan import Column
 from library.sampling.prompts import Prompt
 
 COMPARISON = "comparison.json"
-CAPTIONS = 4  # prompts that are made of captions
+PROMPTS_FROM_CAPTIONS = 4  # prompts that are made of captions
 LOOKED_AT = 200  # training pictures that an encoder looks at
 HASHED = 2000  # training pictures whose hashes are compared
 NO_ENCODER = "Likeness to the training pictures was not measured: add --encoder dinov2 (downloaded once, 350 MB)."
@@ -219,7 +219,7 @@ def caption_prompts(images: ImageSet | None) -> list[Prompt]:
     first = {image.encoded_caption: image for image in own}
     return [
         Prompt(caption, width=image.fit.bucket[0], height=image.fit.bucket[1])
-        for caption, image in _evenly_spread([*first.items()], CAPTIONS)
+        for caption, image in _evenly_spread([*first.items()], PROMPTS_FROM_CAPTIONS)
     ]
 
 

@@ -13,17 +13,19 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Report
 from library.downloads import model_folder
 
-ENCODERS = {"dinov2": "facebook/dinov2-base", "clip": "openai/clip-vit-large-patch14"}
+ENCODER_REPOSITORIES = {"dinov2": "facebook/dinov2-base", "clip": "openai/clip-vit-large-patch14"}
 COPY = 0.95  # cosine of features from which two pictures are nearly the same
 SURE = 0.99  # the same where training pictures are very like each other
-KINDS = ("Model", "ImageProcessor")
-AT_ONCE = 16  # pictures
+AUTO_CLASSES = ("Model", "ImageProcessor")
+PICTURES_PER_BATCH = 16  # pictures
 
 
 def encoder_folder(name: str, into: Path, report: Report) -> Path:
     """The folder of an encoder: dinov2 and clip are downloaded once into `into`, as any id of Hugging Face; else the
     folder of that name."""
-    found = model_folder.find_model_folder(ENCODERS.get(name.lower(), name), model_folder.TRANSFORMERS, into, report)
+    found = model_folder.find_model_folder(
+        ENCODER_REPOSITORIES.get(name.lower(), name), model_folder.TRANSFORMERS, into, report
+    )
     if not found.is_dir():
         template = "--encoder {name} is not there: write dinov2, clip or the folder of an image encoder"
         raise ConfigError(template, name=name)
@@ -40,7 +42,7 @@ class ImageEncoder:
         here: JsonObject = {"local_files_only": True, "trust_remote_code": False}
         try:
             # Loaded only where likeness is wanted.
-            model, processor = (families.load_object(f"transformers.models.auto:Auto{name}") for name in KINDS)
+            model, processor = (families.load_object(f"transformers.models.auto:Auto{name}") for name in AUTO_CLASSES)
             self._model: Any = model.from_pretrained(str(folder), use_safetensors=True, **here).eval()
             self._processor: Any = processor.from_pretrained(str(folder), **here)
         except Exception as error:  # any error of an unknown model's folder
@@ -57,9 +59,9 @@ class ImageEncoder:
         """[N, D] features of length 1, float32 on the CPU. Raises ConfigError for a picture that cannot be read."""
         self._model.to(device)
         made = []
-        for start in range(0, len(paths), AT_ONCE):
+        for start in range(0, len(paths), PICTURES_PER_BATCH):
             report(Message("looking at pictures"), start, len(paths))
-            pictures = [_open_picture(path) for path in paths[start : start + AT_ONCE]]
+            pictures = [_open_picture(path) for path in paths[start : start + PICTURES_PER_BATCH]]
             pixels = self._processor(images=pictures, return_tensors="pt")["pixel_values"].to(device)
             with torch.inference_mode():
                 made.append(self._features(pixels).float().cpu())

@@ -23,7 +23,7 @@ from library.train.evaluation.validation import validation_generator
 from library.train.step.loss import LossFunction
 from library.train.step.rng import StepGenerators
 
-FEW = 8  # images that are measured where none are held out
+MEASURED_IMAGES = 8  # images that are measured where none are held out
 
 
 class AppliedMethod:
@@ -132,6 +132,6 @@ def measured_on(images: ImageSet) -> tuple[ImageSet, bool]:
     if images.validation:
         return images.validation, True
     own = [image for image in images.items if not image.is_reg] or images.items
-    chosen = own[:: max(1, len(own) // FEW)][:FEW]
+    chosen = own[:: max(1, len(own) // MEASURED_IMAGES)][:MEASURED_IMAGES]
     items = [replace(image, repeats=1, subset=plain_options(image.subset)) for image in chosen]
     return ImageSet(items, images.datasets), False

@@ -16,9 +16,9 @@ from library.runs import layout, lineage, reader, resume
 from library.sampling import prompts as prompt_files
 from library.sampling.prompts import Prompt
 
-KINDS = ("lora", "finetune")  # of trainings whose files are compared
-ENDINGS = (".safetensors", ".ckpt", ".pt")
-MOST = 8  # files, unless more are wanted
+COMPARED_KINDS = ("lora", "finetune")  # of trainings whose files are compared
+COMPARED_SUFFIXES = (".safetensors", ".ckpt", ".pt")
+MAX_COMPARED_FILES = 8  # files, unless more are wanted
 AVERAGE = "-ema"
 SEED = 1  # of prompts that have none
 # What a training does and its files do not need: compiling, several GPUs, and memory for gradients.
@@ -74,7 +74,7 @@ def run_of(name: str) -> reader.RecordedRun:
 def is_comparable(run: reader.RecordedRun) -> bool:
     """Whether it has saved files that can be compared."""
     script = str(run.facts.get("script") or "")
-    return script in families.RUNS and families.config_class(script).kind in KINDS and bool(_saved(run))
+    return script in families.RUNS and families.config_class(script).kind in COMPARED_KINDS and bool(_saved(run))
 
 
 def _with_earlier(run: reader.RecordedRun) -> list[tuple[reader.RecordedRun, JsonObject]]:
@@ -100,7 +100,9 @@ def _saved(run: reader.RecordedRun) -> Sequence[JsonObject]:
     return [event for event in found if event.get("file") and not str(event["file"]).rstrip("/\\").endswith("-state")]
 
 
-def saved_files_of_run(run: reader.RecordedRun, most: int = MOST) -> tuple[list[SavedFile], list[Message]]:
+def saved_files_of_run(
+    run: reader.RecordedRun, most: int = MAX_COMPARED_FILES
+) -> tuple[list[SavedFile], list[Message]]:
     """The files of a run, and of runs that it goes on with, the earliest first, and what is left out.
 
     At most so many, evenly spread; the last one is always among them. Raises ConfigError where there is none.
@@ -120,7 +122,9 @@ def saved_files_of_run(run: reader.RecordedRun, most: int = MOST) -> tuple[list[
     newest = {(step, path.stem.endswith(AVERAGE)): path for path, step in known.items()}
     files = sorted((SavedFile(path, step) for (step, _), path in newest.items()), key=lambda one: (one.step, one.path))
     if not files:
-        raise ConfigError("the files that {run} has saved are gone: {names}", run=run.id, names=", ".join(gone[:MOST]))
+        raise ConfigError(
+            "the files that {run} has saved are gone: {names}", run=run.id, names=", ".join(gone[:MAX_COMPARED_FILES])
+        )
     notes = []
     if gone:
         notes.append(Message("{count} that the run has saved are gone.", count=counted(len(set(gone)), "file")))
@@ -137,7 +141,7 @@ def _locate_saved_file(run: reader.RecordedRun, name: str) -> Path | None:
     """Where a saved file is, also after its whole folder was moved."""
     recorded = Path(str(run.facts.get("folder") or "."), name)
     for path in (recorded, run.folder.parent.parent / recorded.name):
-        if (path.is_file() and path.suffix.lower() in ENDINGS) or (path / "model_index.json").is_file():
+        if (path.is_file() and path.suffix.lower() in COMPARED_SUFFIXES) or (path / "model_index.json").is_file():
             return path
     return None
 
@@ -149,7 +153,7 @@ def config_of_run(run: reader.RecordedRun) -> RunConfig:
         template = "{run} was made by {script}, which this version does not have"
         raise ConfigError(template, run=run.id, script=script or "an unknown script")
     kind = families.config_class(script)
-    if kind.kind not in KINDS:
+    if kind.kind not in COMPARED_KINDS:
         template = "the files of {run} are no LoRA and no model: compare them in the tab Try it, or with kohya sample"
         raise ConfigError(template, run=run.id)
     toml = run.folder / layout.TOML

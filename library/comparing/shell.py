@@ -18,7 +18,7 @@ from library.sampling.shell import prompts_to_sample
 if TYPE_CHECKING:
     from library.comparing.compute import Comparison
 
-DONE = 0
+EXIT_DONE = 0
 
 
 def main(argv: list[str]) -> int:
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
         made = compare(run, asked, given, work)
         for line in comparison_lines(made):
             print(line)
-    return DONE
+    return EXIT_DONE
 
 
 def build_compare_parser() -> argparse.ArgumentParser:
@@ -54,7 +54,11 @@ def build_compare_parser() -> argparse.ArgumentParser:
         help="measure likeness with an image encoder; dinov2 (350 MB) and clip (1.7 GB) are downloaded once",
     )
     made.add_argument(
-        "--files", type=int, default=plan.MOST, metavar="N", help="most files, evenly spread (default: %(default)s)"
+        "--files",
+        type=int,
+        default=plan.MAX_COMPARED_FILES,
+        metavar="N",
+        help="most files, evenly spread (default: %(default)s)",
     )
     made.add_argument("--prompt", action="append", default=[], help="what to generate, as a line of a prompt file")
     made.add_argument(

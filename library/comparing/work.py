@@ -17,7 +17,7 @@ from library.sampling import generate
 from library.sampling.plan import check_image_count
 from library.sampling.prompts import Prompt
 
-FOLDER = "compare"
+COMPARE_FOLDER = "compare"
 
 
 def compare_files(
@@ -59,7 +59,7 @@ def _started_in(run: reader.RecordedRun) -> contextlib.AbstractContextManager[ob
 
 def new_folder(run: Path) -> Path:
     """A folder of this comparison in that of the run. Raises ConfigError where none can be made."""
-    name = f"{FOLDER}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{COMPARE_FOLDER}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in range(100):
         place = run / (f"{name}-{number}" if number else name)
         with clear_errors(place), contextlib.suppress(FileExistsError):

@@ -19,7 +19,7 @@ from library.compiler import cache, cudagraph, torch_private
 from library.compiler.checks import find_compile_problems, hooked
 from library.compiler.entry import EntryInputs, graph_shape, with_canonical_inputs
 from library.compiler.log import CompileLog, Speedup
-from library.compiler.torch_settings import RECORDED, SETTINGS, limit_of, torch_version, wanted_settings
+from library.compiler.torch_settings import RECORDED, THREAD_SETTINGS, limit_of, torch_version, wanted_settings
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, counted
 
@@ -98,7 +98,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         raise ConfigError(*wrong)
     cache.use_cache(getattr(args, "compile_cache_dir", None), device)
     sizes = max((given.sizes for given in (inputs or {}).values()), default=1)
-    SETTINGS.want(wanted_settings(args, device, sizes))
+    THREAD_SETTINGS.want(wanted_settings(args, device, sizes))
     log = log or CompileLog()
     log.listen()
     backends, options, known = backends or {}, torch_compile_options(args, sizes), bool(blocks)

@@ -26,7 +26,7 @@ from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.files import write_atomic
 
 LIMIT = 8 * 2**30  # bytes over all folders, where `limit` was not called
-SETTINGS = "limit.json"
+LIMIT_FILE = "limit.json"
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 _told: dict[str, str] = {}  # environment variables that `use` has set
 
@@ -173,12 +173,12 @@ def limit(number: int | None = None, root: Path | None = None) -> int:
     root = root or default_root()
     if number is None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return max(int(json.loads((root / SETTINGS).read_text(encoding="utf-8"))["bytes"]), 0)
+            return max(int(json.loads((root / LIMIT_FILE).read_text(encoding="utf-8"))["bytes"]), 0)
         return LIMIT
     if number < 0:
         raise ConfigError("a cache has no less than 0 bytes; give 0 to keep nothing but what is in use")
     root.mkdir(parents=True, exist_ok=True)
-    write_atomic(root / SETTINGS, json.dumps({"bytes": number}))
+    write_atomic(root / LIMIT_FILE, json.dumps({"bytes": number}))
     prune_cache(root)
     return number
 

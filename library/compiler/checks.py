@@ -19,7 +19,7 @@ MINIMUM_TORCH = (2, 11)
 ALWAYS = {"inductor", "eager", "aot_eager"}  # the backends of every PyTorch that will do
 FALLBACK = {"compile_fallback": True}
 # Backends that PyTorch lists without having them -> the package that they are in.
-PACKAGES = {"tvm": "tvm", "openxla": "torch_xla", "openxla_eval": "torch_xla"}
+BACKEND_PACKAGES = {"tvm": "tvm", "openxla": "torch_xla", "openxla_eval": "torch_xla"}
 # Why: docs/decisions/2026-11-20-no-hooks-inside-compiled-blocks.md
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -60,7 +60,7 @@ def _unknown_backends(args: Any) -> Iterator[Problem]:
     if {args.compile_backend, *of_some} <= ALWAYS:  # the list is torch._dynamo's, which takes seconds to load
         return
     # Names with an underscore need not be listed; every other one is.
-    missing = {name for name, package in PACKAGES.items() if find_spec(package) is None}
+    missing = {name for name, package in BACKEND_PACKAGES.items() if find_spec(package) is None}
     every, listed = (
         {*torch.compiler.list_backends(exclude_tags=tags)} - missing for tags in ((), ("debug", "experimental"))
     )
@@ -73,7 +73,7 @@ def _unknown_backends(args: Any) -> Iterator[Problem]:
                     option,
                     ": the backend {name} is in the package {package}, which is not installed; choose one of {known}",
                     name=name,
-                    package=PACKAGES[name],
+                    package=BACKEND_PACKAGES[name],
                     known=known,
                     fix=fix,
                 )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from library.compiler import torch_private
 from library.compiler.subclass import clone_code, keep_class_name
-from library.compiler.torch_settings import SETTINGS
+from library.compiler.torch_settings import THREAD_SETTINGS
 
 Shape = tuple[tuple[str, tuple[int, ...], torch.dtype, bool], ...]
 
@@ -87,7 +87,7 @@ def with_canonical_inputs(
             log = self.__dict__["_compile_log"]
             if log.on_call:
                 log.on_call(self, given, kwargs)
-            SETTINGS.hold()
+            THREAD_SETTINGS.hold()
             # Where no gradient goes through a block there is nothing to recompute either, which PyTorch would refuse.
             with log.inside(kind), torch.set_grad_enabled(in_graph and torch.is_grad_enabled()):
                 return super().__call__(*given, **kwargs)

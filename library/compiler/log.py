@@ -13,7 +13,7 @@ from library.compiler import torch_private
 from library.config.json_types import JsonObject
 from library.config.problems import Message, MessageLike, Report, counted
 
-KEPT = 4096  # events that PyTorch keeps until they are read; its own 64 are fewer than one step may bring
+MAX_TORCH_EVENTS = 4096  # events that PyTorch keeps until they are read; its own 64 are fewer than one step may bring
 
 RESUMED = "torch_dynamo_resume_in_"  # what PyTorch calls a function whose beginning is in a graph of its own
 
@@ -190,7 +190,7 @@ class CompileLog:
         """Start to note compilations. Safe to call twice; `torch.compiler.reset()` ends it."""
         if self._listening:
             return
-        torch_private.listen_to_compiler(self._started, KEPT)
+        torch_private.listen_to_compiler(self._started, MAX_TORCH_EVENTS)
         self._listening = True
 
     def drain(self) -> list[CompiledGraph]:

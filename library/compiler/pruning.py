@@ -15,7 +15,7 @@ from pathlib import Path
 
 # What PyTorch and Triton keep, by folder: one folder for each graph or kernel. The files that these were made from, and
 # what a C++ compiler made of them, lie beside them in folders whose names are two letters of theirs.
-KEPT = ("aotautograd", "fxgraph", "triton")
+CACHE_FOLDERS = ("aotautograd", "fxgraph", "triton")
 LETTERS, NAME = 2, 52
 LOOKED_AT = (".py", ".json")  # by `repair` at every start, so that when they were read says nothing
 
@@ -58,7 +58,7 @@ def repair(folder: Path) -> int:
 
 
 def _cache_pieces(folder: Path) -> Iterator[Piece]:
-    for place in (place for name in KEPT for place in _leaf_folders(folder / name)):
+    for place in (place for name in CACHE_FOLDERS for place in _leaf_folders(folder / name)):
         found = [piece for file in place.iterdir() if (piece := _piece(file))]
         yield Piece(place, max((p.used for p in found), default=0.0), sum(p.size for p in found))
     for place in _lettered(folder):

@@ -61,7 +61,7 @@ class ThreadSettings(threading.local):
             self.held = self.wanted
 
 
-SETTINGS = ThreadSettings()
+THREAD_SETTINGS = ThreadSettings()
 
 
 # Why: docs/decisions/2026-11-22-switches-are-put-back.md
@@ -79,7 +79,7 @@ def keep_torch_settings() -> Iterator[None]:
         try:
             yield
         finally:
-            SETTINGS.want([])
+            THREAD_SETTINGS.want([])
             torch_private.keep_graphs_in_order(False)
             if torch.cuda.is_initialized():
                 torch.cuda.set_stream(before or torch.cuda.default_stream())

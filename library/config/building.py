@@ -12,7 +12,7 @@ from library.config.schema import option_values, options_of, section_options
 from library.config.values import Option, closest, did_you_mean
 
 C = TypeVar("C", bound=RunConfig)
-FOLLOWED = 4  # rules that a fix may break, one after the other, before it is no longer a fix
+MAX_FIX_CHAIN = 4  # rules that a fix may break, one after the other, before it is no longer a fix
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def _completed(problem: Problem, wanted: JsonObject, before: Reading[C]) -> Json
     Nothing where they leave the problem standing, and None where the rules contradict them.
     """
     stood = {_rule(one) for one in before.problems} - {_rule(problem)}
-    for _ in range(FOLLOWED):
+    for _ in range(MAX_FIX_CHAIN):
         reading = read_layers(type(before.config), [Layer({**option_values(before.config), **wanted})])
         broken = next((one for one in reading.problems if _rule(one) not in stood), None)
         if problem.replaced(place="") in [*reading.problems, *find_missing(reading.config), *reading.notes]:

@@ -15,8 +15,8 @@ from pathlib import Path
 from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError
 
-LARGEST = 3_000_000  # bytes of a source file
-DEEPEST = 30  # classes and modules from one to the next
+MAX_SOURCE_BYTES = 3_000_000  # bytes of a source file
+MAX_BASES_DEPTH = 30  # classes and modules from one to the next
 # The classes that options expect, by name: the modules that have them.
 EXPECTED = {
     "Optimizer": ("torch.optim", "torch.optim.optimizer"),
@@ -27,7 +27,7 @@ Known = bool | None  # whether something derives from a class; None where only r
 
 def derives(module: str, name: str, base: str) -> Known:
     """Whether a class of a module derives from one of `EXPECTED`; None where its source does not say that."""
-    return _derives(module, name, base, DEEPEST)
+    return _derives(module, name, base, MAX_BASES_DEPTH)
 
 
 def _derives(module: str, name: str, base: str, left: int) -> Known:
@@ -168,7 +168,7 @@ def module_source(module: str) -> ast.Module | None:
 def _parsed(path: str, changed: int) -> ast.Module | None:
     """The source in a file; `changed` tells it from what it was before."""
     try:
-        return ast.parse(read_outside_text(path, LARGEST))
+        return ast.parse(read_outside_text(path, MAX_SOURCE_BYTES))
     except (ConfigError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 

@@ -15,7 +15,7 @@ from library.config.schema import option_values, options_of
 from library.config.values import did_you_mean
 
 # Modules whose classes are offered; what is in a package counts, too.
-LISTED = (
+OFFERED_MODULES = (
     "torch.optim",
     "transformers.optimization",
     "diffusers.optimization",
@@ -43,7 +43,7 @@ def code_options(config: type[RunConfig]) -> tuple[str, ...]:
 
 def is_listed(module: str) -> bool:
     """Whether a module belongs to a package that is listed."""
-    return any(module == one or module.startswith(f"{one}.") for one in LISTED)
+    return any(module == one or module.startswith(f"{one}.") for one in OFFERED_MODULES)
 
 
 def may_look(module: str) -> bool:

@@ -17,8 +17,8 @@ from library.config.reading import parse_count
 from library.config.schema import opt
 from library.config.values import did_you_mean, quoted
 
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ROOT / "sd-scripts"
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = PROJECT_ROOT / "sd-scripts"
 MANY = 4096  # processes, machines or threads: more than anyone has
 EXTRA = "extra_accelerate_launch_args"
 OTHER_SCRIPTS = ("-m", "-h", "--module", "--no_python", "--help")  # what is started would not be the training

@@ -15,7 +15,7 @@ from library.config.building import Layer, read_section
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_json, load_toml
 from library.config.problems import ConfigError, Problem
-from library.config.reading import LARGEST, parse_extension, parse_resolution, positive_pair, range_of_sizes, separator
+from library.config.reading import MAX_SIDE, parse_extension, parse_resolution, positive_pair, range_of_sizes, separator
 from library.config.run_config import RunConfig
 from library.config.schema import changed, opt, section_options
 from library.config.sections.captions import clashes_with_cache
@@ -101,9 +101,9 @@ class DatasetConfig:
     )
     batch_size: int = opt(1, "images per step and GPU", min=1, ceiling=10_000)
     enable_bucket: bool = opt(False, "keep each image's shape")
-    min_bucket_reso: int = opt(256, "shortest side of a bucket", min=1, ceiling=LARGEST)
-    max_bucket_reso: int = opt(1024, "longest side of a bucket", min=1, ceiling=LARGEST)
-    bucket_reso_steps: int = opt(64, "sides of buckets are multiples of this", min=1, ceiling=LARGEST)
+    min_bucket_reso: int = opt(256, "shortest side of a bucket", min=1, ceiling=MAX_SIDE)
+    max_bucket_reso: int = opt(1024, "longest side of a bucket", min=1, ceiling=MAX_SIDE)
+    bucket_reso_steps: int = opt(64, "sides of buckets are multiples of this", min=1, ceiling=MAX_SIDE)
     bucket_no_upscale: bool = opt(False, "never enlarge an image")
     network_multiplier: float = opt(1.0, "kept for old files; not used")
     validation_split: float = opt(0.0, "share of the images that is held out", min=0.0, max=1.0)
@@ -132,7 +132,11 @@ SUBSET_KEYS = section_options(SubsetConfig)
 # What [general] and [[datasets]] may hold: their own values, and those that all their subsets share.
 DATASET_KEYS = {k: o for k, o in SUBSET_KEYS.items() if k not in SUBSET_ONLY} | dict(section_options(DatasetConfig))
 SUFFIXES = (".toml", ".json")
-MUSUBI = {"image_directory", "image_jsonl_file", "cache_directory"}  # keys of another trainer's dataset files
+MUSUBI_DATASET_KEYS = {
+    "image_directory",
+    "image_jsonl_file",
+    "cache_directory",
+}  # keys of another trainer's dataset files
 # What the run's options are called where the name differs.
 RUN_NAMES = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
 
@@ -170,7 +174,7 @@ def _datasets_of_file(path: str | Path, config: RunConfig, problems: list[Proble
     Raises ConfigError only where there is nothing to go on with.
     """
     found, name = read_tables(Path(path)), Path(path).name
-    if MUSUBI & {key for table in _tables_of_key(found, "datasets", name, []) for key in table}:
+    if MUSUBI_DATASET_KEYS & {key for table in _tables_of_key(found, "datasets", name, []) for key in table}:
         template = (
             "{name} is written for musubi-tuner: on the page, Load config rewrites it, and in a shell "
             "`kohya import {path}` does"

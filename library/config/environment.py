@@ -23,7 +23,7 @@ NO_MEMORY = (
     "error 1455",
 )
 # Variables of proxies and certificates, in either case.
-NETWORK = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir")
+NETWORK_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir")
 SWITCHED_ON = ("1", "true", "yes", "on")  # what accelerate reads as such in its variables
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # settings of PyTorch's memory, where it looks for them
@@ -90,7 +90,7 @@ def expand_segments() -> None:
 def without_network_settings() -> Iterator[None]:
     """Inside, no variable names a proxy or certificates: a package that makes a client when it is imported would fail
     at one that is wrong, whether it is used or not."""
-    known = {name: os.environ.pop(name) for name in [*os.environ] if name.lower() in NETWORK}
+    known = {name: os.environ.pop(name) for name in [*os.environ] if name.lower() in NETWORK_VARIABLES}
     try:
         yield
     finally:

@@ -44,9 +44,9 @@ def ineffective_options(config: RunConfig) -> dict[str, Message]:
 def _rules(config: RunConfig) -> Iterator[Rule]:
     yield from SHARED
     yield from config.ineffective_rules
-    yield from BESIDE if config.adapters else WHOLE
+    yield from ADAPTER_RULES if config.adapters else WHOLE_MODEL_RULES
     yield from ADAPTERS if isinstance(config, AdapterRun) else ()
-    yield from WORDS if isinstance(config, EmbeddingRun) else ()
+    yield from EMBEDDING_RULES if isinstance(config, EmbeddingRun) else ()
 
 
 def _scheduler(config: RunConfig, *names: str) -> bool:
@@ -196,13 +196,13 @@ SHARED: tuple[Rule, ...] = (
     ),
 )
 
-BESIDE: tuple[Rule, ...] = (
+ADAPTER_RULES: tuple[Rule, ...] = (
     ("int8_rotation", lambda c: c.precision.int8_compute or c.precision.auto_compute, "int8_compute is off"),
     ("prior_loss_weight", lambda c: c.data.reg_data_dir or c.data.dataset_config, "reg_data_dir is not set"),
     ("fused_backward_pass", lambda c: False, "adapters have few gradients to save"),
 )
 
-WORDS: tuple[Rule, ...] = (
+EMBEDDING_RULES: tuple[Rule, ...] = (
     (
         "shuffle_caption caption_tag_dropout_rate caption_prefix caption_suffix enable_wildcard token_warmup_step "
         "secondary_separator",
@@ -226,7 +226,7 @@ ADAPTERS: tuple[Rule, ...] = (
     ),
 )
 
-WHOLE: tuple[Rule, ...] = (
+WHOLE_MODEL_RULES: tuple[Rule, ...] = (
     (
         "fp8_base int8_base fp8_compute int8_compute int8_rotation auto_compute",
         lambda c: False,

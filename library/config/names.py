@@ -1,7 +1,7 @@
 """Names that old command lines and TOML files contain and that are no options here, each with what to do about it."""
 
 # Another spelling of an option that exists. Read as that option, with a note.
-ALIASES: dict[str, str] = {
+OPTION_ALIASES: dict[str, str] = {
     "caption_extention": "caption_extension",
     "skip_latents_validity_check": "skip_cache_check",
 }

@@ -23,15 +23,15 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
 
 # The most bytes of a file by what it is; a real one has a hundredth of it.
-SETTINGS = 1_000_000  # of a config, a data set, prompts
+MAX_SETTINGS_BYTES = 1_000_000  # of a config, a data set, prompts
 CAPTION = 100_000  # of the caption of one image
 LIST = 512_000_000  # of an image list: 300 bytes for each image
 TOKENIZER = 64_000_000  # of a file of a tokenizer: the largest vocabularies have 35 MB
 YAML = 100_000  # the parser of YAML is slow
-DEEPEST = 50  # tables within tables
+MAX_TABLE_DEPTH = 50  # tables within tables
 LONGEST_NAME = 5000  # characters of a key; lists of images have paths as keys
 LONGEST_NUMBER = 40  # digits
-PATIENCE = 10.0  # seconds for a file of YAML
+YAML_TIMEOUT = 10.0  # seconds for a file of YAML
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # Half of a character, as JSON can write it. In keys, U+DC80 to U+DCFF are bytes of file names that are not UTF-8.
@@ -85,7 +85,7 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def read_bytes(path: str | Path, most: int = SETTINGS) -> bytes:
+def read_bytes(path: str | Path, most: int = MAX_SETTINGS_BYTES) -> bytes:
     """The content of an ordinary file. Raises ConfigError for any other, and for one of more than `most` bytes."""
     with open_outside(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -95,7 +95,7 @@ def read_bytes(path: str | Path, most: int = SETTINGS) -> bytes:
     return data
 
 
-def check_file_size(path: str | Path, most: int = SETTINGS) -> None:
+def check_file_size(path: str | Path, most: int = MAX_SETTINGS_BYTES) -> None:
     """Raise ConfigError as `read_bytes` does, for a file that a package's own parser will open."""
     if (size := check_regular(path).st_size) > most:
         raise _too_large(path, size, most)
@@ -106,7 +106,7 @@ def _too_large(path: str | Path, size: int, most: int) -> ConfigError:
     return ConfigError(template, path=path, size=f"{size:,}", most=f"{most:,}")
 
 
-def read_outside_text(path: str | Path, most: int = SETTINGS) -> str:
+def read_outside_text(path: str | Path, most: int = MAX_SETTINGS_BYTES) -> str:
     """The text of a file, its line ends as "\\n". Raises ConfigError as `read_bytes` does, or when it is not text."""
     try:
         text = decode_text(read_bytes(path, most))
@@ -135,12 +135,12 @@ def load_toml(path: str | Path) -> JsonObject:
     return parse_toml(read_outside_text(path), path)
 
 
-def load_json(path: str | Path, most: int = SETTINGS) -> Any:
+def load_json(path: str | Path, most: int = MAX_SETTINGS_BYTES) -> Any:
     """A JSON file as it is. Raises ConfigError when it is absent, not JSON, beyond a limit, or has a key twice."""
     return parse_json(read_outside_text(path, most), path)
 
 
-def table_of(path: str | Path, most: int = SETTINGS) -> JsonObject:
+def table_of(path: str | Path, most: int = MAX_SETTINGS_BYTES) -> JsonObject:
     """The table in a JSON file that only tells more about what lies beside it, as the settings in a model's folder do;
     empty where it is absent, beyond a limit, or no table."""
     try:
@@ -214,13 +214,13 @@ class _LimitedLoader(yaml.SafeLoader):
 
     def __init__(self, text: str, path: str | Path) -> None:
         super().__init__(text)
-        self.path, self.level, self.until = path, 0, time.monotonic() + PATIENCE
+        self.path, self.level, self.until = path, 0, time.monotonic() + YAML_TIMEOUT
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             template = "{path} has the alias *{name}; write out what it stands for"
             raise ConfigError(template, path=self.path, name=self.peek_event().anchor)
-        if self.level > DEEPEST:
+        if self.level > MAX_TABLE_DEPTH:
             raise _too_deep(self.path)
         if time.monotonic() > self.until:
             raise ConfigError("{path} takes too long to read: it is no file of settings", path=self.path)
@@ -264,7 +264,7 @@ def check_values(found: Any, path: str | Path | Message) -> Any:
     a text holds half of a character."""
     level, depth = [found], 0
     while level:
-        if (depth := depth + 1) > DEEPEST:
+        if (depth := depth + 1) > MAX_TABLE_DEPTH:
             raise _too_deep(path)
         inner: list[Any] = []
         for value in level:
@@ -295,12 +295,12 @@ def _refuse_half(text: str, path: str | Path | Message, half: re.Pattern[str]) -
 def _refuse_long_keys(text: str, path: str | Path) -> None:
     """Raise ConfigError for a key of very many parts, a.b.c.d: the parser takes the square of their number."""
     bare = _QUOTED.sub("'", text)
-    if any(part.count(".") > DEEPEST for part in re.split(r"[,=\[\]{}\n]", bare)):
+    if any(part.count(".") > MAX_TABLE_DEPTH for part in re.split(r"[,=\[\]{}\n]", bare)):
         raise _too_deep(path)
 
 
 def _too_deep(path: str | Path | Message) -> ConfigError:
-    return ConfigError("{path} has tables within tables more than {most} levels deep", path=path, most=DEEPEST)
+    return ConfigError("{path} has tables within tables more than {most} levels deep", path=path, most=MAX_TABLE_DEPTH)
 
 
 def _too_long(path: str | Path | Message, digits: int) -> ConfigError:

@@ -38,7 +38,7 @@ FLAG = "--"  # the place of an option of a command line
 NAMED = re.compile(r"\w_\w|\b(?:fsdp|sdpa|xformers|lowram|highvram|t5xxl|qwen3)\b")
 SURROGATES = re.compile("[\ud800-\udfff]")
 FIELD = re.compile(r"\{\{|\}\}|\{([^\W\d]\w*)\}|([{}])")  # doubled braces, a plain field, and a brace that is neither
-FACTS = ("also", "fix", "place", "topic", "code")  # of a problem, besides its option and its text
+PROBLEM_FACTS = ("also", "fix", "place", "topic", "code")  # of a problem, besides its option and its text
 
 
 def printable_text(value: Any) -> str:
@@ -203,13 +203,13 @@ class Problem(Message):
 
     def replaced(self, **changes: Any) -> "Problem":
         """The same with another option, place or fix."""
-        facts = {name: getattr(self, name) for name in FACTS}
+        facts = {name: getattr(self, name) for name in PROBLEM_FACTS}
         given: dict[str, Any] = {"option": self.option, "template": self.template, **facts, **self.arguments}
         return Problem(**given | changes)
 
     def as_json(self) -> JsonObject:
         """All of it, for another process; `read` makes a problem of it again."""
-        facts = {name: getattr(self, name) for name in FACTS}
+        facts = {name: getattr(self, name) for name in PROBLEM_FACTS}
         return {**super().as_json(), "option": self.option, **facts, "also": sorted(self.also)}
 
 
@@ -351,7 +351,9 @@ def _is_sound_message(sent: JsonMapping) -> bool:
 
 def problem_from_json(sent: JsonMapping) -> Problem:
     """What `Problem.as_json` wrote -> the problem."""
-    return Problem(**{name: sent[name] for name in ("option", "template", *FACTS)}, **_arguments_from_json(sent))
+    return Problem(
+        **{name: sent[name] for name in ("option", "template", *PROBLEM_FACTS)}, **_arguments_from_json(sent)
+    )
 
 
 def _arguments_from_json(sent: JsonMapping) -> JsonObject:
@@ -391,7 +393,7 @@ def as_problems(texts: Iterable[MessageLike]) -> Iterator[Problem]:
         if isinstance(text, Problem):
             yield text
         elif isinstance(text, Message):
-            is_plain = not (text.plural or text.arguments.keys() & {"option", "template", *FACTS})
+            is_plain = not (text.plural or text.arguments.keys() & {"option", "template", *PROBLEM_FACTS})
             arguments: dict[str, Any] = {**text.arguments} if is_plain else {"said": text}
             yield Problem("", text.template if is_plain else "{said}", **arguments)
         else:

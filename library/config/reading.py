@@ -7,7 +7,7 @@ from typing import Any
 from library.config.problems import ConfigError
 from library.config.values import WIDE, parse_finite, quoted, to_int, to_str
 
-LARGEST = 65536  # pixels on a side; nothing is trained at more
+MAX_SIDE = 65536  # pixels on a side; nothing is trained at more
 # Of an adapter. No layer has so many rows, but LoKr reads a rank above them, usually 100000, as "whole matrices".
 LARGEST_RANK = 1_000_000
 MOST_SIZES = 16  # that images are trained at
@@ -97,9 +97,9 @@ def _parse_sides(value: Any, expected: str = ONE_SIZE) -> list[int]:
     sides = _read_parts(value, to_int, r"\s*[,xX×*\s]\s*")
     if len(sides) not in (1, 2) or min(sides) < 1:
         raise ConfigError(expected, value=quoted(value))
-    if max(sides) > LARGEST:
+    if max(sides) > MAX_SIDE:
         raise ConfigError(
-            "must be at most {largest} pixels on a side, got {value}", largest=LARGEST, value=quoted(value)
+            "must be at most {largest} pixels on a side, got {value}", largest=MAX_SIDE, value=quoted(value)
         )
     return sides
 

@@ -18,7 +18,7 @@ from typing import Any
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 
-KINDS = {
+TYPE_WORDS = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
@@ -31,7 +31,7 @@ TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 # What an East Asian keyboard writes for ASCII, and the minus sign of typeset pages.
 CODE = re.compile(r"[^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*")  # the name of a class, a module or a backend
 LONGEST_CODE = 200  # characters of it
-LARGEST = 10**12  # no number of a training means anything beyond; in half precision it would be infinite
+MAX_NUMBER = 10**12  # no number of a training means anything beyond; in half precision it would be infinite
 LIMITS = "limits"  # the code of the problem of a number beyond its limits
 WIDE = {0x3000: " ", 0x2212: "-", **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}}
 # Blanks, and marks of direction that Windows adds where a path is copied from a dialog.
@@ -83,7 +83,11 @@ class Option:
         """What a value must be, in words."""
         if self.choices and not self.open:
             return Message("one of {choices}", choices=", ".join(map(str, self.choices)))
-        return Message("{one}, or several", one=Message(KINDS[self.type])) if self.many else Message(KINDS[self.type])
+        return (
+            Message("{one}, or several", one=Message(TYPE_WORDS[self.type]))
+            if self.many
+            else Message(TYPE_WORDS[self.type])
+        )
 
     def read(self, value: Any) -> Any:
         """A value of any origin -> the declared type. Raises ConfigError without the option's name in it.
@@ -178,7 +182,7 @@ class Option:
                     value=quoted(value),
                 )
             )
-        ceiling = self.hints.get("ceiling", LARGEST if self.type is float else None)
+        ceiling = self.hints.get("ceiling", MAX_NUMBER if self.type is float else None)
         if ceiling is not None and value > ceiling:
             raise ConfigError("must be at most {ceiling}, got {value}", ceiling=f"{ceiling:,}", value=quoted(value))
         return value

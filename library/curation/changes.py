@@ -20,7 +20,7 @@ from library.data.threads import spread
 
 MOST_REPEATS = 10_000
 UNFIT = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
-CAPTIONS = (".txt", ".caption")
+CAPTION_SUFFIXES = (".txt", ".caption")
 # Names of caches of any model after that of the image: latents with their size or without, and text outputs.
 CACHE = (
     rf"(\.npz|({UPRIGHT})?_\d{{2,}}x\d{{2,}}_\w+\.(npz|safetensors)|_te_outputs(_v\d+)?\.npz"
@@ -139,7 +139,7 @@ def companions(image: Path, names: Sequence[str]) -> list[Path]:
     others = tuple(f"{other}_" for other, ending in pairs if ending.lower() in known and other.startswith(f"{stem}_"))
     # cat_2_flux_te.npz looks like a cache of cat.png, and is one of cat_2.png where that is there.
     mine = [name for name in near if cache.fullmatch(name) and not name.startswith(others)]
-    captions = [name for name in near if name in (stem + ending for ending in CAPTIONS)]
+    captions = [name for name in near if name in (stem + ending for ending in CAPTION_SUFFIXES)]
     return [image.with_name(name) for name in sorted({*mine, *captions})]
 
 
@@ -220,7 +220,9 @@ def bring(collection: ImageCollection, source: Path, repeats: int, words: str, r
     if not images:
         raise ConfigError("no images lie directly in {source}: there is nothing to copy", source=source)
     names = sorted(os.listdir(source))
-    files = dict.fromkeys([*images, *(f for i in images for f in companions(i, names) if f.suffix.lower() in CAPTIONS)])
+    files = dict.fromkeys(
+        [*images, *(f for i in images for f in companions(i, names) if f.suffix.lower() in CAPTION_SUFFIXES)]
+    )
     copied = counted(len(images), "image")
     with trash.lock(collection.root.resolve()), trash.Change(collection.root, f"Copied {copied} into {name}") as change:
         change.copy([(file, target / file.name) for file in files], report)

@@ -15,7 +15,7 @@ from library.data.length import training_length
 
 May = Callable[[str], bool]  # whether the target of a path may be read
 
-LARGEST = 16384  # pixels of a side; no model generates that many
+MAX_BUCKET_SIDE = 16384  # pixels of a side; no model generates that many
 MOST_SEEN = 10_000_000  # images of an epoch; more is a mistake in a folder's name
 
 
@@ -163,8 +163,8 @@ def check_buckets(config: RunConfig) -> None:
             continue
         rules = bucket_rules(dataset)
         problems += list(rules.problems())
-        if max(*rules.resolution, rules.largest) > LARGEST:
+        if max(*rules.resolution, rules.largest) > MAX_BUCKET_SIDE:
             template = "resolution and max_bucket_reso: no side may have more than {most} pixels"
-            problems.append(Message(template, most=LARGEST))
+            problems.append(Message(template, most=MAX_BUCKET_SIDE))
     if problems:
         raise ConfigError(*dict.fromkeys(problems))

@@ -14,7 +14,7 @@ from library.data.caption_files import read_caption
 from library.data.pixels import check_file, extensions
 from library.files import RESERVED, clear_errors
 
-CAPTIONS = (".txt", ".caption")
+CAPTION_SUFFIXES = (".txt", ".caption")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "AVIF", "JXL")  # that may be decoded, whatever the extension
 LARGEST_IMAGE, LARGEST_CAPTION = 256_000_000, 1_000_000  # bytes
 MOST_PIXELS = 120_000_000
@@ -34,9 +34,9 @@ def refuse_file(name: str, num_bytes: int) -> Message | None:
     """Why a file of this name and length is rejected, or None."""
     suffix = os.path.splitext(name)[1]
     known = sorted(extensions())
-    if suffix not in known and suffix not in CAPTIONS:
+    if suffix not in known and suffix not in CAPTION_SUFFIXES:
         return Message("is neither an image ({known}) nor a caption (.txt)", known=", ".join(known))
-    most = LARGEST_CAPTION if suffix in CAPTIONS else LARGEST_IMAGE
+    most = LARGEST_CAPTION if suffix in CAPTION_SUFFIXES else LARGEST_IMAGE
     if not 0 < num_bytes <= most:
         return Message("is empty") if num_bytes <= 0 else Message("has more than {most} MB", most=most // 1_000_000)
     return None
@@ -44,7 +44,7 @@ def refuse_file(name: str, num_bytes: int) -> Message | None:
 
 def check_content(path: Path, name: str) -> None:
     """Raise ConfigError unless the content of a file matches its name: an image that can be decoded safely, or text."""
-    if os.path.splitext(name)[1] in CAPTIONS:
+    if os.path.splitext(name)[1] in CAPTION_SUFFIXES:
         try:
             text = read_caption(path)
         except UnicodeError:

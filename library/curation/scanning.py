@@ -14,7 +14,7 @@ from library.data.caption_files import about_odd_files, odd_files, read_caption
 from library.data.folders import Listing
 from library.data.orientation import orientation, turned_size
 from library.data.pixels import check_file, header_size
-from library.data.preflight import FEW
+from library.data.preflight import MAX_WHOLE_IMAGES
 from library.data.threads import spread
 
 OTHER_ENDINGS = (".txt", ".caption")
@@ -44,7 +44,7 @@ def scan_collection(
 
 def examine_pictures(collection: ImageCollection, pictures: list[Picture], report: Report | None = None) -> None:
     """Read the files of images: size, whether they can be decoded, and their captions."""
-    whole = len(pictures) <= FEW
+    whole = len(pictures) <= MAX_WHOLE_IMAGES
     facts = spread(partial(_picture_facts, collection, whole), pictures, report, Message("scanning images"))
     for picture, (size, broken, turn) in zip(pictures, facts, strict=True):
         picture.size = turned_size(size, turn) if collection.config.data.exif_rotation else size

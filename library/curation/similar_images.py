@@ -14,7 +14,7 @@ from library.curation import thumbs
 Hash = tuple[int, int]
 # Why: docs/decisions/2026-11-20-similar-images.md
 NEAR = 10  # of 128 bits may differ; noise and rescaling change fewer, another image about 64
-PLAIN = 2.0  # spread of grey levels below which a hash is meaningless
+MIN_SPREAD = 2.0  # spread of grey levels below which a hash is meaningless
 ROWS = 512
 
 
@@ -49,7 +49,7 @@ def looks(path: str) -> Hash | None:
     except (ConfigError, OSError):
         return None
     grey = np.asarray(backed.convert("L").resize((9, 9), Image.Resampling.BOX), dtype=np.int16)
-    if grey.std() < PLAIN:
+    if grey.std() < MIN_SPREAD:
         return None
     right, down = grey[:8, 1:] > grey[:8, :-1], grey[1:, :8] > grey[:-1, :8]
     return _number_of_bits(right), _number_of_bits(down)

@@ -28,7 +28,7 @@ from library.runs import process
 
 FOLDER, ABOUT, JOURNAL, KEPT = ".trash", "operation.json", "journal.jsonl", "files"
 OPEN, DONE, UNDONE = "open", "done", "undone"
-SHOWN = 50
+MAX_CHANGES_SHOWN = 50
 
 _locks: dict[str, threading.Lock] = {}
 
@@ -173,7 +173,7 @@ class Change:
 
 def history(root: str | Path) -> list[PastChange]:
     """The changes of a data folder that were not undone, the last one first."""
-    return [past for past in _all(Path(root).resolve()) if past.state != UNDONE][:SHOWN]
+    return [past for past in _all(Path(root).resolve()) if past.state != UNDONE][:MAX_CHANGES_SHOWN]
 
 
 def undo(root: str | Path, report: Report | None = None) -> Undone:

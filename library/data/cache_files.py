@@ -35,7 +35,7 @@ BROKEN = (
     zipfile.BadZipFile,
     SafetensorError,
 )
-LARGEST = 2**30  # bytes of an unpacked cache, 100 times the latents of an image in 100 sizes
+MAX_CACHE_BYTES = 2**30  # bytes of an unpacked cache, 100 times the latents of an image in 100 sizes
 MASK = "alpha_mask"  # what names of masks begin with
 TYPE = re.compile(r"_(bfloat16|float\d+\w*|u?int\d+|bool)$")
 
@@ -64,7 +64,7 @@ class CacheFile(Protocol):
 def open_cache_file(file: str) -> Iterator[CacheFile]:
     """Open a file of either format; raises one of BROKEN for a damaged one."""
     if file.endswith(".safetensors"):
-        if Path(file).stat().st_size > LARGEST:
+        if Path(file).stat().st_size > MAX_CACHE_BYTES:
             raise ValueError("it is too large for a cache")
         if SURROGATES.search(file):
             yield _Safetensors(_InMemory(Path(file).read_bytes()))
@@ -77,7 +77,7 @@ def open_cache_file(file: str) -> Iterator[CacheFile]:
     if not isinstance(npz, np.lib.npyio.NpzFile) or npz.zip is None:
         raise ValueError("it is no .npz archive")
     with npz:
-        if sum(entry.file_size for entry in npz.zip.infolist()) > LARGEST:
+        if sum(entry.file_size for entry in npz.zip.infolist()) > MAX_CACHE_BYTES:
             raise ValueError("what is packed into it is too large for a cache")
         yield _Npz(npz)
 

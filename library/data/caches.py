@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 LATENT = 8  # pixels per latent, for all families
 MADE_FROM = "made_from"
-KEPT = re.compile(r"(?:latents|alpha_mask|control_\d+|original_size|crop_ltrb|made_from)(?:_flipped)?(_\d+x\d+|)")
+KEPT_ARRAYS = re.compile(
+    r"(?:latents|alpha_mask|control_\d+|original_size|crop_ltrb|made_from)(?:_flipped)?(_\d+x\d+|)"
+)
 SEVERAL = re.compile(r"latents(_\d+x\d+|)")
 FORMAT = "1.0.1"  # of musubi-tuner's caches
 EMPTY_CAPTION = "empty-caption"  # the stem of the file with the outputs for it
@@ -348,7 +350,7 @@ def _others(wanted: Wanted) -> tuple[dict[str, np.ndarray], dict[str, str]]:
                 }
             tails = {found[1] for key in file.names if (found := SEVERAL.fullmatch(key))} - {wanted.tail}
             good = {tail for tail in tails if _still_same_image(file, wanted, tail)}
-            kept = (key for key in file.names if (found := KEPT.fullmatch(key)) and found[1] in good)
+            kept = (key for key in file.names if (found := KEPT_ARRAYS.fullmatch(key)) and found[1] in good)
             return {key: file.array(key) for key in kept}, {}
     except BROKEN:
         return {}, {}

@@ -13,8 +13,8 @@ from library.config.problems import Message, Problem, counted, ngettext
 from library.data.folders import Listing, about_images, some
 from library.data.metadata import AUTOMATIC
 
-USUAL = (".txt", ".caption")
-TEXTS = (*USUAL, ".text", ".cap", ".tags", ".json", ".md")  # that other programs write beside images
+CAPTION_SUFFIXES = (".txt", ".caption")
+TEXTS = (*CAPTION_SUFFIXES, ".text", ".cap", ".tags", ".json", ".md")  # that other programs write beside images
 
 
 class Missing(NamedTuple):
@@ -74,7 +74,7 @@ def about_missing(subset: SubsetConfig, here: Listing, images: list[str], files:
     ending = subset.caption_extension
     stems = {os.path.splitext(name)[0] for name in images}
     endings = Counter(os.path.splitext(name)[1] for name in here.names if os.path.splitext(name)[0] in stems)
-    other = next((e for e in (*USUAL, ".TXT") if e != ending and endings[e]), None)
+    other = next((e for e in (*CAPTION_SUFFIXES, ".TXT") if e != ending and endings[e]), None)
     if other and len(bare) == len(files):
         template = (
             "{folder}: {files} not used, since caption_extension is '{extension}'; "

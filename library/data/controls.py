@@ -17,7 +17,7 @@ from library.data.pixels import header_size
 if TYPE_CHECKING:
     from library.data.finding import Survey
 
-STEP = 16  # pixels that sides of reference images are multiples of: one token of all models that take them
+SIDE_MULTIPLE = 16  # pixels that sides of reference images are multiples of: one token of all models that take them
 UNLIMITED = (1 << 16, 1 << 16)
 NUMBERED = re.compile(r"(.+)_(\d+)")
 
@@ -171,9 +171,9 @@ def control_fit(subset: SubsetConfig, size: Size, bucket: Size) -> BucketFit | N
     has other options. None where nothing of it would be left."""
     area = subset.control_resolution
     if subset.no_resize_control:
-        return Buckets(area or UNLIMITED, no_upscale=True, step=STEP).fit(size)
+        return Buckets(area or UNLIMITED, no_upscale=True, step=SIDE_MULTIPLE).fit(size)
     if area:
-        return Buckets(area, smallest=STEP, largest=4 * max(area), step=STEP).fit(size)
+        return Buckets(area, smallest=SIDE_MULTIPLE, largest=4 * max(area), step=SIDE_MULTIPLE).fit(size)
     return Buckets(bucket, enabled=False).fit(size)
 
 

@@ -16,7 +16,7 @@ from library.data import captions, folders, held_out, metadata
 from library.data.buckets import Buckets, Size
 from library.data.caption_files import about_missing, caption_file, read_caption
 from library.data.controls import NUMBERED, controls_of, mask_of, without_images, without_pictures
-from library.data.folders import SHOWN, Listing, about_images, capped, some
+from library.data.folders import MAX_MESSAGES_PER_KIND, Listing, about_images, capped, some
 from library.data.images import Image, ImageSet, balance, bucket_rules
 from library.data.pixels import AS_STORED, Decoding, decoding, header_size
 from library.data.threads import spread
@@ -321,7 +321,7 @@ def _read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) -
     result.problems += capped(bad_words)
     if broken:
         result.problems.append(about_images("{count} cannot be read as images: {broken}",
-            count=counted(len(broken), "file"), broken=some(broken, SHOWN)))  # fmt: skip
+            count=counted(len(broken), "file"), broken=some(broken, MAX_MESSAGES_PER_KIND)))  # fmt: skip
     if empty := [one.caption_file for one, _, words in good if one.caption_file and not words]:
         result.warnings.append(
             about_images("{count} without words: {empty}", count=counted(len(empty), "caption file"), empty=some(empty))

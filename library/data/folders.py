@@ -16,8 +16,8 @@ from library.data.pixels import ALWAYS, PLUGINS, extensions
 OTHER_FORMATS = {".gif", ".tif", ".tiff", ".heic", ".heif", ".jfif"}
 UPRIGHT = "_upright"  # in names of caches of images that are turned by their EXIF orientation
 CACHED_SIZE = re.compile(rf"(.+)_(\d{{2,}})x(\d{{2,}})({UPRIGHT})?_\w+\.(?:npz|safetensors)")
-LABELS = MASK_LABEL, CONDITION_LABEL = ("-masklabel", "-condlabel")  # of equal length
-SHOWN = 20  # messages of one kind; the rest is counted
+FILE_LABELS = MASK_LABEL, CONDITION_LABEL = ("-masklabel", "-condlabel")  # of equal length
+MAX_MESSAGES_PER_KIND = 20  # messages of one kind; the rest is counted
 USUAL_REPEATS = 10  # of a folder whose name has none, as in guides for sd-scripts
 MOST_REPEATS = 100_000  # as in a data set file
 MANY_REPEATS = 500  # a folder called 2024_holiday is a year, not a number of repeats
@@ -111,7 +111,7 @@ def list_folder(folder: str | Path) -> Listing:
                 _remember(found, cached, _file(entry).modified)
     stems = {os.path.splitext(name)[0] for name in found.images}
     for stem in stems:
-        if stem.endswith(LABELS) and stem[: -len(MASK_LABEL)] in stems:
+        if stem.endswith(FILE_LABELS) and stem[: -len(MASK_LABEL)] in stems:
             found.labels |= {name: found.images.pop(name) for name in [*found.images] if name.startswith(f"{stem}.")}
     found.images = dict(sorted(found.images.items()))
     found.stems = {os.path.splitext(name)[0] for name in found.images}
@@ -336,9 +336,9 @@ def about_images(template: str, **facts: Any) -> Problem:
 
 def capped(problems: list[Problem]) -> Iterator[Problem]:
     """The first SHOWN problems of one kind, then the number of the others."""
-    yield from problems[:SHOWN]
-    if len(problems) > SHOWN:
-        yield about_images("and {count} more like these", count=len(problems) - SHOWN)
+    yield from problems[:MAX_MESSAGES_PER_KIND]
+    if len(problems) > MAX_MESSAGES_PER_KIND:
+        yield about_images("and {count} more like these", count=len(problems) - MAX_MESSAGES_PER_KIND)
 
 
 def capped_by_kind(problems: Iterable[Problem]) -> Iterator[Problem]:

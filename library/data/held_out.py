@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 IN_STATE = "held_out"  # the key of a state's facts
 PROGRESS = "train_state.json"  # the file of a state folder that holds its facts
-LARGEST = 1 << 26  # bytes of a state's facts, which have the losses of an epoch
-PIECE = 1 << 14  # bytes
+MAX_STATE_FACTS_BYTES = 1 << 26  # bytes of a state's facts, which have the losses of an epoch
+PIECE_BYTES = 1 << 14  # bytes
 MOST_SHOWN = 20  # folders
 
 
@@ -57,7 +57,7 @@ def resumed_split(config: RunConfig) -> Earlier | None:
     if not config.steps.resume:
         return None
     try:
-        facts = load_json(Path(config.steps.resume) / PROGRESS, LARGEST)
+        facts = load_json(Path(config.steps.resume) / PROGRESS, MAX_STATE_FACTS_BYTES)
     except ConfigError:
         return None  # whoever resumes it reports that
     if not isinstance(facts, dict) or "version" not in facts:
@@ -149,9 +149,9 @@ def _of_content(path: str, modified: int, num_bytes: int) -> str:
     del modified
     with open(path, "rb") as f:
         pieces = [num_bytes.to_bytes(8)]
-        for place in (0, num_bytes // 2, max(0, num_bytes - PIECE)):
+        for place in (0, num_bytes // 2, max(0, num_bytes - PIECE_BYTES)):
             f.seek(place)
-            pieces.append(f.read(PIECE))
+            pieces.append(f.read(PIECE_BYTES))
     return _digest_content(b"".join(pieces))
 
 

@@ -12,9 +12,9 @@ from library.config.problems import ConfigError
 from library.families.base import ModelComponents
 from library.files import cache_folder, write_atomic
 
-MARKS = 32  # sampled weights
+SAMPLED_WEIGHTS = 32  # sampled weights
 # The relative error of rounding to a dtype.
-ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+ROUNDING_ERRORS = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 SMALLEST = 2.0**-24  # the absolute error of float16 for small numbers
 
 
@@ -31,8 +31,12 @@ def fingerprint_networks(*networks: Any) -> JsonObject:
             if tensor.is_floating_point() and tensor.ndim > 1 and piece.numel():  # vectors are often 0 or 1
                 types.add(str(tensor.dtype).removeprefix("torch."))
                 ends.append(float(piece[-1]))
-    marks = [ends[i * len(ends) // MARKS] for i in range(min(MARKS, len(ends)))] if len(ends) >= MARKS else ends
-    coarsest = max(types, key=lambda kind: ROUNDING.get(kind, 1.0), default="")
+    marks = (
+        [ends[i * len(ends) // SAMPLED_WEIGHTS] for i in range(min(SAMPLED_WEIGHTS, len(ends)))]
+        if len(ends) >= SAMPLED_WEIGHTS
+        else ends
+    )
+    coarsest = max(types, key=lambda kind: ROUNDING_ERRORS.get(kind, 1.0), default="")
     return {"exact": digest.hexdigest(), "type": coarsest, "marks": marks}
 
 
@@ -84,9 +88,9 @@ def is_same_network(made: Any, now: JsonMapping | None) -> bool:
     if made.get("exact") == now["exact"]:
         return True
     kinds, marks = {str(made.get("type")), now["type"]}, made.get("marks")
-    if len(kinds) == 1 or not kinds <= ROUNDING.keys() or not isinstance(marks, list):
+    if len(kinds) == 1 or not kinds <= ROUNDING_ERRORS.keys() or not isinstance(marks, list):
         return False
     if not marks or len(marks) != len(now["marks"]) or not all(isinstance(mark, int | float) for mark in marks):
         return False
-    off = 1.25 * max(ROUNDING[kind] for kind in kinds)
+    off = 1.25 * max(ROUNDING_ERRORS[kind] for kind in kinds)
     return all(abs(a - b) <= off * abs(b) + SMALLEST for a, b in zip(marks, now["marks"], strict=True))

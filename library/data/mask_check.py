@@ -16,8 +16,8 @@ from library.data.folders import about_images, same_place, some
 from library.data.images import Image
 from library.data.threads import spread
 
-MOST = 500  # masks that are decoded; of more, this many at equal distances
-LABELS = 16  # values below are numbers of classes, or the noise of a black JPEG
+MAX_DECODED_MASKS = 500  # masks that are decoded; of more, this many at equal distances
+MAX_CLASS_VALUE = 16  # values below are numbers of classes, or the noise of a black JPEG
 LARGEST_BYTE, LARGEST_WORD = 255, 65535
 WHOLE, DECIMAL = "whole", "decimal"
 ALIKE = 8  # how far values of one color are apart where a JPEG or an editor has touched them
@@ -102,7 +102,7 @@ OF_FILES = (
         "masks with values of 0 and 1, of which 1 is nearly black: {paths}; multiply the values by 255",
     ),
     Mistake(
-        lambda mask: 1 < mask.brightest < LABELS and not mask.is_small,
+        lambda mask: 1 < mask.brightest < MAX_CLASS_VALUE and not mask.is_small,
         "all masks are nearly black, with values below 16 of 255, so next to nothing would be learned: {paths}; paint "
         "what should be learned white",
         "masks that are nearly black, with values below 16 of 255, so next to nothing of their images is learned: "
@@ -139,7 +139,7 @@ def check_masks(config: RunConfig, found: Survey, report: Report | None = None) 
     each = {(image.path, image.mask_file): image for image in found.images.items}  # once, however many its sizes
     images = [image for image in each.values() if not (use.guided or image.has_random_masks)]
     masks = [mask for image in images if (mask := _mask_of(config, image))]
-    some_masks = masks[:: -(-len(masks) // MOST) or 1]
+    some_masks = masks[:: -(-len(masks) // MAX_DECODED_MASKS) or 1]
     contents = spread(lambda mask: _content(found, mask), some_masks, report, Message("checking masks"))
     known = [(mask, content) for mask, content in zip(some_masks, contents, strict=True) if content]
     of_files = [(mask, content) for mask, content in known if not mask.is_alpha]

@@ -18,8 +18,8 @@ from library.files import json_text, write_atomic
 CACHE_NAME = "metadata_cache.json"
 HUB = "file_name"  # of an image on the Hugging Face Hub, beside the file
 PATHS = ("image_path", HUB, "image", "path")
-WORDS = ("caption", "text", "prompt")
-TABLES = (".csv", ".tsv")
+CAPTION_KEYS = ("caption", "text", "prompt")
+TABLE_SUFFIXES = (".csv", ".tsv")
 AUTOMATIC = ("metadata.jsonl", "metadata.csv", "metadata.parquet")  # what the Hub reads without being told to
 CONTROL = re.compile(r"control_path_[0-9]{1,6}")  # keys of several reference images in musubi-tuner
 
@@ -136,7 +136,7 @@ def write_cache(folder: Path, known: Mapping[str, Remembered]) -> None:
 def _rows(text: str, source: Path, problems: list[Problem]) -> list[Row]:
     """All images of a file. Lines that name none are appended to `problems`."""
     suffix = source.suffix.lower()
-    if suffix in TABLES:
+    if suffix in TABLE_SUFFIXES:
         listed = _of_table(text, source, problems)
     elif suffix == ".jsonl":
         listed = _of_lines(text, source, problems)
@@ -164,7 +164,7 @@ def _rows(text: str, source: Path, problems: list[Problem]) -> list[Row]:
                 )
             )
     names = sorted({str(name) for row in rows for name in row.about})
-    if not {*PATHS}.issuperset(names) and {*WORDS, "tags"}.isdisjoint(names):
+    if not {*PATHS}.issuperset(names) and {*CAPTION_KEYS, "tags"}.isdisjoint(names):
         problems.append(
             Problem(
                 "",
@@ -254,7 +254,7 @@ def _metadata_entry(row: Row, folder: str | Path | None, source: Path, separator
                 key=quoted(path),
             )
     path, *controls = (os.path.join(folder or "", path) for path in paths)
-    words = next((about[name] for name in WORDS if about.get(name)), "")
+    words = next((about[name] for name in CAPTION_KEYS if about.get(name)), "")
     if not isinstance(words, str | int | float):
         raise ConfigError(
             "metadata file {source}, {where}: its caption must be text, got {value}",

@@ -18,14 +18,14 @@ from library.data import augment, finding, mask_check
 from library.data.captions import TRIGGER, with_affixes
 from library.data.controls import stored_image_size
 from library.data.finding import Survey
-from library.data.folders import SHOWN, about_images, capped_by_kind, some
+from library.data.folders import MAX_MESSAGES_PER_KIND, about_images, capped_by_kind, some
 from library.data.images import Image, ImageSet, bucket_rules
 from library.data.orientation import orientation
 from library.data.pixels import check_file, has_transparency, hides_colours
 from library.data.threads import spread
 from library.files import LONGEST_NAME
 
-FEW = 500  # images that are read as a whole while somebody fills in a form
+MAX_WHOLE_IMAGES = 500  # images that are read as a whole while somebody fills in a form
 MUCH_CUT = 0.2  # share of width or height
 MOST_DECODED = 100  # images that are decoded to see whether they hide colours
 OPAQUE = (".jpg", ".jpeg", ".bmp")  # formats without transparency
@@ -103,12 +103,12 @@ def _damaged(
     if gone and not to_disk:
         yield about_images("{count} gone, only latents are left; set cache_latents_to_disk: {gone}",
             count=counted(len(gone), "image"), gone=some(gone), fix={"cache_latents_to_disk": True})  # fmt: skip
-    whole = not quick or len(doubtful) <= FEW
+    whole = not quick or len(doubtful) <= MAX_WHOLE_IMAGES
     reasons = spread(partial(check_file, whole=whole), doubtful, report, Message("checking images"))
     bad = [f"{path} ({reason})" for path, reason in zip(doubtful, reasons, strict=True) if reason]
     if bad:
         yield about_images("{count} cannot be decoded; replace or remove: {bad}",
-            count=counted(len(bad), "image"), bad=some(bad, SHOWN))  # fmt: skip
+            count=counted(len(bad), "image"), bad=some(bad, MAX_MESSAGES_PER_KIND))  # fmt: skip
 
 
 def _sharing_a_cache(images: list[Image]) -> Iterator[Problem]:

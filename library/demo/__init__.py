@@ -23,7 +23,7 @@ from library.jobs.work import join_work
 from library.runs import foreground, gpu_slots, reader
 from library.runs.launcher import starting
 
-VARIANTS = tuple(name for known in families.all_families() for name in known.demo_variants)
+DEMO_VARIANTS = tuple(name for known in families.all_families() for name in known.demo_variants)
 
 
 # Why: docs/decisions/2026-11-20-demo-is-a-package.md
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _build_demo_parser() -> argparse.ArgumentParser:
     parser = Arguments("kohya demo", description="Make a tiny model and images, and train a LoRA on them.")
-    names, default = (*families.FAMILIES, *VARIANTS, "all"), families.SHOWN_BY_DEMO
+    names, default = (*families.FAMILIES, *DEMO_VARIANTS, "all"), families.SHOWN_BY_DEMO
     # Relatives have the graphs of their family, so that compiling them as well would double the time and show the same.
     which = f"which model; all: one of each family, without its relatives (default: {default})"
     parser.add_argument("--family", choices=names, default=default, help=which)

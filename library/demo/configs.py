@@ -13,8 +13,11 @@ from library.files import write_atomic
 Line = tuple[str, Any, str]
 Tables = dict[str, list[Line]]
 
-ENDINGS = {"finetune": "full", "textual-inversion": "word"}  # of the names of results, where that is not the kind
-RATES = {
+RESULT_ENDINGS = {
+    "finetune": "full",
+    "textual-inversion": "word",
+}  # of the names of results, where that is not the kind
+DEMO_RATES = {
     "lora": (5e-3, "real: 1e-4"),
     "finetune": (1e-3, "real: 1e-5"),
     "textual-inversion": (5e-3, "real: 5e-4"),
@@ -81,7 +84,7 @@ def demo_toml(
         else [("compile", False, "real, on a GPU: true")],
         "save": [
             ("output_dir", str(output), ""),
-            ("output_name", f"{model}-{ENDINGS.get(config.kind, config.kind)}", ""),
+            ("output_name", f"{model}-{RESULT_ENDINGS.get(config.kind, config.kind)}", ""),
             ("save_model_as", "safetensors", ""),
             ("save_precision", "fp16", ""),
         ],
@@ -111,7 +114,7 @@ def demo_toml(
 
 def _learning(kind: str, module: str) -> Tables:
     """What learns, and how fast."""
-    rate, real = RATES[kind]
+    rate, real = DEMO_RATES[kind]
     tables: Tables = {}
     if kind == "lora":
         tables["network"] = [

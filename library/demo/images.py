@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 Colour = tuple[int, int, int]
 Box = tuple[float, float, float]  # centre x, centre y, radius, in pixels
 
-SIZES = ((128, 128), (176, 96), (96, 176), (160, 128), (128, 160), (144, 144))  # width, height
+IMAGE_SIZES = ((128, 128), (176, 96), (96, 176), (160, 128), (128, 160), (144, 144))  # width, height
 GROUNDS: dict[str, Colour] = {
     "green meadow": (126, 186, 92),
     "night sky": (28, 34, 74),
@@ -24,7 +24,7 @@ GROUNDS: dict[str, Colour] = {
 SCALE = 4  # drawn this much larger and then reduced, which smooths the edges
 
 
-def draw_images(folder: Path, seed: int = 0, sizes: Sequence[tuple[int, int]] = SIZES) -> Path:
+def draw_images(folder: Path, seed: int = 0, sizes: Sequence[tuple[int, int]] = IMAGE_SIZES) -> Path:
     """Draw a dozen pictures with captions into `N_name` folders below `folder`, the same ones for the same seed.
 
     Each concept gets a picture of every size (width, height), six at most.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from library import families
 from library.config.run_config import RunConfig
-from library.families.shared.diffusers_layers import ADAPTER
+from library.families.shared.diffusers_layers import ADAPTER_ENDINGS
 
 
 # Why: docs/decisions/2026-11-20-lora-checked-with-diffusers.md
@@ -35,7 +35,7 @@ def check_lora_layers(file: Path, config: RunConfig) -> tuple[int, list[str]]:
 
 def _layer_and_dimension(name: str) -> tuple[str, int]:
     """The layer's name, and the dimension in which an adapter must fit it: 1 (input) for A, 0 (output) for B."""
-    for which, ending in ((1, ADAPTER[0]), (0, ADAPTER[1])):
+    for which, ending in ((1, ADAPTER_ENDINGS[0]), (0, ADAPTER_ENDINGS[1])):
         if name.endswith(ending):
             return name.removesuffix(ending), which
     return name, 0

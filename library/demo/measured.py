@@ -7,10 +7,10 @@ from pathlib import Path
 from library import families
 from library.config.json_types import JsonObject
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "measured"
+MEASURED_FOLDER = Path(__file__).resolve().parents[2] / "docs" / "measured"
 
 
-def gain(family: str, folder: Path = FOLDER) -> str:
+def gain(family: str, folder: Path = MEASURED_FOLDER) -> str:
     """A sentence with the newest figures of a LoRA step with checkpointing, eager and compiled, and their file.
 
     Where there are none it says where figures are explained.

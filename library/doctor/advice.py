@@ -9,7 +9,7 @@ from library.config.problems import Message, join_messages
 from library.measuring.candidates import format_changes
 from library.runs import machine
 
-PRESETS = Path(__file__).resolve().parents[2] / "presets"
+PRESETS_FOLDER = Path(__file__).resolve().parents[2] / "presets"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ def fitting_presets(found: MachineFacts) -> dict[str, str]:
     """By family, the preset for a LoRA that fits, as kohya_gui names it: flux/lora-24gb."""
     fitting: dict[str, str] = {}
     sized = [
-        (int(path.stem.removeprefix("lora-").removesuffix("gb")), path) for path in PRESETS.glob("*/lora-[0-9]*gb.toml")
+        (int(path.stem.removeprefix("lora-").removesuffix("gb")), path)
+        for path in PRESETS_FOLDER.glob("*/lora-[0-9]*gb.toml")
     ]
     for gigabytes, path in sorted(sized):  # the largest that fits stays
         if machine.has_memory(found.memory_gb, gigabytes):

@@ -11,7 +11,7 @@ from library.compiler import torch_private
 from library.measuring import timing
 
 KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cuDNN": "CUDNN_ATTENTION", "math": "MATH"}
-PACKAGES = {"flash_attn": "flash-attn", "xformers": "xformers", "sageattention": "sageattention"}
+KERNEL_PACKAGES = {"flash_attn": "flash-attn", "xformers": "xformers", "sageattention": "sageattention"}
 SHAPE = {"cuda": (1, 24, 4096, 128), "cpu": (1, 2, 64, 32)}  # batch, heads, tokens, width of a head; FLUX.1 at 1024
 
 
@@ -41,7 +41,7 @@ def time_attention(device: str) -> dict[str, float]:
 
 def attention_packages() -> list[str]:
     """Attention packages that are installed besides PyTorch's own kernels."""
-    return [name for module, name in PACKAGES.items() if find_spec(module)]
+    return [name for module, name in KERNEL_PACKAGES.items() if find_spec(module)]
 
 
 def fp8_works() -> bool:

@@ -12,8 +12,10 @@ from library.optim.names import SPECS, working_optimizer
 
 def optimizers() -> MachineFinding:
     """The packages of optimizers, and LyCORIS: each is loaded, and steps a small weight where a training would."""
-    absent = [module for module in packages.PACKAGES if not packages.is_installed(module)]
-    wrong = {module: error for module in packages.PACKAGES if module not in absent and (error := trial.package(module))}
+    absent = [module for module in packages.PACKAGE_NAMES if not packages.is_installed(module)]
+    wrong = {
+        module: error for module in packages.PACKAGE_NAMES if module not in absent and (error := trial.package(module))
+    }
     names = [name for name in get_args(OptimizerName) if SPECS[name.lower()].package in (*absent, *wrong)]
     without = names + ["LyCORIS"] * ("lycoris" in (*absent, *wrong))
     said = []
@@ -28,7 +30,7 @@ def optimizers() -> MachineFinding:
         said.append(Message(template, name=packages.package_name(module), error=error, command=command))
     data = {"absent": absent, "broken": wrong, "without": without}
     if not without:
-        return ok("optimizers", Message("{names} work", names=", ".join(packages.PACKAGES.values())), **data)
+        return ok("optimizers", Message("{names} work", names=", ".join(packages.PACKAGE_NAMES.values())), **data)
     if "AdamW8bit" in without:
         template = "use {other} instead of AdamW8bit, it needs more memory"
         said.append(Message(template, other=working_optimizer("AdamW8bit")))

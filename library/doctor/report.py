@@ -22,11 +22,11 @@ from library.config.problems import ConfigError, Message, join_messages
 from library.doctor import advice
 from library.doctor.finding import MachineFinding, bad, hint, ok
 from library.jobs.work import join_work
-from library.packages import PACKAGES as OPTIONAL
+from library.packages import PACKAGE_NAMES as OPTIONAL
 from library.packages import locked as locked_versions
 from library.setup import installation
 
-PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "numpy")
+REPORTED_PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "numpy")
 EXTRAS = ("triton", *OPTIONAL.values(), "torchao")
 
 
@@ -124,9 +124,9 @@ def system() -> MachineFinding:
 
 def check_packages() -> MachineFinding:
     """What is installed, and whether it is what was tested."""
-    found = {name: installed_version(name) for name in (*PACKAGES, *EXTRAS)}
+    found = {name: installed_version(name) for name in (*REPORTED_PACKAGES, *EXTRAS)}
     text = ", ".join(f"{name} {version}" for name, version in found.items() if version)
-    missing = [name for name in PACKAGES if not found[name]]
+    missing = [name for name in REPORTED_PACKAGES if not found[name]]
     if missing:
         return bad("packages", Message("missing: {names}; run ./setup.sh install", names=", ".join(missing)), **found)
     locked = locked_versions()
@@ -171,7 +171,9 @@ def network() -> MachineFinding:
     """Variables of proxies and certificates with which nothing can be downloaded. Their values may hold passwords."""
     import httpx  # comes with huggingface_hub, which downloads with it
 
-    given = {name: value for name, value in os.environ.items() if name.lower() in surroundings.NETWORK and value}
+    given = {
+        name: value for name, value in os.environ.items() if name.lower() in surroundings.NETWORK_VARIABLES and value
+    }
     wrong: list[Message] = []
     for name, value in given.items():
         with surroundings.without_network_settings():

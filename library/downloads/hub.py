@@ -25,12 +25,12 @@ from library.families.shared import hub, weights
 from library.files import clear_errors, need_space, write_atomic
 from library.runs import keys, locking, registry
 
-ENDING = ".safetensors"
+WEIGHTS_SUFFIX = ".safetensors"
 HOSTS = ("huggingface.co", "hf.co")  # and their sub-domains: the hub redirects downloads to these
 NAME = re.compile(r"(?!\.)[\w .()+-]{1,150}(?<![. ])", re.ASCII)  # of a file or folder that is created
 RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # names on Windows
 REPOSITORY = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", re.ASCII)
-BLOCK = 2**22  # bytes of one block of hashing
+HASH_BLOCK_BYTES = 2**22  # bytes of one block of hashing
 _guarded = threading.Lock()
 
 
@@ -69,7 +69,7 @@ def token() -> str | None:
     return os.environ.get("HF_TOKEN") or keys.stored_keys().get("huggingface_token")
 
 
-def repository(name: str, endings: Sequence[str] = (ENDING,)) -> Repository:
+def repository(name: str, endings: Sequence[str] = (WEIGHTS_SUFFIX,)) -> Repository:
     """Get a repository from the hub, with its files of these extensions. Raises ConfigError with the reason when that
     fails."""
     if not is_repository(name):
@@ -77,7 +77,7 @@ def repository(name: str, endings: Sequence[str] = (ENDING,)) -> Repository:
     _guard()
     api, own = huggingface_hub.HfApi(endpoint=constants.ENDPOINT), token() or False
     try:
-        about = hub.answered(lambda: api.model_info(name, token=own, timeout=hub.PATIENCE, files_metadata=True))
+        about = hub.answered(lambda: api.model_info(name, token=own, timeout=hub.HUB_TIMEOUT, files_metadata=True))
         closed = bool(about.gated) and hub.answered(lambda: _is_closed(api, name, own))
     except Exception as e:  # of the network or the hub, from several libraries
         raise ConfigError(request_failure(name, e)) from e
@@ -119,7 +119,7 @@ def licence(name: str) -> Message:
     return Message(template, name=name)
 
 
-def target_path(folder: Path, file: RemoteFile, endings: Sequence[str] = (ENDING,)) -> Path:
+def target_path(folder: Path, file: RemoteFile, endings: Sequence[str] = (WEIGHTS_SUFFIX,)) -> Path:
     """The target of a file: FOLDER/REPOSITORY/NAME. Raises ConfigError for unsafe names."""
     parts = (file.repository.rpartition("/")[2], file.name)
     for part in parts:
@@ -231,7 +231,7 @@ def _check(part: Path, path: Path, file: RemoteFile, report: Report) -> None:
             name=path.name,
             what="size" if size != file.size else "SHA-256",
         )
-    if file.name.endswith(ENDING):
+    if file.name.endswith(WEIGHTS_SUFFIX):
         weights.header_entries(part)
 
 
@@ -245,7 +245,7 @@ def _existing_file(path: Path, file: RemoteFile, report: Report) -> Path:
 def _sha256(path: Path, file: RemoteFile, report: Report) -> str:
     found, done = hashlib.sha256(), 0
     with path.open("rb") as content:
-        while block := content.read(BLOCK):
+        while block := content.read(HASH_BLOCK_BYTES):
             found.update(block)
             done += len(block)
             report(Message("checking {file}", file=file.name), done, file.size)

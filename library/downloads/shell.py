@@ -13,7 +13,7 @@ from library.families.facts import HubModel
 from library.files import need_space
 from library.jobs.work import join_work
 
-DONE = 0
+EXIT_DONE = 0
 GB = 1e9
 
 
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
         )
     else:
         _download([file for name in asked.models for file in files_of_title(name)], asked.into)
-    return DONE
+    return EXIT_DONE
 
 
 def build_download_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:

@@ -14,7 +14,7 @@ from library.families.network_args import LYCORIS, LycorisArgs
 from library.families.shared.network_args import LayerPreset, NetworkArgs
 
 USUAL_CONVOLUTIONS = {"conv_dim": "4", "conv_alpha": "1"}
-ALIASES = {"": "locon", "lora": "locon"}  # of algo
+ALGO_ALIASES = {"": "locon", "lora": "locon"}  # of algo
 # Arguments without a field: old names, options of the run, and those set by the choice of blocks and presets.
 HIDDEN = (
     "algo",
@@ -28,7 +28,7 @@ HIDDEN = (
     "train_block_indices",
     "verbose",
 )
-LAYERS = ("train_blocks", "train_block_indices", "preset")  # those that choose layers
+LAYER_ARGUMENTS = ("train_blocks", "train_block_indices", "preset")  # those that choose layers
 EVERY = ("train_t5xxl", "bypass_mode")
 CONV = ("conv_dim", "conv_alpha")
 DROPOUTS = ("rank_dropout", "module_dropout")
@@ -62,14 +62,14 @@ class AdapterKind:
         """Arguments that choose layers, beside its fields."""
         named = {name for preset in self.presets for name in preset.arguments}
         blocks = self.args.block_arguments if issubclass(self.args, NetworkArgs) else ()
-        return {*named, *blocks, *(name for name in LAYERS if name in section_options(self.args))}
+        return {*named, *blocks, *(name for name in LAYER_ARGUMENTS if name in section_options(self.args))}
 
     def is_meant(self, module: str, given: Mapping[str, str]) -> bool:
         """Whether a module and its arguments select this kind."""
         if module != self.module:
             return False
         algo = given.get("algo", "").casefold()
-        said = {**given, "algo": ALIASES.get(algo, algo)}
+        said = {**given, "algo": ALGO_ALIASES.get(algo, algo)}
         same = all(said.get(name, "").casefold() == value.casefold() for name, value in self.fixed.items())
         return same and (not self.start or any(name in given for name in (*self.start, "conv_block_dims")))
 
@@ -81,7 +81,7 @@ def kinds(family: str) -> list[AdapterKind]:
         args: type[NetworkArgs] = families.load_object(about.args)
         hidden = {*HIDDEN, *args.block_arguments, *(() if args.convolutions else OF_CONVOLUTIONS)}
         names = tuple(name for name in section_options(args) if name not in hidden)
-        title, text = ("LoRA-FA", FROZEN) if about.frozen_down else ("LoRA", USUAL)
+        title, text = ("LoRA-FA", FROZEN) if about.frozen_down else ("LoRA", USUAL_CHOICE)
         plain = tuple(name for name in names if "conv" not in name)
         made = AdapterKind(
             id=module, title=title, about=text, module=module, args=args, names=plain, presets=args.presets
@@ -129,7 +129,7 @@ def kind_of(config: AdapterRun, known: Sequence[AdapterKind]) -> AdapterKind | N
     return max(meant, key=lambda kind: (len(kind.fixed), len(kind.start)), default=None)
 
 
-USUAL = "The usual choice: learns well, and every program reads its files."
+USUAL_CHOICE = "The usual choice: learns well, and every program reads its files."
 C3LIER = "LoRA on the 3x3 convolutions as well: texture and style are learned better, the file is larger."
 FROZEN = "LoRA of which only one half learns: less memory, and it learns less."
 # algo -> title, when to choose it, its arguments. DoRA is LoCon with an argument.

@@ -19,7 +19,15 @@ from library.config.sections import AdapterRun
 from library.config.values import quoted
 from library.families.shared.network_args import PLACE, LayerPreset, NetworkArgs, index_factors, wrong_argument
 
-PRESETS = ("full", "full-lin", "attn-mlp", "attn-only", "unet-only", "unet-transformer-only", "unet-convblock-only")
+LAYER_PRESETS = (
+    "full",
+    "full-lin",
+    "attn-mlp",
+    "attn-only",
+    "unet-only",
+    "unet-transformer-only",
+    "unet-convblock-only",
+)
 UNMATCHED = "ia3"  # a preset of the package whose names match no layer, as they are compared with whole paths
 DROPPING_OUT = ("lora", "locon", "loha", "lokr", "glora")  # in bypass mode; others never
 WITH_DORA = ("lora", "locon", "loha", "lokr")
@@ -126,14 +134,14 @@ class LycorisArgs:
                 title=run.title,
                 other="preset=full",
             )
-        elif self.preset not in PRESETS and not Path(self.preset).expanduser().is_file():
+        elif self.preset not in LAYER_PRESETS and not Path(self.preset).expanduser().is_file():
             yield wrong_argument(
                 "preset",
                 "{preset} is no file, and none of {presets}",
                 preset=quoted(self.preset),
-                presets=", ".join(PRESETS),
+                presets=", ".join(LAYER_PRESETS),
             )
-        elif self.preset not in PRESETS:
+        elif self.preset not in LAYER_PRESETS:
             try:
                 load_toml(Path(self.preset).expanduser())
             except ConfigError as e:

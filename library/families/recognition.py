@@ -16,7 +16,7 @@ from library.families.shared import tensor_names, weights
 from library.families.shared.known_files import SHARED, UNKNOWN, UNTRAINED
 
 INDEXES = ("model_index.json", "modular_model_index.json")  # of a pipeline, and of a modular pipeline
-ADAPTER = re.compile(r"lora_(down|up|A|B)|\.hada_w1|\.lokr_w")
+ADAPTER_PATTERN = re.compile(r"lora_(down|up|A|B)|\.hada_w1|\.lokr_w")
 
 
 def family_and_description(shapes: Shapes) -> tuple[FamilyFacts | None, str]:
@@ -27,7 +27,7 @@ def family_and_description(shapes: Shapes) -> tuple[FamilyFacts | None, str]:
 @functools.lru_cache(maxsize=32)  # called several times per file in each check of a form
 def _described(entries: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[FamilyFacts | None, str]:
     shapes = dict(entries)
-    if any(map(ADAPTER.search, shapes)):
+    if any(map(ADAPTER_PATTERN.search, shapes)):
         return None, "a LoRA file"
     wrapper = tensor_names.shared_prefix([*shapes])
     plain = {name: shapes[key] for name, key in tensor_names.without_prefix(shapes).items()}

@@ -26,12 +26,12 @@ from library.importers.shared import (
 
 TRAINER = "LoRA metadata"
 APPLIES_EXIF = False  # as sd-scripts, which trains images as they are stored
-TABLES = load_tables("adapter_file")
+METADATA_TABLES = load_tables("adapter_file")
 METADATA = "__metadata__"
-LARGEST = 100_000_000  # bytes of a header; that of a LoRA has a few hundred thousand
-ENCODERS = ("lora_te", "text_encoder", "te1", "te2")
+MAX_HEADER_BYTES = 100_000_000  # bytes of a header; that of a LoRA has a few hundred thousand
+ENCODER_PREFIXES = ("lora_te", "text_encoder", "te1", "te2")
 OLD_MODULES = ("networks.dylora", "networks.loha", "networks.lokr", "networks.oft", "networks.oft_flux")
-NAMES = ("ss_sd_model_name", "ss_vae_name")
+MODEL_NAME_KEYS = ("ss_sd_model_name", "ss_vae_name")
 OF_IMAGES = (
     *("resolution", "enable_bucket", "min_bucket_reso", "max_bucket_reso", "bucket_no_upscale", "shuffle_caption"),
     *("keep_tokens", "color_aug", "flip_aug", "random_crop", "caption_dropout_rate", "face_crop_aug_range"),
@@ -42,7 +42,7 @@ def load_header(path: Path) -> JsonObject:
     """The header of a .safetensors file. Raises ConfigError for another file, and where it has no metadata."""
     with open_outside(path) as file:
         size = int.from_bytes(file.read(8), "little")
-        text = file.read(size) if 2 <= size <= LARGEST else b""
+        text = file.read(size) if 2 <= size <= MAX_HEADER_BYTES else b""
     if len(text) < max(size, 2):
         raise ConfigError("{path} is not a safetensors file", path=path)
     header = parse_json(text, path)
@@ -83,7 +83,7 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     ):
         part(builder)
     _import_stored_kind(builder, version)
-    if builder.adapters and not any(name.startswith(ENCODERS) for name in found):
+    if builder.adapters and not any(name.startswith(ENCODER_PREFIXES) for name in found):
         set_by(
             builder,
             "network_train_unet_only",
@@ -92,13 +92,13 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
         )
     for key in builder.left():
         option = key.removeprefix("ss_")
-        if key in TABLES["ignored"] or not key.startswith("ss_"):
+        if key in METADATA_TABLES["ignored"] or not key.startswith("ss_"):
             continue
         if is_empty(builder.source[key]):
             builder.empty(key)
         else:
-            builder.rename(key, TABLES["renamed"].get(option, option))
-    rest(builder, TABLES["ignored"])
+            builder.rename(key, METADATA_TABLES["renamed"].get(option, option))
+    rest(builder, METADATA_TABLES["ignored"])
     return builder
 
 
@@ -112,16 +112,16 @@ def _base_model_version(facts: JsonMapping) -> str:
     if version := str(facts.get("ss_base_model_version") or "").casefold():
         return version
     said = str(facts.get("modelspec.architecture") or "").casefold()
-    return next((version for start, version in TABLES["architectures"].items() if said.startswith(start)), "")
+    return next((version for start, version in METADATA_TABLES["architectures"].items() if said.startswith(start)), "")
 
 
 def _family(facts: JsonMapping, version: str) -> str:
-    family = next((family for start, family in TABLES["versions"].items() if version.startswith(start)), "")
+    family = next((family for start, family in METADATA_TABLES["versions"].items() if version.startswith(start)), "")
     if not family:
         if not version:
             template = "this LoRA does not say which model it was trained on ({key}); name the training with --script"
             raise ConfigError(template, key="ss_base_model_version")
-        others = TABLES["other_versions"].items()
+        others = METADATA_TABLES["other_versions"].items()
         model = next((title for start, title in others if version.startswith(start)), version)
         raise ConfigError(
             "this LoRA was trained on {model}, which is not trained here; {advice}", model=model, advice=ONLY
@@ -154,7 +154,7 @@ def _edit(architecture: str) -> str:
 
 
 def _import_stored_model(builder: ImportBuilder) -> None:
-    for key, option in zip(NAMES, ("pretrained_model_name_or_path", "vae"), strict=True):
+    for key, option in zip(MODEL_NAME_KEYS, ("pretrained_model_name_or_path", "vae"), strict=True):
         name = str(builder.get(key) or "")
         if name.count("/") == 1 and not name.endswith((".safetensors", ".ckpt")):  # an id of the Hugging Face Hub
             builder.rename(key, option)
@@ -258,7 +258,7 @@ def _import_stored_images(builder: ImportBuilder) -> None:
 
 
 def _modelspec(builder: ImportBuilder) -> None:
-    for name, option in TABLES["modelspec"].items():
+    for name, option in METADATA_TABLES["modelspec"].items():
         if builder.get(f"modelspec.{name}") is not None:
             builder.rename(f"modelspec.{name}", option)
     kind = str(builder.get("modelspec.prediction_type") or "")

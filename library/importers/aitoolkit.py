@@ -7,7 +7,7 @@ from library.config.problems import ConfigError, Message, Problem, join_messages
 from library.importers import aitoolkit_data, aitoolkit_learning
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.shared import (
-    BLOCKS,
+    BLOCK_COUNTS,
     ONLY,
     PART_OPTIONS,
     chooses_chroma,
@@ -28,7 +28,7 @@ from library.importers.shared import (
 
 TRAINER = "ai-toolkit"
 APPLIES_EXIF = True  # its data loader calls exif_transpose
-TABLES = load_tables("aitoolkit")
+AITOOLKIT_TABLES = load_tables("aitoolkit")
 TRAINERS = ("sd_trainer", "ui_trainer", "diffusion_trainer")
 
 
@@ -47,20 +47,27 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     _refuse_process(process, str(found.get("job") or "extension"))
     flat = flatten_tables(process)
     script = script or _aitoolkit_script(flat)
-    defaults = TABLES["defaults"] | (TABLES["adapter_defaults"] if script.endswith("_network") else {})
+    defaults = AITOOLKIT_TABLES["defaults"] | (
+        AITOOLKIT_TABLES["adapter_defaults"] if script.endswith("_network") else {}
+    )
     for key, other in (("network.rank", "network.linear"), ("network.alpha", "network.linear_alpha")):
         if key in flat:
             defaults.pop(other, None)
     nulls = {key: value for key, value in defaults.items() if flat.get(key) is None}
     builder = ImportBuilder({**flat, **nulls}, script, TRAINER, absent=frozenset(nulls.keys() - flat.keys()))
-    import_keys(builder, TABLES["renamed"])
-    import_keys(builder, {key: option for key, option in TABLES["numbers"].items() if builder.number(key)})
-    for part in (_import_aitoolkit_model, _import_aitoolkit_output, *aitoolkit_learning.PARTS, *aitoolkit_data.PARTS):
+    import_keys(builder, AITOOLKIT_TABLES["renamed"])
+    import_keys(builder, {key: option for key, option in AITOOLKIT_TABLES["numbers"].items() if builder.number(key)})
+    for part in (
+        _import_aitoolkit_model,
+        _import_aitoolkit_output,
+        *aitoolkit_learning.LEARNING_IMPORTS,
+        *aitoolkit_data.DATA_IMPORTS,
+    ):
         part(builder)
     if len(inner["process"]) > 1:
         builder.notes.append(Message("only the first of {count} processes is read", count=len(inner["process"])))
     _other_ways(builder)
-    rest(builder, TABLES["ignored"])
+    rest(builder, AITOOLKIT_TABLES["ignored"])
     if "chroma" in _identifying_strings(flat) and builder.family == "flux":
         chooses_chroma(builder, "model.arch" if builder.get("model.arch") else "model.is_flux")
     return builder
@@ -75,7 +82,7 @@ def _refuse_process(process: JsonMapping, job: str) -> None:
     """Raise ConfigError, naming the process, if it trains neither a LoRA nor a whole model."""
     kind = str(process.get("type") or "")
     adapter = process.get("adapter")
-    jobs, others = TABLES["other_jobs"], TABLES["other_processes"]
+    jobs, others = AITOOLKIT_TABLES["other_jobs"], AITOOLKIT_TABLES["other_processes"]
     what = jobs.get(job, "")
     if kind not in TRAINERS:
         what = what or others.get(kind, "") or Message("a process of the type {kind}", kind=kind or "(none)")
@@ -105,12 +112,12 @@ def _aitoolkit_script(flat: JsonMapping) -> str:
     known |= {"anima": "anima"}
     known |= dict.fromkeys(("flux2", "flux2_klein_4b", "flux2_klein_9b"), "flux_2")
     known |= dict.fromkeys(("qwen_image_edit", "qwen_image_edit_plus"), "qwen_image")
-    family = known.get(arch, "flux" if arch in TABLES["model_types"] else "")
+    family = known.get(arch, "flux" if arch in AITOOLKIT_TABLES["model_types"] else "")
     if not arch:
         family = next((f for key, f in switches.items() if is_on(flat.get(key))), "")
     if family == "flux" and "flux.2" in name.casefold():
         family = "flux_2"
-    other = next((model for word, model in TABLES["other_models"].items() if word in name.casefold()), "")
+    other = next((model for word, model in AITOOLKIT_TABLES["other_models"].items() if word in name.casefold()), "")
     if not family or (other and family == "flux"):
         model = other or arch or name or "Stable Diffusion 1.5"
         raise ConfigError(
@@ -124,7 +131,7 @@ def _aitoolkit_script(flat: JsonMapping) -> str:
 
 def _other_ways(builder: ImportBuilder) -> None:
     """Switches of losses that are not offered here: what they train is something else, which has to be decided."""
-    for switch, keys in TABLES["other_ways"].items():
+    for switch, keys in AITOOLKIT_TABLES["other_ways"].items():
         if is_on(builder.get(switch)):
             for key in (switch, *keys):
                 if key in builder.source:
@@ -138,7 +145,7 @@ def _other_ways(builder: ImportBuilder) -> None:
 
 def _import_aitoolkit_model(builder: ImportBuilder) -> None:
     words = f"{str(builder.get('model.arch')).casefold()} {own_name(builder.get('model.name_or_path'))}"
-    kind = next((kind for word, kind in TABLES["model_types"].items() if word in words), "")
+    kind = next((kind for word, kind in AITOOLKIT_TABLES["model_types"].items() if word in words), "")
     relative = {"model_type": kind} if kind and builder.family == "flux" else {}
     chosen = join_messages([builder.script, *([said_of(relative)] if relative else [])])
     for key in ("model.is_flux", "model.is_xl", "model.arch"):
@@ -164,9 +171,9 @@ def _import_aitoolkit_model(builder: ImportBuilder) -> None:
             builder.rename("model.assistant_lora_path", "base_weights", [str(path)])
         else:
             merged_from_hub(builder, "model.assistant_lora_path", str(path))
-    if is_on(builder.get("model.layer_offloading")) and builder.family in BLOCKS:
+    if is_on(builder.get("model.layer_offloading")) and builder.family in BLOCK_COUNTS:
         share = builder.number("model.layer_offloading_transformer_percent")
-        blocks, most = BLOCKS[builder.family]
+        blocks, most = BLOCK_COUNTS[builder.family]
         blocks = min(most, max(1, round((1.0 if share is None else share) * blocks)))
         builder.change("model.layer_offloading", said_of({"blocks_to_swap": blocks}), {"blocks_to_swap": blocks})
         if share is not None:

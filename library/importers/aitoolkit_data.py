@@ -21,7 +21,7 @@ from library.importers.shared import (
     told_prompts,
 )
 
-TABLES = load_tables("aitoolkit")["datasets"]
+DATASET_TABLES = load_tables("aitoolkit")["datasets"]
 VIDEOS = "videos are not trained; images are"
 DEFAULTS = {"width": 512, "height": 512, "seed": 0, "sample_steps": 20, "guidance_scale": 7}
 # Options within a prompt: "a cat --w 512 --ctrl_img cat.png".
@@ -84,10 +84,10 @@ def _aitoolkit_dataset_file(found: list[JsonMapping], whole: WholeTraining) -> t
             option: value for option, value in _aitoolkit_subset(table, whole).items() if option not in whole.without
         }
         sets.append((own, [subset]))
-        left = sorted(table.keys() - set(TABLES["known"]))
+        left = sorted(table.keys() - set(DATASET_TABLES["known"]))
         left += ["mask_min_value"] if "mask_min_value" in table and not is_empty(table.get("mask_path")) else []
         reasons = dict.fromkeys(left, NOT_HERE) | ({"num_frames": VIDEOS} if "num_frames" in table else {})
-        not_had = (key for option, key in TABLES["subset"].items() if option in whole.without)
+        not_had = (key for option, key in DATASET_TABLES["subset"].items() if option in whole.without)
         reasons |= {key: ENCODED_ONCE for key in not_had if key in table}
         for key, reason in reasons.items():
             if table[key] is True or (not is_empty(table[key]) and table[key] not in (False, 0, 1)):
@@ -114,7 +114,7 @@ def _import_aitoolkit_datasets(builder: ImportBuilder) -> None:
     for option in builder.values.keys() & set(without):
         builder.ignore(builder.keys.pop(option), ENCODED_ONCE)
         del builder.values[option]
-    step = TABLES["steps"].get(builder.family, 0)
+    step = DATASET_TABLES["steps"].get(builder.family, 0)
     text, notes = _aitoolkit_dataset_file(listed, WholeTraining(word, step, without, _reference_sizes(builder)))
     builder.texts["dataset_config"] = text
     builder.notes += notes
@@ -128,7 +128,7 @@ def _reference_sizes(builder: ImportBuilder) -> JsonObject:
     """Options for the size of reference images, where ai-toolkit does not scale them to the image's size."""
     key = "model.model_kwargs.match_target_res"
     kind = str(builder.get("model.arch")).casefold().partition(":")[0]
-    found: JsonObject = TABLES["references"].get(kind, {})
+    found: JsonObject = DATASET_TABLES["references"].get(kind, {})
     if is_on(builder.source.get(key)):
         builder.change(key, "reference images get the size of the image that they belong to")
         return {}
@@ -158,7 +158,7 @@ def _aitoolkit_subset(table: JsonMapping, whole: WholeTraining) -> JsonObject:
     word = table.get("trigger_word") or whole.word
     subset = {
         "image_dir": table.get("folder_path") or table.get("dataset_path"),
-        **{option: table.get(key) for option, key in TABLES["subset"].items()},
+        **{option: table.get(key) for option, key in DATASET_TABLES["subset"].items()},
         "caption_extension": _ending(table),
         "caption_prefix": f"{word}, " if word else None,
     }
@@ -232,4 +232,4 @@ def _parsed(sample: JsonMapping) -> JsonObject:
     return {**sample, **own, "prompt": words}
 
 
-PARTS = (_import_aitoolkit_datasets, _import_aitoolkit_samples)
+DATA_IMPORTS = (_import_aitoolkit_datasets, _import_aitoolkit_samples)

@@ -14,7 +14,7 @@ from library.importers.shared import (
     simplify_name,
 )
 
-TRAINER = "ai-toolkit"
+TRAINER_NAME = "ai-toolkit"
 # In order of precedence.
 RANKS = (
     ("network.rank", "network_dim"),
@@ -85,7 +85,7 @@ def _import_aitoolkit_length(builder: ImportBuilder) -> None:
     if old > 1 and batches <= 1:
         steps, batches, key = max(1, steps // old), old, "train.gradient_accumulation_steps"
         template = "max_train_steps = {steps}: {trainer} counts each of the {count} batches of a step"
-        said = Message(template, steps=steps, trainer=TRAINER, count=old)
+        said = Message(template, steps=steps, trainer=TRAINER_NAME, count=old)
     elif old < 0:
         builder.ignore("train.gradient_accumulation_steps", "gradients are not added up over a whole epoch here")
     builder.change("train.steps", said, {"max_train_steps": steps})
@@ -116,7 +116,9 @@ def _import_aitoolkit_optimizer(builder: ImportBuilder) -> None:
         builder.change(key, "becomes one of optimizer_args")
     rate = builder.number("train.lr")
     if (word.startswith("dadapt") or word == "prodigy") and rate is not None and rate < 0.1:
-        said = Message("{rate} is 1.0 with {name}, as {trainer} does it", rate=f"{rate:g}", name=name, trainer=TRAINER)
+        said = Message(
+            "{rate} is 1.0 with {name}, as {trainer} does it", rate=f"{rate:g}", name=name, trainer=TRAINER_NAME
+        )
         builder.change("train.lr", said, {"learning_rate": 1.0})
 
 
@@ -133,7 +135,9 @@ def _import_aitoolkit_schedule(builder: ImportBuilder) -> None:
     elif name == "linear":  # PyTorch's LinearLR rises from a third of the rate to the full rate
         values = {"lr_scheduler": "constant_with_warmup", "lr_warmup_steps": int(period)}
         template = "{trainer}'s linear rises over {steps}; the nearest is {nearest}"
-        said = Message(template, trainer=TRAINER, steps=counted(int(period), "step"), nearest="constant_with_warmup")
+        said = Message(
+            template, trainer=TRAINER_NAME, steps=counted(int(period), "step"), nearest="constant_with_warmup"
+        )
     elif name == "step":
         values, said = {"lr_scheduler": "constant"}, say_nearest("step", "constant")
     elif warmup := builder.number("train.lr_scheduler_params.num_warmup_steps"):
@@ -248,7 +252,7 @@ def _import_aitoolkit_noise(builder: ImportBuilder) -> None:
     builder.explain("is part of timestep_sampling", "train.linear_timesteps")
 
 
-PARTS = (
+LEARNING_IMPORTS = (
     _import_aitoolkit_network,
     _import_aitoolkit_length,
     _import_aitoolkit_optimizer,

@@ -7,7 +7,7 @@ from library.config.problems import ConfigError, Message, join_messages, option_
 from library.importers import diffusion_pipe_data, diffusion_pipe_learning
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.shared import (
-    BLOCKS,
+    BLOCK_COUNTS,
     NO_MODEL,
     ONLY,
     PART_OPTIONS,
@@ -29,7 +29,7 @@ from library.importers.shared import (
 
 TRAINER = "diffusion-pipe"
 APPLIES_EXIF = False  # it trains images as they are stored
-TABLES = load_tables("diffusion_pipe")
+PIPE_TABLES = load_tables("diffusion_pipe")
 DECISIVE = {"pipeline_stages", "micro_batch_size_per_gpu", "activation_checkpointing"}
 # The files of a model, in order of precedence, and the option that its VAE and text encoder are.
 TRANSFORMERS = ("model.transformer_path", "model.diffusion_model", "model.checkpoint_path", "model.diffusers_path")
@@ -47,14 +47,14 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     data = found.get("dataset")
     flat = flatten_tables({**found, "dataset": "" if isinstance(data, Mapping) else data})
     builder = ImportBuilder(flat, script or _pipe_script(found), TRAINER)
-    import_keys(builder, TABLES["renamed"])
+    import_keys(builder, PIPE_TABLES["renamed"])
     for part in (_import_pipe_model, _import_pipe_precision, _import_pipe_memory, _import_pipe_caches):
         part(builder)
     _text_adapter(builder)
-    for part in diffusion_pipe_learning.PARTS:
+    for part in diffusion_pipe_learning.LEARNING_IMPORTS:
         part(builder)
     diffusion_pipe_data.read_data_file(builder, data)
-    rest(builder, TABLES["ignored"])
+    rest(builder, PIPE_TABLES["ignored"])
     if flat.get("model.type") == "chroma" and builder.family == "flux":
         chooses_chroma(builder, "model.type")
     return builder
@@ -64,9 +64,9 @@ def _pipe_script(found: JsonMapping) -> str:
     kind = str(found["model"]["type"] or "").strip()
     if not kind:
         raise ConfigError(NO_MODEL, trainer=TRAINER, key="model.type")
-    family = TABLES["families"].get(kind)
+    family = PIPE_TABLES["families"].get(kind)
     if family is None:
-        model = TABLES["other_models"].get(kind, kind)
+        model = PIPE_TABLES["other_models"].get(kind, kind)
         raise ConfigError(
             "this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
             trainer=TRAINER,
@@ -158,8 +158,8 @@ def _text_adapter(builder: ImportBuilder) -> None:
 
 
 def _import_pipe_memory(builder: ImportBuilder) -> None:
-    if (count := builder.number("blocks_to_swap")) and builder.family in BLOCKS:
-        most = BLOCKS[builder.family][1]
+    if (count := builder.number("blocks_to_swap")) and builder.family in BLOCK_COUNTS:
+        most = BLOCK_COUNTS[builder.family][1]
         builder.change(
             "blocks_to_swap",
             said_of({"blocks_to_swap": min(int(count), most)}),

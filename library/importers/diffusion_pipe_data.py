@@ -9,8 +9,8 @@ from library.config.problems import ConfigError, Message, MessageLike, counted, 
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import PREPARED, dataset_toml, load_tables, tables_of_list, told_datasets
 
-TABLES = load_tables("diffusion_pipe")["datasets"]
-STEP = 32  # of buckets
+DATASET_TABLES = load_tables("diffusion_pipe")["datasets"]
+BUCKET_MULTIPLE = 32  # of buckets
 
 
 def is_dataset(found: JsonMapping) -> bool:
@@ -109,7 +109,7 @@ def _pipe_buckets(table: JsonMapping, size: list[int]) -> JsonObject:
     least, most = (to_number(table.get(key)) for key in ("min_ar", "max_ar"))
     side = math.sqrt(size[0] * size[1])
     widest = max(most or 2.0, 1 / (least or 0.5), 1.0)
-    shortest = max(STEP, int(side / math.sqrt(widest) // STEP * STEP))
+    shortest = max(BUCKET_MULTIPLE, int(side / math.sqrt(widest) // BUCKET_MULTIPLE * BUCKET_MULTIPLE))
     longest = int(-(-side * math.sqrt(widest) // 64) * 64)
     return {"enable_bucket": True, "min_bucket_reso": min(256, shortest), "max_bucket_reso": longest}
 
@@ -135,7 +135,7 @@ def _note(table: JsonMapping, notes: list[MessageLike]) -> None:
     repeats = to_number(table.get("num_repeats"))
     if repeats is not None and repeats != round(repeats):
         notes.append(Message("{place}: num_repeats = {repeats} is rounded", place=place, repeats=f"{repeats:g}"))
-    reasons = {key: NOT_HERE for key in table if key not in TABLES["known"]}
+    reasons = {key: NOT_HERE for key in table if key not in DATASET_TABLES["known"]}
     if "ar_buckets" in table or "size_buckets" in table:
         reasons |= dict.fromkeys(
             ("ar_buckets", "size_buckets"),

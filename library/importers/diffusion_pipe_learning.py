@@ -15,8 +15,8 @@ from library.importers.shared import (
     simplify_name,
 )
 
-TRAINER = "diffusion-pipe"
-TABLES = load_tables("diffusion_pipe")
+TRAINER_NAME = "diffusion-pipe"
+PIPE_TABLES = load_tables("diffusion_pipe")
 FULL_RANK = 100_000  # a rank that stands for whole matrices
 
 
@@ -39,13 +39,13 @@ def _import_pipe_network(builder: ImportBuilder) -> None:
         builder.explain("becomes one of network_args", "adapter.decompose_factor", "adapter.rank_dropout")
     else:
         builder.change("adapter.type", "LoRA" if kind == "lora" else say_nearest(kind, "LoRA"))
-    said = Message("{trainer} has alpha = rank", trainer=TRAINER)
+    said = Message("{trainer} has alpha = rank", trainer=TRAINER_NAME)
     set_by(builder, "adapter.alpha", said, {"network_alpha": rank})
 
 
 def _import_pipe_optimizer(builder: ImportBuilder) -> None:
     wanted = str(builder.get("optimizer.type") or "adamw")
-    near = TABLES["optimizers"].get(simplify_name(wanted), "")
+    near = PIPE_TABLES["optimizers"].get(simplify_name(wanted), "")
     name, why = (near, say_nearest(wanted, near)) if near else equivalent_optimizer(wanted)
     if not near and not why and name == wanted and "." not in name:
         name = f"pytorch_optimizer.{name}"  # where it looks up all others
@@ -175,7 +175,7 @@ def _import_pipe_timesteps(builder: ImportBuilder) -> None:
             builder.empty(key)
 
 
-PARTS = (
+LEARNING_IMPORTS = (
     _import_pipe_network,
     _import_pipe_optimizer,
     _import_pipe_rates,

@@ -23,8 +23,8 @@ from library.importers.shared import (
 
 TRAINER = "LoRA_Easy_Training_Scripts"
 APPLIES_EXIF = False  # as sd-scripts
-TABLES = load_tables("easy_scripts")
-PARTS = {"args", "dataset_args"}
+EASY_TABLES = load_tables("easy_scripts")
+ARGUMENT_TABLES = {"args", "dataset_args"}
 SUBSET = {field.name for field in dataclasses.fields(SubsetConfig)}
 REPLACED = "${replace}"  # in names and folders, for easy_name
 
@@ -32,7 +32,7 @@ REPLACED = "${replace}"  # in names and folders, for easy_name
 def recognises(found: JsonMapping) -> bool:
     """Whether this is a file of LoRA_Easy_Training_Scripts."""
     return any(
-        key.endswith("_args") and isinstance(value, Mapping) and not PARTS.isdisjoint(value)
+        key.endswith("_args") and isinstance(value, Mapping) and not ARGUMENT_TABLES.isdisjoint(value)
         for key, value in found.items()
     )
 
@@ -52,8 +52,8 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     _import_easy_images(builder, general, tables_of_list(found.get("subsets"), "subsets", builder.notes))
     for key in builder.left():
         value = source[key]
-        if key in TABLES["ignored"]:
-            builder.ignore(key, TABLES["ignored"][key])
+        if key in EASY_TABLES["ignored"]:
+            builder.ignore(key, EASY_TABLES["ignored"][key])
         elif is_empty(value):
             builder.empty(key)
         else:
@@ -104,7 +104,9 @@ def _import_easy_network(builder: ImportBuilder) -> None:
         return
     given = builder.get("network_args")
     pairs = (
-        {TABLES["arguments"].get(key, key): value for key, value in given.items()} if isinstance(given, Mapping) else {}
+        {EASY_TABLES["arguments"].get(key, key): value for key, value in given.items()}
+        if isinstance(given, Mapping)
+        else {}
     )
     arguments = optimizer_args({key: value for key, value in pairs.items() if value is not False})
     if not isinstance(given, Mapping):
@@ -133,7 +135,7 @@ def _import_easy_optimizer(builder: ImportBuilder) -> None:
             arguments = optimizer_args(given)
             builder.change(key, f"{key} = {' '.join(arguments)}", {key: arguments})
     schedule = str(builder.get("lr_scheduler_type") or "")
-    if near := TABLES["schedules"].get(schedule.rpartition(".")[2]):
+    if near := EASY_TABLES["schedules"].get(schedule.rpartition(".")[2]):
         builder.change(
             "lr_scheduler_type", say_nearest(schedule, said_of({"lr_scheduler": near})), {"lr_scheduler": near}
         )

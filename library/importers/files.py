@@ -30,7 +30,7 @@ from library.importers.named_files import MayRead, everything, with_named_files
 from library.importers.result import Imported
 from library.importers.shared import load_tables, tables_of_list
 
-READERS = (
+IMPORTERS = (
     adapter_file,
     simpletuner,
     diffusion_pipe,
@@ -44,7 +44,7 @@ READERS = (
 # Modules that convert files of data sets, and the importer of the same program.
 DATASETS = {musubi: musubi, aitoolkit_data: aitoolkit, diffusion_pipe_data: diffusion_pipe}
 FLAT = flat.TRAINER
-PROGRAMS = (*(reader.TRAINER for reader in READERS), FLAT)
+PROGRAMS = (*(reader.TRAINER for reader in IMPORTERS), FLAT)
 SUFFIXES = (".json", ".toml", ".yaml", ".yml", ".safetensors")
 
 
@@ -111,7 +111,7 @@ def import_content(found: JsonMapping, configs: Configs, script: str = "", prefe
             configs=", ".join(configs),
         )
     _refuse_programs(found)
-    if reader := next((reader for reader in READERS if reader.recognises(found)), None):
+    if reader := next((reader for reader in IMPORTERS if reader.recognises(found)), None):
         builder = reader.read_config(found, script)
         if not script:
             flat.refuse_module(builder.values, configs)
@@ -144,7 +144,7 @@ def script_in_name(path: Path, configs: Configs) -> str:
 def of_others(found: JsonMapping) -> bool:
     """Whether these are settings with the keys of another trainer, and not a flat file of sd-scripts."""
     _refuse_programs(found)
-    return any(reader.recognises(found) for reader in READERS)
+    return any(reader.recognises(found) for reader in IMPORTERS)
 
 
 def parse_file(path: Path) -> JsonObject:

@@ -15,7 +15,7 @@ from library.importers.shared import ONLY, load_tables, own_name
 
 TRAINER = "sd-scripts"
 APPLIES_EXIF = False  # as sd-scripts
-TABLES = load_tables("sd_scripts")
+SD_SCRIPTS_TABLES = load_tables("sd_scripts")
 
 
 def read_flat_file(
@@ -62,8 +62,12 @@ def old_blocks(builder: ImportBuilder, keys: Iterable[str], given: bool) -> None
 
 def _refuse_other_training(found: JsonMapping, configs: Configs, script: str) -> None:
     """Raise ConfigError for anything but a training of a supported model."""
-    other = next((what for key, what in TABLES["other_keys"].items() if not is_empty(found.get(key))), "")
-    if other := other or TABLES["other_modules"].get(module_of(found)) or ("" if script else _other_model(found)):
+    other = next((what for key, what in SD_SCRIPTS_TABLES["other_keys"].items() if not is_empty(found.get(key))), "")
+    if (
+        other := other
+        or SD_SCRIPTS_TABLES["other_modules"].get(module_of(found))
+        or ("" if script else _other_model(found))
+    ):
         raise ConfigError(
             "this file of {trainer} is for {other}, which is not trained here: use {trainer}; {advice}",
             trainer=TRAINER,
@@ -88,14 +92,19 @@ def _other_model(found: JsonMapping) -> str:
     if is_on(found.get("v2")):
         return "Stable Diffusion 2"
     name = own_name(found.get("pretrained_model_name_or_path"))
-    return next((title for word, title in TABLES["other_names"].items() if re.search(word, name)), "")
+    return next((title for word, title in SD_SCRIPTS_TABLES["other_names"].items() if re.search(word, name)), "")
 
 
 def refuse_module(found: JsonMapping, configs: Configs) -> None:
     """Raise ConfigError for a network module that no training here has."""
     module = module_of(found)
     known = _modules(configs)
-    if module and module not in known and module not in TABLES["algorithms"] and not module.startswith("lycoris."):
+    if (
+        module
+        and module not in known
+        and module not in SD_SCRIPTS_TABLES["algorithms"]
+        and not module.startswith("lycoris.")
+    ):
         advice = "a training that this trainer has no adapters for cannot be imported"
         raise ConfigError(
             Problem(
@@ -121,7 +130,7 @@ def _modules(configs: Configs) -> list[str]:
 def _other_algorithm(builder: ImportBuilder) -> None:
     """Note that a module of sd-scripts is an algorithm of LyCORIS here."""
     module = module_of(builder.source)
-    if algorithm := TABLES["algorithms"].get(module):
+    if algorithm := SD_SCRIPTS_TABLES["algorithms"].get(module):
         other = f"lycoris.kohya, network_args = algo={algorithm}"
         fix = {"network_module": "lycoris.kohya", "network_args": [f"algo={algorithm}"]}
         template = "{module} is not offered; write {other}"
@@ -156,7 +165,10 @@ def _has_module(config: type[RunConfig], module: str) -> bool:
 def _guess(found: JsonMapping, script: str, configs: Configs) -> MessageLike:
     """That the script is a guess, and by what; "" where the network module belongs to one model alone."""
     module = module_of(found)
-    if module not in TABLES["shared_modules"] and sum(_has_module(config, module) for config in configs.values()) == 1:
+    if (
+        module not in SD_SCRIPTS_TABLES["shared_modules"]
+        and sum(_has_module(config, module) for config in configs.values()) == 1
+    ):
         return ""
     known = len(found.keys() & options_of(configs[script]).keys())
     template = (

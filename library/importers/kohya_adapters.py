@@ -11,11 +11,11 @@ from library.importers.builder import ImportBuilder, to_number
 from library.importers.result import KeyOutcome
 from library.importers.shared import load_tables
 
-TABLES = load_tables("kohya_ss")
-DROPOUTS: list[str] = TABLES["adapter_fields"]["dropouts"]
+KOHYA_TABLES = load_tables("kohya_ss")
+DROPOUTS: list[str] = KOHYA_TABLES["adapter_fields"]["dropouts"]
 LORA_PLUS = ["loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio"]
 # Where kohya_ss's field and the argument have different names.
-ARGUMENTS: Mapping[str, str] = TABLES["arguments"]
+ARGUMENTS: Mapping[str, str] = KOHYA_TABLES["arguments"]
 FIELDS = {argument: key for key, argument in ARGUMENTS.items()}
 # Values that are the adapter's defaults.
 SILENT: JsonMapping = {"preset": "full", "factor": -1} | dict.fromkeys(
@@ -35,13 +35,13 @@ class AdapterType:
 
     def all_fields(self) -> list[str]:
         """The fields of the groups and its own."""
-        return [*(name for group in self.groups for name in TABLES["adapter_fields"][group]), *self.fields]
+        return [*(name for group in self.groups for name in KOHYA_TABLES["adapter_fields"][group]), *self.fields]
 
 
-ADAPTERS = {kind: AdapterType(**table) for kind, table in TABLES["adapters"].items()}
-OWN = {"flux": "Flux1", "anima": "Anima"}  # the LoRA_type of families that have one of their own
-OF = {ADAPTERS[kind].module: kind for kind in OWN.values()}
-ALIASES = {"LoCon": "LyCORIS/LoCon"}
+ADAPTERS = {kind: AdapterType(**table) for kind, table in KOHYA_TABLES["adapters"].items()}
+FAMILY_LORA_TYPES = {"flux": "Flux1", "anima": "Anima"}  # the LoRA_type of families that have one of their own
+OF = {ADAPTERS[kind].module: kind for kind in FAMILY_LORA_TYPES.values()}
+LORA_TYPE_ALIASES = {"LoCon": "LyCORIS/LoCon"}
 # Every field of the page that is an argument of some adapter.
 ALL_FIELDS = {
     *(FIELDS.get(name, name) for adapter in ADAPTERS.values() for name in adapter.all_fields()),
@@ -57,12 +57,12 @@ ALL_FIELDS = {
 def read_lora_type(builder: ImportBuilder) -> None:
     """LoRA_type and the fields that it uses -> network_module and network_args; the other fields are ignored."""
     kind = str(builder.get("LoRA_type") or "Standard")
-    kind = ALIASES.get(kind, kind)
+    kind = LORA_TYPE_ALIASES.get(kind, kind)
     adapter = ADAPTERS.get(kind)
     if adapter is None:
         builder.ignore("LoRA_type", "no adapter of this name is offered; LoRA is used")
         adapter = ADAPTERS["Standard"]
-    own = OWN.get(builder.family, "Standard")
+    own = FAMILY_LORA_TYPES.get(builder.family, "Standard")
     if adapter.module.startswith("networks.") and OF.get(adapter.module, "Standard") != own:  # LoRA for another model
         adapter = ADAPTERS[own]
     module = adapter.module

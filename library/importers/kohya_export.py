@@ -18,9 +18,9 @@ from library.importers.shared import load_tables
 
 Fields = JsonObject
 
-TABLES = load_tables("kohya_ss")
-PLAIN = frozenset(TABLES["fields"])  # options that are fields of the page under the same name
-TYPED = frozenset(TABLES["flags"])  # flags without a field, for the box of additional parameters
+KOHYA_TABLES = load_tables("kohya_ss")
+SAME_NAMED_FIELDS = frozenset(KOHYA_TABLES["fields"])  # options that are fields of the page under the same name
+TYPED = frozenset(KOHYA_TABLES["flags"])  # flags without a field, for the box of additional parameters
 # Options that share a group of fields: a change of one writes the whole group.
 GROUPS = (
     ("network_module", "network_args"),
@@ -49,7 +49,7 @@ GROUPS = (
     ("use_object_template", "use_style_template"),
 )
 
-KINDS = ("lora", "finetune", "textual-inversion")
+EXPORTED_KINDS = ("lora", "finetune", "textual-inversion")
 OF_WORDS = ("token_string", "init_word", "num_vectors_per_token", "weights")
 
 
@@ -66,9 +66,9 @@ def export(
     all its other keys stay as they are. `prompts` is the text of the file that sample_prompts names, and `launch`
     the settings of the launcher; without it their fields are those of the base.
     """
-    if config.family not in TABLES["renamed"]:
+    if config.family not in KOHYA_TABLES["renamed"]:
         raise ConfigError("kohya_ss does not train {title}: there are no fields for it", title=config.title)
-    if config.kind not in KINDS:
+    if config.kind not in EXPORTED_KINDS:
         raise ConfigError(
             "{title} is not written for kohya_ss: save it as TOML, which sd-scripts reads too", title=config.title
         )
@@ -166,9 +166,9 @@ def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields
 
 def _keys(family: str, tab: str) -> dict[str, str]:
     """Option -> its field of the page."""
-    keys = {name: name for name in PLAIN - _options_without_field(tab)}
+    keys = {name: name for name in SAME_NAMED_FIELDS - _options_without_field(tab)}
     keys |= {name: name for name in OF_WORDS} if tab == "textual-inversion" else {}
-    for key, option in (TABLES["renamed"]["any"] | TABLES["renamed"][family]).items():
+    for key, option in (KOHYA_TABLES["renamed"]["any"] | KOHYA_TABLES["renamed"][family]).items():
         old = key == "lora_network_weights" or key.endswith("disable_mmap_load_safetensors")
         if not old and not (tab == "lora" and key in ("flux1_clip_l", "flux1_t5xxl")):
             keys[option] = key
@@ -237,7 +237,7 @@ def _export_noise(config: RunConfig, made: Mapping[str, Fields]) -> Fields:
 
 def _options_without_field(tab: str) -> frozenset[str]:
     """Options without a field in a tab, which are written into the box for additional parameters."""
-    return TYPED | frozenset(TABLES["no_field_of_textual_inversion"]) if tab == "textual-inversion" else TYPED
+    return TYPED | frozenset(KOHYA_TABLES["no_field_of_textual_inversion"]) if tab == "textual-inversion" else TYPED
 
 
 def _template(config: EmbeddingRun) -> Fields:

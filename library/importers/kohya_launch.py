@@ -9,8 +9,8 @@ from library.config.values import join_words, split_words
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 
 THREADS = 2  # per process: kohya_ss's default, which counts as not set
-WHOLE = ("num_processes", "num_machines", "main_process_port", "num_cpu_threads_per_process")
-KEYS = (*WHOLE, "gpu_ids", "extra_accelerate_launch_args")
+WHOLE_NUMBER_KEYS = ("num_processes", "num_machines", "main_process_port", "num_cpu_threads_per_process")
+KEYS = (*WHOLE_NUMBER_KEYS, "gpu_ids", "extra_accelerate_launch_args")
 PLACE = "on the page it stands in Several GPUs, and in a shell it goes to `kohya train`"
 
 
@@ -49,7 +49,7 @@ def launch_fields(chosen: JsonMapping, base: JsonMapping) -> JsonObject:
         now = getattr(start, key) if now is None else now
         if now == before.get(key, getattr(start, key)):
             continue
-        unset = THREADS if key == "num_cpu_threads_per_process" else 0 if key in WHOLE else ""
+        unset = THREADS if key == "num_cpu_threads_per_process" else 0 if key in WHOLE_NUMBER_KEYS else ""
         made[key] = unset if now is None else _join_tuple(now) if isinstance(now, tuple) else now
     if "num_processes" in made:
         made["multi_gpu"] = made["num_processes"] > 1
@@ -60,7 +60,7 @@ def _launch_value(key: str, given: Any) -> Any:
     """The value of a key as of `Launch`; None where it is not set or invalid."""
     if is_empty(given):
         return None
-    if key in WHOLE:
+    if key in WHOLE_NUMBER_KEYS:
         number = to_number(given)
         unset = number is None or number <= 0 or (key == "num_cpu_threads_per_process" and number == THREADS)
         return None if number is None or unset else int(number)

@@ -10,9 +10,12 @@ from library.importers.shared import ONLY, chooses_chroma, load_tables, said_of,
 
 TRAINER = "kohya_ss"
 APPLIES_EXIF = False  # as sd-scripts
-TABLES = load_tables("kohya_ss")
+KOHYA_TABLES = load_tables("kohya_ss")
 TITLES = {"lora": "LoRA", "dreambooth": "DreamBooth", "finetune": "Finetune", "textual-inversion": "Textual Inversion"}
-ENDINGS = {"lora": "train_network", "textual-inversion": "train_textual_inversion"}  # of scripts, where not "train"
+SCRIPT_ENDINGS = {
+    "lora": "train_network",
+    "textual-inversion": "train_textual_inversion",
+}  # of scripts, where not "train"
 DROPS_ZEROS = ("lora", "textual-inversion")
 TEMPLATES = {"object template": "use_object_template", "style template": "use_style_template"}
 FAMILY_SWITCHES = {
@@ -25,7 +28,7 @@ FAMILY_SWITCHES = {
 TITLED = {"sdxl": "SDXL", "flux": "FLUX.1", "anima": "Anima"}
 OTHER_SWITCHES = {"hunyuan_image_checkbox": "HunyuanImage", "lumina_checkbox": "Lumina"}
 SWITCHES = {**FAMILY_SWITCHES, **OTHER_SWITCHES}
-OF_OTHER_TABS = {key for tab in TABLES["other_tabs"] for key in tab["keys"]}
+OF_OTHER_TABS = {key for tab in KOHYA_TABLES["other_tabs"] for key in tab["keys"]}
 TELLING = {*SWITCHES, "LoRA_type", "max_resolution", "save_as_bool", "model_list", "optimizer"}
 
 
@@ -41,18 +44,20 @@ def tab_of(found: JsonMapping) -> str:
 
     Raises ConfigError for files of tabs that do not train.
     """
-    for other in TABLES["other_tabs"]:
+    for other in KOHYA_TABLES["other_tabs"]:
         if found.keys() & set(other["keys"]):
             raise ConfigError(
                 "this file of {trainer} is for {what}, which is not trained here: use {trainer}; {advice}",
                 trainer=TRAINER, what=other["title"], advice=ONLY)  # fmt: skip
-    if found.keys() & set(TABLES["only_textual_inversion"]):
+    if found.keys() & set(KOHYA_TABLES["only_textual_inversion"]):
         return "textual-inversion"
     if {"LoRA_type", "network_dim", "unet_lr"} & found.keys():
         return "lora"
     if {"image_folder", "train_dir"} & found.keys():
         return "finetune"
-    finetune, dreambooth = (len(found.keys() & set(TABLES[keys])) for keys in ("only_finetune", "only_dreambooth"))
+    finetune, dreambooth = (
+        len(found.keys() & set(KOHYA_TABLES[keys])) for keys in ("only_finetune", "only_dreambooth")
+    )
     return "finetune" if finetune > dreambooth else "dreambooth"
 
 
@@ -78,7 +83,7 @@ def script_of_kohya_file(found: JsonMapping) -> str:
             "this file of {trainer} is for {title}{none}, which is not trained here: use {trainer}, or import it with "
             "--script sdxl_train_network (or another one) to use its settings for SDXL or FLUX.1", trainer=TRAINER,
             title=title, none=none)  # fmt: skip
-    return f"{family}_{ENDINGS.get(tab, 'train')}"
+    return f"{family}_{SCRIPT_ENDINGS.get(tab, 'train')}"
 
 
 def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
@@ -93,7 +98,7 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     builder = ImportBuilder(
         {**starts, **filled}, script, f"{TRAINER} ({TITLES[tab]})", absent=frozenset(starts - found.keys())
     )
-    for part in PARTS:
+    for part in TAB_IMPORTS:
         part(builder, tab)
     for key in builder.left():
         if key != "additional_parameters":
@@ -109,7 +114,7 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
 
 def page_defaults(tab: str, family: str, found: JsonMapping) -> JsonObject:
     """The initial values of a tab of kohya_ss's page, for keys that a file does not have."""
-    values = TABLES["starts"]["any"] | TABLES["starts"][tab]
+    values = KOHYA_TABLES["starts"]["any"] | KOHYA_TABLES["starts"][tab]
     if family != "sdxl":
         values.pop("train_text_encoder", None)
     elif tab == "dreambooth":  # older files without these fields have one rate for all parts
@@ -338,7 +343,7 @@ def _import_kohya_adapter(builder: ImportBuilder, tab: str) -> None:
         flat.old_blocks(builder, ("double_blocks_to_swap", "single_blocks_to_swap"), given)
 
 
-PARTS: tuple[Callable[[ImportBuilder, str], None], ...] = (
+TAB_IMPORTS: tuple[Callable[[ImportBuilder, str], None], ...] = (
     _import_kohya_switches,
     _import_kohya_length,
     _import_kohya_warmup,
@@ -361,10 +366,10 @@ PARTS: tuple[Callable[[ImportBuilder, str], None], ...] = (
 def _import_key(builder: ImportBuilder, key: str, tab: str) -> None:
     """A key that is an option, possibly under another name, or has no equivalent."""
     value = builder.source[key]
-    renamed = TABLES["renamed"][builder.family].get(key) or TABLES["renamed"]["any"].get(key)
+    renamed = KOHYA_TABLES["renamed"][builder.family].get(key) or KOHYA_TABLES["renamed"]["any"].get(key)
     # Older versions of the page wrote False for empty fields of these.
     empty = is_empty(value) or value == "False" and key.startswith(("huggingface_", "metadata_", "resume_from_"))
-    if empty or (key in TABLES["zero_is_unset"] and to_number(value) == 0):
+    if empty or (key in KOHYA_TABLES["zero_is_unset"] and to_number(value) == 0):
         builder.empty(key)
     elif reason := _why_meaningless(builder, key, tab):
         builder.ignore(key, reason)
@@ -372,7 +377,7 @@ def _import_key(builder: ImportBuilder, key: str, tab: str) -> None:
         builder.empty(key)
     elif renamed:
         builder.rename(key, renamed)
-    elif tab in DROPS_ZEROS and key in TABLES["zero_was_dropped"] and to_number(value) == 0:
+    elif tab in DROPS_ZEROS and key in KOHYA_TABLES["zero_was_dropped"] and to_number(value) == 0:
         builder.change(
             key, "0 is kept as written; kohya_ss drops it and trains with the script's default", {key: value}
         )
@@ -384,15 +389,15 @@ def _import_key(builder: ImportBuilder, key: str, tab: str) -> None:
 
 def _why_meaningless(builder: ImportBuilder, key: str, tab: str) -> MessageLike:
     """Why a key has no meaning in this file, or ""."""
-    other = next((why for start, why in TABLES["other_models"].items() if key.startswith(start)), "")
-    sd3 = "" if tab == "lora" else TABLES["sd3_in_full"].get(key, "")
-    if reason := TABLES["ignored"].get(key) or sd3 or other:
+    other = next((why for start, why in KOHYA_TABLES["other_models"].items() if key.startswith(start)), "")
+    sd3 = "" if tab == "lora" else KOHYA_TABLES["sd3_in_full"].get(key, "")
+    if reason := KOHYA_TABLES["ignored"].get(key) or sd3 or other:
         return reason
     if builder.family not in ("flux", "anima") and key in ("blocks_to_swap", "flux_fused_backward_pass"):
         return "kohya_ss has it for FLUX.1 only"
-    if tab == "textual-inversion" and key in TABLES["never_for_textual_inversion"]:
+    if tab == "textual-inversion" and key in KOHYA_TABLES["never_for_textual_inversion"]:
         return "kohya_ss never passes it on in this tab"
-    if builder.family == "flux" and key in TABLES["never_for_flux"]:
+    if builder.family == "flux" and key in KOHYA_TABLES["never_for_flux"]:
         return "in kohya_ss it is a setting for other models, which a FLUX.1 script never gets"
     others = {"sdxl_": "sdxl", "flux1_": "flux", "anima_": "anima"}
     owner = next((family for start, family in others.items() if key.startswith(start)), builder.family)

@@ -12,7 +12,7 @@ from library.importers.shared import NO_MODEL, ONLY, equal, load_tables, said_of
 
 TRAINER = "lora-scripts"
 APPLIES_EXIF = False  # as sd-scripts
-TABLES = load_tables("lora_scripts")
+LORA_SCRIPTS_TABLES = load_tables("lora_scripts")
 FLAGS = {
     "sample_width": "--w",
     "sample_height": "--h",
@@ -22,7 +22,7 @@ FLAGS = {
     "negative_prompts": "--n",
 }
 DEFAULTS = {"sample_width": 512, "sample_height": 512, "sample_cfg": 7, "sample_steps": 24, "sample_seed": 2333}
-BLOCKS = ("down_lr_weight", "mid_lr_weight", "up_lr_weight", "block_lr_zero_threshold")
+BLOCK_RATE_KEYS = ("down_lr_weight", "mid_lr_weight", "up_lr_weight", "block_lr_zero_threshold")
 PRODIGY = {"prodigy_d0": "d0", "prodigy_d_coef": "d_coef"}
 
 
@@ -44,8 +44,8 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
         builder.explain("its lines are options like the others", "ui_custom_params")
     for name in builder.left():
         value = flat[name]
-        if name in TABLES["ignored"]:
-            builder.ignore(name, TABLES["ignored"][name])
+        if name in LORA_SCRIPTS_TABLES["ignored"]:
+            builder.ignore(name, LORA_SCRIPTS_TABLES["ignored"][name])
         elif is_empty(value):
             builder.empty(name)
         else:
@@ -62,11 +62,11 @@ def _typed_options(text: object) -> JsonObject:
 
 def _lora_scripts_script(flat: JsonMapping) -> str:
     kind = str(flat.get("model_train_type") or flat.get("train_type") or "")
-    if script := TABLES["scripts"].get(kind):
+    if script := LORA_SCRIPTS_TABLES["scripts"].get(kind):
         return script
     if not kind:
         raise ConfigError(NO_MODEL, trainer=TRAINER, key="model_train_type")
-    model = TABLES["other_models"].get(kind, kind)
+    model = LORA_SCRIPTS_TABLES["other_models"].get(kind, kind)
     model = "Stable Diffusion 2" if kind.startswith("sd-") and is_on(flat.get("v2")) else model
     raise ConfigError(
         "this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
@@ -81,7 +81,9 @@ def _import_scripts_network(builder: ImportBuilder) -> None:
     if not builder.adapters:
         return
     module, arguments = str(builder.get("network_module") or ""), list[str]()
-    algorithm = TABLES["algorithms"].get(module) or (builder.get("lycoris_algo") if "lycoris" in module else "")
+    algorithm = LORA_SCRIPTS_TABLES["algorithms"].get(module) or (
+        builder.get("lycoris_algo") if "lycoris" in module else ""
+    )
     if algorithm:
         arguments.append(f"algo={algorithm}")
         builder.change(
@@ -92,10 +94,10 @@ def _import_scripts_network(builder: ImportBuilder) -> None:
     blocks = is_on(builder.get("enable_block_weights"))
     if builder.number("dropout"):
         builder.rename("dropout", "network_dropout")
-    for key, name in TABLES["arguments"].items():
+    for key, name in LORA_SCRIPTS_TABLES["arguments"].items():
         value = builder.get(key)
-        if value is None or (key in BLOCKS and not blocks) or value is False:
-            builder.explain("enable_block_weights is off", key) if key in BLOCKS else builder.empty(key)
+        if value is None or (key in BLOCK_RATE_KEYS and not blocks) or value is False:
+            builder.explain("enable_block_weights is off", key) if key in BLOCK_RATE_KEYS else builder.empty(key)
             continue
         arguments.append(f"{name}={value}".replace(" ", ""))
         builder.change(key, "becomes one of network_args")

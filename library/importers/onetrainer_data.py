@@ -290,4 +290,4 @@ def _onetrainer_prompt_line(builder: ImportBuilder, sample: JsonMapping) -> str:
     return " ".join([*words, *(f"{flag} {sample[k]}" for k, flag in flags.items() if not is_empty(sample.get(k)))])
 
 
-PARTS = (_import_onetrainer_timesteps, _import_onetrainer_samples, _import_onetrainer_images)
+DATA_IMPORTS = (_import_onetrainer_timesteps, _import_onetrainer_samples, _import_onetrainer_images)

@@ -5,10 +5,10 @@ import math
 from library.config.json_types import JsonObject
 from library.config.problems import Message, option_name
 from library.importers.builder import ImportBuilder, is_on
-from library.importers.onetrainer_model import ENCODERS, image_part
+from library.importers.onetrainer_model import ENCODER_KEYS, image_part
 from library.importers.shared import equal, equivalent_optimizer, load_tables, said_of, say_nearest, simplify_name
 
-TABLES = load_tables("onetrainer")
+ONETRAINER_TABLES = load_tables("onetrainer")
 NO_BETAS = (
     "adafactor",
     "sgd",
@@ -31,8 +31,8 @@ def _import_onetrainer_optimizer(builder: ImportBuilder) -> None:
     word = simplify_name(wanted)
     arguments: list[str] = []
     used = [*_betas(builder, word, arguments), *_eps(builder, word, arguments)]
-    usual = TABLES["argument_defaults"].get(word, {})
-    for argument in dict.fromkeys(["weight_decay", *usual, *TABLES["arguments"].get(word, ())]):
+    usual = ONETRAINER_TABLES["argument_defaults"].get(word, {})
+    for argument in dict.fromkeys(["weight_decay", *usual, *ONETRAINER_TABLES["arguments"].get(word, ())]):
         key = f"optimizer.{argument}"
         value = builder.get(key) if builder.get(key) is not None else usual.get(argument)
         is_off = value is False and argument not in usual and argument != "decouple"
@@ -97,7 +97,7 @@ def _batches_to_steps(builder: ImportBuilder, steps: float) -> float:
 def _import_onetrainer_schedule(builder: ImportBuilder) -> None:
     name = str(builder.get("learning_rate_scheduler"))
     warmup = builder.number("learning_rate_warmup_steps") or 0.0
-    chosen, why = TABLES["schedules"].get(name), ""
+    chosen, why = ONETRAINER_TABLES["schedules"].get(name), ""
     free = simplify_name(builder.get("optimizer.optimizer")).find("schedulefree") >= 0
     values: JsonObject = {}
     if free:
@@ -156,8 +156,8 @@ def _import_onetrainer_rates(builder: ImportBuilder) -> None:
     base, own = rate("learning_rate") or 0.0, rate(f"{part}.learning_rate")
     is_chroma = builder.get("model_type") == "CHROMA_1"  # T5 is its only text encoder
     several = builder.family in ("sdxl", "flux") and not is_chroma
-    learns = [is_on(builder.get(f"{name}.train")) and (several or name == ENCODERS[0]) for name in ENCODERS]
-    rates = [(base if (r := rate(f"{n}.learning_rate")) is None else r) for n in ENCODERS]
+    learns = [is_on(builder.get(f"{name}.train")) and (several or name == ENCODER_KEYS[0]) for name in ENCODER_KEYS]
+    rates = [(base if (r := rate(f"{n}.learning_rate")) is None else r) for n in ENCODER_KEYS]
     rates = [r if on else 0.0 for r, on in zip(rates, learns, strict=True)]
     if builder.adapters:
         builder.change("learning_rate", said_of({"learning_rate": f"{base:g}"}), {"learning_rate": base})
@@ -170,7 +170,7 @@ def _import_onetrainer_rates(builder: ImportBuilder) -> None:
         _import_encoder_training(builder, learns, rates)
     _frozen(builder, part, learns)
     _stops(builder, learns)
-    for name in (part, *ENCODERS):
+    for name in (part, *ENCODER_KEYS):
         for key in (f"{name}.train", f"{name}.learning_rate"):
             if key in builder.left() and builder.source[key] is not None:
                 builder.change(key, "is part of the learning rates")
@@ -186,7 +186,7 @@ def _encoder_adapters(builder: ImportBuilder, learns: list[bool], rates: list[fl
     if builder.family == "flux" and learns[t5]:
         arguments = [*builder.values.get("network_args", ()), "train_t5xxl=True"]
         said = "network_args train_t5xxl=True"
-        builder.change(f"{ENCODERS[t5]}.train", said, {"network_args": arguments})
+        builder.change(f"{ENCODER_KEYS[t5]}.train", said, {"network_args": arguments})
 
 
 def _import_encoder_training(builder: ImportBuilder, learns: list[bool], rates: list[float]) -> None:
@@ -218,7 +218,7 @@ def _frozen(builder: ImportBuilder, part: str, learns: list[bool]) -> None:
 
 def _stops(builder: ImportBuilder, learns: list[bool]) -> None:
     total = builder.number("epochs") or 0
-    for name, on in zip(ENCODERS, learns, strict=True):
+    for name, on in zip(ENCODER_KEYS, learns, strict=True):
         key, unit = f"{name}.stop_training_after", str(builder.get(f"{name}.stop_training_after_unit") or "EPOCH")
         count = builder.number(key)
         if on and unit != "NEVER" and count and not (unit == "EPOCH" and count >= total):
@@ -322,7 +322,7 @@ def _import_onetrainer_noise(builder: ImportBuilder) -> None:
         builder.empty(key)
 
 
-PARTS = (
+LEARNING_IMPORTS = (
     _import_onetrainer_optimizer,
     _import_onetrainer_schedule,
     _import_onetrainer_rates,

@@ -3,11 +3,11 @@
 from library.config.json_types import JsonObject
 from library.config.problems import Message, MessageLike, join_messages, option_name, option_values
 from library.importers.builder import ImportBuilder, is_on
-from library.importers.shared import BLOCKS, equal, load_tables, precision, said_of, say_nearest
+from library.importers.shared import BLOCK_COUNTS, equal, load_tables, precision, said_of, say_nearest
 
 EIGHT = load_tables("onetrainer")["eight_bit_formats"]
 SAME = ("FLOAT_8", "INT_8")
-ENCODERS = ("text_encoder", "text_encoder_2")
+ENCODER_KEYS = ("text_encoder", "text_encoder_2")
 
 
 def image_part(builder: ImportBuilder) -> str:
@@ -46,7 +46,7 @@ def _formats(builder: ImportBuilder) -> None:
     builder.change("train_dtype", said, values)
     key = f"{part}.weight_dtype" if f"{part}.weight_dtype" in builder.source else "weight_dtype"
     if kept in EIGHT and builder.adapters:
-        encoders = [name for name in ENCODERS if dtype(builder, name) in EIGHT]
+        encoders = [name for name in ENCODER_KEYS if dtype(builder, name) in EIGHT]
         _eight_bits(builder, key, kept, bool(encoders))
     elif key in builder.source:
         own = half if half in ("bf16", "fp16") else "float32"
@@ -68,7 +68,7 @@ def _eight_bits(builder: ImportBuilder, key: str, kept: str, encoders: bool) -> 
 
 
 def _other_formats(builder: ImportBuilder) -> None:
-    for name in ENCODERS:
+    for name in ENCODER_KEYS:
         if builder.get(f"{name}.weight_dtype"):
             said = "text encoders have the format of fp8_base where that is set, else mixed_precision"
             builder.change(f"{name}.weight_dtype", said)
@@ -197,8 +197,8 @@ def _checkpointing(builder: ImportBuilder) -> None:
     offloaded = offloaded and builder.source.get("enable_activation_offloading", True) is not False
     values: JsonObject = {"gradient_checkpointing": word in ("ON", "TRUE", "1", "CPU_OFFLOADED")}
     said = said_of({"gradient_checkpointing": str(values["gradient_checkpointing"]).lower()})
-    if share and builder.family in BLOCKS:
-        blocks, most = BLOCKS[builder.family]
+    if share and builder.family in BLOCK_COUNTS:
+        blocks, most = BLOCK_COUNTS[builder.family]
         values["blocks_to_swap"] = min(most, max(1, round(share * blocks)))
         option = said_of({"blocks_to_swap": values["blocks_to_swap"]})
         said = Message("{option}, for {share} of the layers", option=option, share=f"{share:g}")
@@ -237,13 +237,13 @@ def _import_onetrainer_captions(builder: ImportBuilder) -> None:
     ):
         if key in builder.left():
             builder.ignore(key, "the layer and length that the model was made with are used")
-    rates = [builder.number(f"{name}.dropout_probability") or 0.0 for name in ENCODERS]
+    rates = [builder.number(f"{name}.dropout_probability") or 0.0 for name in ENCODER_KEYS]
     if any(rates):
         template = "{option}; both text encoders miss the same captions here"
         said = Message(template, option=option_values({"caption_dropout_rate": f"{max(rates):g}"}))
-        for name, rate in zip(ENCODERS, rates, strict=True):
+        for name, rate in zip(ENCODER_KEYS, rates, strict=True):
             if rate:
                 builder.change(f"{name}.dropout_probability", said, {"caption_dropout_rate": max(rates)})
 
 
-PARTS = (_formats, _adapters, _checkpointing, _import_onetrainer_captions)
+MODEL_IMPORTS = (_formats, _adapters, _checkpointing, _import_onetrainer_captions)

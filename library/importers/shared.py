@@ -17,11 +17,11 @@ from library.config.values import quoted
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, to_number
 from library.importers.result import KeyOutcome
 
-FULL = {"fp32", "float32", "float_32", "float", "no"}
+FULL_PRECISION_WORDS = {"fp32", "float32", "float_32", "float", "no"}
 ONLY = Message("this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image, Z-Image and Anima")
 NO_MODEL = "this file of {trainer} names no model in {key}; name the training with --script"
 # Blocks that a share refers to (double blocks of FLUX, and pairs of single ones), and how many can be swapped.
-BLOCKS = {"flux": (38, 35), "flux_2": (20, 19), "qwen_image": (60, 59), "zimage": (30, 29), "anima": (28, 26)}
+BLOCK_COUNTS = {"flux": (38, 35), "flux_2": (20, 19), "qwen_image": (60, 59), "zimage": (30, 29), "anima": (28, 26)}
 # The timestep_sampling that shifts by the size of an image, by family.
 SIZE_SHIFTS = {
     "flux": "flux_shift",
@@ -200,7 +200,7 @@ def precision(value: JsonValue, full: str = "no") -> str:
     """The name of a dtype -> ours; `full` for all but 16-bit dtypes."""
     word = str(value).casefold()
     half = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16"}.get(word.replace("_", ""))
-    return half or (full if word in FULL else str(value))
+    return half or (full if word in FULL_PRECISION_WORDS else str(value))
 
 
 def simplify_name(name: object) -> str:

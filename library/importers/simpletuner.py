@@ -7,7 +7,7 @@ from library.config.problems import ConfigError, Message, join_messages, option_
 from library.importers import simpletuner_data, simpletuner_learning
 from library.importers.builder import ImportBuilder, is_empty, is_on
 from library.importers.shared import (
-    BLOCKS,
+    BLOCK_COUNTS,
     ENCODED_ONCE,
     NO_MODEL,
     ONLY,
@@ -30,7 +30,7 @@ from library.importers.shared import (
 
 TRAINER = "SimpleTuner"
 APPLIES_EXIF = True  # its TrainingSample calls exif_transpose
-TABLES = load_tables("simpletuner")
+SIMPLETUNER_TABLES = load_tables("simpletuner")
 ADAPTERS_ALONE = ("lora_rank", "lora_alpha", "lora_dropout", "lora_type", "init_lora", "lycoris_config")
 OTHER_METHODS = {
     "controlnet": "ControlNet",
@@ -52,19 +52,19 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     given, names = _today(found)
     _refuse_method(given)
     script = script or _simpletuner_script(given)
-    defaults = {key: value for key, value in TABLES["defaults"].items() if is_empty(given.get(key))}
+    defaults = {key: value for key, value in SIMPLETUNER_TABLES["defaults"].items() if is_empty(given.get(key))}
     if not script.endswith("_network"):
         defaults.pop("lora_rank", None)
     absent = frozenset(defaults.keys() - given.keys())
     builder = ImportBuilder({**given, **defaults}, script, TRAINER, absent=absent, names=names)
-    import_keys(builder, TABLES["renamed"])
-    import_keys(builder, {key: option for key, option in TABLES["numbers"].items() if builder.number(key)})
+    import_keys(builder, SIMPLETUNER_TABLES["renamed"])
+    import_keys(builder, {key: option for key, option in SIMPLETUNER_TABLES["numbers"].items() if builder.number(key)})
     for part in (
         _import_simpletuner_model,
         _import_simpletuner_precision,
         _import_simpletuner_output,
-        *simpletuner_learning.PARTS,
-        *simpletuner_data.PARTS,
+        *simpletuner_learning.SIMPLETUNER_IMPORTS,
+        *simpletuner_data.DATA_IMPORTS,
         _import_captions,
     ):
         part(builder)
@@ -72,8 +72,10 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
         for key in ADAPTERS_ALONE:
             if key in builder.source:
                 builder.ignore(key, "the whole model is trained")
-                builder.values.pop(TABLES["renamed"].get(key, TABLES["numbers"].get(key, "")), None)
-    rest(builder, TABLES["ignored"])
+                builder.values.pop(
+                    SIMPLETUNER_TABLES["renamed"].get(key, SIMPLETUNER_TABLES["numbers"].get(key, "")), None
+                )
+    rest(builder, SIMPLETUNER_TABLES["ignored"])
     if given.get("model_family") == "chroma" and builder.family == "flux":
         chooses_chroma(builder, "model_family")
     return builder
@@ -85,7 +87,7 @@ def _today(found: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
     names: dict[str, str] = {}
     for key, value in found.items():
         plain = key.removeprefix("--")
-        new = TABLES["old"].get(plain, plain)
+        new = SIMPLETUNER_TABLES["old"].get(plain, plain)
         new = plain if new in given else new
         given[new] = value
         if new != key:
@@ -121,9 +123,9 @@ def _simpletuner_script(given: JsonMapping) -> str:
     kind = str(given.get("model_family") or "").casefold()
     if not kind:
         raise ConfigError(NO_MODEL, trainer=TRAINER, key="model_family")
-    family = TABLES["families"].get(kind)
+    family = SIMPLETUNER_TABLES["families"].get(kind)
     if family is None:
-        model = TABLES["other_models"].get(kind, kind)
+        model = SIMPLETUNER_TABLES["other_models"].get(kind, kind)
         raise ConfigError(
             "this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
             trainer=TRAINER,
@@ -136,7 +138,7 @@ def _simpletuner_script(given: JsonMapping) -> str:
 def _import_simpletuner_model(builder: ImportBuilder) -> None:
     """The files of the model, and which of the models with the same files it is."""
     kind, flavour = str(builder.get("model_family")), str(builder.get("model_flavour") or "")
-    known = TABLES["models"].get(kind, {})
+    known = SIMPLETUNER_TABLES["models"].get(kind, {})
     key = "pretrained_model_name_or_path"
     base = builder.get(key) or known.get(flavour) or next(iter(known.values()), None)
     words = f"{flavour} {own_name(base)}".casefold()
@@ -157,7 +159,7 @@ def _import_simpletuner_model(builder: ImportBuilder) -> None:
 def _assistant(builder: ImportBuilder, flavour: str) -> None:
     """The adapter that SimpleTuner merges into a distilled model before the training, unless it is told not to."""
     key = "assistant_lora_path"
-    usual = TABLES["assistants"].get(f"{builder.get('model_family')} {flavour or 'turbo'}")
+    usual = SIMPLETUNER_TABLES["assistants"].get(f"{builder.get('model_family')} {flavour or 'turbo'}")
     path = builder.get(key) or usual
     if (name := builder.get("assistant_lora_weight_name")) and str(path).count("/") == 1:
         path = f"{path}/{name}"
@@ -213,8 +215,8 @@ def _import_simpletuner_precision(builder: ImportBuilder) -> None:
         option = "fp8_base_unet" if "fp8" in kind or "float8" in kind else "int8_base"
         same = "8" in kind.partition("-")[0]
         builder.change(key, equal(kind, option) if same else say_nearest(kind, option), {option: True})
-    if (count := builder.number("musubi_blocks_to_swap")) and builder.family in BLOCKS:
-        builder.values["blocks_to_swap"] = min(int(count), BLOCKS[builder.family][1])
+    if (count := builder.number("musubi_blocks_to_swap")) and builder.family in BLOCK_COUNTS:
+        builder.values["blocks_to_swap"] = min(int(count), BLOCK_COUNTS[builder.family][1])
     backend = str(builder.get("dynamo_backend") or "no").casefold()
     if backend not in ("no", "none"):
         values = {"compile": True, "compile_backend": backend}

@@ -17,8 +17,8 @@ from library.importers.shared import (
     told_prompts,
 )
 
-TABLES = load_tables("simpletuner")["datasets"]
-TRAINER = "SimpleTuner"
+DATASET_TABLES = load_tables("simpletuner")["datasets"]
+TRAINER_NAME = "SimpleTuner"
 OTHER_KINDS = {"video": "videos", "audio": "audio"}
 HELPERS = ("text_embeds", "image_embeds", "conditioning", "conditioning_image_embeds", "eval", "caption")
 
@@ -56,7 +56,7 @@ def _import_simpletuner_datasets(builder: ImportBuilder) -> None:
     if "image" not in kinds and (other := next((OTHER_KINDS[kind] for kind in kinds if kind in OTHER_KINDS), "")):
         raise ConfigError(
             "this file of {trainer} trains on {what}, which is not done here: use {trainer} for it",
-            trainer=TRAINER,
+            trainer=TRAINER_NAME,
             what=other,
         )
     beside = {str(one["id"]): one for one in used if one.get("dataset_type") == "conditioning"}
@@ -158,15 +158,15 @@ def _conditions(table: JsonMapping, beside: Mapping[str, JsonMapping]) -> Iterat
 
 def _note(builder: ImportBuilder, table: JsonMapping) -> None:
     """A sentence for each key of a data set that has no equivalent."""
-    for key in sorted(table.keys() - set(TABLES["known"])):
+    for key in sorted(table.keys() - set(DATASET_TABLES["known"])):
         value = table[key]
         if not is_empty(value) and value not in (False, 0):
             place = Message("data set {name}", name=table["id"])
-            reason = "images of every size are trained" if key in SIZES else NOT_HERE
+            reason = "images of every size are trained" if key in SIZE_KEYS else NOT_HERE
             builder.notes.append(Message("{place}: {key} is ignored: {reason}", place=place, key=key, reason=reason))
 
 
-SIZES = (
+SIZE_KEYS = (
     "minimum_image_size",
     "maximum_image_size",
     "target_downsample_size",
@@ -232,4 +232,4 @@ def _simpletuner_prompt_line(builder: ImportBuilder, prompt: str) -> str:
     return " ".join([*prompt.split(), *given])
 
 
-PARTS = (_import_simpletuner_datasets, _import_simpletuner_samples)
+DATA_IMPORTS = (_import_simpletuner_datasets, _import_simpletuner_samples)

@@ -18,9 +18,9 @@ from library.importers.shared import (
     simplify_name,
 )
 
-TABLES = load_tables("simpletuner")
+SIMPLETUNER_TABLES = load_tables("simpletuner")
 FULL_RANK = 10_000  # a rank of LoKr that stands for whole matrices
-PACKAGES = re.compile(r"^(optimi|bnb|ao|torch|deepspeed)-")
+OPTIMIZER_PREFIX = re.compile(r"^(optimi|bnb|ao|torch|deepspeed)-")
 BETAS = (("optimizer_beta1", "adam_beta1"), ("optimizer_beta2", "adam_beta2"))
 DIFFUSION_ALONE = ("snr_gamma", "noise_offset", "offset_noise", "input_perturbation", "use_soft_min_snr")
 
@@ -78,8 +78,8 @@ def _import_simpletuner_lycoris(builder: ImportBuilder, settings: Mapping[str, o
 
 def _import_simpletuner_optimizer(builder: ImportBuilder) -> None:
     wanted = str(builder.get("optimizer"))
-    bare = PACKAGES.sub("", wanted.casefold())
-    near = TABLES["optimizers"].get(simplify_name(bare), "")
+    bare = OPTIMIZER_PREFIX.sub("", wanted.casefold())
+    near = SIMPLETUNER_TABLES["optimizers"].get(simplify_name(bare), "")
     name, why = (near, say_nearest(wanted, near)) if near else equivalent_optimizer(bare)
     name = "bitsandbytes.optim.AdEMAMix8bit" if simplify_name(bare).startswith("ademamix8") else name
     builder.change("optimizer", why or equal(wanted, name), {"optimizer_type": name})
@@ -167,7 +167,7 @@ def _import_simpletuner_loss(builder: ImportBuilder) -> None:
         for key in DIFFUSION_ALONE:
             if key in builder.source:
                 builder.ignore(key, "it is for diffusion models, and this model is trained by flow matching")
-                builder.values.pop(TABLES["numbers"].get(key, ""), None)
+                builder.values.pop(SIMPLETUNER_TABLES["numbers"].get(key, ""), None)
         return
     if is_on(builder.get("offset_noise")):
         builder.change("offset_noise", "is noise_offset", {"noise_offset": builder.number("noise_offset") or 0.1})
@@ -214,7 +214,7 @@ def _import_simpletuner_timesteps(builder: ImportBuilder) -> None:
     builder.explain("is part of how timesteps are drawn", *keys[1:])
 
 
-PARTS = (
+SIMPLETUNER_IMPORTS = (
     _import_simpletuner_network,
     _import_simpletuner_optimizer,
     _import_simpletuner_schedule,

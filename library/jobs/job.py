@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from library.config.command import ROOT
+from library.config.command import PROJECT_ROOT
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
 from library.files import write_atomic
@@ -25,9 +25,9 @@ from library.runs import layout, process, reader, registry
 from library.runs import start as launching
 
 JOB, RESULT, STOP = "job.json", "result.json", "stop"
-FOLDER = "KOHYA_JOB_DIR"  # in the environment: the folder of the job that this process is
-KEPT = 12  # folders of each kind that are kept; a trace can have a hundred megabytes
-PATIENCE = 20.0  # seconds that a process may take until its launcher is on record
+JOB_FOLDER_VARIABLE = "KOHYA_JOB_DIR"  # in the environment: the folder of the job that this process is
+MAX_FOLDERS_PER_KIND = 12  # folders of each kind that are kept; a trace can have a hundred megabytes
+LAUNCH_TIMEOUT = 20.0  # seconds that a process may take until its launcher is on record
 GONE = "It ended without a message."
 
 
@@ -101,7 +101,7 @@ def job_at(folder: Path) -> BackgroundJob:
 def _lives(folder: Path, facts: JsonMapping) -> bool:
     if known := _identity(folder, facts):
         return process.alive(known)
-    return time.time() - facts.get("started", 0) < PATIENCE  # it is being started at this moment
+    return time.time() - facts.get("started", 0) < LAUNCH_TIMEOUT  # it is being started at this moment
 
 
 def _identity(folder: Path, facts: JsonMapping) -> JsonObject:
@@ -111,7 +111,7 @@ def _identity(folder: Path, facts: JsonMapping) -> JsonObject:
 
 def new(kind: str) -> Path:
     """A new folder; the oldest ones of this kind go."""
-    for old in jobs_of_kinds(kind)[KEPT - 1 :]:
+    for old in jobs_of_kinds(kind)[MAX_FOLDERS_PER_KIND - 1 :]:
         if not old.active:
             shutil.rmtree(old.folder, ignore_errors=True)
     folder = jobs_folder() / layout.new_id(kind)
@@ -133,9 +133,9 @@ def start_job(
     folder = folder or new(kind)
     facts = {"kind": kind, "state": "running", "started": time.time(), "arguments": list(arguments)}
     layout.store(folder / JOB, facts)
-    given = {**environment, FOLDER: str(folder)}
+    given = {**environment, JOB_FOLDER_VARIABLE: str(folder)}
     try:
-        child = launching.detached(job_command(arguments), folder / layout.LOG, given, str(ROOT))
+        child = launching.detached(job_command(arguments), folder / layout.LOG, given, str(PROJECT_ROOT))
     except OSError as error:
         layout.store(folder / JOB, {**facts, "state": "failed", "error": str(error)})
         raise ConfigError("{kind} could not be started: {why}", kind=kind, why=error.strerror or error) from error

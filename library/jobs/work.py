@@ -12,7 +12,7 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Report
-from library.jobs.job import FOLDER, JOB, RESULT, STOP, new
+from library.jobs.job import JOB, JOB_FOLDER_VARIABLE, RESULT, STOP, new
 from library.runs import layout, process
 
 MISUSED = 2  # the exit code of a command that was not told what to do
@@ -86,13 +86,13 @@ def join_work(kind: str) -> JobRecord:
 
     SIGTERM ends it as Ctrl+C does, so that partial results are kept and cleaned up.
     """
-    given = os.environ.pop(FOLDER, None)  # not for the processes that this one starts
+    given = os.environ.pop(JOB_FOLDER_VARIABLE, None)  # not for the processes that this one starts
     return JobRecord(kind, Path(given) if given else None)
 
 
 def ahead_of(kind: str) -> JobRecord:
     """The work of a command that starts another process to do it, which joins it: until then this one may wait."""
-    given = os.environ.get(FOLDER)
+    given = os.environ.get(JOB_FOLDER_VARIABLE)
     return JobRecord(kind, Path(given) if given else None)
 
 

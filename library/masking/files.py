@@ -23,7 +23,7 @@ from library.data.orientation import upright as turned_upright
 SKIP, REPLACE = EXISTING = ("skip", "replace")
 FOLDER, ALPHA = INTO = ("folder", "alpha")
 CLEAR = (".png", ".webp")  # formats that can be transparent, and are written losslessly
-MOST = thumbs.PIXELS  # pixels of an image that gets a mask
+MAX_IMAGE_PIXELS = thumbs.PIXELS  # pixels of an image that gets a mask
 RED = (220, 30, 60)
 
 
@@ -134,12 +134,12 @@ def replace_mask(
 
     Raises ConfigError for anything else.
     """
-    if size[0] * size[1] > MOST or not all(size):
+    if size[0] * size[1] > MAX_IMAGE_PIXELS or not all(size):
         raise ConfigError("{name} has too many pixels for a mask", name=file.stem)
     with io.BytesIO(content) as data:
         try:
             with Image.open(data, formats=["PNG"]) as painted:
-                if painted.width * painted.height > MOST or max(painted.size) > 4096:
+                if painted.width * painted.height > MAX_IMAGE_PIXELS or max(painted.size) > 4096:
                     raise ConfigError("this mask has too many pixels: load the page again")
                 if abs(painted.width * size[1] - painted.height * size[0]) > max(*size, *painted.size):
                     raise ConfigError("this mask has not the shape of its image: open the folder again")

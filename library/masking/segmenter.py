@@ -14,7 +14,7 @@ from library.config.problems import ConfigError
 from library.curation.tags import split_tags
 
 BY_WORDS = "clipseg"
-SHOWN = 12  # classes that a message lists
+MAX_CLASSES_LISTED = 12  # classes that a message lists
 
 
 class SegmentationModel:
@@ -111,5 +111,5 @@ def _load_segmenter(folder: Path, kind: str) -> tuple[Any, Any]:
 
 
 def _first_names(names: Sequence[object]) -> str:
-    shown = ", ".join(map(str, names[:SHOWN]))
-    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
+    shown = ", ".join(map(str, names[:MAX_CLASSES_LISTED]))
+    return shown if len(names) <= MAX_CLASSES_LISTED else f"{shown} and {len(names) - MAX_CLASSES_LISTED} more"

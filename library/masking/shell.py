@@ -12,7 +12,7 @@ from library.jobs.work import run_command
 from library.masking import files
 from library.masking.segmenter import SegmentationModel
 
-DONE = 0
+EXIT_DONE = 0
 
 
 def main(argv: list[str]) -> int:
@@ -40,7 +40,7 @@ def _make_masks(asked: argparse.Namespace, report: Report) -> int:
         print(f"{counted(done.skipped, 'image')} had a mask already")
     if done.unreadable:
         print(f"{counted(len(done.unreadable), 'image')} cannot be read: {some(done.unreadable)}")
-    return DONE
+    return EXIT_DONE
 
 
 def build_mask_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:

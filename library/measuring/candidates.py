@@ -18,7 +18,7 @@ from library.config.values import did_you_mean
 Overrides = dict[str, Any]  # options that differ from those of the training as it was asked for
 
 # Every candidate starts from these: nothing is compiled, and nothing is recomputed.
-PLAIN: JsonMapping = {
+BASELINE_CHANGES: JsonMapping = {
     "compile": False,
     "compile_scope": "blocks",
     "compile_autotune": False,
@@ -31,7 +31,7 @@ PLAIN: JsonMapping = {
     "checkpoint_keep_attention": False,
     "cpu_offload_checkpointing": False,
 }
-COMPILED = {"compile": True}
+COMPILE_CHANGES = {"compile": True}
 CKPT = {"gradient_checkpointing": True}
 
 
@@ -47,43 +47,49 @@ class Candidate:
 
     def chosen(self) -> JsonObject:
         """Every option that it sets, to override any other settings."""
-        return {**PLAIN, **self.options} if self.name != OWN else dict(self.options)
+        return {**BASELINE_CHANGES, **self.options} if self.name != OWN_SETTINGS else dict(self.options)
 
 
-OWN = "yours"  # a run's own settings, as its TOML has them
+OWN_SETTINGS = "yours"  # a run's own settings, as its TOML has them
 
 ALL = (
     Candidate("eager", "eager, without gradient checkpointing"),
     Candidate("checkpointing", "eager, gradient checkpointing: the usual setting", CKPT),
-    Candidate("compiled", "blocks compiled in place", COMPILED),
-    Candidate("compiled+checkpointing", "compiled, gradient checkpointing", {**COMPILED, **CKPT}),
+    Candidate("compiled", "blocks compiled in place", COMPILE_CHANGES),
+    Candidate("compiled+checkpointing", "compiled, gradient checkpointing", {**COMPILE_CHANGES, **CKPT}),
     Candidate(
         "compiled+attention",
         "compiled, gradient checkpointing that keeps attention outputs",
-        {**COMPILED, **CKPT, "checkpoint_keep_attention": True},
+        {**COMPILE_CHANGES, **CKPT, "checkpoint_keep_attention": True},
     ),
     Candidate(
-        "compiled+budget", "compiled, half of the activations kept", {**COMPILED, "compile_activation_budget": 0.5}
+        "compiled+budget",
+        "compiled, half of the activations kept",
+        {**COMPILE_CHANGES, "compile_activation_budget": 0.5},
     ),
     Candidate(
         "compiled+fp8-base",
         "compiled, gradient checkpointing, frozen base in fp8",
-        {**COMPILED, **CKPT, "fp8_base": True},
+        {**COMPILE_CHANGES, **CKPT, "fp8_base": True},
         "cuda",
     ),
     Candidate(
         "compiled+swap",
         "compiled, gradient checkpointing, 20 blocks swapped to CPU memory",
-        {**COMPILED, **CKPT, "blocks_to_swap": 20},
+        {**COMPILE_CHANGES, **CKPT, "blocks_to_swap": 20},
         "cuda",
         usual=False,
     ),
-    Candidate("compiled+dynamic", "compiled once for all sizes", {**COMPILED, "compile_dynamic": "true"}, usual=False),
-    Candidate("compiled-model", "the whole model compiled as one", {**COMPILED, "compile_scope": "model"}, usual=False),
+    Candidate(
+        "compiled+dynamic", "compiled once for all sizes", {**COMPILE_CHANGES, "compile_dynamic": "true"}, usual=False
+    ),
+    Candidate(
+        "compiled-model", "the whole model compiled as one", {**COMPILE_CHANGES, "compile_scope": "model"}, usual=False
+    ),
     Candidate(
         "cuda-graphs",
         "compiled, replayed as CUDA graphs (reduce-overhead)",
-        {**COMPILED, "compile_mode": "reduce-overhead", "cuda_graphs": "auto"},
+        {**COMPILE_CHANGES, "compile_mode": "reduce-overhead", "cuda_graphs": "auto"},
         "cuda",
         usual=False,
     ),
@@ -98,20 +104,24 @@ ALL = (
     Candidate(
         "max-autotune",
         "compiled, kernels autotuned (max-autotune)",
-        {**COMPILED, "compile_mode": "max-autotune-no-cudagraphs"},
+        {**COMPILE_CHANGES, "compile_mode": "max-autotune-no-cudagraphs"},
         "cuda",
         usual=False,
     ),
-    Candidate("int8", "compiled, frozen base in int8", {**COMPILED, "int8_base": True}, "cuda", usual=False),
+    Candidate("int8", "compiled, frozen base in int8", {**COMPILE_CHANGES, "int8_base": True}, "cuda", usual=False),
     Candidate(
         "int8-products",
         "compiled, int8 matrix products",
-        {**COMPILED, "int8_base": True, "int8_compute": True},
+        {**COMPILE_CHANGES, "int8_base": True, "int8_compute": True},
         "cuda",
         usual=False,
     ),
     Candidate(
-        "fp8", "compiled, fp8 matrix products", {**COMPILED, "fp8_base": True, "fp8_compute": True}, "cuda", usual=False
+        "fp8",
+        "compiled, fp8 matrix products",
+        {**COMPILE_CHANGES, "fp8_base": True, "fp8_compute": True},
+        "cuda",
+        usual=False,
     ),
 )
 NAMED = {candidate.name: candidate for candidate in ALL}
@@ -125,7 +135,7 @@ def choose_candidates(names: Iterable[str], own: bool, device: str, known: Itera
     """
     asked = [name for part in names for name in part.split(",") if name]
     fitting = [c for c in ALL if (not c.needs or c.needs == device) and set(c.options) <= set(known)]
-    yours = [Candidate(OWN, "the run's own settings")] if own else []
+    yours = [Candidate(OWN_SETTINGS, "the run's own settings")] if own else []
     if not asked:
         return [*yours, *(c for c in fitting if c.usual)]
     if asked == ["all"]:

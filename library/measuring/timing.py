@@ -16,7 +16,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.measuring.result import OUT_OF_MEMORY
 
-GIB = 2**30
+BYTES_PER_GIB = 2**30
 MATRICES = {"cuda": (4096, 8192), "cpu": (512, 1024)}  # sides of the square matrices that `matmul_rate` multiplies
 RATE_SECONDS = 0.4  # for each of them
 FEWEST = 3  # measured repetitions at least
@@ -119,7 +119,7 @@ def _on_gpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple
         event.record()
     torch.cuda.synchronize(device)
     each = [before.elapsed_time(after) for before, after in zip(events, events[1:], strict=False)]
-    return each, cudagraph.peak(device) / GIB
+    return each, cudagraph.peak(device) / BYTES_PER_GIB
 
 
 def _on_cpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple[list[float], float]:
@@ -127,7 +127,7 @@ def _on_cpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple
     for _ in range(number):
         each.append(time_call(call, device) * 1000)
         peak = max(peak, own.memory_info().rss)
-    return each, peak / GIB
+    return each, peak / BYTES_PER_GIB
 
 
 def measure_passes(
@@ -146,7 +146,7 @@ def measure_passes(
         usual = statistics.median(times[1:])
         first += times[0] - usual
         steady += usual * share
-    return steady, max(first, 0.0), cudagraph.peak(device) / GIB if device.type == "cuda" else 0.0
+    return steady, max(first, 0.0), cudagraph.peak(device) / BYTES_PER_GIB if device.type == "cuda" else 0.0
 
 
 def matmul_rate(on: torch.device, dtype: torch.dtype) -> JsonObject:

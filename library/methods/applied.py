@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from library.adapter_files.changes import LayerChange
-from library.adapter_files.names import PARTS
+from library.adapter_files.names import TENSOR_ROLES
 from library.config.problems import ConfigError
 from library.families.base import Family, ModelComponents
 from library.methods import targets
@@ -21,7 +21,7 @@ from library.methods.adapters import cast_like, factors_fit, saved_alpha
 from library.methods.lora import AdapterLocation, by_name, networks, read_kohya_lora
 
 LORA = ("lora_down.weight", "lora_up.weight")
-PLAIN = {*LORA, "alpha"}
+PLAIN_ROLES = {*LORA, "alpha"}
 NORMS = (nn.LayerNorm, nn.GroupNorm)
 
 
@@ -30,8 +30,8 @@ class AppliedChange:
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.stored, self.strength = dict(tensors), 0.0
-        self.change = LayerChange({PARTS.get(name, name): tensor for name, tensor in tensors.items()})
-        self._is_plain = self.stored.keys() <= PLAIN
+        self.change = LayerChange({TENSOR_ROLES.get(name, name): tensor for name, tensor in tensors.items()})
+        self._is_plain = self.stored.keys() <= PLAIN_ROLES
         self._on_device: dict[str, Tensor] = {}  # while it is used
         self._ready: LayerChange | None = None
 
@@ -112,7 +112,7 @@ class AppliedLoras:
         for name, tensors in known.items():
             part, layer = self._layers[name]
             change = AppliedChange(tensors)
-            if change.change.missing and not change.change.parts.keys() & PARTS.values():
+            if change.change.missing and not change.change.parts.keys() & TENSOR_ROLES.values():
                 raise ConfigError(
                     "{path} holds {name}, which is neither LoRA nor a kind of LyCORIS", path=path, name=name
                 )

@@ -9,7 +9,7 @@ from torch import Tensor
 from library.config.problems import ConfigError
 from library.families.base import Family, ModelComponents
 from library.families.capabilities import HasControlledLayers
-from library.methods.lllite import BEGINNING, PARTS, ControlledLinear, ControlPicture, show_picture
+from library.methods.lllite import BEGINNING, TENSOR_GROUPS, ControlledLinear, ControlPicture, show_picture
 from library.methods.lora import by_name
 from library.methods.small_files import read_tensors
 
@@ -69,7 +69,7 @@ class AppliedControls:
             while isinstance(plain, AppliedControl):
                 plain = plain.layer
             made = AppliedControl(plain, halvings, sizes, 0.0)
-            own = {key: value for key, value in tensors.items() if key.partition(".")[0] in PARTS}
+            own = {key: value for key, value in tensors.items() if key.partition(".")[0] in TENSOR_GROUPS}
             missing = made.load_state_dict(own, strict=False).missing_keys
             if left := [key for key in missing if not key.startswith("layer.")]:
                 raise KeyError(left[0])
@@ -78,7 +78,7 @@ class AppliedControls:
                 "{path}: {name} has another size than this model's layer: it is for another model", path=path, name=name
             ) from e
         made.layer = layer
-        for part in PARTS:
+        for part in TENSOR_GROUPS:
             # Not frozen, so that they are not kept in 8 bits with the layers of the model.
             getattr(made, part).requires_grad_(True)
         made.picture = self._picture or ControlPicture()

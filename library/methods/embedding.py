@@ -20,7 +20,7 @@ from library.methods.small_files import read_tensors
 log = logging.getLogger(__name__)
 
 STATE = "embedding."  # before the names of text encoders in a saved state
-NOTHING = "nothing is trained: learning_rate is 0; 5e-4 is usual"
+NOTHING_TRAINED = "nothing is trained: learning_rate is 0; 5e-4 is usual"
 
 
 class WordVectors(nn.Module):
@@ -42,7 +42,7 @@ class LearnedWords(FrozenBaseMethod):
     """The vectors of new words, by text encoder."""
 
     def __init__(self, layers: Mapping[str, WordVectors], config: EmbeddingRun) -> None:
-        super().__init__(config, "embedding", tuple(layers), NOTHING)
+        super().__init__(config, "embedding", tuple(layers), NOTHING_TRAINED)
         self.layers = dict(layers)
 
     def named(self) -> dict[str, nn.Parameter]:

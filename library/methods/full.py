@@ -17,8 +17,8 @@ from library.methods.sharding import ShardedModel, rows_of_parameter
 
 # Of CLIP-L the last layer but one is read and never its pooled vector: these parameters get no gradient.
 UNREAD = ("encoder.layers.{last}.", "final_layer_norm.")
-RATES = {"clip_l": "learning_rate_te1", "clip_g": "learning_rate_te2"}
-LABELS = {"clip_l": "text_encoder1", "clip_g": "text_encoder2"}
+ENCODER_RATES = {"clip_l": "learning_rate_te1", "clip_g": "learning_rate_te2"}
+ENCODER_LABELS = {"clip_l": "text_encoder1", "clip_g": "text_encoder2"}
 
 
 class FullFinetune(BaseMethod):
@@ -114,11 +114,11 @@ def _encoder_groups(components: ModelComponents, config: RunConfig) -> Iterator[
     if not config.trains_whole_encoders:
         return
     for name, encoder in components.encoders.items():
-        if encoder is None or name not in RATES:
+        if encoder is None or name not in ENCODER_RATES:
             continue
-        own = getattr(config.optim, RATES[name])
+        own = getattr(config.optim, ENCODER_RATES[name])
         rate = config.optim.learning_rate if own is None else own
-        yield {"params": _parameters_in_use(name, encoder), "lr": rate, "name": LABELS[name]}
+        yield {"params": _parameters_in_use(name, encoder), "lr": rate, "name": ENCODER_LABELS[name]}
 
 
 def _parameters_in_use(name: str, encoder: nn.Module) -> list[nn.Parameter]:

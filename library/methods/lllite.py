@@ -19,9 +19,9 @@ from library.methods.base import trained_dtype
 from library.methods.frozen_base import FrozenBaseMethod
 from library.methods.small_files import read_tensors
 
-PARTS = ("conditioning1", "down", "mid", "up")  # of the names in a file
+TENSOR_GROUPS = ("conditioning1", "down", "mid", "up")  # of the names in a file
 BEGINNING = "lllite_"  # of all names in a file
-NOTHING = "nothing is trained: learning_rate is 0; 2e-4 is usual"
+NOTHING_TRAINED = "nothing is trained: learning_rate is 0; 2e-4 is usual"
 
 
 class ControlPicture:
@@ -63,7 +63,7 @@ class LLLite(FrozenBaseMethod):
     """All controlled layers of a denoiser, by their names in files."""
 
     def __init__(self, layers: Mapping[str, ControlledLinear], config: ControlRun) -> None:
-        super().__init__(config, "unet", ("denoiser",), NOTHING)
+        super().__init__(config, "unet", ("denoiser",), NOTHING_TRAINED)
         self.layers = dict(layers)
 
     def named(self) -> dict[str, nn.Parameter]:
@@ -71,7 +71,7 @@ class LLLite(FrozenBaseMethod):
         every = (
             (f"{name}.{part}.{rest}", p)
             for name, layer in self.layers.items()
-            for part in PARTS
+            for part in TENSOR_GROUPS
             for rest, p in getattr(layer, part).named_parameters()
         )
         return dict(every)
@@ -115,7 +115,7 @@ def attach_lllite(components: ModelComponents, family: Family, config: ControlRu
         layer: Any = components.denoiser.get_submodule(path)
         sizes = control.cond_emb_dim or 0, control.network_dim or 0
         made = ControlledLinear(layer, halvings, sizes, control.network_dropout or 0.0)
-        for part in PARTS:
+        for part in TENSOR_GROUPS:
             getattr(made, part).to(layer.weight.device, trained_dtype(config))
         made.picture = picture
         setattr(components.denoiser.get_submodule(parent), child, made)

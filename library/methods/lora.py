@@ -26,7 +26,7 @@ from library.methods.targets import AdapterPlan, TargetLayer
 
 log = logging.getLogger(__name__)
 
-NOTHING = ("nothing is trained: every learning rate is 0, or network_args chose no layer; "
+NOTHING_TRAINED = ("nothing is trained: every learning rate is 0, or network_args chose no layer; "
            "set learning_rate, or leave out what limits the layers in network_args")  # fmt: skip
 FACTORS = {DOWN: "lora_down.weight", UP: "lora_up.weight"}
 
@@ -74,7 +74,7 @@ class LoraAdapters(BaseMethod):
         self._groups = [g for g in _parameter_groups(self, config) if g["lr"] and g["params"]]
         learning = {id(p) for p in self.parameters()}
         if not learning:
-            raise ConfigError(NOTHING)
+            raise ConfigError(NOTHING_TRAINED)
         self.trained_parts: dict[str, bool] = {}
         for name, place in places.items():
             for parameter in own_parameters(adapters[name]):

@@ -39,7 +39,7 @@ from library.methods.lycoris_presets import known_presets
 
 # What the package would find in our denoiser by name or class, but not in sd-scripts' U-Net, where these have other
 # names; so its users' files do not contain them.
-OUTSIDE = ("conv_in", "conv_out", "time_embedding", "add_embedding")
+RENAMED_MODULES = ("conv_in", "conv_out", "time_embedding", "add_embedding")
 
 
 class FilteredDenoiser:
@@ -52,7 +52,7 @@ class FilteredDenoiser:
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Paths and modules, as nn.Module gives them."""
-        seen = ((path, m) for path, m in self._root.named_modules() if path.split(".")[0] not in OUTSIDE)
+        seen = ((path, m) for path, m in self._root.named_modules() if path.split(".")[0] not in RENAMED_MODULES)
         return ((path, module) for path, module in seen if path not in self._left_out)
 
 
@@ -67,7 +67,7 @@ class LycorisAdapters(BaseMethod):
         self._groups = self._make_groups()
         learning = {id(p) for g in self._groups for p in g["params"]}
         if not learning:
-            raise ConfigError(lora.NOTHING)
+            raise ConfigError(lora.NOTHING_TRAINED)
         self.trained_parts: dict[str, bool] = {}
         for adapter in network.loras:
             for parameter in adapter.parameters():
@@ -174,7 +174,7 @@ def find_lycoris_problems(config: AdapterRun) -> Iterator[Problem]:
     elif why := code_names.why_not_network(module):
         template = "{module}: {why}; write lycoris.kohya, or leave it empty"
         yield Problem("network_module", template, module=module, why=why)
-    elif error := packages.loading_failure(package) if package in packages.PACKAGES else "":
+    elif error := packages.loading_failure(package) if package in packages.PACKAGE_NAMES else "":
         yield Problem("network_module", "{module} {broken}", module=module, broken=packages.broken(package, error))
 
 
@@ -345,7 +345,7 @@ def _of_file(path: Any) -> tuple[int, float, dict[str, str]]:
     try:
         arguments = parse_json(facts.get("ss_network_args", "{}"), path)
         own = {name: str(value) for name, value in arguments.items() if name != "dropout"}
-        if own.get("preset") not in network_args.PRESETS:  # a file of whoever made this one
+        if own.get("preset") not in network_args.LAYER_PRESETS:  # a file of whoever made this one
             own.pop("preset", None)
         return int(facts["ss_network_dim"]), float(facts["ss_network_alpha"]), own
     except (KeyError, ValueError, AttributeError) as e:

@@ -20,7 +20,7 @@ from library.compiler.torch_private import LazyTensor
 
 State = dict[str, Any]  # of an optimizer, as its state_dict
 
-DONE = -1  # the first process sends it when it needs no further tensor
+END_OF_TENSORS = -1  # the first process sends it when it needs no further tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +158,12 @@ class ShardedModel:
         try:
             yield
         finally:
-            self._announce(DONE)
+            self._announce(END_OF_TENSORS)
             self._forget_offers()
 
     def serve(self) -> None:
         """In all other processes: send the first one the rows it asks for, until it sends DONE."""
-        while (number := self._announce(DONE)) != DONE:
+        while (number := self._announce(END_OF_TENSORS)) != END_OF_TENSORS:
             self._gather(number)
         self._forget_offers()
 

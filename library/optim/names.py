@@ -84,7 +84,7 @@ def package_problem(name: str) -> MessageLike:
     package = optimizer_spec(name).package
     if not packages.is_installed(package):
         return packages.not_installed(package)
-    error = packages.loading_failure(package) if package in packages.PACKAGES else ""
+    error = packages.loading_failure(package) if package in packages.PACKAGE_NAMES else ""
     return packages.broken(package, error) if error else ""
 
 

@@ -335,7 +335,7 @@ def _unusable_package(cls: OptimizerSpec) -> MessageLike:
     """Why the package of an optimizer cannot be used, and how to install it; tries a step with it."""
     if absent := missing_package(cls.package):
         return absent
-    error = tried(cls) if cls in names.SPECS.values() and cls.package in packages.PACKAGES else ""
+    error = tried(cls) if cls in names.SPECS.values() and cls.package in packages.PACKAGE_NAMES else ""
     return packages.broken(cls.package, error) if error else ""
 
 

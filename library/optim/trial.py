@@ -27,7 +27,7 @@ SIZE = (64, 128)  # large enough for 8-bit kernels, which leave small tensors to
 OF_DEVICES = {"capturable", "fused", "foreach"}  # arguments that some devices take
 TRIED_STEPS = 3  # of an optimizer: the first takes nothing from what it keeps
 MAX_SCHEDULE_STEPS = 5000  # that are tried one by one, about 0.1 s
-ROUNDING = 1e-9  # how far below zero a rate that falls to zero may end, as a share of what it was
+ALLOWED_UNDERSHOOT = 1e-9  # how far below zero a rate that falls to zero may end, as a share of what it was
 
 
 def package(module: str) -> str:
@@ -60,7 +60,7 @@ def try_arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
         with _quiet():
             sizes = [SIZE] if cls.module == "torch.optim" and cls.name == "Muon" else [SIZE, SIZE[:1]]
             # A GPU is only opened where it matters, as it may be busy with another training.
-            on_device = cls.package in packages.PACKAGES or not OF_DEVICES.isdisjoint(own)
+            on_device = cls.package in packages.PACKAGE_NAMES or not OF_DEVICES.isdisjoint(own)
             where = trial_device() if on_device else "cpu"
             weights = [torch.nn.Parameter(torch.ones(size, device=where)) for size in sizes]
             made = _construct_for_trial(cls, own, [{"params": weights, "name": "trial"}], 1e-3)
@@ -96,7 +96,7 @@ def try_schedule(
             for step in range(1, min(total, MAX_SCHEDULE_STEPS) + 1):
                 made.step()
                 for group in optimizer.param_groups:
-                    if not -max(rates) * ROUNDING <= float(group["lr"]) < math.inf:
+                    if not -max(rates) * ALLOWED_UNDERSHOOT <= float(group["lr"]) < math.inf:
                         return f"its learning rate is {float(group['lr']):g} at step {step}"
             if total > MAX_SCHEDULE_STEPS:
                 made.last_epoch = total - 1

@@ -15,7 +15,7 @@ from library.config.problems import ConfigError, Message, Problem
 from library.config.run_config import RunConfig
 from library.outputs.paths import saved_kind
 
-KINDS = {"dataset": "datasets/", "space": "spaces/"}  # of repositories, and where their addresses begin
+REPOSITORY_PREFIXES = {"dataset": "datasets/", "space": "spaces/"}  # of repositories, and where their addresses begin
 
 
 # Why: docs/decisions/2026-11-22-uploads-end-no-training.md
@@ -52,7 +52,7 @@ class Uploads:
                     reason=_first_line(e),
                 )
             ) from e
-        address = f"https://huggingface.co/{KINDS.get(self._kind or '', '')}{options.huggingface_repo_id}"
+        address = f"https://huggingface.co/{REPOSITORY_PREFIXES.get(self._kind or '', '')}{options.huggingface_repo_id}"
         self._run.say(f"What is saved is uploaded to {address}")
 
     def add(self, path: Path) -> None:

@@ -43,7 +43,7 @@ JSON = ("network_args", "datasets", "tag_frequency", "dataset_dirs", "reg_datase
 
 
 EXTRAS = ("usage_hint", "merged_from", "trigger_phrase", "preprocessor", "is_negative_embedding")
-PLAIN = ("author", "description", "license", "tags")
+PLAIN_TEXTS = ("author", "description", "license", "tags")
 
 
 class MetadataBuilder:
@@ -143,7 +143,7 @@ def modelspec(config: RunConfig, architecture: str) -> dict[str, str]:
         "resolution": f"{width}x{height}",
         "date": now.isoformat(),
         "implementation_version": _program_version(),
-        **{key: getattr(meta, f"metadata_{key}") for key in (*PLAIN, *EXTRAS)},
+        **{key: getattr(meta, f"metadata_{key}") for key in (*PLAIN_TEXTS, *EXTRAS)},
         "thumbnail": _thumbnail(meta.metadata_thumbnail),
     }
     if word := config.caption_change.words.partition(" ")[0]:  # the first vector's, which prompts name

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-PRESETS = Path(__file__).resolve().parents[2] / "presets"
+PRESETS_FOLDER = Path(__file__).resolve().parents[2] / "presets"
 PROFILES = "compile"  # the folder of presets for every kind of training, which change only how it is compiled
 RECIPES = "recipes"  # the folder of what purposes change on top of presets
 NAMED = re.compile(r"(lora|finetune|textual-inversion|lllite)(?:-(\d+)gb)?(?:-.*)?")
@@ -58,7 +58,7 @@ class Preset:
 
 def all_presets() -> list[Preset]:
     """All presets, those of a family's relatives behind its own, and then the profiles."""
-    paths = [path for path in PRESETS.glob("*/*.toml") if path.parent.name != RECIPES]
+    paths = [path for path in PRESETS_FOLDER.glob("*/*.toml") if path.parent.name != RECIPES]
     first = {path: path.read_text(encoding="utf-8").partition("\n")[0] for path in paths}
     found = [Preset(path, line.removeprefix("#").strip()) for path, line in first.items()]
     found.sort(key=lambda one: (one.is_profile, one.family, one.kind, one.gigabytes or math.inf, one.path.name))

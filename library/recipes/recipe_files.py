@@ -11,7 +11,7 @@ from library.config.outside_files import load_toml
 from library.config.problems import Message, counted
 from library.config.run_config import RunConfig
 from library.config.schema import option_values
-from library.recipes.preset_files import PRESETS, RECIPES
+from library.recipes.preset_files import PRESETS_FOLDER, RECIPES
 
 # Purposes as people know them, in the order in which they are offered; the first that fits is the default.
 PURPOSES = {"character": "Character or object", "style": "Style", "edit": "Edit"}
@@ -77,7 +77,7 @@ def _condition_holds(condition: Condition, given: JsonMapping) -> bool:
 @functools.cache
 def of_family(family: str) -> tuple[tuple[Recipe, ...], tuple[ModelRecipe, ...]]:
     """The recipes of a family, and what its models change about them; none for a family without."""
-    path = PRESETS / RECIPES / f"{family}.toml"
+    path = PRESETS_FOLDER / RECIPES / f"{family}.toml"
     if not path.is_file():
         return (), ()
     found: Any = load_toml(path)

@@ -18,7 +18,7 @@ from library.recipes import preset_files, recipe_files
 from library.recipes.preset_files import Preset
 from library.recipes.recipe_files import PURPOSES, Recipe
 
-DONE = 0
+EXIT_DONE = 0
 AS_MODEL = ("model_type", "model_version")  # what --model may name
 
 
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
                 f"{preset.id:<28} {preset.sentence}" for preset in preset_files.all_presets() if not preset.is_profile
             )
         )
-        return DONE
+        return EXIT_DONE
     preset = find_preset(asked.preset)
     given: JsonObject = {
         **model_option(preset, asked.model),
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
         print(text, end="")
     for note in notes:
         print(note, file=sys.stderr)
-    return DONE
+    return EXIT_DONE
 
 
 def find_preset(name: str) -> Preset:

@@ -22,7 +22,7 @@ doctor.json      what `kohya doctor` says of this machine
 Left out on purpose: captions, prompts, images and their names, model and folder names, tokens, keys, your name, and the
 name of this computer. <...> stands where something was taken out.
 """
-FACTS = (
+BUNDLED_FACTS = (
     "script",
     "title",
     "state",
@@ -91,7 +91,7 @@ def bundle_run(run: reader.RecordedRun, doctor: str = "") -> bytes:
 
 
 def _redacted_facts(run: reader.RecordedRun, clean: "redaction.Redactor") -> JsonObject:
-    found = {name: clean.inside(run.facts[name]) for name in FACTS if name in run.facts}
+    found = {name: clean.inside(run.facts[name]) for name in BUNDLED_FACTS if name in run.facts}
     found["state"], found["error"] = run.state, clean.text(run.error or "")
     return {**found, "config": redaction.redacted_settings(run.facts.get("config") or {})}
 

@@ -11,11 +11,11 @@ _TABLES = tomllib.loads(Path(__file__).with_name("known_errors.toml").read_text(
 KNOWN, ENDINGS = (
     [("|".join(error["patterns"]), str(error["advice"])) for error in _TABLES[name]] for name in ("known", "endings")
 )
-OURS = re.compile(r"^(?:[\w.]+\.)?ConfigError: (.+?)(?=^\S*Traceback|^\s*$|\Z)", re.M | re.S)
+CONFIG_ERROR_TEXT = re.compile(r"^(?:[\w.]+\.)?ConfigError: (.+?)(?=^\S*Traceback|^\s*$|\Z)", re.M | re.S)
 USAGE = re.compile(r"^[\w./\\-]+\.py: error:\s*(.+?)(?=^Traceback|^\s*$|\Z)", re.M | re.S)
 SAID = re.compile(r"(?:^error: .+\n?)+", re.M)  # how our scripts report what the user has to fix
 EXCEPTION = re.compile(r"^(?:[\w]+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b.*", re.M)
-LONGEST = 2000  # characters of an exception's message
+MAX_MESSAGE_LENGTH = 2000  # characters of an exception's message
 LAUNCHER = re.compile(r"CalledProcessError|ChildFailedError|torch\.distributed\.elastic")
 
 
@@ -26,7 +26,7 @@ def cause(log: str) -> MessageLike | None:
     advise on, the last one first; then what ends a process without one; then the last exception as it is. What the
     launcher raises because its child failed is no cause.
     """
-    for pattern in (OURS, USAGE):
+    for pattern in (CONFIG_ERROR_TEXT, USAGE):
         if found := pattern.findall(log):
             return found[-1].strip()
     if found := SAID.findall(log):
@@ -41,7 +41,7 @@ def cause(log: str) -> MessageLike | None:
 
 def _whole(log: str, found: re.Match[str]) -> str:
     """An exception with the lines of its message, up to the next traceback."""
-    return log[found.start() : found.start() + LONGEST].partition("\nTraceback")[0]
+    return log[found.start() : found.start() + MAX_MESSAGE_LENGTH].partition("\nTraceback")[0]
 
 
 def _explain_known(text: str, table: list[tuple[str, str]]) -> MessageLike | None:

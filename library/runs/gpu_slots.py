@@ -13,7 +13,7 @@ from library.runs import layout, locking, machine, process, registry
 
 CPU = "cpu"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-PATIENCE = 15.0  # seconds that another may take to start a training
+START_LOCK_TIMEOUT = 15.0  # seconds that another may take to start a training
 
 
 def devices() -> tuple[str, ...]:
@@ -39,7 +39,7 @@ def _count_gpus() -> int:
 def choosing() -> Iterator[None]:
     """Hold the lock under which devices are assigned on this machine. Raises ConfigError when another process does not
     release it."""
-    with locking.hold_lock(Path(registry.data_folder()) / "devices.lock", PATIENCE) as mine:
+    with locking.hold_lock(Path(registry.data_folder()) / "devices.lock", START_LOCK_TIMEOUT) as mine:
         if not mine:
             raise ConfigError("another training is just being started: try again in a moment")
         yield

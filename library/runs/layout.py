@@ -30,7 +30,7 @@ FINAL = ("finished", "stopped", "failed", "interrupted")
 
 NUMBER = (int, float)
 # The types of facts of runs and of their processes; those that are not here may be of any type.
-TYPES: Mapping[str, tuple[type, ...]] = {
+FACT_TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("started", "ended", "heartbeat", "restored", "process_start", "since_boot"), NUMBER),
     **dict.fromkeys(("step", "total_steps", "epochs"), NUMBER),
     **dict.fromkeys(("pid", "seed"), (int,)),
@@ -40,7 +40,7 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("config", "phase", "hardware", "versions", "data", "compile", "products"), (dict,)),
     **dict.fromkeys(("devices",), (list,)),
 }
-LARGEST = 2**53  # of a fact that is a number
+MAX_FACT = 2**53  # of a fact that is a number
 TEXTS = "texts"
 SECRETS = ("wandb_api_key", "huggingface_token")
 OLD_NAMES = {"lanes": "devices"}  # of facts, in files of older versions
@@ -89,11 +89,13 @@ def facts_section(facts: JsonMapping, name: str) -> JsonObject:
 
 def _is_sound_fact(name: str, value: Any) -> bool:
     """Whether a fact may be used: others edit these files by hand, and a disk may damage them."""
-    if value is None or name not in TYPES:
-        return name not in TYPES or TYPES[name] != NUMBER  # None is no number; what is not there has a default
-    if not isinstance(value, TYPES[name]) or isinstance(value, bool) and bool not in TYPES[name]:
+    if value is None or name not in FACT_TYPES:
+        return (
+            name not in FACT_TYPES or FACT_TYPES[name] != NUMBER
+        )  # None is no number; what is not there has a default
+    if not isinstance(value, FACT_TYPES[name]) or isinstance(value, bool) and bool not in FACT_TYPES[name]:
         return False
-    return not isinstance(value, int | float) or abs(value) <= LARGEST  # neither NaN nor infinite
+    return not isinstance(value, int | float) or abs(value) <= MAX_FACT  # neither NaN nor infinite
 
 
 def load_changed(path: str) -> JsonObject:

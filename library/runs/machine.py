@@ -12,9 +12,11 @@ from typing import Any
 import psutil
 import pynvml
 
-SPACING = 2.5  # seconds between two looks at the GPUs; each takes some hundredths of a second, more on large machines
+LOOK_INTERVAL = (
+    2.5  # seconds between two looks at the GPUs; each takes some hundredths of a second, more on large machines
+)
 SOLD = 0.945  # a card sold with 24 GB tells of 23.6 to 24 GiB, one of 8 GB of 7.6 at least
-GIB = 2**30
+BYTES_PER_GIB = 2**30
 
 
 def has_memory(gib: float, gigabytes: int) -> bool:
@@ -82,8 +84,8 @@ def _read_gpu(index: int) -> GpuStatus | None:
     return GpuStatus(
         index=str(index),
         name=str(_ask_driver(pynvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"),
-        used=round(memory.used / GIB, 1),
-        total=round(memory.total / GIB, 1),
+        used=round(memory.used / BYTES_PER_GIB, 1),
+        total=round(memory.total / BYTES_PER_GIB, 1),
         utilization=rates.gpu if rates else None,
         temperature=_ask_driver(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
         power=None if milliwatts is None else milliwatts / 1000,
@@ -109,7 +111,7 @@ class GpuMonitor:
 
     def now(self) -> list[GpuStatus]:
         """The GPUs as they were at the last look."""
-        if time.monotonic() - self._at > SPACING and self._busy.acquire(blocking=False):
+        if time.monotonic() - self._at > LOOK_INTERVAL and self._busy.acquire(blocking=False):
             self._at = time.monotonic()
             threading.Thread(target=self._look, name="gpu-monitor", daemon=True).start()
         return self._found

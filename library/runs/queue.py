@@ -21,12 +21,12 @@ from library.files import write_atomic
 from library.runs import layout, locking, process, reader, registry, start
 
 RUNNER = [sys.executable, "-m", "library.runs.worker"]
-ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 10.0  # seconds that another browser may hold the file
-ARRIVAL = 10.0  # seconds until a worker that was started must have recorded itself
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
+LOCK_TIMEOUT = 10.0  # seconds that another browser may hold the file
+WORKER_START_TIMEOUT = 10.0  # seconds until a worker that was started must have recorded itself
 BY_USER = "by you"  # why it is paused, when it was told to
-MOST = 500  # entries that may wait
-KEPT = 50  # entries that have ended and are still shown
+MAX_WAITING = 500  # entries that may wait
+MAX_FINISHED_SHOWN = 50  # entries that have ended and are still shown
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Queue:
     @property
     def is_worked(self) -> bool:
         """Whether its process lives."""
-        called = 0 <= time.time() - self.called < ARRIVAL
+        called = 0 <= time.time() - self.called < WORKER_START_TIMEOUT
         return process.alive(self.worker) if self.worker else called
 
     @property
@@ -117,7 +117,7 @@ def _queue(found: JsonMapping) -> Queue:
 @contextlib.contextmanager
 def changing() -> Iterator[Queue]:
     """The queue, to be changed and written back; nobody else changes it meanwhile."""
-    with locking.hold_lock(queue_folder() / "queue.lock", PATIENCE) as mine:
+    with locking.hold_lock(queue_folder() / "queue.lock", LOCK_TIMEOUT) as mine:
         if not mine:
             raise ConfigError("The queue is being changed by another program: try again in a moment.")
         found = _queue(layout.load_facts(queue_folder() / "queue.json"))
@@ -141,8 +141,8 @@ def add_to_queue(job: start.TrainingJob, first: bool = False) -> QueueEntry:
         time.time(),
     )
     with changing() as queue:
-        if len(queue.waiting) >= MOST:
-            raise ConfigError("{most} trainings wait already: let some of them run first.", most=MOST)
+        if len(queue.waiting) >= MAX_WAITING:
+            raise ConfigError("{most} trainings wait already: let some of them run first.", most=MAX_WAITING)
         if any((e.output, e.name) == (entry.output, entry.name) for e in queue.waiting):
             raise ConfigError(
                 "output_name {name} waits in the queue for the same folder: choose another name.", name=entry.name
@@ -250,7 +250,7 @@ def work() -> None:
         if not queue.waiting or queue.paused or queue.is_worked:
             return
         queue.called, queue.worker = time.time(), {}
-        start.detached(RUNNER, queue_folder() / "worker.txt", os.environ, str(ROOT))
+        start.detached(RUNNER, queue_folder() / "worker.txt", os.environ, str(PROJECT_ROOT))
 
 
 def forget_config(entry: QueueEntry) -> None:
@@ -260,7 +260,7 @@ def forget_config(entry: QueueEntry) -> None:
 
 def _forget_old(queue: Queue) -> None:
     ended = [entry for entry in queue.entries if entry.ended]
-    for entry in ended[: max(0, len(ended) - KEPT)]:
+    for entry in ended[: max(0, len(ended) - MAX_FINISHED_SHOWN)]:
         queue.entries.remove(entry)
         forget_config(entry)
 

@@ -16,8 +16,8 @@ from library.runs.curve import Curve
 
 SILENCE = 60.0  # seconds without a heartbeat after which a run on another machine counts as ended
 FRESH = 6.0  # seconds within which a heartbeat says more than the time at which a process seems to have started
-PATIENCE = 30.0  # seconds that a prepared run may take until its launcher is on record
-TOLD = 5000  # events of a kind that are kept
+LAUNCH_TIMEOUT = 30.0  # seconds that a prepared run may take until its launcher is on record
+MAX_EVENTS_PER_KIND = 5000  # events of a kind that are kept
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _how_it_ended(folder: Path, facts: JsonObject) -> tuple[str, MessageLike | N
     if known.get("host", process.HOST) != process.HOST:
         silent = time.time() - facts.get("heartbeat", 0) > SILENCE
         return ("interrupted", "The other computer has not reported for some time.") if silent else None
-    if not known and time.time() - facts.get("started", 0) < PATIENCE:
+    if not known and time.time() - facts.get("started", 0) < LAUNCH_TIMEOUT:
         return None
     if process.alive(known) or (begun and _is_beating(facts)):
         return None
@@ -194,7 +194,7 @@ class RunProgress:
         elif kind == "phase":
             self.phase = event
         else:
-            self.events.setdefault(str(kind), deque(maxlen=TOLD)).append(event)
+            self.events.setdefault(str(kind), deque(maxlen=MAX_EVENTS_PER_KIND)).append(event)
 
 
 @lru_cache(maxsize=16)

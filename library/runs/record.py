@@ -25,7 +25,7 @@ from library.runs.refusal import Secrets
 
 HEARTBEAT = 2.0  # seconds between two heartbeats
 ROOM = 2**17  # bytes that are kept free on the disk for the end of a run's record
-SPACING = 0.5  # seconds between two lines about the same phase, since caching may report every image
+PHASE_INTERVAL = 0.5  # seconds between two lines about the same phase, since caching may report every image
 
 STORY = "The whole story is in"  # the log
 DELETED = (
@@ -33,7 +33,7 @@ DELETED = (
     "but files that were saved there before are lost"
 )
 
-PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "kohya-trainer")
+RECORDED_PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "kohya-trainer")
 
 
 class Record:
@@ -119,7 +119,7 @@ class Record:
         now, (last, said) = time.monotonic(), self._phase_said
         with self._lock:
             self.facts["phase"] = {"name": name, "done": done, "total": total}
-        if name != last or done == total or now - said >= SPACING:
+        if name != last or done == total or now - said >= PHASE_INTERVAL:
             self._phase_said = (name, now)
             self.event("phase", name=name, done=done, total=total)
 
@@ -267,7 +267,7 @@ def error_sentence(error: BaseException) -> MessageLike:
 def package_versions() -> dict[str, str]:
     """Versions of packages, read from their metadata so that nothing heavy is imported."""
     found = {"python": platform.python_version()}
-    for name in PACKAGES:
+    for name in RECORDED_PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

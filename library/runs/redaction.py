@@ -16,17 +16,17 @@ from library.config.problems import ConfigError, Message
 from library.runs import keys, layout, reader
 from library.runs.refusal import ENVIRONMENT, Secrets
 
-ROOT = Path(__file__).resolve().parents[2]
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
 SHORT = 4  # characters; shorter texts occur everywhere, and reveal nothing
 MOST_FILES, MOST_BYTES = 5000, 20_000  # of files with captions that are read, and of each of them
-CAPTIONS = (".txt", ".caption", ".json", ".jsonl", ".csv", ".tsv", ".toml")
+PRIVATE_SUFFIXES = (".txt", ".caption", ".json", ".jsonl", ".csv", ".tsv", ".toml")
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif", ".jxl")
 # Options with folders of masks and references.
 SECOND_PICTURES = ("conditioning_data_dir", "control_directory", "more_control_directories")
-SETTINGS = re.compile(r"[\w.,:=+ -]{0,60}")  # values that are a word from a list, and no path or sentence
+PLAIN_VALUE = re.compile(r"[\w.,:=+ -]{0,60}")  # values that are a word from a list, and no path or sentence
 
 # Options whose values are names of this program; of every other text option only whether it is set is kept.
-WORDS = frozenset(
+NAMED_CHOICES = frozenset(
     (
         "network_module",
         "network_args",
@@ -107,7 +107,7 @@ class Redactor:
 def redactor_for(run: reader.RecordedRun) -> Redactor:
     """The Redactor of a run: for its own texts, its data set's, and this user's."""
     config = run.facts.get("config") or {}
-    private = {value: f"<{name}>" for name, value in _config_texts(config) if name not in WORDS}
+    private = {value: f"<{name}>" for name, value in _config_texts(config) if name not in NAMED_CHOICES}
     private |= {Path(value).name: shown for value, shown in private.items() if "/" in value or "\\" in value}
     for name in ("output_name", "id", "output_dir", "folder"):
         if len(value := str(run.facts.get(name) or "")) >= SHORT:
@@ -118,7 +118,7 @@ def redactor_for(run: reader.RecordedRun) -> Redactor:
         if len(file.stem) >= SHORT and not file.stem.isdigit():
             private.setdefault(file.stem, "<file>")
         private.setdefault(file.parent.name, "<folder>")
-        if file.suffix.lower() in CAPTIONS:
+        if file.suffix.lower() in PRIVATE_SUFFIXES:
             quoted |= set(_private_lines(file))
     for event in reader.read_events(run.folder)[0]:
         if event.get("kind") == "sample":
@@ -132,7 +132,7 @@ def redactor_for(run: reader.RecordedRun) -> Redactor:
 
 def _installation() -> Iterator[tuple[str, str]]:
     """The folders of the program and of Python, whose names stay out, and what is in them does not."""
-    yield str(ROOT), "<program>"
+    yield str(PROJECT_ROOT), "<program>"
     for folder in dict.fromkeys((sys.prefix, sys.base_prefix)):
         if len(folder) >= SHORT:
             yield folder, "<python>"
@@ -157,7 +157,7 @@ def _redact_value(name: str, value: JsonValue) -> Any:
         return [_redact_value(name, inner) for inner in value]
     if not isinstance(value, str):
         return value
-    return value if name in WORDS and SETTINGS.fullmatch(value) else "<set>"
+    return value if name in NAMED_CHOICES and PLAIN_VALUE.fullmatch(value) else "<set>"
 
 
 def _config_texts(config: JsonMapping) -> Iterator[tuple[str, str]]:
@@ -196,7 +196,7 @@ def _data(config: JsonMapping) -> Iterator[Path]:
     for folder in folders:
         for where, _, names in os.walk(Path(folder).expanduser()):
             for name in names:
-                if Path(name).suffix.lower() in (*CAPTIONS, *IMAGES) and left > 0:
+                if Path(name).suffix.lower() in (*PRIVATE_SUFFIXES, *IMAGES) and left > 0:
                     left -= 1
                     yield Path(where) / name
 

@@ -11,7 +11,7 @@ from library.files import UNFINISHED, write_atomic
 from library.runs import layout, process, reader
 from library.runs.lineage import step_of
 
-PATIENCE = 120.0  # seconds without activity after which a run that was asked to end is taken to hang
+HANG_TIMEOUT = 120.0  # seconds without activity after which a run that was asked to end is taken to hang
 STEPS = 20  # or as many steps, where these take longer
 
 
@@ -79,7 +79,7 @@ def hangs(run: reader.RecordedRun) -> bool:
         return False
     progress = reader.progress(run.folder).update()
     pace = progress.last.get("s_it")
-    limit = max(PATIENCE, STEPS * pace if isinstance(pace, int | float) else 0.0)
+    limit = max(HANG_TIMEOUT, STEPS * pace if isinstance(pace, int | float) else 0.0)
     return time.time() - max(_activity(run, progress)) > limit
 
 

@@ -101,5 +101,5 @@ def _left(entry: queue.QueueEntry, free: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    os.chdir(queue.ROOT)
+    os.chdir(queue.PROJECT_ROOT)
     sys.exit(main())

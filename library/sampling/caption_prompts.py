@@ -8,11 +8,11 @@ from library.config.run_config import ControlUse, RunConfig
 from library.data.images import Image, ImageSet
 from library.sampling.prompts import Prompt
 
-SIDE = 640  # pixels: samples have at most as many as a square of this side, two fifths of 1024 x 1024
+MAX_SAMPLE_SIDE = 640  # pixels: samples have at most as many as a square of this side, two fifths of 1024 x 1024
 MAX_STEPS = 14  # denoising steps, where the family's default is more
 MAX_SHARED_WORDS = 8  # of what all captions begin with
 # What follows the words that all captions begin with. The first one that no caption has is used.
-SETTINGS = ("on a beach at sunset", "in a snowy forest", "in front of a brick wall", "under water")
+SCENES = ("on a beach at sunset", "in a snowy forest", "in front of a brick wall", "under water")
 # The prompt where captions share no words: it shows what else the training changes.
 SUBJECTS = ("a lighthouse on a cliff", "a red bicycle in front of a bakery", "a bowl of fruit on a wooden table")
 EDITS = ("make it a pencil drawing", "make it winter", "make it night")  # the same for models that edit a picture
@@ -57,7 +57,7 @@ def _new(captions: Sequence[str], edits: bool) -> str:
     shared = " ".join(commonprefix([text.split() for text in captions[:1000]])[:MAX_SHARED_WORDS]).rstrip(" ,.;:")
     if not shared:
         return _absent_caption(SUBJECTS, captions)
-    return f"{shared}, {_absent_caption(SETTINGS, captions)}"
+    return f"{shared}, {_absent_caption(SCENES, captions)}"
 
 
 def _absent_caption(texts: Sequence[str], captions: Iterable[str]) -> str:
@@ -68,7 +68,7 @@ def _absent_caption(texts: Sequence[str], captions: Iterable[str]) -> str:
 def _prompt(text: str, image: Image, seed: int, use: ControlUse) -> Prompt:
     """A small picture with the proportions of the image, and with the images that the model is shown beside it."""
     width, height = image.fit.bucket
-    scale = min(1.0, SIDE / (width * height) ** 0.5)
+    scale = min(1.0, MAX_SAMPLE_SIDE / (width * height) ** 0.5)
     shown = image.controls[0] if use.inpaints and image.controls else None
     references = tuple(control.path for control in image.controls if not control.is_masked)
     mask = shown.mask if shown and shown.mask != shown.path else ""

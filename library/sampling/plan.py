@@ -15,7 +15,7 @@ from library.sampling.prompts import Prompt
 
 COMPARE = ("together", "strengths", "files")
 STRENGTHS = (0.0, 0.5, 1.0)
-MOST = 200  # images
+MAX_IMAGES = 200  # images
 # Options besides those of the model: number formats, memory, sampler.
 OPTIONS = (
     "mixed_precision",
@@ -75,11 +75,11 @@ def check_image_count(number_of_columns: int, prompts: Sequence[Prompt]) -> None
     """Raise ConfigError for no prompts, or too many images."""
     if not prompts:
         raise ConfigError("There is nothing to generate: write a prompt")
-    if number_of_columns * len(prompts) > MOST:
+    if number_of_columns * len(prompts) > MAX_IMAGES:
         raise ConfigError(
             "{count} images are too many at once, at most {most}: compare fewer",
             count=number_of_columns * len(prompts),
-            most=MOST,
+            most=MAX_IMAGES,
         )
 
 

@@ -76,13 +76,13 @@ IGNORED = {*OTHER_MODELS, "enum"}
 # Options that not every model follows, or whose value may be one that is not known.
 IDLE_BY_MODEL = {*OTHER_MODELS, "sample_sampler", "control_image_path", "control_image_mask_path", "controlnet_image",
                  "flow_shift"}  # fmt: skip
-KINDS: dict[str, Callable[[Any], Any]] = {
+FIELD_TYPES: dict[str, Callable[[Any], Any]] = {
     **{"prompt": str, "negative_prompt": str, "sample_sampler": str},
     **{"control_image_path": _paths, "control_image_mask_path": str, "controlnet_image": str},
     **{"width": int, "height": int, "seed": int, "sample_steps": int, "scale": float, "guidance_scale": float},
     "flow_shift": float,
 }
-LARGEST = 8192  # pixels of a side
+MAX_IMAGE_SIDE = 8192  # pixels of a side
 STRONGEST = 1000  # of a scale or a shift
 SIDES = ("width", "height")
 SAMPLERS = tuple(section_options(Sample)["sample_sampler"].choices)
@@ -325,14 +325,14 @@ def _from_json(entries: Any) -> Iterator[tuple[Prompt, MessageLike]]:
 
 
 def _from_mapping(values: JsonMapping, where: MessageLike) -> tuple[Prompt, MessageLike]:
-    known = {k: v for k, v in values.items() if k in KINDS and v is not None}
-    if unknown := sorted(values.keys() - KINDS.keys() - IGNORED):
+    known = {k: v for k, v in values.items() if k in FIELD_TYPES and v is not None}
+    if unknown := sorted(values.keys() - FIELD_TYPES.keys() - IGNORED):
         template = "{where}: there is no option {unknown}; known are {names}"
-        return Prompt(""), Message(template, where=where, unknown=", ".join(unknown), names=", ".join(KINDS))
+        return Prompt(""), Message(template, where=where, unknown=", ".join(unknown), names=", ".join(FIELD_TYPES))
     if not str(known.get("prompt", "")).strip():
         return Prompt(""), Message("{where} has no prompt", where=where)
     try:
-        prompt = Prompt(**{name: _number_of_field(name, value, KINDS[name]) for name, value in known.items()})
+        prompt = Prompt(**{name: _number_of_field(name, value, FIELD_TYPES[name]) for name, value in known.items()})
     except ConfigError as e:
         return Prompt(""), Message("{where}: {problem}", where=where, problem=e.said)
     return prompt, _placed(where, prompt)
@@ -369,7 +369,7 @@ def problem_of(prompt: Prompt) -> MessageLike:
         if number is not None and not least <= number < math.inf:
             return Message("{name} {number} is not a number from {least} on; write another, or leave it out", name=name,
                 number=number, least=least)  # fmt: skip
-        if (number or 0) > (most := LARGEST if least else STRONGEST):
+        if (number or 0) > (most := MAX_IMAGE_SIDE if least else STRONGEST):
             return Message("{name} {number} is more than {most}; write a smaller one", name=name, number=number,
                 most=most)  # fmt: skip
     if prompt.flow_shift == 0:

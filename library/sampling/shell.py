@@ -26,8 +26,8 @@ from library.sampling.prompts import Prompt
 if TYPE_CHECKING:
     from library.sampling.generate import Sheet
 
-DONE = 0
-BASE = "pretrained_model_name_or_path"
+EXIT_DONE = 0
+MODEL_OPTION = "pretrained_model_name_or_path"
 
 
 def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
@@ -55,7 +55,7 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
             print(f"note: {note}", file=sys.stderr)
         sheet = generate(config, columns, prompts, asked.out, work.phase, store, word)
         print(sheet.grid)
-    return DONE
+    return EXIT_DONE
 
 
 def build_sample_parser() -> argparse.ArgumentParser:
@@ -167,7 +167,7 @@ def config_to_sample(path: Path, given: JsonMapping, script_of: Callable[[Path],
         found = recognise_file(path)
         if not found.family:
             raise ConfigError("{path} is {words}, and no base model", path=path, words=found.words)
-        family, values = found.family, {BASE: str(path), **found.options}
+        family, values = found.family, {MODEL_OPTION: str(path), **found.options}
     return build_config(
         families.config_class(families.lora_script(family)), plan.sampling_values(family, {**values, **given}), notes=[]
     )

@@ -15,8 +15,8 @@ from pathlib import Path
 from library.setup import installation
 from library.setup.locked_packages import (
     ENVIRONMENT,
+    PROJECT_ROOT,
     PYTHON,
-    ROOT,
     TORCH,
     WINDOWS,
     Refusal,
@@ -25,7 +25,7 @@ from library.setup.locked_packages import (
     say,
 )
 
-MARKER = ENVIRONMENT / "installed.txt"  # written last: its absence means that an installation did not finish
+INSTALLED_MARKER = ENVIRONMENT / "installed.txt"  # written last: its absence means that an installation did not finish
 BEGUN = ENVIRONMENT / "installing.txt"  # says which step an unfinished installation was at
 SETUP = "setup.bat" if WINDOWS else "./setup.sh"
 LONG = 60  # characters of this folder's path, above which packages reach beyond Windows' 260
@@ -42,7 +42,7 @@ def step(number: int, text: str) -> None:
 
 def is_installed(kind: str) -> bool:
     """Whether the packages are those of this version; with the tools of the tests they are also those without."""
-    have = MARKER.read_text(encoding="utf-8").strip() if MARKER.exists() else ""
+    have = INSTALLED_MARKER.read_text(encoding="utf-8").strip() if INSTALLED_MARKER.exists() else ""
     return have in (
         f"{installation.fingerprint_installation()} dev",
         f"{installation.fingerprint_installation()} {kind}",
@@ -58,7 +58,7 @@ def refuse_foreign() -> None:
 def need() -> None:
     """Raise Refusal unless everything is installed."""
     if not is_installed("user"):
-        if BEGUN.exists() or not MARKER.exists():
+        if BEGUN.exists() or not INSTALLED_MARKER.exists():
             at = BEGUN.read_text(encoding="utf-8").strip() if BEGUN.exists() else "the beginning"
             raise Refusal(f"The installation did not finish; it was at: {at}.\nFinish it with: {SETUP} install")
         raise Refusal(
@@ -105,9 +105,9 @@ def _version_numbers(version: str) -> tuple[int, ...]:
 
 def install(kind: str) -> None:
     """Install or repair everything; `kind` is dev for the tools of the tests, too."""
-    if MARKER.exists() and MARKER.read_text(encoding="utf-8").endswith(" dev\n"):
+    if INSTALLED_MARKER.exists() and INSTALLED_MARKER.read_text(encoding="utf-8").endswith(" dev\n"):
         kind = "dev"  # what was set up with the tools of the tests keeps them
-    MARKER.unlink(missing_ok=True)
+    INSTALLED_MARKER.unlink(missing_ok=True)
     refuse_foreign()
 
     step(2, f"PyTorch {TORCH} and the other packages, in the versions of locks/")
@@ -120,7 +120,10 @@ def install(kind: str) -> None:
             if build
             else "No NVIDIA GPU found: the PyTorch that the package index gives."
         )
-    free, room = shutil.disk_usage(ROOT).free // 10**9, 12 if build.startswith("cu") else 8 if not WINDOWS else 5
+    free, room = (
+        shutil.disk_usage(PROJECT_ROOT).free // 10**9,
+        12 if build.startswith("cu") else 8 if not WINDOWS else 5,
+    )
     if free < room and not has_torch(build):
         say(f"Only {free} GB are free here; the installation may need up to {room} GB.")
     uv = install_packages(build, kind)
@@ -134,17 +137,17 @@ def install(kind: str) -> None:
     advise()
     BEGUN.unlink(missing_ok=True)
     # Not write_atomic: it needs packages, and those may be another version's.
-    new = MARKER.with_suffix(".new")
+    new = INSTALLED_MARKER.with_suffix(".new")
     new.write_text(f"{installation.fingerprint_installation()} {kind}\n", encoding="utf-8")
-    new.replace(MARKER)
+    new.replace(INSTALLED_MARKER)
     finish_test_tools(tools)
     say(f"\nInstalled. The command is {Path(PYTHON).with_name('kohya')}")
 
 
 def update() -> None:
     """Bring the project's files up to date by git; whatever is not the project's stays as it is."""
-    git = ["git", "-C", str(ROOT)]
-    if not (ROOT / ".git").exists() or not shutil.which("git"):
+    git = ["git", "-C", str(PROJECT_ROOT)]
+    if not (PROJECT_ROOT / ".git").exists() or not shutil.which("git"):
         raise Refusal(
             "This folder did not come by git: unpack the new version over it (your own files stay), "
             f"then run: {SETUP} install"
@@ -189,7 +192,7 @@ def check_installation(build: str, uv: str) -> None:
 def start_program(*line: str) -> subprocess.Popen[str]:
     """Start a program in the project's folder that runs beside others; what it says comes when it has ended."""
     pipe, joined = subprocess.PIPE, subprocess.STDOUT
-    return subprocess.Popen(line, cwd=ROOT, stdout=pipe, stderr=joined, text=True, errors="replace")
+    return subprocess.Popen(line, cwd=PROJECT_ROOT, stdout=pipe, stderr=joined, text=True, errors="replace")
 
 
 def advise() -> None:
@@ -197,13 +200,13 @@ def advise() -> None:
     compilers = ["cl"] if WINDOWS else [os.environ.get("CXX", "c++"), "g++", "clang++"]
     missing = [] if any(map(shutil.which, compilers)) else ["a C++ compiler is missing"]
     missing += installation.headers()
-    if " " in str(ROOT):  # its linker call does not quote the path
+    if " " in str(PROJECT_ROOT):  # its linker call does not quote the path
         say("torch.compile will not work on the CPU: PyTorch cannot compile below a folder with a blank in its name.")
     if WINDOWS:
-        if len(str(ROOT)) > LONG:
+        if len(str(PROJECT_ROOT)) > LONG:
             say(
-                f"Windows cuts paths at 260 characters unless told otherwise, and {ROOT} is long. Move it to a short "
-                "path, or allow long ones: https://learn.microsoft.com/windows/win32/fileio/maximum-file-path-limitation"
+                f"Windows cuts paths at 260 characters unless told otherwise, and {PROJECT_ROOT} is long. Move it to "
+                "a short path, or allow long ones: https://learn.microsoft.com/windows/win32/fileio/maximum-file-path-limitation"
             )
     elif missing:
         say(
@@ -216,7 +219,10 @@ def advise() -> None:
 
 def start_test_tools() -> subprocess.Popen[str] | None:
     """Begin to install what checks the page's JavaScript; None where it is there."""
-    done, lock = ROOT / "node_modules/.package-lock.json", ROOT / "package-lock.json"  # npm writes the first one last
+    done, lock = (
+        PROJECT_ROOT / "node_modules/.package-lock.json",
+        PROJECT_ROOT / "package-lock.json",
+    )  # npm writes the first one last
     if done.exists() and done.stat().st_mtime > lock.stat().st_mtime:
         return None
     say("Installing what checks the page's JavaScript, in the versions of package-lock.json.")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from library.setup import installation
 
-ROOT = installation.ROOT
+PROJECT_ROOT = installation.PROJECT_ROOT
 PYTHON = sys.executable
 ENVIRONMENT = Path(sys.prefix)
 TORCH = "2.13.0"
@@ -83,7 +83,7 @@ def find_uv() -> str:
     own = ENVIRONMENT / ("Scripts/uv.exe" if WINDOWS else "bin/uv")
     if not own.exists() and not shutil.which("uv"):
         line = [PYTHON, "-m", "pip", "install", *HASHED, "-r", str(installation.lock_file("build"))]
-        subprocess.run(line, cwd=ROOT, capture_output=True, check=False)
+        subprocess.run(line, cwd=PROJECT_ROOT, capture_output=True, check=False)
     found = str(own) if own.exists() else "uv"
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         subprocess.run([found, "--version"], capture_output=True, timeout=60, check=True)
@@ -197,7 +197,7 @@ def by_uv(uv: str, wanted: PackagePlan) -> bool:
     lines += [([*of_torch, wanted.torch], alone)]
     lines += [([*line, *arguments, *again, *wanted.others], variables)] if wanted.others else []
     lines += [([*line, *ITSELF], variables)]
-    return all(subprocess.run(one, cwd=ROOT, env=env, check=False).returncode == 0 for one, env in lines)
+    return all(subprocess.run(one, cwd=PROJECT_ROOT, env=env, check=False).returncode == 0 for one, env in lines)
 
 
 def by_pip(wanted: PackagePlan) -> None:
@@ -211,7 +211,7 @@ def by_pip(wanted: PackagePlan) -> None:
     lines += [([*line, *again, *wanted.others], None)] if wanted.others else []
     lines += [([*line, *ITSELF], None)]
     for one, env in lines:
-        if subprocess.run(one, cwd=ROOT, env=env, check=False).returncode:
+        if subprocess.run(one, cwd=PROJECT_ROOT, env=env, check=False).returncode:
             raise Refusal(
                 "pip could not install the packages; see above.\n"
                 "If it did not reach the package index: look at the network, and at: pip config list"

@@ -14,7 +14,7 @@ from library.adapter_files.names import Module
 from library.adapter_files.storage import silent
 from library.config.problems import ConfigError, Message, Report
 
-ROUNDING = 0.25  # of a step of the type, on average
+ROUNDING_SHARE = 0.25  # of a step of the type, on average
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _without_rounding(new: Tensor, old: Tensor) -> Tensor:
     change = torch.where(new == old.to(new.dtype), 0.0, change)
     steps = change.abs() / _step(old)
     is_rounding = bool((change.abs() <= (_step(old) + _step(new)) / 2 * (1 + 1e-6)).all())
-    return torch.zeros_like(change) if is_rounding and float(steps.mean()) > ROUNDING / 2 else change
+    return torch.zeros_like(change) if is_rounding and float(steps.mean()) > ROUNDING_SHARE / 2 else change
 
 
 def _step(weight: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from library.adapter_files.adapters import Lora
-from library.adapter_files.changes import KINDS, MAGNITUDE, ON_INPUT, TINY, LayerChange, Parts
+from library.adapter_files.changes import CHANGE_KINDS, MAGNITUDE, OFT_EPSILON, ON_INPUT, LayerChange, Parts
 from library.adapter_files.names import ALPHA, lora_names_of
 from library.config.problems import ConfigError, Message
 
@@ -26,7 +26,9 @@ UNREAD = (
 def prepare_for_comfyui(lora: Lora, path: str | Path) -> Lora:
     """A file's adapters as ComfyUI computes them as they were trained, where that can be written. Raises ConfigError
     for kinds that it does not read."""
-    if unread := next((module for module, one in sorted(lora.others.items()) if one.kind is KINDS[ON_INPUT]), None):
+    if unread := next(
+        (module for module, one in sorted(lora.others.items()) if one.kind is CHANGE_KINDS[ON_INPUT]), None
+    ):
         raise ConfigError(
             UNREAD,
             path=path,
@@ -64,7 +66,7 @@ def comfyui_notes(lora: Lora) -> Iterator[Message]:
 
 def _is_read_by_diffusers(change: LayerChange, family: str) -> bool:
     has_lokr = lora_names_of(family).shared.has_lokr
-    return has_lokr and change.kind is KINDS["lokr_"] and not {MAGNITUDE, "lokr_t2"} & change.parts.keys()
+    return has_lokr and change.kind is CHANGE_KINDS["lokr_"] and not {MAGNITUDE, "lokr_t2"} & change.parts.keys()
 
 
 def _by_rows(magnitudes: Tensor) -> bool:
@@ -91,7 +93,7 @@ def _limited(parts: Parts) -> Parts:
     if not limit:
         return none
     whole = blocks.float()
-    size = (whole - whole.transpose(-1, -2)).norm() + TINY
+    size = (whole - whole.transpose(-1, -2)).norm() + OFT_EPSILON
     return {**none, BLOCKS: (whole * (limit / size).clamp(max=1.0)).to(blocks.dtype)}
 
 

@@ -10,7 +10,7 @@ from library.config.problems import ConfigError, Message, Report
 from library.families.shared import weights
 from library.files import need_space, write_atomic
 
-PREFIXES = ("ss_", "sshs_", "modelspec.")
+METADATA_PREFIXES = ("ss_", "sshs_", "modelspec.")
 
 
 def read_metadata(path: str | Path) -> Metadata:
@@ -44,11 +44,11 @@ def edit(
             raise ConfigError("{path} has no metadata {key}: nothing to remove", path=path, key=key)
         changed = {name: value for name, value in changed.items() if name not in gone}
     for key, value in (values or {}).items():
-        if not key.startswith(PREFIXES) or key in PREFIXES:
+        if not key.startswith(METADATA_PREFIXES) or key in METADATA_PREFIXES:
             raise ConfigError(
                 "{key} is not a key of metadata here: those begin with {prefixes}",
                 key=key,
-                prefixes=", ".join(PREFIXES),
+                prefixes=", ".join(METADATA_PREFIXES),
             )
         changed[key] = str(value)
     table = {name: about for name, about in weights.raw_header(path).items() if name != "__metadata__"}

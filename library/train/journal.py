@@ -23,7 +23,7 @@ from library.train import errors
 from library.train.step.clock import Clock
 from library.train.stop_requests import ControlRequests, Stopped
 
-SPACING = 5.0  # seconds between two lines about the same work
+LOG_INTERVAL = 5.0  # seconds between two lines about the same work
 
 
 class Journal:
@@ -248,7 +248,7 @@ class Progress:
             self._name, self._since, self._before = name, now, done
         if now - self._since < self._min_seconds:
             return
-        if begins or done == total or now - self._said >= SPACING:
+        if begins or done == total or now - self._said >= LOG_INTERVAL:
             self._said = now
             self._say(f"{name}: {done} of {total}{self._left(done, total, now)}")
 

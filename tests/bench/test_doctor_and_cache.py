@@ -99,7 +99,7 @@ def test_the_doctor_for_the_page(home, monkeypatch, capsys):
         report, "examine_machine", lambda quick: iter([report.ok("torch", "2.13"), report.hint("gpu", "none")])
     )
     folder = jobs.new("doctor")
-    monkeypatch.setenv(jobs.FOLDER, str(folder))
+    monkeypatch.setenv(jobs.JOB_FOLDER_VARIABLE, str(folder))
     assert report.main(["--json"]) == 0
     job = jobs.job_at(folder)
     shown = json.loads(capsys.readouterr().out)

@@ -54,7 +54,7 @@ def quick(home, monkeypatch):
 
 def bench(subject, names, parts, compile_all=False):
     known = vars(subject.config({}).compile.__class__).get("__dataclass_fields__", {})
-    chosen = candidates.choose_candidates(names, False, "cpu", [*known, *candidates.PLAIN])
+    chosen = candidates.choose_candidates(names, False, "cpu", [*known, *candidates.BASELINE_CHANGES])
     return measure.BenchRun(subject, CPU, chosen, parts, (64,), QUICK, compile_all, say=lambda _: None)
 
 
@@ -65,7 +65,7 @@ def flux():
 
 def test_every_part_of_a_model_is_measured(flux, home):
     with begin_work("bench") as work:
-        found = bench(flux, ["eager,compiled"], report.PARTS).run(work)
+        found = bench(flux, ["eager,compiled"], report.STEP_PARTS).run(work)
     rows = {(r["part"], r["candidate"]): r for r in found["results"]}
     assert set(rows) >= {
         ("text encoder clip_l", "eager"),
@@ -85,7 +85,7 @@ def test_every_part_of_a_model_is_measured(flux, home):
 
 
 def test_flops_are_those_that_are_really_done(flux):
-    config = flux.config(candidates.PLAIN)
+    config = flux.config(candidates.BASELINE_CHANGES)
     made = flux.make(config, CPU)
     counted = prepared_model.count_step(flux, made, config, 64)
     assert set(counted.blocks) == {"DoubleStreamBlock", "SingleStreamBlock"}
@@ -264,7 +264,9 @@ def test_full_size_tells_of_every_case_as_it_is_measured(monkeypatch, capsys, tm
 
     out, kept, broken = tmp_path / "out.json", [], {"compile": True, "compile_activation_budget": 7}
     monkeypatch.setattr(full_size, "run_child", alone)
-    monkeypatch.setattr(full_size, "CASES", {full_size.HABIT: full_size.CKPT, "broken": broken, "broken again": broken})
+    monkeypatch.setattr(
+        full_size, "TIMED_CASES", {full_size.HABIT: full_size.CKPT, "broken": broken, "broken again": broken}
+    )
     given = ["--tiny", "--only", "flux", "--batches", "2", "--cases", full_size.HABIT, "broken again"]
     monkeypatch.setattr("sys.argv", ["full_size.py", *given, "--out", str(out)])
     full_size.main()

@@ -20,20 +20,23 @@ def test_every_preset_is_measured_beside_ways_that_a_config_accepts(family):
     profiles = [way for way in ways if " by " in way.name]
     if family in presets.PROFILED:
         assert {way.name.split(" by ")[1] for way in profiles} == {"debug", "fast_start", "low_vram", "max_speed"}
-    known = [way for kind, ways in presets.WAYS.items() if kind.split()[0] == family for way in ways]
+    known = [way for kind, ways in presets.COMPARED_WAYS.items() if kind.split()[0] == family for way in ways]
     assert known and len(ways) == len(profiles) + len(known)
     assert all(way.values not in [case.values for case in held.values()] for way in ways if way not in profiles)
 
 
 def test_every_preset_of_every_family_is_a_case():
-    files = {path.relative_to(presets.ROOT / "presets") for path in (presets.ROOT / "presets").glob("*/*-*gb.toml")}
+    files = {
+        path.relative_to(presets.PROJECT_ROOT / "presets")
+        for path in (presets.PROJECT_ROOT / "presets").glob("*/*-*gb.toml")
+    }
     measured = {
         (presets.preset_folder(case.family), case.name)
         for family in presets.LEAST
         for case in presets.preset_cases(family, None, "full")
         if case.cap
     }
-    assert measured == {(file.parent.name, file.stem) for file in files if file.stem.startswith(presets.KINDS)}
+    assert measured == {(file.parent.name, file.stem) for file in files if file.stem.startswith(presets.PRESET_KINDS)}
     assert {presets.preset_folder(family) for family in presets.LEAST} == set(families.FAMILIES)
 
 

@@ -175,7 +175,9 @@ def test_every_family_is_compared_with_prompts_of_its_captions(shallow, images, 
     file = lora_file(tmp_path / "a.safetensors", adapter_names(family, family.load(torch.float32, torch.float32)))
     run = recorded(tmp_path / "run-1", config, file)
     found = compared(run.folder)
-    assert len(found["rows"]) <= compute.CAPTIONS and all(row.startswith("zorb toy") for row in found["rows"])
+    assert len(found["rows"]) <= compute.PROMPTS_FROM_CAPTIONS and all(
+        row.startswith("zorb toy") for row in found["rows"]
+    )
     assert found["losses"][0] > 0 and not found["held_out"] and found["proposal"]["column"] == 0
     assert any("held no images out" in str(note) for note in found["notes"])
 
@@ -314,4 +316,8 @@ def test_a_data_set_that_is_gone_leaves_out_the_loss_alone(shallow, tmp_path):  
 def test_few_images_are_measured_as_they_are_where_none_are_held_out(shallow, images):  # noqa: F811
     config = config_of(shallow, LORAS[0], train_data_dir=images, flip_aug=True)
     shown, held_out = losses.measured_on(data.scan(config))
-    assert not held_out and len(shown) == losses.FEW and not any(image.subset.flip_aug for image in shown.items)
+    assert (
+        not held_out
+        and len(shown) == losses.MEASURED_IMAGES
+        and not any(image.subset.flip_aug for image in shown.items)
+    )

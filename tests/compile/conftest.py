@@ -10,7 +10,7 @@ import torch
 
 from library import families, methods
 from library.compiler.log import CompileLog
-from library.compiler.torch_settings import SETTINGS, keep_torch_settings, wanted_settings
+from library.compiler.torch_settings import THREAD_SETTINGS, keep_torch_settings, wanted_settings
 from library.config.building import build_config
 from library.config.formats import read_toml
 from library.memory import attention
@@ -70,7 +70,7 @@ def forget() -> Any:
     torch._dynamo.reset()
     usual = build_config(families.config_class("flux_train_network"), {}, notes=[]).compile
     with keep_torch_settings(), attention.keep_attention_settings():
-        SETTINGS.want(wanted_settings(usual, torch.device("cpu")))
+        THREAD_SETTINGS.want(wanted_settings(usual, torch.device("cpu")))
         yield
     torch._dynamo.reset()
 

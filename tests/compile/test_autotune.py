@@ -50,7 +50,7 @@ def tuned(demo, shapes, tmp_path, monkeypatch):  # noqa: F811
 
     monkeypatch.setattr(Tuner, "time_candidate", timed)
     monkeypatch.setattr(autotune, "TIMED", 1)
-    monkeypatch.setattr(autotune, "SIZES", 1)
+    monkeypatch.setattr(autotune, "MAX_TIMED_SIZES", 1)
 
     def start(**values):
         given = {"resolution": "96", "max_train_steps": 3, "output_dir": tmp_path / f"run{next(count)}"}

@@ -133,7 +133,7 @@ def test_old_folders_go_first_and_the_one_in_use_stays(tmp_path):
 def test_in_the_folder_in_use_single_graphs_go_and_nothing_that_is_not_pytorchs(tmp_path):
     mine = [tmp_path / "notes.txt", tmp_path / "my" / "own", tmp_path / "ab" / "short"]
     kept = [
-        *(tmp_path / kind / "ab" / "f" / "code" for kind in pruning.KEPT),
+        *(tmp_path / kind / "ab" / "f" / "code" for kind in pruning.CACHE_FOLDERS),
         tmp_path / "cd" / f"{'c' * 52}.so",
     ]
     for age, file in enumerate([*mine, *kept]):
@@ -193,7 +193,7 @@ def test_a_limit_is_kept_and_holds_at_once_and_at_the_next_start(filled):
     (filled / "used" / "more").write_bytes(b"x" * 100)
     cache.prune_cache(filled, keep=filled / "used")
     assert list(cache.cache_folders(filled)) == ["used"]
-    (filled / cache.SETTINGS).write_text("torn", encoding="utf-8")
+    (filled / cache.LIMIT_FILE).write_text("torn", encoding="utf-8")
     assert cache.limit(root=filled) == cache.LIMIT
     with pytest.raises(ConfigError):
         cache.limit(-1, filled)

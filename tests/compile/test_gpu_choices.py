@@ -11,7 +11,7 @@ from library.compiler import blocks as compile_utils
 from library.compiler import cache, cudagraph
 from library.compiler.log import CompileLog
 from library.compiler.torch_private import config_module, sdp_priority_order
-from library.compiler.torch_settings import SETTINGS, keep_torch_settings, wanted_settings
+from library.compiler.torch_settings import THREAD_SETTINGS, keep_torch_settings, wanted_settings
 from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.memory import attention, prepare
@@ -220,7 +220,7 @@ def test_compiled_code_of_one_kernel_is_not_taken_for_that_of_another(kernels, t
     for name in ("flash", "math", "flash"):
         torch._dynamo.reset()
         attention.prefer(kernels, name)
-        SETTINGS.want(wanted_settings(config().compile, kernels))
+        THREAD_SETTINGS.want(wanted_settings(config().compile, kernels))
         counted.clear()
         torch.compile(attention_of, fullgraph=True)(given, given)
         hits.append(counted["aot_autograd"]["autograd_cache_hit"])

@@ -155,15 +155,15 @@ def test_a_base_of_another_tab_is_refused():
 
 def test_every_field_is_one_of_the_page_and_every_flag_one_of_the_scripts():
     known = {name for config in CONFIGS.values() for name in options_of(config)}
-    assert kohya_export.PLAIN <= PAGE_KEYS and kohya_export.TYPED <= FLAGS
-    assert known >= kohya_export.PLAIN | kohya_export.TYPED
+    assert kohya_export.SAME_NAMED_FIELDS <= PAGE_KEYS and kohya_export.TYPED <= FLAGS
+    assert known >= kohya_export.SAME_NAMED_FIELDS | kohya_export.TYPED
     assert kohya_ss.SWITCHES.keys() <= PAGE_KEYS
     for script, config in CONFIGS.items():
         if config.family not in kohya_ss.FAMILY_SWITCHES.values():
             with pytest.raises(ConfigError, match="kohya_ss does not train"):
                 importers.export(build_config(config, {}), CONFIGS)
             continue
-        if config.kind not in kohya_export.KINDS:
+        if config.kind not in kohya_export.EXPORTED_KINDS:
             with pytest.raises(ConfigError, match="save it as TOML"):
                 importers.export(build_config(config, {}), CONFIGS)
             continue

@@ -126,7 +126,7 @@ TURNING = {  # what each program does, found in its source
 }
 
 
-@pytest.mark.parametrize("reader", files.READERS, ids=lambda reader: reader.TRAINER)
+@pytest.mark.parametrize("reader", files.IMPORTERS, ids=lambda reader: reader.TRAINER)
 def test_images_are_turned_where_the_program_turns_them(reader):
     found, turns = TURNING[reader.TRAINER]
     assert reader.fits(found) and turns == reader.APPLIES_EXIF

@@ -387,4 +387,4 @@ def test_an_unknown_script_is_one_sentence():
 
 def test_page_of_options_is_fresh():
     page = options_page.page(map(config_class, SCRIPTS))
-    assert options_page.PAGE.read_text(encoding="utf-8") == page, "run: python -m library.cli.options_page"
+    assert options_page.OPTIONS_PAGE.read_text(encoding="utf-8") == page, "run: python -m library.cli.options_page"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from library import families
 from library.cli import train_script
-from library.cli.launch import LAUNCH
+from library.cli.launch import LAUNCH_FLAGS
 from library.cli.train_script import config_from_argv
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
@@ -93,7 +93,7 @@ def test_only_the_first_of_several_processes_talks(called, monkeypatch):
     monkeypatch.setattr(train_script, "problems_beyond_reading", lambda reading: pytest.fail("torch would be loaded"))
     monkeypatch.setenv("RANK", "1")
     done = called("flux_train", "--foo")
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "") and waited == [train_script.PATIENCE]
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "") and waited == [train_script.MAX_START_GAP]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_mistaken_flag_is_one_sentence(argv, sentence):
 
 def test_a_flag_may_have_been_meant_for_the_command_that_reads_it():
     found = train_script.read_command_line(
-        FluxLora, ["--jsn", "--extra_accelerate_launch_arg", "x"], [*LAUNCH, "json"]
+        FluxLora, ["--jsn", "--extra_accelerate_launch_arg", "x"], [*LAUNCH_FLAGS, "json"]
     ).problems
     assert [str(one.arguments["hint"]) for one in found] == [
         " (did you mean json?)",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from library import families
-from library.config.names import ALIASES, FOREIGN, RETIRED
+from library.config.names import FOREIGN, OPTION_ALIASES, RETIRED
 from library.config.schema import options_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sd_scripts_flags.csv"
@@ -32,7 +32,10 @@ def test_flag_is_equal_or_accounted_for(script, name, row):
     known = options_of(families.config_class(script))
     if name not in known:
         answer = (
-            name in families.config_class(script).old or RETIRED.get(name) or FOREIGN.get(name) or ALIASES.get(name)
+            name in families.config_class(script).old
+            or RETIRED.get(name)
+            or FOREIGN.get(name)
+            or OPTION_ALIASES.get(name)
         )
         assert answer, f"{name} is neither an option of {script} nor in names.py"
         return
@@ -59,6 +62,6 @@ def default(row, option):
 
 def test_what_is_told_about_old_names_points_to_something_that_exists():
     every = {name for script in families.RUNS for name in options_of(families.config_class(script))}
-    assert set(ALIASES.values()) <= every
+    assert set(OPTION_ALIASES.values()) <= every
     # What one script has and others answer with advice.
-    assert every & (set(ALIASES) | set(RETIRED) | set(FOREIGN)) == {"conditioning_data_dir"}
+    assert every & (set(OPTION_ALIASES) | set(RETIRED) | set(FOREIGN)) == {"conditioning_data_dir"}

@@ -368,7 +368,7 @@ from tests.training import wait_for
 config = make.config(Path(sys.argv[1]), cache_latents_to_disk=True)
 images = data.scan(config)
 Path(sys.argv[1], "go").touch()
-encoding.encode(images, make.Family(), make.parts(), config, make.Run(), print)
+encoding.encode_missing_caches(images, make.Family(), make.parts(), config, make.Run(), print)
 """
 
 

@@ -329,8 +329,9 @@ import sys
 sys.modules["torch"] = None
 from library import data, families
 from library.config import building
-config = building.build(families.config_class("flux_train"), {{"train_data_dir": {str(tmp_path)!r}, "resolution": 64}})
-assert not list(data.problems(config, 16)) and len(data.scan(config)) == 4
+values = {{"train_data_dir": {str(tmp_path)!r}, "resolution": 64}}
+config = building.build_config(families.config_class("flux_train"), values)
+assert not list(data.find_data_problems(config, 16)) and len(data.scan(config)) == 4
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -280,11 +280,11 @@ def test_a_painted_mask_fits_however_it_was_shown(tmp_path, upright):
 
 
 def test_presets_and_new_data_sets_turn_and_sd_scripts_files_do_not():
-    from kohya_gui.dataset.settings import SETTINGS
+    from kohya_gui.dataset.settings import COUNTING_OPTIONS
     from library.config.formats import read_toml
     from library.families import RUNS
 
     for path in Path("presets").glob("*/*.toml"):
         assert path.parent.name in ("compile", "recipes") or read_toml(path)["exif_rotation"] is True, path
-    assert SETTINGS["exif_rotation"] is True
+    assert COUNTING_OPTIONS["exif_rotation"] is True
     assert not any(options_of(config_class(script))["exif_rotation"].default for script in RUNS)

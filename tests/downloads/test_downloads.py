@@ -202,7 +202,7 @@ def test_the_shell_downloads_a_model_with_its_parts(hub, tmp_path, monkeypatch, 
     model = chosen.hub_models[0]
     for number, file in enumerate(model.files):
         hub.repositories.setdefault(file.repository, {})[file.path] = small(number)
-    monkeypatch.setenv(jobs.FOLDER, str(tmp_path / "job"))
+    monkeypatch.setenv(jobs.JOB_FOLDER_VARIABLE, str(tmp_path / "job"))
     (tmp_path / "job").mkdir()
     assert main(["models", "get", model.title.lower(), "--into", str(tmp_path / "m")]) == 0
     found = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
@@ -220,8 +220,8 @@ def test_models_are_known_by_their_headers(tmp_path, capsys):
         for option, shapes in SHAPES.get(facts.name, {}).items():
             made[facts.name, option] = sparse(tmp_path / "any" / f"{len(made)}.safetensors", shapes)
     sparse(tmp_path / "any" / "lora.safetensors", {"x.lora_down.weight": (4, 4)})
-    sparse(tmp_path / ".hidden" / "h.safetensors", SHAPES["sdxl"][finding.BASE])
-    sparse(tmp_path / "shard-00001-of-00002.safetensors", SHAPES["sdxl"][finding.BASE])
+    sparse(tmp_path / ".hidden" / "h.safetensors", SHAPES["sdxl"][finding.MODEL_OPTION])
+    sparse(tmp_path / "shard-00001-of-00002.safetensors", SHAPES["sdxl"][finding.MODEL_OPTION])
     (tmp_path / "damaged.safetensors").write_bytes(b"x" * 100)
     folder = tmp_path / "pipe"
     sparse(folder / "unet" / "x.safetensors", {"a": (2, 2)})
@@ -230,13 +230,13 @@ def test_models_are_known_by_their_headers(tmp_path, capsys):
     assert found.keys() == {*made.values(), folder}
     for (family, option), path in made.items():
         assert option in found[path].uses[family]
-    assert finding.BASE in found[folder].uses["sdxl"]
+    assert finding.MODEL_OPTION in found[folder].uses["sdxl"]
     assert main(["models", "list", str(tmp_path)]) == 0
     assert "an SDXL checkpoint" in capsys.readouterr().out
 
 
 def test_links_that_lead_elsewhere_are_looked_at_once(tmp_path):
-    real = sparse(tmp_path / "a" / "x.safetensors", SHAPES["sdxl"][finding.BASE])
+    real = sparse(tmp_path / "a" / "x.safetensors", SHAPES["sdxl"][finding.MODEL_OPTION])
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "y.safetensors").symlink_to(real)
     (tmp_path / "b" / "loop").symlink_to(tmp_path)
@@ -248,7 +248,7 @@ def test_what_is_offered_can_be_named_in_a_config():
         known = {option for script in facts.scripts for option in families.options_of(families.config_class(script))}
         for model in facts.hub_models:
             options = [file.option for file in model.files]
-            assert options[0] == finding.BASE and {*options, *model.options} <= known
+            assert options[0] == finding.MODEL_OPTION and {*options, *model.options} <= known
             assert {*options[1:]} <= facts.part_options.keys()
             assert all(file.size > 10**8 and file.path.endswith(".safetensors") for file in model.files)
 
@@ -256,11 +256,14 @@ def test_what_is_offered_can_be_named_in_a_config():
 # The tensors by which each part of a model is known.
 SHAPES = {
     "sdxl": {
-        finding.BASE: {"model.diffusion_model.input_blocks.0.0.weight": (4, 4), "conditioner.embedders.1.x": (2, 2)},
+        finding.MODEL_OPTION: {
+            "model.diffusion_model.input_blocks.0.0.weight": (4, 4),
+            "conditioner.embedders.1.x": (2, 2),
+        },
         "vae": {"decoder.conv_in.weight": (512, 4, 3, 3), "decoder.mid.block_1.conv1.weight": (4, 4)},
     },
     "flux": {
-        finding.BASE: {
+        finding.MODEL_OPTION: {
             "double_blocks.0.img_attn.qkv.weight": (4, 4),
             "img_in.weight": (3072, 64),
             "final_layer.linear.weight": (64, 3072),
@@ -273,7 +276,7 @@ SHAPES = {
         "ae": {"decoder.conv_in.weight": (512, 16, 3, 3), "decoder.mid.block_1.conv1.weight": (4, 4)},
     },
     "qwen_image": {
-        finding.BASE: {"txt_norm.weight": (4,), "transformer_blocks.0.img_mod.1.weight": (4, 4)},
+        finding.MODEL_OPTION: {"txt_norm.weight": (4,), "transformer_blocks.0.img_mod.1.weight": (4, 4)},
         "text_encoder": {"model.layers.0.self_attn.q_proj.bias": (4,), "model.embed_tokens.weight": (4, 4)},
         "vae": {"decoder.conv_in.weight": (384, 16, 3, 3, 3), "encoder.conv_in.weight": (96, 3, 3, 3, 3)},
     },

@@ -70,7 +70,7 @@ def test_losses_and_gradients_equal_those_of_sd_scripts(files, own, case):
 
 def in_diffusers(tensors):
     """Our tensors under diffusers' names: of the transformer, and of the adapter."""
-    outside = {new: old for old, new in keys.OUTSIDE.items()}
+    outside = {new: old for old, new in keys.OUTSIDE_OF_BLOCKS.items()}
     inside = {new: old for old, new in keys.INSIDE.items()}
     apart = {"transformer": {}, "text_conditioner": {}}
     for name, tensor in tensors.items():

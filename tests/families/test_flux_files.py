@@ -293,9 +293,9 @@ def test_encoders_of_another_size_are_refused(files, tmp_path):
 
 
 def test_only_the_needed_files_of_a_repository_are_fetched():
-    from library.families.flux.checkpoint import FILES
+    from library.families.flux.checkpoint import PART_FILES
 
-    parts = FILES["flux"]
+    parts = PART_FILES["flux"]
 
     whole = [
         *("README.md", "ae.safetensors", "flux1-dev.safetensors", "model_index.json", "text_encoder/config.json"),

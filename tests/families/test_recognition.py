@@ -75,7 +75,7 @@ UNTRAINED = {
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     """The demo with all families and relatives; of each two Qwen3s the width differs, as with the real ones."""
-    made = files.prepare_demo(tmp_path_factory.mktemp("every"), demo_module.VARIANTS + families.FAMILIES)
+    made = files.prepare_demo(tmp_path_factory.mktemp("every"), demo_module.DEMO_VARIANTS + families.FAMILIES)
     random_anima.write_random_model(made.folder / "models/anima", sizes=replace(random_anima.TINY, text=80))
     return made
 
@@ -112,13 +112,13 @@ def test_a_base_model_is_the_same_with_every_prefix(demo, script, tmp_path):
     whole = families.family_for(config).load(torch.float32).denoiser.state_dict()
     beside = {"vae.x": torch.zeros(1)}
     twice = ("model.diffusion_model.net.", beside), ("module.", {}), ("module.net.", {"module.vae.x": torch.zeros(1)})
-    for prefix, others in (*((prefix, beside) for prefix in tensor_names.PREFIXES), *twice):
+    for prefix, others in (*((prefix, beside) for prefix in tensor_names.DENOISER_PREFIXES), *twice):
         path = tmp_path / "m.safetensors"
         save_file({f"{prefix}{name}": tensor for name, tensor in tensors.items()} | others, path)
         found = recognition.recognise_file(path)
         assert (found.family, found.words) == (config.family, words)
         assert said(demo, script, **{BASE: path}) == []
-        if prefix in tensor_names.PREFIXES[1:]:
+        if prefix in tensor_names.DENOISER_PREFIXES[1:]:
             continue  # what is read follows from the names, which were asked above
         read = families.family_for(config_of(demo, script, **{BASE: path})).load(torch.float32)
         state = read.denoiser.state_dict()
@@ -154,7 +154,7 @@ def test_fp8_with_scales_is_recognised_and_read(demo, script, tmp_path):
 def test_a_model_in_pieces_is_recognised_and_its_index_may_be_damaged(demo, script, tmp_path):
     path = Path(config_of(demo, script).model.pretrained_model_name_or_path)
     tensors = load_file(path)
-    if any(name.startswith(tensor_names.PREFIXES[:1]) for name in tensors):
+    if any(name.startswith(tensor_names.DENOISER_PREFIXES[:1]) for name in tensors):
         pytest.skip("its file holds all networks, and is in one piece")
     stem = "diffusion_pytorch_model"
     pieces = {f"{stem}-0000{n}-of-00002.safetensors": list(tensors)[n - 1 :: 2] for n in (1, 2)}

@@ -71,7 +71,7 @@ def test_the_unet_has_the_single_files_names(unet):
 
 def test_names_go_there_and_back(unet):
     single = keys.sdxl_part_to_single("denoiser", unet.state_dict())
-    prefix = keys.PREFIXES["denoiser"]
+    prefix = keys.SINGLE_FILE_PREFIXES["denoiser"]
     back = keys.sdxl_part_to_diffusers("denoiser", {name.removeprefix(prefix): t for name, t in single.items()})
     assert {name: t.shape for name, t in back.items()} == {name: t.shape for name, t in unet.state_dict().items()}
 

@@ -367,7 +367,7 @@ def test_an_id_that_cannot_be_reached_is_known_at_once_and_said_once(monkeypatch
             Event().wait(60)  # a name server that does not answer
         raise fails
 
-    monkeypatch.setattr(hub, "PATIENCE", -0.9)
+    monkeypatch.setattr(hub, "HUB_TIMEOUT", -0.9)
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
     (said,) = family("someone/sdxl").problems()
     assert "--pretrained_model_name_or_path: someone/sdxl" in str(said) and words in str(said)

@@ -43,8 +43,8 @@ def product(path):
 
 
 STAND_IN = (
-    "import time; from library.jobs.work import begin\n"
-    "with begin('bench') as work:\n"
+    "import time; from library.jobs.work import begin_work\n"
+    "with begin_work('bench') as work:\n"
     "    work.phase('first', 1, 3); work.store({'results': [1]}); print('up', flush=True); time.sleep(60)\n"
 )
 
@@ -127,9 +127,9 @@ def test_the_end_is_written_down(monkeypatch):
             raise error
         job = jobs.job_at(work.folder)
         assert (job.state, str(job.error)) == ("stopped" if isinstance(error, KeyboardInterrupt) else "failed", text)
-    monkeypatch.setenv(jobs.FOLDER, str(folder := jobs.new("tools")))
+    monkeypatch.setenv(jobs.JOB_FOLDER_VARIABLE, str(folder := jobs.new("tools")))
     with join_work("tools") as work:
-        assert work.folder == folder and jobs.FOLDER not in os.environ
+        assert work.folder == folder and jobs.JOB_FOLDER_VARIABLE not in os.environ
         work.fail()
     assert jobs.job_at(folder).state == "failed" and not jobs.job_at(folder).error
     with join_work("tools") as work:  # in a shell: nothing is written
@@ -152,7 +152,7 @@ def test_a_page_is_told_how_the_words_of_a_job_were_made():
 
 
 def test_the_last_jobs_of_a_kind_are_kept_but_none_that_works(monkeypatch):
-    monkeypatch.setattr(jobs, "KEPT", 3)
+    monkeypatch.setattr(jobs, "MAX_FOLDERS_PER_KIND", 3)
     with begin_work("bench") as works, begin_work("doctor"):
         for _ in range(5):
             with JobRecord("bench", jobs.new("bench")):

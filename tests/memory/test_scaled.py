@@ -83,7 +83,7 @@ def test_int8_kernels_of_the_gpu_give_the_very_same_numbers(m, k, n):
             wanted = int8_matmul.int8_product(*given, dtype)
             on_gpu = [x if x is None else x.cuda() for x in given]
             assert torch.equal(int8_matmul.int8_product(*on_gpu, dtype).cpu(), wanted)
-            for tiles in (int8_triton.USUAL, int8_triton.SMALL, int8_triton.OLD):
+            for tiles in (int8_triton.USUAL_TILES, int8_triton.FEW_ROWS_TILES, int8_triton.OLD):
                 assert torch.equal(int8_triton.multiply(*on_gpu, dtype, tiles).cpu(), wanted)
 
 
@@ -123,7 +123,7 @@ def test_a_compiled_graph_brings_no_matrix_back_for_one_row(name):
 
 def test_what_comes_in_8_bits_stays_bit_for_bit():
     layer = nn.Linear(32, 32).requires_grad_(False)
-    layer.weight.data = layer.weight.data.to(fp8_matmul.FP8)
+    layer.weight.data = layer.weight.data.to(fp8_matmul.FP8_DTYPE)
     before = layer.weight.data.clone()
     fp8_matmul.quantize_fp8_(layer, CPU, CPU)
     assert torch.equal(layer.weight.data.float(), before.float()) and bool((layer.weight_scale == 1).all())
@@ -179,7 +179,7 @@ def test_without_such_a_gpu_they_are_kept_and_no_more_and_that_is_said(demo, squ
     config = config_of(demo, script, mixed_precision="bf16", train_data_dir=squares, **how)
     block = nn.Sequential(nn.Linear(32, 32)).requires_grad_(False)
     fp8_storage.store_blocks([[block]], config, CPU)
-    kept = {"fp8": fp8_matmul.FP8, "int8": torch.int8}[name]
+    kept = {"fp8": fp8_matmul.FP8_DTYPE, "int8": torch.int8}[name]
     x = torch.randn(2, 3, 32)
     assert block[0].weight.dtype == kept and "_Product" not in str(block[0](x.requires_grad_(True)).grad_fn)
     remarks = preflight.check_before_training(config)

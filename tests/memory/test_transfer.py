@@ -35,7 +35,7 @@ def stored(tmp_path):
     return tmp_path / "stored.safetensors", tensors
 
 
-@pytest.mark.parametrize("size", [8, 1000, transfer.PIECE])
+@pytest.mark.parametrize("size", [8, 1000, transfer.READ_BYTES])
 def test_tensors_arrive_as_they_are_stored_whatever_the_pieces(stored, size):
     path, tensors = stored
     file, found = weights.open_weights(path), {}

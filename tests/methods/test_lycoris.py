@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from library import methods
 from library.adapter_files.changes import LayerChange
-from library.adapter_files.names import PARTS
+from library.adapter_files.names import TENSOR_ROLES
 from library.bench import subjects
 from library.config.problems import ConfigError
 from library.families import network_args
@@ -275,7 +275,7 @@ def test_a_file_has_the_strength_that_was_trained(flux_like, flux_config, args, 
         if hasattr(adapter, "up_list"):  # DyLoRA takes some of its ranks in each pass, by chance
             adapter.get_random_rank_weight = lambda one=adapter: one.get_weight(one.lora_dim - one.block_size)
         layer, name = adapter.org_module[0], f"{method.file_names[adapter.lora_name]}."
-        parts = {PARTS[key.removeprefix(name)]: one for key, one in state.items() if key.startswith(name)}
+        parts = {TENSOR_ROLES[key.removeprefix(name)]: one for key, one in state.items() if key.startswith(name)}
         x = torch.randn(2, layer.in_features)
         with torch.no_grad():
             change = LayerChange(parts).ready().delta(layer.weight)
@@ -304,7 +304,7 @@ def test_presets_find_layers_or_are_refused(flux_config, sdxl_config):
 
 @pytest.mark.parametrize("script", [LORAS[0], LORAS[1], LORAS[-1]])
 def test_every_preset_that_is_offered_adapts_something(script):
-    for preset in network_args.PRESETS:
+    for preset in network_args.LAYER_PRESETS:
         values = {"network_module": "lycoris.kohya", "network_args": [f"preset={preset}"]}
         subject = subjects.FamilySubject(script, values, "tiny")
         config = subject.config({})

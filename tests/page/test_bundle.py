@@ -55,13 +55,13 @@ def test_what_it_cannot_put_together_is_refused(tmp_path, text):
 
 def test_every_script_of_the_page_is_in_its_own():
     sent = scripts.SCRIPT.decode()
-    for file in scripts.PAGE.rglob("*.js"):
-        assert f"// {file.relative_to(scripts.PAGE).as_posix()}\n" in sent
+    for file in scripts.PAGE_FOLDER.rglob("*.js"):
+        assert f"// {file.relative_to(scripts.PAGE_FOLDER).as_posix()}\n" in sent
 
 
 def test_the_installed_gradio_says_which_files_components_need():
     names = preloads.needed(["textbox", "tabs"])
-    assert len(names) > 25 and all((preloads.FOLDER / name).is_file() for name in names)
+    assert len(names) > 25 and all((preloads.ASSETS_FOLDER / name).is_file() for name in names)
     assert len(preloads.needed(["textbox", "tabs", "html"])) > len(names) and not preloads.needed(["no such kind"])[60:]
     lines, sheets, own = preloads.preload_head(names)
     ((address, styles),) = own.items()
@@ -77,7 +77,7 @@ def test_styles_of_components_stand_behind_those_of_gradios_head():
 
     async def gradio(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        whole = (preloads.FOLDER.parent / "index.html").read_bytes()
+        whole = (preloads.ASSETS_FOLDER.parent / "index.html").read_bytes()
         await send({"type": "http.response.body", "body": whole})
 
     lines, sheets, _ = preloads.preload_head(preloads.needed(["textbox"]))
@@ -87,5 +87,5 @@ def test_styles_of_components_stand_behind_those_of_gradios_head():
 
 
 def test_another_gradio_is_loaded_without(monkeypatch, tmp_path):
-    monkeypatch.setattr(preloads, "FOLDER", tmp_path / "assets")
+    monkeypatch.setattr(preloads, "ASSETS_FOLDER", tmp_path / "assets")
     assert preloads.needed(["textbox"]) == [] and preloads.preload_head([]) == ("", "", {})

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from kohya_gui.form.caches import KIND, CacheApi
+from kohya_gui.form.caches import CACHING_KIND, CacheApi
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
 from kohya_gui.server.json_api import ApiRequest
@@ -16,9 +16,9 @@ from library.jobs import job as jobs
 # `kohya cache` that finds four of twelve images encoded, and waits for its end.
 STUB = """
 import time
-from library.jobs.work import joined
+from library.jobs.work import join_work
 
-with joined("cache") as work:
+with join_work("cache") as work:
     while True:
         work.phase("caching latents", 4, 12)
         time.sleep(0.05)
@@ -43,7 +43,7 @@ def test_a_cache_is_made_from_the_form_with_progress_and_stop(visit, stub, tmp_p
     box.get_by_role("button", name="Make this cache now").click()
     visitor.until("is still running")
     visitor.page.locator(".message:visible .away").click()
-    (job,) = jobs.jobs_of_kinds(KIND)
+    (job,) = jobs.jobs_of_kinds(CACHING_KIND)
     jobs.stop_job(job)
     ((command, kind, toml, *launch),) = stub
     assert (command, kind, launch) == ("cache", "latents", ["--num_processes=1"])
@@ -69,4 +69,4 @@ def test_nothing_is_started_where_it_cannot_be_made(stub, monkeypatch, tmp_path,
     sent = json.dumps({"family": "sdxl", "values": values, "launch": {}})
     with pytest.raises(ConfigError, match=why):
         api.begin(ApiRequest({"tab": "lora", "sent": sent, **fields}))
-    assert not stub and not jobs.jobs_of_kinds(KIND)
+    assert not stub and not jobs.jobs_of_kinds(CACHING_KIND)

@@ -46,7 +46,7 @@ def test_the_demo_fills_in_the_form_and_files_beside_a_model_are_filled_in(visit
     def start(kind, words):
         asked.append(words)
         files = {option: sparse(place / f"{option}.safetensors", shapes) for option, shapes in SHAPES["flux"].items()}
-        files["flux"] = files.pop(finding.BASE)
+        files["flux"] = files.pop(finding.MODEL_OPTION)
         path, script = root / "flux_train_network.toml", "flux_train_network"
         path.write_text(configs.demo_toml(script, files, root / "images", root / "out", "flux"), encoding="utf-8")
         folder = jobs.new(kind)
@@ -67,7 +67,7 @@ def test_the_demo_fills_in_the_form_and_files_beside_a_model_are_filled_in(visit
     seen.until("as it was before")
     assert value("t5xxl") == ""
     seen.family("SDXL")
-    model = place / f"{finding.BASE}.safetensors"
+    model = place / f"{finding.MODEL_OPTION}.safetensors"
     seen.fill(pretrained_model_name_or_path=model)  # of the other family, which is chosen
     seen.until("Filled in what lies beside the model")
     held = seen.held()

@@ -118,7 +118,7 @@ from starlette.concurrency import run_in_threadpool
 from kohya_gui.server import serving
 
 begun = threading.Event()
-serving.PATIENCE = 0.2
+serving.SHUTDOWN_TIMEOUT = 0.2
 
 async def app(scope, receive, send):
     await run_in_threadpool(lambda: (begun.set(), threading.Event().wait()))  # for ever

@@ -68,8 +68,10 @@ def test_a_base_model_that_is_none_is_told_while_one_types(helper, tmp_path):
     assert "is a LoRA file, not a model" in wrong(tmp_path / "cat.safetensors")
     assert "does not exist" in wrong(tmp_path / "dog.safetensors") and "must end in" in wrong(tmp_path / "dog.png")
     assert wrong("org/model-v1.safe") == "" and "does not exist" in wrong(tmp_path / "ca")
-    assert wrong(tmp_path / "ca", api.MODEL) == "" and wrong(tmp_path.parent, api.MODEL) == ""  # to be typed on
-    assert "outside of" in wrong(tmp_path.parent / "x.safetensors", api.MODEL)
+    assert (
+        wrong(tmp_path / "ca", api.MODEL_OPTION) == "" and wrong(tmp_path.parent, api.MODEL_OPTION) == ""
+    )  # to be typed on
+    assert "outside of" in wrong(tmp_path.parent / "x.safetensors", api.MODEL_OPTION)
     assert os.name == "nt" or "is a path of Windows" in wrong('"C:\\dog.safetensors"')
 
 
@@ -277,7 +279,7 @@ def test_tokens_are_kept_for_their_owner_only_and_can_be_forgotten(helper, monke
 
 
 def test_a_probe_whose_process_is_gone_has_failed_with_its_last_words(helper):
-    folder = job.new(probe.KIND)
+    folder = job.new(probe.PROBE_KIND)
     (folder / layout.LOG).write_text("loading\nKilled\n", encoding="utf-8")
     layout.store(folder / job.JOB, {"state": "running", "pid": 2**22 - 1, "process_start": 1.0})
     found = helper.probing(question(more={"id": folder.name}))

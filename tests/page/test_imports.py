@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from library.importers import adapter_file, kohya_ss
-from library.importers.files import DATASETS, READERS
+from library.importers.files import DATASETS, IMPORTERS
 from tests.config.test_foreign_scripts import EASY, LORA_SCRIPTS
 from tests.config.test_foreign_trainers import AITOOLKIT, MUSUBI, ONETRAINER
 
@@ -163,7 +163,7 @@ def rows(visitor):
 
 
 def test_each_importer_is_tried_here():
-    assert {reader.TRAINER for reader in READERS} == MADE.keys() | WITHOUT
+    assert {reader.TRAINER for reader in IMPORTERS} == MADE.keys() | WITHOUT
 
 
 @pytest.mark.browser

@@ -8,7 +8,7 @@ import pytest
 
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
-from kohya_gui.lab.lab import KINDS, LabTab, advised_options
+from kohya_gui.lab.lab import JOB_TITLES, LabTab, advised_options
 from kohya_gui.server.json_api import ApiRequest
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
@@ -25,7 +25,7 @@ def pretending(monkeypatch, tmp_path):
     monkeypatch.setattr(jobs, "job_command", lambda arguments: [sys.executable, str(STAND_IN), *arguments])
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN.parents[2]))
     yield
-    for job in jobs.jobs_of_kinds(*KINDS):
+    for job in jobs.jobs_of_kinds(*JOB_TITLES):
         jobs.stop_job(job, at_once=True)
 
 
@@ -55,7 +55,7 @@ def lab(pretending, tmp_path):
 def test_what_the_browser_may_not_ask(lab, sent, words):
     with pytest.raises(ConfigError, match=words):
         lab.start(ApiRequest(sent))
-    assert not jobs.jobs_of_kinds(*KINDS)
+    assert not jobs.jobs_of_kinds(*JOB_TITLES)
 
 
 def test_the_command_of_each_button(lab, monkeypatch, tmp_path):

@@ -43,7 +43,7 @@ def look(api, **more):
 def test_what_is_there_and_what_is_offered(api, tmp_path):
     own = tmp_path / "root" / "ComfyUI" / "models" / "vae" / "x.safetensors"
     sparse(own, SHAPES["flux"]["ae"])
-    base = sparse(tmp_path / "root" / "models" / "any.safetensors", SHAPES["flux"][finding.BASE])
+    base = sparse(tmp_path / "root" / "models" / "any.safetensors", SHAPES["flux"][finding.MODEL_OPTION])
     (base.parent / "out.safetensors").symlink_to(sparse(tmp_path / "secret.safetensors", SHAPES["flux"]["ae"]))
     found = look(api)
     assert found["parts"] == {
@@ -72,14 +72,14 @@ def test_the_files_that_lie_beside_a_model_are_proposed_for_empty_fields(api, tm
             option: sparse(where(option) / f"{number}.safetensors", shapes)
             for number, (option, shapes) in enumerate(SHAPES[family].items())
         }
-        known = files.pop(finding.BASE)
+        known = files.pop(finding.MODEL_OPTION)
         lacking = required(family)
 
         def beside(**given):
             sent = json.dumps({"family": family, "values": given, "launch": {}})
             return api.beside(ApiRequest({"tab": "lora", "sent": sent}))["values"]
 
-        base = {finding.BASE: str(known)}  # noqa: B023
+        base = {finding.MODEL_OPTION: str(known)}  # noqa: B023
         assert beside(**base) == {option: str(files[option]) for option in lacking}
         filled = {option: "/mine.safetensors" for option in lacking}
         assert beside(**base, **filled) == {}  # what was filled in stays
@@ -194,7 +194,7 @@ def test_a_model_is_downloaded_with_its_parts_and_filled_in(visit, served, hub):
     dialog.wait_for(state="hidden", timeout=60_000)
     form = page.locator("#lora-form")
     value = lambda name: form.locator(f"[data-option={name}]:visible").input_value()  # noqa: E731
-    assert value(finding.BASE) == str(place / "FLUX.1-dev" / "flux1-dev.safetensors")
+    assert value(finding.MODEL_OPTION) == str(place / "FLUX.1-dev" / "flux1-dev.safetensors")
     assert value("ae") == str(own) and value("clip_l") == str(place / "flux_text_encoders" / "clip_l.safetensors")
     assert sorted(path.name for path in {*place.rglob("*")} - before if path.is_file()) == [
         "clip_l.safetensors",

@@ -30,7 +30,7 @@ def made(folder, *names):
 
 @pytest.fixture
 def few(tmp_path, monkeypatch):
-    monkeypatch.setattr(preset_files, "PRESETS", tmp_path)
+    monkeypatch.setattr(preset_files, "PRESETS_FOLDER", tmp_path)
     made(tmp_path, "lora-8gb", "lora-12gb", "lora-24gb", "lora-80gb", "lora-cousin-8gb", "lora-fast", "finetune-24gb")
     return tmp_path
 

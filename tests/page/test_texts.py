@@ -179,10 +179,10 @@ def test_why_an_option_has_no_effect_is_in_every_catalogue():
     own = [rule for script in RUNS for rule in config_class(script).ineffective_rules]
     rules = (
         *ineffective.SHARED,
-        *ineffective.BESIDE,
+        *ineffective.ADAPTER_RULES,
         *ineffective.ADAPTERS,
-        *ineffective.WORDS,
-        *ineffective.WHOLE,
+        *ineffective.EMBEDDING_RULES,
+        *ineffective.WHOLE_MODEL_RULES,
         *own,
     )
     why = [reason.template if isinstance(reason, Message) else reason for *_, reason in rules] + list(
@@ -281,7 +281,7 @@ def test_an_answer_says_how_its_texts_were_made():
 def test_only_catalogues_that_are_there_can_be_asked_for(language):
     with pytest.raises(ConfigError):
         texts.load_catalogue(language)
-    assert (texts.FOLDER / "zh.po").is_file()
+    assert (texts.CATALOGUES_FOLDER / "zh.po").is_file()
 
 
 @pytest.mark.browser

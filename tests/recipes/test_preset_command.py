@@ -47,7 +47,7 @@ def test_a_model_brings_what_it_requires(tmp_path):
 def test_presets_have_their_former_names_and_files_too(tmp_path, capsys):
     assert shell.main(["flux/dreambooth-24gb"]) == 0
     assert capsys.readouterr().out.startswith("# FLUX.1 fine-tune")
-    old = preset_files.PRESETS / "sdxl" / "dreambooth-24gb.toml"
+    old = preset_files.PRESETS_FOLDER / "sdxl" / "dreambooth-24gb.toml"
     assert config_path(str(old)).name == "finetune-24gb.toml" and launch.script_of_toml(old) == "sdxl_train"
     assert shell.find_preset(str(old)).id == "sdxl/finetune-24gb"
 

@@ -107,7 +107,7 @@ def test_steps_follow_images_within_limits(images, at_once, steps, words):
 def test_presets_of_earlier_versions_are_found_by_their_names(tmp_path):
     assert preset_files.by_id("flux/dreambooth-chroma-24gb").id == "flux/finetune-chroma-24gb"
     assert preset_files.by_id("flux/lora-24gb").id == "flux/lora-24gb" and preset_files.by_id("flux/none") is None
-    old = preset_files.PRESETS / "zimage" / "dreambooth-16gb.toml"
+    old = preset_files.PRESETS_FOLDER / "zimage" / "dreambooth-16gb.toml"
     assert preset_files.path_today(old).name == "finetune-16gb.toml"
     own = tmp_path / "dreambooth-mine.toml"
     assert preset_files.path_today(own) == own  # no preset of ours

@@ -27,7 +27,7 @@ def pictures_steps(config):
     passes = few * (2 if float(defaults.get("scale") or 1) > 1 else 1)
     text = TEXT.get(config.family, families.facts_of(config.family).text_tokens)
     shown = (TRAINED // TOKEN) ** 2 * min(config.control_images.least, 1)
-    size = ((caption_prompts.SIDE // TOKEN) ** 2 + text + shown) / ((TRAINED // TOKEN) ** 2 + text + shown)
+    size = ((caption_prompts.MAX_SAMPLE_SIDE // TOKEN) ** 2 + text + shown) / ((TRAINED // TOKEN) ** 2 + text + shown)
     step = (3 if config.kind == "finetune" else 2) + config.memory.gradient_checkpointing
     return passes * size * EAGER / step
 
@@ -40,7 +40,7 @@ def share(config):
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.id)
 def test_every_preset_samples_at_first_and_in_little_time(preset, monkeypatch):
-    assert preset.path.parent != preset_files.PRESETS
+    assert preset.path.parent != preset_files.PRESETS_FOLDER
     plain = config_of(preset)
     configs = [plain] + [
         build_config(type(plain), {**flatten_sections(changed(plain)), **recipe.options}, notes=[])

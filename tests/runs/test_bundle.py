@@ -97,7 +97,7 @@ PLACES = [  # of the program, of the user, and a line with what is left of it
 
 @pytest.mark.parametrize(("program", "home", "line", "left"), PLACES)
 def test_a_path_is_known_only_up_to_a_separator(tmp_path, monkeypatch, program, home, line, left):
-    monkeypatch.setattr(redaction, "ROOT", program)
+    monkeypatch.setattr(redaction, "PROJECT_ROOT", program)
     monkeypatch.setattr(redaction, "_people", lambda: [(home, "<home>")])
     with Record.start({}, "sdxl_train", tmp_path, "x", "x") as run:
         pass

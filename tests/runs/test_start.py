@@ -103,11 +103,11 @@ def test_only_one_run_at_a_time(tmp_path, monkeypatch):
 
 def test_a_run_outlives_the_process_that_started_it(tmp_path):
     page = (
-        "import sys, os\nfrom library.runs import start\nfrom library.config.building import build\n"
+        "import sys, os\nfrom library.runs import start\nfrom library.config.building import build_config\n"
         "from library.families import config_class\n"
         "start.starting = lambda path, _, **how: ([sys.executable, '-c', sys.argv[2], sys.argv[1], '30'], dict())\n"
-        "config = build(config_class('flux_train_network'), {'output_dir': sys.argv[1], 'output_name': 'cat'})\n"
-        "print(start.launch(config), flush=True)\nos._exit(9)\n"
+        "config = build_config(config_class('flux_train_network'), {'output_dir': sys.argv[1], 'output_name': 'cat'})\n"
+        "print(start.launch_run(config), flush=True)\nos._exit(9)\n"
     )
     made = subprocess.run(
         [sys.executable, "-c", page, str(tmp_path / "out"), CHILD], capture_output=True, text=True, env=os.environ

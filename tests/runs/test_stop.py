@@ -56,7 +56,8 @@ def test_an_hour_of_loading_and_caching_is_asked_about(record):
     assert "60 min of loading" in str(press(record, "now")["ask"]) and not layout.stop_asked(record.folder)
     assert "ask" not in press(record, "after_step")
     assert (
-        press(record, "now", sure=True) == {"said": actions.WORDS["now"]} and layout.stop_asked(record.folder) == "now"
+        press(record, "now", sure=True) == {"said": actions.ACTION_ANSWERS["now"]}
+        and layout.stop_asked(record.folder) == "now"
     )
 
 
@@ -99,11 +100,11 @@ def test_a_kill_is_for_what_hangs_and_says_what_is_lost(record, monkeypatch):
         press(record, "kill", sure=True)
     stop.request(record.id, "now")
     assert not stop.hangs(reader.run_at(record.folder))
-    run = aged(record, stop.PATIENCE + 5)
+    run = aged(record, stop.HANG_TIMEOUT + 5)
     assert stop.hangs(run) and ">Kill<" in actions.buttons(run, [run]) and "Stop now" not in actions.buttons(run, [run])
     assert "No state was saved: all that was learned in 62 min is lost" in str(press(record, "kill")["ask"])
     state(record, 4)
-    run = aged(record, stop.PATIENCE + 5)
+    run = aged(record, stop.HANG_TIMEOUT + 5)
     assert "after step 4 is lost, 2 min of work" in str(press(record, "kill")["ask"]) and killed == []
     assert press(record, "kill", sure=True) == {"said": "It was killed."} and len(killed) == 1
     assert reader.run_at(record.folder).state == "stopped"

@@ -242,7 +242,7 @@ def test_the_shell_draws_and_says_what_is_wrong(given, shallow, tmp_path, capsys
     line = "a cat --w 68 --h 64 --s 1 --l nan"
     folder = tmp_path / "job"
     folder.mkdir()
-    monkeypatch.setenv(jobs.FOLDER, str(folder))
+    monkeypatch.setenv(jobs.JOB_FOLDER_VARIABLE, str(folder))
     assert main(["sample", config, "--prompt", line, "--out", str(tmp_path / "o"), "--cpu"]) == 0
     result = layout.load_facts(folder / jobs.RESULT)
     assert result["rows"] == ["a cat"] and Path(result["files"][0][0]).is_file() and Path(result["grid"]).is_file()

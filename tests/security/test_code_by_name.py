@@ -198,7 +198,7 @@ def test_only_listed_packages_are_advised_to_be_installed():
     for name in ("nope", "torchh", "pytorch_optimiser"):
         assert "pip install" not in str(packages.not_installed(name))
     assert "did you mean pytorch_optimizer" in str(packages.not_installed("pytorch_optimiser"))
-    for name in packages.PACKAGES:
+    for name in packages.PACKAGE_NAMES:
         assert "pip install" in str(packages.not_installed(name))
 
 

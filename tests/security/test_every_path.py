@@ -211,7 +211,7 @@ def test_no_folder_of_a_long_list_is_left_out(place, monkeypatch):
     (root / "list.json").write_text(json.dumps({image: {"caption": "x"} for image in images}), encoding="utf-8")
     given = {"in_json": str(root / "list.json"), "train_data_dir": str(root)}
     assert str(place / "outside") in refused("sdxl_train", root, **given)[1]
-    monkeypatch.setattr(named_paths, "MOST", 50)
+    monkeypatch.setattr(named_paths, "MAX_IMAGE_FOLDERS", 50)
     wrong, said = refused("sdxl_train", root, **given)
     assert wrong == {"in_json"} and "51 folders" in said
 
@@ -258,7 +258,7 @@ def test_a_preset_of_lycoris_that_is_a_file_is_judged(place):
             paths.allow(made, [place / "root"])
     assert all(
         draft(kind, {"network_module": "lycoris.kohya", "network_args": (f"preset={one}",)})
-        for one in network_args.PRESETS
+        for one in network_args.LAYER_PRESETS
     )
 
 

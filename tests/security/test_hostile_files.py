@@ -262,7 +262,7 @@ def packed(path, *names, head=b"", zeros=0):
 
 @pytest.mark.parametrize("kind", ["unpacks to much", "says that it is large", "says that it is endless"])
 def test_caches_that_unpack_to_gigabytes_are_not_unpacked(tmp_path, modest, kind, monkeypatch):
-    monkeypatch.setattr(cache_files, "LARGEST", 2**26)  # a bomb as large as the real limit takes long to build
+    monkeypatch.setattr(cache_files, "MAX_CACHE_BYTES", 2**26)  # a bomb as large as the real limit takes long to build
     names = ("latents", "made_from", "pool2")
     file = tmp_path / "a.npz"
     if kind == "unpacks to much":

@@ -33,7 +33,7 @@ HOSTILE = {
     "digits.toml": ("a = " + "1" * 5000, "is not valid TOML"),
     "hexadecimal.toml": ("a = 0x" + "1" * MANY, "digits"),
     "date.toml": ("a = 2026-13-45", "is not valid TOML"),
-    "large.toml": ("#" * (outside_files.SETTINGS + 1), "1,000,001 bytes"),
+    "large.toml": ("#" * (outside_files.MAX_SETTINGS_BYTES + 1), "1,000,001 bytes"),
     "quotes.toml": ('"\\' * MANY, "is not valid TOML"),
     "deep.json": ("[" * MANY, "levels deep"),
     "deeper.json": ('{"a":' * 60 + "1" + "}" * 60, "levels deep"),

@@ -285,7 +285,7 @@ def paths_of(variant, module, is_lokr):
     if variant == "anima":
         block, _, inside = module.path.removeprefix("blocks.").partition(".")
         table = {new: f"transformer_blocks.{block}.{old}" for old, new in keys.INSIDE.items()}
-        table |= {new: old for old, new in keys.OUTSIDE.items()}
+        table |= {new: old for old, new in keys.OUTSIDE_OF_BLOCKS.items()}
         return (table[inside if module.path.startswith("blocks.") else module.path],)
     if is_lokr and module.path.endswith(".qkv"):  # which diffusers fuses for these
         stream = "to_qkv" if ".img_" in module.path else "to_added_qkv"

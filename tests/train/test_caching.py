@@ -115,7 +115,7 @@ def test_the_command_starts_the_script_on_the_gpus_that_are_named(toml, monkeypa
 def test_a_job_is_ended_by_the_process_that_caches_and_not_by_the_one_that_waited(toml, monkeypatch, tmp_path):
     _, write = toml
     place = jobs.new("cache")
-    monkeypatch.setenv(jobs.FOLDER, str(place))
+    monkeypatch.setenv(jobs.JOB_FOLDER_VARIABLE, str(place))
     states = []
 
     def cached_elsewhere(arguments, variables):

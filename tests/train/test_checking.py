@@ -18,7 +18,7 @@ from library.check import report as checking
 from library.cli import main
 from library.config.building import build_config, draft, find_missing, replace_options, working_fix
 from library.config.formats import read_toml
-from library.config.ineffective import ADAPTERS, SHARED, WHOLE, ineffective_options
+from library.config.ineffective import ADAPTERS, SHARED, WHOLE_MODEL_RULES, ineffective_options
 from library.config.problems import ConfigError
 from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.families import RUNS, config_class
@@ -169,7 +169,7 @@ def test_a_check_loads_no_compiler_where_none_is_asked_for(config):
     given = {name: str(value) for name, value in flatten_sections(changed(config)).items()}
     asked = json.dumps([{"script": config.script, "values": given, "problems": [], "wrong": []}])
     heavy = {"torch", "torch._dynamo", "torch._inductor", "transformers", "diffusers"}
-    code = f"import sys\nfrom library.check import report\nreport.asked()\nprint(*{heavy} & set(sys.modules))"
+    code = f"import sys\nfrom library.check import report\nreport.answer_requests()\nprint(*{heavy} & set(sys.modules))"
     done = command([sys.executable, "-c", code], input=asked)
     assert '"findings"' in done.stdout and done.stdout.splitlines()[-1] == "torch", done.stderr
 
@@ -258,7 +258,7 @@ def test_the_check_says_what_this_machine_makes_of_options_as_the_start_does(con
 def test_rules_about_idle_options_name_options_and_can_wake_them():
     every = {name for script in RUNS for name in options_of(config_class(script))}
     own = [rule for script in RUNS for rule in config_class(script).ineffective_rules]
-    for names, _, reason in (*SHARED, *ADAPTERS, *WHOLE, *own):
+    for names, _, reason in (*SHARED, *ADAPTERS, *WHOLE_MODEL_RULES, *own):
         assert set(names.split()) <= every, names
         assert reason and str(reason)[0].islower()
     quiet = ineffective_options(build_config(LORA, {}, notes=[]))
@@ -337,7 +337,7 @@ def test_the_estimate_is_near_to_what_was_measured(cls, batch, given, peak, step
 
 ROWS = {
     row["preset"]: row
-    for path in sorted((presets.ROOT / "docs/measured").glob("*.json"))
+    for path in sorted((presets.PROJECT_ROOT / "docs/measured").glob("*.json"))
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"]
     if row["preset"]
 }

@@ -53,7 +53,7 @@ def test_each_is_installed_with_a_plain_set_up_and_locked():
     import tomllib
 
     wanted = tomllib.loads((source.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
-    for name in packages.PACKAGES.values():
+    for name in packages.PACKAGE_NAMES.values():
         assert any(line.startswith(name + ">=") for line in wanted) and name in packages.locked(), name
 
 
@@ -62,7 +62,7 @@ def test_what_works_is_remembered_and_not_tried_twice(home, monkeypatch):
     known = json.loads((home / "home" / "cache" / "packages.json").read_text())
     assert known["lion_pytorch"]["error"] == ""
     monkeypatch.setattr(packages, "examine_packages", lambda _: pytest.fail("tried again"))
-    assert all(packages.loading_failure(module) == "" for module in packages.PACKAGES)  # as pip has put them there
+    assert all(packages.loading_failure(module) == "" for module in packages.PACKAGE_NAMES)  # as pip has put them there
 
 
 # ---- what is not
@@ -190,7 +190,7 @@ def test_the_doctor_tries_what_is_there(monkeypatch):
 
 
 def test_setting_up_says_what_came_of_it(monkeypatch):
-    fine = dict.fromkeys(packages.PACKAGES, "")
+    fine = dict.fromkeys(packages.PACKAGE_NAMES, "")
     assert list(packages.package_lines(fine)) == []
     said = list(packages.package_lines({**fine, "bitsandbytes": "OSError: no library"}))
     assert "does not load here (OSError: no library)" in said[0] and "AdamW instead of AdamW8bit" in said[1]

@@ -110,7 +110,7 @@ def test_a_preset_trains(preset, start):
 
 @pytest.mark.parametrize("script", RUNS)
 def test_no_preset_needs_a_package_that_may_be_missing(script, demo, relatives, squares, tmp_path, monkeypatch):
-    hide(monkeypatch, *packages.PACKAGES, "xformers", "wandb")
+    hide(monkeypatch, *packages.PACKAGE_NAMES, "xformers", "wandb")
     config = config_class(script)
     small = SMALL | {"max_train_steps": 200, "save_every_n_steps": 100}  # longer than any warm-up
     small |= {"sample_images": True, "sample_every_n_steps": 100}

@@ -251,7 +251,7 @@ def test_images_that_a_model_is_shown_are_named_once_or_several_times(tmp_path):
     assert "names an image that cannot be read" in str(said) and "(it is text)" in str(said)
 
 
-NUMBERS = [name for name, (field, *_) in prompts.LETTERS.items() if prompts.KINDS.get(field) in (int, float)]
+NUMBERS = [name for name, (field, *_) in prompts.LETTERS.items() if prompts.FIELD_TYPES.get(field) in (int, float)]
 ODD = ("nan", "inf", "-inf", "-1", "-0", "1e999", "1e-3", "", "true", "1_000", "0x10", "+5", "..", "1.2.3", "1,5")
 
 

@@ -330,13 +330,13 @@ def test_unfinished_things_of_ours_are_removed_and_no_others(run, tmp_path):
 
 
 def test_an_exchange_of_folders_that_was_cut_off_is_brought_to_its_end(tmp_path):
-    from library.files import HERE, clean_up
+    from library.files import HOST_MARK, clean_up
 
     for number, there in enumerate((("tmp", "old"), ("old",))):
         folder = tmp_path / str(number)
         for kind in there:
-            (folder / f".m-state.999999999-{HERE}00000000.{kind}").mkdir(parents=True)
-            (folder / f".m-state.999999999-{HERE}00000000.{kind}" / kind).write_text("x")
+            (folder / f".m-state.999999999-{HOST_MARK}00000000.{kind}").mkdir(parents=True)
+            (folder / f".m-state.999999999-{HOST_MARK}00000000.{kind}" / kind).write_text("x")
         clean_up(folder, lambda name: name == "m-state")
         assert [path.name for path in folder.iterdir()] == ["m-state"]
         assert [path.name for path in (folder / "m-state").iterdir()] == [there[0]]

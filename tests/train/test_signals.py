@@ -138,7 +138,7 @@ def test_kohya_train_ends_well_when_its_training_does(training, monkeypatch):
     launched = (
         "import sys; from library.runs import foreground, launcher; "
         f"arguments, variables = launcher.starting(sys.argv[-1], {SCRIPT!r}); "
-        "sys.exit(foreground.run(arguments, variables))"
+        "sys.exit(foreground.run_in_foreground(arguments, variables))"
     )
     one = training("-c", launched)
     one.until("step")

@@ -130,7 +130,7 @@ def _time(at: InputContext) -> Tensor:
     return torch.rand(at.batch, device=at.device)
 
 
-USUAL: Mapping[str, Callable[[InputContext], Any]] = {
+USUAL_INPUTS: Mapping[str, Callable[[InputContext], Any]] = {
     **dict.fromkeys(LATENTS, InputContext.latents),
     "encoder_hidden_states": lambda at: at.normal(at.batch, at.text, at.width(*TEXT_WIDTHS)),
     "encoder_hidden_states_2": lambda at: at.normal(at.batch, at.text, at.width("text_embed_2_dim")),
@@ -211,7 +211,7 @@ class DiffusersInputs:
     def _each(self, at: InputContext) -> Iterator[tuple[str, Any]]:
         for name, parameter in self.parameters.items():
             needed = parameter.default is inspect.Parameter.empty and parameter.kind < 2
-            usual = USUAL.get(name) or (NEEDED.get(name) if needed else None)
+            usual = USUAL_INPUTS.get(name) or (NEEDED.get(name) if needed else None)
             if name in ("img_ids", "img_shapes") and at.layout != "tokens" and not needed:
                 continue
             if name in self.given:

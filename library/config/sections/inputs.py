@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from library.config.fixes import bucket_limits
 from library.config.problems import Message, Problem, together
-from library.config.reading import LARGEST, parse_count, parse_pair, parse_resolution, resolution, token_length
+from library.config.reading import MAX_SIDE, parse_count, parse_pair, parse_resolution, resolution, token_length
 from library.config.run_config import RunConfig
 from library.config.schema import defaults, opt
 from library.config.sections.captions import USUAL_VARIANTS, VARIED, clashes_with_cache
@@ -153,21 +153,21 @@ class Data:
         "The shortest side of a bucket in pixels. 256 suits nearly all images.",
         label="Shortest bucket side",
         min=16,
-        ceiling=LARGEST,
+        ceiling=MAX_SIDE,
     )
     max_bucket_reso: int = opt(
         1024,
         "The longest side of a bucket in pixels. 2048 is usual.",
         label="Longest bucket side",
         min=16,
-        ceiling=LARGEST,
+        ceiling=MAX_SIDE,
     )
     bucket_reso_steps: int = opt(
         64,
         "Sides of buckets are multiples of this many pixels. 64 is usual; 32 crops less.",
         label="Bucket steps",
         min=1,
-        ceiling=LARGEST,
+        ceiling=MAX_SIDE,
     )
     bucket_no_upscale: bool = opt(
         False,

@@ -55,7 +55,7 @@ SchedulerName = Literal[
 ]
 ON_HUB = r"[\w.-]+/[\w.-]+/[^:]+(:[^:]*(:(model|dataset|space)?)?)?"  # a folder in a repository of Hugging Face
 
-LONGEST = 10**9  # steps; at ten a second, three years
+MAX_STEPS = 10**9  # steps; at ten a second, three years
 # Options by which weights are stepped within the backward pass, as soon as their gradients are there.
 WARMS_UP = ("adamwschedulefree", "sgdschedulefree")  # schedule-free optimizers with an argument warmup_steps
 EARLY = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optimizers")
@@ -316,7 +316,7 @@ class Steps:
         "How long it trains: 1000 to 3000 suit most. The page proposes a number for your images.",
         label="Steps",
         min=1,
-        ceiling=LONGEST,
+        ceiling=MAX_STEPS,
     )
     max_train_epochs: int | None = opt(
         None, "How often all images are trained. It replaces the number of steps.", label="Epochs", parse=parse_count

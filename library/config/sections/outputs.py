@@ -11,11 +11,13 @@ from library.config.problems import Problem
 from library.config.reading import count_or_off, minutes, parse_count
 from library.config.run_config import RunConfig
 from library.config.schema import opt
-from library.config.values import LARGEST, quoted
+from library.config.values import MAX_NUMBER, quoted
 
 REPOSITORIES = ("model", "dataset", "space")  # that Hugging Face has
 DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # what Windows has in every folder
-LONGEST = 200  # bytes of a name: file systems allow 255, and a step, an ending and a mark of being written come behind
+MAX_NAME_BYTES = (
+    200  # bytes of a name: file systems allow 255, and a step, an ending and a mark of being written come behind
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +48,7 @@ class Save:
         "Save a file at these steps too, such as 500, 800. They are not deleted.",
         label="Save at steps",
         min=1,
-        ceiling=LARGEST,
+        ceiling=MAX_NUMBER,
         advanced=True,
     )
     save_from_step: int | None = opt(
@@ -124,11 +126,11 @@ class Save:
                 "must be a name that every system allows, got {name}; letters, numbers, - and _ are safe",
                 name=quoted(name),
             )
-        elif len(name.encode()) > LONGEST:
+        elif len(name.encode()) > MAX_NAME_BYTES:
             yield Problem(
                 "output_name",
                 "must be shorter, as {longest} bytes are what fits with a step and an ending behind it",
-                longest=LONGEST,
+                longest=MAX_NAME_BYTES,
             )
 
 

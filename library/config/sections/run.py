@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from library.config import converted, schema
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.names import ALIASES, FOREIGN, RETIRED
+from library.config.names import FOREIGN, OPTION_ALIASES, RETIRED
 from library.config.problems import Message, Problem
 from library.config.run_config import UNCHANGED, CaptionChange, ControlUse, Rule
 from library.config.values import Option
@@ -20,7 +20,7 @@ INEFFECTIVE_EVERYWHERE: Mapping[str, str] = {
 
 
 # The order of the sections in files, in the page and in docs/options.md.
-SECTIONS = (
+SECTION_ORDER = (
     "model",
     "data",
     "captions",
@@ -51,7 +51,7 @@ class Run:
     What a class says of `ineffective`, `aliases` and `foreign` options is added to what its bases say.
     """
 
-    order: ClassVar[tuple[str, ...]] = SECTIONS
+    order: ClassVar[tuple[str, ...]] = SECTION_ORDER
     family: ClassVar[str]  # the folder in library/families
     script: ClassVar[str]  # the file in sd-scripts/ without .py
     title: ClassVar[str]  # what a person calls it
@@ -75,7 +75,7 @@ class Run:
     # An option -> a script that has it, or "": this room knows of no scripts, those who make one of it do.
     script_with: ClassVar[Callable[[str], str]] = staticmethod(lambda option: "")
 
-    aliases: ClassVar[Mapping[str, str]] = ALIASES
+    aliases: ClassVar[Mapping[str, str]] = OPTION_ALIASES
     retired: ClassVar[Mapping[str, str]] = RETIRED
     foreign: ClassVar[Mapping[str, str]] = FOREIGN
     old: ClassVar[Mapping[str, Option]] = {}  # options that `convert` makes others of

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from library.families.shared.transformer import RopeTableCache, WeightedRMSNorm, projections, rope, rotated_halves, sdpa
 
-PREFIX = "llm_adapter."
-BLOCK = "LLMAdapterTransformerBlock"
+ADAPTER_NAMES_PREFIX = "llm_adapter."
+ADAPTER_BLOCK = "LLMAdapterTransformerBlock"
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class AdapterShape:
     @classmethod
     def of(cls, shapes: Mapping[str, Iterable[int]]) -> "AdapterShape":
         """Tensor shapes by the denoiser's keys -> sizes. KeyError names the first key that is missing."""
-        words, width = shapes[f"{PREFIX}embed.weight"]
-        first = f"{PREFIX}blocks.0"
+        words, width = shapes[f"{ADAPTER_NAMES_PREFIX}embed.weight"]
+        first = f"{ADAPTER_NAMES_PREFIX}blocks.0"
         return cls(
             words=words,
             source=tuple(shapes[f"{first}.cross_attn.k_proj.weight"])[1],
@@ -43,7 +43,7 @@ class AdapterShape:
 
 def count_adapter_blocks(names: Iterable[str]) -> int:
     """How many blocks an adapter has, from the denoiser's keys."""
-    return len({name.split(".")[2] for name in names if name.startswith(f"{PREFIX}blocks.")})
+    return len({name.split(".")[2] for name in names if name.startswith(f"{ADAPTER_NAMES_PREFIX}blocks.")})
 
 
 class Projections(nn.Module):

@@ -12,16 +12,16 @@ import torch
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.families.anima import adapter, keys, text_encoder
-from library.families.anima.facts import ADAPTER, BARE, FACTS, MARK, TRANSFORMER
-from library.families.anima.model import BLOCK, Anima, AnimaShape, count_anima_blocks
-from library.families.anima.options import OTHERS
+from library.families.anima.facts import ANIMA_ADAPTER, ANIMA_TRANSFORMER, BARE, FACTS, MARK
+from library.families.anima.model import DENOISER_BLOCK, Anima, AnimaShape, count_anima_blocks
+from library.families.anima.options import OTHER_FILES
 from library.families.facts import Shapes
 from library.families.shared import expected_tensors, hub, language_model, qwen_vae, qwen_vae_names, tokenizers, weights
 from library.families.shared.denoiser_file import DenoiserFile, Extra
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, read_entries
 
-PARTS = {
+ANIMA_PARTS = {
     "denoiser": Part(
         "pretrained_model_name_or_path",
         "an Anima transformer (anima-*.safetensors, or a diffusers folder)",
@@ -30,26 +30,26 @@ PARTS = {
     ),
     "text_encoder": Part(
         "qwen3",
-        OTHERS["qwen3"],
+        OTHER_FILES["qwen3"],
         ("text_encoder", "qwen_3_06b*.safetensors"),
         (language_model.QWEN3_MARK,),
         expected_tensors.language_model,
     ),
-    "vae": qwen_vae.part(OTHERS["vae"], "qwen_image_vae.safetensors"),
+    "vae": qwen_vae.part(OTHER_FILES["vae"], "qwen_image_vae.safetensors"),
 }
-BESIDE = {"llm_adapter": Part("llm_adapter_path", "the text adapter of Anima", ("text_conditioner",), (MARK,))}
-WORDS = {
-    "denoiser": (TRANSFORMER, BARE),
+OPTIONAL_PARTS = {"llm_adapter": Part("llm_adapter_path", "the text adapter of Anima", ("text_conditioner",), (MARK,))}
+ANIMA_WORDS = {
+    "denoiser": (ANIMA_TRANSFORMER, BARE),
     "text_encoder": (language_model.QWEN3,),
     "vae": ("a Qwen-Image VAE",),
-    "llm_adapter": (ADAPTER, TRANSFORMER),
+    "llm_adapter": (ANIMA_ADAPTER, ANIMA_TRANSFORMER),
 }
-FILES = {
-    with_adapter: PartFiles(PARTS | (BESIDE if with_adapter else {}), FACTS, WORDS, "Anima")
+PART_FILES = {
+    with_adapter: PartFiles(ANIMA_PARTS | (OPTIONAL_PARTS if with_adapter else {}), FACTS, ANIMA_WORDS, "Anima")
     for with_adapter in (False, True)
 }
-DENOISER = DenoiserFile(
-    TRANSFORMER,
+ANIMA_DENOISER = DenoiserFile(
+    ANIMA_TRANSFORMER,
     "Anima",
     lambda shapes: Anima(AnimaShape.of(shapes)),
     lambda name: "blocks." in name,
@@ -59,8 +59,8 @@ DENOISER = DenoiserFile(
 
 def anima_part_files(config: Any) -> PartFiles:
     """The parts that have files: the adapter has one where an option names it, or where a folder holds it."""
-    named = FILES[True].named(config, "llm_adapter")
-    return FILES[bool(config.model.llm_adapter_path or (named and not hub.is_hub_id(named)))]
+    named = PART_FILES[True].named(config, "llm_adapter")
+    return PART_FILES[bool(config.model.llm_adapter_path or (named and not hub.is_hub_id(named)))]
 
 
 def anima_checkpoint(config: Any) -> Checkpoint:
@@ -81,7 +81,7 @@ def find_anima_problems(files: PartFiles, config: RunConfig) -> Iterator[Problem
     beside = _adapter_shapes(files, config)
 
     def of_denoiser(path: Path, own: Shapes) -> Iterator[Problem]:
-        if "llm_adapter" not in files.parts and f"{adapter.PREFIX}{keys.EMBEDDING}" not in own:
+        if "llm_adapter" not in files.parts and f"{adapter.ADAPTER_NAMES_PREFIX}{keys.EMBEDDING}" not in own:
             yield Problem(
                 "llm_adapter_path",
                 "is not set, and {path} has no text adapter: give the file of one, or a model that has it",
@@ -89,12 +89,15 @@ def find_anima_problems(files: PartFiles, config: RunConfig) -> Iterator[Problem
                 also="pretrained_model_name_or_path",
             )
         yield from config.compile.beyond(
-            {BLOCK: count_anima_blocks(own), adapter.BLOCK: adapter.count_adapter_blocks({**own, **beside})}
+            {
+                DENOISER_BLOCK: count_anima_blocks(own),
+                adapter.ADAPTER_BLOCK: adapter.count_adapter_blocks({**own, **beside}),
+            }
         )
 
     def widths(own: Shapes) -> dict[str, tuple[str, int]]:
         channels = own.get("final_layer.linear.weight", (0,))[0] // 4
-        source = {**own, **beside}.get(f"{adapter.PREFIX}blocks.0.cross_attn.k_proj.weight")
+        source = {**own, **beside}.get(f"{adapter.ADAPTER_NAMES_PREFIX}blocks.0.cross_attn.k_proj.weight")
         text = {"text_encoder": (language_model.EMBEDDING, source[1])} if source else {}
         return {"vae": (qwen_vae_names.MARK, channels)} | text
 
@@ -112,7 +115,7 @@ def _adapter_shapes(files: PartFiles, config: RunConfig) -> Shapes:
 def anima_shapes(entries: Entries, part: str) -> Shapes:
     """Shapes by the network's own keys."""
     if part == "denoiser":
-        return DENOISER.plain_shapes(entries)
+        return ANIMA_DENOISER.plain_shapes(entries)
     known = {
         "vae": qwen_vae_names.plain_qwen_vae_names,
         "text_encoder": language_model.plain_language_names,
@@ -130,16 +133,16 @@ def open_denoiser(
         file = weights.open_weights(files.located(config, "llm_adapter"), mmap)
         shapes = file.shapes()
         beside = {own: (shapes[name], file.source(name)) for own, name in keys.adapter(file).items()}
-    return DENOISER.open(path, dtype, keep_8_bits, mmap, beside)
+    return ANIMA_DENOISER.open(path, dtype, keep_8_bits, mmap, beside)
 
 
 CHECKPOINT = Checkpoint(
-    FILES[False],
-    functools.partial(find_anima_problems, FILES[False]),
+    PART_FILES[False],
+    functools.partial(find_anima_problems, PART_FILES[False]),
     anima_shapes,
-    DENOISER.open,
+    ANIMA_DENOISER.open,
     {"vae": qwen_vae.load_qwen_vae, "text_encoder": language_model.load_qwen3},
     tokenizers.QWEN3_SMALL,
     text_encoder.encode_anima_captions,
-    lambda _tokenizer, _captions: text_encoder.LONGEST,
+    lambda _tokenizer, _captions: text_encoder.MAX_TOKENS,
 )

@@ -12,7 +12,7 @@ from library.families.shared.diffusers_layers import Sizes
 from library.families.shared.lora_names import matrices
 
 Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
-ENDINGS = {"lora_down.weight": "lora_A.weight", "lora_up.weight": "lora_B.weight"}
+DIFFUSERS_ENDINGS = {"lora_down.weight": "lora_A.weight", "lora_up.weight": "lora_B.weight"}
 
 
 def demo_tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
@@ -40,9 +40,9 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
     dotted = {f"lora_unet_{one.replace('.', '_')}": f"diffusion_model.{one}" for one in matrices(known, "")}
     apart = {name: name.partition(".")[::2] for name in tensors}
     named = {
-        f"{dotted[layer]}.{ENDINGS[ending]}": tensors[name]
+        f"{dotted[layer]}.{DIFFUSERS_ENDINGS[ending]}": tensors[name]
         for name, (layer, ending) in apart.items()
-        if ending in ENDINGS
+        if ending in DIFFUSERS_ENDINGS
     }
     head, (hidden, inputs) = known["blocks.0.self_attn.q_norm.weight"][0], known["x_embedder.proj.1.weight"]
     return diffusers_layers.convert_with_mixin(

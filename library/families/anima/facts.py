@@ -4,9 +4,9 @@ import re
 
 from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, has_tensor
 
-TRANSFORMER = "an Anima transformer"
+ANIMA_TRANSFORMER = "an Anima transformer"
 BARE = "a Cosmos-Predict2 transformer"  # or one of Anima whose adapter has a file of its own
-ADAPTER = "a text adapter of Anima"
+ANIMA_ADAPTER = "a text adapter of Anima"
 MARK = "blocks.0.cross_attn.o_proj.weight"  # of the adapter, with or without a prefix
 AROUND = ("x_embedder.", "t_embedder.", "final_layer.")  # of the transformer, outside of its blocks
 
@@ -16,9 +16,9 @@ def recognise_anima(shapes: Shapes) -> str:
     adapter = any(name.endswith(MARK) for name in shapes)
     in_folder = {"patch_embed.proj.weight", "transformer_blocks.0.norm1.linear_1.weight"} <= shapes.keys()
     if in_folder or any(re.match(r"blocks\.\d+\.adaln_modulation_self_attn\.", name) for name in shapes):
-        return TRANSFORMER if adapter else BARE
+        return ANIMA_TRANSFORMER if adapter else BARE
     if adapter:
-        return TRANSFORMER if any(name.startswith(AROUND) for name in shapes) else ADAPTER
+        return ANIMA_TRANSFORMER if any(name.startswith(AROUND) for name in shapes) else ANIMA_ADAPTER
     return ""
 
 
@@ -41,7 +41,7 @@ def anima_hub_model(title: str, name: str) -> HubModel:
 FACTS = FamilyFacts(
     name="anima",
     title="Anima",
-    base_model=TRANSFORMER,
+    base_model=ANIMA_TRANSFORMER,
     scripts={
         "anima_train_network": "library.families.anima.options:AnimaLora",
         "anima_train": "library.families.anima.options:AnimaTrain",
@@ -49,7 +49,7 @@ FACTS = FamilyFacts(
     family="library.families.anima.family:AnimaFamily",
     pipelines=("AnimaModularPipeline", "AnimaAutoBlocks"),
     recognise=recognise_anima,
-    base_models=(TRANSFORMER,),
+    base_models=(ANIMA_TRANSFORMER,),
     base_model_version="anima",
     architecture="anima-preview",
     implementation="https://huggingface.co/circlestone-labs/Anima",
@@ -69,6 +69,6 @@ FACTS = FamilyFacts(
         "vae": lambda shapes: any(
             len(shapes.get(name, ())) == 5 for name in ("decoder.conv_in.weight", "decoder.conv1.weight")
         ),
-        "llm_adapter_path": lambda shapes: recognise_anima(shapes) == ADAPTER,
+        "llm_adapter_path": lambda shapes: recognise_anima(shapes) == ANIMA_ADAPTER,
     },
 )

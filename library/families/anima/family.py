@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from library.families.anima import adapter, text_encoder
 from library.families.anima.checkpoint import CHECKPOINT, anima_checkpoint
 from library.families.anima.facts import FACTS
-from library.families.anima.model import BLOCK
+from library.families.anima.model import DENOISER_BLOCK
 from library.families.anima.options import AnimaLora, AnimaTrain
 from library.families.anima.sampler import AnimaSampler
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
@@ -24,8 +24,14 @@ if TYPE_CHECKING:
     from library.families.shared.sampler import Sampler
 
 TARGET = "t5"  # the tokenizer whose ids the adapter reads
-TEXT = ("prompt_embeds", "attn_mask", "t5_input_ids", "t5_attn_mask")  # in the order of the denoiser's arguments
-RATES = ("llm_adapter.", ".self_attn.", ".cross_attn.", ".mlp.", ".adaln_modulation")  # what has its own, in this order
+TEXT_INPUTS = ("prompt_embeds", "attn_mask", "t5_input_ids", "t5_attn_mask")  # in the order of the denoiser's arguments
+RATE_GROUPS = (
+    "llm_adapter.",
+    ".self_attn.",
+    ".cross_attn.",
+    ".mlp.",
+    ".adaln_modulation",
+)  # what has its own, in this order
 
 
 class AnimaFamily(OneEncoderFamily):
@@ -34,23 +40,26 @@ class AnimaFamily(OneEncoderFamily):
     config: AnimaLora | AnimaTrain
     name = "anima"
     checkpoint = CHECKPOINT
-    swapped_class = BLOCK
-    block_classes = (adapter.BLOCK, BLOCK)
-    adapter_targets = (adapter.BLOCK, BLOCK, "PatchEmbed", "TimestepEmbedding", "FinalLayer")
+    swapped_class = DENOISER_BLOCK
+    block_classes = (adapter.ADAPTER_BLOCK, DENOISER_BLOCK)
+    adapter_targets = (adapter.ADAPTER_BLOCK, DENOISER_BLOCK, "PatchEmbed", "TimestepEmbedding", "FinalLayer")
     text_adapter_targets = language_model.QWEN3_LAYERS
     latent_cache = LatentCache(suffix="_anima.npz", keyed_by_size=True)
     text_cache = TextCache(
-        suffix="_anima_te.npz", keys=TEXT, without_caption=text_encoder.without_caption, rate="caption_dropout_rate"
+        suffix="_anima_te.npz",
+        keys=TEXT_INPUTS,
+        without_caption=text_encoder.without_caption,
+        rate="caption_dropout_rate",
     )
     # The number of the image's tokens varies, of x and pe; that of the text does not.
     block_inputs = {
-        adapter.BLOCK: BlockInputs(streams=(0,), dynamic=()),
-        BLOCK: BlockInputs(streams=(0,), dynamic=((0, 1), (4, 1))),
+        adapter.ADAPTER_BLOCK: BlockInputs(streams=(0,), dynamic=()),
+        DENOISER_BLOCK: BlockInputs(streams=(0,), dynamic=((0, 1), (4, 1))),
     }
     # A fifth of a block is modulation, which is asked once for an image; the text is a small part of the tokens.
     block_costs = {
-        adapter.BLOCK: BlockCost("llm_adapter.blocks", activations=4, used=0.1),
-        BLOCK: BlockCost("blocks", activations=30, used=0.7),
+        adapter.ADAPTER_BLOCK: BlockCost("llm_adapter.blocks", activations=4, used=0.1),
+        DENOISER_BLOCK: BlockCost("blocks", activations=30, used=0.7),
     }
     sample_defaults = {"negative_prompt": "", "width": 512, "height": 512, "sample_steps": 30, "scale": 7.5}
     architecture = FACTS.architecture
@@ -83,7 +92,7 @@ class AnimaFamily(OneEncoderFamily):
 
     def learning_rate_block(self, path: str) -> int:
         """Which of the six rates a parameter has: the first is for what has none of its own."""
-        return next((number for number, part in enumerate(RATES, 1) if part in f".{path}"), 0)
+        return next((number for number, part in enumerate(RATE_GROUPS, 1) if part in f".{path}"), 0)
 
     # ---- captions
 
@@ -91,7 +100,7 @@ class AnimaFamily(OneEncoderFamily):
     def caption_limit(self) -> CaptionLimit:
         """Tokens of T5 without the end mark: Qwen3 makes fewer of the same words."""
         length = self.config.model.t5_max_token_length
-        more = f"t5_max_token_length = {text_encoder.LONGEST}" if length < text_encoder.LONGEST else ""
+        more = f"t5_max_token_length = {text_encoder.MAX_TOKENS}" if length < text_encoder.MAX_TOKENS else ""
         return CaptionLimit(TARGET, length - 1, more)
 
     @property
@@ -99,7 +108,7 @@ class AnimaFamily(OneEncoderFamily):
         """Of the arrays in the text cache."""
         options = self.config.model
         lengths = (options.qwen3_max_token_length,) * 2 + (options.t5_max_token_length,) * 2
-        return dict(zip(TEXT, lengths, strict=True))
+        return dict(zip(TEXT_INPUTS, lengths, strict=True))
 
     def text(
         self, components: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
@@ -112,7 +121,7 @@ class AnimaFamily(OneEncoderFamily):
         length = self.config.model.t5_max_token_length
         target = text_encoder.target_ids(components.tokenizers[TARGET], captions, length)
         made = (states, mask, *(one.to(states.device, non_blocking=True) for one in target))
-        return dict(zip(TEXT, made, strict=True))
+        return dict(zip(TEXT_INPUTS, made, strict=True))
 
     # ---- a training step
 
@@ -126,7 +135,7 @@ class AnimaFamily(OneEncoderFamily):
         """The predicted velocity, noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
         size = latents.shape[-2] // 2, latents.shape[-1] // 2
-        output = denoiser(packing.pack(latents), size, *(text[name] for name in TEXT), noised.timesteps)
+        output = denoiser(packing.pack(latents), size, *(text[name] for name in TEXT_INPUTS), noised.timesteps)
         return packing.unpack_channels_last(output.float(), *size)
 
     def sampler(self, components: ModelComponents) -> "Sampler":

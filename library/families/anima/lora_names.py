@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from library.families.anima import keys
-from library.families.anima.facts import TRANSFORMER
+from library.families.anima.facts import ANIMA_TRANSFORMER
 from library.families.shared.lora_names import LoraNames, Shapes, SharedForm, matrices
 from library.families.shared.tensor_names import denoiser_prefix
 
 ENCODER = "text_encoder"
-LAYERS = (".self_attn.", ".cross_attn.", ".mlp.")
+BLOCK_LAYERS = (".self_attn.", ".cross_attn.", ".mlp.")
 
 
 class AnimaLoraNames(LoraNames):
@@ -46,7 +46,7 @@ class AnimaLoraNames(LoraNames):
         "t_embedder",
     )
     shared: ClassVar[SharedForm] = SharedForm(has_alphas=False)  # which diffusers would take for weights
-    mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
+    mergeable: ClassVar[tuple[str, ...]] = (ANIMA_TRANSFORMER,)
 
     def canonical(self, path: str) -> tuple[str, int, int]:
         """A path of either tree -> ours."""
@@ -55,7 +55,7 @@ class AnimaLoraNames(LoraNames):
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
         """Attention and MLP of all blocks; modulation, embedders and the text adapter are left as they are."""
         for path in matrices(shapes, denoiser_prefix(shapes)):
-            if path.startswith("blocks.") and any(part in path for part in LAYERS):
+            if path.startswith("blocks.") and any(part in path for part in BLOCK_LAYERS):
                 yield "denoiser", path
 
 

@@ -27,9 +27,9 @@ from library.families.shared.transformer import (
     sinusoids,
 )
 
-BLOCK = "Block"
+DENOISER_BLOCK = "Block"
 PADDING = 4  # of a token's inputs, the last: whether its latents are padding, which an image never has
-THETA = 10000.0
+ROPE_THETA = 10000.0
 LARGER = 4.0  # how many times wider than those of its first training the images are that the positions are made for
 
 
@@ -74,7 +74,7 @@ class AnimaShape:
     def theta(self) -> float:
         """The base of the positions, stretched for larger images. The frame is 0, so that one serves all axes."""
         side = self.axes[1]
-        return THETA * LARGER ** (side / (side - 2))
+        return ROPE_THETA * LARGER ** (side / (side - 2))
 
 
 def count_anima_blocks(names: Iterable[str]) -> int:

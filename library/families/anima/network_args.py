@@ -8,7 +8,7 @@ from library.config.schema import opt
 from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer, regexes
 
 EXCLUDED = re.compile(r".*(_modulation|_norm|_embedder|final_layer).*")  # unless a pattern includes them
-ADAPTER = "llm_adapter."
+ADAPTER_PREFIX = "llm_adapter."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +28,9 @@ class AnimaArgs(BlockArgs):
         """Patterns come first, what a pattern includes before what is left out by default; then blocks are chosen, and
         the text adapter by its switch."""
         inside = layer.part == "denoiser"
-        usual = not EXCLUDED.fullmatch(layer.path) and (self.train_llm_adapter or not layer.path.startswith(ADAPTER))
+        usual = not EXCLUDED.fullmatch(layer.path) and (
+            self.train_llm_adapter or not layer.path.startswith(ADAPTER_PREFIX)
+        )
         included = any(re.fullmatch(one, layer.path) for one in regexes(self.include_patterns))
         if inside and not usual and not included:
             return NO_ADAPTER

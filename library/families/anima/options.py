@@ -16,17 +16,17 @@ INEFFECTIVE = {
 }
 
 # Flags of sd-scripts that are options here under another name, and those that nothing here needs.
-ALIASES = {"unsloth_offload_checkpointing": "cpu_offload_checkpointing"}
+FLAG_ALIASES = {"unsloth_offload_checkpointing": "cpu_offload_checkpointing"}
 FOREIGN = {
     "attn_mode": "attention is PyTorch's SDPA; attention_kernel chooses among its kernels",
     "vae_chunk_size": "images are encoded whole; vae_batch_size says how many at once",
     "vae_disable_cache": "a single image needs no cache in the VAE",
 }
 # When sigmoid_scale does nothing.
-SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
-RATES = ("self_attn_lr", "cross_attn_lr", "mlp_lr", "mod_lr", "llm_adapter_lr")
+WITHOUT_SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
+RATE_OPTIONS = ("self_attn_lr", "cross_attn_lr", "mlp_lr", "mod_lr", "llm_adapter_lr")
 
-OTHERS = {
+OTHER_FILES = {
     "qwen3": "the Qwen3-0.6B text encoder (qwen_3_06b_base.safetensors)",
     "vae": "the Qwen-Image VAE (qwen_image_vae.safetensors)",
 }
@@ -76,7 +76,7 @@ class AnimaModel(sections.Model):
         """The text encoder's file, by the name that other families have for it."""
         return self.qwen3
 
-    others: ClassVar[Mapping[str, str]] = OTHERS
+    others: ClassVar[Mapping[str, str]] = OTHER_FILES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,8 +154,8 @@ class AnimaRun:
     script_with = staticmethod(families.script_with)
     shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
-    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(SIGMOID)
-    aliases: ClassVar[Mapping[str, str]] = ALIASES
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(WITHOUT_SIGMOID)
+    aliases: ClassVar[Mapping[str, str]] = FLAG_ALIASES
     foreign: ClassVar[Mapping[str, str]] = FOREIGN
 
     model: AnimaModel = define_section(AnimaModel)
@@ -171,7 +171,7 @@ class AnimaLora(AnimaRun, sections.TransformerLora):
     script: ClassVar[str] = "anima_train_network"
     title: ClassVar[str] = "Anima LoRA"
     foreign: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        RATES, "it is for the fine-tune; network_args has network_reg_lrs"
+        RATE_OPTIONS, "it is for the fine-tune; network_args has network_reg_lrs"
     )
 
     cache: AnimaAdapterCache = define_section(AnimaAdapterCache)

@@ -14,7 +14,7 @@ from library.families.shared import language_model, random_networks, random_toke
 from library.families.shared.random_networks import T5_WORDS, InputShapes, RandomNetworks, prefixed
 from library.families.shared.random_sizes import FULL_QWEN_VAE, LanguageModelSizes, QwenVaeSizes
 
-WORDS = 151936  # of the published vocabulary of Qwen3, with room
+VOCABULARY = 151936  # of the published vocabulary of Qwen3, with room
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def anima_shape(sizes: AnimaSizes, words: int) -> AnimaShape:
     )
 
 
-def make_networks(sizes: AnimaSizes = TINY, words: int = WORDS, target_words: int = T5_WORDS) -> RandomNetworks:
+def make_networks(sizes: AnimaSizes = TINY, words: int = VOCABULARY, target_words: int = T5_WORDS) -> RandomNetworks:
     """The networks of these sizes, for tokenizers with so many words."""
     return RandomNetworks(
         lambda: random_networks.build_on_meta(lambda: Anima(anima_shape(sizes, target_words))),
@@ -108,7 +108,7 @@ def write_random_model(
     places = {"tokenizer": folder / "tokenizer", "t5_tokenizer": folder / "t5_tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
     target = random_tokenizers.t5_tokenizer(places["t5_tokenizer"])
-    made = make_networks(sizes, *((WORDS, T5_WORDS) if sizes == FULL else (words, target)))
+    made = make_networks(sizes, *((VOCABULARY, T5_WORDS) if sizes == FULL else (words, target)))
     text = made.encoders["text_encoder"]().state_dict()
     parts = {
         "anima": ("anima_tiny", made.denoiser().state_dict(), prefixed("net.")),

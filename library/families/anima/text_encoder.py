@@ -8,12 +8,12 @@ from torch import Tensor
 
 from library.families.shared import language_model, t5
 
-LONGEST = 512  # tokens of a caption, for either tokenizer
+MAX_TOKENS = 512  # tokens of a caption, for either tokenizer
 EMPTY = 1  # the id that an empty caption is for T5: its end
 
 
 def encode_anima_captions(
-    model: Any, tokenizer: Any, captions: Sequence[str], length: int = LONGEST
+    model: Any, tokenizer: Any, captions: Sequence[str], length: int = MAX_TOKENS
 ) -> tuple[Tensor, Tensor]:
     """Captions, without any template -> the last states [B, length, C], zero behind each caption, and a mask
     [B, length] of its own tokens."""

@@ -12,7 +12,7 @@ from library.families.shared import packing
 if TYPE_CHECKING:
     from PIL import Image
 
-SIDE = 16  # pixels of one token
+TOKEN_SIDE = 16  # pixels of one token
 MEGAPIXEL = 1024 * 1024
 # Widths and heights that Kontext was trained with, and their turns.
 _SHAPES = (
@@ -49,7 +49,9 @@ def reference_size(size: tuple[int, int], area: int) -> tuple[int, int]:
     """Width and height of a reference image beside a preview of so many pixels: the nearest of Kontext's shapes."""
     _, width, height = min((abs(size[0] / size[1] - w / h), w, h) for w, h in KONTEXT_SHAPES)
     scale = (area / MEGAPIXEL) ** 0.5
-    return max(SIDE, round(width * scale / SIDE) * SIDE), max(SIDE, round(height * scale / SIDE) * SIDE)
+    return max(TOKEN_SIDE, round(width * scale / TOKEN_SIDE) * TOKEN_SIDE), max(
+        TOKEN_SIDE, round(height * scale / TOKEN_SIDE) * TOKEN_SIDE
+    )
 
 
 def scaled_pixels(image: "Image.Image", size: tuple[int, int]) -> Tensor:

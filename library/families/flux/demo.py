@@ -8,7 +8,7 @@ from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.families.flux import keys
 from library.families.shared import weights
-from library.families.shared.diffusers_layers import ADAPTER, Sizes, layer_sizes
+from library.families.shared.diffusers_layers import ADAPTER_ENDINGS, Sizes, layer_sizes
 
 REAL = 3072  # FLUX.1's width, which diffusers' converter has written into it for the fused layer of single blocks
 Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
@@ -82,7 +82,7 @@ def _as_wide_as_the_real_one(tensors: JsonObject, width: int) -> JsonObject:
 
 
 def _as_narrow_again(name: str, tensor: Any, width: int) -> Any:
-    if name.startswith("single_transformer_blocks.") and name.endswith(ADAPTER[1]):
+    if name.startswith("single_transformer_blocks.") and name.endswith(ADAPTER_ENDINGS[1]):
         full = {"to_q": REAL, "to_k": REAL, "to_v": REAL, "proj_mlp": 4 * REAL}.get(name.split(".")[-3])
         if full and tensor.shape[0] == full:
             return tensor[: full // REAL * width]

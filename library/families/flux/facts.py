@@ -17,11 +17,11 @@ from library.families.flux.variants import (
     DEPTH,
     FILL,
     FLEX,
-    FOLDER,
+    FLUX_VARIANTS,
+    IN_DIFFUSERS_LAYOUT,
     IN_FOLDER,
     RADIANCE,
     TRANSFORMER,
-    VARIANTS,
     options_naming,
 )
 
@@ -38,16 +38,16 @@ LATER = (
 LATER_BLOCKS = (
     (re.compile(r"(^|\.)double_blocks\.\d+\.(img|txt)_attn\.qkv\.weight$"), 3, ""),
     (re.compile(r"(^|\.)single_blocks\.\d+\.linear1\.weight$"), 7, ""),
-    (re.compile(r"(^|\.)single_transformer_blocks\.\d+\.proj_mlp\.weight$"), 4, FOLDER),
+    (re.compile(r"(^|\.)single_transformer_blocks\.\d+\.proj_mlp\.weight$"), 4, IN_DIFFUSERS_LAYOUT),
 )
-MODULATION = re.compile(r"_mod\.lin\.|\.modulation\.lin\.|\.norm1?\.linear\.")  # of a block; Chroma's have none
+FLUX_MODULATION = re.compile(r"_mod\.lin\.|\.modulation\.lin\.|\.norm1?\.linear\.")  # of a block; Chroma's have none
 
 
 def part_of(shapes: Shapes) -> str:
     """What a part of a file is that lacks the first blocks."""
     for pattern, times, layout in LATER_BLOCKS:
         if any(pattern.search(name) and shape[0] == times * shape[-1] for name, shape in shapes.items() if shape):
-            if any(map(MODULATION.search, shapes)):
+            if any(map(FLUX_MODULATION.search, shapes)):
                 return TRANSFORMER + layout
             return "" if any(".modulation." in name for name in shapes) else CHROMA + layout
     return ""
@@ -66,7 +66,7 @@ def recognise_flux(shapes: Shapes) -> str:
     def some(part: str) -> bool:
         return any(part in name for name in shapes)
 
-    layout = "" if some("double_blocks.0.img_attn.qkv.weight") else FOLDER
+    layout = "" if some("double_blocks.0.img_attn.qkv.weight") else IN_DIFFUSERS_LAYOUT
     if layout and not some("single_transformer_blocks.0."):
         return part_of(shapes)
     if some("distilled_guidance_layer."):
@@ -74,13 +74,13 @@ def recognise_flux(shapes: Shapes) -> str:
     sizes = {name.rpartition("diffusion_model.")[2]: shape for name, shape in shapes.items()}
     takes, gives = (sizes.get(name, (0, 0)) for name in IN_AND_OUT[bool(layout)])
     times = takes[1] // gives[0] if len(takes) == len(gives) == 2 and gives[0] else 1
-    return {VARIANTS["fill"].inputs: FILL, 2: DEPTH}.get(times, TRANSFORMER) + layout
+    return {FLUX_VARIANTS["fill"].inputs: FILL, 2: DEPTH}.get(times, TRANSFORMER) + layout
 
 
-MODEL = "pretrained_model_name_or_path"
+MODEL_OPTION = "pretrained_model_name_or_path"
 T5XXL = HubFile("t5xxl", "comfyanonymous/flux_text_encoders", "t5xxl_fp16.safetensors", 9_787_841_024)
 AE = HubFile("ae", "Comfy-Org/Lumina_Image_2.0_Repackaged", "split_files/vae/ae.safetensors", 335_304_388)
-PARTS = (
+FLUX_PARTS = (
     HubFile("clip_l", "comfyanonymous/flux_text_encoders", "clip_l.safetensors", 246_144_152),
     T5XXL,
     AE,
@@ -91,7 +91,9 @@ def flux_hub_model(title: str, name: str, size: int, model_type: str = "") -> Hu
     """One of those that Black Forest Labs has published as FLUX.1-NAME, with a file of the name in small letters."""
     file = f"flux1-{name.lower()}.safetensors"
     options = {"model_type": model_type} if model_type else {}
-    return HubModel(title, (HubFile(MODEL, f"black-forest-labs/FLUX.1-{name}", file, size), *PARTS), options)
+    return HubModel(
+        title, (HubFile(MODEL_OPTION, f"black-forest-labs/FLUX.1-{name}", file, size), *FLUX_PARTS), options
+    )
 
 
 FACTS = FamilyFacts(
@@ -100,11 +102,11 @@ FACTS = FamilyFacts(
     base_model=TRANSFORMER,
     model_options={
         CHROMA: (chroma := {"model_type": "chroma", "apply_t5_attn_mask": True}),
-        CHROMA + FOLDER: chroma,
+        CHROMA + IN_DIFFUSERS_LAYOUT: chroma,
         "ChromaPipeline": chroma,
         "FluxKontextPipeline": {"model_type": "kontext"},
         FILL: (fill := {"model_type": "fill"}),
-        FILL + FOLDER: fill,
+        FILL + IN_DIFFUSERS_LAYOUT: fill,
         "FluxFillPipeline": fill,
     },
     named_options={"kontext": {"model_type": "kontext"}, FLEX: {"bypass_guidance_embedding": True}},
@@ -120,8 +122,8 @@ FACTS = FamilyFacts(
     architecture="flux-1-dev",
     relatives={
         variant.found + layout: (variant.base_model_version, variant.architecture or "flux-1-dev")
-        for variant in VARIANTS.values()
-        for layout in ("", FOLDER)
+        for variant in FLUX_VARIANTS.values()
+        for layout in ("", IN_DIFFUSERS_LAYOUT)
         if variant.found != TRANSFORMER
     },
     implementation="https://github.com/black-forest-labs/flux",
@@ -131,7 +133,7 @@ FACTS = FamilyFacts(
         BlockGroup("Double blocks", 19, r"_double_blocks_(\d+)_"),
         BlockGroup("Single blocks", 38, r"_single_blocks_(\d+)_"),
     ),
-    demo_variants={name: VARIANTS[name].title for name in ("chroma", "kontext", "fill")},
+    demo_variants={name: FLUX_VARIANTS[name].title for name in ("chroma", "kontext", "fill")},
     trained_in_compute_dtype=True,
     saves_all_parts=False,
     most_blocks_swapped=34,
@@ -150,7 +152,7 @@ FACTS = FamilyFacts(
         flux_hub_model("FLUX.1 Fill dev", "Fill-dev", 23_804_922_408, "fill"),
         HubModel(
             "Chroma1 HD",
-            (HubFile(MODEL, "lodestones/Chroma1-HD", "Chroma1-HD.safetensors", 17_800_038_288), T5XXL, AE),
+            (HubFile(MODEL_OPTION, "lodestones/Chroma1-HD", "Chroma1-HD.safetensors", 17_800_038_288), T5XXL, AE),
             chroma,
         ),
     ),

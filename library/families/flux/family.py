@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from library.families.base import Family
     from library.families.shared.sampler import Sampler
 
-PREFIXES = {"denoiser": "lora_unet", "clip_l": "lora_te1", "t5xxl": "lora_te3"}
+PART_PREFIXES = {"denoiser": "lora_unet", "clip_l": "lora_te1", "t5xxl": "lora_te3"}
 T5_STEP = 64  # a shortened text length is a multiple of this many tokens
 T5_LENGTH = {False: 512, True: 256}  # tokens that the others and schnell (True) were trained with
 POOLED = 768  # numbers of CLIP-L in sd-scripts' caches, zeros where the model does not read them
@@ -40,7 +40,7 @@ class FluxFamily(TransformerFamily):
     name = "flux"
     block_classes = ("DoubleStreamBlock", "SingleStreamBlock")
     adapter_targets = ("DoubleStreamBlock", "SingleStreamBlock")
-    text_adapter_targets = (*clip.LAYERS, *t5.LAYERS)
+    text_adapter_targets = (*clip.CLIP_LAYER_CLASSES, *t5.T5_LAYER_CLASSES)
     latent_cache = LatentCache(suffix="_flux.npz", keyed_by_size=True)
     text_cache = TextCache(
         suffix="_flux_te.npz",
@@ -57,7 +57,7 @@ class FluxFamily(TransformerFamily):
     def __init__(self, config: FluxLora | FluxTrain):
         super().__init__(config)
         self.variant = config.model.variant
-        self.files = checkpoint.FILES[config.model.model_type]
+        self.files = checkpoint.PART_FILES[config.model.model_type]
         # Text encoder -> its tokenizer: id on the hub, and folder in a diffusers model.
         places = {"clip_l": (tokenizers.CLIP_L, "tokenizer"), "t5xxl": (tokenizers.T5_XXL, self.variant.tokenizer)}
         self.tokenizers = {name: places[name] for name in self.variant.encoders}
@@ -89,7 +89,7 @@ class FluxFamily(TransformerFamily):
         """Whether the model was distilled without guidance, from its header."""
         path = self.files.located(self.config, "denoiser")
         plain = checkpoint.flux_shapes(part_files.read_entries(path), "denoiser")
-        return Sizes.of(checkpoint.DENOISER.bfl_shapes(plain)).is_schnell
+        return Sizes.of(checkpoint.FLUX_DENOISER.bfl_shapes(plain)).is_schnell
 
     @property
     def architecture(self) -> str:
@@ -155,7 +155,7 @@ class FluxFamily(TransformerFamily):
         wrong = list(checkpoint.find_flux_problems(self.config, self.config.model.model_type))
         yield from wrong
         for encoder in self.tokenizers:  # one is looked for beside the networks, so it is said once these are found
-            about = (encoder, checkpoint.BASE)
+            about = (encoder, checkpoint.MODEL_OPTION)
             if not self.files.named(self.config, encoder) or any(one.option in about for one in wrong):
                 continue
             try:
@@ -209,7 +209,7 @@ class FluxFamily(TransformerFamily):
                     shapes = checkpoint.flux_shapes(part_files.read_entries(path), part)
                     found["vae" if part == "ae" else part] = shapes
         if "denoiser" in found:
-            found["denoiser"] = checkpoint.DENOISER.bfl_shapes(found["denoiser"])
+            found["denoiser"] = checkpoint.FLUX_DENOISER.bfl_shapes(found["denoiser"])
             sizes = Sizes.of(found["denoiser"])
             self.depth = (sizes.double_blocks, sizes.single_blocks)
         return found
@@ -226,7 +226,7 @@ class FluxFamily(TransformerFamily):
         config, mmap = self.config, not self.config.model.disable_mmap_load_safetensors
         paths = {part: self.files.located(config, part) for part in self.files.parts}
         keep_8_bits = config.adapters and config.precision.fp8_denoiser
-        denoiser, fill = checkpoint.DENOISER.open(paths["denoiser"], dtype, keep_8_bits, mmap)
+        denoiser, fill = checkpoint.FLUX_DENOISER.open(paths["denoiser"], dtype, keep_8_bits, mmap)
         frozen = frozen or dtype
         exact = config.model.float32_vae or frozen == torch.float16
         kind = torch.float32 if exact else frozen
@@ -252,7 +252,7 @@ class FluxFamily(TransformerFamily):
     def adapter_name(self, part: str, path: str) -> str:
         """("denoiser", "double_blocks.0.img_attn.qkv") -> "lora_unet_double_blocks_0_img_attn_qkv"."""
         path = clip.canonical_clip_path(path) if part == "clip_l" else path
-        return f"{PREFIXES[part]}_{path.replace('.', '_')}"
+        return f"{PART_PREFIXES[part]}_{path.replace('.', '_')}"
 
     def is_frozen(self, path: str) -> bool:
         """Chroma's approximator, which is never trained, and a guidance embedding that is unused."""

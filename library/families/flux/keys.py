@@ -5,7 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from torch import Tensor
 
 from library.families.shared import double_stream_keys
-from library.families.shared.double_stream_keys import ATTENTION, SWAPPED, DoubleStreamKeys, join_tensors, linears
+from library.families.shared.double_stream_keys import (
+    DOUBLE_STREAM_ATTENTION,
+    SWAPPED,
+    DoubleStreamKeys,
+    join_tensors,
+    linears,
+)
 
 __all__ = [
     "SWAPPED",
@@ -34,7 +40,7 @@ TREES = DoubleStreamKeys(
     double={
         "img_mod.lin": ("norm1.linear",),
         "txt_mod.lin": ("norm1_context.linear",),
-        **ATTENTION,
+        **DOUBLE_STREAM_ATTENTION,
         "img_mlp.0": ("ff.net.0.proj",),
         "img_mlp.2": ("ff.net.2",),
         "txt_mlp.0": ("ff_context.net.0.proj",),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from library.families.flux import keys
-from library.families.flux.variants import CHROMA, FILL, FOLDER, TRANSFORMER
+from library.families.flux.variants import CHROMA, FILL, IN_DIFFUSERS_LAYOUT, TRANSFORMER
 from library.families.shared.double_stream_keys import DoubleStreamKeys
 from library.families.shared.double_stream_lora import DoubleStreamLoraNames
 from library.families.shared.lora_names import Shapes, SharedForm
@@ -41,7 +41,7 @@ class FluxLoraNames(DoubleStreamLoraNames):
     # diffusers reads no lora_A under its own names of fused layers, and ComfyUI reads those of diffusers.
     shared: ClassVar[SharedForm] = SharedForm("diffusers", has_alphas=False)
     mergeable: ClassVar[tuple[str, ...]] = tuple(
-        found + layout for found in (TRANSFORMER, FILL, CHROMA) for layout in ("", FOLDER)
+        found + layout for found in (TRANSFORMER, FILL, CHROMA) for layout in ("", IN_DIFFUSERS_LAYOUT)
     )
     layouts: ClassVar[DoubleStreamKeys] = keys.TREES
     sources: ClassVar[Callable[[Shapes], Mapping[str, tuple[str, ...]]]] = staticmethod(keys.flux_sources)

@@ -13,7 +13,7 @@ from library.config.reading import parse_count
 from library.config.run_config import ControlUse, Rule, RunConfig
 from library.config.schema import define_section, opt
 from library.config.values import Option
-from library.families.flux.variants import VARIANTS, FluxVariant, options_naming
+from library.families.flux.variants import FLUX_VARIANTS, FluxVariant, options_naming
 
 # Parsed by sd-scripts for every family, without a meaning for this one.
 INEFFECTIVE = {
@@ -35,8 +35,8 @@ INEFFECTIVE_RULES: tuple[Rule, ...] = (
 )
 
 # When sigmoid_scale does nothing.
-SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
-OTHERS = {
+WITHOUT_SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
+OTHER_FLUX_FILES = {
     "clip_l": "the CLIP-L text encoder (clip_l.safetensors)",
     "t5xxl": "the T5-XXL text encoder (t5xxl_fp16.safetensors)",
     "ae": "the FLUX.1 autoencoder (ae.safetensors)",
@@ -95,12 +95,12 @@ class FluxModel(sections.Model):
     @property
     def variant(self) -> FluxVariant:
         """What model_type names."""
-        return VARIANTS[self.model_type]
+        return FLUX_VARIANTS[self.model_type]
 
     @property
     def needed(self) -> Mapping[str, str]:
         """The text encoders of this variant, and the autoencoder."""
-        return {name: what for name, what in OTHERS.items() if name in (*self.variant.encoders, "ae")}
+        return {name: what for name, what in OTHER_FLUX_FILES.items() if name in (*self.variant.encoders, "ae")}
 
     @property
     def text_tokens(self) -> int | None:
@@ -248,7 +248,7 @@ class FluxRun:
     script_with = staticmethod(families.script_with)
     grid: ClassVar[int] = 16
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
-    ineffective_rules: ClassVar[tuple[Rule, ...]] = (*INEFFECTIVE_RULES, *sections.flow_rules(SIGMOID))
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = (*INEFFECTIVE_RULES, *sections.flow_rules(WITHOUT_SIGMOID))
     old: ClassVar[Mapping[str, Option]] = OLD_BLOCKS
 
     model: FluxModel = define_section(FluxModel)

@@ -11,16 +11,16 @@ from library.config.outside_files import table_of
 from library.config.problems import ConfigError, Message, Problem
 from library.families.facts import Shapes
 from library.families.flux_2 import keys, text_encoder, vae
-from library.families.flux_2.facts import FACTS, TRANSFORMER, VAE, recognise_flux_2
+from library.families.flux_2.facts import FACTS, FLUX_2_TRANSFORMER, VAE, recognise_flux_2
 from library.families.flux_2.model import DOUBLE, SINGLE, Flux2, Flux2Shape
-from library.families.flux_2.options import DEV_ENCODER, OTHERS
+from library.families.flux_2.options import DEV_ENCODER, OTHER_FLUX_2_FILES
 from library.families.flux_2.versions import VERSIONS, may_be_version, model_in_header
 from library.families.shared import autoencoder, expected_tensors, language_model, tensor_names, tokenizers
 from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, complete, read_entries, whole_model
 
-PARTS = {
+FLUX_2_PARTS = {
     "denoiser": Part(
         "pretrained_model_name_or_path",
         "a FLUX.2 transformer (flux-2-klein-base-4b.safetensors, or a diffusers folder)",
@@ -29,35 +29,39 @@ PARTS = {
     ),
     "text_encoder": Part(
         "text_encoder",
-        OTHERS["text_encoder"],
+        OTHER_FLUX_2_FILES["text_encoder"],
         ("text_encoder", "qwen_3_[48]b*.safetensors"),
         (language_model.QWEN3_MARK,),
         expected_tensors.language_model,
     ),
     "vae": Part(
         "vae",
-        OTHERS["vae"],
+        OTHER_FLUX_2_FILES["vae"],
         ("vae", "flux2-vae.safetensors"),
-        (autoencoder.MARKER,),
+        (autoencoder.VAE_MARKER,),
         expected_tensors.autoencoder_with_statistics,
     ),
 }
-MISTRAL = Part(
+MISTRAL_PART = Part(
     "text_encoder",
     DEV_ENCODER,
     ("text_encoder", "mistral_3_small_flux2_*.safetensors"),
     (language_model.EMBEDDING,),
     expected_tensors.mistral,
 )
-WORDS = {"denoiser": TRANSFORMER, "text_encoder": language_model.QWEN3, "vae": VAE}
-FILES = PartFiles(PARTS, FACTS, WORDS, "FLUX.2 klein or dev")
+FLUX_2_WORDS = {"denoiser": FLUX_2_TRANSFORMER, "text_encoder": language_model.QWEN3, "vae": VAE}
+PART_FILES_OF_FLUX_2 = PartFiles(FLUX_2_PARTS, FACTS, FLUX_2_WORDS, "FLUX.2 klein or dev")
 DEV_FILES = replace(
-    FILES, parts=PARTS | {"text_encoder": MISTRAL}, words=WORDS | {"text_encoder": language_model.MISTRAL}
+    PART_FILES_OF_FLUX_2,
+    parts=FLUX_2_PARTS | {"text_encoder": MISTRAL_PART},
+    words=FLUX_2_WORDS | {"text_encoder": language_model.MISTRAL},
 )
 # Captions of dev may come from caches alone: its text encoder is larger than most models.
-CACHED_FILES = replace(FILES, parts={part: about for part, about in PARTS.items() if part != "text_encoder"})
-DENOISER = DoubleStreamFile(
-    lambda _shapes: TRANSFORMER, keys.TREES, keys.flux_2_sources, lambda shapes: Flux2(Flux2Shape.of(shapes))
+CACHED_FILES = replace(
+    PART_FILES_OF_FLUX_2, parts={part: about for part, about in FLUX_2_PARTS.items() if part != "text_encoder"}
+)
+FLUX_2_DENOISER = DoubleStreamFile(
+    lambda _shapes: FLUX_2_TRANSFORMER, keys.TREES, keys.flux_2_sources, lambda shapes: Flux2(Flux2Shape.of(shapes))
 )
 
 
@@ -65,7 +69,7 @@ def find_flux_2_problems(config: Any) -> Iterator[Problem]:
     """Problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        with complete(path, TRANSFORMER):
+        with complete(path, FLUX_2_TRANSFORMER):
             sizes = Flux2Shape.of(shapes)
         yield from other_model_problems(path, sizes, config)
         yield from config.compile.beyond({DOUBLE: sizes.double_blocks, SINGLE: sizes.single_blocks})
@@ -102,7 +106,7 @@ def widths(own: Shapes) -> dict[str, tuple[str, int]]:
         return {}
     return {
         "text_encoder": (language_model.EMBEDDING, own["txt_in.weight"][1] // text_encoder.TAPS),
-        "vae": (autoencoder.MARKER, own["img_in.weight"][1] // 4),
+        "vae": (autoencoder.VAE_MARKER, own["img_in.weight"][1] // 4),
     }
 
 
@@ -156,7 +160,9 @@ def flux_2_shapes(entries: Entries, part: str) -> Shapes:
     """Shapes by the network's own keys. KeyError names a tensor that a transformer lacks."""
     shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
     if part == "denoiser":
-        return DENOISER.bfl_shapes({plain: shapes[name] for plain, name in tensor_names.without_prefix(shapes).items()})
+        return FLUX_2_DENOISER.bfl_shapes(
+            {plain: shapes[name] for plain, name in tensor_names.without_prefix(shapes).items()}
+        )
     known = (
         language_model.plain_language_names(shapes) if part == "text_encoder" else autoencoder.plain_vae_names(shapes)
     )
@@ -164,10 +170,10 @@ def flux_2_shapes(entries: Entries, part: str) -> Shapes:
 
 
 CHECKPOINT = Checkpoint(
-    FILES,
+    PART_FILES_OF_FLUX_2,
     find_flux_2_problems,
     flux_2_shapes,
-    DENOISER.open,
+    FLUX_2_DENOISER.open,
     {"vae": vae.load_flux_2_vae, "text_encoder": text_encoder.load_short_qwen3},
     tokenizers.QWEN3,
     text_encoder.encode_flux_2_captions,
@@ -179,9 +185,9 @@ DEV_CHECKPOINT = replace(
     CHECKPOINT,
     files=DEV_FILES,
     readers={"vae": vae.load_flux_2_vae, "text_encoder": text_encoder.load_short_mistral},
-    tokenizer=tokenizers.MISTRAL,
-    encode=partial(text_encoder.encode_flux_2_captions, template=text_encoder.MISTRAL),
-    around=text_encoder.MISTRAL.tokens,
+    tokenizer=tokenizers.MISTRAL_REPOSITORY,
+    encode=partial(text_encoder.encode_flux_2_captions, template=text_encoder.MISTRAL_TEMPLATE),
+    around=text_encoder.MISTRAL_TEMPLATE.tokens,
 )
 CACHED_CHECKPOINT = replace(DEV_CHECKPOINT, files=CACHED_FILES, readers={"vae": vae.load_flux_2_vae})
 
@@ -189,7 +195,7 @@ CACHED_CHECKPOINT = replace(DEV_CHECKPOINT, files=CACHED_FILES, readers={"vae": 
 def transformer_sizes(config: Any) -> Flux2Shape | None:
     """The sizes of the transformer, from its header; None where its file is not here."""
     with contextlib.suppress(ConfigError, KeyError):
-        if path := FILES.present(config, "denoiser"):
+        if path := PART_FILES_OF_FLUX_2.present(config, "denoiser"):
             shapes = flux_2_shapes(read_entries(path), "denoiser")
             return Flux2Shape.of(shapes) if recognise_flux_2(shapes) else None  # FLUX.1 has most of its names, too
     return None

@@ -2,11 +2,11 @@
 
 from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, has_tensor
 
-TRANSFORMER = "a FLUX.2 transformer"
+FLUX_2_TRANSFORMER = "a FLUX.2 transformer"
 VAE = "a FLUX.2 VAE"
-MARKS = ("double_stream_modulation_img.lin.weight", "double_stream_modulation_img.linear.weight")
+MODULATION_MARKS = ("double_stream_modulation_img.lin.weight", "double_stream_modulation_img.linear.weight")
 GATED = ("_mlp.0.weight", ".ff.linear_in.weight", ".ff_context.linear_in.weight")
-MODEL = "pretrained_model_name_or_path"
+MODEL_OPTION = "pretrained_model_name_or_path"
 DEV_PARTS = "Comfy-Org/flux2-dev"
 
 
@@ -15,7 +15,7 @@ def recognise_flux_2(shapes: Shapes) -> str:
     none, its blocks tell: MLPs with a gate are six times as wide as their stream."""
     gated = any(name.endswith(GATED) and shape[0] == 6 * shape[-1] for name, shape in shapes.items() if shape)
     joined = any("single_transformer_blocks." in name and "to_qkv_mlp_proj" in name for name in shapes)
-    return TRANSFORMER if gated or joined or any(mark in shapes for mark in MARKS) else ""
+    return FLUX_2_TRANSFORMER if gated or joined or any(mark in shapes for mark in MODULATION_MARKS) else ""
 
 
 def recognise_flux_2_part(shapes: Shapes) -> str:
@@ -25,14 +25,14 @@ def recognise_flux_2_part(shapes: Shapes) -> str:
 
 
 KLEINS = ("klein-base-9b", "klein-base-4b", "klein-9b", "klein-4b")  # whose files may look alike
-ENCODERS = ((151936, 2560), (151936, 4096), (131072, 5120))  # Qwen3 4B and 8B, Mistral
+EMBEDDING_SHAPES = ((151936, 2560), (151936, 4096), (131072, 5120))  # Qwen3 4B and 8B, Mistral
 
 
 def flux_2_hub_model(size: str, length: int, encoder: tuple[str, int]) -> HubModel:
     """A base klein of Black Forest Labs, with text encoder and VAE of ComfyUI's repository."""
     name, repository, (words, of_words) = f"klein-base-{size}", f"Comfy-Org/flux2-klein-{size}", encoder
     files = (
-        HubFile(MODEL, f"black-forest-labs/FLUX.2-{name}", f"flux-2-{name.lower()}.safetensors", length),
+        HubFile(MODEL_OPTION, f"black-forest-labs/FLUX.2-{name}", f"flux-2-{name.lower()}.safetensors", length),
         HubFile("text_encoder", repository, f"split_files/text_encoders/{words}.safetensors", of_words),
         HubFile("vae", repository, "split_files/vae/flux2-vae.safetensors", 336_000_000),
     )
@@ -42,7 +42,7 @@ def flux_2_hub_model(size: str, length: int, encoder: tuple[str, int]) -> HubMod
 FACTS = FamilyFacts(
     name="flux_2",
     title="FLUX.2",
-    base_model=TRANSFORMER,
+    base_model=FLUX_2_TRANSFORMER,
     model_options={"Flux2Pipeline": {"model_version": "dev", "cache_text_encoder_outputs_to_disk": True}},
     scripts={
         "flux_2_train_network": "library.families.flux_2.options:Flux2Lora",
@@ -52,7 +52,7 @@ FACTS = FamilyFacts(
     pipelines=("Flux2KleinPipeline", "Flux2Pipeline"),
     recognise=recognise_flux_2,
     recognise_part=recognise_flux_2_part,
-    base_models=(TRANSFORMER,),
+    base_models=(FLUX_2_TRANSFORMER,),
     base_model_version="flux_2_klein_4b",
     architecture="Flux.2-klein-4b",
     implementation="https://github.com/black-forest-labs/flux2",
@@ -77,7 +77,7 @@ FACTS = FamilyFacts(
         HubModel(
             "FLUX.2 dev",
             (
-                HubFile(MODEL, "black-forest-labs/FLUX.2-dev", "flux2-dev.safetensors", 64_446_000_000),
+                HubFile(MODEL_OPTION, "black-forest-labs/FLUX.2-dev", "flux2-dev.safetensors", 64_446_000_000),
                 HubFile(
                     "text_encoder",
                     DEV_PARTS,
@@ -90,7 +90,7 @@ FACTS = FamilyFacts(
         ),
     ),
     part_options={
-        "text_encoder": lambda shapes: tuple(shapes.get("model.embed_tokens.weight", ())) in ENCODERS,
+        "text_encoder": lambda shapes: tuple(shapes.get("model.embed_tokens.weight", ())) in EMBEDDING_SHAPES,
         "vae": lambda shapes: (
             recognise_flux_2_part(shapes) == VAE and has_tensor("decoder.conv_in.weight", 512, 32, 3, 3)(shapes)
         ),

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from library.families.shared import double_stream_keys
-from library.families.shared.double_stream_keys import ATTENTION, SWAPPED, DoubleStreamKeys, join_tensors
+from library.families.shared.double_stream_keys import DOUBLE_STREAM_ATTENTION, SWAPPED, DoubleStreamKeys, join_tensors
 
 TREES = DoubleStreamKeys(
     outside={
@@ -22,7 +22,7 @@ TREES = DoubleStreamKeys(
         "final_layer.linear": ("proj_out",),
     },
     double={
-        **ATTENTION,
+        **DOUBLE_STREAM_ATTENTION,
         "img_mlp.0": ("ff.linear_in",),
         "img_mlp.2": ("ff.linear_out",),
         "txt_mlp.0": ("ff_context.linear_in",),

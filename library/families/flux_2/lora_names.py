@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from library.families.flux_2 import keys
-from library.families.flux_2.facts import TRANSFORMER
+from library.families.flux_2.facts import FLUX_2_TRANSFORMER
 from library.families.shared.double_stream_keys import DoubleStreamKeys
 from library.families.shared.double_stream_lora import DoubleStreamLoraNames
 from library.families.shared.lora_names import Shapes, SharedForm
@@ -28,7 +28,7 @@ class Flux2LoraNames(DoubleStreamLoraNames):
     marks: ClassVar[str] = r"\.(to_qkv_mlp_proj|ff(_context)?\.linear_(in|out)|attn\.to_out(?!\.\d))(\.|$)"
     ratios: ClassVar[Mapping[str, int]] = {"linear1": 9, "img_mlp.0": 6, "txt_mlp.0": 6}
     shared: ClassVar[SharedForm] = SharedForm(has_alphas=False, has_lokr=True)  # alphas diffusers refuses
-    mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
+    mergeable: ClassVar[tuple[str, ...]] = (FLUX_2_TRANSFORMER,)
     layouts: ClassVar[DoubleStreamKeys] = keys.TREES
     sources: ClassVar[Callable[[Shapes], Mapping[str, tuple[str, ...]]]] = staticmethod(keys.flux_2_sources)
 

@@ -27,7 +27,7 @@ from library.families.shared.double_stream import (
 from library.families.shared.transformer import TIME_CHANNELS, sinusoids
 
 DOUBLE, SINGLE = DoubleStreamBlock.__name__, SingleStreamBlock.__name__
-THETA = 2000.0
+ROPE_THETA = 2000.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Flux2Shape:
 class Flux2(PositionTables, nn.Module):
     """FLUX.2 klein, or dev, as its sizes say."""
 
-    theta = THETA
+    theta = ROPE_THETA
 
     def __init__(self, sizes: Flux2Shape):
         super().__init__()

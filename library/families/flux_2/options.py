@@ -19,11 +19,11 @@ INEFFECTIVE_RULES: tuple[Rule, ...] = (
 )
 
 # Flags of musubi-tuner that nothing here needs.
-MUSUBI = {"fp8_text_encoder": "fp8_base keeps the text encoder in 8 bits as well"}
+MUSUBI_FLAGS = {"fp8_text_encoder": "fp8_base keeps the text encoder in 8 bits as well"}
 
 # When sigmoid_scale does nothing.
-SIGMOID = "timestep_sampling is not sigmoid, shift or flux2_shift"
-OTHERS = {
+NEITHER_SIGMOID_NOR_SHIFT = "timestep_sampling is not sigmoid, shift or flux2_shift"
+OTHER_FLUX_2_FILES = {
     "text_encoder": "the Qwen3-4B (klein 4B) or Qwen3-8B (klein 9B) text encoder",
     "vae": "the FLUX.2 VAE (flux2-vae.safetensors)",
 }
@@ -52,7 +52,7 @@ class Flux2Model(sections.Model):
     @property
     def needed(self) -> Mapping[str, str]:
         """The VAE, and the text encoder; captions of dev may be cached already."""
-        return {name: what for name, what in OTHERS.items() if name == "vae" or self.model_version != "dev"}
+        return {name: what for name, what in OTHER_FLUX_2_FILES.items() if name == "vae" or self.model_version != "dev"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,8 +79,11 @@ class Flux2Run:
     family: ClassVar[str] = "flux_2"
     script_with = staticmethod(families.script_with)
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
-    ineffective_rules: ClassVar[tuple[Rule, ...]] = (*INEFFECTIVE_RULES, *sections.flow_rules(SIGMOID))
-    foreign: ClassVar[Mapping[str, str]] = MUSUBI
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = (
+        *INEFFECTIVE_RULES,
+        *sections.flow_rules(NEITHER_SIGMOID_NOR_SHIFT),
+    )
+    foreign: ClassVar[Mapping[str, str]] = MUSUBI_FLAGS
 
     @property
     def control_images(self) -> ControlUse:

@@ -18,7 +18,7 @@ from library.objectives import flow
 if TYPE_CHECKING:
     from library.families.flux_2.family import Flux2Family
 
-LARGEST = 1024 * 1024  # pixels of a reference image; larger ones are scaled down
+MAX_REFERENCE_PIXELS = 1024 * 1024  # pixels of a reference image; larger ones are scaled down
 # Lines through numbers of image tokens: mu of 10 and of 200 steps.
 FEW, MANY = (8.73809524e-05, 1.89833333), (0.00016927, 0.45666666)
 LONG = 4300  # tokens from which on the number of steps says nothing
@@ -64,8 +64,8 @@ def reference_pixels(picture: Image.Image) -> Tensor:
     """A reference image as [1, 3, H, W] in -1..1: at most as large as LARGEST, its middle in whole tokens."""
     picture = picture.convert("RGB")
     width, height = picture.size
-    if width * height > LARGEST:
-        scale = math.sqrt(LARGEST / (width * height))
+    if width * height > MAX_REFERENCE_PIXELS:
+        scale = math.sqrt(MAX_REFERENCE_PIXELS / (width * height))
         picture = picture.resize((int(width * scale), int(height * scale)), Image.Resampling.LANCZOS)
         width, height = picture.size
     inner = max(width // TOKEN, 1) * TOKEN, max(height // TOKEN, 1) * TOKEN

@@ -34,7 +34,7 @@ SYSTEM = (
     "You are an AI that reasons about image descriptions. You give structured responses focusing on object "
     "relationships, object\nattribution and actions without speculation."
 )
-MISTRAL = Template(
+MISTRAL_TEMPLATE = Template(
     f"<s>[SYSTEM_PROMPT]{SYSTEM}[/SYSTEM_PROMPT][INST]", "[/INST]", "<pad>", left=True, removed="[IMG]", tokens=33
 )
 

@@ -15,14 +15,14 @@ from library.families.facts import Shapes
 from library.families.qwen_image import pictures, text_encoder
 from library.families.qwen_image.facts import FACTS, INDEX, TEXT_ENCODER, VAE, options_of
 from library.families.qwen_image.model import QwenImage, QwenShape, count_qwen_blocks
-from library.families.qwen_image.options import OTHERS
-from library.families.qwen_image.variants import EDIT_2511, TRANSFORMER, VARIANTS, QwenVariant, called
+from library.families.qwen_image.options import OTHER_QWEN_FILES
+from library.families.qwen_image.variants import EDIT_2511, QWEN_VARIANTS, TRANSFORMER, QwenVariant, called
 from library.families.shared import expected_tensors, language_model, qwen_vae, qwen_vae_names, tokenizers, weights
 from library.families.shared.denoiser_file import DenoiserFile
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, complete, pipeline, read_entries, whole_model
 
-PARTS = {
+QWEN_PARTS = {
     "denoiser": Part(
         "pretrained_model_name_or_path",
         "a Qwen-Image transformer (qwen_image_bf16.safetensors, or a diffusers folder)",
@@ -31,15 +31,15 @@ PARTS = {
     ),
     "text_encoder": Part(
         "text_encoder",
-        OTHERS["text_encoder"],
+        OTHER_QWEN_FILES["text_encoder"],
         ("text_encoder", "qwen_2.5_vl*.safetensors"),
         ("layers.0.self_attn.q_proj.bias",),
         expected_tensors.vision_language_model,
     ),
-    "vae": qwen_vae.part(OTHERS["vae"], "qwen_image_vae.safetensors"),
+    "vae": qwen_vae.part(OTHER_QWEN_FILES["vae"], "qwen_image_vae.safetensors"),
 }
 SEEING = replace(
-    PARTS["text_encoder"],
+    QWEN_PARTS["text_encoder"],
     what="the Qwen2.5-VL text encoder with its vision part (qwen_2.5_vl_7b.safetensors)",
     marker=(pictures.MARK,),
 )
@@ -55,7 +55,7 @@ PIPELINES = {  # of diffusers -> the value of model_version
 def qwen_checkpoint(variant: QwenVariant) -> Checkpoint:
     """How the files of a relative become networks."""
     seeing = bool(variant.template)
-    parts = PARTS | ({"text_encoder": SEEING} if seeing else {})
+    parts = QWEN_PARTS | ({"text_encoder": SEEING} if seeing else {})
     words = {"denoiser": (TRANSFORMER, EDIT_2511), "vae": VAE, "text_encoder": TEXT_ENCODER}
     files = PartFiles(parts, FACTS, words, "Qwen-Image or Qwen-Image-Edit")
     denoiser = DenoiserFile(
@@ -86,7 +86,7 @@ def qwen_checkpoint(variant: QwenVariant) -> Checkpoint:
         tokenizers.QWEN_VL,
         text_encoder.encode_qwen_captions,
         functools.partial(text_encoder.longest_qwen_caption, before=before),
-        most=text_encoder.LONGEST,
+        most=text_encoder.MAX_TOKENS,
         around=5,
     )
 
@@ -125,7 +125,7 @@ def other_version_problems(path: Path, config: Any) -> Iterator[Problem]:
             "model_version",
             ": {path} is {title}: set model_version = {version}",
             path=path,
-            title=VARIANTS[certain].title,
+            title=QWEN_VARIANTS[certain].title,
             version=certain,
             also="pretrained_model_name_or_path",
             fix=options_of(certain),
@@ -135,7 +135,7 @@ def other_version_problems(path: Path, config: Any) -> Iterator[Problem]:
             "model_version",
             ": {path} is {title} by its name: set model_version = {version}, or original if it is Qwen-Image",
             path=path,
-            title=VARIANTS[version].title,
+            title=QWEN_VARIANTS[version].title,
             version=version,
             also="pretrained_model_name_or_path",
             fix=options_of(version),

@@ -3,14 +3,14 @@
 import re
 
 from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes
-from library.families.qwen_image.variants import EDIT_2511, EDITS, TRANSFORMER, VARIANTS
+from library.families.qwen_image.variants import EDIT_2511, EDITS, QWEN_VARIANTS, TRANSFORMER
 
 VAE = "a Qwen-Image VAE"
 TEXT_ENCODER = "a Qwen2.5-VL text encoder"
 INDEX = "__index_timestep_zero__"  # an empty tensor by which ComfyUI knows Qwen-Image-Edit-2511
 # Tensors that only relatives have.
 RELATIVES = {"time_text_embed.addition_t_embedding.weight": "Qwen-Image-Layered", INDEX: EDIT_2511}
-MODULATION = re.compile(r"(^|\.)transformer_blocks\.\d+\.(img|txt)_mod\.1\.weight$")
+QWEN_MODULATION = re.compile(r"(^|\.)transformer_blocks\.\d+\.(img|txt)_mod\.1\.weight$")
 NEWER = "txt_in.text_norm.weight"  # of a network whose other names differ as well
 
 
@@ -18,7 +18,7 @@ def recognise_qwen(shapes: Shapes) -> str:
     """What a checkpoint is of Qwen-Image, with or without a prefix. Any block tells, so that a part of a file does."""
     if any(name.endswith(NEWER) for name in shapes):
         return "Qwen-Image-2.1"
-    if not any(map(MODULATION.search, shapes)):
+    if not any(map(QWEN_MODULATION.search, shapes)):
         return ""
     return next((title for mark, title in RELATIVES.items() if any(n.endswith(mark) for n in shapes)), TRANSFORMER)
 
@@ -85,12 +85,12 @@ FACTS = FamilyFacts(
     base_models=(TRANSFORMER, EDIT_2511),
     base_model_version="qwen_image",
     architecture="Qwen-Image",
-    relatives={EDIT_2511: (VARIANTS["edit-2511"].base_model_version, VARIANTS["edit-2511"].architecture)},
+    relatives={EDIT_2511: (QWEN_VARIANTS["edit-2511"].base_model_version, QWEN_VARIANTS["edit-2511"].architecture)},
     implementation="https://github.com/QwenLM/Qwen-Image",
     has_prediction_type=False,
     adapter_modules={"networks.lora_qwen_image": AdapterModule("library.families.qwen_image.network_args:QwenArgs")},
     blocks=(BlockGroup("Blocks", 60, r"_transformer_blocks_(\d+)_"),),
-    demo_variants={"qwen_image_edit": VARIANTS["edit-2511"].title},
+    demo_variants={"qwen_image_edit": QWEN_VARIANTS["edit-2511"].title},
     prompt_images={"control_image_path": {"model_version": EDITS}},
     trained_in_compute_dtype=True,
     exceeds_fp16=True,
@@ -104,7 +104,7 @@ FACTS = FamilyFacts(
     hub_models=(
         qwen_hub_model("Qwen-Image", "qwen_image_bf16"),
         qwen_hub_model("Qwen-Image 2512", "qwen_image_2512_bf16"),
-        *(qwen_hub_model(VARIANTS[one].title, f"qwen_image_{one.replace('-', '_')}_bf16", one) for one in EDITS),
+        *(qwen_hub_model(QWEN_VARIANTS[one].title, f"qwen_image_{one.replace('-', '_')}_bf16", one) for one in EDITS),
     ),
     part_options={
         "text_encoder": lambda shapes: recognise_qwen_part(shapes) == TEXT_ENCODER,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from library.families.base import Family
     from library.families.shared.sampler import Sampler
 
-BLOCK = "QwenImageTransformerBlock"
+BLOCK_CLASS = "QwenImageTransformerBlock"
 TEXT_CACHE = TextCache(
     suffix="_qi_te.safetensors",
     keys=("vl_embed", "vl_mask"),
@@ -40,14 +40,14 @@ class QwenFamily(OneEncoderFamily):
 
     config: QwenLora | QwenTrain
     name = "qwen_image"
-    swapped_class = BLOCK
-    block_classes = (BLOCK,)
-    adapter_targets = (BLOCK,)
+    swapped_class = BLOCK_CLASS
+    block_classes = (BLOCK_CLASS,)
+    adapter_targets = (BLOCK_CLASS,)
     # A third of a block is modulation, which is asked once for an image; of the rest one half is for the words.
-    block_costs = {BLOCK: BlockCost("transformer_blocks", activations=30, used=0.333)}
+    block_costs = {BLOCK_CLASS: BlockCost("transformer_blocks", activations=30, used=0.333)}
     sample_defaults = {"negative_prompt": " ", "width": 1024, "height": 1024, "sample_steps": 25, "scale": 4.0}
     text_lengths: Mapping[str, int] = MappingProxyType(
-        {"vl_embed": text_encoder.LONGEST, "vl_mask": text_encoder.LONGEST}
+        {"vl_embed": text_encoder.MAX_TOKENS, "vl_mask": text_encoder.MAX_TOKENS}
     )
 
     def __init__(self, config: QwenLora | QwenTrain):
@@ -61,7 +61,7 @@ class QwenFamily(OneEncoderFamily):
         self.text_cache = replace(TEXT_CACHE, suffix=f"_{variant.short}_te.safetensors")
         # The number of tokens varies: of img, txt, pe and mask, and of what says which are of reference images.
         sizes = ((0, 1), (1, 1), (3, 1), (4, 1), *([(5, 0)] if variant.still_references else []))
-        self.block_inputs = {BLOCK: BlockInputs(streams=(0, 1), dynamic=sizes)}
+        self.block_inputs = {BLOCK_CLASS: BlockInputs(streams=(0, 1), dynamic=sizes)}
 
     @property
     def picture_template(self) -> str:

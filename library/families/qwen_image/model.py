@@ -30,7 +30,7 @@ from library.families.shared.transformer import (
 )
 
 Size = tuple[int, int]  # height and width in tokens
-BLOCKS = "transformer_blocks"
+BLOCK_LIST = "transformer_blocks"
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class QwenShape:
             out_channels=tuple(shapes["proj_out.weight"])[0],
             text_channels=tuple(shapes["txt_in.weight"])[1],
             hidden=hidden,
-            head=tuple(shapes[f"{BLOCKS}.0.attn.norm_q.weight"])[0],
-            mlp=tuple(shapes[f"{BLOCKS}.0.img_mlp.net.0.proj.weight"])[0],
+            head=tuple(shapes[f"{BLOCK_LIST}.0.attn.norm_q.weight"])[0],
+            mlp=tuple(shapes[f"{BLOCK_LIST}.0.img_mlp.net.0.proj.weight"])[0],
             blocks=count_qwen_blocks(shapes),
             still_references=still_references,
         )
@@ -69,7 +69,7 @@ class QwenShape:
 
 def count_qwen_blocks(names: Iterable[str]) -> int:
     """How many blocks a transformer has, from its plain keys."""
-    return len({name.split(".")[1] for name in names if name.startswith(f"{BLOCKS}.")})
+    return len({name.split(".")[1] for name in names if name.startswith(f"{BLOCK_LIST}.")})
 
 
 class Attention(nn.Module):

@@ -11,7 +11,7 @@ from library.config.problems import Message, Problem
 from library.config.run_config import ControlUse, Rule, RunConfig
 from library.config.schema import define_section, opt, section_options
 from library.config.values import Option
-from library.families.qwen_image.variants import EDITS, VARIANTS, QwenVariant
+from library.families.qwen_image.variants import EDITS, QWEN_VARIANTS, QwenVariant
 
 LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
 
@@ -19,14 +19,14 @@ LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is 
 INEFFECTIVE = {"max_token_length": "captions of Qwen-Image may have any length up to 1024 tokens"}
 
 # Flags of musubi-tuner that nothing here needs.
-MUSUBI = {
+MUSUBI_FLAGS = {
     "fp8_vl": "fp8_base keeps the text encoder in 8 bits as well",
     "num_layers": "the number of blocks is read from the file",
 }
 
 # When sigmoid_scale does nothing.
-SIGMOID = "timestep_sampling is not sigmoid, shift or qwen_shift"
-OTHERS = {
+NEITHER_SIGMOID_NOR_SHIFT = "timestep_sampling is not sigmoid, shift or qwen_shift"
+OTHER_QWEN_FILES = {
     "text_encoder": "the Qwen2.5-VL text encoder (qwen_2.5_vl_7b.safetensors)",
     "vae": "the Qwen-Image VAE (qwen_image_vae.safetensors)",
 }
@@ -51,7 +51,7 @@ class QwenModel(sections.Model):
     @property
     def variant(self) -> QwenVariant:
         """What model_version names."""
-        return VARIANTS.get(self.model_version or "original", VARIANTS["original"])
+        return QWEN_VARIANTS.get(self.model_version or "original", QWEN_VARIANTS["original"])
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Models that see other pictures."""
@@ -79,7 +79,7 @@ class QwenModel(sections.Model):
                 fix={"cache_text_encoder_outputs": True},
             )
 
-    others: ClassVar[Mapping[str, str]] = OTHERS
+    others: ClassVar[Mapping[str, str]] = OTHER_QWEN_FILES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,8 +130,8 @@ class QwenRun:
     family: ClassVar[str] = "qwen_image"
     script_with = staticmethod(families.script_with)
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
-    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(SIGMOID)
-    foreign: ClassVar[Mapping[str, str]] = MUSUBI
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(NEITHER_SIGMOID_NOR_SHIFT)
+    foreign: ClassVar[Mapping[str, str]] = MUSUBI_FLAGS
     old: ClassVar[Mapping[str, Option]] = section_options(OldVersions)
     convert = staticmethod(convert_model_version)
 

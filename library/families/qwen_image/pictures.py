@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from library.families.shared import packing, random_networks
-from library.families.shared.language_model import HEAD, THETA
+from library.families.shared.language_model import DEFAULT_THETA, HEAD_WIDTH
 from library.families.shared.weights import assign
 
 PATCH, MERGED, FRAMES = (
@@ -27,7 +27,7 @@ PATCH, MERGED, FRAMES = (
 TOKEN = PATCH * MERGED  # pixels of a token's side
 FEWEST, MOST = 56 * 56, 12845056  # least and most pixels of an image in the text encoder
 MEAN, DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-SECTIONS = [16, 24, 24]  # pairs of a head's channels that turn with frame, row and column
+ROPE_SECTIONS = [16, 24, 24]  # pairs of a head's channels that turn with frame, row and column
 MULTIPLE = 32  # pixels that the sides of a reference image are multiples of, as the pipelines scale it
 VISION = "visual."  # prefix of the vision encoder's tensors
 MARK = f"{VISION}patch_embed.proj.weight"
@@ -154,7 +154,7 @@ def sizes_from_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
         "hidden": hidden,
         "mlp": shapes["layers.0.mlp.gate_proj.weight"][0],
         "layers": len({name.split(".")[1] for name in shapes if name.startswith("layers.")}),
-        "groups": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD,
+        "groups": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD_WIDTH,
         "vision": width,
         "vision_mlp": shapes[f"{VISION}blocks.0.mlp.gate_proj.weight"][0],
         "vision_layers": len(blocks),
@@ -166,13 +166,13 @@ def empty_vision_model(  # noqa: PLR0913 - what the file of one says
 ) -> VisionLanguageModel:
     """A model on the meta device. Every eighth layer of the vision encoder has full attention."""
     modeling: Any = importlib.import_module("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl")
-    rope = {"rope_type": "default", "rope_theta": THETA, "mrope_section": SECTIONS}
+    rope = {"rope_type": "default", "rope_theta": DEFAULT_THETA, "mrope_section": ROPE_SECTIONS}
     text = modeling.Qwen2_5_VLTextConfig(
         vocab_size=words,
         hidden_size=hidden,
         intermediate_size=mlp,
         num_hidden_layers=layers,
-        num_attention_heads=hidden // HEAD,
+        num_attention_heads=hidden // HEAD_WIDTH,
         num_key_value_heads=groups,
         max_position_embeddings=128000,
         rms_norm_eps=1e-6,

@@ -15,7 +15,7 @@ from library.families.shared import random_networks, random_tokenizers
 from library.families.shared.random_networks import InputShapes, RandomNetworks
 from library.families.shared.random_sizes import FULL_QWEN_VAE, QwenVaeSizes
 
-WORDS = 152064  # of the published vocabulary, with room
+VOCABULARY = 152064  # of the published vocabulary, with room
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def model_sizes(config: Any, full: bool) -> QwenSizes:
     return replace(sizes, still_references=variant.still_references)
 
 
-def make_networks(sizes: QwenSizes = TINY, words: int = WORDS) -> RandomNetworks:
+def make_networks(sizes: QwenSizes = TINY, words: int = VOCABULARY) -> RandomNetworks:
     """The networks of these sizes, for a tokenizer with so many words."""
     shape = QwenShape(
         in_channels=4 * sizes.channels,
@@ -101,7 +101,8 @@ def input_shapes(family: QwenFamily, denoiser: QwenImage) -> InputShapes:
     width, height = pictures.seen_size((1024, 1024), variant.condition_area or 1)
     shown = variant.control_images.least
     length = (
-        3 * text_encoder.STEP + shown * width * height // pictures.TOKEN**2 // text_encoder.STEP * text_encoder.STEP
+        3 * text_encoder.LENGTH_MULTIPLE
+        + shown * width * height // pictures.TOKEN**2 // text_encoder.LENGTH_MULTIPLE * text_encoder.LENGTH_MULTIPLE
     )
     text = {"vl_embed": (length, sizes.text_channels), "vl_mask": (length,)}
     return InputShapes(sizes.in_channels // 4, text, references=shown)
@@ -117,7 +118,7 @@ def write_random_model(
     folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"], sizes.vision > 0)
-    made = make_networks(sizes, WORDS if sizes.blocks == FULL.blocks else words)
+    made = make_networks(sizes, VOCABULARY if sizes.blocks == FULL.blocks else words)
     text, mark = made.encoders["text_encoder"]().state_dict(), {INDEX: torch.zeros(0)} if sizes.still_references else {}
     stem = f"qwen_image{'_edit_2511' if sizes.still_references else ''}_tiny"
     parts = {

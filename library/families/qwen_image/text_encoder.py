@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from library.families.qwen_image.pictures import VISION, ImagePatches, positions
 from library.families.shared import language_model
-from library.families.shared.language_model import HEAD
+from library.families.shared.language_model import HEAD_WIDTH
 from library.families.shared.weights import assign
 
-LONGEST = 1024  # tokens of a caption with what stands behind it
-STEP = 64  # a batch of captions is as long as a multiple of so many tokens
+MAX_TOKENS = 1024  # tokens of a caption with what stands behind it
+LENGTH_MULTIPLE = 64  # a batch of captions is as long as a multiple of so many tokens
 SYSTEM = (
     "Describe the image by detailing the color, shape, size, texture, quantity, text, "
     "spatial relationships of the objects and background:"
@@ -44,7 +44,7 @@ def encoder_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
         "hidden": hidden,
         "mlp": shapes["layers.0.mlp.gate_proj.weight"][0],
         "layers": len({name.split(".")[1] for name in shapes if name.startswith("layers.")}),
-        "groups": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD,
+        "groups": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD_WIDTH,
     }
 
 
@@ -56,7 +56,7 @@ def empty_qwen_encoder(words: int, hidden: int, mlp: int, layers: int, groups: i
         hidden_size=hidden,
         intermediate_size=mlp,
         num_hidden_layers=layers,
-        num_attention_heads=hidden // HEAD,
+        num_attention_heads=hidden // HEAD_WIDTH,
         num_key_value_heads=groups,
         max_position_embeddings=128000,
     )
@@ -76,20 +76,20 @@ def qwen_token_ids(tokenizer: Any, captions: Sequence[str], before: str = BEFORE
     """Token ids of each caption in its template, cut to the longest length, and how many stand before a caption."""
     dropped = len(tokenizer(before).input_ids)
     texts = [f"{before}{caption}{BEHIND}" for caption in captions]
-    return tokenizer(texts, max_length=LONGEST + dropped, truncation=True).input_ids, dropped
+    return tokenizer(texts, max_length=MAX_TOKENS + dropped, truncation=True).input_ids, dropped
 
 
 def longest_qwen_caption(tokenizer: Any, captions: Iterable[str], before: str = BEFORE) -> int:
     """The most tokens that the denoiser reads of one of these captions, as a multiple of STEP."""
     ids, dropped = qwen_token_ids(tokenizer, list(captions), before)
-    return language_model.padded_length(ids, STEP, dropped)
+    return language_model.padded_length(ids, LENGTH_MULTIPLE, dropped)
 
 
 def encode_qwen_captions(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Captions -> the last hidden states behind the template's head [B, L, C], zero behind each caption, and a mask
     [B, L] of the tokens that are a caption's own. L is a multiple of STEP."""
     ids, dropped = qwen_token_ids(tokenizer, captions)
-    return language_model.encode_ids(model, ids, STEP, dropped)
+    return language_model.encode_ids(model, ids, LENGTH_MULTIPLE, dropped)
 
 
 # ---- with pictures
@@ -104,7 +104,9 @@ def picture_tokens(tokenizer: Any, shown: Sequence[int], numbered: bool) -> int:
     """How many tokens longer pictures of so many tokens make what the denoiser reads, as a multiple of STEP."""
     words = "".join(picture_words(number, 1, numbered) for number, _ in enumerate(shown, start=1))
     count = len(tokenizer(words).input_ids) - len(shown) + sum(shown)
-    return -(-(count + 1) // STEP) * STEP if shown else 0  # 1: a line's end at a caption's beginning may be its own
+    return (
+        -(-(count + 1) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE if shown else 0
+    )  # 1: a line's end at a caption's beginning may be its own
 
 
 def encode_with_pictures(
@@ -115,11 +117,11 @@ def encode_with_pictures(
     every = []
     for caption, own in zip(captions, shown, strict=True):
         words = "".join(picture_words(n, one.tokens, numbered) for n, one in enumerate(own, start=1))
-        most = LONGEST + len(tokenizer(f"{BEFORE_EDIT}{words}").input_ids)
+        most = MAX_TOKENS + len(tokenizer(f"{BEFORE_EDIT}{words}").input_ids)
         text = f"{BEFORE_EDIT}{words}{caption.replace(PICTURE, '')}{BEHIND}"
         every.append(tokenizer(text, max_length=most, truncation=True).input_ids)
     device = next(model.parameters()).device
-    length = dropped + language_model.padded_length(every, STEP, dropped)
+    length = dropped + language_model.padded_length(every, LENGTH_MULTIPLE, dropped)
     padded, mask = torch.zeros(len(every), length, dtype=torch.long), torch.zeros(len(every), length, dtype=torch.long)
     places = torch.zeros(3, len(every), length, dtype=torch.long)
     for row, (ids, own) in enumerate(zip(every, shown, strict=True)):

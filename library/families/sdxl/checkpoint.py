@@ -9,7 +9,7 @@ from library.families.sdxl import expected_tensors, keys, model
 from library.families.shared import hub, weights
 
 CHANNELS = 4  # of latents
-OPTION = "pretrained_model_name_or_path"
+MODEL_OPTION = "pretrained_model_name_or_path"
 WANTED = "an SDXL .safetensors file, a diffusers folder or a Hugging Face id (owner/name)"
 
 
@@ -24,12 +24,12 @@ def find_base_model_problems(path: Path, vae: str | None) -> Iterator[Problem]:
         if path.is_file():
             other = _whole(path, vae) if path.suffix.lower() not in weights.PICKLED else None
             if problem := other or expected_tensors.incomplete_model(path, vae):
-                yield Problem(OPTION, ": {problem}", place="--", problem=problem)
+                yield Problem(MODEL_OPTION, ": {problem}", place="--", problem=problem)
             return
         if not (path / "unet").is_dir():
             kind = "a FLUX model's folder" if (path / "transformer").is_dir() else "no folder of an SDXL model"
             yield Problem(
-                OPTION,
+                MODEL_OPTION,
                 ": {path} is {kind} (it has no unet folder): give {wanted}",
                 place="--",
                 path=path,
@@ -40,7 +40,7 @@ def find_base_model_problems(path: Path, vae: str | None) -> Iterator[Problem]:
         for part, folder in model.FOLDERS.items():
             if not (path / folder).is_dir() and not (part == "vae" and vae):
                 yield Problem(
-                    OPTION,
+                    MODEL_OPTION,
                     ": {path} has no {folder} folder, so it is no complete SDXL model: download it again",
                     place="--",
                     path=path,
@@ -51,16 +51,16 @@ def find_base_model_problems(path: Path, vae: str | None) -> Iterator[Problem]:
             shapes |= weights.header(file) if file.suffix == ".safetensors" else {}
         if shapes and "add_embedding.linear_1.weight" not in shapes:
             yield Problem(
-                OPTION,
+                MODEL_OPTION,
                 ": {path} is {found}, not an SDXL model: choose an SDXL one",
                 place="--",
                 path=path,
                 found=recognition.describe_checkpoint(shapes),
             )
         elif shapes and (problem := model.misfit(path, shapes) or expected_tensors.incomplete_model(path, vae)):
-            yield Problem(OPTION, ": {problem}", place="--", problem=problem)
+            yield Problem(MODEL_OPTION, ": {problem}", place="--", problem=problem)
     except ConfigError as e:
-        yield Problem(OPTION, ": {why}", place="--", why=e.problems[0])
+        yield Problem(MODEL_OPTION, ": {why}", place="--", why=e.problems[0])
 
 
 def blocks_of(path: Path) -> dict[str, int]:

@@ -10,7 +10,7 @@ from library.config.run_config import RunConfig
 from library.families.shared.diffusers_layers import Sizes, layer_sizes
 
 # All kinds of blocks of a U-Net take minutes to compile on a processor; these take seconds, and do most of the work.
-BLOCKS = ("compile_blocks", "transformer:all", "all kinds of blocks, without this line, compile longer")
+COMPILE_BLOCKS_LINE = ("compile_blocks", "transformer:all", "all kinds of blocks, without this line, compile longer")
 Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
 
 
@@ -18,7 +18,7 @@ def demo_tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
     """What a TOML of the demo says of this model; `models` are the files that write_random_model made."""
     return {
         "model": [("pretrained_model_name_or_path", str(models["sdxl"]), "real: sd_xl_base_1.0.safetensors")],
-        "compile": [BLOCKS],
+        "compile": [COMPILE_BLOCKS_LINE],
     }
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from library.families.shared import clip
 
-STEP = 1.1  # the factor of one pair of brackets
+BRACKET_FACTOR = 1.1  # the factor of one pair of brackets
 SIGN = re.compile(r"\\[()\[\]\\]|:\s*([+-]?\d*\.?\d+)\s*\)|[()\[\]]")
 
 
@@ -32,14 +32,14 @@ def parse_emphasis(text: str) -> list[tuple[str, float]]:
         elif sign.group(1) is not None and innermost == "(":
             close(float(sign.group(1)))
         elif found == ")" and innermost == "(":
-            close(STEP)
+            close(BRACKET_FACTOR)
         elif found == "]" and innermost == "[":
-            close(1.0 / STEP)
+            close(1.0 / BRACKET_FACTOR)
         else:
             pieces.append([found.removeprefix("\\") if len(found) == 2 else found, 1.0])
     pieces.append([text[at:], 1.0])
     while opened:
-        close(STEP if opened[-1][0] == "(" else 1.0 / STEP)
+        close(BRACKET_FACTOR if opened[-1][0] == "(" else 1.0 / BRACKET_FACTOR)
     return _joined(pieces)
 
 

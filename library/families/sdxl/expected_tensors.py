@@ -11,9 +11,9 @@ from library.families.shared import autoencoder, expected_tensors, weights
 from library.families.shared.expected_tensors import BOTH, changes_width, expanded
 from library.families.shared.part_files import incomplete
 
-OUTSIDE = "{time_embedding,add_embedding}.{linear_1,linear_2}"
+EMBEDDING_PATTERN = "{time_embedding,add_embedding}.{linear_1,linear_2}"
 RESNET = "{norm1,conv1,time_emb_proj,norm2,conv2}"
-TRANSFORMER = (
+TRANSFORMER_PATTERNS = (
     f"{{norm1,norm2,norm3,attn1.to_out.0,attn2.to_out.0,ff.net.0.proj,ff.net.2}}.{BOTH}",
     "{attn1,attn2}.{to_q,to_k,to_v}.weight",
 )
@@ -36,10 +36,10 @@ def unet(shapes: Shapes) -> list[str]:
         f"{path}.transformer_blocks.{n}.{one}"
         for path, block in attentions.items()
         for n in range(depth.get(block, 1))
-        for one in TRANSFORMER
+        for one in TRANSFORMER_PATTERNS
     )
     return expanded(
-        f"{OUTSIDE}.{BOTH}",
+        f"{EMBEDDING_PATTERN}.{BOTH}",
         f"{{conv_in,conv_norm_out,conv_out}}.{BOTH}",
         *(f"{path}.{RESNET}.{BOTH}" for path in resnets),
         *(f"{path}.conv_shortcut.{BOTH}" for path in resnets if changes_width(shapes, f"{path}.conv1.weight")),

@@ -35,7 +35,7 @@ class SdxlFamily:
     grid = 32
     block_classes = ("BasicTransformerBlock", "ResnetBlock2D")
     adapter_targets = ("Transformer2DModel",)
-    text_adapter_targets = clip.LAYERS
+    text_adapter_targets = clip.CLIP_LAYER_CLASSES
     architecture = FACTS.architecture
     base_model_version = FACTS.base_model_version
     # Tokens of the image; height and width of its features.
@@ -72,13 +72,13 @@ class SdxlFamily:
         options = self.config.model
         name, vae = options.pretrained_model_name_or_path or "", options.vae
         wrong = []
-        if problem := hub.missing_model(f"--{checkpoint.OPTION}", name, checkpoint.WANTED):
+        if problem := hub.missing_model(f"--{checkpoint.MODEL_OPTION}", name, checkpoint.WANTED):
             wrong = [problem]
         elif Path(name).exists():
             wrong = list(checkpoint.find_base_model_problems(Path(name), vae))
         else:
             choose = functools.partial(model.wanted_files, half=False)
-            wrong = [p for p in [hub.unreachable_model(f"--{checkpoint.OPTION}", name, choose, self.token)] if p]
+            wrong = [p for p in [hub.unreachable_model(f"--{checkpoint.MODEL_OPTION}", name, choose, self.token)] if p]
         yield from wrong
         if vae:
             yield from checkpoint.problems_of_vae(vae, self.token)
@@ -135,7 +135,9 @@ class SdxlFamily:
         options, half = self.config.model, dtype == torch.float16
         mmap = not options.disable_mmap_load_safetensors
         choose = functools.partial(model.wanted_files, half=half)
-        where = hub.local(options.pretrained_model_name_or_path or "", f"--{checkpoint.OPTION}", choose, self.token)
+        where = hub.local(
+            options.pretrained_model_name_or_path or "", f"--{checkpoint.MODEL_OPTION}", choose, self.token
+        )
         stored = model.open_checkpoint(where, half, mmap, options.vae)
         place = hub.local(options.vae, "--vae", checkpoint.vae_files, self.token) if options.vae else None
         # A fine-tune saves the VAE, too, so it is read now: its file could be deleted meanwhile.

@@ -18,7 +18,7 @@ from library.families.shared.clip import canonical_clip_path
 from library.families.shared.expected_tensors import list_length
 from library.families.shared.tensor_names import inverse, replace_prefix, shared_prefix
 
-PREFIXES = {
+SINGLE_FILE_PREFIXES = {
     "denoiser": "model.diffusion_model.",
     "vae": "first_stage_model.",
     "clip_l": "conditioner.embedders.0.transformer.",
@@ -36,7 +36,7 @@ RESNET = {
     "conv2": "out_layers.3",
     "conv_shortcut": "skip_connection",
 }
-OUTSIDE = {
+OUTSIDE_OF_BLOCKS = {
     "time_embedding.linear_1": "time_embed.0",
     "time_embedding.linear_2": "time_embed.2",
     "add_embedding.linear_1": "label_emb.0.0",
@@ -100,7 +100,7 @@ def unet_table(layout: Layout) -> dict[str, str]:
     modules |= {"mid_block.resnets.0": "middle_block.0", "mid_block.resnets.1": "middle_block.2"}
     modules["mid_block.attentions.0"] = "middle_block.1"
     inside = {f"{a}.{b}": f"{modules[a]}.{c}" for a in modules if ".resnets." in a for b, c in RESNET.items()}
-    return OUTSIDE | modules | inside
+    return OUTSIDE_OF_BLOCKS | modules | inside
 
 
 def clip_g_table(layers: int) -> dict[str, str]:
@@ -130,15 +130,15 @@ def split_parts(names: Iterable[str]) -> tuple[dict[str, dict[str, str]], dict[s
     loaded one had.
     """
     names = list(names)
-    wrapped = not any(name.startswith((*PREFIXES.values(),)) for name in names)
+    wrapped = not any(name.startswith((*SINGLE_FILE_PREFIXES.values(),)) for name in names)
     wrapper = shared_prefix(names) if wrapped else ""
-    parts: dict[str, dict[str, str]] = {part: {} for part in PREFIXES}
+    parts: dict[str, dict[str, str]] = {part: {} for part in SINGLE_FILE_PREFIXES}
     rest = {}
     for name in names:
         plain = name.removeprefix(wrapper)
-        part = next((part for part, prefix in PREFIXES.items() if plain.startswith(prefix)), None)
+        part = next((part for part, prefix in SINGLE_FILE_PREFIXES.items() if plain.startswith(prefix)), None)
         if part is not None and plain != LOGIT_SCALE and not plain.endswith(".position_ids"):
-            parts[part][plain.removeprefix(PREFIXES[part])] = name
+            parts[part][plain.removeprefix(SINGLE_FILE_PREFIXES[part])] = name
         elif not plain.startswith(DROPPED):
             rest[plain] = name
     return parts, rest
@@ -163,7 +163,7 @@ def sdxl_part_to_single(part: str, tensors: Mapping[str, Any]) -> dict[str, Any]
         named = autoencoder.vae_to_single(tensors)
     else:
         named = _transformers_to_open_clip(tensors) if part == "clip_g" else dict(tensors)
-    return {PREFIXES[part] + name: tensor for name, tensor in named.items()}
+    return {SINGLE_FILE_PREFIXES[part] + name: tensor for name, tensor in named.items()}
 
 
 def _open_clip_to_transformers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,11 +10,14 @@ from library.families.shared.lora_names import CLIP_LAYERS, LoraNames, Shapes, S
 from library.families.shared.tensor_names import inverse, replace_prefix
 
 STACKED = {"q_proj": 0, "k_proj": 1, "v_proj": 2}  # in CLIP-G's in_proj_weight
-TRANSFORMER = re.compile(r"(input_blocks\.\d+|middle_block|output_blocks\.\d+)\.1\.(proj_|transformer_blocks\.)")
-BLOCKS = ("input_blocks.", "middle_block.", "output_blocks.")
+TRANSFORMER_NAME = re.compile(r"(input_blocks\.\d+|middle_block|output_blocks\.\d+)\.1\.(proj_|transformer_blocks\.)")
+BLOCK_PREFIXES = ("input_blocks.", "middle_block.", "output_blocks.")
 DIFFUSERS_BLOCKS = ("down_blocks.", "mid_block.", "up_blocks.")
 DIFFUSERS = (*DIFFUSERS_BLOCKS, "conv_in", "conv_out", "time_embedding.", "add_embedding.")
-ENCODERS = {"clip_l": "text_model.encoder.layers.", "clip_g": "transformer.resblocks."}  # blocks in the single file
+ENCODER_BLOCKS = {
+    "clip_l": "text_model.encoder.layers.",
+    "clip_g": "transformer.resblocks.",
+}  # blocks in the single file
 
 
 class SdxlLoraNames(LoraNames):
@@ -34,7 +37,7 @@ class SdxlLoraNames(LoraNames):
         "lycoris_": "denoiser",
         "base_model.model.": "denoiser",
     }
-    trees: ClassVar[tuple[str, ...]] = (*BLOCKS, *DIFFUSERS_BLOCKS)
+    trees: ClassVar[tuple[str, ...]] = (*BLOCK_PREFIXES, *DIFFUSERS_BLOCKS)
     encoder_names: ClassVar[tuple[str, ...]] = ("lora_te2_text_model", "text_encoder_2.text_model")
     version_word: ClassVar[str] = "xl"
     shared: ClassVar[SharedForm] = SharedForm("kohya", is_peft=False)
@@ -56,9 +59,9 @@ class SdxlLoraNames(LoraNames):
 
     def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
         """In the single file; query, key and value of CLIP-G are one matrix there."""
-        if part not in ("denoiser", *ENCODERS):
+        if part not in ("denoiser", *ENCODER_BLOCKS):
             return None
-        prefix = keys.PREFIXES[part]
+        prefix = keys.SINGLE_FILE_PREFIXES[part]
         if part == "clip_g":
             layer, _, last = path.rpartition(".self_attn.")
             if layer and last in STACKED:
@@ -69,17 +72,17 @@ class SdxlLoraNames(LoraNames):
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
         """Attention and MLP, and with `convolutions` the residual blocks of the U-Net as well."""
-        for path in matrices(shapes, keys.PREFIXES["denoiser"]):
-            extra = convolutions and path.startswith(BLOCKS) and path != "input_blocks.0.0"
-            if TRANSFORMER.match(path) or extra:
+        for path in matrices(shapes, keys.SINGLE_FILE_PREFIXES["denoiser"]):
+            extra = convolutions and path.startswith(BLOCK_PREFIXES) and path != "input_blocks.0.0"
+            if TRANSFORMER_NAME.match(path) or extra:
                 yield "denoiser", path
-        for part in ENCODERS:
+        for part in ENCODER_BLOCKS:
             for i in range(_count_unet_blocks(part, shapes)):
                 yield from ((part, f"text_model.encoder.layers.{i}.{layer}") for layer in CLIP_LAYERS)
 
 
 def _count_unet_blocks(part: str, shapes: Shapes) -> int:
-    start = keys.PREFIXES[part] + ENCODERS[part]
+    start = keys.SINGLE_FILE_PREFIXES[part] + ENCODER_BLOCKS[part]
     return len({name.removeprefix(start).split(".")[0] for name in shapes if name.startswith(start)})
 
 

@@ -104,7 +104,7 @@ def read_vae(path: Path, half: bool, mmap: bool) -> dict[str, Tensor]:
     """The VAE of --vae: a file in either layout, with or without a prefix, a VAE's folder, or a whole model's."""
     folder = path / "vae" if (path / "vae").is_dir() else path
     file = weights.Weights(weights.files(folder, "fp16" if half else None), mmap)
-    if not any(name.endswith(autoencoder.MARKER) for name in file):
+    if not any(name.endswith(autoencoder.VAE_MARKER) for name in file):
         raise recognition.wrong_kind_error(path, "a VAE")
     return autoencoder.vae_to_diffusers(file)
 
@@ -191,7 +191,7 @@ def unet_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "down_block_types": tuple("CrossAttnDownBlock2D" if a else "DownBlock2D" for a in layout.attention),
         "up_block_types": tuple("CrossAttnUpBlock2D" if a else "UpBlock2D" for a in reversed(layout.attention)),
         "transformer_layers_per_block": tuple(depth.get(f"down_blocks.{i}", 1) for i in levels),
-        "attention_head_dim": tuple(max(1, c // clip.HEAD) for c in channels),  # the number of heads
+        "attention_head_dim": tuple(max(1, c // clip.HEAD_CHANNELS) for c in channels),  # the number of heads
         "cross_attention_dim": cross,
         "use_linear_projection": linear,
         "addition_embed_type": "text_time",
@@ -265,7 +265,7 @@ def build_network(stored: OpenCheckpoint, part: str, dtype: torch.dtype) -> nn.M
     """Another network of a checkpoint ("vae", "clip_l", "clip_g") on the CPU."""
     with _blamed(stored, part):
         tensors = stored.parts[part]() if part in stored.parts else {}
-        return PARTS[part]({name: weights.cast_floating(tensor, dtype) for name, tensor in tensors.items()})
+        return NETWORK_BUILDERS[part]({name: weights.cast_floating(tensor, dtype) for name, tensor in tensors.items()})
 
 
 @contextlib.contextmanager
@@ -281,7 +281,7 @@ def _blamed(stored: OpenCheckpoint, part: str) -> Iterator[None]:
         ) from e
 
 
-PARTS = {
+NETWORK_BUILDERS = {
     "denoiser": lambda t: weights.assign(empty_unet({name: tuple(x.shape) for name, x in t.items()}), t),
     "vae": lambda t: autoencoder.build_autoencoder(t, SCALE),
     "clip_l": lambda t: clip.encoder(t, "quick_gelu"),

@@ -77,7 +77,7 @@ def _unet(sizes: SdxlSizes) -> nn.Module:
             down_block_types=tuple("CrossAttnDownBlock2D" if a else "DownBlock2D" for a in attention),
             up_block_types=tuple("CrossAttnUpBlock2D" if a else "UpBlock2D" for a in reversed(attention)),
             transformer_layers_per_block=tuple(max(1, depth) for depth in sizes.depth),
-            attention_head_dim=tuple(max(1, width // clip.HEAD) for width in sizes.unet),
+            attention_head_dim=tuple(max(1, width // clip.HEAD_CHANNELS) for width in sizes.unet),
             cross_attention_dim=sizes.clip_l + sizes.clip_g,
             use_linear_projection=True,
             addition_embed_type="text_time",
@@ -121,7 +121,7 @@ def write_diffusers(folder: Path, seed: int = 0, dtype: torch.dtype = torch.floa
     folder = Path(folder)
     parts = _tensors(folder, seed, dtype, sizes)
     for part, tensors in parts.items():
-        network: Any = model.PARTS[part](tensors)
+        network: Any = model.NETWORK_BUILDERS[part](tensors)
         network.save_pretrained(folder / model.FOLDERS[part])
     library = {"unet": "UNet2DConditionModel", "vae": "AutoencoderKL", "scheduler": "EulerDiscreteScheduler"}
     index = {name: ["diffusers", cls] for name, cls in library.items()}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from library.families.sdxl.family import SdxlFamily
 
 LEAST_SIGNAL = 2**-24  # as in diffusers' own rescaled schedules
-LONGEST = 3  # chunks of 75 tokens that a prompt may have
+MAX_CHUNKS = 3  # chunks of 75 tokens that a prompt may have
 # --sample_sampler -> the scheduler's class in diffusers, and what differs from its defaults.
 SAMPLERS: dict[str, tuple[str, dict]] = {
     "ddim": ("DDIMScheduler", {}),
@@ -101,7 +101,7 @@ class SdxlSampler(Sampler):
 
     def encode(self, prompts: list[str]) -> dict[str, Tensor]:
         """The conditions of prompts, which may be longer than captions."""
-        return conditions.for_prompts(self.components, prompts, LONGEST)
+        return conditions.for_prompts(self.components, prompts, MAX_CHUNKS)
 
     def latents(self, request: SampleRequest) -> Tensor:
         """Denoise from seeded noise, both prompts in one batch; float32 [1, 4, h, w] in the model's units."""

@@ -14,11 +14,11 @@ from library.families.shared.tensor_names import inverse, replace_prefix
 from library.families.shared.weights import assign
 from library.imports import without_optional
 
-ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}
+VAE_ATTENTION_NAMES = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}
 WHAT = "a VAE"
 FLUX = (0.3611, 0.1159)  # scale and shift of FLUX.1: latents are (VAE sample - shift) * scale
-MARKER = "decoder.conv_in.weight"
-PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.", "bn.")  # prefixes of its tensor names
+VAE_MARKER = "decoder.conv_in.weight"
+VAE_PREFIXES = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.", "bn.")  # prefixes of its tensor names
 INSIDE = {"encoder.quant_conv": "quant_conv", "decoder.post_quant_conv": "post_quant_conv"}  # FLUX.2's single files
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}  # diffusers before 0.17
 
@@ -35,7 +35,9 @@ def module_paths(levels: int, layers: int) -> dict[str, str]:
         names[f"{ours}.upsamplers.0.conv"] = f"{theirs}.upsample.conv"
     for side in ("encoder", "decoder"):
         names |= {f"{side}.mid_block.resnets.{j}": f"{side}.mid.block_{j + 1}" for j in range(2)}
-        middle = {f"{side}.mid_block.attentions.0.{a}": f"{side}.mid.attn_1.{b}" for a, b in ATTENTION.items()}
+        middle = {
+            f"{side}.mid_block.attentions.0.{a}": f"{side}.mid.attn_1.{b}" for a, b in VAE_ATTENTION_NAMES.items()
+        }
         names |= middle
     shortcuts = {f"{a}.conv_shortcut": f"{b}.nin_shortcut" for a, b in names.items() if ".resnets." in a}
     return names | shortcuts
@@ -56,9 +58,9 @@ def _counts(names: Iterable[str]) -> tuple[int, int]:
 def plain_vae_names(names: Iterable[str]) -> dict[str, str]:
     """Keys of a file in either layout, with any prefix -> {diffusers' key: key in the file}. Others are skipped."""
     names = list(names)
-    before = next((name.removesuffix(MARKER) for name in names if name.endswith(MARKER)), "")
+    before = next((name.removesuffix(VAE_MARKER) for name in names if name.endswith(VAE_MARKER)), "")
     inside = {name.removeprefix(before): name for name in names if name.startswith(before)}
-    inside = {name: key for name, key in inside.items() if name.startswith(PARTS)}
+    inside = {name: key for name, key in inside.items() if name.startswith(VAE_PREFIXES)}
     single = any(name.startswith(("encoder.down.", "decoder.up.")) for name in inside)
     back = (inverse(module_paths(*_counts(inside))) if single else {}) | INSIDE
     found = {}
@@ -122,7 +124,7 @@ def load_autoencoder(path: Path, dtype: Any, constants: tuple[float, float], mma
     """Read an autoencoder, single file or diffusers, as an AutoencoderKL; `constants` are its scale and shift. Names
     may have a prefix, as in parts extracted from a checkpoint."""
     file = weights.open_weights(path, mmap)
-    if not any(name.endswith(MARKER) for name in file):
+    if not any(name.endswith(VAE_MARKER) for name in file):
         raise recognition.wrong_kind_error(path, WHAT)
     with complete(path, WHAT):
         return build_autoencoder(

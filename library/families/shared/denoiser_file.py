@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 Rows = tuple[str, int, int]  # tensor of a file, index of a row slice, number of equal slices
 Names = Mapping[str, Rows]  # by the network's own keys
 Extra = Mapping[str, tuple[tuple[int, ...], Source]]  # shape and tensor from another file, by the network's own keys
-NOTHING: Extra = MappingProxyType({})
+NO_EXTRAS: Extra = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class DenoiserFile:
         return self.shapes({name: tuple(entry["shape"]) for name, entry in entries.items()})
 
     def open(
-        self, path: Path, dtype: torch.dtype, keep_8_bits: bool, mmap: bool = True, beside: Extra = NOTHING
+        self, path: Path, dtype: torch.dtype, keep_8_bits: bool, mmap: bool = True, beside: Extra = NO_EXTRAS
     ) -> tuple[nn.Module, Callable[[WeightPlacement | None], object]]:
         """The network without its weights, and the function that reads them in `dtype`. `beside` replaces some of them.
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from library.config.json_types import JsonObject
 
-ADAPTER = (".lora_A.weight", ".lora_B.weight")
+ADAPTER_ENDINGS = (".lora_A.weight", ".lora_B.weight")
 Sizes = dict[str, tuple[int, int]]
 
 

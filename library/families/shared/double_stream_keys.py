@@ -22,7 +22,7 @@ SINGLE_NORMS = {
     "norm.query_norm.scale": "attn.norm_q.weight",
     "norm.key_norm.scale": "attn.norm_k.weight",
 }
-ATTENTION: Made = {
+DOUBLE_STREAM_ATTENTION: Made = {
     "img_attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
     "txt_attn.qkv": ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
     "img_attn.proj": ("attn.to_out.0",),

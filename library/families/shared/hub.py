@@ -12,7 +12,7 @@ from huggingface_hub import errors
 
 from library.config.problems import ConfigError, Message, Problem
 
-PATIENCE = 5.0  # seconds for the hub to answer
+HUB_TIMEOUT = 5.0  # seconds for the hub to answer
 ID = re.compile(r"[\w.-]+/[\w.-]+")
 Answer = TypeVar("Answer")
 
@@ -92,7 +92,7 @@ def cached_folder(name: str) -> Path | None:
 
 def list_repository(name: str, token: str | None = None) -> list[str]:
     """The files of a repository."""
-    asked = answered(lambda: huggingface_hub.HfApi().model_info(name, token=token, timeout=PATIENCE))
+    asked = answered(lambda: huggingface_hub.HfApi().model_info(name, token=token, timeout=HUB_TIMEOUT))
     return [file.rfilename for file in asked.siblings or ()]
 
 
@@ -109,8 +109,8 @@ def answered(question: Callable[[], Answer]) -> Answer:
     # A name server that does not respond blocks for longer than any timeout of a request.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    asking.join(PATIENCE + 1)
-    found = answer[0] if answer else TimeoutError(f"no answer within {PATIENCE:.0f} s")
+    asking.join(HUB_TIMEOUT + 1)
+    found = answer[0] if answer else TimeoutError(f"no answer within {HUB_TIMEOUT:.0f} s")
     if isinstance(found, Exception):
         raise found
     return found

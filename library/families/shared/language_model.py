@@ -14,8 +14,8 @@ from library.families.shared.part_files import complete
 from library.families.shared.weights import assign
 
 EMBEDDING = "embed_tokens.weight"
-HEAD = 128  # width of one head, in every size of Qwen2.5-VL, Qwen3 and Mistral Small
-THETA = 1e6
+HEAD_WIDTH = 128  # width of one head, in every size of Qwen2.5-VL, Qwen3 and Mistral Small
+DEFAULT_THETA = 1e6
 QWEN3 = "a Qwen3 text encoder"  # the description by `recognise`
 MISTRAL = "a Mistral text encoder"
 QWEN3_LAYERS = ("Qwen3Attention", "Qwen3MLP")  # classes whose linear layers carry adapters
@@ -55,7 +55,7 @@ def encode_ids(model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int
 
 
 def empty_language_model(
-    kind: str, skipped: int = 0, norm: bool = True, eps: float = 1e-6, theta: float = THETA, **settings: Any
+    kind: str, skipped: int = 0, norm: bool = True, eps: float = 1e-6, theta: float = DEFAULT_THETA, **settings: Any
 ) -> nn.Module:
     """A model of transformers ("Qwen2", "Qwen3", "Mistral") on the meta device.
 
@@ -86,8 +86,8 @@ def settings_of(shapes: Shapes) -> dict[str, int]:
         "hidden_size": hidden,
         "intermediate_size": shapes["layers.0.mlp.gate_proj.weight"][0],
         "num_hidden_layers": len({name.split(".")[1] for name in shapes if name.startswith("layers.")}),
-        "num_attention_heads": shapes["layers.0.self_attn.q_proj.weight"][0] // HEAD,
-        "num_key_value_heads": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD,
+        "num_attention_heads": shapes["layers.0.self_attn.q_proj.weight"][0] // HEAD_WIDTH,
+        "num_key_value_heads": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD_WIDTH,
     }
 
 
@@ -96,12 +96,12 @@ def settings_of(shapes: Shapes) -> dict[str, int]:
 
 def empty_qwen3(skipped: int = 0, **settings: Any) -> nn.Module:
     """A Qwen3 without its last `skipped` layers, on the meta device."""
-    return empty_language_model("Qwen3", skipped, head_dim=HEAD, max_position_embeddings=40960, **settings)
+    return empty_language_model("Qwen3", skipped, head_dim=HEAD_WIDTH, max_position_embeddings=40960, **settings)
 
 
 def empty_mistral(skipped: int = 0, norm: bool = True, **settings: Any) -> nn.Module:
     """A Mistral Small 3 without its last `skipped` layers, on the meta device."""
-    limits: dict[str, Any] = {"head_dim": HEAD, "max_position_embeddings": 131072, "sliding_window": None}
+    limits: dict[str, Any] = {"head_dim": HEAD_WIDTH, "max_position_embeddings": 131072, "sliding_window": None}
     return empty_language_model("Mistral", skipped, norm, 1e-5, 1e9, **limits, **settings)
 
 

@@ -10,7 +10,12 @@ if TYPE_CHECKING:
 
 
 MARK, SINGLE_MARK = "decoder.conv_in.weight", "decoder.conv1.weight"  # in each layout
-PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")  # what the names of its tensors begin with
+QWEN_VAE_PREFIXES = (
+    "encoder.",
+    "decoder.",
+    "quant_conv.",
+    "post_quant_conv.",
+)  # what the names of its tensors begin with
 SINGLE_PARTS = ("encoder.", "decoder.", "conv1.", "conv2.")
 
 # Single file (Wan 2.1) -> diffusers, inside a residual block and inside an attention of the VAE.
@@ -32,7 +37,7 @@ def plain_qwen_vae_names(names: Iterable[str]) -> dict[str, str]:
     before = next((name.removesuffix(mark) for name in names for mark in marks if name.endswith(mark)), "")
     inside = {name.removeprefix(before): name for name in names if name.startswith(before)}
     if not any(name.endswith(SINGLE_MARK) for name in names):
-        return {name: key for name, key in inside.items() if name.startswith(PARTS)}
+        return {name: key for name, key in inside.items() if name.startswith(QWEN_VAE_PREFIXES)}
     return {new: inside[name] for new, name in _from_single(inside).items()}
 
 

@@ -77,7 +77,7 @@ def clip_encoder(
         intermediate_size=4 * width,
         projection_dim=width,
         num_hidden_layers=layers,
-        num_attention_heads=width // clip.HEAD,
+        num_attention_heads=width // clip.HEAD_CHANNELS,
         max_position_embeddings=clip.LENGTH,
         hidden_act=activation,
         bos_token_id=words - 2,

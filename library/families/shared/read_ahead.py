@@ -10,8 +10,8 @@ import psutil
 from library.config.problems import ConfigError
 from library.families.shared import weights
 
-PIECE = 2**22  # bytes
-READERS = 4
+PIECE_BYTES = 2**22  # bytes
+READER_THREADS = 4
 SHARE = 0.5  # of the free memory, at most, so that it is still cached when it is needed
 
 
@@ -24,7 +24,7 @@ def start_reading(path: Path, prefix: str = "") -> list[threading.Thread]:
     pieces, lock = _file_pieces(path, prefix, int(psutil.virtual_memory().available * SHARE)), threading.Lock()
 
     def work() -> None:
-        buffer = memoryview(bytearray(PIECE))
+        buffer = memoryview(bytearray(PIECE_BYTES))
         try:
             while True:
                 with lock:
@@ -35,7 +35,7 @@ def start_reading(path: Path, prefix: str = "") -> list[threading.Thread]:
         except (OSError, ValueError, ConfigError):
             return
 
-    threads = [threading.Thread(target=work, name="read ahead", daemon=True) for _ in range(READERS)]
+    threads = [threading.Thread(target=work, name="read ahead", daemon=True) for _ in range(READER_THREADS)]
     for thread in threads:
         thread.start()
     return threads
@@ -51,8 +51,8 @@ def _file_pieces(path: Path, prefix: str, most: int) -> Iterator[tuple[Path, int
             places = [about["data_offsets"] for name, about in found.items() if name.startswith(prefix)]
             if places:
                 first, last = start + min(begin for begin, _ in places), start + max(end for _, end in places)
-        for offset in range(first, min(last, first + most), PIECE):
-            yield file, offset, min(PIECE, last - offset)
+        for offset in range(first, min(last, first + most), PIECE_BYTES):
+            yield file, offset, min(PIECE_BYTES, last - offset)
         most -= last - first
         if most <= 0:
             return

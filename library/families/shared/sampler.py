@@ -14,7 +14,9 @@ from torch import Tensor
 from library.families.base import ModelComponents, SampleRequest
 from library.families.shared import decoding
 
-KEPT = 64  # encoded prompts of earlier requests that are kept; those that are remembered together are kept whole
+MAX_ENCODED_PROMPTS = (
+    64  # encoded prompts of earlier requests that are kept; those that are remembered together are kept whole
+)
 TOKEN = 16  # pixels of a side of one token of a transformer
 
 
@@ -71,7 +73,7 @@ class Sampler(ABC):
             self._known[self.text_key(request)] = {name: tensor.cpu() for name, tensor in encoded.items()}
         wanted = {self.text_key(request) for request in requests}
         others = [key for key in self._known if key not in wanted]
-        for key in others[: max(len(self._known) - max(KEPT, len(wanted)), 0)]:
+        for key in others[: max(len(self._known) - max(MAX_ENCODED_PROMPTS, len(wanted)), 0)]:
             del self._known[key]
 
     def unknown(self, requests: Iterable[SampleRequest]) -> list[SampleRequest]:

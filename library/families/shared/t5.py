@@ -13,12 +13,12 @@ from library.families.shared import empty_weights, weights
 from library.families.shared.part_files import complete
 
 WHAT = "a T5 text encoder"
-LAYERS = ("T5Attention", "T5DenseGatedActDense")  # classes whose linear layers carry adapters
-MARKER = "encoder.block.0.layer.0.SelfAttention.q.weight"
+T5_LAYER_CLASSES = ("T5Attention", "T5DenseGatedActDense")  # classes whose linear layers carry adapters
+T5_MARKER = "encoder.block.0.layer.0.SelfAttention.q.weight"
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight")  # one matrix; files hold it under either name or both
 BIAS = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 GATED = "encoder.block.0.layer.1.DenseReluDense.wi_0.weight"
-PLAIN = "encoder.block.0.layer.1.DenseReluDense.wi.weight"
+T5_V1_MARKER = "encoder.block.0.layer.1.DenseReluDense.wi.weight"
 
 
 def t5_config(shapes: Mapping[str, Sequence[int]]) -> Any:
@@ -32,8 +32,8 @@ def t5_config(shapes: Mapping[str, Sequence[int]]) -> Any:
     return T5Config(
         vocab_size=words,
         d_model=width,
-        d_kv=shapes[MARKER][0] // heads,
-        d_ff=shapes[GATED if gated else PLAIN][0],
+        d_kv=shapes[T5_MARKER][0] // heads,
+        d_ff=shapes[GATED if gated else T5_V1_MARKER][0],
         num_layers=len(layers),
         num_heads=heads,
         relative_attention_num_buckets=buckets,
@@ -51,7 +51,7 @@ def embedding(names: Iterable[str]) -> str:
 def plain_t5_names(names: Iterable[str]) -> dict[str, str]:
     """Keys of a file, with any prefix -> {T5's own key: key in the file}."""
     names = list(names)
-    before = next((name.removesuffix(MARKER) for name in names if name.endswith(MARKER)), "")
+    before = next((name.removesuffix(T5_MARKER) for name in names if name.endswith(T5_MARKER)), "")
     return {name.removeprefix(before): name for name in names if name.startswith(before)}
 
 
@@ -63,7 +63,7 @@ def load_t5(path: Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
     from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActDense, T5EncoderModel
 
     file = weights.open_weights(path, mmap)
-    if not any(name.endswith(MARKER) for name in file):
+    if not any(name.endswith(T5_MARKER) for name in file):
         raise recognition.wrong_kind_error(path, WHAT)
     names, shapes = plain_t5_names(file), file.shapes()
     with complete(path, WHAT):

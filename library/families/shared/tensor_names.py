@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 # Prefixes of a denoiser's names in files of other programs.
-PREFIXES = ("model.diffusion_model.", "diffusion_model.", "net.", "transformer.")
-COMPILED = "_orig_mod."  # of torch.compile, which other tools leave in the names
+DENOISER_PREFIXES = ("model.diffusion_model.", "diffusion_model.", "net.", "transformer.")
+COMPILE_PREFIX = "_orig_mod."  # of torch.compile, which other tools leave in the names
 
 
 def denoiser_prefix(names: Iterable[str]) -> str:
@@ -12,7 +12,7 @@ def denoiser_prefix(names: Iterable[str]) -> str:
     names, found = list(names), ""
     while True:
         inside = [name.removeprefix(found) for name in names if name.startswith(found)]
-        known = (prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in inside))
+        known = (prefix for prefix in DENOISER_PREFIXES if any(name.startswith(prefix) for name in inside))
         if not (inner := next(known, "" if found else shared_prefix(names))):
             return found
         found += inner
@@ -40,7 +40,7 @@ def without_prefix(names: Iterable[str]) -> dict[str, str]:
     Without the prefix of torch.compile and of other programs; in a file with a prefix, tensors without it (text
     encoders, VAE) are skipped.
     """
-    plain = {name.replace(COMPILED, ""): name for name in names}
+    plain = {name.replace(COMPILE_PREFIX, ""): name for name in names}
     prefix = denoiser_prefix(plain)
     return {name.removeprefix(prefix): key for name, key in plain.items() if name.startswith(prefix)}
 

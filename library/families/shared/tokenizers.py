@@ -20,10 +20,10 @@ T5_XXL = "google/t5-v1_1-xxl"
 QWEN_VL = "Qwen/Qwen2.5-VL-7B-Instruct"
 QWEN3 = "Qwen/Qwen3-4B"
 QWEN3_SMALL = "Qwen/Qwen3-0.6B"
-MISTRAL = "mistralai/Mistral-Small-3.1-24B-Instruct-2503"
+MISTRAL_REPOSITORY = "mistralai/Mistral-Small-3.1-24B-Instruct-2503"
 
 _trained_from: ContextVar[str | Path | None] = ContextVar("trained_from", default=None)
-LONGEST = 1_000_000  # tokens; captions are cut by us, so the tokenizer need not warn
+UNLIMITED_TOKENS = 1_000_000  # tokens; captions are cut by us, so the tokenizer need not warn
 
 # The files of each kind of tokenizer; one complete set is enough.
 STORED = {
@@ -33,8 +33,8 @@ STORED = {
     "Unigram": (("spiece.model",),),
 }
 # A special token of each kind of chat tokenizer.
-MARKS = {"chat BPE": "<|im_start|>", "instruct BPE": "[SYSTEM_PROMPT]"}
-FILES = (
+SPECIAL_TOKENS = {"chat BPE": "<|im_start|>", "instruct BPE": "[SYSTEM_PROMPT]"}
+TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "spiece.model"),
 )
@@ -52,7 +52,7 @@ def tokenizer_kind(name: str) -> str:
 
 def has_tokenizer(folder: Path, wanted: str) -> bool:
     """Whether a folder has a tokenizer of the wanted kind, so that CLIP is never read from a folder made for T5."""
-    if wanted != "Unigram" and _marked(folder) != (wanted if wanted in MARKS else ""):
+    if wanted != "Unigram" and _marked(folder) != (wanted if wanted in SPECIAL_TOKENS else ""):
         return False
     for files in STORED[wanted]:
         if all((folder / file).is_file() for file in files):
@@ -66,7 +66,7 @@ def _marked(folder: Path) -> str:
     for file in ("tokenizer_config.json", "added_tokens.json", "tokenizer.json"):
         with contextlib.suppress(ConfigError):
             text = read_outside_text(folder / file, TOKENIZER)
-            if found := next((kind for kind, mark in MARKS.items() if mark in text), ""):
+            if found := next((kind for kind, mark in SPECIAL_TOKENS.items() if mark in text), ""):
                 return found
     return ""
 
@@ -146,7 +146,7 @@ def download_tokenizer(name: str, token: str | None, looked: list[Path]) -> Path
     token = token or os.environ.get("HF_TOKEN")
     try:
         hub.list_repository(name, token)  # fails faster without a network
-        folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=list(FILES), token=token))
+        folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=list(TOKENIZER_FILES), token=token))
     except Exception as e:  # errors of several network libraries, with the same advice
         reason = str(e).strip().splitlines() or [type(e).__name__]
         places_tried = ", ".join(map(str, looked)) or "no local folder was given"
@@ -170,7 +170,7 @@ def download_tokenizer(name: str, token: str | None, looked: list[Path]) -> Path
 
 def copy_tokenizer(folder: Path, target: Path) -> Path:
     """Copy a tokenizer's files to --tokenizer_cache_dir."""
-    for file in FILES:
+    for file in TOKENIZER_FILES:
         if (folder / file).is_file():
             write_atomic(target / file, (folder / file).read_bytes())
     return target
@@ -200,11 +200,11 @@ def load_tokenizer(folder: Path, name: str) -> Any:
     from library.families.shared.tokenizer_classes import BY_KIND
 
     reader = BY_KIND[tokenizer_kind(name)]
-    for file in FILES:
+    for file in TOKENIZER_FILES:
         if (folder / file).exists():
             check_file_size(folder / file, TOKENIZER)  # before parsers without limits open it
     try:
-        return reader.from_pretrained(str(folder), local_files_only=True, model_max_length=LONGEST)
+        return reader.from_pretrained(str(folder), local_files_only=True, model_max_length=UNLIMITED_TOKENS)
     except Exception as e:
         raise ConfigError(
             "the tokenizer in {folder} cannot be read ({why}): copy {name} there again", folder=folder, why=e, name=name

@@ -21,8 +21,8 @@ from library.families.shared.weights import FileRange, Source
 
 logger = logging.getLogger(__name__)
 
-PIECE = 2**24  # bytes of one read
-READERS = 8
+READ_BYTES = 2**24  # bytes of one read
+READER_THREADS = 8
 GAP = 2**16  # bytes between two tensors that are read with them
 Kind = Callable[[str, torch.dtype, tuple[int, ...]], torch.dtype]  # name, stored dtype, shape -> dtype in the model
 
@@ -100,7 +100,10 @@ def _sent(sources: Mapping[str, Source], kind: Kind, placement: WeightPlacement)
 
 
 def read_ranges(
-    ranges: Mapping[str, FileRange], device: torch.device, arrived: Callable[[str, Tensor], object], piece: int = PIECE
+    ranges: Mapping[str, FileRange],
+    device: torch.device,
+    arrived: Callable[[str, Tensor], object],
+    piece: int = READ_BYTES,
 ) -> None:
     """Read tensors in the order of their files; `arrived` is called with each when its last copy has been issued.
 
@@ -124,9 +127,9 @@ def read_ranges(
                 arrived(name, tensors.pop(name))
         buffers.give_back(buffer)
 
-    with ThreadPoolExecutor(READERS, thread_name_prefix="weights") as readers:
+    with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="weights") as readers:
         for one in _range_pieces(ranges, piece):
-            if len(under_way) == 2 * READERS:
+            if len(under_way) == 2 * READER_THREADS:
                 send_oldest()
             buffer = buffers.take()
             under_way.append((one, buffer, readers.submit(_read_piece, one, buffer)))

@@ -160,7 +160,7 @@ def rope(ids: Tensor, axes: tuple[int, ...], theta: float = 10000.0) -> Tensor:
 class RopeTableCache:
     """RoPE tables, cached by size of image and length of text."""
 
-    MOST = 32  # one for each bucket; 2.3 MB each at 1024 x 1024
+    MAX_TABLES = 32  # one for each bucket; 2.3 MB each at 1024 x 1024
 
     def __init__(self) -> None:
         self.keeps = True
@@ -178,7 +178,7 @@ class RopeTableCache:
         if found is None:
             with torch.inference_mode(False):  # a table that was made for sample images is also used in training
                 found = make()
-            while len(self._known) >= self.MOST:
+            while len(self._known) >= self.MAX_TABLES:
                 self._known.pop(next(iter(self._known)))
         self._known[key] = found
         return found

@@ -22,7 +22,7 @@ from library.config.values import quoted
 from library.families.shared import file_identity
 from library.families.shared.expected_tensors import require
 from library.families.shared.known_files import no_tensors
-from library.families.shared.tensor_names import COMPILED
+from library.families.shared.tensor_names import COMPILE_PREFIX
 
 PICKLED = (".ckpt", ".pt", ".pth", ".bin")
 BITS = {
@@ -47,7 +47,7 @@ SCALED = (*SCALES, "scaled_fp8", "scale_input", "input_scale", "comfy_quant")
 TOKENIZERS = ("tekken_model", "spiece_model")  # the bytes of a tokenizer, in text encoders of ComfyUI
 LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
 # In the order in which the safetensors package lays them out.
-TYPES = {
+STORED_TYPES = {
     "I64": "int64",
     "F64": "float64",
     "F32": "float32",
@@ -79,7 +79,7 @@ def header(path: str | Path) -> dict[str, tuple[int, ...]]:
 
     Raises ConfigError when the file is missing, is not a safetensors file or is truncated.
     """
-    return {name.replace(COMPILED, ""): tuple(about["shape"]) for name, about in header_entries(path).items()}
+    return {name.replace(COMPILE_PREFIX, ""): tuple(about["shape"]) for name, about in header_entries(path).items()}
 
 
 def header_entries(path: str | Path) -> dict[str, JsonObject]:
@@ -202,9 +202,11 @@ class TensorFile:
         """The range of a tensor; None for unsupported dtypes."""
         about = self.entries[name]
         first, last = about["data_offsets"]
-        if about["dtype"] not in TYPES:
+        if about["dtype"] not in STORED_TYPES:
             return None
-        return FileRange(self.path, self._data + first, last - first, TYPES[about["dtype"]], tuple(about["shape"]))
+        return FileRange(
+            self.path, self._data + first, last - first, STORED_TYPES[about["dtype"]], tuple(about["shape"])
+        )
 
 
 class Weights(Mapping):
@@ -219,7 +221,7 @@ class Weights(Mapping):
         for path in paths:
             source = _open_file(path, mmap)
             names = source.entries if isinstance(source, TensorFile) else source
-            self._where |= {name.replace(COMPILED, ""): (source, name) for name in names}
+            self._where |= {name.replace(COMPILE_PREFIX, ""): (source, name) for name in names}
         # Scales of 8-bit weights: by the name of the weight, and not tensors of their own.
         marks = {name: self._where.pop(name) for name in list(self._where) if name.rpartition(".")[2] in SCALED}
         self._scales = {
@@ -274,7 +276,7 @@ def _open_file(path: Path, mmap: bool) -> TensorFile | dict[str, Any]:
 def _without_numbers(about: JsonMapping) -> Any:
     import torch
 
-    return torch.empty(about["shape"], dtype=getattr(torch, TYPES.get(about["dtype"], "float32")), device="meta")
+    return torch.empty(about["shape"], dtype=getattr(torch, STORED_TYPES.get(about["dtype"], "float32")), device="meta")
 
 
 def _unpickled(path: Path) -> JsonObject:

@@ -15,11 +15,11 @@ from library.families.shared.denoiser_file import DenoiserFile
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, whole_model
 from library.families.zimage import keys, text_encoder
-from library.families.zimage.facts import FACTS, TRANSFORMER
+from library.families.zimage.facts import FACTS, ZIMAGE_TRANSFORMER
 from library.families.zimage.model import ZImage, ZImageShape, count_zimage_blocks
-from library.families.zimage.options import OTHERS
+from library.families.zimage.options import OTHER_ZIMAGE_FILES
 
-PARTS = {
+ZIMAGE_PARTS = {
     "denoiser": Part(
         "pretrained_model_name_or_path",
         "a Z-Image transformer (z_image_bf16.safetensors, or a diffusers folder)",
@@ -28,19 +28,23 @@ PARTS = {
     ),
     "text_encoder": Part(
         "text_encoder",
-        OTHERS["text_encoder"],
+        OTHER_ZIMAGE_FILES["text_encoder"],
         ("text_encoder", "qwen_3_4b*.safetensors"),
         (language_model.QWEN3_MARK,),
         expected_tensors.language_model,
     ),
     "vae": Part(
-        "vae", OTHERS["vae"], ("vae", "ae.safetensors"), (autoencoder.MARKER,), expected_tensors.autoencoder_tensors
+        "vae",
+        OTHER_ZIMAGE_FILES["vae"],
+        ("vae", "ae.safetensors"),
+        (autoencoder.VAE_MARKER,),
+        expected_tensors.autoencoder_tensors,
     ),
 }
-WORDS = {"denoiser": TRANSFORMER, "text_encoder": language_model.QWEN3, "vae": "a VAE"}
-FILES = PartFiles(PARTS, FACTS, WORDS, "Z-Image or Z-Image Turbo")
-DENOISER = DenoiserFile(
-    TRANSFORMER,
+ZIMAGE_WORDS = {"denoiser": ZIMAGE_TRANSFORMER, "text_encoder": language_model.QWEN3, "vae": "a VAE"}
+PART_FILES = PartFiles(ZIMAGE_PARTS, FACTS, ZIMAGE_WORDS, "Z-Image or Z-Image Turbo")
+ZIMAGE_DENOISER = DenoiserFile(
+    ZIMAGE_TRANSFORMER,
     "Z-Image",
     lambda shapes: ZImage(ZImageShape.of(shapes)),
     lambda name: "layers." in name or "_refiner." in name,
@@ -56,13 +60,13 @@ def find_zimage_problems(config: RunConfig) -> Iterator[Problem]:
         yield from other_release_problems(path, config)
         yield from config.compile.beyond(count_zimage_blocks(shapes))
 
-    yield from FILES.fitting(
+    yield from PART_FILES.fitting(
         config,
         zimage_shapes,
         of_denoiser,
         lambda own: {
             "text_encoder": (language_model.EMBEDDING, own.get("cap_embedder.1.weight", (0, 0))[1]),
-            "vae": (autoencoder.MARKER, own.get("all_x_embedder.2-1.weight", (0, 0))[1] // 4),
+            "vae": (autoencoder.VAE_MARKER, own.get("all_x_embedder.2-1.weight", (0, 0))[1] // 4),
         },
     )
 
@@ -91,7 +95,7 @@ def calls_itself_turbo(path: Path) -> bool:
 def zimage_shapes(entries: Entries, part: str) -> Shapes:
     """Shapes by the network's own keys."""
     if part == "denoiser":
-        return DENOISER.plain_shapes(entries)
+        return ZIMAGE_DENOISER.plain_shapes(entries)
     known = (
         language_model.plain_language_names(entries) if part == "text_encoder" else autoencoder.plain_vae_names(entries)
     )
@@ -109,14 +113,14 @@ def load_zimage_encoder(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
 
 
 CHECKPOINT = Checkpoint(
-    FILES,
+    PART_FILES,
     find_zimage_problems,
     zimage_shapes,
-    DENOISER.open,
+    ZIMAGE_DENOISER.open,
     {"vae": load_vae, "text_encoder": load_zimage_encoder},
     tokenizers.QWEN3,
     text_encoder.encode_zimage_captions,
     text_encoder.longest_zimage_caption,
-    most=text_encoder.LONGEST,
+    most=text_encoder.MAX_TOKENS,
     around=8,
 )

@@ -4,8 +4,8 @@ import re
 
 from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, has_tensor
 
-TRANSFORMER = "a Z-Image transformer"
-MODULATION = re.compile(r"^layers\.\d+\.adaLN_modulation\.0\.weight$")
+ZIMAGE_TRANSFORMER = "a Z-Image transformer"
+ZIMAGE_MODULATION = re.compile(r"^layers\.\d+\.adaLN_modulation\.0\.weight$")
 OMNI = "a Z-Image-Omni transformer"
 
 
@@ -13,9 +13,9 @@ def recognise_zimage(shapes: Shapes) -> str:
     """What a checkpoint is of Z-Image. Lumina 2 shares most names, but pads no tokens, and modulates its blocks by
     another layer, which tells a part of a file; Turbo is alike."""
     whole = {"cap_embedder.1.weight", "cap_pad_token", "layers.0.attention_norm1.weight"} <= shapes.keys()
-    if not whole and not any(map(MODULATION.search, shapes)):
+    if not whole and not any(map(ZIMAGE_MODULATION.search, shapes)):
         return ""
-    return OMNI if any(name.startswith("siglip_embedder.") for name in shapes) else TRANSFORMER
+    return OMNI if any(name.startswith("siglip_embedder.") for name in shapes) else ZIMAGE_TRANSFORMER
 
 
 def zimage_hub_model(title: str, name: str, size: int, version: str) -> HubModel:
@@ -35,7 +35,7 @@ def zimage_hub_model(title: str, name: str, size: int, version: str) -> HubModel
 FACTS = FamilyFacts(
     name="zimage",
     title="Z-Image",
-    base_model=TRANSFORMER,
+    base_model=ZIMAGE_TRANSFORMER,
     scripts={
         "zimage_train_network": "library.families.zimage.options:ZImageLora",
         "zimage_train": "library.families.zimage.options:ZImageTrain",
@@ -43,7 +43,7 @@ FACTS = FamilyFacts(
     family="library.families.zimage.family:ZImageFamily",
     pipelines=("ZImagePipeline",),
     recognise=recognise_zimage,
-    base_models=(TRANSFORMER,),
+    base_models=(ZIMAGE_TRANSFORMER,),
     base_model_version="z_image",
     architecture="Z-Image",
     implementation="https://github.com/Tongyi-MAI/Z-Image",

@@ -61,7 +61,7 @@ class ZImageFamily(OneEncoderFamily):
     architecture = FACTS.architecture
     base_model_version = FACTS.base_model_version
     text_lengths: Mapping[str, int] = MappingProxyType(
-        {"llm_embed": text_encoder.LONGEST, "llm_mask": text_encoder.LONGEST}
+        {"llm_embed": text_encoder.MAX_TOKENS, "llm_mask": text_encoder.MAX_TOKENS}
     )
 
     @property

@@ -8,7 +8,7 @@ from torch import Tensor
 from library.families.zimage.model import PATCH
 
 # Path in the single file -> ours, outside of blocks and inside of attention.
-OUTSIDE = {"x_embedder": f"all_x_embedder.{PATCH}", "final_layer": f"all_final_layer.{PATCH}"}
+OUTSIDE_OF_BLOCKS = {"x_embedder": f"all_x_embedder.{PATCH}", "final_layer": f"all_final_layer.{PATCH}"}
 INSIDE = {"q_norm": "norm_q", "k_norm": "norm_k", "out": "to_out.0"}
 FUSED, PIECES = "attention.qkv", ("to_q", "to_k", "to_v")
 UNUSED = ("norm_final.weight",)  # in some files, and read by nobody
@@ -17,8 +17,8 @@ UNUSED = ("norm_final.weight",)  # in some files, and read by nobody
 def canonical_zimage_path(path: str) -> str:
     """A path of either tree -> ours; that of the fused matrix stays as it is."""
     first, _, rest = path.partition(".")
-    if first in OUTSIDE:
-        return f"{OUTSIDE[first]}.{rest}" if rest else OUTSIDE[first]
+    if first in OUTSIDE_OF_BLOCKS:
+        return f"{OUTSIDE_OF_BLOCKS[first]}.{rest}" if rest else OUTSIDE_OF_BLOCKS[first]
     block, inside, layer = path.partition(".attention.")
     name, _, ending = layer.partition(".")
     if inside and name in INSIDE:
@@ -53,7 +53,7 @@ def zimage_to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     back = {new: old for old, new in INSIDE.items()}
     out: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        for old, new in OUTSIDE.items():
+        for old, new in OUTSIDE_OF_BLOCKS.items():
             name = name.replace(f"{new}.", f"{old}.")
         block, inside, layer = name.partition(".attention.")
         if inside and layer == f"{PIECES[0]}.weight":

@@ -11,7 +11,7 @@ from typing import ClassVar
 from library.families.shared.lora_names import LoraNames, Shapes, SharedForm, WeightSlice, matrices
 from library.families.shared.tensor_names import denoiser_prefix
 from library.families.zimage import keys
-from library.families.zimage.facts import TRANSFORMER
+from library.families.zimage.facts import ZIMAGE_TRANSFORMER
 
 
 class ZImageLoraNames(LoraNames):
@@ -28,7 +28,7 @@ class ZImageLoraNames(LoraNames):
         "t_embedder",
         "feed_forward",
     )
-    mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
+    mergeable: ClassVar[tuple[str, ...]] = (ZIMAGE_TRANSFORMER,)
     shared: ClassVar[SharedForm] = SharedForm(is_peft=False, has_lokr=True)
     saved: ClassVar[str] = "comfy"
     elsewhere: ClassVar[str] = r"^lora_unet_(layers|noise_refiner|context_refiner)_\d+_attention_(qkv|out)\."

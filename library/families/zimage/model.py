@@ -28,7 +28,7 @@ from library.families.shared.transformer import (
 )
 
 NORM_EPS = 1e-5
-THETA = 256.0
+ROPE_THETA = 256.0
 MULTIPLE = 32  # tokens of text and of image are padded to multiples of so many; this padding is seen
 PATCH = "2-1"  # in names: 2 by 2 latents and 1 frame are a token
 
@@ -282,8 +282,8 @@ def rope_tables(height: int, width: int, length: int, device: torch.device, axes
     firsts = torch.arange(length + 2, device=device)[:, None]
     text = torch.cat((firsts[1:-1], firsts.new_zeros(length, 2)), dim=1)
     return RopeTables(
-        rope(image, axes, THETA),
+        rope(image, axes, ROPE_THETA),
         torch.arange(padded, device=device) < count,
-        rope(text, axes, THETA),
-        rope(firsts, axes[:1], THETA),
+        rope(text, axes, ROPE_THETA),
+        rope(firsts, axes[:1], ROPE_THETA),
     )

@@ -13,14 +13,14 @@ from library.config.schema import define_section, opt
 INEFFECTIVE = {"max_token_length": "captions of Z-Image may have any length up to 512 tokens"}
 
 # Flags of musubi-tuner that nothing here needs.
-MUSUBI = {
+MUSUBI_FLAGS = {
     "fp8_llm": "fp8_base keeps the text encoder in 8 bits as well",
     "use_32bit_attention": "attention is PyTorch's SDPA",
 }
 
 # When sigmoid_scale does nothing.
-SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
-OTHERS = {
+WITHOUT_SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
+OTHER_ZIMAGE_FILES = {
     "text_encoder": "the Qwen3-4B text encoder (qwen_3_4b.safetensors)",
     "vae": "the FLUX.1 autoencoder (ae.safetensors)",
 }
@@ -39,7 +39,7 @@ class ZImageModel(sections.Model):
         "Their files look alike; De-Turbo is base. Empty: base, if no name says Turbo.",
     )
 
-    others: ClassVar[Mapping[str, str]] = OTHERS
+    others: ClassVar[Mapping[str, str]] = OTHER_ZIMAGE_FILES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,8 +69,8 @@ class ZImageRun:
     script_with = staticmethod(families.script_with)
     shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
-    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(SIGMOID)
-    foreign: ClassVar[Mapping[str, str]] = MUSUBI
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(WITHOUT_SIGMOID)
+    foreign: ClassVar[Mapping[str, str]] = MUSUBI_FLAGS
 
     model: ZImageModel = define_section(ZImageModel)
     noise: ZImageFlow = define_section(ZImageFlow)

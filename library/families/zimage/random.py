@@ -20,7 +20,7 @@ from library.families.zimage import keys, text_encoder
 from library.families.zimage.family import ZImageFamily
 from library.families.zimage.model import ZImage, ZImageShape
 
-WORDS = 151936  # of the published vocabulary, with room
+VOCABULARY = 151936  # of the published vocabulary, with room
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,9 @@ def zimage_shape(sizes: ZImageSizes) -> ZImageShape:
     )
 
 
-def make_networks(sizes: ZImageSizes = TINY, words: int = WORDS, skipped: int = text_encoder.SKIPPED) -> RandomNetworks:
+def make_networks(
+    sizes: ZImageSizes = TINY, words: int = VOCABULARY, skipped: int = text_encoder.SKIPPED
+) -> RandomNetworks:
     """The networks of these sizes, for a tokenizer with so many words."""
     return RandomNetworks(
         lambda: random_networks.build_on_meta(lambda: ZImage(zimage_shape(sizes))),
@@ -95,7 +97,7 @@ def adopt_denoiser(family: ZImageFamily, denoiser: nn.Module) -> None:
 
 def input_shapes(family: ZImageFamily, denoiser: ZImage) -> InputShapes:
     """What this denoiser reads, for one image with a caption of usual length."""
-    length, sizes = 2 * text_encoder.STEP, denoiser.sizes
+    length, sizes = 2 * text_encoder.LENGTH_MULTIPLE, denoiser.sizes
     text = {"llm_embed": (length, sizes.text_channels), "llm_mask": (length,)}
     return InputShapes(sizes.in_channels // 4, text)
 
@@ -110,7 +112,7 @@ def write_random_model(
     folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
-    made = make_networks(sizes, WORDS if sizes == FULL else words, skipped=0)
+    made = make_networks(sizes, VOCABULARY if sizes == FULL else words, skipped=0)
     text = made.encoders["text_encoder"]().state_dict()
     parts = {
         "zimage": ("z_image_tiny", made.denoiser().state_dict(), _zimage_single_file),

@@ -20,9 +20,9 @@ from library.compiler.subclass import with_forward
 from library.memory import host_memory
 from library.memory.quantization import one_row
 
-FP8 = torch.float8_e4m3fn
-LARGEST = torch.finfo(FP8).max
-TINY = 1e-12  # the scale of a row of zeros
+FP8_DTYPE = torch.float8_e4m3fn
+FP8_MAX = torch.finfo(FP8_DTYPE).max
+MIN_SCALE = 1e-12  # the scale of a row of zeros
 ROUNDED_AT_ONCE = 2**22  # numbers: what rounding needs besides stays small, and leaves no holes between weights
 
 
@@ -40,10 +40,10 @@ def quantize_fp8_(layer: nn.Linear, device: torch.device, storage: torch.device)
     """
     weight = layer.weight.data
     scale = torch.ones(layer.out_features, device=storage)
-    if weight.dtype == FP8:
+    if weight.dtype == FP8_DTYPE:
         layer.weight.data = weight.to(storage)
     else:
-        quantized = torch.empty_like(weight, dtype=FP8, device=storage)
+        quantized = torch.empty_like(weight, dtype=FP8_DTYPE, device=storage)
         if storage.type != device.type:
             host_memory.touch(quantized.view(torch.uint8))
         number = max(1, ROUNDED_AT_ONCE // layer.in_features)
@@ -57,8 +57,8 @@ def quantize_fp8_(layer: nn.Linear, device: torch.device, storage: torch.device)
 
 def quantize_rows_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
     """[..., n] -> the same in 8 bits, and the float32 scale of each row [..., 1] that brings it back."""
-    scale = rows.abs().amax(-1, keepdim=True).float().clamp(min=TINY) / LARGEST
-    return (rows.float() / scale).clamp(-LARGEST, LARGEST).to(FP8), scale
+    scale = rows.abs().amax(-1, keepdim=True).float().clamp(min=MIN_SCALE) / FP8_MAX
+    return (rows.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8_DTYPE), scale
 
 
 def _forward_fp8(layer: Any, x: Tensor) -> Tensor:

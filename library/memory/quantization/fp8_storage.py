@@ -15,13 +15,13 @@ from library.config.run_config import RunConfig
 from library.families.base import ModelComponents
 from library.memory.quantization import fp8_matmul, int8, int8_matmul, multiplies_in_8_bits
 
-TYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-FP8 = torch.float8_e4m3fn
+COMPUTE_TYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+FP8_DTYPE = torch.float8_e4m3fn
 
 
 def compute_type(config: RunConfig) -> torch.dtype:
     """The type of matrix products, from `mixed_precision`."""
-    return TYPES[config.precision.mixed_precision]
+    return COMPUTE_TYPES[config.precision.mixed_precision]
 
 
 def storage_type(config: RunConfig) -> torch.dtype:
@@ -91,7 +91,9 @@ def _store(
         if multiply_on and multiplies_in_8_bits(module):
             fp8_matmul.quantize_fp8_(module, multiply_on, storage)
             continue
-        rounded = module.weight.data if module.weight.dtype == FP8 else module.weight.data.to(device).to(FP8)
+        rounded = (
+            module.weight.data if module.weight.dtype == FP8_DTYPE else module.weight.data.to(device).to(FP8_DTYPE)
+        )
         module.weight.data = rounded.to(storage)
         if type(module) is nn.Linear:
             module.__class__ = StoredLinear

@@ -26,7 +26,7 @@ def quantize_int8_(
     here, dtype = layer.weight.device, layer.weight.dtype
     in_int8 = multiply and multiplies_in_8_bits(layer)
     rows = layer.weight.data.to(device).float().flatten(1)
-    rotate = rotate and in_int8 and rows.shape[1] % int8_matmul.BLOCK == 0
+    rotate = rotate and in_int8 and rows.shape[1] % int8_matmul.ROTATION_BLOCK == 0
     if rotate:
         rotation = int8_matmul.hadamard().to(device)
         rows = int8_matmul.rotate_blocks(rows, rotation)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from library.compiler import torch_private
 
-LARGEST = 127
-TINY = 1e-12  # the scale of a row of zeros
-BLOCK = 64  # numbers of a row that are rotated together
+INT8_MAX = 127
+MIN_SCALE = 1e-12  # the scale of a row of zeros
+ROTATION_BLOCK = 64  # numbers of a row that are rotated together
 
 
 # Why: docs/decisions/2026-11-22-int8-products-by-one-kernel.md
@@ -29,22 +29,22 @@ def supports_int8(device: torch.device) -> bool:
 
 def quantize_rows_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
     """[m, k] -> the same in int8, and the float32 scale of each row [m, 1] that brings it back."""
-    scale = rows.abs().amax(-1, keepdim=True).float().clamp(min=TINY) / LARGEST
+    scale = rows.abs().amax(-1, keepdim=True).float().clamp(min=MIN_SCALE) / INT8_MAX
     return (rows.float() / scale).round().to(torch.int8), scale
 
 
 def hadamard() -> Tensor:
     """The orthogonal and symmetric matrix [BLOCK, BLOCK] of +-1/8, by Sylvester's construction."""
     matrix = torch.ones(1, 1)
-    while len(matrix) < BLOCK:
+    while len(matrix) < ROTATION_BLOCK:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return matrix / BLOCK**0.5
+    return matrix / ROTATION_BLOCK**0.5
 
 
 def rotate_blocks(rows: Tensor, rotation: Tensor) -> Tensor:
     """[..., n] -> the same with each BLOCK of a row multiplied by the Hadamard matrix, which spreads outliers and so
     lowers the rounding error."""
-    return (rows.unflatten(-1, (-1, BLOCK)) @ rotation).flatten(-2)
+    return (rows.unflatten(-1, (-1, ROTATION_BLOCK)) @ rotation).flatten(-2)
 
 
 class Int8Product(torch.autograd.Function):

@@ -24,7 +24,7 @@ from library.data.loading import Batches, Kind
 from library.distributed.world import World
 from library.measuring.candidates import NAMED, Overrides, checkpointing_less, format_changes, swapping_less
 from library.measuring.result import MEMORY_MARGIN, Measured
-from library.measuring.timing import GIB, measure_passes, measuring_failure
+from library.measuring.timing import BYTES_PER_GIB, measure_passes, measuring_failure
 from library.memory import attention
 from library.memory.prepare import prepare_denoiser, restored_after
 from library.train.choices import Choices
@@ -35,8 +35,8 @@ from library.train.step.clock import Clock
 from library.train.step.loss import LossFunction
 
 TIMED = 3  # passes over each size, after one that compiles
-SIZES = 3  # sizes of images that are timed, the most frequent ones
-FEW = 4  # sizes of images up to which graphs for each of them are worth a try
+MAX_TIMED_SIZES = 3  # sizes of images that are timed, the most frequent ones
+MAX_FIXED_SIZES = 4  # sizes of images up to which graphs for each of them are worth a try
 WAIT = 0.5  # seconds between two checks whether the main process has finished
 # The largest share of a step that each kind of candidate can save: it is tried if that is more than the trial takes.
 COMPILED_SAVES, RECORDED_SAVES, OTHERS_SAVE = 0.5, 0.8, 0.3
@@ -145,7 +145,7 @@ class Tuner:
             self.complete &= kernels
             for name in ["max-autotune"] * kernels + ["cuda-graphs"] * (self.world.ranks == 1):
                 yield worth(on_best({"compile_mode": NAMED[name].options["compile_mode"]}), RECORDED_SAVES)
-        if options.dynamic is None and 1 < len(self.batches.shapes) <= FEW and compiled():
+        if options.dynamic is None and 1 < len(self.batches.shapes) <= MAX_FIXED_SIZES and compiled():
             yield worth(on_best({"compile_dynamic": "false"}))
         if config.adapters:
             if not config.memory.cpu_offload_checkpointing:
@@ -193,7 +193,7 @@ class Tuner:
         texts = any(map(method.trained_parts.get, components.encoders))
         sizes = self.batches.kinds()
         prepare_denoiser(components.denoiser, compute_loss.family, config, device, sizes, texts, log)
-        kinds = Counter(dict(sizes.most_common(SIZES)))
+        kinds = Counter(dict(sizes.most_common(MAX_TIMED_SIZES)))
         passes = ((self._pass_over(compute_loss, kind), number / kinds.total()) for kind, number in kinds.items())
         result.seconds, first, result.peak = measure_passes(passes, TIMED, device)
         result.compiling = first if config.compile.compile else 0.0
@@ -203,8 +203,8 @@ class Tuner:
         elif broken := log.graph_breaks():
             result.why = f"a block does not fit into one graph ({broken[0]})"
         if device.type == "cuda":
-            room = MEMORY_MARGIN * torch.cuda.get_device_properties(device).total_memory / GIB
-            room -= ADAM_BYTES * sum(p.numel() for p in method.parameters()) / GIB
+            room = MEMORY_MARGIN * torch.cuda.get_device_properties(device).total_memory / BYTES_PER_GIB
+            room -= ADAM_BYTES * sum(p.numel() for p in method.parameters()) / BYTES_PER_GIB
             if result.peak > room:
                 result.why = f"needs {result.peak:.1f} GiB, and with the optimizer there are {room:.1f} GiB"
 

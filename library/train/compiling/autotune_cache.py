@@ -19,7 +19,7 @@ from library.memory import attention
 if TYPE_CHECKING:
     from library.train.compiling.autotune import Tuner
 
-ROOT = Path(__file__).resolve().parents[2]
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
 CODE = (
     "compiler/*.py",
     "memory/**/*.py",
@@ -29,8 +29,8 @@ CODE = (
     "train/compiling/precompile.py",
     "train/step/loss.py",
 )
-PACKAGES = ("diffusers", "transformers", "lycoris-lora")  # their code runs in a pass, too
-SECTIONS = ("compile", "memory", "precision", "network")
+PACKAGES_IN_A_PASS = ("diffusers", "transformers", "lycoris-lora")  # their code runs in a pass, too
+DECIDING_SECTIONS = ("compile", "memory", "precision", "network")
 MATTER = (
     "t5xxl_max_token_length",
     "t5xxl_train_length",
@@ -70,12 +70,14 @@ def fingerprint_training(tuner: "Tuner") -> str:
     """A training's fingerprint: machine, PyTorch, code, model, trained weights, options, sizes of batches."""
     config, world, known = tuner.config, tuner.world, tuner.compute_loss
     ours = option_values(config)
-    sections = {n for section in SECTIONS for n in getattr(getattr(config, section, None), "__dataclass_fields__", ())}
+    sections = {
+        n for section in DECIDING_SECTIONS for n in getattr(getattr(config, section, None), "__dataclass_fields__", ())
+    }
     kinds = tuner.batches.kinds()  # with rounded frequencies, so that one image more or less changes nothing
     facts = {
         "version": VERSION,
         "machine": [cache.key(world.device), torch.get_num_threads(), world.ranks, attention.offered(world.device)],
-        "code": [_code(known.family.name), *map(_installed_version, PACKAGES)],
+        "code": [_code(known.family.name), *map(_installed_version, PACKAGES_IN_A_PASS)],
         "model": [
             [n, list(p.shape), str(p.dtype), p.requires_grad] for n, p in known.components.denoiser.named_parameters()
         ],
@@ -89,7 +91,7 @@ def fingerprint_training(tuner: "Tuner") -> str:
 def _code(family: str) -> str:
     found = hashlib.sha256()
     for pattern in (*CODE, f"families/{family}/*.py"):
-        for path in sorted(ROOT.glob(pattern)):
+        for path in sorted(PROJECT_ROOT.glob(pattern)):
             found.update(path.read_bytes())
     return found.hexdigest()
 

@@ -22,7 +22,7 @@ from library.train.step import rng
 from library.train.step.clock import Clock
 from library.train.step.loss import LossFunction
 
-GIB = 2**30
+BYTES_PER_GIB = 2**30
 INSTEAD = "compile_warmup = true compiles them before the first step"
 BEFORE = "Blocks are compiled before the first step, not beside the first ones: {why}"
 # Of a step whose CUDA graphs were recorded eagerly, compiling saves 22 % (SDXL) to 29 % (FLUX.1), measured on an H200.
@@ -30,8 +30,8 @@ SAVES = 0.2
 TAKE_SECONDS = 1.0  # to load a graph from the cache into this process
 RECORD_PASSES = 10  # recording a size takes as long: 24 recorded ones of SDXL, 6 of FLUX.1 on an H200
 CACHED = 0.2  # of the seconds of compiling, where the cache has it all: 13 of 75 (SDXL), 3.4 of 14.7 (FLUX.1)
-BESIDE = 2.0  # compiling takes this many times as long beside a training (FLUX.1 on an H200: 42 s instead of 20)
-CONTEXT = 1.5 * GIB  # of the GPU, which a process with its libraries takes before it does anything
+SLOWDOWN = 2.0  # compiling takes this many times as long beside a training (FLUX.1 on an H200: 42 s instead of 20)
+CONTEXT = 1.5 * BYTES_PER_GIB  # of the GPU, which a process with its libraries takes before it does anything
 COPIES = 3  # of the largest block: its weights, their gradients, and what inductor tries
 ACTIVATIONS = 80  # values that a pass over a block keeps for each value of its largest input
 OTHER_SIZES = 0.6  # memory of all other recorded sizes, relative to the first
@@ -127,7 +127,7 @@ class BackgroundCompiler:
                 recorder.begin_again()
             blocks.begin_due(log, {}, 0)
             return False
-        if self._saves_time(beside=BESIDE * compiling):
+        if self._saves_time(beside=SLOWDOWN * compiling):
             self._calls = block_calls.costliest_first(self._calls, denoiser)
             text_learns = any(map(compute_loss.method.trained_parts.get, compute_loss.components.encoders))
             self._begun = self._clock.step
@@ -182,7 +182,8 @@ class BackgroundCompiler:
         )
         if left >= need:
             return ""
-        return f"that needs {need / GIB:.1f} GiB of the GPU, and the training leaves {max(left, 0) / GIB:.1f} GiB"
+        free = max(left, 0) / BYTES_PER_GIB
+        return f"that needs {need / BYTES_PER_GIB:.1f} GiB of the GPU, and the training leaves {free:.1f} GiB"
 
     def _saves_time(self, beside: float = 0.0, standing: float = 0.0) -> bool:
         """Whether compiled blocks save more of the steps that are left than switching to them takes, or are asked for.

@@ -32,7 +32,7 @@ from library.memory.quantization import fp8_storage
 NICER = 10  # niceness: the training has priority
 
 # Options that have no influence on graphs: what a training does besides computing, and files that no shape depends on.
-PLAIN = {
+WITHOUT_GRAPH_INFLUENCE = {
     "compile_autotune": False,
     "compile_from_step": None,
     "compile_compare_steps": 0,
@@ -54,7 +54,7 @@ def main() -> int:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     cls = families.config_class(job["script"])
-    plain = {name: value for name, value in PLAIN.items() if name in options_of(cls)}
+    plain = {name: value for name, value in WITHOUT_GRAPH_INFLUENCE.items() if name in options_of(cls)}
     config = build_config(cls, job["values"] | plain, notes=[])
     calls = [BlockCall(**call) for call in job["calls"]]
     with CompileLog() as log:

@@ -203,7 +203,7 @@ def calls(
     if name == WIDE:
         if not kept:
             return lambda: x @ weight.t(), lambda: g @ weight
-        few = weight.to(fp8_matmul.FP8 if kept == "fp8" else torch.int8)
+        few = weight.to(fp8_matmul.FP8_DTYPE if kept == "fp8" else torch.int8)
         return lambda: x @ few.to(dtype).t(), lambda: g @ few.to(dtype)
     by_row, ones = torch.ones(size.tokens, 1, device=device), torch.ones(1, size.inputs, device=device)
     columns = torch.ones(size.outputs, device=device)
@@ -218,7 +218,7 @@ def calls(
         def turn(rows: torch.Tensor) -> torch.Tensor:
             return (
                 rows
-                if rotation is None or size.inputs % int8_matmul.BLOCK
+                if rotation is None or size.inputs % int8_matmul.ROTATION_BLOCK
                 else int8_matmul.rotate_blocks(rows, rotation)
             )
 
@@ -226,7 +226,7 @@ def calls(
             lambda: int8_matmul.int8_product(rounded(turn(x)), few, by_row, columns, dtype),
             lambda: turn(int8_matmul.int8_product(rounded(g), few.t().contiguous(), by_row, None, dtype)),
         )
-    few = weight.to(fp8_matmul.FP8)
+    few = weight.to(fp8_matmul.FP8_DTYPE)
     turned = few.t().contiguous().t()
 
     def fp8_backward() -> torch.Tensor:

@@ -13,7 +13,7 @@ from library.distributed.world import World
 from library.downloads import hub_files
 from library.train.journal import Journal
 
-OPTION = "base_weights"
+BASE_WEIGHTS_OPTION = "base_weights"
 
 
 def with_local_files(config: RunConfig) -> RunConfig:
@@ -39,9 +39,9 @@ def remote_files(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
     for name in config.network.base_weights if isinstance(config, AdapterRun) else ():
         if is_file_id(name) and hub_files.find_hub_file(name) is None:
             try:
-                remarks.append(hub_files.announced(OPTION, name))
+                remarks.append(hub_files.announced(BASE_WEIGHTS_OPTION, name))
             except ConfigError as e:
-                problems.append(hub_files.unreachable_file(OPTION, name, e.said))
+                problems.append(hub_files.unreachable_file(BASE_WEIGHTS_OPTION, name, e.said))
     return problems, remarks
 
 

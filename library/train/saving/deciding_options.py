@@ -15,9 +15,16 @@ from library.config.schema import options_of
 # Sections whose options decide where files go or how fast a step is, but not its result.
 ELSEWHERE = ("save", "sample", "validation", "metadata", "hub", "log", "compile", "memory", "distributed", "cache")
 # Options of these sections that change rounding, or what is drawn.
-ROUNDING = ("compile", "compile_from_step", "cuda_allow_tf32", "attention_kernel", "fsdp", "cached_caption_variants")
+ROUNDING_OPTIONS = (
+    "compile",
+    "compile_from_step",
+    "cuda_allow_tf32",
+    "attention_kernel",
+    "fsdp",
+    "cached_caption_variants",
+)
 # These, and options that `auto_compute` sets: what is used is known when a training has started.
-MEASURED = (*ROUNDING, "auto_compute", "fp8_base", "fp8_base_unet", "fp8_compute", "int8_base", "int8_compute")
+MEASURED = (*ROUNDING_OPTIONS, "auto_compute", "fp8_base", "fp8_base_unet", "fp8_compute", "int8_base", "int8_compute")
 # Options of other sections that only say where to start or how data is read, or that the comparison of the data covers.
 NO_MATTER = (
     *("resume", "resume_from_huggingface", "initial_epoch", "initial_step", "skip_until_initial_step", "seed"),
@@ -33,7 +40,7 @@ def deciding_options(config: RunConfig, total_steps: int) -> JsonObject:
     """The options that decide results, as JSON values; of files and folders the name alone, as they may have moved."""
     found = {}
     for name, option in options_of(type(config)).items():
-        if (option.section in ELSEWHERE and name not in ROUNDING) or name in NO_MATTER:
+        if (option.section in ELSEWHERE and name not in ROUNDING_OPTIONS) or name in NO_MATTER:
             continue
         value = getattr(getattr(config, option.section), name)
         is_path = option.hints.get("kind") in ("file", "folder")

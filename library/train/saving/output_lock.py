@@ -10,7 +10,7 @@ from library.config.run_config import RunConfig
 from library.outputs import paths
 from library.runs import locking
 
-PATIENCE = 0.5  # seconds; another training that is just ending may still hold the lock
+LOCK_TIMEOUT = 0.5  # seconds; another training that is just ending may still hold the lock
 
 
 @contextlib.contextmanager
@@ -29,7 +29,7 @@ def hold_output_name(config: RunConfig) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         mine: bool | None = None
         with contextlib.suppress(OSError, NotImplementedError):  # a disk without locks, or that cannot be written to
-            mine = stack.enter_context(locking.hold_lock(place, PATIENCE))
+            mine = stack.enter_context(locking.hold_lock(place, LOCK_TIMEOUT))
         if mine is False:
             template = ": a training that writes these files is {state}; stop it, or choose another name"
             raise ConfigError(

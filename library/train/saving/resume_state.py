@@ -54,8 +54,8 @@ CHANGED = (
 STARTS_ONLY = ": {name} only sets where the optimizer's estimate starts, so the estimate of the state stays"
 NO_CHECKSUMS = ": {folder} was saved without checksums, by an older version, so damage to its files is not noticed"
 NOT_EXACTLY = "resume: the training continues, but not bit-exactly: {differences}"
-WHOLE = ("denoiser", "clip_l", "clip_g", "t5xxl")  # what a whole model's tensors begin with
-BESIDE = {"embedding.": "textual-inversion", "lllite_": "lllite"}  # the same of what else learns -> its kind
+WHOLE_MODEL_PREFIXES = ("denoiser", "clip_l", "clip_g", "t5xxl")  # what a whole model's tensors begin with
+KINDS_BY_PREFIX = {"embedding.": "textual-inversion", "lllite_": "lllite"}  # the same of what else learns -> its kind
 LEARNED = {
     "finetune": "a whole model",
     "lora": "adapters",
@@ -66,7 +66,7 @@ LEARNED = {
 SHAPING = ("network_module", "network_dim", "network_args", "network_train_unet_only",
            "network_train_text_encoder_only", "train_text_encoder", "fused_optimizer_groups",
            "fused_backward_pass", "blockwise_fused_optimizers", "full_bf16", "full_fp16")  # fmt: skip
-RATES = ("learning_rate", "unet_lr", "text_encoder_lr", "block_lr", "learning_rate_te1", "learning_rate_te2")
+RATE_OPTIONS = ("learning_rate", "unet_lr", "text_encoder_lr", "block_lr", "learning_rate_te1", "learning_rate_te2")
 RANK = 4  # where network_dim is not set
 OTHER_OPTIMIZER = Problem("resume",
     ": the state is of a run with another optimizer, or with other learning rates for other parts; "
@@ -271,9 +271,9 @@ def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iter
 
 def _kind_of_training(stored: JsonMapping) -> str:
     """The kind of training that wrote a state, by the names of its trained tensors."""
-    if any(name.startswith(f"{part}.") for name in stored for part in WHOLE):
+    if any(name.startswith(f"{part}.") for name in stored for part in WHOLE_MODEL_PREFIXES):
         return "finetune"
-    return next((kind for name in stored for part, kind in BESIDE.items() if name.startswith(part)), "lora")
+    return next((kind for name in stored for part, kind in KINDS_BY_PREFIX.items() if name.startswith(part)), "lora")
 
 
 def _optimizer_layout(optimizer: str) -> tuple[str, str]:
@@ -328,7 +328,7 @@ def shaping_changes(folder: Path, config: RunConfig) -> Message | None:
     except ConfigError:
         return None
     now = deciding_options(config, 0)
-    rates = [name for name in RATES if not known.get(name) or not now.get(name)]  # of which 0 leaves a group out
+    rates = [name for name in RATE_OPTIONS if not known.get(name) or not now.get(name)]  # of which 0 leaves a group out
     found = [*compare_settings(known, {name: now[name] for name in (*SHAPING, *rates) if name in now})]
     return join_messages(found, "; ") if found else None
 

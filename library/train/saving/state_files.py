@@ -33,13 +33,13 @@ WEIGHTS, OPTIMIZER, SCHEDULER = "model.safetensors", "optimizer.bin", "scheduler
 AVERAGE, SCALER = "ema.safetensors", "scaler.pt"
 SUMS = "SHA256SUMS"
 CHECKED = "checksums"  # the fact that the state has them
-STEP = "saved_after_step"  # in every file but those of JSON and text
-READ = re.compile(
+STEP_KEY = "saved_after_step"  # in every file but those of JSON and text
+RESUME_FILES = re.compile(
     r"model\.safetensors|optimizer\.bin|scheduler\.bin|ema\.safetensors|scaler\.pt|"
     r"train_state\.json|random_states_\d+\.bin"
 )  # what a resume reads where it is there
 LINE = re.compile(r"([0-9a-f]{64})  ([\w.-]+)\n")
-READERS = 4  # files that are read at once
+READER_THREADS = 4  # files that are read at once
 
 
 # Why: docs/decisions/2026-11-20-states-are-our-own-files.md
@@ -72,12 +72,12 @@ class State:
     def _fill(self, place: Path) -> None:
         step = self.facts["current_step"]
         for name, named in self.tensors.items():
-            FilePlan.kept(named).write(place / name, {STEP: str(step)})
+            FilePlan.kept(named).write(place / name, {STEP_KEY: str(step)})
         for name, value in self.values.items():
-            _save({**value, STEP: step}, place / name)
+            _save({**value, STEP_KEY: step}, place / name)
         (place / PROGRESS).write_text(json.dumps({**self.facts, CHECKED: SUMS}), encoding="utf-8")
         digests = _digests(place, sorted(os.listdir(place)))
-        text = "".join([f"# {STEP} {step}\n", *(f"{digest}  {name}\n" for name, digest in digests.items())])
+        text = "".join([f"# {STEP_KEY} {step}\n", *(f"{digest}  {name}\n" for name, digest in digests.items())])
         (place / SUMS).write_text(text + _last_line(text), encoding="utf-8", newline="\n")
 
 
@@ -91,7 +91,7 @@ def read_values(path: Path, device: Any, mapped: bool = False) -> Any:
     with _readable(path):
         found = torch.load(path, map_location=device, weights_only=True, mmap=mapped)
     if isinstance(found, dict):
-        found.pop(STEP, None)
+        found.pop(STEP_KEY, None)
     return found
 
 
@@ -123,7 +123,7 @@ def damage(folder: Path) -> list[Problem]:
     differing = [name for name, digest in _digests(folder, there).items() if digest != known[name]]
     said = [Message("{file} is missing", file=name) for name in missing]
     said += [_difference(folder / name, step) for name in differing]
-    added = sorted(name for name in os.listdir(folder) if READ.fullmatch(name) and name not in known)
+    added = sorted(name for name in os.listdir(folder) if RESUME_FILES.fullmatch(name) and name not in known)
     said += [Message("{file} is not in {list}, so it is of another state", file=name, list=SUMS) for name in added]
     return [_refused(folder, said)] if said else []
 
@@ -152,8 +152,8 @@ def _step_of(path: Path) -> int | None:
             return int(json.loads(path.read_text(encoding="utf-8"))["current_step"])
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
-                return int(file.metadata()[STEP])
-        return int(torch.load(path, map_location="meta", weights_only=True)[STEP])
+                return int(file.metadata()[STEP_KEY])
+        return int(torch.load(path, map_location="meta", weights_only=True)[STEP_KEY])
     except Exception:  # whatever reading a damaged file raises
         return None
 
@@ -173,7 +173,7 @@ def _listed_files(path: Path) -> tuple[int, dict[str, str]]:
         first, *lines, last = text.splitlines(keepends=True)
     except (OSError, ValueError):
         return 0, {}
-    step, found = re.fullmatch(rf"# {STEP} (\d+)\n", first), [LINE.fullmatch(line) for line in lines]
+    step, found = re.fullmatch(rf"# {STEP_KEY} (\d+)\n", first), [LINE.fullmatch(line) for line in lines]
     if step is None or None in found or last != _last_line("".join([first, *lines])):
         return 0, {}
     return int(step[1]), {match[2]: match[1] for match in found if match}
@@ -187,7 +187,7 @@ def _last_line(text: str) -> str:
 def _digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """The SHA-256 of files by name, "" of one that cannot be read."""
     paths = [folder / name for name in names]
-    with ThreadPoolExecutor(READERS) as pool:  # hashing releases the interpreter's lock
+    with ThreadPoolExecutor(READER_THREADS) as pool:  # hashing releases the interpreter's lock
         return {path.name: digest for path, digest in zip(paths, pool.map(_file_digest, paths), strict=True)}
 
 

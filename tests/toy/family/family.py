@@ -30,7 +30,7 @@ class Toy:
     grid = 16
     block_classes = ("ToyBlock",)
     adapter_targets = ("ToyBlock",)
-    text_adapter_targets = clip.LAYERS
+    text_adapter_targets = clip.CLIP_LAYER_CLASSES
     architecture = "toy"
     base_model_version = "toy1"
     block_inputs = {"ToyBlock": BlockInputs(streams=(0,), dynamic=((0, 1),))}
