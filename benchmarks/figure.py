@@ -35,7 +35,7 @@ METHODS = {
     "lllite": "LLLite",
     "textual-inversion": "textual inversion",
 }
-WIDE, BAR, LINE = 480, 12, 40  # units of the picture; a phone shows about 360 of them
+PICTURE_WIDTH, BAR, ROW_HEIGHT = 480, 12, 40  # units of the picture; a phone shows about 360 of them
 LIGHT = {"ground": "#ffffff", "ink": "#1f2328", "quiet": "#59636e", "theirs": "#8c959f", "ours": "#2da44e"}
 DARK = {"ground": "#0d1117", "ink": "#f0f6fc", "quiet": "#9198a1", "theirs": "#6e7681", "ours": "#3fb950"}
 
@@ -93,7 +93,7 @@ def figure(one: Measured) -> str:
         theirs = next((row for row in rows if row["trainer"] != "here"), None)
         for row in rows:
             parts.append(_bar_svg(row, y, row["s_it"] / longest, theirs))
-            y += LINE
+            y += ROW_HEIGHT
         y += 10
     below = _wrapped(_how_to_read(one, shown))
     parts += [f'<text x="0" y="{y + 8 + 16 * at}" class="quiet">{escape(text)}</text>' for at, text in enumerate(below)]
@@ -102,11 +102,12 @@ def figure(one: Measured) -> str:
         f"{TITLES[r['family']]}, batch {r['batch']}, {_trainer_name(r)}: {r['s_it']:.3g} s" for r in shown
     )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 0 {WIDE + 24} {high}" width="{WIDE + 24}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 0 {PICTURE_WIDTH + 24} {high}" '
+        f'width="{PICTURE_WIDTH + 24}" '
         f'height="{high}" role="img" aria-labelledby="title desc">'
         f'<title id="title">Seconds per training step beside sd-scripts, on one {escape(one["machine"]["gpu"])}</title>'
         f'<desc id="desc">{escape(about)}.</desc><style>{_figure_style()}</style>'
-        f'<rect x="-12" width="{WIDE + 24}" height="{high}" class="ground"/>'
+        f'<rect x="-12" width="{PICTURE_WIDTH + 24}" height="{high}" class="ground"/>'
         f'<text x="0" y="26" class="head">Seconds per training step (shorter is better)</text>'
         f"{''.join(parts)}</svg>\n"
     )
@@ -114,7 +115,7 @@ def figure(one: Measured) -> str:
 
 def _bar_svg(row: Measured, y: int, share: float, theirs: Measured | None = None) -> str:
     """One row: its name and figures above its bar, and behind the bar how many times as fast it is as `theirs`."""
-    kind, long = "theirs" if row["trainer"] == "sd-scripts" else "ours", max(2, round(share * WIDE))
+    kind, long = "theirs" if row["trainer"] == "sd-scripts" else "ours", max(2, round(share * PICTURE_WIDTH))
     busy = row.get("gpu_busy_s")
     filled = round(long * min(1.0, busy / row["s_it"])) if busy else long
     told = f"{row['s_it']:.3f} s, {row['gpu_gib']:.1f} GiB" + (f", busy {busy:.3f} s" if busy else "")
@@ -124,7 +125,7 @@ def _bar_svg(row: Measured, y: int, share: float, theirs: Measured | None = None
     outline = f'<rect x="0" y="{y + 19}" width="{long}" height="{BAR}" rx="2" class="{kind} open"/>' if busy else ""
     return (
         f'<text x="0" y="{y + 13}">{escape(_trainer_name(row))}</text>'
-        f'<text x="{WIDE}" y="{y + 13}" class="value">{told}</text>{outline}'
+        f'<text x="{PICTURE_WIDTH}" y="{y + 13}" class="value">{told}</text>{outline}'
         f'<rect x="0" y="{y + 19}" width="{filled}" height="{BAR}" rx="2" class="{kind}"/>{gain}'
     )
 

@@ -61,7 +61,7 @@ def measure_machine():
     from library.measuring import timing
 
     device = machine.choose_device("auto")
-    return {**machine.machine_facts(device), "matmul": timing.matmul_rate(device, torch.bfloat16)}
+    return {**machine.measured_machine(device), "matmul": timing.matmul_rate(device, torch.bfloat16)}
 
 
 def case(family, number, name, size, count):

@@ -87,7 +87,7 @@ CLICK = """([selector, goal, longest]) => new Promise((done, failed) => {
   requestAnimationFrame(wait);
   [...document.querySelectorAll(selector)].find((e) => e.checkVisibility()).click();
 })"""
-MARK = """([words, kind]) => {
+MARK_SCRIPT = """([words, kind]) => {
   document.querySelectorAll('[data-bench]').forEach((e) => e.removeAttribute('data-bench'));
   [...document.querySelectorAll(kind)].find((e) => e.checkVisibility() && e.textContent.trim() === words)
     .setAttribute('data-bench', '');
@@ -183,7 +183,7 @@ class Visit:
 
     def press(self, words: str, kind: str, goal: str) -> float:
         """Milliseconds from pressing the button (or `role=tab`) with these words until `goal` holds."""
-        self.page.evaluate(MARK, [words, "[role=tab]" if kind == "role=tab" else "button"])
+        self.page.evaluate(MARK_SCRIPT, [words, "[role=tab]" if kind == "role=tab" else "button"])
         return self.click("[data-bench]", goal)
 
     @property
@@ -291,7 +291,7 @@ def config_of_changes(folder: Path) -> Path:
 def load_config_in_form(visitor: Visit, path: Path, note: Note) -> None:
     """Load a config with sections open, and wait until nothing changes any more."""
     visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
-    visitor.page.evaluate(MARK, ["Load config", "button"])
+    visitor.page.evaluate(MARK_SCRIPT, ["Load config", "button"])
     visitor.page.evaluate(
         "() => { seen.long = []; addEventListener('click', (e) => { seen.from = e.timeStamp; },"
         " { capture: true, once: true }); }"

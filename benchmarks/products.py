@@ -73,10 +73,11 @@ def measure_products(name: str, batch: int, asked: argparse.Namespace) -> None:
 
     device = machine.choose_device("auto")
     works = {"fp8": fp8_matmul.supports_fp8(device), "int8": int8_matmul.supports_int8(device) or asked.tiny}
-    formats = [matmul_formats.WIDE, *(one for one, yes in works.items() if yes)]
+    formats = [matmul_formats.IN_16_BITS, *(one for one, yes in works.items() if yes)]
     totals = dict.fromkeys(formats, 0.0)
     print(
-        f"{name}, batch {batch}: ms forward + backward, {machine.machine_facts(device).get('gpu', device)}", flush=True
+        f"{name}, batch {batch}: ms forward + backward, {machine.measured_machine(device).get('gpu', device)}",
+        flush=True,
     )
     sizes = matrix_sizes(name, batch, "tiny" if asked.tiny else "full")
     for size, number in sorted(sizes.items(), key=lambda one: -one[0].work * one[1]):

@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.presets import path_with
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
-SIZES, TINY = ((1024, 1024), (832, 1216), (1216, 832)), ((64, 64), (64, 128))
+SIZES, TINY_MODEL = ((1024, 1024), (832, 1216), (1216, 832)), ((64, 64), (64, 128))
 WARMUP_ROUNDS = 4  # rounds over the sizes before anything is timed
 LOSSES_SHOWN = 6  # losses of each way
 SDXL = {"train_batch_size": 4, "mixed_precision": "bf16"}
@@ -72,7 +72,7 @@ def measure_in_child(name: str, recorded: bool, tiny: bool) -> None:
     given = {**values, "cuda_graphs": str(recorded).lower(), "resolution": "1024", "enable_bucket": False}
     given |= {"train_batch_size": 1, "mixed_precision": "no", "full_bf16": False} if tiny else {}
     subject = subjects.FamilySubject(script, given, "tiny" if tiny else "full")
-    config, sizes = subject.config({}), TINY if tiny else SIZES
+    config, sizes = subject.config({}), TINY_MODEL if tiny else SIZES
     steps = 2 * len(sizes) if tiny else steps
     torch.manual_seed(0)  # the same weights in all processes
     made = subject.make(config, device)

@@ -138,7 +138,7 @@ def test_commands_are_understood(page, line, tmp_path, monkeypatch):
         code = main.main([command, *rest])
     except Parsed:
         return
-    assert code == main.DONE, line
+    assert code == main.EXIT_DONE, line
 
 
 def understood_as_options(words: list[str]) -> None:
@@ -170,7 +170,7 @@ def test_other_lines_of_bash_blocks_exist():
 
 @pytest.mark.parametrize("line", ["kohya --version", "kohya --help", "kohya models get", "kohya train --help"])
 def test_cheap_commands_run(line, capsys):
-    assert main.main(shlex.split(line)[1:]) == main.DONE
+    assert main.main(shlex.split(line)[1:]) == main.EXIT_DONE
     assert capsys.readouterr().out.strip()
 
 
@@ -289,5 +289,5 @@ def test_a_lora_is_verified_and_renamed_as_its_page_says(tmp_path, monkeypatch, 
         save_file(tensors, path)
     lines = [line for page, line in commands() if page == "docs/use-your-lora.md" and " merge " not in line]
     for line in [line for line in lines if line.startswith("kohya tools")]:
-        assert main.main(shlex.split(line)[1:]) == main.DONE, (line, capsys.readouterr())
+        assert main.main(shlex.split(line)[1:]) == main.EXIT_DONE, (line, capsys.readouterr())
     assert load_file(tmp_path / "zorb-kohya.safetensors").keys() == tensors.keys()

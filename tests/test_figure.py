@@ -50,7 +50,7 @@ def test_a_bar_shows_how_long_the_gpu_was_busy():
     one = {"machine": MACHINE, "rows": [row(trainer="sd-scripts", s_it=1.0, gpu_busy_s=0.25), row(gpu_busy_s=0.5)]}
     svg = figure.figure(one)
     wide = [int(e.get("width")) for e in ElementTree.fromstring(svg).iter() if e.get("class") in ("theirs", "ours")]
-    assert wide == [figure.WIDE // 4, figure.WIDE // 2]
+    assert wide == [figure.PICTURE_WIDTH // 4, figure.PICTURE_WIDTH // 2]
     said = " ".join(text for _, text in texts(svg))
     assert "1.000 s, 20.0 GiB, busy 0.250 s" in said and "The filled part of a bar" in said
 
@@ -72,7 +72,7 @@ def test_the_figure_can_be_read_aloud_and_on_a_phone():
     smallest = min(int(size) for size in re.findall(r"(\d+)px", svg))
     assert smallest * 360 / float(root.get("width")) >= 8
     for kind, text in texts(svg):
-        assert len(text) * 6.2 < figure.WIDE, (kind, text)
+        assert len(text) * 6.2 < figure.PICTURE_WIDTH, (kind, text)
 
 
 def test_a_preset_stands_beside_the_fastest_that_fits_into_its_memory():

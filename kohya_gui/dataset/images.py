@@ -26,7 +26,7 @@ from library.curation.selection import PICTURE_KINDS
 from library.curation.tags import Edit
 from library.curation.work import BackgroundTask
 
-PAGE, MOST = 48, 200  # images that are sent at once
+PAGE, MAX_IMAGES_SENT = 48, 200  # images that are sent at once
 TAGS, SAMPLES = 400, 6
 SEEN, MOST_NAMES = 24, 20_000  # captions before and after a change that are sent at once, and images of one question
 ANSWER_WAIT = 0.6  # seconds in which work may end without being asked after
@@ -83,7 +83,7 @@ class DatasetTab:
         found = self._wanted(collection, sent)
         start = sent.number("start")
         start = start if start < len(found) else max(0, (len(found) - 1) // PAGE * PAGE)
-        shown = found[start : start + max(1, sent.number("count", PAGE, MOST))]
+        shown = found[start : start + max(1, sent.number("count", PAGE, MAX_IMAGES_SENT))]
         rows = [row(collection, p, trigger_of(sent)) for p in shown]
         return {"rows": rows, "start": start, "total": len(found)}
 

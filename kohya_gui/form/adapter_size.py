@@ -15,7 +15,7 @@ from library.files import size_text
 
 MAX_REMEMBERED_SIZES = 64  # sizes
 UNKNOWN = "The size of this adapter is known once it trains."
-FAILED = "The size cannot be counted: run Check."
+CANNOT_COUNT = "The size cannot be counted: run Check."
 MODEL_OPTION = "pretrained_model_name_or_path"
 
 
@@ -65,7 +65,7 @@ class SizeProcess:
                     return dict(json.loads(process.stdout.readline()))
             except (OSError, ValueError):
                 process.kill()
-        return {"why": FAILED}
+        return {"why": CANNOT_COUNT}
 
 
 def _model_key(config: AdapterRun) -> str:

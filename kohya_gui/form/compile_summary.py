@@ -14,7 +14,7 @@ from library.runs import layout, reader
 
 LOOKED_AT = 30  # earlier runs
 # What the seconds depend on.
-TOLD = ("compile_backend", "compile_mode", "compile_dynamic", "compile_blocks", "compile_scope")
+COMPARED_OPTIONS = ("compile_backend", "compile_mode", "compile_dynamic", "compile_blocks", "compile_scope")
 
 
 def compile_section() -> str:
@@ -80,7 +80,7 @@ def newest_compiling(config: RunConfig) -> tuple[int, float, str] | None:
         except ValueError:
             continue
         # What the seconds depend on; a record has only what differs from the defaults.
-        if all(theirs.get(key, getattr(default, key)) == getattr(config.compile, key) for key in TOLD):
+        if all(theirs.get(key, getattr(default, key)) == getattr(config.compile, key) for key in COMPARED_OPTIONS):
             return int(made["num_graphs"]), float(made.get("seconds") or 0), run.id
     return None
 

@@ -23,7 +23,7 @@ FILE_SUFFIX = re.compile(r"\.[a-z]\w{1,11}", re.I)  # of a file; v1.5 is a folde
 MAX_ALLOWED_FOLDERS = 200  # folders that are kept
 CODE = "code:"  # before a name of code that the page asks to allow
 ABSENT = "absent"  # the code of the problem of a folder that does not exist
-NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+DOTTED_NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 # Below these lie programs, settings of the computer and devices, on any of the systems.
 SYSTEM = (
@@ -118,7 +118,7 @@ def allowed_file() -> Path:
 
 def _allow_code(name: str) -> JsonObject:
     """Allow code of this name to run: a class with its module, or a module."""
-    if not NAME.fullmatch(name) or len(name) > 200:
+    if not DOTTED_NAME.fullmatch(name) or len(name) > 200:
         raise ConfigError("This is not the name of code.")
     known = remembered_code()
     if name not in known:
@@ -140,7 +140,7 @@ def remembered_code() -> tuple[str, ...]:
     """The names of code that may run; the file's contents are not trusted."""
     stored = layout.load_facts(allowed_file()).get("code")
     named = [text for text in stored if isinstance(text, str)] if isinstance(stored, list) else []
-    return tuple(text for text in named[:MAX_ALLOWED_FOLDERS] if NAME.fullmatch(text))
+    return tuple(text for text in named[:MAX_ALLOWED_FOLDERS] if DOTTED_NAME.fullmatch(text))
 
 
 def allowed_folders() -> tuple[Path, ...]:

@@ -5,7 +5,7 @@ import math
 import string
 from collections import OrderedDict
 
-PAUSE, LONGEST = 0.5, 60.0  # seconds that the first wrong guess costs, and the most that any costs
+FIRST_PAUSE, MAX_PAUSE = 0.5, 60.0  # seconds that the first wrong guess costs, and the most that any costs
 MAX_ADDRESSES = 1024  # addresses that are remembered
 WAITING = 8  # requests of an address that may wait at once; more are refused
 BITS = 128  # of a token
@@ -30,7 +30,7 @@ class Guesses:
         self._waiting[address] = self._waiting.get(address, 0) + 1
         try:
             async with self._locks.setdefault(address, asyncio.Lock()):
-                await asyncio.sleep(min(LONGEST, PAUSE * 2 ** min(self._wrong.get(address, 0), 20)))
+                await asyncio.sleep(min(MAX_PAUSE, FIRST_PAUSE * 2 ** min(self._wrong.get(address, 0), 20)))
         finally:
             self._waiting[address] -= 1
             if not self._waiting[address]:

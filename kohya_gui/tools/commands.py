@@ -165,7 +165,7 @@ def _command_field_html(start: str, field: CommandField) -> str:
     if field.kind == "flag":
         box = f'<input type="checkbox" {facts}>'
         return f'<div class="field check"><label>{box}<span>{label}</span></label>{about}</div>'
-    wide = " wide" * (field.kind in WIDE or bool(field.suggestions))
+    wide = " wide" * (field.kind in WIDE_KINDS or bool(field.suggestions))
     top = f'<div class="field{required}{wide}"><label for="{element}">{label}</label>'
     if field.kind == "files":
         return f'{top}<div class="files" {facts} data-start="{element}">{lora_row(element)}</div>{about}</div>'
@@ -183,7 +183,7 @@ def _command_field_html(start: str, field: CommandField) -> str:
     return f'{top}{choose}<input {facts} {plain} value="{value}">{browse}{about}</div>'
 
 
-WIDE = ("file", "folder", "model", "new", "files", "lines")
+WIDE_KINDS = ("file", "folder", "model", "new", "files", "lines")
 
 
 def lora_row(element: str, name: str = "lora", label: str = "LoRA file") -> str:

@@ -8,7 +8,7 @@ from library.bench import report
 from library.config.json_types import JsonMapping
 
 Row = JsonMapping
-WIDTH, NAME, VALUE, BAR, GAP, TOP = 860, 210, 240, 18, 6, 64
+WIDTH, NAME_WIDTH, VALUE, BAR, GAP, TOP = 860, 210, 240, 18, 6, 64
 COLOURS = {
     "ground": "#ffffff",
     "text": "#1d1d1b",
@@ -101,15 +101,16 @@ def svg(result: JsonMapping) -> str:
 
 
 def _bar_svg(bar: Bar, y: int) -> str:
-    room, row = WIDTH - NAME - VALUE, bar.row
+    room, row = WIDTH - NAME_WIDTH - VALUE, bar.row
     wide, far, middle = room * bar.share, room * bar.far, y + BAR / 2
     value = report.milliseconds(row["ms"]["p50"])
     more = f", {row['peak_gb']:.1f} GB" + (f", MFU {row['mfu']:.0%}" if "mfu" in row else "")
     return (
-        f'<text x="{NAME - 10}" y="{y + 14}" class="name">{escape(bar.name)}</text>'
-        f'<rect x="{NAME}" y="{y}" width="{wide:.1f}" height="{BAR}" rx="3" class="{"best" if bar.best else "bar"}"/>'
-        f'<line x1="{NAME + wide:.1f}" x2="{NAME + far:.1f}" y1="{middle}" y2="{middle}"/>'
-        f'<text x="{NAME + far + 8:.1f}" y="{y + 14}">{value}<tspan class="quiet">{more}</tspan></text>'
+        f'<text x="{NAME_WIDTH - 10}" y="{y + 14}" class="name">{escape(bar.name)}</text>'
+        f'<rect x="{NAME_WIDTH}" y="{y}" width="{wide:.1f}" height="{BAR}" rx="3" '
+        f'class="{"best" if bar.best else "bar"}"/>'
+        f'<line x1="{NAME_WIDTH + wide:.1f}" x2="{NAME_WIDTH + far:.1f}" y1="{middle}" y2="{middle}"/>'
+        f'<text x="{NAME_WIDTH + far + 8:.1f}" y="{y + 14}">{value}<tspan class="quiet">{more}</tspan></text>'
     )
 
 

@@ -37,7 +37,7 @@ def half_type(on: torch.device) -> str:
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
-def machine_facts(on: torch.device) -> JsonObject:
+def measured_machine(on: torch.device) -> JsonObject:
     """What a reader of the numbers has to know."""
     found: JsonObject = {
         "device": on.type,

@@ -39,7 +39,7 @@ def profile_training(
         raise ConfigError(
             "out of memory at {resolution}: choose a smaller --resolution or --batch", resolution=resolution
         ) from error
-    on = machine.machine_facts(device)
+    on = machine.measured_machine(device)
     facts = profile_advice.summarise_profile(profile_rows(found), steps, plain.p50, device.type)
     facts |= {"way": {"name": way.name, "options": way.chosen()}, "resolution": resolution, **compiled}
     facts |= {"peak_gb": round(plain.peak_gb, 2), "memory_gb": on.get("memory_gb"), "machine": on}

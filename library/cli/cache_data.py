@@ -8,7 +8,7 @@ from pathlib import Path
 from library import families
 from library.cli import train_script
 from library.cli.launch import script_of_toml, split_file, split_launch
-from library.cli.main import DONE, MISUSED, complain
+from library.cli.main import EXIT_DONE, EXIT_MISUSED, complain
 from library.config import environment
 from library.config.building import Reading
 from library.config.problems import ConfigError, Message, either
@@ -46,10 +46,10 @@ def start_caching(kind: str, argv: list[str]) -> int:
     how, flags, wrong = split_launch(argv)
     if _wants_help(argv):
         print(cache_usage(kind))
-        return DONE if argv else MISUSED
+        return EXIT_DONE if argv else EXIT_MISUSED
     read_options(kind, flags)  # so that mistakes are said before a launcher has loaded torch
     if problems := [*wrong, *gpu_slots.find_launch_problems(how)]:
-        return complain("\n".join(map(str, problems)), MISUSED)
+        return complain("\n".join(map(str, problems)), EXIT_MISUSED)
     path, flags = split_file(flags)
     work = ahead_of("cache")
     with work, free_devices(how, work.wait) as own:
@@ -63,7 +63,7 @@ def main(kind: str, argv: list[str]) -> int:
     """The script: cache in this process, or its share where it is one of several. The exit code."""
     if _wants_help(argv):
         print(cache_usage(kind))
-        return DONE if argv else MISUSED
+        return EXIT_DONE if argv else EXIT_MISUSED
     try:
         reading = read_options(kind, argv)
         from library.train.caching import make_caches  # loads torch
@@ -88,7 +88,7 @@ def main(kind: str, argv: list[str]) -> int:
         if environment.first_process():
             print("Stopped: what was written stays, and the next run goes on from there.", flush=True)
         return train_script.INTERRUPTED
-    return DONE
+    return EXIT_DONE
 
 
 def read_options(kind: str, argv: list[str]) -> Reading[RunConfig]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from library.check.isolated import environment_for_check, finding
 from library.cli.launch import LAUNCH_FLAGS, script_of_toml, split_launch, with_config
-from library.cli.main import DONE, FAILED, MISUSED, complain
+from library.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_MISUSED, complain
 from library.cli.train_script import read_command_line
 from library.config import environment as surroundings
 from library.config.building import Reading
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     """Print what is known about a training before a model is loaded; 0 when nothing has to be fixed."""
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
-        return DONE if argv else MISUSED
+        return EXIT_DONE if argv else EXIT_MISUSED
     as_json = "--json" in argv
     try:
         what, reading, how = read_check_request([token for token in argv if token != "--json"])
@@ -44,25 +44,25 @@ def main(argv: list[str]) -> int:
         if not as_json:
             raise
         print(json.dumps(_only(wrong)))
-        return FAILED
+        return EXIT_FAILED
     except Exception as error:
         traceback.print_exc()
         said = f"the check itself failed ({type(error).__name__}: {error}); this is a mistake in this program"
         if as_json:
             print(json.dumps({**_only(ConfigError(said)), "failed": True}))
-        return complain(said, FAILED)
+        return complain(said, EXIT_FAILED)
     if as_json:
         print(json.dumps(report.as_json()))
-        return FAILED if report.problems else DONE
+        return EXIT_FAILED if report.problems else EXIT_DONE
     from library.check import report as checking
 
     for line in checking.report_lines([one for one in report.findings if one.verdict != "bad"]):
         print(line)
     if report.problems:
         to_fix = [f"{one.text}{one.advice}" for one in report.findings if one.verdict == "bad"]
-        return complain("\n".join([*to_fix, f"{len(to_fix)} to fix in {what}"]), FAILED)
+        return complain("\n".join([*to_fix, f"{len(to_fix)} to fix in {what}"]), EXIT_FAILED)
     print(f"{what}: nothing wrong was found")
-    return DONE
+    return EXIT_DONE
 
 
 def read_check_request(argv: list[str]) -> tuple[str, Reading[Any], JsonObject]:

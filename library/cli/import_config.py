@@ -16,7 +16,7 @@ from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
 from library.importers import musubi
 
-DONE, FAILED, MISUSED = 0, 1, 2
+EXIT_DONE, EXIT_FAILED, EXIT_MISUSED = 0, 1, 2
 SUFFIX = {"sample_prompts": ".prompts.txt", "dataset_config": ".dataset.toml"}
 
 
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     else:
         print(_imported_toml(made, asked.file), end="")
     _say(made, asked.output)
-    return FAILED if made.problems else DONE
+    return EXIT_FAILED if made.problems else EXIT_DONE
 
 
 def _say(made: importers.Imported, path: Path | None) -> None:
@@ -98,9 +98,9 @@ def _in_json(file: Path, script: str, path: Path | None) -> int:
             account = {**made.account(), "missing": _blanks(made)}
     except ConfigError as wrong:
         print(json.dumps({"errors": wrong.problems}, ensure_ascii=False, default=str))
-        return FAILED
+        return EXIT_FAILED
     print(json.dumps({**account, "wrote": str(path) if path else None}, ensure_ascii=False, default=str))
-    return FAILED if account["problems"] else DONE
+    return EXIT_FAILED if account["problems"] else EXIT_DONE
 
 
 def diff(argv: list[str]) -> int:
@@ -122,7 +122,7 @@ def diff(argv: list[str]) -> int:
     except ConfigError as wrong:
         for line in wrong.problems:
             print(f"error: {line}", file=sys.stderr)
-        return MISUSED
+        return EXIT_MISUSED
     found = importers.compare_configs(first.config, second.config)
     for path, made in ((asked.first, first), (asked.second, second)):
         ignored = f", {counted(len(made.of('ignored')), 'key')!s} ignored" if made.of("ignored") else ""
@@ -130,7 +130,7 @@ def diff(argv: list[str]) -> int:
     for name, one, two in found:
         print(f"  {name}: {one} -> {two}")
     print(f"{len(found)} option{'s differ' if len(found) > 1 else ' differs'}" if found else "no option differs")
-    return FAILED if found else DONE
+    return EXIT_FAILED if found else EXIT_DONE
 
 
 def _imported_toml(made: importers.Imported, source: Path) -> str:
@@ -148,7 +148,7 @@ def _convert_dataset_file(found: JsonObject, path: Path | None) -> int:
         _write_new(path, text)
     for line in [*(f"note: {note}" for note in notes), *([f"wrote {path}: name it as dataset_config"] if path else [])]:
         print(line, file=sys.stdout if path else sys.stderr)
-    return DONE
+    return EXIT_DONE
 
 
 def _write_new(path: Path, text: str) -> None:
@@ -176,7 +176,7 @@ def _export(made: importers.Imported, base: Path | None, path: Path | None) -> i
     if path:
         keys, tab = str(counted(len(fields), "key")), importers.tab_title(fields)
         print(f"wrote {path} ({keys}): load it in the {tab} tab of kohya_ss", file=shown)
-    return DONE
+    return EXIT_DONE
 
 
 def _write(made: importers.Imported, path: Path, source: Path) -> importers.Imported:

@@ -7,7 +7,7 @@ from pathlib import Path
 from library import importers
 from library.bench import shell
 from library.cli import train_script
-from library.cli.main import DONE, MISUSED, complain
+from library.cli.main import EXIT_DONE, EXIT_MISUSED, complain
 from library.config.building import Layer, read_layers
 from library.config.command import Launch
 from library.config.formats import read_toml
@@ -39,7 +39,7 @@ def launch_training(argv: list[str]) -> int:
     """Check the options here and now, then train; the exit code of the training or of its launcher."""
     if not argv or argv[0] in ("-h", "--help"):
         print(TRAIN_USAGE)
-        return DONE if argv else MISUSED
+        return EXIT_DONE if argv else EXIT_MISUSED
     what, *rest = argv
     how, flags, wrong = split_launch(rest)
     if what.lower().endswith(".toml"):
@@ -50,7 +50,7 @@ def launch_training(argv: list[str]) -> int:
     reading = train_script.read_command_line(config_class(what), flags, LAUNCH_FLAGS)
     if problems := [*reading.problems, *wrong, *gpu_slots.find_launch_problems(how)]:
         reading = dataclasses.replace(reading, problems=problems)
-        return complain("\n".join(map(str, [*problems, *train_script.problems_beyond_reading(reading)])), MISUSED)
+        return complain("\n".join(map(str, [*problems, *train_script.problems_beyond_reading(reading)])), EXIT_MISUSED)
     path, flags = split_file(flags)
     arguments, variables = starting(path or "", what, **how)
     return foreground.run_in_foreground(

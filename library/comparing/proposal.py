@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from library.config.problems import Message, counted, join_messages
 
 CLOSE = 0.002  # share of the lowest loss within which two files are equally good
-FEWEST = "lowest held-out loss of the files that copy the fewest training pictures"
+FEWEST_COPIES = "lowest held-out loss of the files that copy the fewest training pictures"
 FEWEST_OF_TRAINED = "lowest loss, on images that it was trained on, of the files that copy the fewest training pictures"
 
 
@@ -41,7 +41,7 @@ def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
         best = known[0][1]
         parts = [Message("the held-out losses of all files hardly differ, so an early one")]
     elif min(every)[0] < lowest:
-        parts = [Message(FEWEST if held_out else FEWEST_OF_TRAINED)]
+        parts = [Message(FEWEST_COPIES if held_out else FEWEST_OF_TRAINED)]
     else:
         parts = [
             Message("lowest held-out loss") if held_out else Message("lowest loss on images that it was trained on")

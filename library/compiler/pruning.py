@@ -16,7 +16,7 @@ from pathlib import Path
 # What PyTorch and Triton keep, by folder: one folder for each graph or kernel. The files that these were made from, and
 # what a C++ compiler made of them, lie beside them in folders whose names are two letters of theirs.
 CACHE_FOLDERS = ("aotautograd", "fxgraph", "triton")
-LETTERS, NAME = 2, 52
+LETTERS, NAME_LENGTH = 2, 52
 LOOKED_AT = (".py", ".json")  # by `repair` at every start, so that when they were read says nothing
 
 
@@ -50,7 +50,7 @@ def repair(folder: Path) -> int:
 
     PyTorch detects and replaces other damaged files, but not these. Returns how many were removed.
     """
-    sources = (file for place in _lettered(folder) for file in place.glob("c*.py") if len(file.stem) == NAME)
+    sources = (file for place in _lettered(folder) for file in place.glob("c*.py") if len(file.stem) == NAME_LENGTH)
     damaged = [*filter(_is_changed, sources), *filter(_is_torn, _leaf_folders(folder / "triton"))]
     for path in damaged:
         _remove(path)
@@ -62,7 +62,7 @@ def _cache_pieces(folder: Path) -> Iterator[Piece]:
         found = [piece for file in place.iterdir() if (piece := _piece(file))]
         yield Piece(place, max((p.used for p in found), default=0.0), sum(p.size for p in found))
     for place in _lettered(folder):
-        yield from (piece for file in place.iterdir() if len(file.name) > NAME and (piece := _piece(file)))
+        yield from (piece for file in place.iterdir() if len(file.name) > NAME_LENGTH and (piece := _piece(file)))
 
 
 def _piece(file: Path) -> Piece | None:
@@ -92,7 +92,7 @@ def _is_changed(file: Path) -> bool:
         digest = hashlib.sha256(file.read_bytes().strip()).digest()
     except OSError:
         return False
-    return file.stem != "c" + base64.b32encode(digest)[: NAME - 1].decode().lower()
+    return file.stem != "c" + base64.b32encode(digest)[: NAME_LENGTH - 1].decode().lower()
 
 
 def _is_torn(place: Path) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from library.config.problems import ConfigError
-from library.config.values import WIDE, parse_finite, quoted, to_int, to_str
+from library.config.values import WIDE_CHARACTERS, parse_finite, quoted, to_int, to_str
 
 MAX_SIDE = 65536  # pixels on a side; nothing is trained at more
 # Of an adapter. No layer has so many rows, but LoKr reads a rank above them, usually 100000, as "whole matrices".
@@ -41,7 +41,7 @@ def minutes(value: Any) -> float | None:
 
 def steps_or_share(value: Any) -> int | float:
     """Steps (100), or a share of the training (0.05, "5%")."""
-    if isinstance(value, str) and value.translate(WIDE).strip().endswith("%"):
+    if isinstance(value, str) and value.translate(WIDE_CHARACTERS).strip().endswith("%"):
         result = parse_finite(value.strip()[:-1]) / 100
     else:
         result = parse_finite(value)
@@ -78,7 +78,7 @@ def _size_parts(value: Any) -> list[Any]:
         return [value] if len(value) <= 2 and are_sides else list(value)
     if not isinstance(value, str):
         return [value]
-    text = value.translate(WIDE).strip().rstrip(";")
+    text = value.translate(WIDE_CHARACTERS).strip().rstrip(";")
     if ";" in text:
         return text.split(";")
     if "," in text and re.search(r"\d\s*[xX×*]\s*\d", text):  # 512x512,1024x768
@@ -130,7 +130,9 @@ def _read_parts(value: Any, read: Callable[[Any], Any], between: str = ",") -> l
     """The parts of a list or of a text, each read; none when one of them cannot be."""
     try:
         parts = (
-            list(value) if isinstance(value, list | tuple) else re.split(between, to_str(value).translate(WIDE).strip())
+            list(value)
+            if isinstance(value, list | tuple)
+            else re.split(between, to_str(value).translate(WIDE_CHARACTERS).strip())
         )
         return [read(part) for part in parts]
     except ValueError:

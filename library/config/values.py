@@ -33,7 +33,7 @@ CODE = re.compile(r"[^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*")  # the name of a class, 
 LONGEST_CODE = 200  # characters of it
 MAX_NUMBER = 10**12  # no number of a training means anything beyond; in half precision it would be infinite
 LIMITS = "limits"  # the code of the problem of a number beyond its limits
-WIDE = {0x3000: " ", 0x2212: "-", **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}}
+WIDE_CHARACTERS = {0x3000: " ", 0x2212: "-", **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}}
 # Blanks, and marks of direction that Windows adds where a path is copied from a dialog.
 AROUND = " \t\r\n\u00a0\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff"
 QUOTES = {'"': '"', "'": "'", "\u201c": "\u201d"}
@@ -136,7 +136,7 @@ class Option:
         # "1e-4, 1e-5" is how people write two numbers; in text a comma may be part of the value (betas=0.9,0.99).
         if self.type not in (int, float):
             return split_words(value)
-        value = value.translate(WIDE)
+        value = value.translate(WIDE_CHARACTERS)
         if re.search(r"\d,0\d", value):  # else "0,0001" would be the two numbers 0 and 1
             raise self._refused(value, _pointed(value))
         return split_words(value.replace(",", " "))
@@ -223,7 +223,7 @@ def parse_finite(value: Any) -> float:
     """A finite number, also written as text ("5e-5"). No option means anything by infinity or NaN."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(value)
-    result = float(value.translate(WIDE) if isinstance(value, str) else value)
+    result = float(value.translate(WIDE_CHARACTERS) if isinstance(value, str) else value)
     if not math.isfinite(result):
         raise ValueError(value)
     return result

@@ -26,7 +26,7 @@ from library.data.threads import spread
 from library.files import clean_up, clear_errors, need_space, write_atomic
 from library.runs import process
 
-FOLDER, ABOUT, JOURNAL, KEPT = ".trash", "operation.json", "journal.jsonl", "files"
+FOLDER, ABOUT, JOURNAL, KEPT_FILES_FOLDER = ".trash", "operation.json", "journal.jsonl", "files"
 OPEN, DONE, UNDONE = "open", "done", "undone"
 MAX_CHANGES_SHOWN = 50
 
@@ -126,9 +126,9 @@ class Change:
         """Move files into the trash."""
         names = [self._name(_inside(self.root, path)) for path in paths]
         place = self.folder.relative_to(self.root).as_posix()
-        self._journal({"move": name, "to": f"{place}/{KEPT}/{name}"} for name in names)
+        self._journal({"move": name, "to": f"{place}/{KEPT_FILES_FOLDER}/{name}"} for name in names)
         for name in names:
-            target = self.folder / KEPT / name
+            target = self.folder / KEPT_FILES_FOLDER / name
             with clear_errors(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.rename(self.root / name, target)

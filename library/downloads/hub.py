@@ -27,7 +27,7 @@ from library.runs import keys, locking, registry
 
 WEIGHTS_SUFFIX = ".safetensors"
 HOSTS = ("huggingface.co", "hf.co")  # and their sub-domains: the hub redirects downloads to these
-NAME = re.compile(r"(?!\.)[\w .()+-]{1,150}(?<![. ])", re.ASCII)  # of a file or folder that is created
+SAFE_NAME = re.compile(r"(?!\.)[\w .()+-]{1,150}(?<![. ])", re.ASCII)  # of a file or folder that is created
 RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # names on Windows
 REPOSITORY = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", re.ASCII)
 HASH_BLOCK_BYTES = 2**22  # bytes of one block of hashing
@@ -123,7 +123,7 @@ def target_path(folder: Path, file: RemoteFile, endings: Sequence[str] = (WEIGHT
     """The target of a file: FOLDER/REPOSITORY/NAME. Raises ConfigError for unsafe names."""
     parts = (file.repository.rpartition("/")[2], file.name)
     for part in parts:
-        if not NAME.fullmatch(part) or RESERVED.fullmatch(part):
+        if not SAFE_NAME.fullmatch(part) or RESERVED.fullmatch(part):
             raise ConfigError(
                 "{path} of {repository} has a name that cannot be used for a file",
                 path=file.path[:200],

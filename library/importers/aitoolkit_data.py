@@ -26,7 +26,7 @@ VIDEOS = "videos are not trained; images are"
 DEFAULTS = {"width": 512, "height": 512, "seed": 0, "sample_steps": 20, "guidance_scale": 7}
 # Options within a prompt: "a cat --w 512 --ctrl_img cat.png".
 IN_PROMPTS = {"w": "width", "h": "height", "d": "seed", "s": "sample_steps", "n": "neg", "l": "guidance_scale"}
-REFERENCES = ("ctrl_img", "ctrl_img_1", "ctrl_img_2", "ctrl_img_3")
+REFERENCE_KEYS = ("ctrl_img", "ctrl_img_1", "ctrl_img_2", "ctrl_img_3")
 
 
 def is_dataset(found: JsonMapping) -> bool:
@@ -203,7 +203,7 @@ def _import_aitoolkit_samples(builder: ImportBuilder) -> None:
         own = {name: sample[name] if not is_empty(sample.get(name)) else shared[name] for name in flags}
         own["guidance_scale"] = guidance(builder, own["guidance_scale"])
         given = [f"{flag} {own[name]}" for name, flag in flags.items() if own[name] not in (None, False, "")]
-        shown = (sample.get(key) for key in REFERENCES)
+        shown = (sample.get(key) for key in REFERENCE_KEYS)
         given += [f"--ci {path}" for path in shown if not is_empty(path)]
         lines.append(" ".join([*str(sample["prompt"]).replace("[trigger]", word).split(), *given]))
     builder.texts["sample_prompts"] = "\n".join(lines) + "\n"
@@ -225,7 +225,7 @@ def _parsed(sample: JsonMapping) -> JsonObject:
     own: JsonObject = {}
     for flag in flags:
         name, _, value = flag.partition(" ")
-        if name in IN_PROMPTS or name in REFERENCES:
+        if name in IN_PROMPTS or name in REFERENCE_KEYS:
             own[IN_PROMPTS.get(name, name)] = value.strip()
         else:
             words += f" --{flag}"

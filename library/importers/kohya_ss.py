@@ -1,7 +1,5 @@
 """Import kohya_ss's JSON files: LoRA, DreamBooth, Finetune, Textual Inversion; also of forks with compile keys."""
 
-from collections.abc import Callable
-
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, option_name, option_values
 from library.importers import flat, kohya_adapters, kohya_flags, kohya_launch
@@ -55,10 +53,8 @@ def tab_of(found: JsonMapping) -> str:
         return "lora"
     if {"image_folder", "train_dir"} & found.keys():
         return "finetune"
-    finetune, dreambooth = (
-        len(found.keys() & set(KOHYA_TABLES[keys])) for keys in ("only_finetune", "only_dreambooth")
-    )
-    return "finetune" if finetune > dreambooth else "dreambooth"
+    finetune, dreambooth = (set(KOHYA_TABLES[keys]) for keys in ("only_finetune", "only_dreambooth"))
+    return "finetune" if len(found.keys() & finetune) > len(found.keys() & dreambooth) else "dreambooth"
 
 
 def tab_title(found: JsonMapping) -> str:
@@ -98,7 +94,7 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     builder = ImportBuilder(
         {**starts, **filled}, script, f"{TRAINER} ({TITLES[tab]})", absent=frozenset(starts - found.keys())
     )
-    for part in TAB_IMPORTS:
+    for part in (*OF_TRAINING, *OF_COMPUTING, *OF_FILES):
         part(builder, tab)
     for key in builder.left():
         if key != "additional_parameters":
@@ -343,21 +339,9 @@ def _import_kohya_adapter(builder: ImportBuilder, tab: str) -> None:
         flat.old_blocks(builder, ("double_blocks_to_swap", "single_blocks_to_swap"), given)
 
 
-TAB_IMPORTS: tuple[Callable[[ImportBuilder, str], None], ...] = (
-    _import_kohya_switches,
-    _import_kohya_length,
-    _import_kohya_warmup,
-    _import_kohya_rates,
-    _old_names,
-    _import_kohya_attention,
-    _import_kohya_noise,
-    _import_kohya_precision,
-    _import_saved_format,
-    _import_folders,
-    _word,
-    _import_kohya_adapter,
-    kohya_launch.record_launch_keys,
-)
+OF_TRAINING = (_import_kohya_switches, _import_kohya_length, _import_kohya_warmup, _import_kohya_rates, _old_names)
+OF_COMPUTING = (_import_kohya_attention, _import_kohya_noise, _import_kohya_precision)
+OF_FILES = (_import_saved_format, _import_folders, _word, _import_kohya_adapter, kohya_launch.record_launch_keys)
 
 
 # ---- all other keys

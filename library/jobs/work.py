@@ -15,7 +15,7 @@ from library.config.problems import ConfigError, Message, MessageLike, Report
 from library.jobs.job import JOB, JOB_FOLDER_VARIABLE, RESULT, STOP, new
 from library.runs import layout, process
 
-MISUSED = 2  # the exit code of a command that was not told what to do
+EXIT_MISUSED = 2  # the exit code of a command that was not told what to do
 OFTEN = 0.2  # seconds between two records of the same phase
 
 
@@ -105,7 +105,7 @@ def run_command(
     """Do what a shell or the page asks of a command; without arguments its help is shown. Returns the exit code."""
     if not argv:
         known.print_help()
-        return MISUSED
+        return EXIT_MISUSED
     asked = known.parse_args(argv)
     with join_work(kind) as record:
         return work(asked, record.phase if record.folder else _print_phase)

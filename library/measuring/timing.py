@@ -19,7 +19,7 @@ from library.measuring.result import OUT_OF_MEMORY
 BYTES_PER_GIB = 2**30
 MATRICES = {"cuda": (4096, 8192), "cpu": (512, 1024)}  # sides of the square matrices that `matmul_rate` multiplies
 RATE_SECONDS = 0.4  # for each of them
-FEWEST = 3  # measured repetitions at least
+MIN_REPETITIONS = 3  # measured repetitions at least
 SETTLED = 1.15  # warm-up goes on while a repetition takes less than the one before, divided by this
 
 
@@ -72,7 +72,7 @@ def measure_call(call: Callable[[], Any], device: torch.device, plan: TimingPlan
     warmed = time.perf_counter() - began
     if device.type == "cuda":  # the allocator's cache stays, or the first repetition would allocate again
         torch.cuda.reset_peak_memory_stats(device)
-    number = min(plan.steps, max(FEWEST, int(plan.seconds / max(took, 1e-9))))
+    number = min(plan.steps, max(MIN_REPETITIONS, int(plan.seconds / max(took, 1e-9))))
     each, peak = (_on_gpu if device.type == "cuda" else _on_cpu)(call, device, number)
     return Timing(tuple(each), warmed, peak)
 

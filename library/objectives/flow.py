@@ -17,7 +17,7 @@ from library.config.problems import ConfigError
 from library.objectives.base import NoisedBatch
 
 Line = tuple[tuple[int, float], tuple[int, float]]  # numbers of image tokens, and mu
-LINE: Line = sections.Flow.shift_line
+DEFAULT_SHIFT_LINE: Line = sections.Flow.shift_line
 TABLE = 1000  # steps of the table that `timestep_sampling = sigma` draws from
 REDRAWS = 1000  # draws for each image with preserve_distribution_shape, all at once, so that nothing waits
 NO_SNR = "huber_schedule: snr needs a schedule that flow matching does not have; set it to constant or exponential"
@@ -133,13 +133,13 @@ def shifted(sigmas: Tensor, shift: float) -> Tensor:
     return shift * sigmas / (1 + (shift - 1) * sigmas)
 
 
-def shift_of_tokens(tokens: int, line: Line = LINE) -> float:
+def shift_of_tokens(tokens: int, line: Line = DEFAULT_SHIFT_LINE) -> float:
     """mu for a number of image tokens: linear through two points and beyond. The shift is e^mu."""
     (few, low), (many, high) = line
     return low + (tokens - few) * (high - low) / (many - few)
 
 
-def shift_of_size(height: int, width: int, line: Line = LINE) -> float:
+def shift_of_size(height: int, width: int, line: Line = DEFAULT_SHIFT_LINE) -> float:
     """mu for latents of a height and width; a token is a square of 2 by 2."""
     return shift_of_tokens((height // 2) * (width // 2), line)
 

@@ -17,7 +17,7 @@ from library.optim.classes import chosen_optimizer, optimizer_arguments, read_ar
 
 Groups = list[dict[str, Any]]
 # How a step is computed on this device, not what it computes: always those of this process.
-KERNELS = ("fused", "foreach", "capturable", "differentiable")
+KERNEL_SETTINGS = ("fused", "foreach", "capturable", "differentiable")
 RATES, WEIGHTS = ("lr", "initial_lr"), ("params", "name")
 ESTIMATE = ("d", "d0", "d_prev", "d_max")  # the step size that Prodigy and D-Adaptation find, and where it started
 
@@ -136,7 +136,7 @@ def _read_described(found: JsonMapping | None, count: int) -> list[JsonObject | 
 def _use_own_kernels(state: JsonMapping, optimizer: Any) -> None:
     """Before loading: where the state's tensors go depends on it."""
     for stored, own in zip(_stored_groups(state), _all_groups(optimizer), strict=False):
-        stored.update({name: own[name] for name in KERNELS if name in stored and name in own})
+        stored.update({name: own[name] for name in KERNEL_SETTINGS if name in stored and name in own})
 
 
 def _has_other_rates(optimizer: Any, saved: Saved) -> bool:
@@ -173,7 +173,7 @@ def _advance(schedule: LRScheduler, steps: int, config: RunConfig) -> None:
 def _changed_names(group: JsonMapping, new: JsonMapping, made: JsonMapping | None, changed: set[str]) -> Iterator[str]:
     """The settings of a loaded group that the config has changed; not what training itself has moved since `made`."""
     for name, value in new.items():
-        if name in (*RATES, *WEIGHTS, *KERNELS, *ESTIMATE) or isinstance(value, Tensor):
+        if name in (*RATES, *WEIGHTS, *KERNEL_SETTINGS, *ESTIMATE) or isinstance(value, Tensor):
             continue
         if name not in group:  # what another schedule, or a newer package, keeps there
             yield name

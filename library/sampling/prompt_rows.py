@@ -10,7 +10,7 @@ from library.sampling.prompts import LETTERS, Prompt, option_of, parse_line, pro
 
 Row = Mapping[str, str]  # texts by field of Prompt; what a line says besides is in REST
 REST = "rest"
-REFERENCES, BETWEEN = "control_image_path", ";"  # the field that may name several files, and what divides them
+REFERENCES_FIELD, BETWEEN = "control_image_path", ";"  # the field that may name several files, and what divides them
 LETTER = {name: letter for letter, (name, _, _) in LETTERS.items()}
 
 
@@ -25,14 +25,14 @@ def _row(prompt: Prompt) -> dict[str, str]:
     row = {name: str(value) for name, value in vars(prompt).items() if value is not None}
     shown = prompt.control_image_path or ()
     if any(BETWEEN in path for path in shown):  # which the field cannot show
-        del row[REFERENCES]
-        return row | {REST: "".join(f" --{LETTER[REFERENCES]} {path}" for path in shown)}
-    return row | ({REFERENCES: f"{BETWEEN} ".join(shown)} if shown else {})
+        del row[REFERENCES_FIELD]
+        return row | {REST: "".join(f" --{LETTER[REFERENCES_FIELD]} {path}" for path in shown)}
+    return row | ({REFERENCES_FIELD: f"{BETWEEN} ".join(shown)} if shown else {})
 
 
 def _field_values(name: str, value: str) -> list[str]:
     """The values that a field's text says."""
-    return [one.strip() for one in (value.split(BETWEEN) if name == REFERENCES else [value]) if one.strip()]
+    return [one.strip() for one in (value.split(BETWEEN) if name == REFERENCES_FIELD else [value]) if one.strip()]
 
 
 def _row_of_line(line: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from library.config.arguments import Arguments
 from library.config.problems import ConfigError, Message, MessageLike, Report, counted
 from library.jobs.work import join_work
 
-DONE, FAILED, MISUSED = 0, 1, 2
+EXIT_DONE, EXIT_FAILED, EXIT_MISUSED = 0, 1, 2
 DTYPES = ("float", "fp16", "bf16")
 
 
@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     known = build_tools_parser()
     if not argv:
         known.print_help()
-        return MISUSED
+        return EXIT_MISUSED
     asked = known.parse_args(argv)
     with join_work("tools") as work:
         asked.report, asked.store = work.phase if work.folder else terminal(), work.store
@@ -64,7 +64,7 @@ def merge(asked: argparse.Namespace) -> int:
             print(
                 f"note: {counted(len(done.left_out), 'module')} of text encoders left out, as {asked.base} holds none"
             )
-        return DONE
+        return EXIT_DONE
     if asked.dtype == "fp8":
         raise ConfigError("fp8 is for checkpoints: use float, fp16 or bf16 for a LoRA")
     done = tool.join_loras(
@@ -76,7 +76,7 @@ def merge(asked: argparse.Namespace) -> int:
         report=asked.report,
     )
     print(f"{done.path}: one LoRA of {len(loras)}, with {counted(done.modules, 'module')}")
-    return DONE
+    return EXIT_DONE
 
 
 def extract(asked: argparse.Namespace) -> int:
@@ -92,7 +92,7 @@ def extract(asked: argparse.Namespace) -> int:
     print(f"{done.path}: {counted(done.modules, 'module')}; left out as they do not differ: {done.same}")
     for part in done.left_out:
         print(f"note: {part} differs by no more than {choices.min_diff:g} and was left out")
-    return DONE
+    return EXIT_DONE
 
 
 def resize(asked: argparse.Namespace) -> int:
@@ -107,7 +107,7 @@ def resize(asked: argparse.Namespace) -> int:
         print(f"note: no module has more ranks than asked for, so nothing was cut: {done.path} equals {asked.lora}")
     ranks = sorted(after for _, after in done.ranks.values())
     print(f"{done.path}: ranks {ranks[0]} to {ranks[-1]}; every module keeps at least {done.kept:.1%} of its norm")
-    return DONE
+    return EXIT_DONE
 
 
 def convert(asked: argparse.Namespace) -> int:
@@ -119,7 +119,7 @@ def convert(asked: argparse.Namespace) -> int:
     print(f"{written}: {asked.to} names")
     for sentence in said:
         print(f"note: {str(sentence)}")
-    return DONE
+    return EXIT_DONE
 
 
 def verify(asked: argparse.Namespace) -> int:
@@ -130,7 +130,7 @@ def verify(asked: argparse.Namespace) -> int:
     asked.store({"problems": found.problems, "warnings": found.warnings})
     if asked.json:
         print(json.dumps({"ok": found.ok, **dataclasses.asdict(found)}, indent=1, default=str))
-        return DONE if found.ok else FAILED
+        return EXIT_DONE if found.ok else EXIT_FAILED
     for row in found.modules if asked.verbose else ():
         mark = "  dead" if row.dead else ""
         norm = "" if row.norm is None else f"norm {row.norm:.4g}, "
@@ -152,7 +152,7 @@ def verify(asked: argparse.Namespace) -> int:
     if found.ok:
         against = f", and fits {asked.base}" if asked.base else ""
         print(f"{asked.lora} is in order{against}")
-    return DONE if found.ok else FAILED
+    return EXIT_DONE if found.ok else EXIT_FAILED
 
 
 def metadata(asked: argparse.Namespace) -> int:
@@ -163,14 +163,14 @@ def metadata(asked: argparse.Namespace) -> int:
     if not values and not asked.remove:
         found = tool.read_metadata(asked.file)
         print(json.dumps(found, indent=1, ensure_ascii=False, default=str) if asked.json else _metadata_lines(found))
-        return DONE
+        return EXIT_DONE
     if asked.in_place and not asked.yes:
         raise ConfigError("this would change {file} itself: add --yes if that is meant, or give --out", file=asked.file)
     written = tool.edit(
         asked.file, asked.out, values=values, remove=asked.remove, in_place=asked.in_place, report=asked.report
     )
     print(f"{written}: metadata written, tensors unchanged")
-    return DONE
+    return EXIT_DONE
 
 
 # ---- their arguments

@@ -24,7 +24,8 @@ from library.memory import attention, placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
 from library.train import beside, utilization
-from library.train.compiling import autotune, matmul_formats
+from library.train.compiling import autotune
+from library.train.compiling.matmul_formats import find_best_format
 from library.train.compiling.precompile import Precompiler
 from library.train.evaluation.early_stop import EarlyStop
 from library.train.evaluation.samples import SampleRunner
@@ -84,9 +85,7 @@ def run_training(
         world.place(components, method.trained_parts, config.cache, keep_vae=samples.wanted)
         generators = rng.StepGenerators(seed, world.device, world.rank)
         compute_loss = LossFunction(family, components, method, config, world, generators, compile_log)
-        compute_loss = replace(
-            compute_loss, config=matmul_formats.find_best_format(batches, compute_loss, world, journal)
-        )
+        compute_loss = replace(compute_loss, config=find_best_format(batches, compute_loss, world, journal))
         choices = resume_state.resumed_choices(config)
         config = autotune.find_best_config(batches, compute_loss, clock, world, journal, choices)
         compute_loss = replace(compute_loss, config=config)

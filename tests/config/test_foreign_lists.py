@@ -129,7 +129,7 @@ TURNING = {  # what each program does, found in its source
 @pytest.mark.parametrize("reader", files.IMPORTERS, ids=lambda reader: reader.TRAINER)
 def test_images_are_turned_where_the_program_turns_them(reader):
     found, turns = TURNING[reader.TRAINER]
-    assert reader.fits(found) and turns == reader.APPLIES_EXIF
+    assert reader.recognises(found) and turns == reader.APPLIES_EXIF
     made = importers.import_content(found, CONFIGS)
     assert option_values(made.config)["exif_rotation"] is turns
     assert [str(one.text) for one in made.of("default") if one.key == "exif_rotation"] == [

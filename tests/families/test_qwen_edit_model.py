@@ -167,7 +167,7 @@ def pipelines(files, own, encoder):
         time_shift_type="exponential",
     )
     tokenizer = own[1].tokenizers["text_encoder"]
-    eyes = Qwen2VLImageProcessorPil(min_pixels=pictures.FEWEST, max_pixels=pictures.MOST)
+    eyes = Qwen2VLImageProcessorPil(min_pixels=pictures.MIN_PIXELS, max_pixels=pictures.MAX_PIXELS)
     processor = Qwen2VLProcessor.__new__(Qwen2VLProcessor)
     processor.image_processor, processor.tokenizer = eyes, tokenizer
     processor.image_token, processor.video_token = text_encoder.PICTURE, "<|video_pad|>"

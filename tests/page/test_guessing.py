@@ -31,7 +31,7 @@ def test_each_wrong_guess_makes_the_next_one_slower_whatever_it_is(waited):
     assert ask(guarded)[0] == 401 and len(waited) == 4  # who shows nothing guesses nothing
     for _ in range(20):
         ask(guarded, query="token=z")
-    assert max(waited) == waited[-1] == guessing.LONGEST
+    assert max(waited) == waited[-1] == guessing.MAX_PAUSE
     assert ask(guarded, authorization="Bearer the-token")[0] == 200
     ask(guarded, query="token=z")
     assert waited[-1] == 0.5  # who knows it begins again

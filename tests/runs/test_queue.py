@@ -297,7 +297,7 @@ def test_two_that_write_the_same_files_do_not_run_together(tmp_path, monkeypatch
 
 def test_a_lock_is_one_process_only_and_ends_with_it(tmp_path):
     code = "import sys, time\nfrom library.runs import locking\nfrom pathlib import Path\n"
-    code += "with locking.held(Path(sys.argv[1]), 0) as mine:\n    print(mine, flush=True)\n    time.sleep(60)"
+    code += "with locking.hold_lock(Path(sys.argv[1]), 0) as mine:\n    print(mine, flush=True)\n    time.sleep(60)"
     other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "a.lock")], stdout=subprocess.PIPE, text=True)
     assert other.stdout.readline().strip() == "True"
     with locking.hold_lock(tmp_path / "a.lock", 0.1) as mine:

@@ -12,7 +12,7 @@ import torch
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.families.anima import adapter, keys, text_encoder
-from library.families.anima.facts import ANIMA_ADAPTER, ANIMA_TRANSFORMER, BARE, FACTS, MARK
+from library.families.anima.facts import ADAPTER_MARK, ANIMA_ADAPTER, ANIMA_TRANSFORMER, BARE, FACTS
 from library.families.anima.model import DENOISER_BLOCK, Anima, AnimaShape, count_anima_blocks
 from library.families.anima.options import OTHER_FILES
 from library.families.facts import Shapes
@@ -37,7 +37,9 @@ ANIMA_PARTS = {
     ),
     "vae": qwen_vae.part(OTHER_FILES["vae"], "qwen_image_vae.safetensors"),
 }
-OPTIONAL_PARTS = {"llm_adapter": Part("llm_adapter_path", "the text adapter of Anima", ("text_conditioner",), (MARK,))}
+OPTIONAL_PARTS = {
+    "llm_adapter": Part("llm_adapter_path", "the text adapter of Anima", ("text_conditioner",), (ADAPTER_MARK,))
+}
 ANIMA_WORDS = {
     "denoiser": (ANIMA_TRANSFORMER, BARE),
     "text_encoder": (language_model.QWEN3,),
@@ -67,7 +69,7 @@ def anima_checkpoint(config: Any) -> Checkpoint:
     """How the files of this run become networks."""
     files, lengths = anima_part_files(config), (config.model.qwen3_max_token_length, config.model.t5_max_token_length)
     return dataclasses.replace(
-        CHECKPOINT,
+        ANIMA_CHECKPOINT,
         files=files,
         problems=functools.partial(find_anima_problems, files),
         open_denoiser=functools.partial(open_denoiser, files, config),
@@ -99,7 +101,7 @@ def find_anima_problems(files: PartFiles, config: RunConfig) -> Iterator[Problem
         channels = own.get("final_layer.linear.weight", (0,))[0] // 4
         source = {**own, **beside}.get(f"{adapter.ADAPTER_NAMES_PREFIX}blocks.0.cross_attn.k_proj.weight")
         text = {"text_encoder": (language_model.EMBEDDING, source[1])} if source else {}
-        return {"vae": (qwen_vae_names.MARK, channels)} | text
+        return {"vae": (qwen_vae_names.DIFFUSERS_MARK, channels)} | text
 
     yield from files.fitting(config, anima_shapes, of_denoiser, widths)
 
@@ -136,7 +138,7 @@ def open_denoiser(
     return ANIMA_DENOISER.open(path, dtype, keep_8_bits, mmap, beside)
 
 
-CHECKPOINT = Checkpoint(
+ANIMA_CHECKPOINT = Checkpoint(
     PART_FILES[False],
     functools.partial(find_anima_problems, PART_FILES[False]),
     anima_shapes,

@@ -7,13 +7,13 @@ from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFi
 ANIMA_TRANSFORMER = "an Anima transformer"
 BARE = "a Cosmos-Predict2 transformer"  # or one of Anima whose adapter has a file of its own
 ANIMA_ADAPTER = "a text adapter of Anima"
-MARK = "blocks.0.cross_attn.o_proj.weight"  # of the adapter, with or without a prefix
+ADAPTER_MARK = "blocks.0.cross_attn.o_proj.weight"  # of the adapter, with or without a prefix
 AROUND = ("x_embedder.", "t_embedder.", "final_layer.")  # of the transformer, outside of its blocks
 
 
 def recognise_anima(shapes: Shapes) -> str:
     """What a checkpoint is of Anima. Its transformer is Cosmos-Predict2's, which has no adapter."""
-    adapter = any(name.endswith(MARK) for name in shapes)
+    adapter = any(name.endswith(ADAPTER_MARK) for name in shapes)
     in_folder = {"patch_embed.proj.weight", "transformer_blocks.0.norm1.linear_1.weight"} <= shapes.keys()
     if in_folder or any(re.match(r"blocks\.\d+\.adaln_modulation_self_attn\.", name) for name in shapes):
         return ANIMA_TRANSFORMER if adapter else BARE

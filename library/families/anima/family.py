@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from library.families.anima import adapter, text_encoder
-from library.families.anima.checkpoint import CHECKPOINT, anima_checkpoint
+from library.families.anima.checkpoint import ANIMA_CHECKPOINT, anima_checkpoint
 from library.families.anima.facts import FACTS
 from library.families.anima.model import DENOISER_BLOCK
 from library.families.anima.options import AnimaLora, AnimaTrain
@@ -39,7 +39,7 @@ class AnimaFamily(OneEncoderFamily):
 
     config: AnimaLora | AnimaTrain
     name = "anima"
-    checkpoint = CHECKPOINT
+    checkpoint = ANIMA_CHECKPOINT
     swapped_class = DENOISER_BLOCK
     block_classes = (adapter.ADAPTER_BLOCK, DENOISER_BLOCK)
     adapter_targets = (adapter.ADAPTER_BLOCK, DENOISER_BLOCK, "PatchEmbed", "TimestepEmbedding", "FinalLayer")

@@ -159,7 +159,7 @@ class FluxLoraModel(FluxModel):
         return self.no_half_vae
 
 
-REFERENCES = sections.reference_folder(options_naming(lambda variant: variant.control_images.most > 0))
+REFERENCE_FOLDER = sections.reference_folder(options_naming(lambda variant: variant.control_images.most > 0))
 
 RANDOM_MASKS = opt(
     0,
@@ -175,7 +175,7 @@ RANDOM_MASKS = opt(
 class FluxData(sections.Data):
     """The images, and what Kontext and Fill are shown beside them."""
 
-    control_directory: str | None = REFERENCES
+    control_directory: str | None = REFERENCE_FOLDER
     random_masks: int = RANDOM_MASKS
 
 
@@ -183,7 +183,7 @@ class FluxData(sections.Data):
 class FluxAdapterData(sections.AdapterData):
     """The same when adapters are trained."""
 
-    control_directory: str | None = REFERENCES
+    control_directory: str | None = REFERENCE_FOLDER
     random_masks: int = RANDOM_MASKS
 
 

@@ -169,7 +169,7 @@ def flux_2_shapes(entries: Entries, part: str) -> Shapes:
     return {plain: shapes[name] for plain, name in known.items()}
 
 
-CHECKPOINT = Checkpoint(
+FLUX_2_CHECKPOINT = Checkpoint(
     PART_FILES_OF_FLUX_2,
     find_flux_2_problems,
     flux_2_shapes,
@@ -182,7 +182,7 @@ CHECKPOINT = Checkpoint(
     around=text_encoder.QWEN3.tokens,
 )
 DEV_CHECKPOINT = replace(
-    CHECKPOINT,
+    FLUX_2_CHECKPOINT,
     files=DEV_FILES,
     readers={"vae": vae.load_flux_2_vae, "text_encoder": text_encoder.load_short_mistral},
     tokenizer=tokenizers.MISTRAL_REPOSITORY,
@@ -204,5 +204,5 @@ def transformer_sizes(config: Any) -> Flux2Shape | None:
 def flux_2_checkpoint(config: Any, sizes: Flux2Shape | None) -> Checkpoint:
     """The files of a model, told by its transformer, or by the options where that is not here."""
     if not (sizes.guidance if sizes else config.model.model_version == "dev"):
-        return CHECKPOINT
+        return FLUX_2_CHECKPOINT
     return DEV_CHECKPOINT if DEV_FILES.named(config, "text_encoder") else CACHED_CHECKPOINT

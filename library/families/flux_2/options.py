@@ -9,7 +9,7 @@ from library.config import sections
 from library.config.run_config import ControlUse, Rule
 from library.config.schema import define_section, opt
 
-REFERENCES = 8  # reference images of an item; more would be longer than any training has been
+MAX_REFERENCES = 8  # reference images of an item; more would be longer than any training has been
 
 # Parsed for every family, without a meaning for this one.
 INEFFECTIVE = {"max_token_length": "captions of FLUX.2 are as long as 512 tokens"}
@@ -88,7 +88,7 @@ class Flux2Run:
     @property
     def control_images(self) -> ControlUse:
         """Reference images, as many as there are."""
-        return ControlUse(most=REFERENCES)
+        return ControlUse(most=MAX_REFERENCES)
 
     model: Flux2Model = define_section(Flux2Model)
     noise: Flux2Flow = define_section(Flux2Flow)

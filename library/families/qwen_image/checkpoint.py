@@ -41,7 +41,7 @@ QWEN_PARTS = {
 SEEING = replace(
     QWEN_PARTS["text_encoder"],
     what="the Qwen2.5-VL text encoder with its vision part (qwen_2.5_vl_7b.safetensors)",
-    marker=(pictures.MARK,),
+    marker=(pictures.VISION_MARK,),
 )
 PIPELINES = {  # of diffusers -> the value of model_version
     "QwenImagePipeline": "original",
@@ -106,7 +106,7 @@ def find_qwen_problems(
         of_denoiser,
         lambda own: {
             "text_encoder": (language_model.EMBEDDING, own.get("txt_in.weight", (0, 0))[1]),
-            "vae": (qwen_vae_names.MARK, own.get("img_in.weight", (0, 0))[1] // 4),
+            "vae": (qwen_vae_names.DIFFUSERS_MARK, own.get("img_in.weight", (0, 0))[1] // 4),
         },
     )
 

@@ -13,7 +13,7 @@ from library.config.schema import define_section, opt, section_options
 from library.config.values import Option
 from library.families.qwen_image.variants import EDITS, QWEN_VARIANTS, QwenVariant
 
-LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
+SHIFT_LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
 
 # Parsed for every family, without a meaning for this one.
 INEFFECTIVE = {"max_token_length": "captions of Qwen-Image may have any length up to 1024 tokens"}
@@ -113,7 +113,7 @@ class QwenFlow(sections.TransformerFlow):
     )
     discrete_flow_shift: float = sections.flow_shift(2.2)
 
-    shift_line: ClassVar[tuple[tuple[int, float], tuple[int, float]]] = LINE
+    shift_line: ClassVar[tuple[tuple[int, float], tuple[int, float]]] = SHIFT_LINE
     size_shift: ClassVar[str] = "qwen_shift"
 
 

@@ -25,12 +25,12 @@ PATCH, MERGED, FRAMES = (
     2,
 )  # pixels of a patch's side; patches of a token's side; frames that a picture stands for
 TOKEN = PATCH * MERGED  # pixels of a token's side
-FEWEST, MOST = 56 * 56, 12845056  # least and most pixels of an image in the text encoder
+MIN_PIXELS, MAX_PIXELS = 56 * 56, 12845056  # least and most pixels of an image in the text encoder
 MEAN, DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 ROPE_SECTIONS = [16, 24, 24]  # pairs of a head's channels that turn with frame, row and column
 MULTIPLE = 32  # pixels that the sides of a reference image are multiples of, as the pipelines scale it
 VISION = "visual."  # prefix of the vision encoder's tensors
-MARK = f"{VISION}patch_embed.proj.weight"
+VISION_MARK = f"{VISION}patch_embed.proj.weight"
 VISION_HEAD = 80  # width of a head there
 
 Size = tuple[int, int]
@@ -47,11 +47,11 @@ def seen_size(size: Size, area: int) -> Size:
     """Width and height of a picture as the text encoder takes it, that is scaled to about `area` pixels before."""
     width, height = scaled_size(size, area)
     sides = [round(side / TOKEN) * TOKEN for side in (width, height)]
-    if math.prod(sides) > MOST:
-        factor = math.sqrt(width * height / MOST)
+    if math.prod(sides) > MAX_PIXELS:
+        factor = math.sqrt(width * height / MAX_PIXELS)
         sides = [max(TOKEN, math.floor(side / factor / TOKEN) * TOKEN) for side in (width, height)]
-    elif math.prod(sides) < FEWEST:
-        factor = math.sqrt(FEWEST / (width * height))
+    elif math.prod(sides) < MIN_PIXELS:
+        factor = math.sqrt(MIN_PIXELS / (width * height))
         sides = [math.ceil(side * factor / TOKEN) * TOKEN for side in (width, height)]
     return sides[0], sides[1]
 
@@ -147,7 +147,7 @@ def build_vision_model(tensors: Mapping[str, Tensor]) -> VisionLanguageModel:
 def sizes_from_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """What `empty` needs, from shapes by plain name. KeyError names the first that is missing."""
     words, hidden = shapes["embed_tokens.weight"]
-    width = shapes[MARK][0]
+    width = shapes[VISION_MARK][0]
     blocks = {name.split(".")[2] for name in shapes if name.startswith(f"{VISION}blocks.")}
     return {
         "words": words,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from library.families.base import SampleRequest
-from library.families.qwen_image.options import LINE
+from library.families.qwen_image.options import SHIFT_LINE
 from library.families.qwen_image.pictures import pack_tokens, scaled_size, vae_pixels
 from library.families.shared import packing
 from library.families.shared.qwen_vae import denormalise_qwen
@@ -82,7 +82,7 @@ class QwenSampler(FlowSampler):
 def qwen_sigmas(steps: int, tokens: int) -> list[float]:
     """The steps + 1 sigmas of a sampling run: shifted for the number of tokens, stretched to end at LAST, then 0."""
     line = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
-    left = 1 - flow.shifted(line, math.exp(flow.shift_of_tokens(tokens, LINE)))
+    left = 1 - flow.shifted(line, math.exp(flow.shift_of_tokens(tokens, SHIFT_LINE)))
     if steps > 1:
         left = left * ((1 - LAST) / left[-1])
     return [*(1 - left).tolist(), 0.0]

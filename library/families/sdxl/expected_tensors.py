@@ -6,7 +6,7 @@ from pathlib import Path
 from library.config.problems import Message
 from library.families.facts import Shapes
 from library.families.sdxl import keys, model
-from library.families.sdxl.facts import CHECKPOINT
+from library.families.sdxl.facts import SDXL_CHECKPOINT
 from library.families.shared import autoencoder, expected_tensors, weights
 from library.families.shared.expected_tensors import BOTH, changes_width, expanded
 from library.families.shared.part_files import incomplete
@@ -88,7 +88,7 @@ def incomplete_model(path: Path, vae: str | None) -> Message | None:
         names = WANTED[part](shapes)
         wanted += len(names)
         missing += [f"{model.FOLDERS[part]}.{name}" for name in names if name not in shapes]
-    return incomplete(path, CHECKPOINT, missing, wanted) if missing else None
+    return incomplete(path, SDXL_CHECKPOINT, missing, wanted) if missing else None
 
 
 def lacking_vae(path: Path) -> Message | None:

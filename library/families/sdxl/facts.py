@@ -5,7 +5,7 @@ import re
 from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, has_tensor
 
 DEEP = re.compile(r"^model\.diffusion_model\.(middle_block|output_blocks\.\d+)\.1\.transformer_blocks\.1\.")
-CHECKPOINT, UNET_ALONE = "an SDXL checkpoint", "an SDXL U-Net without text encoders"
+SDXL_CHECKPOINT, UNET_ALONE = "an SDXL checkpoint", "an SDXL U-Net without text encoders"
 
 
 def recognise_sdxl(shapes: Shapes) -> str:
@@ -19,9 +19,9 @@ def recognise_sdxl(shapes: Shapes) -> str:
     if not some("model.diffusion_model."):
         if some("input_blocks.") and "label_emb.0.0.weight" in shapes:
             return UNET_ALONE
-        return CHECKPOINT if some("conditioner.embedders.1.model.") else ""
+        return SDXL_CHECKPOINT if some("conditioner.embedders.1.model.") else ""
     if some("conditioner.embedders.1."):
-        return CHECKPOINT
+        return SDXL_CHECKPOINT
     if not some("model.diffusion_model.input_blocks."):  # a part; the older ones have but one layer for each attention
         return UNET_ALONE if any(map(DEEP.search, shapes)) else ""
     if some("conditioner.embedders.0.model."):
@@ -48,7 +48,7 @@ FACTS = FamilyFacts(
     family="library.families.sdxl.family:SdxlFamily",
     pipelines=("StableDiffusionXLPipeline",),
     recognise=recognise_sdxl,
-    base_models=(CHECKPOINT,),
+    base_models=(SDXL_CHECKPOINT,),
     base_model_version="sdxl_base_v1-0",
     architecture="stable-diffusion-xl-v1-base",
     implementation="https://github.com/Stability-AI/generative-models",

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from library.families.sdxl import keys
-from library.families.sdxl.facts import CHECKPOINT, UNET_ALONE
+from library.families.sdxl.facts import SDXL_CHECKPOINT, UNET_ALONE
 from library.families.shared.lora_names import CLIP_LAYERS, LoraNames, Shapes, SharedForm, WeightSlice, matrices
 from library.families.shared.tensor_names import inverse, replace_prefix
 
@@ -41,7 +41,7 @@ class SdxlLoraNames(LoraNames):
     encoder_names: ClassVar[tuple[str, ...]] = ("lora_te2_text_model", "text_encoder_2.text_model")
     version_word: ClassVar[str] = "xl"
     shared: ClassVar[SharedForm] = SharedForm("kohya", is_peft=False)
-    mergeable: ClassVar[tuple[str, ...]] = (CHECKPOINT, UNET_ALONE)
+    mergeable: ClassVar[tuple[str, ...]] = (SDXL_CHECKPOINT, UNET_ALONE)
 
     def canonical(self, path: str) -> tuple[str, int, int]:
         """The single file's path of one of the U-Net."""

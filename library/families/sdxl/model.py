@@ -16,7 +16,7 @@ from library.config.problems import ConfigError, Message, either
 from library.families import recognition
 from library.families.base import WeightPlacement
 from library.families.sdxl import keys
-from library.families.sdxl.facts import CHECKPOINT, FACTS, UNET_ALONE
+from library.families.sdxl.facts import FACTS, SDXL_CHECKPOINT, UNET_ALONE
 from library.families.shared import autoencoder, clip, empty_weights, transfer, weights
 from library.families.shared.transformer import projections
 from library.families.shared.weights import Source
@@ -129,7 +129,7 @@ def incomplete_checkpoint(path: Path, shapes: Mapping[str, tuple[int, ...]], vae
             "{path} has no text encoders: give a complete SDXL checkpoint, or the diffusers folder it came from",
             path=path,
         )
-    if found != CHECKPOINT:
+    if found != SDXL_CHECKPOINT:
         return Message(
             "{path} is {found}, not an SDXL checkpoint: choose an SDXL one (about 6.9 GB in half precision)",
             path=path,

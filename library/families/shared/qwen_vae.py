@@ -54,7 +54,7 @@ STD = (
 
 def part(what: str, file: str) -> Part:
     """The option of this VAE, for the table of a family's parts: what belongs there in words, and its file's name."""
-    return Part("vae", what, ("vae", file), (qwen_vae_names.MARK,), expected_tensors.video_autoencoder)
+    return Part("vae", what, ("vae", file), (qwen_vae_names.DIFFUSERS_MARK,), expected_tensors.video_autoencoder)
 
 
 class ImageVAE(nn.Module):

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-MARK, SINGLE_MARK = "decoder.conv_in.weight", "decoder.conv1.weight"  # in each layout
+DIFFUSERS_MARK, SINGLE_MARK = "decoder.conv_in.weight", "decoder.conv1.weight"  # in each layout
 QWEN_VAE_PREFIXES = (
     "encoder.",
     "decoder.",
@@ -33,7 +33,7 @@ def plain_qwen_vae_names(names: Iterable[str]) -> dict[str, str]:
     """Keys of a VAE's file in either layout, with any prefix -> {diffusers' key: key in the file}. Others are left
     out."""
     names = list(names)
-    marks = (MARK, SINGLE_MARK)
+    marks = (DIFFUSERS_MARK, SINGLE_MARK)
     before = next((name.removesuffix(mark) for name in names for mark in marks if name.endswith(mark)), "")
     inside = {name.removeprefix(before): name for name in names if name.startswith(before)}
     if not any(name.endswith(SINGLE_MARK) for name in names):

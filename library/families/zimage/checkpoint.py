@@ -112,7 +112,7 @@ def load_zimage_encoder(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     return language_model.load_qwen3(path, dtype, mmap, lambda _layers: text_encoder.SKIPPED)
 
 
-CHECKPOINT = Checkpoint(
+ZIMAGE_CHECKPOINT = Checkpoint(
     PART_FILES,
     find_zimage_problems,
     zimage_shapes,

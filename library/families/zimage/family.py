@@ -13,7 +13,7 @@ from library.families.shared import autoencoder
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.families.shared.packing import pack_channels_last, unpack_channels_last
 from library.families.zimage import keys, text_encoder
-from library.families.zimage.checkpoint import CHECKPOINT
+from library.families.zimage.checkpoint import ZIMAGE_CHECKPOINT
 from library.families.zimage.facts import FACTS
 from library.families.zimage.model import CONTAINERS
 from library.families.zimage.options import ZImageLora, ZImageTrain
@@ -35,7 +35,7 @@ class ZImageFamily(OneEncoderFamily):
 
     config: ZImageLora | ZImageTrain
     name = "zimage"
-    checkpoint = CHECKPOINT
+    checkpoint = ZIMAGE_CHECKPOINT
     swapped_class = BLOCK
     block_classes = tuple(CONTAINERS)
     adapter_targets = tuple(CONTAINERS)

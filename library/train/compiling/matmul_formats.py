@@ -42,7 +42,7 @@ VERSION = 1
 SECONDS = 3.0  # of timing; the largest sizes come first, and what is left over then is little work
 GAIN = 0.95  # of the time in 16 bits: for less than a twentieth nobody rounds more
 PLAN = timing.TimingPlan(steps=5, warmup=1, seconds=0.05)
-WIDE = "16 bits"  # the type that is computed in without 8-bit products: mixed_precision
+IN_16_BITS = "16 bits"  # the type that is computed in without 8-bit products: mixed_precision
 OFF: JsonObject = {"auto_compute": False}
 # What a format changes in the options. The base is kept in the format that it is multiplied in.
 FORMATS: Mapping[str, JsonObject] = {
@@ -84,7 +84,7 @@ def find_best_format(batches: Batches, compute_loss: LossFunction, world: World,
         found = [_decide(batches, compute_loss, world.device, journal) if world.main else None]
         if world.ranks > 1:
             torch.distributed.broadcast_object_list(found)
-        chosen = found[0] or WIDE
+        chosen = found[0] or IN_16_BITS
     compute_loss.family.config = building.replace_options(config, **FORMATS.get(chosen, OFF))
     return compute_loss.family.config
 
@@ -94,7 +94,7 @@ def _resumed(config: RunConfig) -> str:
     if not config.steps.resume:
         return ""
     known = resume_state.read_progress(Path(config.steps.resume)).get("settings", {})
-    return "int8" if known.get("int8_compute") else "fp8" if known.get("fp8_compute") else WIDE
+    return "int8" if known.get("int8_compute") else "fp8" if known.get("fp8_compute") else IN_16_BITS
 
 
 def _decide(batches: Batches, compute_loss: LossFunction, device: torch.device, journal: Journal) -> str:
@@ -107,8 +107,8 @@ def _decide(batches: Batches, compute_loss: LossFunction, device: torch.device, 
             why = "another option excludes products in 8 bits"
         if not config.compile.compile:
             why = "without compile, rounding to 8 bits takes longer than 8 bits save"
-        journal.say(f"Matrix products are computed in {WIDE}: {why}.")
-        return WIDE
+        journal.say(f"Matrix products are computed in {IN_16_BITS}: {why}.")
+        return IN_16_BITS
     ((kind, _),) = batches.kinds().most_common(1)
     sizes = matrix_sizes(config, compute_loss.family, compute_loss.components.denoiser, kind)
     passes = 2 if config.memory.checkpointing else 1  # forward, for each backward
@@ -173,7 +173,7 @@ def time_formats(  # noqa: PLR0913 - what is timed, where, and how the training 
 ) -> dict[str, float]:
     """Seconds of the products of a step by format, the gradient of the input included. A format that fails is left
     out."""
-    found, began = dict.fromkeys([WIDE, *formats], 0.0), time.perf_counter()
+    found, began = dict.fromkeys([IN_16_BITS, *formats], 0.0), time.perf_counter()
     for size, number in sorted(sizes.items(), key=lambda one: -one[0].work * one[1]):
         if time.perf_counter() - began > SECONDS:
             break
@@ -185,7 +185,7 @@ def time_formats(  # noqa: PLR0913 - what is timed, where, and how the training 
                     + timing.measure_call(backward, device, PLAN).p50
                 )
             except (RuntimeError, ValueError) as error:
-                if name == WIDE or isinstance(error, torch.OutOfMemoryError):
+                if name == IN_16_BITS or isinstance(error, torch.OutOfMemoryError):
                     return {}
                 del found[name]
                 continue
@@ -200,7 +200,7 @@ def calls(
     x = torch.randn(size.tokens, size.inputs, device=device, dtype=dtype)
     g = torch.randn(size.tokens, size.outputs, device=device, dtype=dtype)
     weight = torch.randn(size.outputs, size.inputs, device=device, dtype=dtype)
-    if name == WIDE:
+    if name == IN_16_BITS:
         if not kept:
             return lambda: x @ weight.t(), lambda: g @ weight
         few = weight.to(fp8_matmul.FP8_DTYPE if kept == "fp8" else torch.int8)
@@ -243,17 +243,17 @@ def calls(
 
 def fastest_format(found: Mapping[str, float]) -> str:
     """The format with the least time, if that is much less than in 16 bits."""
-    best = min(found, key=lambda name: found[name], default=WIDE)
-    return best if found and found[best] < GAIN * found[WIDE] else WIDE
+    best = min(found, key=lambda name: found[name], default=IN_16_BITS)
+    return best if found and found[best] < GAIN * found[IN_16_BITS] else IN_16_BITS
 
 
 def choice_sentence(found: Mapping[str, float], chosen: str, how: str) -> str:
     """Times by format and the choice, as one line of the log."""
     if not found:
-        return f"Matrix products are computed in {WIDE}: there was too little memory to time others."
-    shares = ", ".join(f"{name} {found[name] / found[WIDE]:.2f}" for name in found if name != WIDE)
+        return f"Matrix products are computed in {IN_16_BITS}: there was too little memory to time others."
+    shares = ", ".join(f"{name} {found[name] / found[IN_16_BITS]:.2f}" for name in found if name != IN_16_BITS)
     failed = "" if shares else "all 8-bit formats failed"
-    return f"Matrix products, as a share of the time in {WIDE}: {shares or failed}; {chosen} is used ({how})."
+    return f"Matrix products, as a share of the time in {IN_16_BITS}: {shares or failed}; {chosen} is used ({how})."
 
 
 # ---- stored results, for the next start
@@ -270,7 +270,7 @@ def read_format_times(name: str) -> dict[str, float]:
     """Stored seconds by format; empty if there are none."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         known = json.loads((autotune_cache.results_folder() / name).read_text(encoding="utf-8"))
-        if known[WIDE] > 0:
+        if known[IN_16_BITS] > 0:
             return {str(key): float(value) for key, value in known.items()}
     return {}
 

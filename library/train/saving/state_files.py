@@ -38,7 +38,7 @@ RESUME_FILES = re.compile(
     r"model\.safetensors|optimizer\.bin|scheduler\.bin|ema\.safetensors|scaler\.pt|"
     r"train_state\.json|random_states_\d+\.bin"
 )  # what a resume reads where it is there
-LINE = re.compile(r"([0-9a-f]{64})  ([\w.-]+)\n")
+DIGEST_LINE = re.compile(r"([0-9a-f]{64})  ([\w.-]+)\n")
 READER_THREADS = 4  # files that are read at once
 
 
@@ -173,7 +173,7 @@ def _listed_files(path: Path) -> tuple[int, dict[str, str]]:
         first, *lines, last = text.splitlines(keepends=True)
     except (OSError, ValueError):
         return 0, {}
-    step, found = re.fullmatch(rf"# {STEP_KEY} (\d+)\n", first), [LINE.fullmatch(line) for line in lines]
+    step, found = re.fullmatch(rf"# {STEP_KEY} (\d+)\n", first), [DIGEST_LINE.fullmatch(line) for line in lines]
     if step is None or None in found or last != _last_line("".join([first, *lines])):
         return 0, {}
     return int(step[1]), {match[2]: match[1] for match in found if match}
