@@ -76,11 +76,11 @@ def newest(every: list[Measured]) -> Measured:
     return next(one for one in every if {row["trainer"] for row in one["rows"] if row.get("shown")} >= {"sd-scripts"})
 
 
-def figure(one: Measured) -> str:
+def figure(measurement: Measured) -> str:
     """Bars of seconds a step, by model and batch size; the GPU's busy time is the filled part of a bar."""
-    shown = [row for row in one["rows"] if row.get("shown")]
+    shown = [row for row in measurement["rows"] if row.get("shown")]
     parts, y = [], 30
-    for text in _wrapped(machine_line(one["machine"])):
+    for text in _wrapped(machine_line(measurement["machine"])):
         parts.append(f'<text x="0" y="{y + 16}" class="quiet">{escape(text)}</text>')
         y += 16
     y += 14
@@ -95,7 +95,7 @@ def figure(one: Measured) -> str:
             parts.append(_bar_svg(row, y, row["s_it"] / longest, theirs))
             y += ROW_HEIGHT
         y += 10
-    below = _wrapped(_how_to_read(one, shown))
+    below = _wrapped(_how_to_read(measurement, shown))
     parts += [f'<text x="0" y="{y + 8 + 16 * at}" class="quiet">{escape(text)}</text>' for at, text in enumerate(below)]
     high = y + 16 * len(below) + 4
     about = "; ".join(
@@ -105,7 +105,8 @@ def figure(one: Measured) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 0 {PICTURE_WIDTH + 24} {high}" '
         f'width="{PICTURE_WIDTH + 24}" '
         f'height="{high}" role="img" aria-labelledby="title desc">'
-        f'<title id="title">Seconds per training step beside sd-scripts, on one {escape(one["machine"]["gpu"])}</title>'
+        f'<title id="title">Seconds per training step beside sd-scripts, on one '
+        f"{escape(measurement['machine']['gpu'])}</title>"
         f'<desc id="desc">{escape(about)}.</desc><style>{_figure_style()}</style>'
         f'<rect x="-12" width="{PICTURE_WIDTH + 24}" height="{high}" class="ground"/>'
         f'<text x="0" y="26" class="head">Seconds per training step (shorter is better)</text>'
@@ -152,13 +153,13 @@ def _trainer_name(row: Measured) -> str:
     return f"{'sd-scripts' if row['trainer'] == 'sd-scripts' else 'here'}: {row['how']}"
 
 
-def machine_line(known: Measured) -> str:
+def machine_line(measurement: Measured) -> str:
     """GPU, processor and PyTorch in a line."""
-    processor = f"{known['cores']} cores of {known['processor'] or 'a processor that was not recorded'}"
-    return f"{known['gpu']}, {processor}, torch {known['torch']}"
+    processor = f"{measurement['cores']} cores of {measurement['processor'] or 'a processor that was not recorded'}"
+    return f"{measurement['gpu']}, {processor}, torch {measurement['torch']}"
 
 
-def _how_to_read(one: Measured, shown: list[Measured]) -> str:
+def _how_to_read(measurement: Measured, shown: list[Measured]) -> str:
     """How the bars are read."""
     busy = "The filled part of a bar is the time in which the GPU was busy."
     if not all(row.get("gpu_busy_s") for row in shown):
@@ -166,7 +167,8 @@ def _how_to_read(one: Measured, shown: list[Measured]) -> str:
     if not any(row.get("gpu_busy_s") for row in shown):
         busy = "The GPU's busy time was not measured."
     return (
-        f"{one['machine'].get('note', '')} {busy} x: sd-scripts' time over this trainer's; busy: the same for the "
+        f"{measurement['machine'].get('note', '')} {busy} x: sd-scripts' time over this trainer's; "
+        "busy: the same for the "
         "GPU's busy time. GiB: the most GPU memory in use."
     ).strip()
 
@@ -319,9 +321,9 @@ def recipes() -> list[str]:
 
 def _rank(path: Path, recipe: recipe_files.Recipe) -> int:
     """The rank of a preset that a recipe is for; 0 for others."""
-    found = read_toml(path)
+    toml = read_toml(path)
     fits = path.stem.startswith(f"{recipe.kind}-") and recipe in recipe_files.of_family(path.parent.name)[0]
-    return int(found.get("network_dim", 0)) if fits and recipe.fits(found) else 0
+    return int(toml.get("network_dim", 0)) if fits and recipe.fits(toml) else 0
 
 
 def _presets() -> list[Path]:
@@ -353,9 +355,9 @@ def _measurement(name: str, every: list[Measured]) -> tuple[Measured, Measured] 
     return next(((one, row) for one in every for row in one["rows"] if row.get("preset") == name), None)
 
 
-def _theirs(one: Measured, row: Measured, size: int) -> Measured | None:
+def _theirs(measurement: Measured, row: Measured, size: int) -> Measured | None:
     """The fastest run of sd-scripts there that fits into as much memory."""
-    like = [r for r in one["rows"] if all(r[key] == row[key] for key in ("family", "method", "batch"))]
+    like = [r for r in measurement["rows"] if all(r[key] == row[key] for key in ("family", "method", "batch"))]
     theirs = [r for r in like if r["trainer"] == "sd-scripts" and r["gpu_gib"] <= size]
     return min(theirs, key=lambda r: r["s_it"]) if theirs else None
 

@@ -139,8 +139,8 @@ def run_until_first_step(name: str, command: list[str], environment: dict[str, s
         assert process.stdout
         for line in process.stdout:
             kept.write(f"{time.time() - began:7.2f} {line}")
-            if found := READY.search(line):
-                row |= {"ready_s": round(time.time() - began, 1), "own_s": float(found[1]), "phases": found[2]}
+            if match := READY.search(line):
+                row |= {"ready_s": round(time.time() - began, 1), "own_s": float(match[1]), "phases": match[2]}
             elif "step 1/" in line:
                 row["first_step_s"] = round(time.time() - began, 1)
             if any(word in line for word in TELLING):

@@ -82,9 +82,9 @@ def case(family, number, name, size, count):
     losses = []
     with prepared_model.open_prepared(subject, config, device, side, made) as ready:
         first = timing.time_call(lambda: losses.append(ready.step()), device)
-        found = timing.measure_call(lambda: losses.append(ready.step()), device, timing.TimingPlan(steps=8))
+        call = timing.measure_call(lambda: losses.append(ready.step()), device, timing.TimingPlan(steps=8))
         return {
-            **{"first": round(first, 2), **found.facts(), "flops": flops, **ready.compiling()},
+            **{"first": round(first, 2), **call.facts(), "flops": flops, **ready.compiling()},
             "graphs": [(e.block, e.forward, round(e.seconds, 1)) for e in ready.compile_log.events],
             "losses": [round(float(value), 5) for value in losses[:6]],
         }

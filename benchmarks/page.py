@@ -199,10 +199,10 @@ def measure_page(quick: bool) -> dict[str, list[float]]:
     """All numbers by name."""
     from playwright.sync_api import sync_playwright
 
-    found: dict[str, list[float]] = {}
+    page: dict[str, list[float]] = {}
 
     def note(name: str, value: float) -> None:
-        found.setdefault(name, []).append(value)
+        page.setdefault(name, []).append(value)
         if value or name not in SUMMED:
             print(f"  {name}: {value:.4g}", file=sys.stderr, flush=True)
 
@@ -228,7 +228,7 @@ def measure_page(quick: bool) -> dict[str, list[float]]:
         finally:
             server.stop()
         browser.close()
-    return found
+    return page
 
 
 Note = Callable[[str, float], None]

@@ -193,7 +193,7 @@ def known_models() -> list[str]:
     """Families, and the relatives whose presets have their names."""
     from library import families
 
-    return [name for known in families.all_families() for name in (known.name, *known.demo_variants)]
+    return [name for family in families.all_families() for name in (family.name, *family.demo_variants)]
 
 
 def preset_cases(family: str, only: list[str] | None, size: str) -> list[PresetCase]:
@@ -234,8 +234,8 @@ def profiled(family: str, size: str) -> list[PresetCase]:
     )
     for profile in preset_files.profiles():
         if profile.is_profile and not (made := presets.apply(profile, config, now)).compile.compile_autotune:
-            given = without_tables(changed(made))
-            found.append(PresetCase(family, "lora", f"{base} by {profile.path.stem}", given, None, 24, size))
+            tables = without_tables(changed(made))
+            found.append(PresetCase(family, "lora", f"{base} by {profile.path.stem}", tables, None, 24, size))
     return found
 
 

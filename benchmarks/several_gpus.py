@@ -78,13 +78,13 @@ def measure_in_child(name: str, recorded: bool, tiny: bool) -> None:
     made = subject.make(config, device)
     method = made.method
     torch.manual_seed(1 + rank)
-    found: Row = {"case": name, "recorded": recorded, "ranks": ranks, "batch": subject.batch}
+    row: Row = {"case": name, "recorded": recorded, "ranks": ranks, "batch": subject.batch}
     with prepared_model.open_prepared(subject, config, device, sizes, made) as ready:
         warmup = len(sizes) * (1 if tiny else WARMUP_ROUNDS)  # compiles and records
-        found["settling_s"] = round(timing.time_call(lambda: [ready.step() for _ in range(warmup)], device), 1)
+        row["settling_s"] = round(timing.time_call(lambda: [ready.step() for _ in range(warmup)], device), 1)
         distributed.barrier()
         if rank == 0:
-            found["alone"] = take_steps(ready, steps, device)
+            row["alone"] = take_steps(ready, steps, device)
             store.set("alone", "done")
         store.wait(["alone"], datetime.timedelta(minutes=10))  # without a kernel that waits on the GPU
         gradients.broadcast(method.snapshot().values())
@@ -92,14 +92,14 @@ def measure_in_child(name: str, recorded: bool, tiny: bool) -> None:
             optimizer.state.clear()  # as the weights are the first one's, whose optimizer has seen more steps
         ready.averager = gradients.GradientAverager(gradients.by_arrival(method), ranks)
         distributed.barrier()
-        found["together"] = take_steps(ready, steps, device)
-        found["averaging_s"] = round(averaging(ready.averager, method.parameters(), device), 4)
+        row["together"] = take_steps(ready, steps, device)
+        row["averaging_s"] = round(averaging(ready.averager, method.parameters(), device), 4)
         free, total = torch.cuda.mem_get_info(device) if with_gpu else (0, 0)
         each: list[Any] = [None] * ranks
         distributed.all_gather_object(each, round((total - free) / 2**30, 1))
-        found |= {"gib": each, **ready.compiling()}
+        row |= {"gib": each, **ready.compiling()}
     if rank == 0:
-        print("\n" + json.dumps(found), flush=True)
+        print("\n" + json.dumps(row), flush=True)
     distributed.destroy_process_group()
     os._exit(0)  # threads of the compiler may hang on
 

@@ -86,11 +86,11 @@ def main(arguments: list[str] | None = None) -> int:
         log = work / "sharding" / f"{title}.log"
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[:processes])
         command += ["--fsdp"] * sharded
-        found = versus_measure.measure_training(command, asked.steps, log, environment, PROJECT_ROOT, asked.limit)
+        training = versus_measure.measure_training(command, asked.steps, log, environment, PROJECT_ROOT, asked.limit)
         losses = [float(loss) for loss in LOSS.findall(log.read_text(encoding="utf-8", errors="replace"))]
         if not (out / f"{title}.safetensors").is_file():
-            found.setdefault("failed", "left no file")
-        rows.append({"model": name, "processes": processes, **found, "losses": losses})
+            training.setdefault("failed", "left no file")
+        rows.append({"model": name, "processes": processes, **training, "losses": losses})
         (out / f"{title}.safetensors").unlink(missing_ok=True)  # tens of GB each
         print(json.dumps(rows[-1]), flush=True)
     if asked.out:

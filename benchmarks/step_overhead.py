@@ -157,13 +157,13 @@ def main():
     options = parser.parse_args()
     for script in options.script or ["flux_train_network", "sdxl_train_network"]:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            found = measure_step_parts(script, options.steps, options.board)
-        total = sum(found[name] for name in COUNTED_PARTS)
+            step_parts = measure_step_parts(script, options.steps, options.board)
+        total = sum(step_parts[name] for name in COUNTED_PARTS)
         print(f"\n{script}: {total:.2f} ms a step ({'within' if total < AIM else 'above'} the aim of {AIM:g} ms)")
         for name, about in COUNTED_PARTS.items():
-            print(f"  {name:<11} {found[name]:6.3f} ms  {about}")
+            print(f"  {name:<11} {step_parts[name]:6.3f} ms  {about}")
         print(
-            f"  {NOT_COUNTED:<11} {found[NOT_COUNTED]:6.3f} ms  "
+            f"  {NOT_COUNTED:<11} {step_parts[NOT_COUNTED]:6.3f} ms  "
             "model and optimizer: forward, backward, clipping, step, freeing"
         )
 

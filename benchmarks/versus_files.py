@@ -249,10 +249,10 @@ def repeat_blocks(small: Path, large: Path, sizes: Any) -> None:
         parts, at = [], 0
         for name, about in header.items():
             start, end = about["data_offsets"]
-            found = FIRST_BLOCK.fullmatch(name)
-            kind = found[1].rstrip(".").rpartition(".")[2] if found else ""
+            match = FIRST_BLOCK.fullmatch(name)
+            kind = match[1].rstrip(".").rpartition(".")[2] if match else ""
             number = getattr(sizes, kind, 0) or getattr(sizes, "blocks", 1)
-            for one in [f"{found[1]}{i}{found[2]}" for i in range(number)] if found else [name]:
+            for one in [f"{match[1]}{i}{match[2]}" for i in range(number)] if match else [name]:
                 new[one] = about | {"data_offsets": [at, at + end - start]}
                 parts.append((start, end))
                 at += end - start

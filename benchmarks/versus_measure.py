@@ -112,12 +112,17 @@ def measure_training(
             if process.poll() is None:
                 process.kill()
     text = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
-    found = {"wall_s": round(time.monotonic() - began, 1), "gib": memory.peak(), **progress.facts(), **read_log(text)}
+    training = {
+        "wall_s": round(time.monotonic() - began, 1),
+        "gib": memory.peak(),
+        **progress.facts(),
+        **read_log(text),
+    }
     if expired.is_set():
-        found["failed"] = f"not done after {limit:.0f} s"
+        training["failed"] = f"not done after {limit:.0f} s"
     elif code:
-        found["failed"] = last_words(text) or f"exit code {code}"
-    return found
+        training["failed"] = last_words(text) or f"exit code {code}"
+    return training
 
 
 def read_log(text: str) -> dict[str, Any]:

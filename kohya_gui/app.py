@@ -161,18 +161,18 @@ def prepare_responses(page: Page) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Show the page until Ctrl+C. The exit code: 0, or 2 when the page cannot be shown as asked."""
-    given = build_server_parser().parse_args(argv)
+    args = build_server_parser().parse_args(argv)
     try:
-        access = access_of(given)
-        bound = bind(given.host, given.port)
+        access = access_of(args)
+        bound = bind(args.host, args.port)
     except (ConfigError, OSError) as wrong:
         print(f"error: {wrong}", file=sys.stderr)
         return 2
-    roots = Roots(paths.roots(given.root), is_private(access, given.root_path))
+    roots = Roots(paths.roots(args.root), is_private(access, args.root_path))
     with without_collecting():
         page = build_page(roots)
-        app = application(page, access, given.root_path)
+        app = application(page, access, args.root_path)
     threading.Thread(target=prepare_responses, args=(page,), daemon=True).start()
-    announce(given, bound.getsockname()[1], access)
+    announce(args, bound.getsockname()[1], access)
     serve(app, bound)
     return 0

@@ -63,11 +63,11 @@ def write_flux(folder: Path, vae: Mapping[str, Tensor], names: list[str]) -> Non
     captions = list(data.captions_of(names))
     words = random_tokenizers.clip_tokenizer(folder / "tokenizer", None, sentences=split_for_clip(captions))
     t5_words = random_tokenizers.t5_tokenizer(folder / "tokenizer_2", captions)
-    made = flux_random.make_networks(FLUX, words, t5_words)
-    weights = {"flux1-dev": random_of(made.denoiser().state_dict(), SEED)}
+    networks = flux_random.make_networks(FLUX, words, t5_words)
+    weights = {"flux1-dev": random_of(networks.denoiser().state_dict(), SEED)}
     zero(weights["flux1-dev"], "final_layer.linear.weight", "modulation.lin.weight", ".lin.weight")
-    weights["clip_l"] = random_of(clip.clip_tensors(made.encoders["clip_l"]()), SEED + 1)
-    t5 = random_of(made.encoders["t5xxl"]().state_dict(), SEED + 2)
+    weights["clip_l"] = random_of(clip.clip_tensors(networks.encoders["clip_l"]()), SEED + 1)
+    t5 = random_of(networks.encoders["t5xxl"]().state_dict(), SEED + 2)
     del t5["encoder.embed_tokens.weight"]
     weights["t5xxl"] = keep_words(t5)
     weights["ae"] = autoencoder.vae_to_single(dict(vae))
@@ -80,10 +80,10 @@ def write_sdxl(folder: Path, vae: Mapping[str, Tensor], names: list[str]) -> Non
     captions = split_for_clip(list(data.captions_of(names)))
     words = random_tokenizers.clip_tokenizer(folder / "tokenizer", None, sentences=captions)
     random_tokenizers.clip_tokenizer(folder / "tokenizer_2", None, pad="!", sentences=captions)
-    made = sdxl_random.make_networks(SDXL, words)
-    parts = {"denoiser": random_of(made.denoiser().state_dict(), SEED), "vae": dict(vae)}
+    networks = sdxl_random.make_networks(SDXL, words)
+    parts = {"denoiser": random_of(networks.denoiser().state_dict(), SEED), "vae": dict(vae)}
     zero(parts["denoiser"], "conv_out.weight", ".proj_out.weight", ".conv2.weight")
-    for number, (part, make) in enumerate(made.encoders.items(), 1):
+    for number, (part, make) in enumerate(networks.encoders.items(), 1):
         parts[part] = random_of(clip.clip_tensors(make()), SEED + number)
     file = {
         name: tensor

@@ -103,9 +103,9 @@ class DatasetTab:
         collection, start = self.collection(sent), sent.number("start")
         pictures = {os.path.realpath(p.caption_file): p for p in reversed(collection.pictures) if p.caption_file}
         found = [
-            (pictures[str(one.path)], one)
-            for one in trash.changed_texts(collection.root, sent.text("change"))
-            if str(one.path) in pictures
+            (pictures[str(changed_text.path)], changed_text)
+            for changed_text in trash.changed_texts(collection.root, sent.text("change"))
+            if str(changed_text.path) in pictures
         ]
         rows = [
             {"before": one.before, "after": one.after, "now": one.now, **row(collection, picture, None)}
@@ -237,12 +237,12 @@ class DatasetTab:
         return {}
 
     def _begin(self, work: Callable[[Report], JsonObject]) -> JsonObject:
-        made = BackgroundTask(work)
+        task = BackgroundTask(work)
         with self.busy:
-            self.works[made.id] = made
+            self.works[task.id] = task
             while len(self.works) > 50:
                 self.works.popitem(last=False)
-        return self._told(made, ANSWER_WAIT)
+        return self._told(task, ANSWER_WAIT)
 
     def _told(self, work: BackgroundTask, seconds: float) -> JsonObject:
         if not work.wait(seconds):

@@ -85,7 +85,7 @@ class MaskEditing:
         """The mask of an image that is in the opened folder; a link in its place leads nowhere else."""
         picture = collection.find(query.get("name", ""))
         masks = self._folder(collection)
-        found = files.mask_file(collection.root / picture.name, collection.root, masks)
-        if paths.allowed_path(str(found), [masks], "mask") != found:
-            raise ConfigError("{path} is a link: remove it", path=found)
-        return found
+        path = files.mask_file(collection.root / picture.name, collection.root, masks)
+        if paths.allowed_path(str(path), [masks], "mask") != path:
+            raise ConfigError("{path} is a link: remove it", path=path)
+        return path

@@ -56,8 +56,8 @@ def config_of_tab(
     Raises ConfigError in the trainer's own words.
     """
     kind = config_class(script or SCRIPT)
-    known = options_of(kind)
-    held = {name: value for name, value in taken.items() if name in known and _decides(known[name])}
+    options = options_of(kind)
+    held = {name: value for name, value in taken.items() if name in options and _decides(options[name])}
     given = {**held, **COUNTING_OPTIONS, **{name: value for name, value in values.items() if name in COUNTING_OPTIONS}}
     if given["resolution"] in ("", None) and not given["dataset_config"]:
         raise ConfigError("resolution: write the size of the images, such as 1024")
@@ -65,10 +65,10 @@ def config_of_tab(
         given["dataset_config"] = str(paths.allowed_path(given["dataset_config"], roots, "dataset_config"))
     else:
         given["train_data_dir"] = str(paths.existing_folder(folder, roots, "folder"))
-    made = build_config(kind, {n: v for n, v in given.items() if n in known and v not in ("", None)}, notes=[])
-    paths.allow(made, roots)
-    collection.check_buckets(made)
-    return made
+    config = build_config(kind, {n: v for n, v in given.items() if n in options and v not in ("", None)}, notes=[])
+    paths.allow(config, roots)
+    collection.check_buckets(config)
+    return config
 
 
 def _decides(option: Option) -> bool:

@@ -48,7 +48,7 @@ def adapter_state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObjec
         return shown
     given = network_args.network_args_as_text(config)
     args, problems = network_args.read_leniently(config, kind.args)
-    wrong = {one.option: one.about.capitalized() for one in reversed(problems) if one.place == PLACE}
+    wrong = {problem.option: problem.about.capitalized() for problem in reversed(problems) if problem.place == PLACE}
     return {
         **shown,
         "fields": [_argument_field(option, given, wrong) for option in kind.options],
@@ -59,12 +59,12 @@ def adapter_state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObjec
 
 def find_adapter_field_problems(config: AdapterRun) -> list[Problem]:
     """What is wrong with network_module and network_args, each as said below the field of one of these."""
-    found = network_args.find_network_args_problems(config)
+    problems = network_args.find_network_args_problems(config)
     return [
         one
         if one.option in ("network_module", "network_args")
         else Problem("network_args", ": {problem}", problem=one.replaced(place=""))
-        for one in found
+        for one in problems
     ]
 
 

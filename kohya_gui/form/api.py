@@ -140,22 +140,28 @@ class FormApi:
                 raise ConfigError(Problem(MODEL_OPTION, ": {path} does not exist", path=path))
             if not path.is_dir():
                 path = paths.existing_file(text, self.roots, (".safetensors",), MODEL_OPTION)
-            found = recognise_file(path)
+            recognised = recognise_file(path)
         except ConfigError as error:
             is_begun = is_typed and not path.exists() and typed_paths.is_begun(path)
             return {}, None if is_begun else error.problems[0]
-        family = found.family
+        family = recognised.family
         if not family:
-            said = Problem("", "The file is {kind}, not a model that is trained here.", kind=found.words)
+            said = Problem("", "The file is {kind}, not a model that is trained here.", kind=recognised.words)
             is_model = path.is_file() or index_of(path) or not is_typed  # a folder may be a part of what is typed
             return {}, said if is_model else None
         if family not in form.configs:
             template = "The file is {kind}; this tab trains {families}."
             names = either(form.families[name] for name in form.configs)
-            return {}, Problem("", template, kind=found.words, families=names)
-        needed = form.shown(family, found.options)
-        proposed = form.shown(family, proposed_options(path, found))
-        return {"path": text, "family": family, "words": found.words, "options": needed, "proposed": proposed}, None
+            return {}, Problem("", template, kind=recognised.words, families=names)
+        needed = form.shown(family, recognised.options)
+        proposed = form.shown(family, proposed_options(path, recognised))
+        return {
+            "path": text,
+            "family": family,
+            "words": recognised.words,
+            "options": needed,
+            "proposed": proposed,
+        }, None
 
     def preset(self, sent: ApiRequest) -> JsonObject:
         """The values of a preset, or the defaults, over the form as it is; paths and names are kept."""
@@ -312,14 +318,14 @@ def menu(tab: str, families: Mapping[str, str]) -> str:
 
 def _preset_lines(text: str) -> str:
     """What a preset sets, and below it what it needs; each piece by itself, as that is how they are translated."""
-    made = ""
+    lines = ""
     for line in text.split("; "):
         pieces = (line[:1].upper() + line[1:]).split(", ")
-        made += f"<small>{', '.join(f'<span>{escape(piece)}</span>' for piece in pieces)}</small>"
-    return made
+        lines += f"<small>{', '.join(f'<span>{escape(piece)}</span>' for piece in pieces)}</small>"
+    return lines
 
 
 def secrets_of(config: RunConfig) -> dict[str, str | None]:
     """The tokens and keys that a form holds."""
-    known = options_of(type(config))
-    return {name: getattr(getattr(config, known[name].section), name) for name in keys.ENVIRONMENT if name in known}
+    options = options_of(type(config))
+    return {name: getattr(getattr(config, options[name].section), name) for name in keys.ENVIRONMENT if name in options}

@@ -44,13 +44,13 @@ class CacheApi:
         form, kind = self.forms.get(sent.text("tab")), sent.text("kind")
         if form is None or kind not in WANTED:
             raise ConfigError("there is no such tab: load the page again")
-        given = form.parse_submission(sent.text("sent"))
-        known, (keeps, off) = options_of(form.configs[given.family]), WANTED[kind]
+        submission = form.parse_submission(sent.text("sent"))
+        known, (keeps, off) = options_of(form.configs[submission.family]), WANTED[kind]
         chosen = {keeps: True, **dict.fromkeys(off, False)}
-        values = {**given.values, **{name: value for name, value in chosen.items() if name in known}}
-        reading = read_layers(form.configs[given.family], [Layer(values)])
+        values = {**submission.values, **{name: value for name, value in chosen.items() if name in known}}
+        reading = read_layers(form.configs[submission.family], [Layer(values)])
         lacking = [one for one in find_missing(reading.config) if one.option != "output_dir"]
-        problems = [*reading.problems, *gpu_slots.find_launch_problems(given.launch), *lacking]
+        problems = [*reading.problems, *gpu_slots.find_launch_problems(submission.launch), *lacking]
         reading = paths.allowed(replace(reading, problems=problems), self.roots)
         if reading.problems:
             raise ConfigError(*reading.problems)
@@ -59,10 +59,14 @@ class CacheApi:
         folder, config = jobs.new(CACHING_KIND), reading.config
         data = Path(config.data.train_data_dir or config.data.dataset_config or "images").name
         toml = write_atomic(folder / f"{data}-{config.script}.toml", to_toml(config))
-        launch = [f"--{name}={given.launch[name]}" for name in ("num_processes", "gpu_ids") if given.launch.get(name)]
-        launch += ["--cpu"] if given.launch.get("cpu") in (True, "true") else []
+        launch = [
+            f"--{name}={submission.launch[name]}"
+            for name in ("num_processes", "gpu_ids")
+            if submission.launch.get(name)
+        ]
+        launch += ["--cpu"] if submission.launch.get("cpu") in (True, "true") else []
         return job_status(
             jobs.start_job(
-                CACHING_KIND, ["cache", kind, str(toml), *launch], folder, environment_for_check(given.launch)
+                CACHING_KIND, ["cache", kind, str(toml), *launch], folder, environment_for_check(submission.launch)
             )
         )

@@ -40,11 +40,11 @@ def config_of_key(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> t
     if kind == "run" and layout.is_run_id(name):
         return name, _of_run(name)
     if kind == "preset":
-        found = preset_files.by_id(name)
-        if found is None:
+        preset = preset_files.by_id(name)
+        if preset is None:
             raise ConfigError("there is no preset called {name}", name=name)
-        script = next(s for s in facts_of(found.family).scripts if config_class(s).kind == found.kind)
-        return found.title, build_config(config_class(script), read_toml(found.path), notes=[])
+        script = next(s for s in facts_of(preset.family).scripts if config_class(s).kind == preset.kind)
+        return preset.title, build_config(config_class(script), read_toml(preset.path), notes=[])
     path = paths.readable(key, roots, importers.SUFFIXES)
     runs = {script: config_class(script) for script in RUNS}
     return path.name, importers.import_file(path, runs, may_read=presets.readable_below(roots)).config

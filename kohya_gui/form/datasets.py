@@ -112,9 +112,9 @@ def _folder_field_html(name: str) -> str:
 # ---- what is shown
 
 
-def scan_form_datasets(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
+def scan_form_datasets(form: SettingsForm, submission: Submission, roots: Sequence[Path]) -> JsonObject:
     """The data sets of a form, with their folders, as far as one may look at them; no image is opened."""
-    config = form.lenient_config(given)
+    config = form.lenient_config(submission)
     data = config.data
     if not (data.dataset_config or data.train_data_dir or data.reg_data_dir):
         return {"groups": [], "file": "", "known": "", "problems": []}
@@ -141,17 +141,17 @@ def _group(table: DatasetTable, dataset: DatasetConfig | None, roots: Sequence[P
     """A data set for the page: its own texts, and what holds where they say nothing."""
     known = {sources.source_of_subset(subset): subset for subset in dataset.subsets} if dataset else {}
     rows = []
-    for one in table.folders:
-        source = one.texts.get("metadata_file") or one.texts.get("image_dir") or ""
+    for folder in table.folders:
+        source = folder.texts.get("metadata_file") or folder.texts.get("image_dir") or ""
         subset = known.get(source)
-        shown = dataset_file.inherited(subset, one.texts) if subset else {}
+        shown = dataset_file.inherited(subset, folder.texts) if subset else {}
         rows.append(
             {
-                "at": one.at,
-                "texts": one.texts,
+                "at": folder.at,
+                "texts": folder.texts,
                 "shown": shown,
                 "source": source,
-                "images": _count_folder_images(one.texts.get("image_dir", ""), roots),
+                "images": _count_folder_images(folder.texts.get("image_dir", ""), roots),
             }
         )
     shown = dataset_file.inherited(dataset, table.texts) if dataset else {}
@@ -166,12 +166,12 @@ def _count_folder_images(folder: str, roots: Sequence[Path]) -> int | None:
         return None
 
 
-def count_form_images(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
+def count_form_images(form: SettingsForm, submission: Submission, roots: Sequence[Path]) -> JsonObject:
     """What the training would see of each folder, and how many steps that makes."""
-    config = form.lenient_config(given)
+    config = form.lenient_config(submission)
     _check_places(config, roots)
     outside: list[Problem] = []
-    processes = str(given.launch.get("num_processes", ""))
+    processes = str(submission.launch.get("num_processes", ""))
     world = int(processes) if re.fullmatch("[1-9][0-9]{0,3}", processes) else 1
     try:
         return shares.count_by_folder(config, lambda path: _may(path, roots, outside), world)
@@ -198,14 +198,14 @@ def _may(path: str, roots: Sequence[Path], outside: list[Problem]) -> bool:
 # ---- what is written
 
 
-def save_datasets(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
+def save_datasets(form: SettingsForm, submission: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
     """Write data sets into the dataset file that the form names, or into a new one.
 
     A file that was changed since it was read is not written over. Raises ConfigError, also for folders outside of the
     roots that the file did not name before.
     """
     named = sent.text("file").strip()
-    new = form.lenient_config(given)
+    new = form.lenient_config(submission)
     path = (
         paths.file(named, roots, DATASET_SUFFIXES, DATASET_OPTION)
         if named
@@ -238,24 +238,24 @@ def _sent_tables(sent: object) -> list[DatasetTable]:
     """What the page sent, as far as it has the shape of tables."""
     if not isinstance(sent, list) or len(sent) > MAX_FOLDERS:
         raise ConfigError(BAD_REQUEST)
-    made = []
+    tables = []
     for one in sent:
         rows = one.get("rows") if isinstance(one, dict) else None
         if not isinstance(rows, list) or len(rows) > MAX_FOLDERS or not all(isinstance(row, dict) for row in rows):
             raise ConfigError(BAD_REQUEST)
         inner = [FolderTable(_sent_texts(row, dataset_file.OF_FOLDER), _table_position(row)) for row in rows]
-        made.append(DatasetTable(_sent_texts(one, dataset_file.OF_DATASET), inner, _table_position(one)))
-    return made
+        tables.append(DatasetTable(_sent_texts(one, dataset_file.OF_DATASET), inner, _table_position(one)))
+    return tables
 
 
 def _sent_texts(sent: JsonObject, names: Sequence[str]) -> dict[str, str]:
-    found = sent.get("texts")
-    if not isinstance(found, dict) or not all(
+    texts = sent.get("texts")
+    if not isinstance(texts, dict) or not all(
         name in names and isinstance(text, str) and text.isprintable() and len(text) <= paths.MAX_PATH_LENGTH
-        for name, text in found.items()
+        for name, text in texts.items()
     ):
         raise ConfigError(BAD_REQUEST)
-    return found
+    return texts
 
 
 def _table_position(sent: JsonObject) -> int | None:

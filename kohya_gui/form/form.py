@@ -98,14 +98,14 @@ class SettingsForm:
             found = json.loads(sent)
             launch, anyway = dict(found["launch"]), found.get("anyway") is True
             typed = frozenset(map(str, found.get("typed", ())))
-            given = Submission(str(found["family"]), dict(found["values"]), launch, typed, anyway)
+            submission = Submission(str(found["family"]), dict(found["values"]), launch, typed, anyway)
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
             raise ConfigError("This is not what the form sends: load the page again") from None
-        if given.family not in self.configs:
+        if submission.family not in self.configs:
             raise ConfigError(
-                "{family} is no family: choose {configs}", family=repr(given.family), configs=either(self.configs)
+                "{family} is no family: choose {configs}", family=repr(submission.family), configs=either(self.configs)
             )
-        return given
+        return submission
 
     def collect(self, given: Submission) -> tuple[Any, list[MessageLike]]:
         """A form -> a checked config and notes about it. Raises ConfigError with every problem."""
@@ -154,8 +154,8 @@ class SettingsForm:
 
     def shown(self, family: str, given: JsonMapping) -> dict[str, bool | str]:
         """Values by option name as fields hold them."""
-        known = options_of(self.configs[family])
-        return {name: shown_value(known[name], value) for name, value in given.items() if name in known}
+        options = options_of(self.configs[family])
+        return {name: shown_value(options[name], value) for name, value in given.items() if name in options}
 
     def shown_launch(self, given: JsonMapping) -> dict[str, bool | str]:
         """Values of launch settings as fields hold them."""

@@ -18,9 +18,9 @@ def list_gpus() -> list[JsonObject]:
     for run in reader.runs():
         if run.active and run.is_here:  # one that was started in a shell may use any of them
             users |= dict.fromkeys(run.facts.get("devices") or devices, run.facts.get("output_name") or run.id)
-    found: list[JsonObject] = []
+    gpus: list[JsonObject] = []
     for device in devices:
         gpu = known.get(device)
         memory = {"free": round(gpu.total - gpu.used, 1), "total": gpu.total} if gpu else {"free": 0.0, "total": 0.0}
-        found.append({"index": device, "name": gpu.name if gpu else "GPU", **memory, "user": users.get(device, "")})
-    return found
+        gpus.append({"index": device, "name": gpu.name if gpu else "GPU", **memory, "user": users.get(device, "")})
+    return gpus

@@ -47,7 +47,11 @@ def write_imported_data(text: str, config: RunConfig, roots: Sequence[Path]) -> 
 
 
 def _write_data_file(text: str, wanted: Path) -> Path:
-    path = next(one for one in kept_file.numbered_paths(wanted) if not one.exists() or _file_has_text(one, text))
+    path = next(
+        numbered_path
+        for numbered_path in kept_file.numbered_paths(wanted)
+        if not numbered_path.exists() or _file_has_text(numbered_path, text)
+    )
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():

@@ -29,7 +29,7 @@ def check_editable(path: Path, option: str) -> None:
 
 def free_path(path: Path) -> Path:
     """This path, or the first with a number behind its name that is not there."""
-    return next(one for one in numbered_paths(path) if not one.exists())
+    return next(numbered_path for numbered_path in numbered_paths(path) if not numbered_path.exists())
 
 
 def numbered_paths(path: Path) -> Iterator[Path]:

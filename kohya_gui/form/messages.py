@@ -48,33 +48,35 @@ def good(text: MessageLike, notes: Iterable[MessageLike] = (), undo: bool = Fals
     return _message("good", fold, [text, more, *notes])
 
 
-def loaded_html(text: Message, found: Sequence[Problem], places: Places, fix: Fix, notes: Sequence[MessageLike]) -> str:
+def loaded_html(
+    text: Message, problems: Sequence[Problem], places: Places, fix: Fix, notes: Sequence[MessageLike]
+) -> str:
     """A config was loaded: what has to be fixed in it, a line each with the button that does it, and then notes."""
-    if not found:
+    if not problems:
         return good(text, notes, undo=True)
-    listed, marks, shown = _problem_lines(found, places, fix)
+    listed, marks, shown = _problem_lines(problems, places, fix)
     notes = [_sentence(note) for note in notes]
     more = counted(len(notes), "note")
     rest = "".join(f"<li>{html.escape(str(note))}</li>" for note in notes)
     fold = f"<details><summary>{html.escape(str(more))}</summary><ul>{rest}</ul></details>" if notes else ""
-    title = _problems_title(len(found))
+    title = _problems_title(len(problems))
     head = f'<span>{html.escape(str(text))}</span> <b class="title">{html.escape(str(title))}</b>'
     back = ' <button type="button" class="undo">Undo</button>'
     body = f"<details open><summary>{head}{back}</summary><ul>{listed}</ul>{fold}{_field_marks_style(marks)}</details>"
     return _message("warn", body, [text, title, more, *shown, *notes], alert=True)
 
 
-def problems_html(found: Sequence[Problem], places: Places, fix: Fix = lambda problem: {}) -> str:
+def problems_html(problems: Sequence[Problem], places: Places, fix: Fix = lambda problem: {}) -> str:
     """What must be fixed, a line each. Options that are on the page are named, marked, and reached by a click."""
-    listed, marks, shown = _problem_lines(found, places, fix)
-    title = _problems_title(sum(one.code != OTHER_TAB for one in found))
+    listed, marks, shown = _problem_lines(problems, places, fix)
+    title = _problems_title(sum(one.code != OTHER_TAB for one in problems))
     return _box("bad", title, f"<ul>{listed}</ul>{_field_marks_style(marks)}", shown, alert=True)
 
 
-def _problem_lines(found: Sequence[Problem], places: Places, fix: Fix) -> tuple[str, list[str], list[Message]]:
+def _problem_lines(problems: Sequence[Problem], places: Places, fix: Fix) -> tuple[str, list[str], list[Message]]:
     """Problems as lines with their buttons, the elements to mark, and the texts that are shown."""
     listed, marks, shown = "", list[str](), list[Message]()
-    for problem in found:
+    for problem in problems:
         said, element, text = _placed(problem, places)
         shown.append(text)
         marks += [f"#{element}"] if element else []

@@ -38,13 +38,15 @@ def apply(preset: Preset, config: type, now: JsonMapping, notes: list[MessageLik
     to fit. What it cannot have together with the rest, it leaves out. Where the package of the preset's optimizer does
     not work here, the nearest optimizer that does stands in for it. `notes` say so.
     """
-    known = options_of(config)
+    options = options_of(config)
     if preset.is_profile:
         kept = {
-            name: now[name] for name in known.keys() & now if name not in UNDONE and not is_of_compiling(known[name])
+            name: now[name]
+            for name in options.keys() & now
+            if name not in UNDONE and not is_of_compiling(options[name])
         }
         return _laid_over(kept, read_toml(preset.path), config, notes)
-    kept = {name: value for name, value in now.items() if name in known and is_own(known[name])}
+    kept = {name: value for name, value in now.items() if name in options and is_own(options[name])}
     return build_config(config, {**kept, **_that_works(read_toml(preset.path), notes)}, preset.path.name, notes=[])
 
 
@@ -85,10 +87,10 @@ def chosen_profile(config: RunConfig) -> str:
     known, now = options_of(type(config)), option_values(config)
     compiling = {name for name, option in known.items() if is_of_compiling(option)}
     for preset in profiles():
-        given = read_toml(preset.path)
-        touched = given.keys() | compiling | UNDONE
-        if given and all(
-            now[name] == (known[name].read(given[name]) if name in given else known[name].default) for name in touched
+        toml = read_toml(preset.path)
+        touched = toml.keys() | compiling | UNDONE
+        if toml and all(
+            now[name] == (known[name].read(toml[name]) if name in toml else known[name].default) for name in touched
         ):
             return preset.id
     return ""
@@ -100,23 +102,28 @@ def import_fitting(path: Path, configs: Mapping[str, type], family: str, roots: 
     A file that does not say what it is for is taken for the family on screen, `family`, as long as none fits better.
     Raises ConfigError for what cannot be read, and for another kind of training.
     """
-    made = import_config(path, configs, family, roots)
-    if type(made.config) not in configs.values():
+    imported = import_config(path, configs, family, roots)
+    if type(imported.config) not in configs.values():
         raise ConfigError(
             "config file: {name} is for {title} ({trainer})",
             name=path.name,
-            title=made.config.title,
-            trainer=made.trainer,
+            title=imported.config.title,
+            trainer=imported.trainer,
         )
-    return made
+    return imported
 
 
-def import_notes(made: importers.Imported) -> list[MessageLike]:
+def import_notes(imported: importers.Imported) -> list[MessageLike]:
     """What became of the keys of a config file, and what is wrong in it."""
-    if made.program == importers.FLAT:
-        return made.lines()
-    template = "Imported from {trainer}: {keys} kept as they are." if made.of("kept") else "Imported from {trainer}."
-    return [Message(template, trainer=made.trainer, keys=counted(len(made.of("kept")), "key")), *made.lines()]
+    if imported.program == importers.FLAT:
+        return imported.lines()
+    template = (
+        "Imported from {trainer}: {keys} kept as they are." if imported.of("kept") else "Imported from {trainer}."
+    )
+    return [
+        Message(template, trainer=imported.trainer, keys=counted(len(imported.of("kept")), "key")),
+        *imported.lines(),
+    ]
 
 
 def import_config(path: Path, configs: Mapping[str, type], family: str, roots: Sequence[Path]) -> importers.Imported:
@@ -128,7 +135,9 @@ def import_config(path: Path, configs: Mapping[str, type], family: str, roots: S
         runs = {script: config_class(script) for script in RUNS}
         return importers.import_file(path, runs, preferred=preferred, may_read=readable_below(roots))
     except ConfigError as error:
-        shorter = (one.replaced(path=path.name) if "path" in one.arguments else one for one in error.problems)
+        shorter = (
+            problem.replaced(path=path.name) if "path" in problem.arguments else problem for problem in error.problems
+        )
         raise ConfigError(*shorter) from None
 
 
@@ -146,13 +155,13 @@ def readable_below(roots: Sequence[Path]) -> Callable[[Path], bool]:
 
 def base(path: Path, roots: Sequence[Path]) -> JsonObject:
     """The fields of a JSON of kohya_ss, which an export keeps where they have no meaning here; of other files none."""
-    found = importers.parse_file(path)
-    if path.suffix.lower() != ".json" or not importers.of_others(found):
+    file = importers.parse_file(path)
+    if path.suffix.lower() != ".json" or not importers.of_others(file):
         return {}
-    made = importers.import_file(
+    imported = importers.import_file(
         path, {script: config_class(script) for script in RUNS}, may_read=readable_below(roots)
     )
-    return found if made.trainer.startswith("kohya_ss") else {}
+    return file if imported.trainer.startswith("kohya_ss") else {}
 
 
 def config_file_state(path: Path) -> str:

@@ -93,14 +93,14 @@ def trains_same(path: Path, config: RunConfig) -> bool:
 
 def _open(config: RunConfig) -> JsonObject:
     """The values of a config without its tokens."""
-    known = options_of(type(config))
-    return {name: value for name, value in option_values(config).items() if known[name].kind != "secret"}
+    options = options_of(type(config))
+    return {name: value for name, value in option_values(config).items() if options[name].kind != "secret"}
 
 
 def surroundings(config: RunConfig) -> list[Message]:
     """What a shell must have that Train brings along: the folder that paths start from, and tokens."""
-    known = options_of(type(config))
-    found = [name for name, value in option_values(config).items() if _is_relative(known[name], value)]
+    options = options_of(type(config))
+    found = [name for name, value in option_values(config).items() if _is_relative(options[name], value)]
     template = "Run it in {folder}: the path of {options} is relative to it."
     if len(found) > 1:
         template = "Run it in {folder}: the paths of {options} are relative to it."

@@ -76,7 +76,7 @@ def prompts_section(guided: bool = False) -> str:
 
 def _image_field_html(name: str, label: str, about: str) -> str:
     """A field that names an image, for the families that are shown one."""
-    taking = [known for known in families.all_families() if name in known.prompt_images]
+    taking = [family for family in families.all_families() if name in family.prompt_images]
     shown_with: dict[str, tuple[str, ...]] = {}
     for option, values in (pair for known in taking for pair in known.prompt_images[name].items()):
         shown_with[option] = (*shown_with.get(option, ()), *values)
@@ -102,7 +102,7 @@ def load_prompt_rows(sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
     return {"rows": prompt_rows.prompt_rows_of_file(path), "known": kept_file.file_state(path)}
 
 
-def save_prompt_rows(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
+def save_prompt_rows(form: SettingsForm, submission: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
     """Write rows into the prompt file: the one that the form names, or a new one beside the result.
 
     A file of another format stays as it is, and a .txt file is written beside it. A file that was changed since the
@@ -110,7 +110,7 @@ def save_prompt_rows(form: SettingsForm, given: Submission, sent: ApiRequest, ro
     """
     rows = _rows(sent)
     named = sent.text("file").strip()
-    path = paths.file(named, roots, PROMPT_SUFFIXES, PROMPTS_OPTION) if named else _new(form, given, roots)
+    path = paths.file(named, roots, PROMPT_SUFFIXES, PROMPTS_OPTION) if named else _new(form, submission, roots)
     known = sent.text("known")
     if path.suffix.lower() != ".txt":
         path, known = kept_file.free_path(path.with_suffix(".txt")), ""
@@ -126,9 +126,9 @@ def save_prompt_rows(form: SettingsForm, given: Submission, sent: ApiRequest, ro
     return {"file": str(path), "known": kept_file.file_state(path), "said": Message("Saved in {path}.", path=path)}
 
 
-def some_captions(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
+def some_captions(form: SettingsForm, submission: Submission, roots: Sequence[Path]) -> JsonObject:
     """Some captions of the form's images, each with the size at which its image is trained."""
-    config = form.lenient_config(given)
+    config = form.lenient_config(submission)
     paths.allow(config, roots)
     return {
         "captions": [
@@ -139,10 +139,10 @@ def some_captions(form: SettingsForm, given: Submission, roots: Sequence[Path]) 
 
 
 def _rows(sent: ApiRequest) -> list[dict[str, str]]:
-    found = sent.fields.get("rows")
-    if not isinstance(found, list) or len(found) > MAX_ROWS or not all(map(_is_row, found)):
+    rows = sent.fields.get("rows")
+    if not isinstance(rows, list) or len(rows) > MAX_ROWS or not all(map(_is_row, rows)):
         raise ConfigError("this is not what the page sends: load it again")
-    return found
+    return rows
 
 
 def _is_row(row: object) -> bool:
@@ -154,9 +154,9 @@ def _is_row(row: object) -> bool:
     )
 
 
-def _new(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> Path:
+def _new(form: SettingsForm, submission: Submission, roots: Sequence[Path]) -> Path:
     """A file that is not there yet, beside the result of the training."""
-    save_to = form.lenient_config(given).save
+    save_to = form.lenient_config(submission).save
     if not save_to.output_dir:
         raise ConfigError(Problem("output_dir", "is not set: choose it first, the prompts are kept there"))
     name = f"{save_to.output_name or 'sample'}-prompts.txt"

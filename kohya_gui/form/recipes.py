@@ -33,7 +33,9 @@ def apply_recipe(made: Any, model: RunConfig, purpose: str, images: int, at_once
     return with_recipe, {
         "purpose": recipe.purpose,
         "purposes": [
-            [one.purpose, PURPOSES[one.purpose]] for one in recipe_files.fitting_recipes(model) if one.purpose
+            [fitting_recipe.purpose, PURPOSES[fitting_recipe.purpose]]
+            for fitting_recipe in recipe_files.fitting_recipes(model)
+            if fitting_recipe.purpose
         ],
         "meant": MEANT.get(recipe.purpose, ""),
         "elsewhere": _models_for_purpose(model),
@@ -44,7 +46,7 @@ def apply_recipe(made: Any, model: RunConfig, purpose: str, images: int, at_once
 
 def _models_for_purpose(model: RunConfig) -> Message | str:
     """Which models of the family are for a purpose that this one cannot have; "" for none."""
-    offered = {one.purpose for one in recipe_files.fitting_recipes(model)}
+    offered = {fitting_recipe.purpose for fitting_recipe in recipe_files.fitting_recipes(model)}
     for one in recipe_files.of_family(model.family)[0]:
         if one.kind == model.kind and one.when and one.purpose not in offered:
             (wanted,) = one.when.values()

@@ -31,8 +31,8 @@ def _config(script: str, given: JsonMapping) -> Any:
         raise ConfigError(
             "This run was made by {script}, which this version does not have.", script=script or "an unknown script"
         ) from None
-    known = options_of(made)  # an older version may have had others
-    return draft(made, {name: known[name].read(value) for name, value in given.items() if name in known})
+    options = options_of(made)  # an older version may have had others
+    return draft(made, {name: options[name].read(value) for name, value in given.items() if name in options})
 
 
 def continuation(run: reader.RecordedRun) -> start.TrainingJob:

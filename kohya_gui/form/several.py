@@ -88,10 +88,10 @@ def _refuse_values(name: str, typed: Sequence[str], found: Sequence[Sequence[Pro
 
 def _values(text: str) -> list[str]:
     """Values as they are typed: with blanks or commas between them."""
-    found = [value for value in re.split(r"[\s,;]+", text) if value]
-    if not 2 <= len(found) <= MAX_VALUES:
+    values = [value for value in re.split(r"[\s,;]+", text) if value]
+    if not 2 <= len(values) <= MAX_VALUES:
         raise ConfigError("give 2 to {most} values with blanks between them, such as 5e-5 1e-4 2e-4", most=MAX_VALUES)
-    return found
+    return values
 
 
 def _with(sent: str, name: str, value: str) -> str:
@@ -111,6 +111,6 @@ def _same_option(tab: Any, forms: list[str], name: str) -> bool:
     """Whether two values are one, written in two ways."""
     read = []
     for form in forms:
-        given = tab.form.parse_submission(form)
-        read.append(options_of(tab.form.configs[given.family])[name].read(given.values[name]))
+        submission = tab.form.parse_submission(form)
+        read.append(options_of(tab.form.configs[submission.family])[name].read(submission.values[name]))
     return any(value in read[:at] for at, value in enumerate(read))

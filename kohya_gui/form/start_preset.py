@@ -78,11 +78,11 @@ def apply_preset(preset: preset_files.Preset, config: type, now: JsonMapping, no
     if not made.compile.compile:
         return made
     notes.append("No GPU found, so compiling, bf16 and fp8 are switched off.")
-    known = options_of(config)
+    options = options_of(config)
     kept = {
         name: value
         for name, value in flatten_sections(changed(made)).items()
-        if not presets.is_of_compiling(known[name]) and name not in PRODUCTS + EMULATED
+        if not presets.is_of_compiling(options[name]) and name not in PRODUCTS + EMULATED
     }
     return build_config(config, kept, preset.path.name, notes=[])
 

@@ -174,9 +174,9 @@ class TrainingTab:
 
     def _fix(self, sent: str, problem: Problem) -> Mapping[str, bool | str]:
         """What would mend a problem, as fields hold it."""
-        given = self.form.parse_submission(sent)
-        wanted = self.form.shown(given.family, working_fix(problem, self.form.lenient_config(given)))
-        return {**wanted, **self._of_preset(given.family, problem.option)} if problem.code == LIMITS else wanted
+        submission = self.form.parse_submission(sent)
+        wanted = self.form.shown(submission.family, working_fix(problem, self.form.lenient_config(submission)))
+        return {**wanted, **self._of_preset(submission.family, problem.option)} if problem.code == LIMITS else wanted
 
     def _shown_fix(self, family: str, finding: JsonMapping) -> Mapping[str, bool | str]:
         """What would mend a finding, as fields hold it; a number beyond its limits becomes that of the preset."""
@@ -193,11 +193,11 @@ class TrainingTab:
     def on_first(self, sent: str) -> Said:
         """Say at once what is wrong with the form in itself: the whole check, which follows, takes seconds."""
         with contextlib.suppress(ConfigError):  # which the whole check says
-            given = self.form.parse_submission(sent)
-            reading = paths.allowed(self.form.reading(given), self.roots)
+            submission = self.form.parse_submission(sent)
+            reading = paths.allowed(self.form.reading(submission), self.roots)
             if reading.problems:
                 report: isolated.Report = {"findings": isolated.known(reading), "fit": None, "early": True}
-                return {"message": self._report(report, given.family)}
+                return {"message": self._report(report, submission.family)}
         return {}
 
     def on_train(self, sent: str) -> Said:
@@ -240,9 +240,9 @@ class TrainingTab:
 
     def read(self, sent: str) -> tuple[Submission, Reading[Any], list[MessageLike]]:
         """A form -> it, what came of reading it for a training, and notes; its tokens are kept in their own file."""
-        given = self.form.parse_submission(sent)
-        reading = paths.allowed(self.form.reading(given), self.roots)
-        return given, reading, [*reading.notes, *self._keep(reading.config)]
+        submission = self.form.parse_submission(sent)
+        reading = paths.allowed(self.form.reading(submission), self.roots)
+        return submission, reading, [*reading.notes, *self._keep(reading.config)]
 
     def _keep(self, config: RunConfig) -> list[MessageLike]:
         new = keys.store_keys(api.secrets_of(config))
@@ -260,9 +260,9 @@ class TrainingTab:
 
     def on_print(self, sent: str, where: str) -> Said:
         """Show the command that trains what the form says, and its TOML. Nothing is written."""
-        given = self.form.parse_submission(sent)
-        config, notes = self.form.ready(given)
-        how = self.launch_of(config, given.launch)
+        submission = self.form.parse_submission(sent)
+        config, notes = self.form.ready(submission)
+        how = self.launch_of(config, submission.launch)
         return {"message": print_command.printed(config, where, how, notes, self.roots)}
 
     def on_save(self, sent: str, where: str, known: str) -> Said:
@@ -285,11 +285,11 @@ class TrainingTab:
 
     def on_export(self, sent: str, base: str) -> Said:
         """Hand the form to the browser as the JSON of kohya_ss, with the other keys of the one that was loaded."""
-        given = self.form.parse_submission(sent)
-        config, notes = self.form.collect(given)
+        submission = self.form.parse_submission(sent)
+        config, notes = self.form.collect(submission)
         text = self._prompts(config.sample.sample_prompts)
         scripts = {script: config_class(script) for script in RUNS}
-        fields, lost = importers.export(config, scripts, _theirs(base), text, given.launch)
+        fields, lost = importers.export(config, scripts, _theirs(base), text, submission.launch)
         name = re.sub(r"[^\w.-]+", "_", config.save.output_name or config.script) + ".json"
         file = {"name": name, "text": json.dumps(fields, indent=2, ensure_ascii=False) + "\n"}
         said = Message(
@@ -327,11 +327,11 @@ class TrainingTab:
             return self._filled(path, sent) | {"path": "", "opened": ""}
 
     def _filled(self, path: Path, sent: str) -> Said:
-        given = self.form.parse_submission(sent)
+        submission = self.form.parse_submission(sent)
         try:
-            return loading.load_into_form(self.form, path, given, self.roots)
+            return loading.load_into_form(self.form, path, submission, self.roots)
         except ConfigError as error:
-            raise ConfigError(*error.problems, *self._other_tab(path, given.family)) from None
+            raise ConfigError(*error.problems, *self._other_tab(path, submission.family)) from None
 
     def _other_tab(self, path: Path, family: str) -> Iterator[Problem]:
         """A hint when a file that does not fit here would fit in another tab."""

@@ -18,14 +18,14 @@ def find_path_problems(
 ) -> dict[str, Problem]:
     """What is wrong with the paths among a form's values, by option. `typing` is the option in whose field somebody
     is: the beginning of a path that is there is no mistake yet."""
-    found: dict[str, Problem] = {}
+    path_problems: dict[str, Problem] = {}
     for name, option in known.items():
         text = str(given.get(name) or "").strip()
         if not text or option.kind not in ("file", "folder") or name == MODEL_OPTION:
             continue
         if problem := _find_path_problem(option, text, roots, name == typing):
-            found[name] = problem
-    return found
+            path_problems[name] = problem
+    return path_problems
 
 
 def _find_path_problem(option: Option, text: str, roots: Sequence[Path], is_typed: bool) -> Problem | None:

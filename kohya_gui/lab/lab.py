@@ -84,12 +84,12 @@ class LabTab:
         tab, job = sent.text("tab"), jobs.find_job(sent.text("job"))
         if tab not in self.forms:
             raise ConfigError("There is no such tab: load the page again.")
-        found = advised_options(job, sent.number("number"))
+        options = advised_options(job, sent.number("number"))
         known = {name: o for config in self.forms[tab].configs.values() for name, o in options_of(config).items()}
-        values = {name: shown_value(known[name], value) for name, value in found.items() if name in known}
+        values = {name: shown_value(known[name], value) for name, value in options.items() if name in known}
         if not values:
             raise ConfigError("This measurement recommends no settings that the form has.")
-        set_to = ", ".join(f"{name} = {str(found[name]).lower()}" for name in values)
+        set_to = ", ".join(f"{name} = {str(options[name]).lower()}" for name in values)
         return {
             "tab": tab,
             "values": values,

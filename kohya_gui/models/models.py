@@ -81,11 +81,13 @@ class ModelsApi:
         form = self.forms.get(sent.text("tab"))
         if form is None:
             raise ConfigError("There is no such choice: load the page again.")
-        given = form.parse_submission(sent.text("sent"))
-        model = paths.allowed_path(str(given.values.get(finding.MODEL_OPTION) or ""), self.roots, finding.MODEL_OPTION)
-        lacking = [problem.option for problem in find_missing(form.lenient_config(given))]
-        wanted = [name for name in families.facts_of(given.family).part_options if name in lacking]
-        found = self._parts(model, given.family, wanted)
+        submission = form.parse_submission(sent.text("sent"))
+        model = paths.allowed_path(
+            str(submission.values.get(finding.MODEL_OPTION) or ""), self.roots, finding.MODEL_OPTION
+        )
+        lacking = [problem.option for problem in find_missing(form.lenient_config(submission))]
+        wanted = [name for name in families.facts_of(submission.family).part_options if name in lacking]
+        found = self._parts(model, submission.family, wanted)
         return {"values": {name: str(path) for name, path in found.items()}}
 
     def _parts(self, model: Path, family: str, wanted: list[str]) -> dict[str, Path]:
@@ -210,5 +212,5 @@ def _owner(text: str) -> str:
 
 def _repository_name(text: str) -> str:
     """The repository that is meant by its name or by the address of its page."""
-    found = paths.HUB_PAGE.match(text)
-    return found[1] if found else text
+    match = paths.HUB_PAGE.match(text)
+    return match[1] if match else text

@@ -74,19 +74,19 @@ def run_head_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
     )
 
 
-def waiting(found: Queue) -> str:
+def waiting(queue: Queue) -> str:
     """A line about the queue, while something waits in it; with a button, where it waits for its user."""
-    names = [entry.name for entry in found.waiting]
+    names = [entry.name for entry in queue.waiting]
     if not names:
         return ""
-    if not found.paused and not found.halted:
+    if not queue.paused and not queue.halted:
         template = "Next in the queue: {name}, and {more} more" if len(names) > 1 else "Next in the queue: {name}"
         said = Message(template, name=names[0], more=len(names) - 1)
         return f'<p class="next"{data(said)}>{html.escape(str(said))}</p>'
     why = "The queue is halted, as the computer or its process ended. {trainings} left."
-    if found.paused:
-        why = "The queue is paused. {trainings} left." if found.paused == BY_USER else PAUSED
-    said = Message(why, trainings=counted(len(names), "training"), why=found.paused)
+    if queue.paused:
+        why = "The queue is paused. {trainings} left." if queue.paused == BY_USER else PAUSED
+    said = Message(why, trainings=counted(len(names), "training"), why=queue.paused)
     go = '<button type="button" data-queue="go_on">Continue</button>'
     return f'<div class="next halted"{data(said)}><p>{html.escape(str(said))}</p>{go}</div>'
 

@@ -108,7 +108,7 @@ class SamplingTab:
             f"--prompts={place / 'prompts.txt'}",
             f"--out={folder}",
             f"--compare={compare}",
-            f"--strengths={', '.join(f'{one:g}' for one in strengths)}",
+            f"--strengths={', '.join(f'{strength:g}' for strength in strengths)}",
             *(f"--lora={path}={strength:g}" for path, strength in loras),
             *[f"--word={word}"] * bool(word),
         ]
@@ -161,8 +161,8 @@ class SamplingTab:
             form = self.forms.get(name.removeprefix(TAB))
             if form is None:
                 raise ConfigError("There is no such choice: load the page again.")
-            given = form.parse_submission(sent.text("form"))
-            family, values = given.family, given.values
+            submission = form.parse_submission(sent.text("form"))
+            family, values = submission.family, submission.values
         config = build_config(
             config_class(families.lora_script(family)), plan.sampling_values(family, values), notes=[]
         )

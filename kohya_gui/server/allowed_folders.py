@@ -133,7 +133,7 @@ def _allow_code(name: str) -> JsonObject:
 
 
 def _store(folders: Iterable[Path], code: Iterable[str]) -> None:
-    keys.store_privately(allowed_file(), {"folders": [str(one) for one in folders], "code": [*code]})
+    keys.store_privately(allowed_file(), {"folders": [str(folder) for folder in folders], "code": [*code]})
 
 
 def remembered_code() -> tuple[str, ...]:
@@ -173,7 +173,7 @@ def outside_roots(what: str, path: Path, roots: Sequence[Path], is_new: bool = F
         template = ": {path} is outside of the folders that this page may use, and {why}"
         return Problem(what, template, path=path, why=Message(why))
     if not folder.is_dir():
-        above = next(one for one in folder.parents if one.is_dir())
+        above = next(parent for parent in folder.parents if parent.is_dir())
         if not is_new:
             return Problem(what, ": {path} does not exist", path=folder, code=ABSENT)
         if refuse_folder(above):

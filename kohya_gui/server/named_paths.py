@@ -60,9 +60,9 @@ def is_hub_id(option: Option, text: str) -> bool:
 
 def direct(config: RunConfig) -> Iterator[NamedPath]:
     """The paths in the values of options."""
-    known = options_of(type(config))
+    options = options_of(type(config))
     for name, value in option_values(config).items():
-        if known[name].kind in PATHS:
+        if options[name].kind in PATHS:
             given: Iterable[Any] = [value] if isinstance(value, str | Path) else value or ()
             yield from (NamedPath(name, str(text)) for text in given if str(text))
         elif name.endswith(ARGUMENTS):

@@ -156,10 +156,10 @@ def allowed(reading: Reading[Any], roots: Sequence[Path]) -> Reading[Any]:
 def _outside(config: RunConfig, allowed: Sequence[Path]) -> list[Problem]:
     """The problems of options that name files, folders and code which may not be used, or files that name such."""
     problems: list[Problem] = []
-    known = options_of(type(config))
+    options = options_of(type(config))
 
     def may(one: named_paths.NamedPath) -> bool:
-        if named_paths.is_hub_id(known[one.option], one.path):
+        if named_paths.is_hub_id(options[one.option], one.path):
             return False
         try:
             allowed_path(one.path, allowed, one.option)
@@ -195,13 +195,13 @@ def foreign_path_problem(text: str, what: str = "") -> Problem | None:
 
 def web_address(text: str, what: str = "") -> Problem | None:
     """The problem of a web address in the place of a path, with what to give instead. `what` is the option."""
-    found = WEB.match(strip_pasted(text))
-    if not found:
+    match = WEB.match(strip_pasted(text))
+    if not match:
         return None
     shown = strip_pasted(text)[:120]
-    if found[1].lower() == "file":
+    if match[1].lower() == "file":
         template = ": {address} is an address of a browser; write the path alone: /{path}"
-        return Problem(what, template, address=shown, path=found[2])
+        return Problem(what, template, address=shown, path=match[2])
     page = HUB_PAGE.match(strip_pasted(text))
     if what == MODEL_OPTION and page and not re.search(r"/(?:resolve|blob)/", text):
         template = ": {address} is a web address; write {id} instead, and the model is fetched from Hugging Face"

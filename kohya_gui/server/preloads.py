@@ -59,8 +59,8 @@ def _read_asset(name: str) -> str:
 
 def _module_numbers(name: str) -> list[str]:
     """What a script may import, by the numbers that it has for them."""
-    found = _LIST.search(_read_asset(name))
-    return [part.strip('"').removeprefix("./") for part in found[1].split(",")] if found else []
+    match = _LIST.search(_read_asset(name))
+    return [part.strip('"').removeprefix("./") for part in match[1].split(",")] if match else []
 
 
 def _of_components(core: str, kinds: Iterable[str]) -> list[str]:

@@ -45,54 +45,54 @@ class _Refusing(argparse.Action):
 
 def build_server_parser() -> argparse.ArgumentParser:
     """The options of the page's own command."""
-    made = Arguments(prog="kohya gui", description="Show the training page in your browser.")
-    made.add_argument(
+    arguments = Arguments(prog="kohya gui", description="Show the training page in your browser.")
+    arguments.add_argument(
         "--host",
         "--listen",
         default="127.0.0.1",
         help="address to listen at; any but this computer's own asks visitors for a token",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--port",
         "--server_port",
         type=int,
         default=0,
         help=f"port; the first free one from {FIRST_PORT} on if not given",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--root",
         action="append",
         default=[],
         metavar="FOLDER",
         help="a further folder for files, besides your home and the current folder",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--token-file",
         metavar="FILE",
         help="file with the token to ask for, made if absent; else KOHYA_TOKEN or a new one",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--user",
         "--username",
         metavar="NAME",
         help="ask for this name and a password (KOHYA_PASSWORD, or typed) and no token",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--allowed-host",
         action="append",
         default=[],
         metavar="NAME",
         help="a further name of the page, such as a proxy's; *.example means all below",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--root_path", default="", metavar="PATH", help="path, or whole address, under which a proxy shows the page"
     )
-    made.add_argument("--no-browser", "--headless", action="store_true", help="do not open the browser")
+    arguments.add_argument("--no-browser", "--headless", action="store_true", help="do not open the browser")
     for name in ("--inbrowser", "--do_not_share"):  # what kohya_ss's starters say, and what happens anyway
-        made.add_argument(name, action="store_true", help=argparse.SUPPRESS)
+        arguments.add_argument(name, action="store_true", help=argparse.SUPPRESS)
     for name in REFUSED:
-        made.add_argument(name, nargs="?", action=_Refusing, help=argparse.SUPPRESS)
-    return made
+        arguments.add_argument(name, nargs="?", action=_Refusing, help=argparse.SUPPRESS)
+    return arguments
 
 
 def root_prefix(root_path: str) -> str:
@@ -101,18 +101,18 @@ def root_prefix(root_path: str) -> str:
     return f"/{path.strip('/')}" if path.strip("/") else ""
 
 
-def access_of(given: argparse.Namespace) -> JsonObject:
+def access_of(options: argparse.Namespace) -> JsonObject:
     """The arguments of AuthGate. Raises ConfigError for an unusable secret."""
     names = [
-        *given.allowed_host,
-        *filter(None, [urlsplit(given.root_path).hostname if "://" in given.root_path else ""]),
+        *options.allowed_host,
+        *filter(None, [urlsplit(options.root_path).hostname if "://" in options.root_path else ""]),
     ]
-    access: JsonObject = {"host": given.host, "also": names, "token": os.environ.get("KOHYA_TOKEN", "")}
-    if given.token_file:
-        access["token"] = token_in(Path(given.token_file).expanduser())
-    if given.user:
-        access["login"] = f"{given.user}:{password()}"
-    elif not access["token"] and not is_loopback(given.host):
+    access: JsonObject = {"host": options.host, "also": names, "token": os.environ.get("KOHYA_TOKEN", "")}
+    if options.token_file:
+        access["token"] = token_in(Path(options.token_file).expanduser())
+    if options.user:
+        access["login"] = f"{options.user}:{password()}"
+    elif not access["token"] and not is_loopback(options.host):
         access["token"] = new_token()
     if access["token"] and bits(access["token"]) < BITS:
         raise ConfigError(
@@ -121,7 +121,7 @@ def access_of(given: argparse.Namespace) -> JsonObject:
             bits=BITS,
             count=22,
         )
-    if access["token"] or given.user:
+    if access["token"] or options.user:
         access["ticket"] = new_token()
     return access
 
@@ -204,22 +204,22 @@ def _free_port(host: str, after: int) -> int:
     return 0
 
 
-def announce(given: argparse.Namespace, port: int, access: JsonObject) -> None:
+def announce(options: argparse.Namespace, port: int, access: JsonObject) -> None:
     """Print the page's address, and open it in a browser where there is a screen."""
-    token = "" if given.user else access["token"]
-    print(f"Kohya Trainer is at {url(given.host, port, token)}  (Ctrl+C ends it; trainings go on)", flush=True)
-    if given.user:
-        print(f"It asks for the password of {given.user}.", flush=True)
-    if "SSH_CONNECTION" in os.environ and is_loopback(given.host):
+    token = "" if options.user else access["token"]
+    print(f"Kohya Trainer is at {url(options.host, port, token)}  (Ctrl+C ends it; trainings go on)", flush=True)
+    if options.user:
+        print(f"It asks for the password of {options.user}.", flush=True)
+    if "SSH_CONNECTION" in os.environ and is_loopback(options.host):
         machine = os.environ["SSH_CONNECTION"].split()[2:3] or ["this-machine"]
         print(
             f"From your own computer: ssh -L {port}:127.0.0.1:{port} {getpass.getuser()}@{machine[0]}, "
             f"then open http://localhost:{port}/",
             flush=True,
         )
-    elif not given.no_browser and has_screen():
+    elif not options.no_browser and has_screen():
         # The browser's command line can be read by others, so what stands on it works once.
-        threading.Timer(0.5, _open, [url(given.host, port, access.get("ticket", ""))]).start()
+        threading.Timer(0.5, _open, [url(options.host, port, access.get("ticket", ""))]).start()
 
 
 def has_screen() -> bool:

@@ -53,10 +53,10 @@ class TensorboardProxy:
 
     def _offer(self) -> tuple[str, list[tuple[bytes, bytes]], str]:
         """The page with the button that starts TensorBoard: opening a page starts nothing."""
-        found = curve_folders()
-        if not found:
+        paths = curve_folders()
+        if not paths:
             return "No training has written curves for TensorBoard yet. Set its logging folder (logging_dir).", [], ""
-        places = "".join(f"<li><code>{html.escape(str(folder))}</code></li>" for folder in found)
+        places = "".join(f"<li><code>{html.escape(str(folder))}</code></li>" for folder in paths)
         form = f'<form method="post" action="start"><button>Start TensorBoard</button></form><ul>{places}</ul>'
         return "TensorBoard shows the curves in these folders.", [], form
 

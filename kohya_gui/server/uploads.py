@@ -62,7 +62,9 @@ class ImageUploads:
         above = paths.allowed_path(str(home / "kohya" / "images"), self.roots, "folder")
         return {
             "folder": next(
-                str(above / one) for one in incoming_files.numbered_stems(named) if not (above / one).exists()
+                str(above / numbered_stem)
+                for numbered_stem in incoming_files.numbered_stems(named)
+                if not (above / numbered_stem).exists()
             )
         }
 
@@ -83,8 +85,8 @@ class ImageUploads:
         except OSError as error:  # such as signs that Windows has in no name
             raise ConfigError("{folder} cannot be used: {why}", folder=folder, why=error.strerror or error) from None
         _clear_old(folder, there)
-        names = [incoming_files.safe_name(one["name"]) for one in files]
-        said = [_of_existing(folder, there, name, one) for name, one in zip(names, files, strict=True)]
+        names = [incoming_files.safe_name(file["name"]) for file in files]
+        said = [_of_existing(folder, there, name, file) for name, file in zip(names, files, strict=True)]
         with self.busy:
             wanted = [at for at, answer in enumerate(said) if not answer]
             need_space(folder, sum(files[at]["size"] for at in wanted))

@@ -41,7 +41,7 @@ class ModelFile:
         facts, found = recognition.family_and_description(shapes)
         if facts and found in lora_names_of(facts.name).mergeable:
             return facts.name, found
-        wanted = ", or ".join(known.base_model for known in families.all_families())
+        wanted = ", or ".join(family.base_model for family in families.all_families())
         raise ConfigError("{path} is {found}: give {wanted}", path=self.path, found=found, wanted=wanted)
 
     @functools.cached_property

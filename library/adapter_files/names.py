@@ -109,7 +109,7 @@ class Module:
         """Its name in kohya's files, by which it is called in messages too."""
         if self.part == TEXT_PART:
             return self.path
-        prefixes = (known.prefixes["kohya"].get(self.part) for known in all_lora_names())
+        prefixes = (name.prefixes["kohya"].get(self.part) for name in all_lora_names())
         return next(filter(None, prefixes), f"{self.part}_") + self.path.replace(".", "_")
 
 
@@ -127,7 +127,7 @@ def lora_names_of(family: str) -> LoraNames:
 
 @functools.cache
 def _name_pattern() -> re.Pattern[str]:
-    own = [re.escape(word) for known in all_lora_names() for word in known.words]
+    own = [re.escape(word) for name in all_lora_names() for word in name.words]
     return re.compile("".join(f"{word} | " for word in own) + LAYER_WORDS, re.VERBOSE)
 
 
@@ -272,8 +272,8 @@ def kohya_key(key: str) -> str:
     """A key of an adapter of any kind, under a dotted path of ComfyUI's or LyCORIS' own name -> kohya's name of it."""
     if key.startswith("lycoris_"):
         return f"lora_unet_{key.removeprefix('lycoris_')}"
-    found = re.fullmatch(r"diffusion_model\.(.+?)\.(\w+\.weight|[a-z]\w*)", key)
-    return f"lora_unet_{found[1].replace('.', '_')}.{found[2]}" if found else key
+    match = re.fullmatch(r"diffusion_model\.(.+?)\.(\w+\.weight|[a-z]\w*)", key)
+    return f"lora_unet_{match[1].replace('.', '_')}.{match[2]}" if match else key
 
 
 class Parsed(NamedTuple):

@@ -296,9 +296,9 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
         config = build_config(
             config_class(asked.script or script_of(asked.file)), read_toml(asked.file), asked.file.name
         )
-        found = run_probe(config, {"cpu": asked.cpu, "mixed_precision": config.precision.mixed_precision}, work)
-    print(found.sentence())
-    return 0 if found.best else 1
+        probe = run_probe(config, {"cpu": asked.cpu, "mixed_precision": config.precision.mixed_precision}, work)
+    print(probe.sentence())
+    return 0 if probe.best else 1
 
 
 def run_probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:

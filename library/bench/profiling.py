@@ -75,7 +75,7 @@ def _profiled(ready: prepared_model.PreparedModel, device: torch.device, steps: 
 
 def profile_rows(found: profile) -> list[profile_advice.ProfileRow]:
     """What the profiler saw, by name: how often, and microseconds on the host or on the device itself."""
-    made = []
+    rows = []
     for event in found.key_averages():
         on_device = event.device_type != DeviceType.CPU
         if on_device and getattr(
@@ -83,5 +83,5 @@ def profile_rows(found: profile) -> list[profile_advice.ProfileRow]:
         ):  # a span around kernels, which have rows of their own
             continue
         spent = event.self_device_time_total if on_device else event.self_cpu_time_total
-        made.append(profile_advice.ProfileRow(event.key, event.count, float(spent), on_device))
-    return made
+        rows.append(profile_advice.ProfileRow(event.key, event.count, float(spent), on_device))
+    return rows

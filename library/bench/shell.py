@@ -70,55 +70,71 @@ def main(argv: Sequence[str], script_of: Callable[[Path], str]) -> int:
 
 def build_bench_parser() -> argparse.ArgumentParser:
     """The options."""
-    made = Arguments(
+    arguments = Arguments(
         "kohya bench",
         description="Measure this machine with a model.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument(
+    arguments.add_argument(
         "run", nargs="?", type=Path, metavar="RUN.toml", help="measure the training that a TOML describes"
     )
-    made.add_argument("--family", choices=FAMILIES, help="measure a model with random weights")
-    made.add_argument("--size", choices=("full", "tiny"), help="of such a model (default: full on a GPU, else tiny)")
-    made.add_argument("--script", help="the kind of training (default: the family's LoRA; for a TOML, guessed from it)")
-    made.add_argument("--diffusers", metavar="CLASS", help="measure a transformer of diffusers with random weights")
-    made.add_argument("--config", type=Path, metavar="FILE", help="its config.json, which may also name the class")
-    made.add_argument(
+    arguments.add_argument("--family", choices=FAMILIES, help="measure a model with random weights")
+    arguments.add_argument(
+        "--size", choices=("full", "tiny"), help="of such a model (default: full on a GPU, else tiny)"
+    )
+    arguments.add_argument(
+        "--script", help="the kind of training (default: the family's LoRA; for a TOML, guessed from it)"
+    )
+    arguments.add_argument(
+        "--diffusers", metavar="CLASS", help="measure a transformer of diffusers with random weights"
+    )
+    arguments.add_argument("--config", type=Path, metavar="FILE", help="its config.json, which may also name the class")
+    arguments.add_argument(
         "--input",
         action="append",
         default=[],
         metavar="NAME=SIZES",
         help="the shape of an input whose name is unknown; also frames=N, text_length=N",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--part", action="append", default=[], metavar="PART", help=f"any of {', '.join(report.STEP_PARTS)}"
     )
-    made.add_argument(
+    arguments.add_argument(
         "--candidate",
         action="append",
         default=[],
         metavar="NAME",
         help="ways to run it, the baseline first; --list shows all",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--resolution", action="append", default=[], metavar="N", help="sides of the images: 512,1024,2048"
     )
-    made.add_argument("--batch", type=int, metavar="N", help="images of a step (default: 1, or the TOML's)")
-    made.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="any option of the training")
-    made.add_argument("--device", default="auto", help="cuda, cuda:1 or cpu (default: the GPU where there is one)")
-    made.add_argument("--steps", type=int, default=20, metavar="N", help="measured repetitions (default: 20)")
-    made.add_argument("--warmup", type=int, default=3, metavar="N", help="repetitions before them (default: 3)")
-    made.add_argument("--seconds", type=float, default=30.0, metavar="S", help="most for one measurement (default: 30)")
-    made.add_argument("--fresh", action="store_true", help="compile with an empty cache, to see how long that takes")
-    made.add_argument(
+    arguments.add_argument("--batch", type=int, metavar="N", help="images of a step (default: 1, or the TOML's)")
+    arguments.add_argument(
+        "--set", action="append", default=[], metavar="OPTION=VALUE", help="any option of the training"
+    )
+    arguments.add_argument("--device", default="auto", help="cuda, cuda:1 or cpu (default: the GPU where there is one)")
+    arguments.add_argument("--steps", type=int, default=20, metavar="N", help="measured repetitions (default: 20)")
+    arguments.add_argument("--warmup", type=int, default=3, metavar="N", help="repetitions before them (default: 3)")
+    arguments.add_argument(
+        "--seconds", type=float, default=30.0, metavar="S", help="most for one measurement (default: 30)"
+    )
+    arguments.add_argument(
+        "--fresh", action="store_true", help="compile with an empty cache, to see how long that takes"
+    )
+    arguments.add_argument(
         "--compile-all", action="store_true", help="compile text encoders and VAE too, which training does not"
     )
-    made.add_argument("--profile", action="store_true", help="see where the time of a step goes, and what to change")
-    made.add_argument("--out", type=Path, metavar="FOLDER", help="where the result goes (default: with the other ones)")
-    made.add_argument("--json", action="store_true", help="print the result as JSON too")
-    made.add_argument("--list", action="store_true", help="list the candidates and exit")
-    return made
+    arguments.add_argument(
+        "--profile", action="store_true", help="see where the time of a step goes, and what to change"
+    )
+    arguments.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="where the result goes (default: with the other ones)"
+    )
+    arguments.add_argument("--json", action="store_true", help="print the result as JSON too")
+    arguments.add_argument("--list", action="store_true", help="list the candidates and exit")
+    return arguments
 
 
 def check_bench_options(asked: argparse.Namespace) -> None:
@@ -252,15 +268,15 @@ def _options(subject: "Subject") -> Sequence[str]:
 
 def _parse_shapes(given: Sequence[str]) -> JsonObject:
     """NAME=1,16,64 -> a shape; frames=5 -> a number."""
-    found: JsonObject = {}
+    shapes: JsonObject = {}
     for text in given:
         name, _, sizes = text.partition("=")
         number = name in ("frames", "text_length")
         if not re.fullmatch("[1-9][0-9]*" if number else "[1-9][0-9]*(,[1-9][0-9]*)*", sizes):
             wanted = f"a whole number from 1 on: {name}=5" if number else f"sizes with commas between: {name}=1,16,64"
             raise ConfigError("--input {text} must be {wanted}", text=text, wanted=wanted)
-        found[name] = int(sizes) if number else tuple(int(size) for size in sizes.split(","))
-    return found
+        shapes[name] = int(sizes) if number else tuple(int(size) for size in sizes.split(","))
+    return shapes
 
 
 @contextlib.contextmanager

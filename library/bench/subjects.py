@@ -218,19 +218,19 @@ def usual(script: str) -> JsonObject:
         "token_string": "zorb",
         "cond_emb_dim": 32,
     }
-    known = options_of(cls)
+    options = options_of(cls)
     if issubclass(cls, EmbeddingRun):
         del given["cache_text_encoder_outputs"]  # captions with the word are read in each step
-    return {name: value for name, value in given.items() if name in known}
+    return {name: value for name, value in given.items() if name in options}
 
 
 def subject_of_run(path: Path, script: str, values: JsonMapping) -> FamilySubject:
     """The training that a TOML describes. Raises ConfigError when its model cannot be read."""
-    found = FamilySubject(script, {**read_toml(path), **values}, None)
-    wrong = list(families.family_for(found.config({})).problems())
-    if not found.values.get("pretrained_model_name_or_path"):
+    family_subject = FamilySubject(script, {**read_toml(path), **values}, None)
+    wrong = list(families.family_for(family_subject.config({})).problems())
+    if not family_subject.values.get("pretrained_model_name_or_path"):
         wrong = [f"{path.name} names no model: set pretrained_model_name_or_path, or measure --family"]
     if wrong:
         raise ConfigError(*wrong)
-    found.title = f"{found.kind.title} of {path.name}"
-    return found
+    family_subject.title = f"{family_subject.kind.title} of {path.name}"
+    return family_subject

@@ -103,7 +103,9 @@ class Describer:
     def _inputs(self, pictures: list[Image.Image]) -> Any:
         if getattr(self.processor, "chat_template", None):
             question = {"type": "text", "text": self.prompt or next(iter(PROMPTS.values()))}
-            said = [[{"role": "user", "content": [{"type": "image", "image": one}, question]}] for one in pictures]
+            said = [
+                [{"role": "user", "content": [{"type": "image", "image": picture}, question]}] for picture in pictures
+            ]
             return self.processor.apply_chat_template(
                 said, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt", padding=True
             )

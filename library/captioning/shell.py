@@ -43,11 +43,11 @@ def _captioned(asked: argparse.Namespace, report: Report) -> int:
 
 def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
     """The options, of which the page makes its form."""
-    made = kind(
+    parser = kind(
         "kohya caption",
         description="Caption images with a model. The page's data set tab shows and can undo what was written.",
     )
-    ways = made.add_subparsers(dest="way", metavar="WAY", required=True)
+    ways = parser.add_subparsers(dest="way", metavar="WAY", required=True)
     text = "tags by a WD14 tagger (model.onnx and selected_tags.csv in a folder)"
     one = ways.add_parser("wd14", help=text, description=text)
     _add_first(one, "folder with model.onnx and selected_tags.csv, or a Hugging Face id, downloaded once")
@@ -65,7 +65,7 @@ def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> arg
     one.add_argument("--beams", type=int, default=1, help="beam search width; 1 is fastest")
     _add_caption_options(one, 1)
     _add_blip(ways)
-    return made
+    return parser
 
 
 def _add_blip(ways: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -108,24 +108,24 @@ def _add_blip(ways: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     one.set_defaults(existing="replace", prefix="", suffix="", device="auto")
 
 
-def _add_first(one: argparse.ArgumentParser, model: str) -> None:
-    one.set_defaults(depth=1, debug=False)
-    one.add_argument("folder", type=Path, metavar="FOLDER", help="images, or folders with images")
-    one.add_argument("--model", required=True, metavar="MODEL", help=model)
+def _add_first(parser: argparse.ArgumentParser, model: str) -> None:
+    parser.set_defaults(depth=1, debug=False)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="images, or folders with images")
+    parser.add_argument("--model", required=True, metavar="MODEL", help=model)
 
 
-def _add_caption_options(one: argparse.ArgumentParser, batch: int) -> None:
-    one.add_argument("--extension", default=".txt", help="ending of the caption files")
-    one.add_argument(
+def _add_caption_options(parser: argparse.ArgumentParser, batch: int) -> None:
+    parser.add_argument("--extension", default=".txt", help="ending of the caption files")
+    parser.add_argument(
         "--existing",
         choices=("skip", "add", "replace"),
         default="skip",
         help="what to do with images that have a caption",
     )
-    one.add_argument("--prefix", default="", help="tags in front of every caption, such as the trigger word")
-    one.add_argument("--suffix", default="", help="tags at the end of every caption")
-    one.add_argument("--batch_size", type=int, default=batch, help="images at once")
-    one.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
+    parser.add_argument("--prefix", default="", help="tags in front of every caption, such as the trigger word")
+    parser.add_argument("--suffix", default="", help="tags at the end of every caption")
+    parser.add_argument("--batch_size", type=int, default=batch, help="images at once")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
 
 
 def _captioner(asked: argparse.Namespace, report: Report) -> "Captioner":

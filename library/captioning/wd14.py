@@ -95,7 +95,7 @@ def read_tags(path: Path) -> list[tuple[str, str]]:
     """The tags of selected_tags.csv, in the model's order, with their categories. ConfigError for any other file."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            found = [(row["name"], row["category"]) for row in csv.DictReader(file)]
+            tags = [(row["name"], row["category"]) for row in csv.DictReader(file)]
     except FileNotFoundError:
         raise ConfigError(
             "{path} is missing: it belongs to the tagger, beside {model}", path=path, model=MODEL
@@ -104,9 +104,9 @@ def read_tags(path: Path) -> list[tuple[str, str]]:
         raise ConfigError(
             "{path} is no list of tags (columns name and category): {error}", path=path, error=error
         ) from None
-    if not found:
+    if not tags:
         raise ConfigError("{path} holds no tags", path=path)
-    return found
+    return tags
 
 
 def prepare_picture(picture: Image.Image, side: int) -> np.ndarray:

@@ -106,27 +106,27 @@ def _key(config: AdapterRun) -> str:
 @functools.lru_cache(maxsize=2)
 def _components(cls: type[AdapterRun], key: str, encoders: bool) -> tuple[Family, ModelComponents]:
     """Networks without memory: those of the config's own model, or of the published one where that is not here."""
-    known = options_of(cls)
-    config = draft(cls, {name: known[name].read(value) for name, value in json.loads(key).items()})
+    options = options_of(cls)
+    config = draft(cls, {name: options[name].read(value) for name, value in json.loads(key).items()})
     with contextlib.suppress(Exception):  # a file that is not there, or is none: the check says so
         if config.model.pretrained_model_name_or_path and meta_model.has_model_files(config):
             return meta_model.empty_components(config, encoders)
     family = families.family_for(config)
     module = families.random_module(family.name)
-    made = module.make_networks(module.FULL)
-    denoiser = made.denoiser()
+    networks = module.make_networks(module.FULL)
+    denoiser = networks.denoiser()
     module.adopt_denoiser(family, denoiser)
-    made_encoders = {name: make() for name, make in made.encoders.items()} if encoders else {}
+    made_encoders = {name: make() for name, make in networks.encoders.items()} if encoders else {}
     return family, ModelComponents(denoiser, None, made_encoders, {})
 
 
 def answer(asked: JsonMapping) -> JsonObject:
     """The size; in `why` what is wrong with the adapter, "" where LyCORIS looks at weights, of which there are none."""
     cls: Any = families.config_class(asked["script"])
-    known = options_of(cls)
+    options = options_of(cls)
     try:
         return adapter_size(
-            draft(cls, {name: known[name].read(value) for name, value in {**asked["values"], **ALL}.items()})
+            draft(cls, {name: options[name].read(value) for name, value in {**asked["values"], **ALL}.items()})
         )
     except ConfigError as error:
         return {"why": error.problems[0].as_json()}

@@ -153,9 +153,9 @@ def _read_flags(config: type[C], flags: JsonObject, problems: list[Problem], pat
 
 def _spoken_of(config: type, problems: list[Problem]) -> set[str]:
     """The options that flags which could not be understood are, or were meant for."""
-    known = options_of(config)
+    options = options_of(config)
     names = {problem.option.removeprefix("no-") for problem in problems} - {""}
-    return {name if name in known else closest(name, [*known, *SCRIPT_FLAGS]) for name in names} - {""}
+    return {name if name in options else closest(name, [*options, *SCRIPT_FLAGS]) for name in names} - {""}
 
 
 def _tell(notes: list[Problem]) -> None:

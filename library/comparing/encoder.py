@@ -23,13 +23,13 @@ PICTURES_PER_BATCH = 16  # pictures
 def encoder_folder(name: str, into: Path, report: Report) -> Path:
     """The folder of an encoder: dinov2 and clip are downloaded once into `into`, as any id of Hugging Face; else the
     folder of that name."""
-    found = model_folder.find_model_folder(
+    path = model_folder.find_model_folder(
         ENCODER_REPOSITORIES.get(name.lower(), name), model_folder.TRANSFORMERS, into, report
     )
-    if not found.is_dir():
+    if not path.is_dir():
         template = "--encoder {name} is not there: write dinov2, clip or the folder of an image encoder"
         raise ConfigError(template, name=name)
-    return found
+    return path
 
 
 class ImageEncoder:

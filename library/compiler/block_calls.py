@@ -36,8 +36,8 @@ class BlockCall:
     @property
     def largest_tensor(self) -> int:
         """Bytes of the largest tensor that goes in."""
-        given = decode_argument(self.given, torch.device("meta"))
-        return max((t.nbytes for t in pytree.tree_leaves(given) if isinstance(t, Tensor)), default=0)
+        argument = decode_argument(self.given, torch.device("meta"))
+        return max((t.nbytes for t in pytree.tree_leaves(argument) if isinstance(t, Tensor)), default=0)
 
 
 class NotDescribed(ValueError):
@@ -52,13 +52,13 @@ def noted(denoiser: nn.Module, log: CompileLog) -> Iterator[list[BlockCall]]:
     calls: list[BlockCall] = []
 
     def note(block: nn.Module, args: Any, kwargs: Any) -> None:
-        given = encode_argument([list(args), kwargs])
-        if (key := (type(block), json.dumps(given))) not in known:
+        argument = encode_argument([list(args), kwargs])
+        if (key := (type(block), json.dumps(argument))) not in known:
             known.add(key)
             device = next(t.device.type for t in pytree.tree_leaves(args) if isinstance(t, Tensor))
             dtype = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
             cached = torch.is_autocast_cache_enabled()
-            calls.append(BlockCall(paths[id(block)], type(block).__name__, given, dtype, cached))
+            calls.append(BlockCall(paths[id(block)], type(block).__name__, argument, dtype, cached))
 
     log.on_call = note
     try:

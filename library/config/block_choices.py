@@ -121,8 +121,8 @@ def _no_blocks(template: str, **arguments: Any) -> ConfigError:
 
 def _range(kind: str, text: str) -> tuple[int, int]:
     """3 or "0-9" -> the first and the last."""
-    found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", text)
-    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", text)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if first > last:
         raise _no_range(kind, f"{kind}:{text.strip()}")
     return first, last

@@ -135,13 +135,13 @@ def working_fix(problem: Problem, config: RunConfig) -> JsonObject:
     Where the problem's own fix breaks another rule, the fix of that rule is added; and where that cannot be, the switch
     that the problem is about is put off.
     """
-    known = options_of(type(config))
-    wanted = {name: value for name, value in problem.fix.items() if name in known}
+    options = options_of(type(config))
+    wanted = {name: value for name, value in problem.fix.items() if name in options}
     if not wanted:
         return {}
     before = read_layers(type(config), [Layer(option_values(config))])
     found = _completed(problem, wanted, before)
-    switch = known.get(problem.option)
+    switch = options.get(problem.option)
     if found is None and switch and switch.type is bool and not switch.default:
         found = _completed(problem, {problem.option: False}, before)
     return found or {}

@@ -100,8 +100,8 @@ def launch_problems(how: Mapping[str, Any]) -> list[Problem]:
 
 
 def _launch(how: Mapping[str, Any], problems: list[Problem]) -> Launch:
-    given = read_section(Launch, Layer({k: v for k, v in how.items() if v is not None}), problems)
-    launch = replace(Launch(), **given)
+    section = read_section(Launch, Layer({k: v for k, v in how.items() if v is not None}), problems)
+    launch = replace(Launch(), **section)
     if launch.cpu and launch.num_processes > 1:
         problems.append(
             Problem("cpu", "goes with one process only: hide the GPUs (gpu_ids) to run several on the processor")

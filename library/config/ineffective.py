@@ -32,12 +32,12 @@ def remarks(config: RunConfig, others: Iterable[MessageLike]) -> Iterator[Proble
 
 def ineffective_options(config: RunConfig) -> dict[str, Message]:
     """Options of a config that have no effect -> the reason, a text that goes on after "No effect:"."""
-    known = options_of(type(config))
+    options = options_of(type(config))
     fixed = {**INEFFECTIVE_EVERYWHERE, **config.ineffective}
-    found = {name: reason for name, reason in fixed.items() if name in known}
+    found = {name: reason for name, reason in fixed.items() if name in options}
     for names, applies, reason in _rules(config):
         if not applies(config):
-            found |= {name: reason for name in names.split() if name in known and name not in found}
+            found |= {name: reason for name in names.split() if name in options and name not in found}
     return {name: reason if isinstance(reason, Message) else Message(reason) for name, reason in found.items()}
 
 

@@ -136,9 +136,9 @@ class Message:
         return self._with({}, self.template[:1].upper() + self.template[1:])
 
     def _with(self, arguments: "Mapping[str, str | Message]", template: str | None = None) -> "Message":
-        made = Message(self.template if template is None else template, **{**self.arguments, **arguments})
-        made._set(plural=self.plural)
-        return made
+        message = Message(self.template if template is None else template, **{**self.arguments, **arguments})
+        message._set(plural=self.plural)
+        return message
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _message_from_json, (self.as_json(),)
@@ -257,9 +257,9 @@ def counted(count: int, noun: str) -> Message:
 
 def ngettext(template: str, plural: str, count: int, **arguments: Any) -> Message:
     """A sentence about so many things, as gettext has it: one template for one of them, and one for more or none."""
-    made = Message(template, count=f"{count:,}", **arguments)
-    made._set(plural=plural)
-    return made
+    message = Message(template, count=f"{count:,}", **arguments)
+    message._set(plural=plural)
+    return message
 
 
 def join_messages(texts: Sequence[MessageLike], between: str = ", ") -> Message:
@@ -337,10 +337,12 @@ def restored(found: Any, made: Iterable[JsonMapping]) -> Any:
 def _is_sound_message(sent: JsonMapping) -> bool:
     """Whether a stored message gives the text that stands beside it, decided without formatting anything longer."""
     arguments, text = sent["arguments"], sent["text"]
-    inner = [one for one in arguments.values() if not isinstance(one, str)]
+    inner = [argument for argument in arguments.values() if not isinstance(argument, str)]
     if not (isinstance(text, str) and all(isinstance(one, dict) and _is_sound_message(one) for one in inner)):
         return False
-    lengths = {name: len(one if isinstance(one, str) else one["text"]) for name, one in arguments.items()}
+    lengths = {
+        name: len(argument if isinstance(argument, str) else argument["text"]) for name, argument in arguments.items()
+    }
     plural = sent.get("plural") if arguments.get("count") != "1" else ""
     parts = FIELD.finditer(plural or sent["template"]) if arguments else ()
     names = [part[2] or part[1] for part in parts if part[1] or part[2]]
@@ -365,9 +367,9 @@ def _message_from_json(sent: JsonMapping) -> Message:
         return problem_from_json(sent)
     if sent.get("isOption"):
         return OptionName(sent["template"])
-    made = Message(sent["template"], **_arguments_from_json(sent))
-    made._set(plural=sent.get("plural", ""))
-    return made
+    message = Message(sent["template"], **_arguments_from_json(sent))
+    message._set(plural=sent.get("plural", ""))
+    return message
 
 
 class ConfigError(ValueError):

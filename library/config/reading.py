@@ -120,10 +120,10 @@ def range_of_sizes(value: Any) -> tuple[float, float]:
 
 def parse_numbers(value: Any) -> str:
     """Numbers at least 0, with commas between: "1e-5,0" or [1e-5, 0] -> "1e-05,0.0"."""
-    found = _read_parts(value, parse_finite)
-    if not found or min(found) < 0:
+    parts = _read_parts(value, parse_finite)
+    if not parts or min(parts) < 0:
         raise ConfigError("must be numbers of at least 0 with commas between, got {value}", value=quoted(value))
-    return ",".join(map(str, found))
+    return ",".join(map(str, parts))
 
 
 def _read_parts(value: Any, read: Callable[[Any], Any], between: str = ",") -> list[Any]:

@@ -118,5 +118,5 @@ def flatten_sections(sections: JsonMapping, problems: list[Problem] | None = Non
 
 def defaults(config: Any, *names: str) -> JsonObject:
     """The defaults of some options, for a fix that switches them off; of those that the config has."""
-    known = options_of(type(config))
-    return {name: known[name].default for name in names if name in known}
+    options = options_of(type(config))
+    return {name: options[name].default for name in names if name in options}

@@ -60,7 +60,9 @@ def restore_captions(collection: ImageCollection, change: str, names: Sequence[s
         files = (Path(collection.find(name).caption_file) for name in names)
         wanted = {file.parent.resolve() / file.name for file in files}
         changed = [
-            one for one in trash.changed_texts(collection.root, change) if one.path in wanted and one.now != one.before
+            changed_text
+            for changed_text in trash.changed_texts(collection.root, change)
+            if changed_text.path in wanted and changed_text.now != changed_text.before
         ]
         found = [one for one in changed if one.now == one.after]
         with trash.Change(collection.root, f"Put back {counted(len(found), 'caption')}") as back:
@@ -115,7 +117,7 @@ def remove_images(collection: ImageCollection, names: Sequence[str]) -> int:
     """Move images, with their captions and caches, into the trash. Returns how many images."""
     pictures = [collection.find(name) for name in dict.fromkeys(names)]
     changeable(collection, pictures)
-    others = [p for p in collection.pictures if p.name not in {one.name for one in pictures}]
+    others = [p for p in collection.pictures if p.name not in {picture.name for picture in pictures}]
     kept = {os.path.splitext(p.path)[0] for p in others}
     alone = [p for p in pictures if os.path.splitext(p.path)[0] not in kept]
     names_in = {folder: sorted(os.listdir(folder)) for folder in {Path(p.path).parent for p in alone}}

@@ -95,7 +95,7 @@ def read_dataset_tables(path: Path) -> list[DatasetTable]:
 
 def tables_of_datasets(datasets: Sequence[DatasetConfig]) -> list[DatasetTable]:
     """The data sets of a training without a dataset file; its folders have only the options from their names."""
-    return [DatasetTable({}, [FolderTable(_of_names(one)) for one in dataset.subsets]) for dataset in datasets]
+    return [DatasetTable({}, [FolderTable(_of_names(subset)) for subset in dataset.subsets]) for dataset in datasets]
 
 
 def _of_names(subset: SubsetConfig) -> dict[str, str]:
@@ -236,10 +236,10 @@ def _without_comments(path: Path) -> JsonObject:
 
 
 def _inner_tables(table: JsonMapping, key: str, path: Path) -> list[JsonObject]:
-    found = table.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+    tables = table.get(key, [])
+    if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
         raise ConfigError(Problem("dataset_config", ": {key} in {path} are no tables", key=key, path=path))
-    return found
+    return tables
 
 
 def _field_texts(table: JsonMapping, names: Sequence[str]) -> dict[str, str]:

@@ -93,7 +93,7 @@ def _scan_folders(collection: ImageCollection) -> None:
             reason = "it has 0 repeats"
         place = ImageFolder(name, concept.repeats if concept else 1, concept.words if concept else "", 0, reason)
         _take(collection, listing, place)
-        deeper = [one for one in listing.folders if folders.list_folder(collection.root / name / one).images]
+        deeper = [folder for folder in listing.folders if folders.list_folder(collection.root / name / folder).images]
         if deeper:
             collection.notes.append(
                 Message(

@@ -53,10 +53,10 @@ def select_pictures(
 
 def count_kinds(collection: ImageCollection, trigger: str = "") -> dict[str, int]:
     """The number of images of each kind."""
-    found = {
+    kinds = {
         kind: sum(map(partial(test, collection), collection.pictures)) for kind, (_, test) in PICTURE_KINDS.items()
     }
     if trigger.strip():
         has = tags.trigger(trigger)
-        found["trigger"] = sum(p.role != "reg" and not has(p.words) for p in collection.pictures)
-    return found
+        kinds["trigger"] = sum(p.role != "reg" and not has(p.words) for p in collection.pictures)
+    return kinds

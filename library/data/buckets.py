@@ -116,11 +116,11 @@ def _fit(rules: Buckets, size: Size) -> BucketFit | None:
         return _cover(rules.resolution, size)
     if rules.no_upscale:
         return _shrink(rules.resolution[0] * rules.resolution[1], rules.step, size)
-    known = _known_sizes(rules.resolution, rules.smallest, rules.largest, rules.step)
-    if size in known:
+    sizes = _known_sizes(rules.resolution, rules.smallest, rules.largest, rules.step)
+    if size in sizes:
         return BucketFit(size, size)
     aspect = size[0] / size[1]
-    return _cover(min(known, key=lambda bucket: abs(bucket[0] / bucket[1] - aspect)), size)
+    return _cover(min(sizes, key=lambda bucket: abs(bucket[0] / bucket[1] - aspect)), size)
 
 
 @lru_cache(maxsize=64)

@@ -139,7 +139,10 @@ def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = Fals
                 return False
             stamp = _stamp(file, wanted.tail)
             if stamp is None:
-                sources = [wanted.image, *(path for one in wanted.controls for path in (one.path, one.mask) if path)]
+                sources = [
+                    wanted.image,
+                    *(path for control in wanted.controls for path in (control.path, control.mask) if path),
+                ]
                 as_stored = not wanted.how.marks(wanted.image) and not any(map(stamps.reading, wanted.controls))
                 return as_stored and _is_younger(wanted.file, sources) and _same_crop(file, wanted)
     except BROKEN:
@@ -222,15 +225,15 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
         return os.path.exists(file)
     options = stamp.get("options", {})
     try:
-        with cache_files.open_cache_file(file) as found:
-            shapes = {key: found.shape((names or {}).get(key, key)) for key in lengths}
-            present = all((names or {}).get(key, key) in found.names for key in lengths)
+        with cache_files.open_cache_file(file) as cache_file:
+            shapes = {key: cache_file.shape((names or {}).get(key, key)) for key in lengths}
+            present = all((names or {}).get(key, key) in cache_file.names for key in lengths)
             if not present or any(length not in (None, *shapes[key][:1]) for key, length in lengths.items()):
                 return False
-            made = _stamp(found, "")
+            made = _stamp(cache_file, "")
             if made is None:
                 sources = [*sources, *(one.path for one in shown)]
-                same = _same_options(found, options) and _same_caption(found, stamp["caption"])
+                same = _same_options(cache_file, options) and _same_caption(cache_file, stamp["caption"])
                 same = same and not any(map(stamps.reading, shown))
                 return same and _is_younger(file, sources)
     except BROKEN:
@@ -248,8 +251,8 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
 
 def read_text_cache(file: str, keys: Iterable[str], names: Mapping[str, str] | None = None) -> dict[str, np.ndarray]:
     """Read the outputs of the text encoders by name, as float32."""
-    with cache_files.open_cache_file(file) as found:
-        arrays = {key: found.array((names or {}).get(key, key)) for key in keys}
+    with cache_files.open_cache_file(file) as cache_file:
+        arrays = {key: cache_file.array((names or {}).get(key, key)) for key in keys}
     return {key: value.astype(np.float32) if value.dtype.kind == "f" else value for key, value in arrays.items()}
 
 

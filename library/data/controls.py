@@ -30,7 +30,7 @@ def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
     stem, guided = os.path.splitext(file)[0], result.control_use.guided
     if not subset.conditioning_data_dir:
         here = result.files(folder)
-        name = next((one for one in here.labels if one.startswith(f"{stem}{MASK_LABEL}.")), "")
+        name = next((label for label in here.labels if label.startswith(f"{stem}{MASK_LABEL}.")), "")
         if not name or not result.takes_masks:
             return ""
     else:
@@ -128,8 +128,8 @@ def controls_of(
     if use.inpaints:
         mask = image.mask_file or (image.path if subset.alpha_mask else "")
         if not mask and use.random_masks:
-            one = ControlImage(image.path, image.size, image.fit, how=image.how)
-            return tuple(replace(one, drawn=number) for number in range(use.random_masks))
+            control_image = ControlImage(image.path, image.size, image.fit, how=image.how)
+            return tuple(replace(control_image, drawn=number) for number in range(use.random_masks))
         if not mask:
             result.unmasked.append(image.path)
         return (ControlImage(image.path, image.size, image.fit, mask, how=image.how),)

@@ -55,12 +55,12 @@ class Latents:
             return self.memory[wanted]
         wanted = existing(wanted)
         try:
-            found = caches.read_latents(wanted)
+            latents = caches.read_latents(wanted)
         except caches.BROKEN as e:
             raise caches.unreadable_cache(wanted.file, e) from e
-        if found["latents"].shape[-2:] != wanted.shape:
-            raise caches.unreadable_cache(wanted.file, ValueError(f"its latents are {found['latents'].shape}"))
-        return found
+        if latents["latents"].shape[-2:] != wanted.shape:
+            raise caches.unreadable_cache(wanted.file, ValueError(f"its latents are {latents['latents'].shape}"))
+        return latents
 
 
 def encode_missing_caches(
@@ -219,9 +219,9 @@ def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[Wanted, Array
     batch, device = pictures.batch, work.world.device
     found: list[Arrays] = [{} for _ in batch]
 
-    def keep(name: str, made: torch.Tensor) -> None:
-        latents = made.float().cpu()
-        bad = [w.image for w, one in zip(batch, latents, strict=True) if not bool(torch.isfinite(one).all())]
+    def keep(name: str, tensor: torch.Tensor) -> None:
+        latents = tensor.float().cpu()
+        bad = [w.image for w, latent in zip(batch, latents, strict=True) if not bool(torch.isfinite(latent).all())]
         if bad:
             raise NotFiniteError(
                 "encoding {some} gave NaN: {advice}", some=some(bad), advice=_nan_advice(work.components.vae)

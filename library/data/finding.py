@@ -76,10 +76,10 @@ def scan(config: RunConfig, report: Report | None = None) -> ImageSet:
 
     Raises ConfigError with every problem, one per line.
     """
-    found = survey_data(config, report)
-    if found.problems:
-        raise ConfigError(*found.problems)
-    return found.images
+    survey = survey_data(config, report)
+    if survey.problems:
+        raise ConfigError(*survey.problems)
+    return survey.images
 
 
 def survey_data(config: RunConfig, report: Report | None = None, keep: bool = True) -> Survey:
@@ -151,10 +151,10 @@ def _with_valid_sizes(dataset: DatasetConfig) -> DatasetConfig:
 # ---- one data set
 
 
-def _with_subsets(result: Survey, made: list[DatasetConfig]) -> tuple[DatasetConfig, ...]:
+def _with_subsets(result: Survey, datasets: list[DatasetConfig]) -> tuple[DatasetConfig, ...]:
     """Data sets with their folders. Without a dataset file they are of the same folders, at one size each."""
-    first = [with_folders(result, dataset) for dataset in made[:1]]
-    return (*first, *(replace(one, subsets=one.subsets or first[0].subsets) for one in made[1:]))
+    first = [with_folders(result, dataset) for dataset in datasets[:1]]
+    return (*first, *(replace(one, subsets=one.subsets or first[0].subsets) for one in datasets[1:]))
 
 
 def with_folders(result: Survey, dataset: DatasetConfig) -> DatasetConfig:
@@ -192,7 +192,7 @@ def with_folders(result: Survey, dataset: DatasetConfig) -> DatasetConfig:
 def _images_of(result: Survey, position: int, dataset: DatasetConfig) -> list[Image]:
     """The images of one data set."""
     rules = bucket_rules(dataset)
-    found: list[Image] = []
+    images: list[Image] = []
     for subset in dataset.subsets:
         if subset.num_repeats < 1:
             unused = subset.metadata_file or subset.image_dir
@@ -200,12 +200,12 @@ def _images_of(result: Survey, position: int, dataset: DatasetConfig) -> list[Im
             continue
         if id(subset) not in result.facts:  # it is trained at several sizes otherwise
             result.facts[id(subset)] = _read_sizes(result, subset, _find_images(result, subset))
-        found += (
+        images += (
             image
             for one, size, words in result.facts[id(subset)]
             if (image := _checked_image(result, rules, (position, subset), one._replace(size=size, caption=words)))
         )
-    return found
+    return images
 
 
 def _balanced(result: Survey, regular: list[Image], learned: list[Image]) -> list[Image]:
@@ -298,14 +298,14 @@ def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
     return sorted(found, key=lambda one: one.path)
 
 
-def _read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) -> list[tuple[FoundImage, Size, str]]:
+def _read_sizes(result: Survey, subset: SubsetConfig, images: list[FoundImage]) -> list[tuple[FoundImage, Size, str]]:
     """Read image headers and caption files that are not known yet."""
     remembers = subset.cache_info and not subset.metadata_file
     known = metadata.RememberedFacts(Path(subset.image_dir or "") if remembers else None)
-    phase = Message("reading image sizes" if any(one.size is None for one in found) else "reading captions")
-    facts = spread(partial(_image_facts, result, subset, known), found, result.report, phase)
+    phase = Message("reading image sizes" if any(one.size is None for one in images) else "reading captions")
+    facts = spread(partial(_image_facts, result, subset, known), images, result.report, phase)
     good, broken, bad_words = [], [], []
-    for one, (size, words) in zip(found, facts, strict=True):
+    for one, (size, words) in zip(images, facts, strict=True):
         if isinstance(words, Exception):
             template = "{caption_file} cannot be read ({why})"
             if isinstance(words, UnicodeError):
@@ -341,30 +341,30 @@ def _read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) -
 
 
 def _image_facts(
-    result: Survey, subset: SubsetConfig, known: metadata.RememberedFacts, one: FoundImage
+    result: Survey, subset: SubsetConfig, known: metadata.RememberedFacts, image: FoundImage
 ) -> tuple[Size, str | Exception]:
-    folder, name = os.path.split(one.path)
+    folder, name = os.path.split(image.path)
     file = result.files(folder).images.get(name)
     # What names of caches and files of metadata state may be the size as it is stored, or the upright one.
-    is_turned = file is not None and result.how.turns(one.path)
-    size = None if is_turned else one.size or (known.size(one.path, file.changed) if file else None)
+    is_turned = file is not None and result.how.turns(image.path)
+    size = None if is_turned else image.size or (known.size(image.path, file.changed) if file else None)
     if size is None:
-        size = header_size(one.path, file.modified, file.num_bytes) if file else (0, 0)
-        size = result.how.size(one.path, size)
-    if one.caption is not None:
-        return size, one.caption
-    if (words := known.caption(one.path, one.caption_file, subset.enable_wildcard)) is not None:
-        _count_unread(result, subset, one.caption_file, words, known.unread(one.path))
+        size = header_size(image.path, file.modified, file.num_bytes) if file else (0, 0)
+        size = result.how.size(image.path, size)
+    if image.caption is not None:
+        return size, image.caption
+    if (words := known.caption(image.path, image.caption_file, subset.enable_wildcard)) is not None:
+        _count_unread(result, subset, image.caption_file, words, known.unread(image.path))
         return size, words
-    if not one.caption_file:
+    if not image.caption_file:
         return size, subset.class_tokens or ""
     try:
-        text = io.StringIO(read_caption(one.caption_file), newline=None).read()  # all line ends become "\n"
+        text = io.StringIO(read_caption(image.caption_file), newline=None).read()  # all line ends become "\n"
     except (OSError, UnicodeError, ConfigError) as e:
         return size, e
     if subset.enable_wildcard:
         return size, captions.caption_lines(text)
-    _count_unread(result, subset, one.caption_file, text)
+    _count_unread(result, subset, image.caption_file, text)
     return size, captions.first_line(text)
 
 

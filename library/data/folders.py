@@ -90,7 +90,7 @@ def list_folder(folder: str | Path) -> Listing:
 
     A broken link to an image counts as an image of no bytes, so that it is reported like others that cannot be read.
     """
-    found = Listing(os.fspath(folder))
+    listing = Listing(os.fspath(folder))
     known = extensions()
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -99,25 +99,27 @@ def list_folder(folder: str | Path) -> Listing:
                 continue
             if entry.is_dir():
                 if name != "__MACOSX":
-                    found.folders.append(name)
+                    listing.folders.append(name)
                 continue
-            found.names.add(name)
+            listing.names.add(name)
             suffix = name[name.rfind(".") :].lower()
             if suffix in known:
-                found.images[name] = _file(entry)
+                listing.images[name] = _file(entry)
             elif suffix in PLUGINS or suffix in OTHER_FORMATS:
-                found.undecodable.append(name)
+                listing.undecodable.append(name)
             elif suffix in (".npz", ".safetensors") and (cached := CACHED_SIZE.fullmatch(name)):
-                _remember(found, cached, _file(entry).modified)
-    stems = {os.path.splitext(name)[0] for name in found.images}
+                _remember(listing, cached, _file(entry).modified)
+    stems = {os.path.splitext(name)[0] for name in listing.images}
     for stem in stems:
         if stem.endswith(FILE_LABELS) and stem[: -len(MASK_LABEL)] in stems:
-            found.labels |= {name: found.images.pop(name) for name in [*found.images] if name.startswith(f"{stem}.")}
-    found.images = dict(sorted(found.images.items()))
-    found.stems = {os.path.splitext(name)[0] for name in found.images}
-    found.folders.sort()
-    found.undecodable.sort()
-    return found
+            listing.labels |= {
+                name: listing.images.pop(name) for name in [*listing.images] if name.startswith(f"{stem}.")
+            }
+    listing.images = dict(sorted(listing.images.items()))
+    listing.stems = {os.path.splitext(name)[0] for name in listing.images}
+    listing.folders.sort()
+    listing.undecodable.sort()
+    return listing
 
 
 def _plain_form(name: str) -> str:
@@ -143,11 +145,11 @@ def _file(entry: os.DirEntry[str]) -> File:
     return File(about.st_mtime_ns, max(about.st_mtime_ns, about.st_ctime_ns), about.st_size)
 
 
-def _remember(found: Listing, cached: re.Match, modified: int) -> None:
+def _remember(listing: Listing, cached: re.Match, modified: int) -> None:
     stem, width, height, turned = cached.groups()
     key = stem, bool(turned)
-    if key not in found.sizes or found.sizes[key][1] < modified:
-        found.sizes[key] = ((int(width), int(height)), modified)
+    if key not in listing.sizes or listing.sizes[key][1] < modified:
+        listing.sizes[key] = ((int(width), int(height)), modified)
 
 
 def concept(folder: Path) -> Concept | None:

@@ -56,34 +56,34 @@ def check_data(config: RunConfig, grid: int, report: Report | None = None, quick
 
     With `quick` only headers and ends are read of the images of large data sets, as while somebody fills in a form.
     """
-    found = finding.survey_data(config, report)
-    images = [*found.images.items, *(found.images.validation.items if found.images.validation else ())]
-    stops, notes = [*capped_by_kind(found.problems)], list(found.warnings)
+    survey = finding.survey_data(config, report)
+    images = [*survey.images.items, *(survey.images.validation.items if survey.images.validation else ())]
+    stops, notes = [*capped_by_kind(survey.problems)], list(survey.warnings)
     to_disk = config.cache.cache_latents_to_disk
-    stops += _damaged(found, images, config, report, quick)
-    for dataset in found.images.datasets:
+    stops += _damaged(survey, images, config, report, quick)
+    for dataset in survey.images.datasets:
         if dataset.resolution:
             reported = {option for stop in stops for option in stop.options}  # such as by the rules of a dataset file
             stops += [problem for problem in bucket_rules(dataset).problems(grid) if problem.option not in reported]
     stops += _without_the_word(config, images)
-    copied = list(mask_check.copies(config, found))
-    masks = mask_check.check_masks(config, found, report)
+    copied = list(mask_check.copies(config, survey))
+    masks = mask_check.check_masks(config, survey, report)
     stops += [*(problem for is_error, problem in copied if is_error), *masks.problems]
     if to_disk:
-        stops += [*_sharing_a_cache(images), *_too_long_for_a_cache(images), *_closed_to_caches(found, images)]
-    others = found.other_captions
+        stops += [*_sharing_a_cache(images), *_too_long_for_a_cache(images), *_closed_to_caches(survey, images)]
+    others = survey.other_captions
     bare = [] if config.caption_change.sentences else list(_without_captions(images))
     if bare and others:  # one cause, one message: the one with the option to set
         facts = {"why": others[0], "fix": others[0].fix, "topic": "captions", "code": "no_captions"}
         bare, others = [Problem("", "no image has a caption: {why}", **facts)], others[1:]
-    notes = [*bare, *others, *notes, *_about_captions(config, found), *_about_images(images), *_not_utf_8(images)]
-    notes += [*_in_vain(config, found), *_about_options(config, found)]
+    notes = [*bare, *others, *notes, *_about_captions(config, survey), *_about_images(images), *_not_utf_8(images)]
+    notes += [*_in_vain(config, survey), *_about_options(config, survey)]
     notes += [*(problem for is_error, problem in copied if not is_error), *masks.warnings]
-    return Check(stops, notes, found.images, masks.text)
+    return Check(stops, notes, survey.images, masks.text)
 
 
 def _damaged(
-    found: Survey, images: list[Image], config: RunConfig, report: Report | None, quick: bool
+    survey: Survey, images: list[Image], config: RunConfig, report: Report | None, quick: bool
 ) -> Iterator[Problem]:
     """Images, masks, control and reference images that cannot be decoded. Those with valid cached latents are not
     opened."""
@@ -92,13 +92,13 @@ def _damaged(
     to_disk = config.cache.cache_latents_to_disk
     for image in images:
         folder, name = os.path.split(image.path)
-        here = found.files(folder)
+        here = survey.files(folder)
         if name not in here.images:
             gone.append(image.path)
         elif not to_disk or here.known_size(name, image.how.turns(image.path)) is None:
-            beside = (image.mask_file, *(path for one in image.controls for path in (one.path, one.mask)))
+            beside = (image.mask_file, *(path for control in image.controls for path in (control.path, control.mask)))
             # Those without an image header were reported when they were found.
-            opened |= {image.path, *(path for path in beside if path and 0 not in stored_image_size(found, path))}
+            opened |= {image.path, *(path for path in beside if path and 0 not in stored_image_size(survey, path))}
     doubtful, gone = sorted(opened), sorted({*gone})
     if gone and not to_disk:
         yield about_images("{count} gone, only latents are left; set cache_latents_to_disk: {gone}",
@@ -144,10 +144,10 @@ def _not_utf_8(images: list[Image]) -> Iterator[Problem]:
             "{names}", count=counted(len(odd), "file"), names=some(odd))  # fmt: skip
 
 
-def _closed_to_caches(found: Survey, images: list[Image]) -> Iterator[Problem]:
+def _closed_to_caches(survey: Survey, images: list[Image]) -> Iterator[Problem]:
     """Read-only folders where latents have to be written."""
     places = ((*os.path.split(image.path), image.how.turns(image.path)) for image in images)
-    needed = {folder for folder, name, turned in places if found.files(folder).known_size(name, turned) is None}
+    needed = {folder for folder, name, turned in places if survey.files(folder).known_size(name, turned) is None}
     if closed := sorted(folder for folder in needed if os.path.isdir(folder) and not os.access(folder, os.W_OK)):
         yield Problem("cache_latents_to_disk",
             ": {closed} may not be written to: change its rights, or keep latents in memory with cache_latents",
@@ -187,12 +187,12 @@ def _without_captions(images: list[Image]) -> Iterator[Problem]:
         code="no_captions")  # fmt: skip
 
 
-def _about_captions(config: RunConfig, found: Survey) -> Iterator[Problem]:
+def _about_captions(config: RunConfig, survey: Survey) -> Iterator[Problem]:
     """Captions with unused lines, in their own files or in a metadata file."""
-    if not found.unread:
+    if not survey.unread:
         return
-    counts = {name: found.unread[name] for name in sorted(found.unread)}
-    own, lines = {image.caption_file for image in found.images.items}, sum(counts.values())
+    counts = {name: survey.unread[name] for name in sorted(survey.unread)}
+    own, lines = {image.caption_file for image in survey.images.items}, sum(counts.values())
     which = some([f"{name}: {count:,}" for name, count in counts.items()])
     advice = Message("write each caption in one line")
     if not config.cache.text:
@@ -222,7 +222,7 @@ def _about_images(images: list[Image]) -> Iterator[Problem]:
 def _turned(images: list[Image]) -> Iterator[Problem]:
     """Images, control and reference images that are not trained as people see them."""
     stored = {i.path for i in images if not i.how.upright}
-    stored |= {one.path for i in images for one in i.controls if not one.how.upright}
+    stored |= {control.path for i in images for control in i.controls if not control.how.upright}
     if turned := sorted(path for path in stored if orientation(path) != 1):
         yield about_images(
             "{count} turned or mirrored by an EXIF orientation, which is ignored; set exif_rotation to train them as "
@@ -262,7 +262,7 @@ def _transparent(images: list[Image]) -> Iterator[Problem]:
         fix={"transparent_background": "white"})  # fmt: skip
 
 
-def _in_vain(config: RunConfig, found: Survey) -> Iterator[Problem]:
+def _in_vain(config: RunConfig, survey: Survey) -> Iterator[Problem]:
     """Options that a dataset file overrides, keys that a metadata file overrides, and shares of less than one image."""
     if names := decided(config) if config.data.dataset_config else []:
         why = Message("{file} says it for all images", file=Path(config.data.dataset_config or "").name)
@@ -271,7 +271,7 @@ def _in_vain(config: RunConfig, found: Survey) -> Iterator[Problem]:
         else:
             template, also = "{names} have no effect: {why}", " ".join(names)
             yield Problem("", template, also=also, names=together(map(option_name, names)), why=why, topic="images")
-    images = found.images
+    images = survey.images
     if repeated := [place for dataset in images.datasets for place in dataset.repeated]:
         yield about_images(
             "{places} given again in one [[datasets]] table, where only the first subset of a folder counts: put the "
@@ -300,47 +300,47 @@ def _held_nothing(images: ImageSet) -> Iterator[Problem]:
         yield Problem("validation_split", template, share=share, count=counted(count[position], "image"), so=so)
 
 
-def _about_masks(config: RunConfig, found: Survey) -> Iterator[Problem]:
+def _about_masks(config: RunConfig, survey: Survey) -> Iterator[Problem]:
     """Options that need masks, where there are none."""
-    subsets = [subset for dataset in found.images.datasets for subset in dataset.subsets]
+    subsets = [subset for dataset in survey.images.datasets for subset in dataset.subsets]
     masked = any(subset.conditioning_data_dir or subset.alpha_mask for subset in subsets)
-    if config.data.masked_loss and not masked and not any(image.mask_file for image in found.images.items):
+    if config.data.masked_loss and not masked and not any(image.mask_file for image in survey.images.items):
         yield Problem("masked_loss", "has no effect: no subset has conditioning_data_dir, and alpha_mask is off")
-    asked = [image.path for image in found.images.items if image.subset.alpha_mask]
+    asked = [image.path for image in survey.images.items if image.subset.alpha_mask]
     # An inpainting model repaints all of an image without transparency.
     if asked and not config.control_images.inpaints and not any(map(has_transparency, asked)):
         yield Problem("alpha_mask", "has no effect: none of the images has a transparent area, or an alpha channel")
 
 
-def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:
+def _about_options(config: RunConfig, survey: Survey) -> Iterator[Problem]:
     """Options that have no effect with this data."""
-    images = [image for image in found.images.items if not image.is_reg]
-    subsets = [subset for dataset in found.images.datasets for subset in dataset.subsets]
+    images = [image for image in survey.images.items if not image.is_reg]
+    subsets = [subset for dataset in survey.images.datasets for subset in dataset.subsets]
     once = config.cache.text and config.cache.cached_caption_variants == 1
     if once and any(subset.enable_wildcard for subset in subsets):
         yield Problem("enable_wildcard",
             "draws one variant of each caption for the whole training: captions are encoded once; set "
             "cached_caption_variants for more", fix={"cached_caption_variants": USUAL_VARIANTS},
             also="cache_text_encoder_outputs cache_text_encoder_outputs_to_disk")  # fmt: skip
-    yield from _about_masks(config, found)
+    yield from _about_masks(config, survey)
     if config.data.transparent_background and not any(i.how.ground and has_transparency(i.path) for i in images):
         yield Problem(
             "transparent_background",
             "has no effect: none of the images has a transparent area, or an alpha channel",
         )
     if any(subset.face_crop_aug_range for subset in subsets):
-        faces = sum(augment.face_of(image.path) is not None for image in found.images.items)
+        faces = sum(augment.face_of(image.path) is not None for image in survey.images.items)
         if config.cache.latents:
             yield Problem("face_crop_aug_range", "has no effect with cache_latents")
         elif not faces:
             yield Problem(
                 "face_crop_aug_range", "has no effect: no file name ends in _<x>_<y>_<width>_<height> of a face"
             )
-    if any(dataset.network_multiplier != 1 for dataset in found.images.datasets):
+    if any(dataset.network_multiplier != 1 for dataset in survey.images.datasets):
         yield about_images(
             "network_multiplier in the dataset config has no effect: adapters are trained at their full strength"
         )
-    preserved = any((one.custom_attributes or {}).get("diff_output_preservation") for one in subsets)
+    preserved = any((subset.custom_attributes or {}).get("diff_output_preservation") for subset in subsets)
     if preserved and not config.can_be_left_out:
         why = ": diff_output_preservation has no effect: only a LoRA or LLLite can be left out to ask the base model"
         yield Problem("custom_attributes", why)
@@ -355,8 +355,8 @@ def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:
             "is not set, but the captions of {count} contain [trigger], which is learned literally; set it to the "
             "word that replaces [trigger]: {paths}",
             count=counted(len(unfilled), "image"), paths=some(unfilled))  # fmt: skip
-    sizes = [dataset.batch_size for dataset in found.images.datasets]
-    if few := sum(len(members) < sizes[key[0]] for key, members in found.images.buckets().items()):
+    sizes = [dataset.batch_size for dataset in survey.images.datasets]
+    if few := sum(len(members) < sizes[key[0]] for key, members in survey.images.buckets().items()):
         yield about_images(
             "{buckets} with fewer images than the batch size; their batches are smaller", buckets=counted(few, "bucket")
         )

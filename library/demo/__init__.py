@@ -23,7 +23,7 @@ from library.jobs.work import join_work
 from library.runs import foreground, gpu_slots, reader
 from library.runs.launcher import starting
 
-DEMO_VARIANTS = tuple(name for known in families.all_families() for name in known.demo_variants)
+DEMO_VARIANTS = tuple(name for family in families.all_families() for name in family.demo_variants)
 
 
 # Why: docs/decisions/2026-11-20-demo-is-a-package.md

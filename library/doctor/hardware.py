@@ -139,7 +139,10 @@ def _hindered(device: str) -> MessageLike:
     usual = argparse.Namespace(compile_backend="inductor", compile_mode="default", compile_fullgraph=False)
     try:
         cache.use_cache(None, torch.device(device))
-        found = [one.about if one.option else one for one in find_compile_problems(usual, torch.device(device))]
+        found = [
+            problem.about if problem.option else problem
+            for problem in find_compile_problems(usual, torch.device(device))
+        ]
     except ConfigError as error:
         return error.said
     return found[0] if found else ""

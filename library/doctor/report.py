@@ -36,35 +36,35 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--quick", action="store_true", help="leave out the compile check, which takes a few seconds")
     asked = parser.parse_args(argv)
-    found: list[MachineFinding] = []
+    findings: list[MachineFinding] = []
     with join_work("doctor") as work:
         for finding in examine_machine(quick=asked.quick):
-            found.append(finding)
+            findings.append(finding)
             if not asked.json:
                 print(finding_line(finding), flush=True)
-            work.phase(Message(finding.topic), len(found))
-            work.store({"kind": "doctor", "finished": False, **findings_as_json(found)})
-        work.store({"kind": "doctor", "finished": True, **findings_as_json(found)})
-    healthy = findings_as_json(found)["healthy"]
+            work.phase(Message(finding.topic), len(findings))
+            work.store({"kind": "doctor", "finished": False, **findings_as_json(findings)})
+        work.store({"kind": "doctor", "finished": True, **findings_as_json(findings)})
+    healthy = findings_as_json(findings)["healthy"]
     if asked.json:
-        print(json.dumps(findings_as_json(found), indent=1, default=str))
+        print(json.dumps(findings_as_json(findings), indent=1, default=str))
     else:
-        print("\n" + closing_line(found))
+        print("\n" + closing_line(findings))
     return 0 if healthy else 1
 
 
-def closing_line(found: list[MachineFinding]) -> str:
+def closing_line(findings: list[MachineFinding]) -> str:
     """The last line: whether a training can run here, and what is left out of it."""
-    if not findings_as_json(found)["healthy"]:
+    if not findings_as_json(findings)["healthy"]:
         return "Fix what is marked with ✗, then run this again."
-    without = [name for finding in found for name in finding.data.get("without", ())]
+    without = [name for finding in findings for name in finding.data.get("without", ())]
     return f"This machine can train, but without {', '.join(without)}." if without else "This machine can train."
 
 
-def findings_as_json(found: list[MachineFinding]) -> JsonObject:
+def findings_as_json(findings: list[MachineFinding]) -> JsonObject:
     """The findings for a program."""
-    healthy = all(finding.verdict != "bad" for finding in found)
-    return {"healthy": healthy, "findings": [asdict(finding) for finding in found]}
+    healthy = all(finding.verdict != "bad" for finding in findings)
+    return {"healthy": healthy, "findings": [asdict(finding) for finding in findings]}
 
 
 def finding_line(finding: MachineFinding) -> str:
@@ -192,13 +192,13 @@ def network() -> MachineFinding:
     return hint("network", Message(template, variables=join_messages(wrong)), variables=list(given))
 
 
-def suggest_settings(found: list[MachineFinding]) -> MachineFinding:
+def suggest_settings(findings: list[MachineFinding]) -> MachineFinding:
     """Which settings suit this machine, judged by the other findings."""
-    said = {finding.topic: finding.data for finding in found}
+    said = {finding.topic: finding.data for finding in findings}
     first: JsonMapping = next(iter(said.get("gpu", {}).get("devices") or ()), {})
-    compiles = {f.data.get("device"): bool(f.data.get("works")) for f in found if f.topic == "compile"}
+    compiles = {f.data.get("device"): bool(f.data.get("works")) for f in findings if f.topic == "compile"}
     major, minor = map(int, first.get("capability", "0.0").split("."))
-    known = advice.MachineFacts(
+    facts = advice.MachineFacts(
         memory_gb=first.get("memory_gb", 0.0),
         capability=(major, minor),
         bf16=bool(first.get("bf16")),
@@ -206,8 +206,8 @@ def suggest_settings(found: list[MachineFinding]) -> MachineFinding:
         # Not tried in a quick look: then it is as likely as not, and falls back by itself.
         compiles=compiles.get("cuda" if first else "cpu", not compiles),
     )
-    data = {"options": advice.advised_for_machine(known), "presets": advice.fitting_presets(known)}
-    return ok("settings", advice.advice_sentence(known), **data)
+    data = {"options": advice.advised_for_machine(facts), "presets": advice.fitting_presets(facts)}
+    return ok("settings", advice.advice_sentence(facts), **data)
 
 
 def home_page() -> MachineFinding:

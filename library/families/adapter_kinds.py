@@ -83,10 +83,10 @@ def kinds(family: str) -> list[AdapterKind]:
         names = tuple(name for name in section_options(args) if name not in hidden)
         title, text = ("LoRA-FA", FROZEN) if about.frozen_down else ("LoRA", USUAL_CHOICE)
         plain = tuple(name for name in names if "conv" not in name)
-        made = AdapterKind(
+        adapter_kind = AdapterKind(
             id=module, title=title, about=text, module=module, args=args, names=plain, presets=args.presets
         )
-        found.append(made)
+        found.append(adapter_kind)
         if args.convolutions and not about.frozen_down:
             has_convolutions = True
             presets = (*presets, *LycorisArgs.convolution_presets)

@@ -157,7 +157,9 @@ class LycorisArgs:
         try:
             self.chosen_blocks([group.count for group in families.facts_of(run.family).blocks])
         except ConfigError as e:
-            yield from (one.replaced(option="train_block_indices", place=PLACE, topic="training") for one in e.problems)
+            yield from (
+                problem.replaced(option="train_block_indices", place=PLACE, topic="training") for problem in e.problems
+            )
 
     def chosen_blocks(self, counts: Sequence[int]) -> list[list[float]]:
         """1 for each block with adapters, else 0, by group; `counts`: blocks per group. Raises ConfigError."""
@@ -189,7 +191,7 @@ def find_network_args_problems(config: AdapterRun) -> Iterator[Problem]:
     module = config.network.module
     cls = args_class(config)
     if cls is None:
-        if others := [known for known in families.all_families() if module in known.adapter_modules]:
+        if others := [family for family in families.all_families() if module in family.adapter_modules]:
             own = next(iter(families.facts_of(config.family).adapter_modules))
             others = together([known.title for known in others])
             yield Problem(

@@ -266,8 +266,8 @@ def _modelspec(builder: ImportBuilder) -> None:
     builder.explain(said_of(values) or nearest_prediction(kind), "modelspec.prediction_type")
     if values:
         builder.change("modelspec.prediction_type", said_of(values), values)
-    if found := re.fullmatch(r"(\d+),(\d+)", str(builder.get("modelspec.timestep_range") or "")):
-        values = {"min_timestep": int(found[1]), "max_timestep": int(found[2])}
+    if match := re.fullmatch(r"(\d+),(\d+)", str(builder.get("modelspec.timestep_range") or "")):
+        values = {"min_timestep": int(match[1]), "max_timestep": int(match[2])}
         builder.change("modelspec.timestep_range", said_of(values), values)
     for key, option in (("modelspec.encoder_layer", "clip_skip"), ("modelspec.resolution", "resolution")):
         if key in builder.source:

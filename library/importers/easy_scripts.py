@@ -115,7 +115,7 @@ def _import_easy_network(builder: ImportBuilder) -> None:
     if "block_size" in pairs:
         arguments, module = ["algo=dylora", *arguments], "lycoris.kohya"
     else:
-        module = "lycoris.kohya" if any(one.startswith("algo=") for one in arguments) else usual
+        module = "lycoris.kohya" if any(argument.startswith("algo=") for argument in arguments) else usual
     if is_on(builder.get("fa")):
         module = "networks.lora_fa"
         builder.explain(said_of({"network_module": module}), "fa")
@@ -148,7 +148,7 @@ def _import_easy_optimizer(builder: ImportBuilder) -> None:
 
 def _import_easy_images(builder: ImportBuilder, general: JsonMapping, subsets: list[JsonMapping]) -> None:
     """Options of the images, and the folders, which become a dataset file."""
-    listed = [one for one in subsets if not is_empty(one.get("image_dir"))]
+    listed = [subset for subset in subsets if not is_empty(subset.get("image_dir"))]
     if not listed:
         if (count := builder.number("batch_size")) is not None:
             builder.rename("batch_size", "train_batch_size", int(count))

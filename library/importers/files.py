@@ -58,15 +58,15 @@ def import_file(
     any other file, and for an unsupported model.
     """
     path = Path(path)
-    found = parse_file(path)
-    refuse_data(found, path)
-    if path.suffix.lower() != ".toml" and not of_others(found):
+    file = parse_file(path)
+    refuse_data(file, path)
+    if path.suffix.lower() != ".toml" and not of_others(file):
         template = (
             "{path} is of none of the programs whose settings are read here ({programs}); files of {flat} are TOML"
         )
         raise ConfigError(template, path=path, programs=", ".join(PROGRAMS), flat=FLAT)
     return import_content(
-        with_named_files(found, path, may_read), configs, script or script_in_name(path, configs), preferred
+        with_named_files(file, path, may_read), configs, script or script_in_name(path, configs), preferred
     )
 
 
@@ -190,8 +190,8 @@ def compare_configs(first: Any, second: Any) -> list[tuple[str, str, str]]:
 
 
 def _option_texts(config: RunConfig) -> dict[str, str]:
-    known = options_of(type(config))
+    options = options_of(type(config))
     return {
-        name: "(set)" if value and known[name].kind == "secret" else known[name].text(value) or "not set"
+        name: "(set)" if value and options[name].kind == "secret" else options[name].text(value) or "not set"
         for name, value in option_values(config).items()
     }

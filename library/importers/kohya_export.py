@@ -222,9 +222,9 @@ def _export_rates(config: RunConfig, tab: str) -> Fields:
 
 
 def _export_warmup(config: RunConfig) -> Fields:
-    given = parse_finite(config.optim.lr_warmup_steps)
-    share = 0 < given < 1
-    return {"lr_warmup": round(given * 100, 6) if share else 0, "lr_warmup_steps": 0 if share else int(given)}
+    finite = parse_finite(config.optim.lr_warmup_steps)
+    share = 0 < finite < 1
+    return {"lr_warmup": round(finite * 100, 6) if share else 0, "lr_warmup_steps": 0 if share else int(finite)}
 
 
 def _export_noise(config: RunConfig, made: Mapping[str, Fields]) -> Fields:
@@ -257,10 +257,10 @@ def _export_folders(config: RunConfig) -> Fields:
 
 def _type(fields: Fields, names: set[str], typed: JsonMapping, config: RunConfig) -> None:
     """Write the box for additional parameters: its flags that changed are replaced by fields or new values."""
-    known = options_of(type(config))
+    options = options_of(type(config))
     old = kohya_flags.flags(str(fields.get("additional_parameters") or ""))
     kept = {name: items for name, items in old.items() if name not in names}
-    new = {name: _tokens(known[name], value) for name, value in typed.items() if name in names}
+    new = {name: _tokens(options[name], value) for name, value in typed.items() if name in names}
     if kept != old or new:
         tokens = [token for name, items in (kept | new).items() for token in (*[f"--{name}"] * bool(name), *items)]
         fields["additional_parameters"] = join_words(tokens)

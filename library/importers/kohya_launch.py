@@ -43,17 +43,17 @@ def record_launch_keys(builder: ImportBuilder, tab: str) -> None:
 def launch_fields(chosen: JsonMapping, base: JsonMapping) -> JsonObject:
     """Values of `Launch` -> their fields, as far as they differ from those of `base`."""
     start, before = Launch(), read_launch_settings(base)
-    made: JsonObject = {}
+    fields: JsonObject = {}
     for key in KEYS:
         now = _launch_value(key, chosen.get(key))
         now = getattr(start, key) if now is None else now
         if now == before.get(key, getattr(start, key)):
             continue
         unset = THREADS if key == "num_cpu_threads_per_process" else 0 if key in WHOLE_NUMBER_KEYS else ""
-        made[key] = unset if now is None else _join_tuple(now) if isinstance(now, tuple) else now
-    if "num_processes" in made:
-        made["multi_gpu"] = made["num_processes"] > 1
-    return made
+        fields[key] = unset if now is None else _join_tuple(now) if isinstance(now, tuple) else now
+    if "num_processes" in fields:
+        fields["multi_gpu"] = fields["num_processes"] > 1
+    return fields
 
 
 def _launch_value(key: str, given: Any) -> Any:

@@ -105,7 +105,7 @@ def _import_scripts_network(builder: ImportBuilder) -> None:
     own = builder.get("network_args_custom")
     given = [*_list_or_lines(own), *_list_or_lines(builder.get("network_args"))]
     names = {one.partition("=")[0].strip() for one in given}
-    arguments = [*(one for one in arguments if one.partition("=")[0] not in names), *given]
+    arguments = [*(argument for argument in arguments if argument.partition("=")[0] not in names), *given]
     builder.explain("becomes one of network_args", "network_args_custom", "network_args")
     if arguments:
         set_by(builder, "network_args", said_of({"network_args": " ".join(arguments)}), {"network_args": arguments})
@@ -119,7 +119,7 @@ def _list_or_lines(value: object) -> list[str]:
 
 def _import_scripts_optimizer(builder: ImportBuilder) -> None:
     arguments = [*_list_or_lines(builder.get("optimizer_args")), *_list_or_lines(builder.get("optimizer_args_custom"))]
-    names = {one.partition("=")[0].strip() for one in arguments}
+    names = {argument.partition("=")[0].strip() for argument in arguments}
     if str(builder.get("optimizer_type") or "").casefold().startswith("prodigy"):
         for key, name in PRODIGY.items():
             if builder.get(key) is not None and name not in names:

@@ -156,7 +156,9 @@ def _defaults(builder: ImportBuilder, module: str) -> None:
             {"model_type": "kontext"},
         )
         arguments = _network_args_list(builder)
-        if module == "networks.lora_flux" and not any(one.startswith("exclude_patterns=") for one in arguments):
+        if module == "networks.lora_flux" and not any(
+            argument.startswith("exclude_patterns=") for argument in arguments
+        ):
             said = Message("{trainer} does not train the modulation of all blocks", trainer=TRAINER)
             set_by(
                 builder,

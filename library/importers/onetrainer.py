@@ -103,11 +103,11 @@ def _own_transformer(builder: ImportBuilder) -> None:
     if not builder.get(key) or not options:
         return
     name = str(builder.get(key))
-    if found := HUB_FILE.fullmatch(name):
-        name = found["repository"]
+    if match := HUB_FILE.fullmatch(name):
+        name = match["repository"]
         builder.notes.append(
             Message(
-                "the transformer is taken from {name}; OneTrainer takes its file {file}", name=name, file=found["file"]
+                "the transformer is taken from {name}; OneTrainer takes its file {file}", name=name, file=match["file"]
             )
         )
     if str(builder.source["model_type"]) == "CHROMA_1":

@@ -84,12 +84,12 @@ def _dynamic(builder: ImportBuilder) -> float:
 
 def _sizes(builder: ImportBuilder) -> list[tuple[int, int]]:
     """The resolutions: "512,1024" are two, "1024x768" is one exact size."""
-    found = []
+    sizes = []
     for text in str(builder.get("resolution") or "").split(","):
         sides = [int(side) for part in text.casefold().split("x") if (side := to_number(part)) and side > 0]
         if sides:
-            found.append((sides[0], sides[-1]))
-    return found
+            sizes.append((sides[0], sides[-1]))
+    return sizes
 
 
 def _import_onetrainer_images(builder: ImportBuilder) -> None:

@@ -98,8 +98,8 @@ def chooses_version(builder: ImportBuilder, key: str, words: str) -> None:
 
 def chooses_edit(builder: ImportBuilder, key: str, words: str) -> None:
     """Select the Qwen-Image-Edit version by the model's name; the original is recognised by its files."""
-    if builder.family == "qwen_image" and (found := re.search(EDIT, words)):
-        version = f"edit-{found[1]}" if found[1] else "edit-2509" if "plus" in found[0] else "edit"
+    if builder.family == "qwen_image" and (match := re.search(EDIT, words)):
+        version = f"edit-{match[1]}" if match[1] else "edit-2509" if "plus" in match[0] else "edit"
         template = (
             "chooses the script: {script}, and model_version = {version} by the model's name, with captions that are "
             "encoded once"

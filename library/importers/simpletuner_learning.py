@@ -65,7 +65,7 @@ def _import_simpletuner_lycoris(builder: ImportBuilder, settings: Mapping[str, o
     left = {"algo", "linear_dim", "linear_alpha", "multiplier", "apply_preset", "full_matrix"}
     arguments += optimizer_args({key: value for key, value in settings.items() if key not in left})
     quantized = {"fp8_base_unet", "int8_base"} & builder.values.keys()
-    if quantized and not any(one.startswith("bypass_mode") for one in arguments):
+    if quantized and not any(argument.startswith("bypass_mode") for argument in arguments):
         arguments.append("bypass_mode=True")
     values: JsonObject = {"network_module": "lycoris.kohya", "network_args": arguments}
     values |= {"network_dim": int(rank)} if rank else {}

@@ -45,11 +45,11 @@ def _make_masks(asked: argparse.Namespace, report: Report) -> int:
 
 def build_mask_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
     """The options, of which the page makes its form."""
-    made = kind(
+    parser = kind(
         "kohya mask",
         description="Make masks: bright where a training learns. The page shows them over the images, to be corrected.",
     )
-    ways = made.add_subparsers(dest="way", metavar="WAY", required=True)
+    ways = parser.add_subparsers(dest="way", metavar="WAY", required=True)
     text = (
         "masks by CLIPSeg, which finds what words describe, or by a model that knows classes (SegFormer, Mask2Former)"
     )
@@ -73,13 +73,13 @@ def build_mask_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argpar
     one.add_argument("folder", type=Path, metavar="FOLDER", help="images, or folders with images")
     one.set_defaults(into=files.FOLDER)
     _add_mask_options(one)
-    return made
+    return parser
 
 
-def _add_mask_options(one: argparse.ArgumentParser) -> None:
-    one.add_argument("--masks", type=Path, metavar="FOLDER", help="where masks are; else FOLDER-masks beside it")
-    one.add_argument(
+def _add_mask_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--masks", type=Path, metavar="FOLDER", help="where masks are; else FOLDER-masks beside it")
+    parser.add_argument(
         "--existing", choices=files.EXISTING, default=files.SKIP, help="what to do with images that have a mask"
     )
-    one.add_argument("--outside", type=int, default=0, help="how much the rest of the image counts, in percent")
-    one.add_argument("--invert", action="store_true", help="learn the rest, and leave out what was found")
+    parser.add_argument("--outside", type=int, default=0, help="how much the rest of the image counts, in percent")
+    parser.add_argument("--invert", action="store_true", help="learn the rest, and leave out what was found")

@@ -66,13 +66,13 @@ def model_stats(config: RunConfig) -> ModelStats:
         shapes = family.stored_shapes()
     if "denoiser" not in shapes:
         return published(config)
-    found = count_tensors(family, shapes, counted=True)
+    tensors = count_tensors(family, shapes, counted=True)
     encoders = families.random_module(family.name).make_networks().encoders
     if missing := {"vae", *encoders} - set(shapes):
         whole = published(config)
-        vae = whole.vae if "vae" in missing else found.vae
-        return replace(found, vae=vae, encoders=whole.encoders if missing - {"vae"} else found.encoders)
-    return found
+        vae = whole.vae if "vae" in missing else tensors.vae
+        return replace(tensors, vae=vae, encoders=whole.encoders if missing - {"vae"} else tensors.encoders)
+    return tensors
 
 
 def published(config: RunConfig) -> ModelStats:
@@ -87,8 +87,12 @@ def published(config: RunConfig) -> ModelStats:
 
 @lru_cache(maxsize=8)
 def _without_memory(family: str, sizes: Hashable) -> Mapping[str, "nn.Module"]:
-    made = families.random_module(family).make_networks(sizes)
-    return {"denoiser": made.denoiser(), "vae": made.vae(), **{name: make() for name, make in made.encoders.items()}}
+    networks = families.random_module(family).make_networks(sizes)
+    return {
+        "denoiser": networks.denoiser(),
+        "vae": networks.vae(),
+        **{name: make() for name, make in networks.encoders.items()},
+    }
 
 
 def count_tensors(family: Family, shapes: Mapping[str, Shapes], counted: bool) -> ModelStats:

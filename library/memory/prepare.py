@@ -156,7 +156,9 @@ def _what_to_compile(  # noqa: PLR0913 - all that decides about it
     """The modules to compile, the backends of those that have one of their own, and what each of them gets."""
     options, static = config.compile, _is_static(config, device, sizes)
     if options.compile_scope == "model":
-        number = max(_count_graphs(given, options.dynamic, sizes, static) for given in family.block_inputs.values())
+        number = max(
+            _count_graphs(block_input, options.dynamic, sizes, static) for block_input in family.block_inputs.values()
+        )
         return [[denoiser]], {}, {denoiser: BlockInputs((), (), number)}
     blocks, backends = _blocks_to_compile(blocks, family.block_classes, options)
     return blocks, backends, _block_inputs(denoiser, blocks, family, options.dynamic, sizes, static)
@@ -216,14 +218,14 @@ def _block_inputs(  # noqa: PLR0913 - all that decides about the sizes
     return found
 
 
-def _count_graphs(given: BlockInputs, dynamic: bool | None, sizes: Sizes, static: bool) -> int:
+def _count_graphs(inputs: BlockInputs, dynamic: bool | None, sizes: Sizes, static: bool) -> int:
     """How many graphs a block needs: one for each number of images, times the sizes where these are fixed as well.
 
     A size is a height and a width, or their product, where the image is a row of tokens. With dynamic = True even the
     number of images may vary, but for a single one, which is always a case of its own to PyTorch.
     """
     if static:
-        in_rows = sum(position == given.streams[0] for position, _ in given.dynamic) == 1
+        in_rows = sum(position == inputs.streams[0] for position, _ in inputs.dynamic) == 1
         return len(
             {(_image_count(size), _area(_image_sides(size)) if in_rows else _image_sides(size)) for size in sizes}
         )

@@ -152,8 +152,8 @@ def own_weight(layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
 
 def _adaptable_layers(root: nn.Module, part: str, family: Family) -> Iterator[tuple[str, str, nn.Module]]:
     """Path, name in a file and module of all that an adapter may change."""
-    for found in targets.find_target_layers(root, part, family.adapter_name, ()):
-        yield found.path, found.name, found.layer
+    for target_layer in targets.find_target_layers(root, part, family.adapter_name, ()):
+        yield target_layer.path, target_layer.name, target_layer.layer
     for path, module in root.named_modules():
         if isinstance(module, NORMS) and module.weight is not None:
             yield path, family.adapter_name(part, path), module

@@ -66,8 +66,8 @@ class LoraAdapters(BaseMethod):
     def __init__(self, adapters: dict[str, Adapter], places: dict[str, AdapterLocation], config: AdapterRun) -> None:
         """`adapters` and where they are, by their name in the file."""
         self.adapters, self.places = adapters, places
-        known = lora_names_of(config.family)
-        self.file_names = {name: known.file_name(place.part, place.path, name) for name, place in places.items()}
+        names = lora_names_of(config.family)
+        self.file_names = {name: names.file_name(place.part, place.path, name) for name, place in places.items()}
         self.factor_caches = []
         self._noisy = [adapter for adapter in adapters.values() if adapter.spec.noise]
         self.args = network_args.read_network_args(config)
@@ -301,21 +301,21 @@ def _targets(
         if not plan.wants(part):
             continue
         blocks = plan.blocks if part == "denoiser" else family.text_adapter_targets
-        for found in targets.find_target_layers(root, part, family.adapter_name, blocks):
-            spec = plan.spec(found) if sizes is None else _spec_from_file(found, plan, sizes)
-            if spec and (kind := adapter_class(found.layer, spec)):
-                chosen.append((root, found, spec, kind))
+        for target_layer in targets.find_target_layers(root, part, family.adapter_name, blocks):
+            spec = plan.spec(target_layer) if sizes is None else _spec_from_file(target_layer, plan, sizes)
+            if spec and (kind := adapter_class(target_layer.layer, spec)):
+                chosen.append((root, target_layer, spec, kind))
     return chosen
 
 
 # Why: docs/decisions/2026-11-22-foreign-lora-files-are-renamed.md
-def _spec_from_file(found: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]]) -> AdapterSpec | None:
+def _spec_from_file(layer: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]]) -> AdapterSpec | None:
     """`dim_from_weights`: the adapters of the file, each with its own rank and alpha."""
-    tensors = sizes.get(found.name) or sizes.get(AdapterLocation(found.part, found.path).alias)
+    tensors = sizes.get(layer.name) or sizes.get(AdapterLocation(layer.part, layer.path).alias)
     if not tensors or "lora_down.weight" not in tensors:
         return None
     rows = tensors["lora_down.weight"].shape[0]
-    spec = plan.spec_of_rank(found, rows, saved_alpha(tensors, rows))
+    spec = plan.spec_of_rank(layer, rows, saved_alpha(tensors, rows))
     parts = len(spec.split) or 1
     return dataclasses.replace(spec, rank=rows // parts, alpha=spec.alpha / parts)
 

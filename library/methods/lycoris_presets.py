@@ -36,13 +36,13 @@ def known_presets(preset: str, denoiser: nn.Module) -> Iterator[None]:
 
 def _preset_of_file(preset: str) -> JsonObject:
     try:
-        found = load_toml(Path(preset).expanduser())
+        toml = load_toml(Path(preset).expanduser())
     except ConfigError as e:
         raise ConfigError(*(wrong_argument("preset", ": {why}", why=why) for why in e.problems)) from e
     try:
-        return importlib.import_module("lycoris.config_sdk").PresetConfig.from_dict(found).to_dict()
+        return importlib.import_module("lycoris.config_sdk").PresetConfig.from_dict(toml).to_dict()
     except ImportError:  # older versions of the package take the table as it is
-        return found
+        return toml
     except (ValueError, TypeError, AttributeError) as e:
         raise ConfigError(
             wrong_argument("preset", ": {path} is no preset of LyCORIS: {why}", path=preset, why=e)

@@ -181,9 +181,9 @@ class ShardedModel:
         if not self._serving:
             raise RuntimeError("a whole tensor was asked for while no other process serves it")
         self._announce(number)
-        found = self._gather(number)
-        assert found is not None
-        return found
+        tensor = self._gather(number)
+        assert tensor is not None
+        return tensor
 
     def _gather(self, number: int) -> Tensor | None:
         """A whole tensor in host memory, in the first process."""

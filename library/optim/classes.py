@@ -79,13 +79,13 @@ def steps_rows(config: RunConfig) -> bool:
 
 def read_arguments(pairs: Iterable[str], option: str) -> JsonObject:
     """["weight_decay=0.1", "betas=0.9,0.99"] -> Python values. Raises ConfigError naming all that cannot be read."""
-    found, wrong = dict[str, Any](), list[Problem]()
+    arguments, wrong = dict[str, Any](), list[Problem]()
     for pair in pairs:
         key, equal, text = pair.partition("=")
         try:
             if not equal or not key.strip().isidentifier():
                 raise ValueError(pair)
-            found[key.strip()] = ast.literal_eval(text.strip())
+            arguments[key.strip()] = ast.literal_eval(text.strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two for thousands of signs
             wrong.append(
                 Problem(
@@ -96,7 +96,7 @@ def read_arguments(pairs: Iterable[str], option: str) -> JsonObject:
             )
     if wrong:
         raise ConfigError(*wrong)
-    return found
+    return arguments
 
 
 def missing_package(module: str) -> MessageLike:

@@ -247,13 +247,13 @@ def load_problems(config: RunConfig, own: JsonObject | None = None, is_read: boo
     chosen, cls = config.optim.lr_scheduler_type, _custom(config)
     own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args") if own is None else own
     try:
-        made = load_subclass(cls, LRScheduler)
+        subclass = load_subclass(cls, LRScheduler)
     except ConfigError as e:
         yield Problem("lr_scheduler_type", NO_SCHEDULER, chosen=chosen, why=e.said)
         return
     if wrong := [
-        *_unusable_schedule(made, own, cls.name),
-        *unknown_arguments(made, own, "lr_scheduler_args", cls.name),
+        *_unusable_schedule(subclass, own, cls.name),
+        *unknown_arguments(subclass, own, "lr_scheduler_args", cls.name),
     ]:
         yield from wrong
     elif is_read and (why := _tried(config, own)):

@@ -175,7 +175,7 @@ def _find_rates_problem(config: RunConfig, rates: Mapping[str, float | None]) ->
     """The problem that rates differ although the optimizer has one for all, and would raise at its first step."""
     if not chosen_optimizer(config).one_rate or len({rate for rate in rates.values() if rate}) < 2:
         return None
-    given = together([f"{name} {rate}" for name, rate in rates.items()])
+    message = together([f"{name} {rate}" for name, rate in rates.items()])
     fix = {
         "unet_lr": None,
         "text_encoder_lr": (),
@@ -186,7 +186,7 @@ def _find_rates_problem(config: RunConfig, rates: Mapping[str, float | None]) ->
         "{optimizer} has one learning rate for all that learns, not {given}: "
         "set learning_rate alone, or set optimizer_type = ProdigyPlusScheduleFree",
         optimizer=config.optim.optimizer,
-        given=given,
+        given=message,
         fix=fix,
     )
 

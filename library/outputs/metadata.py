@@ -159,9 +159,9 @@ def modelspec(config: RunConfig, architecture: str) -> dict[str, str]:
 
 
 def _options(config: RunConfig) -> JsonObject:
-    known = option_values(config)
-    out = {key: known[key] for key in OPTIONS if key in known}
-    rates = list(known["text_encoder_lr"])
+    values = option_values(config)
+    out = {key: values[key] for key in OPTIONS if key in values}
+    rates = list(values["text_encoder_lr"])
     out["text_encoder_lr"] = rates if len(rates) > 1 else next(iter(rates), None)
     if out["lr_scheduler"] and config.optim.lr_scheduler_type:
         out["lr_scheduler"] = config.optim.lr_scheduler_type

@@ -190,11 +190,11 @@ def find_tracker_problems(config: RunConfig) -> Iterator[Problem]:
 
 def tracker_settings(config: RunConfig) -> dict[str, bool | int | float | str]:
     """The options of a run as a tracker shows them, without files, folders and keys."""
-    known = options_of(type(config))
+    options = options_of(type(config))
     shown = {
         name: value
         for name, value in option_values(config).items()
-        if known[name].kind not in ("file", "files", "folder", "secret")
+        if options[name].kind not in ("file", "files", "folder", "secret")
     }
-    plain = {name: v if isinstance(v, bool | int | float) else known[name].text(v) for name, v in shown.items()}
+    plain = {name: v if isinstance(v, bool | int | float) else options[name].text(v) for name, v in shown.items()}
     return {name: value for name, value in plain.items() if value != ""}

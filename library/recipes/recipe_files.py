@@ -98,10 +98,10 @@ def _condition(table: Mapping[str, Any]) -> Condition:
 def fitting_recipes(config: RunConfig) -> list[Recipe]:
     """The recipes for a training of this model, by purpose; each with what the model itself requires."""
     recipes, models = of_family(config.family)
-    given = option_values(config)
-    found = [recipe for recipe in recipes if recipe.kind == config.kind and recipe.fits(given)]
+    values = option_values(config)
+    found = [recipe for recipe in recipes if recipe.kind == config.kind and recipe.fits(values)]
     for model in models:
-        if model.kind == config.kind and _condition_holds(model.when, given):
+        if model.kind == config.kind and _condition_holds(model.when, values):
             found = [_of_model(one, model) for one in found]
     return sorted(found, key=lambda recipe: [*PURPOSES, ""].index(recipe.purpose))
 
@@ -116,14 +116,14 @@ def _of_model(recipe: Recipe, model: ModelRecipe) -> Recipe:
 
 def choose_recipe(config: RunConfig, purpose: str = "") -> Recipe | None:
     """The recipe for a purpose, or for the first that fits where this one does not fit the model."""
-    found = fitting_recipes(config)
-    return next((recipe for recipe in found if recipe.purpose == purpose), found[0] if found else None)
+    recipes = fitting_recipes(config)
+    return next((recipe for recipe in recipes if recipe.purpose == purpose), recipes[0] if recipes else None)
 
 
 def telling(family: str) -> set[str]:
     """The options that say for which models of a family a recipe is."""
     recipes, models = of_family(family)
-    conditions = [*(one.when for one in (*recipes, *models)), *(one.unless for one in recipes)]
+    conditions = [*(one.when for one in (*recipes, *models)), *(recipe.unless for recipe in recipes)]
     return {name for condition in conditions for name in condition}
 
 

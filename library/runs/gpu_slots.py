@@ -79,19 +79,19 @@ def choose_devices(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
 
 def find_launch_problems(how: JsonMapping) -> list[Problem]:
     """All that is wrong with launch options; of GPUs only where this machine knows what it has."""
-    found, every = launch_problems(how), devices()
+    problems, every = launch_problems(how), devices()
     if every == (CPU,) or str(how.get("cpu") or "").lower() in ("true", "1", "yes", "on"):
-        return found
+        return problems
     asked = [part.strip() for part in str(how.get("gpu_ids") or "").split(",") if part.strip()]
     wanted = every if not asked or asked == ["all"] else tuple(asked)
     if wrong := _absent_gpu_problem(wanted, every):
-        found.append(wrong)
-    elif not found and (number := wanted_processes(how)) > len(wanted):
+        problems.append(wrong)
+    elif not problems and (number := wanted_processes(how)) > len(wanted):
         what = Message("gpu_ids names" if asked and asked != ["all"] else "this machine has")
         gpus = Message("{count} GPUs" if len(wanted) > 1 else "{count} GPU", count=len(wanted))
         facts = {"number": number, "what": what, "gpus": gpus}
-        found.append(Problem("num_processes", "is {number}, and {what} {gpus}: one for each", **facts))
-    return found
+        problems.append(Problem("num_processes", "is {number}, and {what} {gpus}: one for each", **facts))
+    return problems
 
 
 def _absent_gpu_problem(wanted: Iterable[str], every: Iterable[str]) -> Problem | None:

@@ -74,10 +74,10 @@ def request_file(folder: Path, request: str) -> Path:
 def load_facts(path: Path) -> JsonObject:
     """A JSON object from a file, less facts of a wrong type; empty when the file is missing, half gone or no object."""
     try:
-        found = parse_facts(path.read_text(encoding="utf-8"))
+        facts = parse_facts(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    named = {OLD_NAMES.get(name, name): value for name, value in found.items()}
+    named = {OLD_NAMES.get(name, name): value for name, value in facts.items()}
     return {name: value for name, value in named.items() if _is_sound_fact(name, value)}
 
 

@@ -120,11 +120,11 @@ def changing() -> Iterator[Queue]:
     with locking.hold_lock(queue_folder() / "queue.lock", LOCK_TIMEOUT) as mine:
         if not mine:
             raise ConfigError("The queue is being changed by another program: try again in a moment.")
-        found = _queue(layout.load_facts(queue_folder() / "queue.json"))
-        before = asdict(found)
-        yield found
-        if asdict(found) != before:
-            layout.store(queue_folder() / "queue.json", asdict(found))
+        queue = _queue(layout.load_facts(queue_folder() / "queue.json"))
+        before = asdict(queue)
+        yield queue
+        if asdict(queue) != before:
+            layout.store(queue_folder() / "queue.json", asdict(queue))
 
 
 def add_to_queue(job: start.TrainingJob, first: bool = False) -> QueueEntry:

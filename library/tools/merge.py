@@ -119,11 +119,11 @@ def join_loras(
     for i, module in enumerate(modules):
         report(Message("merging"), i, len(modules))
         parts = [(table[module], weight) for table, weight in tables if module in table]
-        made = joining.join_parts(module, family, parts, ranks, model)
-        if isinstance(made, AdapterFactors):
-            plain[module] = made.to(kind)
+        part = joining.join_parts(module, family, parts, ranks, model)
+        if isinstance(part, AdapterFactors):
+            plain[module] = part.to(kind)
         else:
-            others[module] = made.to(kind)
+            others[module] = part.to(kind)
     comment = f"merged ({ranks.how}): {_list_weighted(loras)}"
     metadata = writing.made_lora_metadata(family, comment, [lora for lora, _ in given])
     metadata["modelspec.merged_from"] = ", ".join(Path(path).name for path, _ in loras)

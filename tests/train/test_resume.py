@@ -309,7 +309,7 @@ def test_a_seed_by_chance_stays_the_same(run, stop_after):
 def test_unfinished_things_of_ours_are_removed_and_no_others(run, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
-    dead = f"999999999-{paths.clean_up.__globals__['HERE']}00000000"
+    dead = f"999999999-{paths.clean_up.__globals__['HOST_MARK']}00000000"
     ours = [f".m-step00000004.{dead}.tmp.safetensors", f".m-state.{dead}.tmp", f".m.{dead}.tmp.safetensors"]
     others = [
         f".n-state.{dead}.tmp",

@@ -188,12 +188,12 @@ def class_arguments(name: str, given: JsonMapping) -> JsonObject:
 def read_config(path: Path) -> JsonObject:
     """A config.json. Raises ConfigError when it is none."""
     try:
-        found = load_json(path)
+        json = load_json(path)
     except ConfigError as e:
         raise ConfigError("--config: {error}", error=e.said) from e
-    if not isinstance(found, dict):
+    if not isinstance(json, dict):
         raise ConfigError("--config {path} must hold a JSON object: the config.json of a diffusers model", path=path)
-    return found
+    return json
 
 
 def _to(model: nn.Module, *args: Any, memory_format: Any = None, **kwargs: Any) -> nn.Module:

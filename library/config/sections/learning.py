@@ -352,9 +352,9 @@ class Steps:
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Held-out images measure when to stop, and a state on the hub needs a name."""
-        known = option_values(run)
-        if self.early_stop_patience and not run.data.dataset_config and not known.get("validation_split"):
-            yield _without_held_out("validation_split" in known)
+        values = option_values(run)
+        if self.early_stop_patience and not run.data.dataset_config and not values.get("validation_split"):
+            yield _without_held_out("validation_split" in values)
         if self.resume_from_huggingface and not re.fullmatch(ON_HUB, self.resume or ""):
             yield Problem(
                 "resume_from_huggingface",

@@ -47,21 +47,21 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
     import torch
     from diffusers import ChromaTransformer2DModel, FluxTransformer2DModel, loaders
 
-    known = _shapes_in_file(config)
-    width, head = known["img_in.weight"][0], known["double_blocks.0.img_attn.norm.query_norm.scale"][0]
+    file = _shapes_in_file(config)
+    width, head = file["img_in.weight"][0], file["double_blocks.0.img_attn.norm.query_norm.scale"][0]
     with torch.device("meta"):
         sizes: dict[str, Any] = {
-            "in_channels": known["img_in.weight"][1],
-            "num_layers": 1 + max(int(k.split(".")[1]) for k in known if k.startswith("double_blocks.")),
-            "num_single_layers": 1 + max(int(k.split(".")[1]) for k in known if k.startswith("single_blocks.")),
+            "in_channels": file["img_in.weight"][1],
+            "num_layers": 1 + max(int(k.split(".")[1]) for k in file if k.startswith("double_blocks.")),
+            "num_single_layers": 1 + max(int(k.split(".")[1]) for k in file if k.startswith("single_blocks.")),
             "attention_head_dim": head,
             "num_attention_heads": width // head,
-            "joint_attention_dim": known["txt_in.weight"][1],
+            "joint_attention_dim": file["txt_in.weight"][1],
         }
-        if f"{keys.APPROXIMATOR}in_proj.weight" in known:
+        if f"{keys.APPROXIMATOR}in_proj.weight" in file:
             model: Any = ChromaTransformer2DModel(**sizes, approximator_hidden_dim=8, approximator_layers=1)
         else:
-            pooled, guided = known["vector_in.in_layer.weight"][1], "guidance_in.in_layer.weight" in known
+            pooled, guided = file["vector_in.in_layer.weight"][1], "guidance_in.in_layer.weight" in file
             model = FluxTransformer2DModel(**sizes, pooled_projection_dim=pooled, guidance_embeds=guided)
     found: Any = loaders.FluxLoraLoaderMixin.lora_state_dict(_as_wide_as_the_real_one(tensors, width))
     prefix = "transformer."

@@ -36,9 +36,11 @@ class FluxSampler(FlowSampler):
         """What the model is shown besides, as `predict` takes it. To paint everything, the picture may be left out."""
         (height, width), use = self.size(request), self.family.variant.control_images
         if not use.inpaints:
-            sizes = [control_tokens.reference_size(one.size, height * width) for one in request.controls[: use.most]]
+            sizes = [
+                control_tokens.reference_size(control.size, height * width) for control in request.controls[: use.most]
+            ]
             pictures = [control_tokens.scaled_pixels(*pair) for pair in zip(request.controls, sizes, strict=False)]
-            return [self.encoded(one.to(device)) for one in pictures]
+            return [self.encoded(picture.to(device)) for picture in pictures]
         shown = torch.zeros(1, 3, height, width)
         mask = torch.ones(1, 1, height, width)
         if request.controls:
@@ -60,7 +62,7 @@ class FluxSampler(FlowSampler):
         noise = torch.randn(1, size[0] * size[1], model.sizes.out_channels, generator=sample_generator(request))
         strength = self.family.sample_defaults["guidance_scale"] if request.guidance is None else request.guidance
         guidance = torch.full((count,), strength, device=device)
-        references = [] if inpaints else [(one.shape[-2] // 2, one.shape[-1] // 2) for one in controls]
+        references = [] if inpaints else [(control.shape[-2] // 2, control.shape[-1] // 2) for control in controls]
         fixed = self.family.conditions(text, size, device, references) | {"guidance": guidance}
         more = control_tokens.packed(controls, inpaints)
 

@@ -55,12 +55,12 @@ class QwenSampler(FlowSampler):
         """Latents of the reference images, each of its own shape at as many pixels as the preview has; so many as the
         model takes. The VAE comes to its device for this and goes back."""
         height, width = self.size(request)
-        found = []
-        for one in request.controls[: self.family.variant.control_images.most]:
+        tensors = []
+        for control in request.controls[: self.family.variant.control_images.most]:
             with self.vae_on(device):
-                shown = vae_pixels(one, scaled_size(one.size, height * width)).to(device)
-                found.append(self.family.control_latents(self.components, shown))
-        return found
+                shown = vae_pixels(control, scaled_size(control.size, height * width)).to(device)
+                tensors.append(self.family.control_latents(self.components, shown))
+        return tensors
 
     def encode_request(self, request: SampleRequest) -> dict[str, Tensor]:
         """The prompts with the reference images, where the text encoder is shown these."""
@@ -71,7 +71,9 @@ class QwenSampler(FlowSampler):
 
     def text_key(self, request: SampleRequest) -> Hashable:
         """What decides over the text of a request: the pictures, too."""
-        shown = [hashlib.blake2b(one.tobytes()).digest() for one in request.controls if self.family.variant.template]
+        shown = [
+            hashlib.blake2b(control.tobytes()).digest() for control in request.controls if self.family.variant.template
+        ]
         return super().text_key(request), *shown
 
     def decoder_input(self, latents: Tensor) -> Tensor:

@@ -91,12 +91,12 @@ class OneEncoderFamily(TransformerFamily):
 
     def stored_shapes(self) -> dict[str, Shapes]:
         """Shapes of the parts whose files are on this machine."""
-        found: dict[str, Shapes] = {}
+        shapes: dict[str, Shapes] = {}
         for part in self.checkpoint.files.parts:
             with contextlib.suppress(ConfigError):
                 if path := self.checkpoint.files.present(self.config, part):
-                    found[part] = self.checkpoint.plain_shapes(part_files.read_entries(path), part)
-        return found
+                    shapes[part] = self.checkpoint.plain_shapes(part_files.read_entries(path), part)
+        return shapes
 
     def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
         """All three networks on the CPU, in sizes that their files tell. Raises ConfigError.

@@ -125,7 +125,7 @@ class Tuner:
 
         def on_best(*changes: Overrides) -> list[Overrides]:
             best, set_already = fastest_setting(self.results, ENDLESS).changes, schema.option_values(config)
-            differing = [{name: v for name, v in one.items() if set_already[name] != v} for one in changes]
+            differing = [{name: v for name, v in change.items() if set_already[name] != v} for change in changes]
             return [best | one for one in differing]
 
         def worth(found: list[Overrides], share: float = OTHERS_SAVE) -> list[Overrides]:

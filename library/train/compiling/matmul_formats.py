@@ -151,9 +151,9 @@ def matrix_sizes(config: RunConfig, family: Family, denoiser: nn.Module, kind: K
     dtype, sizes = fp8_storage.compute_type(config), Sizes()
     model = world.copy(denoiser, torch.device("cpu"), dtype)
 
-    def note(layer: nn.Linear, given: tuple[torch.Tensor, ...]) -> None:
-        if given[0].dim() > 2 and multiplies_in_8_bits(layer):
-            sizes[Size(given[0].numel() // layer.in_features, layer.in_features, layer.out_features)] += 1
+    def note(layer: nn.Linear, tensors: tuple[torch.Tensor, ...]) -> None:
+        if tensors[0].dim() > 2 and multiplies_in_8_bits(layer):
+            sizes[Size(tensors[0].numel() // layer.in_features, layer.in_features, layer.out_features)] += 1
 
     for block in (block for group in blocks_by_class(model, family.block_classes) for block in group):
         for layer in fp8_storage.frozen_layers(block):

@@ -279,8 +279,8 @@ def _kind_of_training(stored: JsonMapping) -> str:
 def _optimizer_layout(optimizer: str) -> tuple[str, str]:
     """The package and class of an optimizer, which determine the layout of its state; paged variants share that of the
     others."""
-    made = optimizer_spec(optimizer or "AdamW")
-    return made.module.split(".")[0], made.name.removeprefix("Paged").lower()
+    spec = optimizer_spec(optimizer or "AdamW")
+    return spec.module.split(".")[0], spec.name.removeprefix("Paged").lower()
 
 
 def saved_groups(folder: Path) -> dict[str, int]:
@@ -293,12 +293,12 @@ def saved_groups(folder: Path) -> dict[str, int]:
 
 def group_sizes(groups: Iterable[JsonMapping]) -> dict[str, int]:
     """The number of parameters by the name of their group, those without any left out."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for at, group in enumerate(groups):
         name = str(group.get("name") or f"group {at + 1}")
         if group["params"]:
-            found[name] = found.get(name, 0) + len(group["params"])
-    return found
+            sizes[name] = sizes.get(name, 0) + len(group["params"])
+    return sizes
 
 
 def other_groups(theirs: Mapping[str, int], ours: Mapping[str, int], changes: Message | None) -> Problem | None:

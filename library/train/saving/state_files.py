@@ -89,10 +89,10 @@ def randomness(rank: int) -> str:
 def read_values(path: Path, device: Any, mapped: bool = False) -> Any:
     """Load without unpickling objects (weights_only), as a state folder may come from an untrusted source."""
     with _readable(path):
-        found = torch.load(path, map_location=device, weights_only=True, mmap=mapped)
-    if isinstance(found, dict):
-        found.pop(STEP_KEY, None)
-    return found
+        values = torch.load(path, map_location=device, weights_only=True, mmap=mapped)
+    if isinstance(values, dict):
+        values.pop(STEP_KEY, None)
+    return values
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
