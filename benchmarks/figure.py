@@ -321,9 +321,9 @@ def recipes() -> list[str]:
 
 def _rank(path: Path, recipe: recipe_files.Recipe) -> int:
     """The rank of a preset that a recipe is for; 0 for others."""
-    toml = read_toml(path)
+    options = read_toml(path)
     fits = path.stem.startswith(f"{recipe.kind}-") and recipe in recipe_files.of_family(path.parent.name)[0]
-    return int(toml.get("network_dim", 0)) if fits and recipe.fits(toml) else 0
+    return int(options.get("network_dim", 0)) if fits and recipe.fits(options) else 0
 
 
 def _presets() -> list[Path]:

@@ -306,13 +306,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "inputs").exists():
             make_inputs(folder / "inputs")
-        known = golden_cases()
+        cases = golden_cases()
     else:
         stored = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json")))
-        known = [GoldenCase(**one["case"]) for one in stored]
-    if unknown := set(asked.case) - {case.name for case in known} or (not known and {str(folder)}):
+        cases = [GoldenCase(**one["case"]) for one in stored]
+    if unknown := set(asked.case) - {case.name for case in cases} or (not cases and {str(folder)}):
         parser.error(f"no such case or recording: {', '.join(sorted(unknown))}")
-    chosen = [case for case in known if (case.quick or not asked.quick) and (case.name in asked.case or not asked.case)]
+    chosen = [case for case in cases if (case.quick or not asked.quick) and (case.name in asked.case or not asked.case)]
     work = record_case if asked.what == "record" else compare_case
     with ThreadPoolExecutor(asked.jobs) as pool:
         waiting = {case.name: pool.submit(work, case, tree, folder, asked.keep) for case in chosen}

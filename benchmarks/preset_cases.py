@@ -198,24 +198,24 @@ def known_models() -> list[str]:
 
 def preset_cases(family: str, only: list[str] | None, size: str) -> list[PresetCase]:
     """The presets of a family or a relative, and what each is compared with."""
-    found: list[PresetCase] = []
+    cases: list[PresetCase] = []
     relative = "" if preset_folder(family) == family else f"-{family.removeprefix(preset_folder(family)).lstrip('_')}"
     for kind in PRESET_KINDS:
         for path in sorted((PROJECT_ROOT / "presets" / preset_folder(family)).glob(f"{kind}{relative}-[0-9]*gb.toml")):
             if not only or path.stem in only:
                 cap = float(path.stem.rpartition("-")[2].removesuffix("gb"))
                 room = int(min(max(cap, LEAST.get(family, LARGEST_MEMORY)), 64))
-                found.append(PresetCase(family, kind, path.stem, flat_options(path), cap, room, size))
-    known = {case.name for case in found}
+                cases.append(PresetCase(family, kind, path.stem, flat_options(path), cap, room, size))
+    known = {case.name for case in cases}
     for kind in PRESET_KINDS:
         for name, base, changes, room in COMPARED_WAYS.get(f"{family} {kind}", ()):
             if base in known:
                 values = {**flat_options(PROJECT_ROOT / "presets" / preset_folder(family) / f"{base}.toml"), **changes}
                 values = {option: value for option, value in values.items() if value is not None}
-                found.append(
+                cases.append(
                     PresetCase(family, kind, name, values, None, max(room, LEAST.get(family, LARGEST_MEMORY)), size)
                 )
-    return found + (profiled(family, size) if PROFILED.get(family) in known else [])
+    return cases + (profiled(family, size) if PROFILED.get(family) in known else [])
 
 
 def profiled(family: str, size: str) -> list[PresetCase]:

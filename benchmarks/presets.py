@@ -92,22 +92,28 @@ def measure_case(case: PresetCase, device: Any) -> dict[str, Any]:
             timing.time_call(lambda: losses.extend(ready.step() for _ in sizes), device)
             for _ in range(WARMUP_ROUNDS if recorded else 2)
         ]
-        found: dict[str, Any] = {
+        measurement: dict[str, Any] = {
             "loading_s": round(loaded - began, 1),
             "settling_s": round(time.perf_counter() - loaded, 1),
         }
-        found["rounds_s"] = [round(seconds, 2) for seconds in rounds]  # of settling: all sizes once
+        measurement["rounds_s"] = [round(seconds, 2) for seconds in rounds]  # of settling: all sizes once
         if not case.warm:
             each = [timing.time_call(lambda: [ready.step() for _ in sizes], device) / len(sizes) for _ in range(ROUNDS)]
-            found |= {"s_it": round(sorted(each)[len(each) // 2], 4), "fastest": round(min(each), 4)}
-            found |= busy(ready, len(sizes), device)
+            measurement |= {"s_it": round(sorted(each)[len(each) // 2], 4), "fastest": round(min(each), 4)}
+            measurement |= busy(ready, len(sizes), device)
         done = ready.compiling()
         again = [f"{event.block}: {event.reason}" for event in ready.compile_log.recompilations()]
     if device.type == "cuda":  # of this process alone, should others use the GPU
-        found |= {"reserved_gib": round(torch.cuda.max_memory_reserved(device) / BYTES_PER_GIB, 2)}
-        found |= {"allocated_gib": round(torch.cuda.max_memory_allocated(device) / BYTES_PER_GIB, 2)}
-    found |= {"gib": watch.most(), "limit_gib": limit, "cuda_graphs": graphs.lines, "why_recompiled": again, **done}
-    return found | {"losses": [round(float(loss), 4) for loss in losses[:3]]}
+        measurement |= {"reserved_gib": round(torch.cuda.max_memory_reserved(device) / BYTES_PER_GIB, 2)}
+        measurement |= {"allocated_gib": round(torch.cuda.max_memory_allocated(device) / BYTES_PER_GIB, 2)}
+    measurement |= {
+        "gib": watch.most(),
+        "limit_gib": limit,
+        "cuda_graphs": graphs.lines,
+        "why_recompiled": again,
+        **done,
+    }
+    return measurement | {"losses": [round(float(loss), 4) for loss in losses[:3]]}
 
 
 class Heard(logging.Handler):

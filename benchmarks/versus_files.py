@@ -67,20 +67,20 @@ def known_families(path: Path = VERSUS_CASES_FILE) -> tuple[str, ...]:
 
 def versus_cases(tiny: bool, steps: int, path: Path = VERSUS_CASES_FILE) -> Iterator[VersusCase]:
     """All cases of the file, with so many steps each."""
-    known = tomllib.loads(path.read_text(encoding="utf-8"))
-    for name, case in known["case"].items():
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    for name, case in tables["case"].items():
         if tiny and not case.get("tiny", True):
             continue
-        for family in case.get("families", known["family"]):
+        for family in case.get("families", tables["family"]):
             for kind in case["kinds"]:
                 layers = [
-                    known["all"],
-                    known["family"][family],
-                    known["kind"][kind],
-                    known["both"].get(f"{family}_{kind}", {}),
+                    tables["all"],
+                    tables["family"][family],
+                    tables["kind"][kind],
+                    tables["both"].get(f"{family}_{kind}", {}),
                     case["options"],
                 ]
-                layers += [known["tiny"]] if tiny else []
+                layers += [tables["tiny"]] if tiny else []
                 options = {name: value for layer in layers for name, value in layer.items()}
                 yield VersusCase(family, kind, name, options | {"max_train_steps": steps}, tuple(case["options"]))
 

@@ -130,11 +130,11 @@ def _packages_file() -> Path:
 
 def _remembered_packages() -> dict[str, dict]:
     with contextlib.suppress(ConfigError, OSError):
-        found = load_json(_packages_file())
-        if isinstance(found, dict) and all(
-            isinstance(one, dict) and {"of", "error", "when"} <= one.keys() for one in found.values()
+        remembered = load_json(_packages_file())
+        if isinstance(remembered, dict) and all(
+            isinstance(one, dict) and {"of", "error", "when"} <= one.keys() for one in remembered.values()
         ):
-            return found
+            return remembered
     return {}
 
 

@@ -80,12 +80,12 @@ class DatasetTab:
     def page(self, sent: ApiRequest) -> JsonObject:
         """Some of the images that are wanted."""
         collection = self.collection(sent)
-        found = self._wanted(collection, sent)
+        pictures = self._wanted(collection, sent)
         start = sent.number("start")
-        start = start if start < len(found) else max(0, (len(found) - 1) // PAGE * PAGE)
-        shown = found[start : start + max(1, sent.number("count", PAGE, MAX_IMAGES_SENT))]
+        start = start if start < len(pictures) else max(0, (len(pictures) - 1) // PAGE * PAGE)
+        shown = pictures[start : start + max(1, sent.number("count", PAGE, MAX_IMAGES_SENT))]
         rows = [row(collection, p, trigger_of(sent)) for p in shown]
-        return {"rows": rows, "start": start, "total": len(found)}
+        return {"rows": rows, "start": start, "total": len(pictures)}
 
     def tags(self, sent: ApiRequest) -> JsonObject:
         """The tags of the captions that are wanted, and how often each is there."""

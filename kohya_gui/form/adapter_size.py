@@ -72,19 +72,19 @@ def _model_key(config: AdapterRun) -> str:
     return json.dumps([config.script, getattr(config.model, MODEL_OPTION, None)])
 
 
-def _with_words(found: JsonObject) -> JsonObject:
+def _with_words(size: JsonObject) -> JsonObject:
     """An answer with what the page says of it."""
-    if "why" in found:
-        problem = problem_from_json(found["why"]) if found["why"] else None
+    if "why" in size:
+        problem = problem_from_json(size["why"]) if size["why"] else None
         # What is wrong with an argument stands below its field.
         return {"said": UNKNOWN if problem is None else "" if problem.place else problem.capitalized()}
     template = "{layers} layers learn: {parameters} parameters, a file of about {size}."
-    if found["layers"] == 1:
+    if size["layers"] == 1:
         template = "{layers} layer learns: {parameters} parameters, a file of about {size}."
     said = Message(
-        template, layers=f"{found['layers']:,}", parameters=_many(found["parameters"]), size=size_text(found["bytes"])
+        template, layers=f"{size['layers']:,}", parameters=_many(size["parameters"]), size=size_text(size["bytes"])
     )
-    return {"said": said, "blocks": found["blocks"]}
+    return {"said": said, "blocks": size["blocks"]}
 
 
 def _many(number: int) -> Message | str:

@@ -69,26 +69,26 @@ class FormApi:
 
     def judge(self, sent: ApiRequest) -> JsonObject:
         """What is wrong, what has no effect, what compiling will mean, and what the model's file is."""
-        form, given = self._heard(sent)
-        places = form.places(given.family)
+        form, submission = self._heard(sent)
+        places = form.places(submission.family)
         wrong: dict[str, MessageLike] = {}
-        for problem in form.wrong(given):
+        for problem in form.wrong(submission):
             if problem.option in places:
                 wrong.setdefault(places[problem.option][1], problem.about.capitalized())
-        config, adapters = form.lenient_config(given), None
+        config, adapters = form.lenient_config(submission), None
         if isinstance(config, AdapterRun):
             adapters = adapter.adapter_state(config, self.sizes.counts(config))
             for problem in adapter.find_adapter_field_problems(config):
                 wrong.setdefault(places[problem.option][1], problem.about.capitalized())
         typing = sent.text("typing")
-        paths_said = typed_paths.find_path_problems(options_of(type(config)), given.values, self.roots, typing)
+        paths_said = typed_paths.find_path_problems(options_of(type(config)), submission.values, self.roots, typing)
         for name, said in paths_said.items():
             wrong.setdefault(places[name][1], said.about.capitalized())
         ineffective = {
             places[name][1]: reason for name, reason in ineffective_options(config).items() if name in places
         }
         known = [places[name][1] for name in keys.stored_keys() if name in places]
-        model, none = self._model(form, given, typing == MODEL_OPTION)
+        model, none = self._model(form, submission, typing == MODEL_OPTION)
         if none:
             wrong.setdefault(places[MODEL_OPTION][1], none.about.capitalized())
         said = [*paths_said.values(), *filter(None, [none])]
@@ -101,7 +101,7 @@ class FormApi:
             "model": model,
             "profile": presets.chosen_profile(config),
             "adapter": adapters,
-            "chosen": self._chosen(form, given, config, model),
+            "chosen": self._chosen(form, submission, config, model),
             "allow": allow,
         }
 
@@ -165,13 +165,15 @@ class FormApi:
 
     def preset(self, sent: ApiRequest) -> JsonObject:
         """The values of a preset, or the defaults, over the form as it is; paths and names are kept."""
-        form, given = self._heard(sent)
-        known = form.configs[given.family]
-        right = option_values(form.lenient_config(given))  # what is wrong elsewhere in the form is no reason to refuse
-        now = {name: value for name, value in right.items() if name in given.values}
+        form, submission = self._heard(sent)
+        known = form.configs[submission.family]
+        right = option_values(
+            form.lenient_config(submission)
+        )  # what is wrong elsewhere in the form is no reason to refuse
+        now = {name: value for name, value in right.items() if name in submission.values}
         if sent.text("id") == start_preset.DEFAULTS:
             config = draft(known, {name: now[name] for name in now if presets.is_own(options_of(known)[name])})
-            start = start_preset.bare(given.family)
+            start = start_preset.bare(submission.family)
             return {"fill": form.fill(config, start), "title": start["title"], "text": start["text"]}
         chosen, notes = self._chosen_preset(form, sent.text("id")), list[MessageLike]()
         if not chosen.is_profile:
@@ -184,7 +186,7 @@ class FormApi:
         made = option_values(presets.apply(chosen, known, now, notes))
         # All that a profile does not touch stays as it is written, right or wrong.
         made = {name: value for name, value in made.items() if value != right[name]}
-        fill = json.dumps({"family": given.family, "values": form.shown(given.family, made)})
+        fill = json.dumps({"family": submission.family, "values": form.shown(submission.family, made)})
         return {
             "fill": fill,
             "title": compile_summary.name(chosen),
@@ -195,14 +197,14 @@ class FormApi:
 
     def purpose(self, sent: ApiRequest) -> JsonObject:
         """The start of a form for a purpose and a number of images, on top of the preset that it began with."""
-        form, given = self._heard(sent)
+        form, submission = self._heard(sent)
         chosen = self._chosen_preset(form, sent.text("id"))
-        if chosen.is_profile or chosen.family != given.family:
+        if chosen.is_profile or chosen.family != submission.family:
             raise ConfigError("there is no such preset: load the page again")
-        model = recipes.model_values(form.configs[given.family], option_values(form.lenient_config(given)))
+        model = recipes.model_values(form.configs[submission.family], option_values(form.lenient_config(submission)))
         images, at_once = (
             recipes.number_of_images(sent.fields.get("images")),
-            recipes.images_in_step({**given.values, **given.launch}),
+            recipes.images_in_step({**submission.values, **submission.launch}),
         )
         return self._start(form, chosen, start_preset.Situation(model, sent.text("purpose"), images, at_once))
 

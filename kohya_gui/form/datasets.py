@@ -220,13 +220,13 @@ def save_datasets(form: SettingsForm, submission: Submission, sent: ApiRequest, 
     if not any(one.folders for one in wanted):
         raise ConfigError(Problem(DATASET_OPTION, ": name a folder of images"))
     there = {(one.at, inner.at): inner.texts for one in before for inner in one.folders}
-    for one in wanted:
-        for inner in one.folders:
-            known = there.get((one.at, inner.at), {})
+    for table in wanted:
+        for inner in table.folders:
+            known = there.get((table.at, inner.at), {})
             for name in PATHS:
                 if (text := inner.texts.get(name, "")) and text != known.get(name):
                     paths.allowed_path(text, roots, name)
-        one.folders = [made for inner in one.folders for made in image_folders.read_folder_name(inner)]
+        table.folders = [made for inner in table.folders for made in image_folders.read_folder_name(inner)]
     text = dataset_file.written(path, [one for one in wanted if one.folders])
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -239,12 +239,12 @@ def _sent_tables(sent: object) -> list[DatasetTable]:
     if not isinstance(sent, list) or len(sent) > MAX_FOLDERS:
         raise ConfigError(BAD_REQUEST)
     tables = []
-    for one in sent:
-        rows = one.get("rows") if isinstance(one, dict) else None
+    for table in sent:
+        rows = table.get("rows") if isinstance(table, dict) else None
         if not isinstance(rows, list) or len(rows) > MAX_FOLDERS or not all(isinstance(row, dict) for row in rows):
             raise ConfigError(BAD_REQUEST)
         inner = [FolderTable(_sent_texts(row, dataset_file.OF_FOLDER), _table_position(row)) for row in rows]
-        tables.append(DatasetTable(_sent_texts(one, dataset_file.OF_DATASET), inner, _table_position(one)))
+        tables.append(DatasetTable(_sent_texts(table, dataset_file.OF_DATASET), inner, _table_position(table)))
     return tables
 
 

@@ -94,15 +94,15 @@ def report_html(
     """All findings of a preflight check, topic by topic, each with its mark and its remedy, and what it will need.
     `model_files` are the options whose files the dialog for base models finds and downloads."""
     listed, marks, shown = [], [], []
-    for one in found["findings"]:
-        problem = problem_from_json(one)
+    for finding in found["findings"]:
+        problem = problem_from_json(finding)
         said, element, text = _placed(problem, places)
         shown.append(text)
-        marks += [f"#{element}"] if element and one["verdict"] == "bad" else []
+        marks += [f"#{element}"] if element and finding["verdict"] == "bad" else []
         listed.append(
-            f'<li class="{one["verdict"]}"><i aria-hidden="true">{VERDICT_SIGNS[one["verdict"]]}</i>'
-            f"<b>{html.escape(one['topic'])}</b>"
-            f"<span>{said}{values_button(fix(one), one['code'])}{_allow_button(problem)}</span></li>"
+            f'<li class="{finding["verdict"]}"><i aria-hidden="true">{VERDICT_SIGNS[finding["verdict"]]}</i>'
+            f"<b>{html.escape(finding['topic'])}</b>"
+            f"<span>{said}{values_button(fix(finding), finding['code'])}{_allow_button(problem)}</span></li>"
         )
     wrong = [one for one in found["findings"] if one["verdict"] == "bad"]
     failed = bool(found.get("failed"))

@@ -55,15 +55,15 @@ def _laid_over(kept: JsonObject, profile: JsonObject, config: type, notes: list[
     given, stood = {**kept, **profile}, set(read_layers(config, [Layer(kept)]).problems)
     while True:
         reading = read_layers(config, [Layer(given)])
-        found = [problem for problem in reading.problems if problem not in stood]
-        if not found:
+        problems = [problem for problem in reading.problems if problem not in stood]
+        if not problems:
             return reading.config
-        less = next((name for name in YIELDING if name in given and name in found[0].options), None)
+        less = next((name for name in YIELDING if name in given and name in problems[0].options), None)
         if less is None:
-            raise ConfigError(*found)
+            raise ConfigError(*problems)
         del given[less]
         if notes is not None:
-            notes.append(Message("{profile} is left out: {why}", profile=less, why=found[0]))
+            notes.append(Message("{profile} is left out: {why}", profile=less, why=problems[0]))
 
 
 def _that_works(found: JsonObject, notes: list[MessageLike] | None) -> JsonObject:
@@ -87,10 +87,10 @@ def chosen_profile(config: RunConfig) -> str:
     known, now = options_of(type(config)), option_values(config)
     compiling = {name for name, option in known.items() if is_of_compiling(option)}
     for preset in profiles():
-        toml = read_toml(preset.path)
-        touched = toml.keys() | compiling | UNDONE
-        if toml and all(
-            now[name] == (known[name].read(toml[name]) if name in toml else known[name].default) for name in touched
+        values = read_toml(preset.path)
+        touched = values.keys() | compiling | UNDONE
+        if values and all(
+            now[name] == (known[name].read(values[name]) if name in values else known[name].default) for name in touched
         ):
             return preset.id
     return ""

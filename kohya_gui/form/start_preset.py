@@ -72,16 +72,16 @@ def apply_preset(preset: preset_files.Preset, config: type, now: JsonMapping, no
     compiling, which takes a processor minutes before the first step, and without 8-bit products, which only GPUs have.
     Where the GPU has none in fp8, others are timed, and one that has no bf16 computes in fp16. `notes` say what is
     other than in the preset's file."""
-    made, gpu = presets.apply(preset, config, now, notes), training_gpu()
+    config_with_preset, gpu = presets.apply(preset, config, now, notes), training_gpu()
     if gpu:
-        return _as_the_gpu_can(made, gpu.capability or FP8_CAPABILITY, notes)
-    if not made.compile.compile:
-        return made
+        return _as_the_gpu_can(config_with_preset, gpu.capability or FP8_CAPABILITY, notes)
+    if not config_with_preset.compile.compile:
+        return config_with_preset
     notes.append("No GPU found, so compiling, bf16 and fp8 are switched off.")
     options = options_of(config)
     kept = {
         name: value
-        for name, value in flatten_sections(changed(made)).items()
+        for name, value in flatten_sections(changed(config_with_preset)).items()
         if not presets.is_of_compiling(options[name]) and name not in PRODUCTS + EMULATED
     }
     return build_config(config, kept, preset.path.name, notes=[])

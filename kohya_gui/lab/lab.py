@@ -61,9 +61,11 @@ class LabTab:
 
     def look(self, sent: ApiRequest) -> JsonObject:
         """The measurements there are, and the one that is looked at: the newest, if none is named."""
-        known = jobs.jobs_of_kinds(*JOB_TITLES)[:MAX_JOBS_LISTED]
-        chosen = next((job for job in known if job.id == sent.text("job")), known[0] if known else None)
-        listed = [{"id": job.id, "title": job_title(job), "busy": job.active} for job in known]
+        listed_jobs = jobs.jobs_of_kinds(*JOB_TITLES)[:MAX_JOBS_LISTED]
+        chosen = next(
+            (job for job in listed_jobs if job.id == sent.text("job")), listed_jobs[0] if listed_jobs else None
+        )
+        listed = [{"id": job.id, "title": job_title(job), "busy": job.active} for job in listed_jobs]
         tabs = [[tab, name] for tab, name in self.titles.items()]
         return {"jobs": listed, "tabs": tabs, "shown": view(chosen) if chosen else None}
 
@@ -109,11 +111,15 @@ class LabTab:
             )
         if batch < 1:
             raise ConfigError("Batch size: this must be at least 1.")
-        given = ["bench", *(MODELS[model][1] if model in MODELS else self._written(model, sent))]
+        arguments = ["bench", *(MODELS[model][1] if model in MODELS else self._written(model, sent))]
         wanted = sizes.replace(" ", "").split(",")[: 1 if kind == "profile" else None]  # a profile is of one size
-        given += ["--resolution", ",".join(wanted)] if sizes else []
-        given += ["--batch", str(batch)] if model in MODELS else []
-        return [*given, "--profile"] if kind == "profile" else [*given, *EXTENTS[extent][1], *BENCH_CHOICES[ways][1]]
+        arguments += ["--resolution", ",".join(wanted)] if sizes else []
+        arguments += ["--batch", str(batch)] if model in MODELS else []
+        return (
+            [*arguments, "--profile"]
+            if kind == "profile"
+            else [*arguments, *EXTENTS[extent][1], *BENCH_CHOICES[ways][1]]
+        )
 
     def _written(self, tab: str, sent: ApiRequest) -> list[str]:
         """A form as a TOML for the command; its model has to be there, its images need not."""

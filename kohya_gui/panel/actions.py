@@ -54,16 +54,18 @@ def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
             state = resume.newest_state(run)
             words = Message("Resume from step {step}", step=resume.step_of(state)) if state else "Start again"
             shown = [("resume", words, "primary"), *shown]
-    made = "".join(
+    html_buttons = "".join(
         f'<button type="button" class="{kind}" data-act="{act}"{data(words)}>{html.escape(str(words))}</button>'
         for act, words, kind in shown
     )
     if run.state == "finished" and _can_be_tried(run):
-        made = f'<button type="button" class="primary" data-try="{html.escape(run.id)}">Try it</button>{made}'
+        html_buttons = (
+            f'<button type="button" class="primary" data-try="{html.escape(run.id)}">Try it</button>{html_buttons}'
+        )
     if not run.active and plan.is_comparable(run):
-        made += f'<button type="button" data-compare="{html.escape(run.id)}">Which file is best?</button>'
+        html_buttons += f'<button type="button" data-compare="{html.escape(run.id)}">Which file is best?</button>'
     answer = f'<p class="answer" role="status"{data(said)}>{html.escape(str(said))}</p>'
-    return f'<div class="acts" data-run="{html.escape(run.id)}">{made}{answer}</div>'
+    return f'<div class="acts" data-run="{html.escape(run.id)}">{html_buttons}{answer}</div>'
 
 
 def _question(run: reader.RecordedRun, how: str) -> MessageLike:

@@ -120,8 +120,8 @@ class SamplingTab:
         if name.startswith(RUN):
             return _of_samples(_run(name.removeprefix(RUN)))
         job = jobs.find_job(name.removeprefix(JOB))
-        found = job.result
-        rows = enumerate(found.get("files") or [])
+        facts = job.result
+        rows = enumerate(facts.get("files") or [])
         cells = [
             [
                 _sample_cell("generated", {"job": job.id, "row": row, "column": column}) if file else None
@@ -130,10 +130,10 @@ class SamplingTab:
             for row, files in rows
         ]
         return {
-            "columns": found.get("columns") or [],
-            "rows": found.get("rows") or [],
+            "columns": facts.get("columns") or [],
+            "rows": facts.get("rows") or [],
             "cells": cells,
-            "folder": found.get("folder") or "",
+            "folder": facts.get("folder") or "",
         }
 
     def show(self, query: Mapping[str, str]) -> Response:

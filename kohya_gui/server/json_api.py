@@ -43,9 +43,9 @@ class ApiRequest:
 
     def number(self, name: str, default: int = 0, most: int = 10**9) -> int:
         """A whole number from 0 to `most`."""
-        found = self.fields.get(name, default)
-        good = isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= most
-        return found if good else self._wrong(name, f"a whole number from 0 to {most}")
+        value = self.fields.get(name, default)
+        good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+        return value if good else self._wrong(name, f"a whole number from 0 to {most}")
 
     def texts(self, name: str) -> list[str]:
         """A list of texts; empty when it was not sent."""
@@ -146,10 +146,10 @@ def _handled(handle: Callable[[], JsonObject]) -> JsonObject:
         return {"error": BAD_REQUEST}
 
 
-def _json(found: JsonObject) -> Response:
-    found = {**found, "texts": [*found.get("texts", ()), *how_made(found)]}
+def _json(body: JsonObject) -> Response:
+    body = {**body, "texts": [*body.get("texts", ()), *how_made(body)]}
     # File names may hold bytes that are no text at all; JSON's escapes carry them as they are.
-    return Response(json.dumps(found, separators=(",", ":"), default=str), media_type="application/json")
+    return Response(json.dumps(body, separators=(",", ":"), default=str), media_type="application/json")
 
 
 def _encodes(text: str) -> bool:

@@ -158,13 +158,13 @@ def _outside(config: RunConfig, allowed: Sequence[Path]) -> list[Problem]:
     problems: list[Problem] = []
     options = options_of(type(config))
 
-    def may(one: named_paths.NamedPath) -> bool:
-        if named_paths.is_hub_id(options[one.option], one.path):
+    def may(named_path: named_paths.NamedPath) -> bool:
+        if named_paths.is_hub_id(options[named_path.option], named_path.path):
             return False
         try:
-            allowed_path(one.path, allowed, one.option)
-            if one.option == "dataset_config" and one.path == str(config.data.dataset_config):
-                file(one.path, allowed, dataset.SUFFIXES, one.option)
+            allowed_path(named_path.path, allowed, named_path.option)
+            if named_path.option == "dataset_config" and named_path.path == str(config.data.dataset_config):
+                file(named_path.path, allowed, dataset.SUFFIXES, named_path.option)
         except ConfigError as error:
             problems.extend(problem for problem in error.problems if problem not in problems)
         else:
@@ -180,17 +180,17 @@ def _outside(config: RunConfig, allowed: Sequence[Path]) -> list[Problem]:
 
 def foreign_path_problem(text: str, what: str = "") -> Problem | None:
     """The problem of what was copied in a browser or on a computer with Windows, with what to give instead."""
-    given = strip_pasted(text)
-    drive = re.match(r"([A-Za-z]):[\\/]+(.*)", given, re.S) if os.name != "nt" else None
-    if not drive or not given.isprintable():
+    path_text = strip_pasted(text)
+    drive = re.match(r"([A-Za-z]):[\\/]+(.*)", path_text, re.S) if os.name != "nt" else None
+    if not drive or not path_text.isprintable():
         return web_address(text, what)
     mounted = Path("/mnt", drive[1].lower())  # where Linux in Windows has the drive
     here = mounted.joinpath(*re.split(r"[\\/]+", drive[2]))
     if not mounted.is_dir():
         template = ": {path} is a path of Windows; write where this is on the computer that the page runs on"
-        return Problem(what, template, path=given[:120])
+        return Problem(what, template, path=path_text[:120])
     template = ": {path} is a path of Windows; here it is {here}"
-    return Problem(what, template, path=given[:120], here=here, fix={what: str(here)})
+    return Problem(what, template, path=path_text[:120], here=here, fix={what: str(here)})
 
 
 def web_address(text: str, what: str = "") -> Problem | None:

@@ -70,18 +70,18 @@ class Picker:
         where, part = self._nearest(sent.text("folder")), sent.text("filter").lower()
         places = [{"name": _root_title(root), "path": str(root)} for root in self.roots]
         try:
-            found = sorted(self._entries(where, endings, sent.text("kind") == "folder"), key=_order)
+            entries = sorted(self._entries(where, endings, sent.text("kind") == "folder"), key=_order)
         except OSError as error:
             raise ConfigError("{where} cannot be listed: {why}", where=where, why=error.strerror or error) from None
-        found = [entry for entry in found if part in entry["name"].lower()]
+        entries = [entry for entry in entries if part in entry["name"].lower()]
         up = next((str(where.parent) for root in self.roots if where != root and where.is_relative_to(root)), "")
         return {
             "folder": str(where),
             "up": up,
             "places": places,
             "separator": os.sep,
-            "entries": [_with_bytes(where, entry) for entry in found[:MAX_SHOWN_ENTRIES]],
-            "more": max(0, len(found) - MAX_SHOWN_ENTRIES),
+            "entries": [_with_bytes(where, entry) for entry in entries[:MAX_SHOWN_ENTRIES]],
+            "more": max(0, len(entries) - MAX_SHOWN_ENTRIES),
         }
 
     def _nearest(self, text: str) -> Path:

@@ -145,12 +145,12 @@ def token_in(path: Path) -> str:
 
 def password() -> str:
     """The password from KOHYA_PASSWORD, or typed at the terminal; never from the command line, which all can read."""
-    given = os.environ.get("KOHYA_PASSWORD", "")
-    if not given and sys.stdin is not None and sys.stdin.isatty():
-        given = getpass.getpass("Password for the page: ")
-    if len(given) < SHORTEST:
+    from_environment = os.environ.get("KOHYA_PASSWORD", "")
+    if not from_environment and sys.stdin is not None and sys.stdin.isatty():
+        from_environment = getpass.getpass("Password for the page: ")
+    if len(from_environment) < SHORTEST:
         raise ConfigError("--user needs a password of {count} characters or more, in KOHYA_PASSWORD", count=SHORTEST)
-    return given
+    return from_environment
 
 
 def bind(host: str, port: int) -> socket.socket:

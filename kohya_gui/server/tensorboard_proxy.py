@@ -116,7 +116,7 @@ class TensorboardServer:
         self.stop()
         code = [sys.executable, "-m", "kohya_gui.server.tensorboard"]
         root = Path(__file__).resolve().parents[2]
-        made = subprocess.Popen(
+        process = subprocess.Popen(
             code,
             cwd=root,
             stdin=subprocess.PIPE,
@@ -125,21 +125,21 @@ class TensorboardServer:
             text=True,
             encoding="utf-8",
         )
-        if not made.stdin or not made.stdout:
+        if not process.stdin or not process.stdout:
             raise OSError("it has no pipes")
-        late = threading.Timer(START_TIMEOUT, made.kill)
+        late = threading.Timer(START_TIMEOUT, process.kill)
         late.start()
         asked = {"secret": self.secret.decode(), "prefix": TENSORBOARD_ADDRESS, "folders": ",".join(map(str, wanted))}
-        made.stdin.write(json.dumps(asked) + "\n")
-        made.stdin.flush()
+        process.stdin.write(json.dumps(asked) + "\n")
+        process.stdin.flush()
         try:
-            said = json.loads(made.stdout.readline())
+            said = json.loads(process.stdout.readline())
         except ValueError:
             raise OSError("it ended at once; `kohya doctor` says whether the installation is whole") from None
         finally:
             late.cancel()
         self.address = str(said["address"]).removesuffix(f"{TENSORBOARD_ADDRESS}/")
-        self.folders, self.process = wanted, made
+        self.folders, self.process = wanted, process
 
     def stop(self) -> None:
         """End it, if it runs."""

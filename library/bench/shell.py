@@ -192,21 +192,21 @@ def _subject(asked: argparse.Namespace) -> "Subject":
     from library.bench.diffusers import model as diffusers_model
 
     device, shapes = machine.choose_device(asked.device), _parse_shapes(asked.input)
-    given: JsonObject = dict(text.split("=", 1) for text in asked.set)
+    arguments: JsonObject = dict(text.split("=", 1) for text in asked.set)
     if device.type == "cuda" and not asked.run:
-        given = {"mixed_precision": machine.half_type(device), **given}
+        arguments = {"mixed_precision": machine.half_type(device), **arguments}
     if asked.batch:
-        given["train_batch_size"] = asked.batch
+        arguments["train_batch_size"] = asked.batch
     if asked.run:
-        return subjects.subject_of_run(asked.run, asked.script, given)
+        return subjects.subject_of_run(asked.run, asked.script, arguments)
     if asked.family:
         size = asked.size or ("full" if device.type == "cuda" else "tiny")
-        return subjects.FamilySubject(asked.script or families.lora_script(asked.family), given, size)
+        return subjects.FamilySubject(asked.script or families.lora_script(asked.family), arguments, size)
     config = diffusers_model.read_config(asked.config)
     name = asked.diffusers or config.get("_class_name")
     if not name:
         raise ConfigError("{config} does not name its class: give it with --diffusers CLASS", config=asked.config)
-    return diffusers_model.DiffusersSubject(str(name), config, given, shapes)
+    return diffusers_model.DiffusersSubject(str(name), config, arguments, shapes)
 
 
 def _measured(asked: argparse.Namespace, subject: "Subject", work: JobRecord) -> JsonMapping:

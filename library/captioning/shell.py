@@ -49,21 +49,21 @@ def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> arg
     )
     ways = parser.add_subparsers(dest="way", metavar="WAY", required=True)
     text = "tags by a WD14 tagger (model.onnx and selected_tags.csv in a folder)"
-    one = ways.add_parser("wd14", help=text, description=text)
-    _add_first(one, "folder with model.onnx and selected_tags.csv, or a Hugging Face id, downloaded once")
-    one.add_argument("--general", type=float, default=0.35, help="least probability of a tag")
-    one.add_argument("--character", type=float, default=0.75, help="least probability of a character's name")
-    one.add_argument("--undesired", default="", help="tags that are never written, separated by commas")
-    one.add_argument("--rating", action="store_true", help="begin with the rating (general, sensitive and so on)")
-    one.add_argument("--underscores", action="store_true", help="keep underscores instead of spaces")
-    _add_caption_options(one, 4)
+    tagger = ways.add_parser("wd14", help=text, description=text)
+    _add_first(tagger, "folder with model.onnx and selected_tags.csv, or a Hugging Face id, downloaded once")
+    tagger.add_argument("--general", type=float, default=0.35, help="least probability of a tag")
+    tagger.add_argument("--character", type=float, default=0.75, help="least probability of a character's name")
+    tagger.add_argument("--undesired", default="", help="tags that are never written, separated by commas")
+    tagger.add_argument("--rating", action="store_true", help="begin with the rating (general, sensitive and so on)")
+    tagger.add_argument("--underscores", action="store_true", help="keep underscores instead of spaces")
+    _add_caption_options(tagger, 4)
     text = "sentences by a vision language model (Qwen2.5-VL, LLaVA, Gemma 3) or a captioner (BLIP, GIT)"
-    one = ways.add_parser("hf", help=text, description=text)
-    _add_first(one, "folder with config.json and .safetensors, or a Hugging Face id, downloaded once")
-    one.add_argument("--prompt", default="", help="what the model is asked to write; BLIP and GIT cannot be asked")
-    one.add_argument("--max_tokens", type=int, default=75, help="longest caption, in tokens; 300 for a detailed one")
-    one.add_argument("--beams", type=int, default=1, help="beam search width; 1 is fastest")
-    _add_caption_options(one, 1)
+    tagger = ways.add_parser("hf", help=text, description=text)
+    _add_first(tagger, "folder with config.json and .safetensors, or a Hugging Face id, downloaded once")
+    tagger.add_argument("--prompt", default="", help="what the model is asked to write; BLIP and GIT cannot be asked")
+    tagger.add_argument("--max_tokens", type=int, default=75, help="longest caption, in tokens; 300 for a detailed one")
+    tagger.add_argument("--beams", type=int, default=1, help="beam search width; 1 is fastest")
+    _add_caption_options(tagger, 1)
     _add_blip(ways)
     return parser
 
@@ -71,30 +71,32 @@ def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> arg
 def _add_blip(ways: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """The flags of sd-scripts' finetune/make_captions.py, with its defaults."""
     text = "captions by BLIP, with the flags of sd-scripts' make_captions.py; existing captions are replaced"
-    one = ways.add_parser("blip", help=text, description=text)
-    one.add_argument("folder", type=Path, metavar="train_data_dir", help="folder of images")
-    one.add_argument(
+    parser = ways.add_parser("blip", help=text, description=text)
+    parser.add_argument("folder", type=Path, metavar="train_data_dir", help="folder of images")
+    parser.add_argument(
         "--caption_weights",
         dest="model",
         default=BLIP,
         metavar="MODEL",
         help="BLIP in .safetensors: a folder or a Hugging Face id (default: %(default)s)",
     )
-    one.add_argument(
+    parser.add_argument(
         "--caption_extension",
         "--caption_extention",
         dest="extension",
         default=".caption",
         help="ending of the caption files (default: %(default)s)",
     )
-    one.add_argument("--beam_search", action="store_true", help="beam search; else tokens are drawn (nucleus sampling)")
-    one.add_argument("--num_beams", type=int, default=1, help="beam search width (default: %(default)s)")
-    one.add_argument("--top_p", type=float, default=0.9, help="of nucleus sampling (default: %(default)s)")
-    one.add_argument("--max_length", type=int, default=75, help="most tokens of a caption (default: %(default)s)")
-    one.add_argument("--min_length", type=int, default=5, help="fewest tokens of a caption (default: %(default)s)")
-    one.add_argument("--seed", type=int, default=42, help="of nucleus sampling (default: %(default)s)")
-    one.add_argument("--batch_size", type=int, default=1, help="images at once (default: %(default)s)")
-    one.add_argument(
+    parser.add_argument(
+        "--beam_search", action="store_true", help="beam search; else tokens are drawn (nucleus sampling)"
+    )
+    parser.add_argument("--num_beams", type=int, default=1, help="beam search width (default: %(default)s)")
+    parser.add_argument("--top_p", type=float, default=0.9, help="of nucleus sampling (default: %(default)s)")
+    parser.add_argument("--max_length", type=int, default=75, help="most tokens of a caption (default: %(default)s)")
+    parser.add_argument("--min_length", type=int, default=5, help="fewest tokens of a caption (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=42, help="of nucleus sampling (default: %(default)s)")
+    parser.add_argument("--batch_size", type=int, default=1, help="images at once (default: %(default)s)")
+    parser.add_argument(
         "--recursive",
         dest="depth",
         action="store_const",
@@ -102,10 +104,10 @@ def _add_blip(ways: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         default=0,
         help="folders inside the folder as well",
     )
-    one.add_argument("--debug", action="store_true", help="print each caption")
-    one.add_argument("--max_data_loader_n_workers", type=int, help="accepted; it changes nothing here")
-    one.add_argument("--pin_memory", action="store_true", help="accepted; it changes nothing here")
-    one.set_defaults(existing="replace", prefix="", suffix="", device="auto")
+    parser.add_argument("--debug", action="store_true", help="print each caption")
+    parser.add_argument("--max_data_loader_n_workers", type=int, help="accepted; it changes nothing here")
+    parser.add_argument("--pin_memory", action="store_true", help="accepted; it changes nothing here")
+    parser.set_defaults(existing="replace", prefix="", suffix="", device="auto")
 
 
 def _add_first(parser: argparse.ArgumentParser, model: str) -> None:

@@ -56,8 +56,8 @@ def adapter_size(config: AdapterRun) -> JsonObject:
     components = ModelComponents(copy.deepcopy(pristine.denoiser), None, copy.deepcopy(pristine.encoders), {})
     counts = [0] * len(groups)
     for path, _ in components.denoiser.named_parameters():
-        if found := block_of_adapter(family.adapter_name("denoiser", path.rpartition(".")[0]), groups):
-            counts[found[0]] = max(counts[found[0]], found[1] + 1)
+        if block := block_of_adapter(family.adapter_name("denoiser", path.rpartition(".")[0]), groups):
+            counts[block[0]] = max(counts[block[0]], block[1] + 1)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that numbers are not kept
         method: Any = methods.attach_method(components, family, _without_weights(config, args))
@@ -65,8 +65,8 @@ def adapter_size(config: AdapterRun) -> JsonObject:
     names = list(method.adapters) if is_ours else [adapter.lora_name for adapter in method.network.loras]
     blocks = [[0] * count for count in counts]
     for name in names:
-        if found := block_of_adapter(name, groups):
-            blocks[found[0]][found[1]] += 1
+        if block := block_of_adapter(name, groups):
+            blocks[block[0]][block[1]] += 1
     if is_ours:
         stored = [tensor for adapter in method.adapters.values() for tensor in adapter.tensors().values()]
     else:

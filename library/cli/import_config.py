@@ -93,9 +93,9 @@ def _in_json(file: Path, script: str, path: Path | None) -> int:
                 _write_new(path, text)
             account: JsonObject = {"notes": notes, "problems": [], "files": {"dataset_config": text}}
         else:
-            made = importers.import_file(file, configs(), script)
-            made = _write(made, path, file) if path else made
-            account = {**made.account(), "missing": _blanks(made)}
+            imported = importers.import_file(file, configs(), script)
+            imported = _write(imported, path, file) if path else imported
+            account = {**imported.account(), "missing": _blanks(imported)}
     except ConfigError as wrong:
         print(json.dumps({"errors": wrong.problems}, ensure_ascii=False, default=str))
         return EXIT_FAILED
@@ -123,14 +123,18 @@ def diff(argv: list[str]) -> int:
         for line in wrong.problems:
             print(f"error: {line}", file=sys.stderr)
         return EXIT_MISUSED
-    found = importers.compare_configs(first.config, second.config)
+    differences = importers.compare_configs(first.config, second.config)
     for path, made in ((asked.first, first), (asked.second, second)):
         ignored = f", {counted(len(made.of('ignored')), 'key')!s} ignored" if made.of("ignored") else ""
         print(f"{path}: {made.trainer}, {made.config.script}{ignored}")
-    for name, one, two in found:
+    for name, one, two in differences:
         print(f"  {name}: {one} -> {two}")
-    print(f"{len(found)} option{'s differ' if len(found) > 1 else ' differs'}" if found else "no option differs")
-    return EXIT_FAILED if found else EXIT_DONE
+    print(
+        f"{len(differences)} option{'s differ' if len(differences) > 1 else ' differs'}"
+        if differences
+        else "no option differs"
+    )
+    return EXIT_FAILED if differences else EXIT_DONE
 
 
 def _imported_toml(imported: importers.Imported, source: Path) -> str:
@@ -179,17 +183,17 @@ def _export(imported: importers.Imported, base: Path | None, path: Path | None) 
     return EXIT_DONE
 
 
-def _write(made: importers.Imported, path: Path, source: Path) -> importers.Imported:
+def _write(imported: importers.Imported, path: Path, source: Path) -> importers.Imported:
     """Write the config, and the files that it names; none when one of them exists."""
     if path.suffix.lower() != ".toml":
         raise ConfigError("{path} must end in .toml", path=path)
-    beside = {name: path.with_name(path.stem + SUFFIX[name]).resolve() for name in made.texts}
+    beside = {name: path.with_name(path.stem + SUFFIX[name]).resolve() for name in imported.texts}
     for each in (path, *beside.values()):
         if each.exists():
             raise ConfigError("{each} exists already; choose another name", each=each)
-    made = made.with_files({name: str(file) for name, file in beside.items()})
+    imported = imported.with_files({name: str(file) for name, file in beside.items()})
     with clear_errors(path):
         for name, file in beside.items():
-            write_atomic(file, made.texts[name])
-        write_atomic(path, _imported_toml(made, source))
-    return made
+            write_atomic(file, imported.texts[name])
+        write_atomic(path, _imported_toml(imported, source))
+    return imported

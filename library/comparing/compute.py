@@ -246,11 +246,11 @@ def _base_weights(config: RunConfig) -> Sequence[tuple[str, float]]:
     return methods.base_weights(config) if isinstance(config, AdapterRun) else ()
 
 
-def _evenly_spread(known: Sequence[Any], most: int) -> list[Any]:
+def _evenly_spread(members: Sequence[Any], most: int) -> list[Any]:
     """At most so many of a list, evenly spread."""
-    if len(known) <= most:
-        return [*known]
-    return [known[at * len(known) // most] for at in range(most)]
+    if len(members) <= most:
+        return [*members]
+    return [members[at * len(members) // most] for at in range(most)]
 
 
 def _free_memory(device: torch.device) -> None:

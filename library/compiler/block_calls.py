@@ -90,9 +90,9 @@ def decode_argument(value: Any, device: torch.device) -> Any:
     if kind == "plain":
         return content
     shape, strides, dtype, learns = content
-    made = torch.empty_strided(shape, strides, dtype=_dtype(dtype), device=device)
-    made = made.normal_() if made.dtype.is_floating_point else made.zero_()
-    return made.requires_grad_(learns)
+    tensor = torch.empty_strided(shape, strides, dtype=_dtype(dtype), device=device)
+    tensor = tensor.normal_() if tensor.dtype.is_floating_point else tensor.zero_()
+    return tensor.requires_grad_(learns)
 
 
 def repeat(denoiser: nn.Module, call: BlockCall, device: torch.device) -> None:

@@ -69,8 +69,8 @@ def _compile_small_graph(kind: str) -> None:
         seen = graph.call_function(F.scaled_dot_product_attention, (heads, heads, heads))
         graph.output((graph.call_function(F.gelu, (seen,)),))
         module = torch.fx.GraphModule(nn.Module(), graph)
-        given = [torch.ones(2, 16, 64, device=kind), torch.ones(64, 64, device=kind, requires_grad=True)]
-        (answer,) = torch_private.warm_inductor(module, given, processes=kind == "cuda")(*given)
-        torch.autograd.grad(answer.sum(), given[1])
+        tensors = [torch.ones(2, 16, 64, device=kind), torch.ones(64, 64, device=kind, requires_grad=True)]
+        (answer,) = torch_private.warm_inductor(module, tensors, processes=kind == "cuda")(*tensors)
+        torch.autograd.grad(answer.sum(), tensors[1])
     except Exception as error:
         logger.debug("the compiler could not be prepared: %s", error)

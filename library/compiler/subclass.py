@@ -17,18 +17,18 @@ _BEHAVIOURS: dict[type[nn.Module], str] = {}  # of subclasses, which live as lon
 
 
 # Why: docs/decisions/2026-11-22-blocks-change-class.md
-def keep_class_name(made: type[nn.Module], cls: type[nn.Module], behaviour: str = "") -> type[nn.Module]:
+def keep_class_name(subclass: type[nn.Module], cls: type[nn.Module], behaviour: str = "") -> type[nn.Module]:
     """Give a subclass the name of the block's class, by which families, adapters and the compiler identify it.
 
     Its `forward`, if it has one, becomes code of its own: subclasses made by one function share their code, and blocks
     of different classes would look like recompilations of each other. `behaviours_of` tells its `behaviour`.
     """
     if behaviour:
-        _BEHAVIOURS[made] = behaviour
-    if "forward" in vars(made):
-        made.forward = clone_code(vars(made)["forward"])
-    made.__name__, made.__qualname__, made.__module__ = cls.__name__, cls.__qualname__, cls.__module__
-    return made
+        _BEHAVIOURS[subclass] = behaviour
+    if "forward" in vars(subclass):
+        subclass.forward = clone_code(vars(subclass)["forward"])
+    subclass.__name__, subclass.__qualname__, subclass.__module__ = cls.__name__, cls.__qualname__, cls.__module__
+    return subclass
 
 
 def behaviours_of(module: nn.Module) -> set[str]:

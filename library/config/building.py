@@ -140,11 +140,11 @@ def working_fix(problem: Problem, config: RunConfig) -> JsonObject:
     if not wanted:
         return {}
     before = read_layers(type(config), [Layer(option_values(config))])
-    found = _completed(problem, wanted, before)
+    fix = _completed(problem, wanted, before)
     switch = options.get(problem.option)
-    if found is None and switch and switch.type is bool and not switch.default:
-        found = _completed(problem, {problem.option: False}, before)
-    return found or {}
+    if fix is None and switch and switch.type is bool and not switch.default:
+        fix = _completed(problem, {problem.option: False}, before)
+    return fix or {}
 
 
 def _completed(problem: Problem, wanted: JsonObject, before: Reading[C]) -> JsonObject | None:
@@ -172,14 +172,14 @@ def _rule(problem: Problem) -> tuple[str, str, frozenset[str]]:
 
 def read_section(cls: type | Mapping[str, Option], layer: Layer, problems: list[Problem]) -> JsonObject:
     """The values of one table -> checked values by name, for a section class or any options; problems are appended."""
-    known, read = cls if isinstance(cls, Mapping) else section_options(cls), {}
+    options, read = cls if isinstance(cls, Mapping) else section_options(cls), {}
     for name, value in layer.values.items():
-        if name not in known:
-            hint = did_you_mean(name, known)
+        if name not in options:
+            hint = did_you_mean(name, options)
             problems.append(Problem(name, "is not a known key{hint}", place=layer.place, hint=hint))
             continue
         try:
-            read[name] = known[name].read(value)
+            read[name] = options[name].read(value)
         except ConfigError as e:
             problems += [problem.replaced(option=name, place=layer.place) for problem in e.problems]
     return read

@@ -297,9 +297,9 @@ def _read_table(table: Any, known: Mapping[str, Option], source: str, problems: 
 
 
 def _tables_of_key(table: JsonMapping, key: str, source: str, problems: list[Problem]) -> list[Any]:
-    found = table.get(key, [])
-    if isinstance(found, list) and all(isinstance(t, Mapping) for t in found):
-        return found
+    entries = table.get(key, [])
+    if isinstance(entries, list) and all(isinstance(t, Mapping) for t in entries):
+        return entries
     title = "[[datasets.subsets]]" if key == "subsets" else "[[datasets]]"
     problems.append(_wrong(source, key, "must be written as tables, {title}", title=title))
     return []

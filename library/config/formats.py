@@ -16,10 +16,10 @@ def read_toml(path: str | Path) -> JsonObject:
     Raises ConfigError as `load_toml` does, and for an option that stands in two tables.
     """
     twice: list[Problem] = []
-    toml = flatten_sections(load_toml(path), twice)
+    tables = flatten_sections(load_toml(path), twice)
     if twice:
         raise ConfigError(*(problem.replaced(place=f"in {Path(path).name}: ") for problem in twice))
-    return toml
+    return tables
 
 
 def to_toml(config: RunConfig, comment: str = "", secrets: bool = False) -> str:

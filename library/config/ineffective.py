@@ -34,11 +34,11 @@ def ineffective_options(config: RunConfig) -> dict[str, Message]:
     """Options of a config that have no effect -> the reason, a text that goes on after "No effect:"."""
     options = options_of(type(config))
     fixed = {**INEFFECTIVE_EVERYWHERE, **config.ineffective}
-    found = {name: reason for name, reason in fixed.items() if name in options}
+    reasons = {name: reason for name, reason in fixed.items() if name in options}
     for names, applies, reason in _rules(config):
         if not applies(config):
-            found |= {name: reason for name in names.split() if name in options and name not in found}
-    return {name: reason if isinstance(reason, Message) else Message(reason) for name, reason in found.items()}
+            reasons |= {name: reason for name in names.split() if name in options and name not in reasons}
+    return {name: reason if isinstance(reason, Message) else Message(reason) for name, reason in reasons.items()}
 
 
 def _rules(config: RunConfig) -> Iterator[Rule]:

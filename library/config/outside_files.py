@@ -239,12 +239,12 @@ class _LimitedLoader(yaml.SafeLoader):
 
 def once(pairs: Iterable[tuple[Any, Any]], path: str | Path | Message) -> dict[Any, Any]:
     """A table in which each key was written once, as TOML has it. Raises ConfigError naming one that was not."""
-    found: dict[Any, Any] = {}
+    table: dict[Any, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in table:
             raise ConfigError("{path} has {key} twice in one table; delete one of them", path=path, key=key)
-        found[key] = value
-    return found
+        table[key] = value
+    return table
 
 
 @contextlib.contextmanager

@@ -66,9 +66,7 @@ class Message:
 
     def __init__(self, template: str, /, **arguments: Any) -> None:
         """`{name}` in the template stands for the argument of that name; without arguments braces mean nothing."""
-        filled = {
-            name: value if isinstance(value, Message) else printable_text(value) for name, value in arguments.items()
-        }
+        filled = {k: value if isinstance(value, Message) else printable_text(value) for k, value in arguments.items()}
         self._set(template=template, arguments=MappingProxyType(filled), plural="")
 
     def _set(self, **facts: Any) -> None:
@@ -340,9 +338,7 @@ def _is_sound_message(sent: JsonMapping) -> bool:
     inner = [argument for argument in arguments.values() if not isinstance(argument, str)]
     if not (isinstance(text, str) and all(isinstance(one, dict) and _is_sound_message(one) for one in inner)):
         return False
-    lengths = {
-        name: len(argument if isinstance(argument, str) else argument["text"]) for name, argument in arguments.items()
-    }
+    lengths = {name: len(text if isinstance(text, str) else text["text"]) for name, text in arguments.items()}
     plural = sent.get("plural") if arguments.get("count") != "1" else ""
     parts = FIELD.finditer(plural or sent["template"]) if arguments else ()
     names = [part[2] or part[1] for part in parts if part[1] or part[2]]

@@ -64,11 +64,11 @@ def parse_resolution(value: Any) -> tuple[tuple[int, int], ...]:
     parts = _size_parts(value)
     if len(parts) > MOST_SIZES:
         raise ConfigError("must be at most {most} sizes, got {count}", most=MOST_SIZES, count=len(parts))
-    found = [(sides[0], sides[-1]) for sides in (_parse_sides(part, OF_RESOLUTION) for part in parts)]
-    if twice := next((size for size in found if found.count(size) > 1), None):
+    resolution = [(sides[0], sides[-1]) for sides in (_parse_sides(part, OF_RESOLUTION) for part in parts)]
+    if twice := next((size for size in resolution if resolution.count(size) > 1), None):
         shown = ",".join(map(str, dict.fromkeys(twice)))
         raise ConfigError("names the size {size} more than once: write each size once", size=shown)
-    return tuple(found)
+    return tuple(resolution)
 
 
 def _size_parts(value: Any) -> list[Any]:

@@ -64,13 +64,13 @@ def restore_captions(collection: ImageCollection, change: str, names: Sequence[s
             for changed_text in trash.changed_texts(collection.root, change)
             if changed_text.path in wanted and changed_text.now != changed_text.before
         ]
-        found = [one for one in changed if one.now == one.after]
-        with trash.Change(collection.root, f"Put back {counted(len(found), 'caption')}") as back:
-            back.write({one.path: one.before for one in found if one.before is not None})
-            back.remove([one.path for one in found if one.before is None])
+        unchanged = [one for one in changed if one.now == one.after]
+        with trash.Change(collection.root, f"Put back {counted(len(unchanged), 'caption')}") as back:
+            back.write({one.path: one.before for one in unchanged if one.before is not None})
+            back.remove([one.path for one in unchanged if one.before is None])
         for name in names:
             reread(collection, collection.find(name))
-    return len(found), len(changed) - len(found)
+    return len(unchanged), len(changed) - len(unchanged)
 
 
 def changeable(collection: ImageCollection, pictures: Sequence[Picture] = ()) -> None:

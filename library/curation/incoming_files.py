@@ -71,11 +71,11 @@ def check_content(path: Path, name: str) -> None:
 
 def checksum(path: Path, num_bytes: int) -> int:
     """The CRC-32 of the first bytes of a file, to tell files apart; not secure against forgery."""
-    found = 0
+    crc = 0
     with open(path, "rb") as file:
         while num_bytes > 0 and (piece := file.read(min(num_bytes, 1 << 20))):
-            found, num_bytes = zlib.crc32(piece, found), num_bytes - len(piece)
-    return found
+            crc, num_bytes = zlib.crc32(piece, crc), num_bytes - len(piece)
+    return crc
 
 
 def free_names(names: Sequence[str], taken: Collection[str]) -> dict[str, str]:

@@ -181,13 +181,13 @@ def _add_images(collection: ImageCollection, survey: Survey, report: Report | No
 
 def _picture_of_image(survey: Survey, place: ImageFolder, image: Image, role: str) -> Picture:
     has_metadata = bool(image.subset.metadata_file)
-    made = _bare(survey, place, image.path, image.subset)
-    made.repeats, made.size, made.fit, made.role = image.repeats, image.size, image.fit, role
+    picture = _bare(survey, place, image.path, image.subset)
+    picture.repeats, picture.size, picture.fit, picture.role = image.repeats, image.size, image.fit, role
     if has_metadata:
-        made.caption = image.caption
+        picture.caption = image.caption
     elif image.caption_file:
-        made.caption_file = image.caption_file
-    return made
+        picture.caption_file = image.caption_file
+    return picture
 
 
 def _bare(survey: Survey, place: ImageFolder, path: str, subset: SubsetConfig) -> Picture:
@@ -200,10 +200,10 @@ def _bare(survey: Survey, place: ImageFolder, path: str, subset: SubsetConfig) -
             inner = os.path.relpath(path, subset.image_dir)
     shown = f"{place.folder}/{inner.replace(os.sep, '/')}"
     words = "" if subset.metadata_file else os.path.splitext(path)[0] + subset.caption_extension
-    made = Picture(path, shown, place.folder, file.num_bytes if file else 0, file.modified if file else 0, words)
-    made.fixed, made.repeats, made.role = place.fixed, place.repeats, place.role
-    made.unused = place.unused
-    return made
+    picture = Picture(path, shown, place.folder, file.num_bytes if file else 0, file.modified if file else 0, words)
+    picture.fixed, picture.repeats, picture.role = place.fixed, place.repeats, place.role
+    picture.unused = place.unused
+    return picture
 
 
 def _left_out(survey: Survey, places: _Places, seen: set[str]) -> list[Picture]:

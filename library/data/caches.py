@@ -74,11 +74,11 @@ class Wanted:
     def arrays(self) -> dict[str, Size]:
         """Names and sizes (height, width) of all arrays that are needed."""
         width, height = self.fit.bucket
-        found = {"latents": self.shape} | ({"alpha_mask": (height, width)} if self.mask else {})
+        sizes = {"latents": self.shape} | ({"alpha_mask": (height, width)} if self.mask else {})
         for number, control in enumerate(self.controls):
-            found[f"control_{number}"] = control.fit.bucket[1] // LATENT, control.fit.bucket[0] // LATENT
-        flipped = {f"{name}_flipped": size for name, size in found.items() if name != "alpha_mask"} if self.flip else {}
-        return found | flipped
+            sizes[f"control_{number}"] = control.fit.bucket[1] // LATENT, control.fit.bucket[0] // LATENT
+        flipped = {f"{name}_flipped": size for name, size in sizes.items() if name != "alpha_mask"} if self.flip else {}
+        return sizes | flipped
 
     def key(self, name: str) -> str:
         """The key in the file of an array of `arrays`."""
@@ -173,13 +173,13 @@ def _has_size(file: CacheFile, wanted: Wanted) -> bool:
 def read_latents(wanted: Wanted) -> dict[str, np.ndarray]:
     """Read latents [C, h, w] and what else is wanted, by the names of `Wanted.arrays`."""
     with cache_files.open_cache_file(wanted.file) as file:
-        found = {name: file.array(wanted.key(name)) for name in wanted.arrays}
+        latents = {name: file.array(wanted.key(name)) for name in wanted.arrays}
     # Latents of some families have a frame dimension in musubi-tuner's format; in our earlier files all have it.
-    found = {name: array[:, 0] if array.ndim == 4 else array for name, array in found.items()}
+    latents = {name: array[:, 0] if array.ndim == 4 else array for name, array in latents.items()}
     square = wanted.cache.square
     return {
         name: _spread_squares(array, square) if square > 1 and array.ndim == 3 else array
-        for name, array in found.items()
+        for name, array in latents.items()
     }
 
 

@@ -142,17 +142,17 @@ def controls_of(
                 )
             )
         return ()
-    found = named or _reference_files(result, subset, image)
+    paths = named or _reference_files(result, subset, image)
     least = max(use.least, bool(subset.control_directories))  # with a folder set, every image needs one
     lost = not named and not all(os.path.isdir(folder) for folder in subset.more_control_directories)
-    few = len(found) < least and not (subset.is_reg and not found)
+    few = len(paths) < least and not (subset.is_reg and not paths)
     place = next(iter(subset.control_directories), subset.metadata_file)
     if few and not lost and place and os.path.exists(place):
         result.unreferenced.setdefault(place, []).append(image.path)
-    elif lost or few or len(found) > use.most:
-        result.problems.append(_wrong_number(subset, image, len(found), use))
+    elif lost or few or len(paths) > use.most:
+        result.problems.append(_wrong_number(subset, image, len(paths), use))
     made = []
-    for path in found:
+    for path in paths:
         size = stored_image_size(result, path)
         fit = control_fit(subset, size, image.fit.bucket) if min(size) > 0 else None
         if fit is None:

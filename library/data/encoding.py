@@ -136,23 +136,25 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
 
 def wanted_latents(every: Iterable["Image"], cache: LatentCache) -> dict[tuple[str, tuple[int, int]], Wanted]:
     """The latents to cache, by path and bucket: one entry for all data sets that use an image at the same size."""
-    found: dict[tuple[str, tuple[int, int]], Wanted] = {}
+    wanted: dict[tuple[str, tuple[int, int]], Wanted] = {}
     seen: set[str] = set()
     for image in every:
         key = image.path, image.fit.bucket
-        known = found.get(key)
-        if known is None:
+        earlier = wanted.get(key)
+        if earlier is None:
             # Where upstream keeps one size in a file, the first has its keys, and those of other sizes get a tail.
             tail = f"_{key[1][1] // LATENT}x{key[1][0] // LATENT}" if cache.keyed_by_size or image.path in seen else ""
             file = caches.latents_file(image.path, image.size, cache.suffix, image.how)
             more = {"interpolation": image.interpolation or "", "controls": image.controls, "cache": cache}
-            known = Wanted(image.path, image.size, image.fit, file, tail, **more, how=image.how)
+            earlier = Wanted(image.path, image.size, image.fit, file, tail, **more, how=image.how)
             seen.add(image.path)
-        if known.controls != image.controls:
+        if earlier.controls != image.controls:
             raise ConfigError(SHOWN_TWICE, path=image.path)
-        flip, mask = known.flip or image.subset.flip_aug, known.mask or image.subset.alpha_mask
-        found[key] = replace(known, flip=flip, mask=mask) if (flip, mask) != (known.flip, known.mask) else known
-    return found
+        flip, mask = earlier.flip or image.subset.flip_aug, earlier.mask or image.subset.alpha_mask
+        wanted[key] = (
+            replace(earlier, flip=flip, mask=mask) if (flip, mask) != (earlier.flip, earlier.mask) else earlier
+        )
+    return wanted
 
 
 def _encode_images(todo: list[Wanted], work: EncodingJob, keep: Callable[[Wanted, Arrays], None]) -> None:

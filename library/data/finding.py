@@ -374,19 +374,21 @@ def _count_unread(result: Survey, subset: SubsetConfig, name: str, text: str, ot
         result.unread[name] = more
 
 
-def _checked_image(result: Survey, rules: Buckets, where: tuple[int, Any], one: FoundImage) -> Image | None:
+def _checked_image(result: Survey, rules: Buckets, where: tuple[int, Any], found_image: FoundImage) -> Image | None:
     position, subset = where
-    size, words = one.size or (0, 0), one.caption or ""
+    size, words = found_image.size or (0, 0), found_image.caption or ""
     fit = rules.fit(size)
     if fit is None:
         result.problems.append(about_images(
             "{path} is {size}x{size2}, too thin for bucket_reso_steps = {step}: remove or enlarge it",
-            path=one.path, size=size[0], size2=size[1], step=rules.step))  # fmt: skip
+            path=found_image.path, size=size[0], size2=size[1], step=rules.step))  # fmt: skip
         return None
     # An inpainting model is shown what transparency hides: that is what it learns to paint.
     is_painted = result.control_use.inpaints and subset.alpha_mask
     how = replace(result.how, ground="") if is_painted else result.how
-    image = Image(one.path, size, words, subset.num_repeats, subset, position, fit, one.caption_file, how=how)
+    image = Image(
+        found_image.path, size, words, subset.num_repeats, subset, position, fit, found_image.caption_file, how=how
+    )
     image.mask_file = mask_of(result, subset, image)
-    image.controls = controls_of(result, subset, image, one.controls, result.control_use)
+    image.controls = controls_of(result, subset, image, found_image.controls, result.control_use)
     return image

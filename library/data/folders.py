@@ -67,10 +67,10 @@ class Listing:
     def known_size(self, name: str, turned: bool = False) -> tuple[int, int] | None:
         """(width, height) of an image whose latents were cached after its last change; `turned`: by its EXIF
         orientation."""
-        found = self.sizes.get((os.path.splitext(name)[0], turned)) if self.sizes else None
-        if found is None or (name in self.images and found[1] < self.images[name].changed):
+        size = self.sizes.get((os.path.splitext(name)[0], turned)) if self.sizes else None
+        if size is None or (name in self.images and size[1] < self.images[name].changed):
             return None
-        return found[0]
+        return size[0]
 
     def path(self, name: str) -> str:
         """The path of a file in this folder."""
@@ -300,13 +300,13 @@ def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[
         yield Problem(option,
             ": images directly in {parent} are not used ({count}); move them one folder deeper",
             parent=parent, count=len(here.images))  # fmt: skip
-    for found in map(concept, (parent / name for name in here.folders)):
-        if found and found.repeats == 0:
-            yield about_images("{folder} has 0 repeats and is not used", folder=found.folder)
-        elif found and found.repeats >= MANY_REPEATS:
+    for folder_name in map(concept, (parent / name for name in here.folders)):
+        if folder_name and folder_name.repeats == 0:
+            yield about_images("{folder} has 0 repeats and is not used", folder=folder_name.folder)
+        elif folder_name and folder_name.repeats >= MANY_REPEATS:
             yield about_images(
                 "{folder} is read as {repeats} repeats of '{words}'; rename it if not meant so",
-                folder=found.folder, repeats=found.repeats, words=found.words)  # fmt: skip
+                folder=folder_name.folder, repeats=folder_name.repeats, words=folder_name.words)  # fmt: skip
 
 
 def why_empty(folder: Path, here: Listing, list_folder: Callable[[Path], Listing]) -> Problem:

@@ -125,10 +125,10 @@ class Remembered(NamedTuple):
 def write_cache(folder: Path, known: Mapping[str, Remembered]) -> None:
     """Write what is to be remembered of a folder's images, by path; an equal file is kept."""
     content: dict[str, JsonObject] = {}
-    for path, one in known.items():
-        content[path] = {"caption": one.caption, "resolution": list(one.size)}
-        content[path] |= {"caption_file": one.file} if one.file else {}
-        content[path] |= {"unread_lines": one.unread} if one.unread else {}
+    for path, entry in known.items():
+        content[path] = {"caption": entry.caption, "resolution": list(entry.size)}
+        content[path] |= {"caption_file": entry.file} if entry.file else {}
+        content[path] |= {"unread_lines": entry.unread} if entry.unread else {}
     if content != read_cache(folder):
         write_atomic(folder / CACHE_NAME, json_text(content, indent=2))
 

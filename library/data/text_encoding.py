@@ -177,9 +177,9 @@ def encode_captions(images: "ImageSet", work: EncodingJob) -> Texts:
 def _captions_to_encode(images: "ImageSet", variants: int, cache: TextCache) -> "Iterator[tuple[int, Image, str]]":
     """All captions to encode: the number of a variant, or NO_CAPTION for the empty one, the image, and the words."""
     for image in images.items:
-        known = [image.variant(number) for number in range(variants)]
-        yield from ((known.index(words), image, words) for words in dict.fromkeys(known))
-        if may_be_dropped(image.subset) and not cache.without_caption and "" not in known:
+        variants_of_image = [image.variant(number) for number in range(variants)]
+        yield from ((variants_of_image.index(words), image, words) for words in dict.fromkeys(variants_of_image))
+        if may_be_dropped(image.subset) and not cache.without_caption and "" not in variants_of_image:
             yield NO_CAPTION, image, ""
     for image in images.validation.items if images.validation else ():
         yield 0, image, image.encoded_caption

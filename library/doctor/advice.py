@@ -25,15 +25,15 @@ class MachineFacts:
 
 def advised_for_machine(facts: MachineFacts) -> JsonObject:
     """The options that suit any training here."""
-    made: JsonObject = {"compile": facts.compiles}
+    options: JsonObject = {"compile": facts.compiles}
     if not facts.memory_gb:
-        return {**made, "mixed_precision": "no"}
-    made["mixed_precision"] = "bf16" if facts.bf16 else "fp16"
+        return {**options, "mixed_precision": "no"}
+    options["mixed_precision"] = "bf16" if facts.bf16 else "fp16"
     if facts.capability >= (8, 0):
-        made["cuda_allow_tf32"] = True
+        options["cuda_allow_tf32"] = True
     if facts.memory_gb < 22:
-        made |= {"gradient_checkpointing": True, "checkpoint_keep_attention": facts.memory_gb >= 15}
-    return made
+        options |= {"gradient_checkpointing": True, "checkpoint_keep_attention": facts.memory_gb >= 15}
+    return options
 
 
 def fitting_presets(facts: MachineFacts) -> dict[str, str]:

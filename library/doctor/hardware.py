@@ -63,13 +63,13 @@ def gpu() -> MachineFinding:
 
 def driver() -> MachineFinding:
     """The GPU's driver, and what PyTorch brings for it."""
-    found = machine.driver_version()
-    if not found:
+    version = machine.driver_version()
+    if not version:
         return ok("driver", "")
     usable = torch.cuda.is_available() and torch.distributed.is_nccl_available()
     cudnn, nccl = torch.backends.cudnn.version(), ".".join(map(str, nccl_version())) if usable else ""
-    parts = [f"NVIDIA {found}", *([f"cuDNN {cudnn}"] if cudnn else []), *([f"NCCL {nccl}"] if nccl else [])]
-    return ok("driver", "; ".join(parts), driver=found, cudnn=cudnn, nccl=nccl)
+    parts = [f"NVIDIA {version}", *([f"cuDNN {cudnn}"] if cudnn else []), *([f"NCCL {nccl}"] if nccl else [])]
+    return ok("driver", "; ".join(parts), driver=version, cudnn=cudnn, nccl=nccl)
 
 
 def compiler() -> MachineFinding:

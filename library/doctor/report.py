@@ -124,21 +124,23 @@ def system() -> MachineFinding:
 
 def check_packages() -> MachineFinding:
     """What is installed, and whether it is what was tested."""
-    found = {name: installed_version(name) for name in (*REPORTED_PACKAGES, *EXTRAS)}
-    text = ", ".join(f"{name} {version}" for name, version in found.items() if version)
-    missing = [name for name in REPORTED_PACKAGES if not found[name]]
+    versions = {name: installed_version(name) for name in (*REPORTED_PACKAGES, *EXTRAS)}
+    text = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    missing = [name for name in REPORTED_PACKAGES if not versions[name]]
     if missing:
-        return bad("packages", Message("missing: {names}; run ./setup.sh install", names=", ".join(missing)), **found)
+        return bad(
+            "packages", Message("missing: {names}; run ./setup.sh install", names=", ".join(missing)), **versions
+        )
     locked = locked_versions()
     other = [
         Message("{name} {version} (tested: {locked})", name=name, version=version, locked=locked[name])
-        for name, version in found.items()
+        for name, version in versions.items()
         if version and name in locked and version.split("+")[0] != locked[name]
     ]
     if other:
         template = "not the tested versions: {versions}; ./setup.sh install sets them"
-        return hint("packages", Message(template, versions=join_messages(other)), **found)
-    return ok("packages", text, **found)
+        return hint("packages", Message(template, versions=join_messages(other)), **versions)
+    return ok("packages", text, **versions)
 
 
 def installed_version(name: str) -> str | None:

@@ -76,7 +76,7 @@ class AdapterKind:
 
 def kinds(family: str) -> list[AdapterKind]:
     """The kinds of a family's adapters, its own first."""
-    found, has_convolutions, presets = [], False, LycorisArgs.presets
+    adapter_kinds, has_convolutions, presets = [], False, LycorisArgs.presets
     for module, about in families.facts_of(family).adapter_modules.items():
         args: type[NetworkArgs] = families.load_object(about.args)
         hidden = {*HIDDEN, *args.block_arguments, *(() if args.convolutions else OF_CONVOLUTIONS)}
@@ -86,11 +86,11 @@ def kinds(family: str) -> list[AdapterKind]:
         adapter_kind = AdapterKind(
             id=module, title=title, about=text, module=module, args=args, names=plain, presets=args.presets
         )
-        found.append(adapter_kind)
+        adapter_kinds.append(adapter_kind)
         if args.convolutions and not about.frozen_down:
             has_convolutions = True
             presets = (*presets, *LycorisArgs.convolution_presets)
-            found.append(
+            adapter_kinds.append(
                 AdapterKind(
                     id="c3lier",
                     title="LoRA-C3Lier",
@@ -102,11 +102,11 @@ def kinds(family: str) -> list[AdapterKind]:
                     presets=args.presets,
                 )
             )
-    own = section_options(found[0].args)
+    own = section_options(adapter_kinds[0].args)
     absent = {*(() if has_convolutions else OF_CONVOLUTIONS), *(() if "train_t5xxl" in own else ("train_t5xxl",))}
     for algo, (title, text, names) in LYCORIS_KINDS.items():
         fixed = {"algo": "locon", "dora_wd": "True"} if algo == "dora" else {"algo": algo}
-        found.append(
+        adapter_kinds.append(
             AdapterKind(
                 id=algo,
                 title=title,
@@ -118,7 +118,7 @@ def kinds(family: str) -> list[AdapterKind]:
                 presets=presets,
             )
         )
-    return found
+    return adapter_kinds
 
 
 def kind_of(config: AdapterRun, known: Sequence[AdapterKind]) -> AdapterKind | None:

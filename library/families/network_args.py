@@ -344,9 +344,9 @@ def network_args_as_text(config: AdapterRun) -> dict[str, str]:
 
 def lycoris_settings(config: AdapterRun) -> JsonObject:
     """The arguments for the package: as text, but switches as bool, since to it any other text than false is true."""
-    known, given = section_options(LycorisArgs), network_args_as_text(config)
+    options, given = section_options(LycorisArgs), network_args_as_text(config)
     settings = {
-        name: known[name].read(text) if known.get(name, known["algo"]).type is bool else text
+        name: options[name].read(text) if options.get(name, options["algo"]).type is bool else text
         for name, text in given.items()
     }
     settings.pop("train_block_indices", None)  # of ours
@@ -357,10 +357,10 @@ def read_leniently(config: AdapterRun, cls: type) -> tuple[Any, list[Problem]]:
     """The arguments of a run as a `cls`, with all problems; invalid ones have their defaults."""
     pairs, written = config.network.network_args, ": {pair} must be written key=value"
     wrong = [Problem("network_args", written, pair=quoted(pair)) for pair in pairs if "=" not in pair]
-    given = {key.strip(): value.strip() for key, _, value in (p.partition("=") for p in pairs if "=" in p)}
-    given = {key: value for key, value in given.items() if not (value in ("", "None") and key in section_options(cls))}
-    for name in [n for n in HINTS if n in given and n not in section_options(cls)]:
+    texts = {key.strip(): value.strip() for key, _, value in (p.partition("=") for p in pairs if "=" in p)}
+    texts = {key: value for key, value in texts.items() if not (value in ("", "None") and key in section_options(cls))}
+    for name in [n for n in HINTS if n in texts and n not in section_options(cls)]:
         wrong.append(wrong_argument(name, "is not a known key{hint}", hint=Message(HINTS[name])))
-        given.pop(name)
-    made = cls(**read_section(cls, Layer(given, "network_args"), wrong))
-    return made, [*wrong, *(made.check(config) if hasattr(made, "check") else ())]
+        texts.pop(name)
+    arguments = cls(**read_section(cls, Layer(texts, "network_args"), wrong))
+    return arguments, [*wrong, *(arguments.check(config) if hasattr(arguments, "check") else ())]

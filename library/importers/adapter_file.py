@@ -60,14 +60,14 @@ def with_header(text: str) -> bytes:
     return len(header).to_bytes(8, "little") + header
 
 
-def recognises(found: JsonMapping) -> bool:
+def recognises(settings: JsonMapping) -> bool:
     """Whether this is the header of a .safetensors file."""
-    return isinstance(found.get(METADATA), Mapping)
+    return isinstance(settings.get(METADATA), Mapping)
 
 
-def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key of the metadata -> our values and its outcome. Raises ConfigError for unsupported models."""
-    facts = {key: value for key, value in found[METADATA].items()}
+    facts = {key: value for key, value in settings[METADATA].items()}
     version = _base_model_version(facts)
     family = script.partition("_train")[0] or _family(facts, version)
     builder = ImportBuilder(
@@ -83,7 +83,7 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     ):
         part(builder)
     _import_stored_kind(builder, version)
-    if builder.adapters and not any(name.startswith(ENCODER_PREFIXES) for name in found):
+    if builder.adapters and not any(name.startswith(ENCODER_PREFIXES) for name in settings):
         set_by(
             builder,
             "network_train_unet_only",

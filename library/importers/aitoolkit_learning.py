@@ -99,10 +99,10 @@ def _import_aitoolkit_optimizer(builder: ImportBuilder) -> None:
     wanted = builder.get("train.optimizer")
     name, near = equivalent_optimizer(wanted)
     builder.change("train.optimizer", near or equal(wanted, name), {"optimizer_type": name})
-    found = {key: value for key, value in builder.source.items() if key.startswith("train.optimizer_params.")}
-    given = {key.rpartition(".")[2]: value for key, value in found.items()}
+    optimizer_keys = {key: value for key, value in builder.source.items() if key.startswith("train.optimizer_params.")}
+    given = {key.rpartition(".")[2]: value for key, value in optimizer_keys.items()}
     if near:
-        for key in found:
+        for key in optimizer_keys:
             builder.ignore(key, Message("it is for {name}, which is not offered here", name=wanted))
         given = {}
     word = simplify_name(name)
@@ -112,7 +112,7 @@ def _import_aitoolkit_optimizer(builder: ImportBuilder) -> None:
         given = {"eps": 1e-6} | given
     if arguments := optimizer_args(given):
         builder.values["optimizer_args"], builder.keys["optimizer_args"] = arguments, "train.optimizer"
-    for key in found.keys() - builder.outcomes.keys():
+    for key in optimizer_keys.keys() - builder.outcomes.keys():
         builder.change(key, "becomes one of optimizer_args")
     rate = builder.number("train.lr")
     if (word.startswith("dadapt") or word == "prodigy") and rate is not None and rate < 0.1:
@@ -221,10 +221,10 @@ def _range(builder: ImportBuilder) -> None:
 def _import_aitoolkit_noise(builder: ImportBuilder) -> None:
     _range(builder)
     kind = str(builder.get("train.loss_type"))
-    known = LOSSES.get(kind)
+    loss = LOSSES.get(kind)
     said = "loss_type = l2" if kind == "mse" else say_nearest(kind, "loss_type = l2")
-    said = equal(kind, said_of({"loss_type": known["loss_type"]})) if known else said
-    builder.change("train.loss_type", said, known or {})
+    said = equal(kind, said_of({"loss_type": loss["loss_type"]})) if loss else said
+    builder.change("train.loss_type", said, loss or {})
     if (gamma := builder.number("train.snr_gamma")) and "min_snr_gamma" not in builder.values:
         builder.ignore("train.snr_gamma", say_nearest("snr_gamma", said_of({"min_snr_gamma": f"{gamma:g}"})))
     if str(builder.get("train.content_or_style") or "balanced") != "balanced":

@@ -150,12 +150,12 @@ def _of_another(name: str, configs: Configs) -> bool:
     return any(name in options_of(other) for other in configs.values())
 
 
-def _unknown_key(config: type[RunConfig], name: str, value: Any, given: JsonMapping) -> KeyOutcome:
+def _unknown_key(config: type[RunConfig], name: str, value: Any, settings: JsonMapping) -> KeyOutcome:
     """The outcome of a key that is no option anywhere, with the option that was probably meant."""
     options = options_of(config)
     hint, meant = did_you_mean(name, understood(config), option_name), closest(name, options)
     fix: JsonObject = {}
-    if meant and meant not in given:
+    if meant and meant not in settings:
         with contextlib.suppress(ConfigError):
             fix = {meant: options[meant].read(value)}
     return KeyOutcome(name, "unknown", hint, fix)

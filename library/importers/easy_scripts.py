@@ -29,27 +29,27 @@ SUBSET = {field.name for field in dataclasses.fields(SubsetConfig)}
 REPLACED = "${replace}"  # in names and folders, for easy_name
 
 
-def recognises(found: JsonMapping) -> bool:
+def recognises(settings: JsonMapping) -> bool:
     """Whether this is a file of LoRA_Easy_Training_Scripts."""
     return any(
         key.endswith("_args") and isinstance(value, Mapping) and not ARGUMENT_TABLES.isdisjoint(value)
-        for key, value in found.items()
+        for key, value in settings.items()
     )
 
 
-def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key, under its own name -> our values and its outcome. Raises ConfigError for unsupported models."""
-    flat, general = _leaves(found, "args"), _leaves(found, "dataset_args")
-    mode = found.get("train_mode")
+    flat, general = _leaves(settings, "args"), _leaves(settings, "dataset_args")
+    mode = settings.get("train_mode")
     mode = str(mode.get("train_mode") if isinstance(mode, Mapping) else mode or "lora").casefold()
-    script = script or _easy_script(found, flat, is_word=mode not in ("lora", "none"))
-    source = {**general, **flat, **{key: found[key] for key in ("subsets", "train_mode") if key in found}}
+    script = script or _easy_script(settings, flat, is_word=mode not in ("lora", "none"))
+    source = {**general, **flat, **{key: settings[key] for key in ("subsets", "train_mode") if key in settings}}
     builder = ImportBuilder(source, script, TRAINER, keeps_ineffective=True)
     builder.explain(Message("chooses the script: {script}", script=script), "sdxl", "v2", "train_mode")
     _import_placeholder_names(builder)
     _import_easy_network(builder)
     _import_easy_optimizer(builder)
-    _import_easy_images(builder, general, tables_of_list(found.get("subsets"), "subsets", builder.notes))
+    _import_easy_images(builder, general, tables_of_list(settings.get("subsets"), "subsets", builder.notes))
     for key in builder.left():
         value = source[key]
         if key in EASY_TABLES["ignored"]:
@@ -61,20 +61,20 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     return builder
 
 
-def _leaves(found: JsonMapping, part: str) -> JsonObject:
+def _leaves(settings: JsonMapping, part: str) -> JsonObject:
     """The options of all tables; those that were typed into its page are tables with their value."""
     leaves: JsonObject = {}
-    for table in found.values():
+    for table in settings.values():
         inner = table.get(part) if isinstance(table, Mapping) else None
         for key, value in inner.items() if isinstance(inner, Mapping) else ():
             leaves[key] = value.get("value") if isinstance(value, Mapping) and "is_dataset" in value else value
     return leaves
 
 
-def _easy_script(found: JsonMapping, flat: JsonMapping, is_word: bool) -> str:
+def _easy_script(settings: JsonMapping, flat: JsonMapping, is_word: bool) -> str:
     if is_on(flat.get("sdxl")):
         return "sdxl_train_textual_inversion" if is_word else "sdxl_train_network"
-    if isinstance(found.get("flux_args"), Mapping) and found["flux_args"].get("args") and not is_word:
+    if isinstance(settings.get("flux_args"), Mapping) and settings["flux_args"].get("args") and not is_word:
         return "flux_train_network"
     model = "Stable Diffusion 2" if is_on(flat.get("v2")) else "Stable Diffusion 1.5"
     raise ConfigError(

@@ -19,19 +19,19 @@ SD_SCRIPTS_TABLES = load_tables("sd_scripts")
 
 
 def read_flat_file(
-    found: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()
+    flat: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()
 ) -> ImportBuilder:
     """Every key of a flat file -> our values and its outcome. `preferred`: scripts to choose where several fit."""
-    found = schema.flatten_sections(found)
-    _refuse_other_training(found, configs, script)
+    flat = schema.flatten_sections(flat)
+    _refuse_other_training(flat, configs, script)
     guess = ""
     if not script:
-        script = find_best_script(found, configs, preferred)
-        guess = _guess(found, script, configs)
-    builder = ImportBuilder(found, script, TRAINER, keeps_ineffective=True, guess=guess)
+        script = find_best_script(flat, configs, preferred)
+        guess = _guess(flat, script, configs)
+    builder = ImportBuilder(flat, script, TRAINER, keeps_ineffective=True, guess=guess)
     _other_algorithm(builder)
     aliases = configs[builder.script].aliases
-    for key, value in found.items():
+    for key, value in flat.items():
         if value is None or value == "":
             builder.empty(key)
         elif key == "torch_compile":
@@ -60,13 +60,13 @@ def old_blocks(builder: ImportBuilder, keys: Iterable[str], given: bool) -> None
             builder.ignore(key, said if key in old else join_messages(unreadable, "; "))
 
 
-def _refuse_other_training(found: JsonMapping, configs: Configs, script: str) -> None:
+def _refuse_other_training(settings: JsonMapping, configs: Configs, script: str) -> None:
     """Raise ConfigError for anything but a training of a supported model."""
-    other = next((what for key, what in SD_SCRIPTS_TABLES["other_keys"].items() if not is_empty(found.get(key))), "")
+    other = next((what for key, what in SD_SCRIPTS_TABLES["other_keys"].items() if not is_empty(settings.get(key))), "")
     if (
         other := other
-        or SD_SCRIPTS_TABLES["other_modules"].get(module_of(found))
-        or ("" if script else _other_model(found))
+        or SD_SCRIPTS_TABLES["other_modules"].get(module_of(settings))
+        or ("" if script else _other_model(settings))
     ):
         raise ConfigError(
             "this file of {trainer} is for {other}, which is not trained here: use {trainer}; {advice}",
@@ -75,29 +75,29 @@ def _refuse_other_training(found: JsonMapping, configs: Configs, script: str) ->
             advice=ONLY,
         )
     if not script:
-        refuse_module(found, configs)
+        refuse_module(settings, configs)
     names = {name for config in configs.values() for name in (*options_of(config), *config.aliases, *config.foreign)}
-    if names.isdisjoint(found) and (found or not script):
-        near = (join_messages([f": {name}", hint], "") for name in found if (hint := did_you_mean(name, names)))
+    if names.isdisjoint(settings) and (settings or not script):
+        near = (join_messages([f": {name}", hint], "") for name in settings if (hint := did_you_mean(name, names)))
         raise ConfigError("no setting of any training is in this file{hint}", hint=next(near, ""))
 
 
-def module_of(found: JsonMapping) -> str:
+def module_of(settings: JsonMapping) -> str:
     """The network module that a file names, "" where it names none."""
-    return str(found.get("network_module") or "")
+    return str(settings.get("network_module") or "")
 
 
-def _other_model(found: JsonMapping) -> str:
+def _other_model(settings: JsonMapping) -> str:
     """The model of a file that has the options of SDXL and is for an older one, by its switch or its model's name."""
-    if is_on(found.get("v2")):
+    if is_on(settings.get("v2")):
         return "Stable Diffusion 2"
-    name = own_name(found.get("pretrained_model_name_or_path"))
+    name = own_name(settings.get("pretrained_model_name_or_path"))
     return next((title for word, title in SD_SCRIPTS_TABLES["other_names"].items() if re.search(word, name)), "")
 
 
-def refuse_module(found: JsonMapping, configs: Configs) -> None:
+def refuse_module(settings: JsonMapping, configs: Configs) -> None:
     """Raise ConfigError for a network module that no training here has."""
-    module = module_of(found)
+    module = module_of(settings)
     known = _modules(configs)
     if (
         module
@@ -137,11 +137,11 @@ def _other_algorithm(builder: ImportBuilder) -> None:
         builder.problems.append(Problem("network_module", template, module=module, other=other, fix=fix))
 
 
-def find_best_script(found: JsonMapping, configs: Configs, preferred: Sequence[str] = ()) -> str:
+def find_best_script(settings: JsonMapping, configs: Configs, preferred: Sequence[str] = ()) -> str:
     """The script whose options include most of the keys, of those that have the network module. Where several fit,
     it is the first of `preferred`. Raises ConfigError when that is ambiguous."""
-    having = {script: config for script, config in configs.items() if _has_module(config, module_of(found))}
-    fit = {script: len(found.keys() & options_of(config).keys()) for script, config in (having or configs).items()}
+    having = {script: config for script, config in configs.items() if _has_module(config, module_of(settings))}
+    fit = {script: len(settings.keys() & options_of(config).keys()) for script, config in (having or configs).items()}
     best = max(fit.values(), default=0)
     fitting = [script for script, count in fit.items() if count == best]
     if chosen := next((script for script in preferred if script in fitting), ""):
@@ -150,7 +150,7 @@ def find_best_script(found: JsonMapping, configs: Configs, preferred: Sequence[s
         # FLUX.1 needs options for its own files, so a file without any of them is for SDXL.
         fitting = [script for script in fitting if script.startswith("sdxl")] or fitting
     if len(fitting) > 1:
-        fitting = [*of_told_kind(found, {script: configs[script] for script in fitting})] or fitting
+        fitting = [*of_told_kind(settings, {script: configs[script] for script in fitting})] or fitting
     if len(fitting) > 1:
         raise ConfigError(
             "this file names no training script; choose it with --script: {fitting}", fitting=", ".join(fitting)
@@ -162,16 +162,16 @@ def _has_module(config: type[RunConfig], module: str) -> bool:
     return "network_module" in options_of(config) and module in options_of(config)["network_module"].choices
 
 
-def _guess(found: JsonMapping, script: str, configs: Configs) -> MessageLike:
+def _guess(settings: JsonMapping, script: str, configs: Configs) -> MessageLike:
     """That the script is a guess, and by what; "" where the network module belongs to one model alone."""
-    module = module_of(found)
+    module = module_of(settings)
     if (
         module not in SD_SCRIPTS_TABLES["shared_modules"]
         and sum(_has_module(config, module) for config in configs.values()) == 1
     ):
         return ""
-    known = len(found.keys() & options_of(configs[script]).keys())
+    known = len(settings.keys() & options_of(configs[script]).keys())
     template = (
         "{script} ({title}) is a guess: the file names no script, and {known} of its {count} keys are options of it"
     )
-    return Message(template, script=script, title=configs[script].title, known=known, count=len(found))
+    return Message(template, script=script, title=configs[script].title, known=known, count=len(settings))

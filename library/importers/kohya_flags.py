@@ -11,15 +11,15 @@ def read_typed_flags(builder: ImportBuilder) -> None:
     if not isinstance(text, str):
         builder.empty("additional_parameters")
         return
-    found = flags(text)
-    alone = found.pop("", [])
-    if "torch_compile" in found:
-        found.pop("torch_compile")
+    typed = flags(text)
+    alone = typed.pop("", [])
+    if "torch_compile" in typed:
+        typed.pop("torch_compile")
         backend = builder.get("dynamo_backend")
-        found["compile"] = []
+        typed["compile"] = []
         if backend and str(backend).casefold() != "no":
-            found.setdefault("compile_backend", [str(backend)])
-    values = {name: (items if len(items) > 1 else items[0]) if items else True for name, items in found.items()}
+            typed.setdefault("compile_backend", [str(backend)])
+    values = {name: (items if len(items) > 1 else items[0]) if items else True for name, items in typed.items()}
     if not values:
         builder.ignore("additional_parameters", "there is no --flag in it")
         return

@@ -14,9 +14,9 @@ KEYS = (*WHOLE_NUMBER_KEYS, "gpu_ids", "extra_accelerate_launch_args")
 PLACE = "on the page it stands in Several GPUs, and in a shell it goes to `kohya train`"
 
 
-def read_launch_settings(found: JsonMapping) -> JsonObject:
+def read_launch_settings(settings: JsonMapping) -> JsonObject:
     """The launcher's settings in a file of kohya_ss, as values of `Launch`; unreadable values count as not set."""
-    start, read = Launch(), {key: _launch_value(key, found[key]) for key in KEYS if key in found}
+    start, read = Launch(), {key: _launch_value(key, settings[key]) for key in KEYS if key in settings}
     return {
         key: getattr(start, key) if value is None or launch_problems({key: value}) else value
         for key, value in read.items()
@@ -56,18 +56,18 @@ def launch_fields(chosen: JsonMapping, base: JsonMapping) -> JsonObject:
     return fields
 
 
-def _launch_value(key: str, given: Any) -> Any:
+def _launch_value(key: str, value: Any) -> Any:
     """The value of a key as of `Launch`; None where it is not set or invalid."""
-    if is_empty(given):
+    if is_empty(value):
         return None
     if key in WHOLE_NUMBER_KEYS:
-        number = to_number(given)
+        number = to_number(value)
         unset = number is None or number <= 0 or (key == "num_cpu_threads_per_process" and number == THREADS)
         return None if number is None or unset else int(number)
     if key == "gpu_ids":
-        return ",".join(part.strip() for part in str(given).split(",") if part.strip()) or None
+        return ",".join(part.strip() for part in str(value).split(",") if part.strip()) or None
     try:
-        return tuple(given) if isinstance(given, list | tuple) else tuple(split_words(str(given))) or None
+        return tuple(value) if isinstance(value, list | tuple) else tuple(split_words(str(value))) or None
     except ConfigError:
         return None
 

@@ -30,51 +30,51 @@ OF_OTHER_TABS = {key for tab in KOHYA_TABLES["other_tabs"] for key in tab["keys"
 TELLING = {*SWITCHES, "LoRA_type", "max_resolution", "save_as_bool", "model_list", "optimizer"}
 
 
-def recognises(found: JsonMapping) -> bool:
+def recognises(settings: JsonMapping) -> bool:
     """Whether this is a file of kohya_ss."""
-    telling = TELLING & found.keys()
-    beside = OF_OTHER_TABS & found.keys()  # which scripts have as flags, too
-    return len(telling) >= 2 or bool(telling and beside) or bool({"LoRA_type", *SWITCHES} & found.keys())
+    telling = TELLING & settings.keys()
+    beside = OF_OTHER_TABS & settings.keys()  # which scripts have as flags, too
+    return len(telling) >= 2 or bool(telling and beside) or bool({"LoRA_type", *SWITCHES} & settings.keys())
 
 
-def tab_of(found: JsonMapping) -> str:
+def tab_of(settings: JsonMapping) -> str:
     """The tab that wrote a file, inferred from its keys: a key of TITLES.
 
     Raises ConfigError for files of tabs that do not train.
     """
     for other in KOHYA_TABLES["other_tabs"]:
-        if found.keys() & set(other["keys"]):
+        if settings.keys() & set(other["keys"]):
             raise ConfigError(
                 "this file of {trainer} is for {what}, which is not trained here: use {trainer}; {advice}",
                 trainer=TRAINER, what=other["title"], advice=ONLY)  # fmt: skip
-    if found.keys() & set(KOHYA_TABLES["only_textual_inversion"]):
+    if settings.keys() & set(KOHYA_TABLES["only_textual_inversion"]):
         return "textual-inversion"
-    if {"LoRA_type", "network_dim", "unet_lr"} & found.keys():
+    if {"LoRA_type", "network_dim", "unet_lr"} & settings.keys():
         return "lora"
-    if {"image_folder", "train_dir"} & found.keys():
+    if {"image_folder", "train_dir"} & settings.keys():
         return "finetune"
     finetune, dreambooth = (set(KOHYA_TABLES[keys]) for keys in ("only_finetune", "only_dreambooth"))
-    return "finetune" if len(found.keys() & finetune) > len(found.keys() & dreambooth) else "dreambooth"
+    return "finetune" if len(settings.keys() & finetune) > len(settings.keys() & dreambooth) else "dreambooth"
 
 
-def tab_title(found: JsonMapping) -> str:
+def tab_title(settings: JsonMapping) -> str:
     """The title of that tab on kohya_ss's page."""
-    return TITLES[tab_of(found)]
+    return TITLES[tab_of(settings)]
 
 
-def script_of_kohya_file(found: JsonMapping) -> str:
+def script_of_kohya_file(settings: JsonMapping) -> str:
     """The script that a file is for. Raises ConfigError for unsupported models."""
-    tab = tab_of(found)
+    tab = tab_of(settings)
     order = ["sdxl", "flux", "SD3"] if tab == "lora" else ["sdxl", "SD3", "flux"]
     order.append("anima")
-    on = {model for switch, model in SWITCHES.items() if is_on(found.get(switch))}
+    on = {model for switch, model in SWITCHES.items() if is_on(settings.get(switch))}
     on &= {"sdxl"} if tab == "textual-inversion" else on  # that tab has no other switches
     family = next((model for model in [*order, *OTHER_SWITCHES.values()] if model in on), "")
-    if not family and str(found.get("LoRA_type", "")).startswith("Flux1"):
+    if not family and str(settings.get("LoRA_type", "")).startswith("Flux1"):
         family = "flux"
     if family not in TITLED:
-        title = family or ("Stable Diffusion 2" if is_on(found.get("v2")) else "Stable Diffusion 1.5")
-        none = "" if family or is_on(found.get("v2")) else " (no box for another model is ticked in it)"
+        title = family or ("Stable Diffusion 2" if is_on(settings.get("v2")) else "Stable Diffusion 1.5")
+        none = "" if family or is_on(settings.get("v2")) else " (no box for another model is ticked in it)"
         raise ConfigError(
             "this file of {trainer} is for {title}{none}, which is not trained here: use {trainer}, or import it with "
             "--script sdxl_train_network (or another one) to use its settings for SDXL or FLUX.1", trainer=TRAINER,
@@ -82,24 +82,24 @@ def script_of_kohya_file(found: JsonMapping) -> str:
     return f"{family}_{SCRIPT_ENDINGS.get(tab, 'train')}"
 
 
-def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key of a file -> our values and its outcome. `script` overrides the one of the file.
 
     Missing keys have the initial values of kohya_ss's page, as when that page loads the file.
     """
-    tab = tab_of(found)
-    script = script or script_of_kohya_file(found)
-    starts = page_defaults(tab, script.partition("_")[0], found)
-    filled = {key: starts[key] if value is None and key in starts else value for key, value in found.items()}
+    tab = tab_of(settings)
+    script = script or script_of_kohya_file(settings)
+    starts = page_defaults(tab, script.partition("_")[0], settings)
+    filled = {key: starts[key] if value is None and key in starts else value for key, value in settings.items()}
     builder = ImportBuilder(
-        {**starts, **filled}, script, f"{TRAINER} ({TITLES[tab]})", absent=frozenset(starts - found.keys())
+        {**starts, **filled}, script, f"{TRAINER} ({TITLES[tab]})", absent=frozenset(starts - settings.keys())
     )
     for part in (*OF_TRAINING, *OF_COMPUTING, *OF_FILES):
         part(builder, tab)
     for key in builder.left():
         if key != "additional_parameters":
             _import_key(builder, key, tab)
-    if str(found.get("model_type") or "").casefold() == "chroma" and builder.family == "flux":
+    if str(settings.get("model_type") or "").casefold() == "chroma" and builder.family == "flux":
         chooses_chroma(builder, "model_type")
         builder.explain("is set by model_type", "apply_t5_attn_mask", "guidance_scale")
         if builder.values.pop("clip_l", None):
@@ -108,18 +108,18 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     return builder
 
 
-def page_defaults(tab: str, family: str, found: JsonMapping) -> JsonObject:
+def page_defaults(tab: str, family: str, settings: JsonMapping) -> JsonObject:
     """The initial values of a tab of kohya_ss's page, for keys that a file does not have."""
     values = KOHYA_TABLES["starts"]["any"] | KOHYA_TABLES["starts"][tab]
     if family != "sdxl":
         values.pop("train_text_encoder", None)
     elif tab == "dreambooth":  # older files without these fields have one rate for all parts
-        values |= dict.fromkeys(("learning_rate_te1", "learning_rate_te2"), found.get("learning_rate") or 1e-5)
-    if "optimizer" not in found:  # older files have a switch instead, which sets the optimizer
-        values["optimizer"] = None if "use_8bit_adam" in found else "AdamW"
-    if "max_train_steps" not in found and "epoch" not in found and "max_train_epochs" not in found:
+        values |= dict.fromkeys(("learning_rate_te1", "learning_rate_te2"), settings.get("learning_rate") or 1e-5)
+    if "optimizer" not in settings:  # older files have a switch instead, which sets the optimizer
+        values["optimizer"] = None if "use_8bit_adam" in settings else "AdamW"
+    if "max_train_steps" not in settings and "epoch" not in settings and "max_train_epochs" not in settings:
         values["max_train_steps"] = 1600
-    return {key: value for key, value in values.items() if found.get(key) is None and value is not None}
+    return {key: value for key, value in values.items() if settings.get(key) is None and value is not None}
 
 
 # ---- keys that are not simply an option

@@ -26,15 +26,17 @@ BLOCK_RATE_KEYS = ("down_lr_weight", "mid_lr_weight", "up_lr_weight", "block_lr_
 PRODIGY = {"prodigy_d0": "d0", "prodigy_d_coef": "d_coef"}
 
 
-def recognises(found: JsonMapping) -> bool:
+def recognises(settings: JsonMapping) -> bool:
     """Whether this is a file of lora-scripts, or one of its presets."""
-    about = found.get("metadata")
-    return "model_train_type" in found or (isinstance(about, Mapping) and "train_type" in about and "data" in found)
+    about = settings.get("metadata")
+    return "model_train_type" in settings or (
+        isinstance(about, Mapping) and "train_type" in about and "data" in settings
+    )
 
 
-def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key -> our values and its outcome. Raises ConfigError for unsupported models."""
-    flat = {**schema.flatten_sections(found), **_typed_options(found.get("ui_custom_params"))}
+    flat = {**schema.flatten_sections(settings), **_typed_options(settings.get("ui_custom_params"))}
     builder = ImportBuilder(flat, script or _lora_scripts_script(flat), TRAINER, keeps_ineffective=True)
     key = "model_train_type" if "model_train_type" in flat else "train_type"
     builder.change(key, Message("chooses the script: {script}", script=builder.script))

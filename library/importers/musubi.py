@@ -37,17 +37,17 @@ BUCKET_MULTIPLE = 16  # sides of images are multiples of this many pixels
 MODULATION_PATTERN = ".*(img_mod|txt_mod|modulation).*"  # layers of FLUX.1
 
 
-def recognises(found: JsonMapping) -> bool:
+def recognises(settings: JsonMapping) -> bool:
     """Whether this is a file of musubi-tuner. The name of an adapter's module, which we share, is not enough where the
     images, the base model or the caches are set with our option names."""
-    found = schema.flatten_sections(found, [])  # what stands twice is told when it is read
-    module = str(found.get("network_module") or "")
+    settings = schema.flatten_sections(settings, [])  # what stands twice is told when it is read
+    module = str(settings.get("network_module") or "")
     if module in MUSUBI_TABLES["families"]:
-        return "dit" in found or (
-            "dataset_config" in found and module in MUSUBI_TABLES["modules"] and OUR_KEYS.isdisjoint(found)
+        return "dit" in settings or (
+            "dataset_config" in settings and module in MUSUBI_TABLES["modules"] and OUR_KEYS.isdisjoint(settings)
         )
     shared = module == "networks.lora"  # sd-scripts' own, which is SDXL's here
-    return "dit" in found or (module in MUSUBI_TABLES["modules"] and not shared)
+    return "dit" in settings or (module in MUSUBI_TABLES["modules"] and not shared)
 
 
 def our_script(name: str) -> str:
@@ -55,13 +55,13 @@ def our_script(name: str) -> str:
     return MUSUBI_TABLES["scripts"].get(name.removesuffix(".py"), name.removesuffix(".py"))
 
 
-def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key of a flat file -> our values and its outcome. Raises ConfigError for unsupported models."""
-    data = found.get("dataset_config")  # a table if the file that it names could be read
-    found = schema.flatten_sections({**found, "dataset_config": ""} if isinstance(data, Mapping) else found)
-    module = str(found.get("network_module") or "")
-    other = next((model for key, model in MUSUBI_TABLES["other_keys"].items() if not is_empty(found.get(key))), "")
-    family = find_musubi_family(found, script)
+    data = settings.get("dataset_config")  # a table if the file that it names could be read
+    settings = schema.flatten_sections({**settings, "dataset_config": ""} if isinstance(data, Mapping) else settings)
+    module = str(settings.get("network_module") or "")
+    other = next((model for key, model in MUSUBI_TABLES["other_keys"].items() if not is_empty(settings.get(key))), "")
+    family = find_musubi_family(settings, script)
     known = module in ("", *MUSUBI_TABLES["lycoris"]) or module.startswith("lycoris")
     other = "" if module == FLUX_1 else MUSUBI_TABLES["modules"].get(module) or ("" if known else module) or other
     other = "" if script or family != "flux" else other
@@ -72,8 +72,8 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
             other=other,
             advice=ONLY,
         )
-    lora = bool(module or found.get("network_dim"))
-    builder = ImportBuilder(found, script or f"{family}_train{'_network' if lora else ''}", TRAINER)
+    lora = bool(module or settings.get("network_dim"))
+    builder = ImportBuilder(settings, script or f"{family}_train{'_network' if lora else ''}", TRAINER)
     kind = "flux" if family == "flux" else "others"
     import_keys(builder, MUSUBI_TABLES["renamed"] | MUSUBI_TABLES[f"renamed_{kind}"])
     if isinstance(data, Mapping) and is_dataset(data):
@@ -91,7 +91,7 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     for key in builder.left():
         if key in MUSUBI_TABLES["ignored"] and key not in own:
             builder.ignore(key, MUSUBI_TABLES["ignored"][key])
-        elif is_empty(found[key]):
+        elif is_empty(settings[key]):
             builder.empty(key)
         else:
             builder.keep(key)
@@ -101,7 +101,7 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     if sampling not in ("", "shift", "sigma"):
         del defaults["discrete_flow_shift"]  # which has no effect then
     for option, value in defaults.items():
-        if option not in found:
+        if option not in settings:
             said = Message("not in the file; {trainer} uses {value}", trainer=TRAINER, value=value)
             set_by(builder, option, said, {option: value})
     always = MUSUBI_TABLES["always"] | ({"network_train_unet_only": True} if lora else {})
@@ -174,25 +174,27 @@ def _defaults(builder: ImportBuilder, module: str) -> None:
 
 def _network_args_list(builder: ImportBuilder) -> list[str]:
     """network_args as a list, which the file may have as one string."""
-    given = builder.get("network_args") or ()
-    return [str(one) for one in given] if isinstance(given, list | tuple) else str(given).split()
+    arguments = builder.get("network_args") or ()
+    return [str(one) for one in arguments] if isinstance(arguments, list | tuple) else str(arguments).split()
 
 
-def find_musubi_family(found: JsonMapping, script: str) -> str:
+def find_musubi_family(settings: JsonMapping, script: str) -> str:
     """The family that a file is for, by its module, kind of model or keys. ConfigError where these are ambiguous."""
-    module, version = str(found.get("network_module") or ""), str(found.get("model_version") or "").casefold()
+    module, version = str(settings.get("network_module") or ""), str(settings.get("model_version") or "").casefold()
     if script or module in MUSUBI_TABLES["families"]:
         return script.partition("_train")[0] or MUSUBI_TABLES["families"][module]
-    if version in MUSUBI_TABLES["qwen_versions"] or any(is_on(found.get(key)) for key in MUSUBI_TABLES["old_versions"]):
+    if version in MUSUBI_TABLES["qwen_versions"] or any(
+        is_on(settings.get(key)) for key in MUSUBI_TABLES["old_versions"]
+    ):
         return "qwen_image"
     if version in MUSUBI_TABLES["flux_2_versions"] or any(
-        not is_empty(found.get(key)) for key in MUSUBI_TABLES["flux_2_keys"]
+        not is_empty(settings.get(key)) for key in MUSUBI_TABLES["flux_2_keys"]
     ):
         return "flux_2"
-    if all(not is_empty(found.get(key)) for key in MUSUBI_TABLES["zimage_keys"]):
+    if all(not is_empty(settings.get(key)) for key in MUSUBI_TABLES["zimage_keys"]):
         return "zimage"
     told = bool(module) and module not in MUSUBI_TABLES["lycoris"] and not module.startswith("lycoris")
-    if not told and not is_empty(found.get(either := "text_encoder")):
+    if not told and not is_empty(settings.get(either := "text_encoder")):
         raise ConfigError(
             "this file of {trainer} is for {other} and does not say for which: say it with --script",
             trainer=TRAINER,
@@ -208,35 +210,35 @@ def _import_musubi_lycoris(builder: ImportBuilder, module: str) -> None:
     given = _network_args_list(builder)
     arguments = [one for one in given if one.partition("=")[0].strip() in MUSUBI_TABLES["lycoris_arguments"]]
     left_out = [one.partition("=")[0] for one in given if one not in arguments]
-    made = [f"algo={MUSUBI_TABLES['lycoris'][module]}", *arguments]
-    made += ["bypass_mode=True"] if is_on(builder.get("fp8_base")) else []
+    lycoris_arguments = [f"algo={MUSUBI_TABLES['lycoris'][module]}", *arguments]
+    lycoris_arguments += ["bypass_mode=True"] if is_on(builder.get("fp8_base")) else []
     template = "{module} is lycoris.kohya with {args} here, whose layers are those of its preset"
-    said = Message(template, module=module, args=" ".join(made))
+    said = Message(template, module=module, args=" ".join(lycoris_arguments))
     builder.change("network_module", said, {"network_module": "lycoris.kohya"})
     template = "{names}: not an argument of lycoris.kohya"
     about = Message(template, names=", ".join(left_out)) if left_out else "those of lycoris.kohya"
-    set_by(builder, "network_args", about, {"network_args": made})
+    set_by(builder, "network_args", about, {"network_args": lycoris_arguments})
 
 
 # ---- its dataset files
 
 
-def is_dataset(found: JsonMapping) -> bool:
+def is_dataset(settings: JsonMapping) -> bool:
     """Whether this is a dataset file of musubi-tuner: image folders directly in [[datasets]]."""
     kinds = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
-    sets = found.get("datasets")
+    sets = settings.get("datasets")
     return isinstance(sets, list) and any(isinstance(s, Mapping) and any(k in s for k in kinds) for s in sets)
 
 
-def convert_dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
+def convert_dataset(settings: JsonMapping) -> tuple[str, list[MessageLike]]:
     """A dataset file of musubi-tuner -> the text of ours, and a sentence for each key that was left out."""
     notes: list[MessageLike] = []
     known: list[str] = MUSUBI_TABLES["dataset_keys"]
-    general = _known_keys(table_in(found, "general", "dataset_config", notes), known, "[general]", notes)
+    general = _known_keys(table_in(settings, "general", "dataset_config", notes), known, "[general]", notes)
     general = {"resolution": [960, 544], "caption_extension": ".txt"} | general
     repeats = general.pop("num_repeats", 1)
     sets = []
-    for i, table in enumerate(tables_of_list(found["datasets"], "datasets", notes), 1):
+    for i, table in enumerate(tables_of_list(settings["datasets"], "datasets", notes), 1):
         place = Message("dataset {number}", number=i)
         if table.get("image_directory") is None and table.get("image_jsonl_file") is None:
             template = "{place} is left out: only images with caption files, or in a .jsonl file, are read"

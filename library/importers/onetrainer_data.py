@@ -242,9 +242,9 @@ def _caching(builder: ImportBuilder, concepts: list[JsonMapping]) -> None:
 def _import_onetrainer_samples(builder: ImportBuilder) -> None:
     """Prompts of the config, or of the file that it names, to a prompt file."""
     listed = tables_of_list(builder.get("samples"), "samples", builder.notes)
-    found = [s for s in listed if s.get("enabled", True) and not is_empty(s.get("prompt"))]
+    enabled = [s for s in listed if s.get("enabled", True) and not is_empty(s.get("prompt"))]
     keys = ("sample_after", "sample_after_unit")
-    if not found:
+    if not enabled:
         if builder.get("sample_definition_file_name"):
             builder.ignore(
                 "sample_definition_file_name", "this file was not found; name the prompts with sample_prompts"
@@ -252,8 +252,10 @@ def _import_onetrainer_samples(builder: ImportBuilder) -> None:
         for key in keys:
             builder.change(key, "there are no prompts to sample")
     else:
-        builder.texts["sample_prompts"] = "\n".join(_onetrainer_prompt_line(builder, sample) for sample in found) + "\n"
-        builder.change("samples", told_prompts(len(found)))
+        builder.texts["sample_prompts"] = (
+            "\n".join(_onetrainer_prompt_line(builder, sample) for sample in enabled) + "\n"
+        )
+        builder.change("samples", told_prompts(len(enabled)))
         builder.empty("sample_definition_file_name")
         _sample_interval(builder)
     for key in (

@@ -152,9 +152,9 @@ def _filter(builder: ImportBuilder) -> str:
 
 def _preset(builder: ImportBuilder) -> list[str]:
     chosen = _filter(builder)
-    known = {"attn-mlp": "attn-mlp", "attn-only": "attn-only", "blocks": "attn-mlp"}
-    _say_layers(builder, equal(chosen, f"preset={known.get(chosen, 'full')}"))
-    return [f"preset={known[chosen]}"] if chosen in known else []
+    presets = {"attn-mlp": "attn-mlp", "attn-only": "attn-only", "blocks": "attn-mlp"}
+    _say_layers(builder, equal(chosen, f"preset={presets.get(chosen, 'full')}"))
+    return [f"preset={presets[chosen]}"] if chosen in presets else []
 
 
 def _import_adapter_layers(builder: ImportBuilder, rank: int, alpha: float) -> list[str]:

@@ -57,10 +57,10 @@ def load_tables(program: str) -> JsonObject:
     return {**found, "ignored": reasons}
 
 
-def flatten_tables(found: JsonMapping, before: str = "") -> JsonObject:
+def flatten_tables(settings: JsonMapping, before: str = "") -> JsonObject:
     """Nested tables -> keys with dots. Lists are unchanged."""
     flat: JsonObject = {}
-    for key, value in found.items():
+    for key, value in settings.items():
         if isinstance(value, Mapping) and value:
             flat |= flatten_tables(value, f"{before}{key}.")
         else:
@@ -265,10 +265,10 @@ def optimizer_args(values: JsonMapping) -> list[str]:
 def equivalent_optimizer(name: object) -> tuple[str, MessageLike]:
     """The equivalent optimizer, and a sentence where it differs: ("AdamW8bit", "")."""
     tables, word = load_tables("optimizers"), simplify_name(name)
-    known = tables["same"].get(tables["nearest"].get(word, word))
-    if known is None:
+    equivalent = tables["same"].get(tables["nearest"].get(word, word))
+    if equivalent is None:
         return str(name), ""
-    here = next(choice for choice in known if choice in get_args(OptimizerName) or choice == known[-1])
+    here = next(choice for choice in equivalent if choice in get_args(OptimizerName) or choice == equivalent[-1])
     return here, say_nearest(name, here) if word in tables["nearest"] else ""
 
 

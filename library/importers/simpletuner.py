@@ -40,16 +40,16 @@ OTHER_METHODS = {
 }
 
 
-def recognises(found: JsonMapping) -> bool:
+def recognises(settings: JsonMapping) -> bool:
     """Whether this is a file of SimpleTuner."""
-    keys = {key.removeprefix("--") for key in found}
+    keys = {key.removeprefix("--") for key in settings}
     telling = {"data_backend_config", "model_flavour", "lora_rank", "base_model_precision"}
     return "model_family" in keys and not telling.isdisjoint(keys)
 
 
-def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key -> our values and its outcome. Raises ConfigError for unsupported models and methods."""
-    given, names = _today(found)
+    given, names = _today(settings)
     _refuse_method(given)
     script = script or _simpletuner_script(given)
     defaults = {key: value for key, value in SIMPLETUNER_TABLES["defaults"].items() if is_empty(given.get(key))}
@@ -81,32 +81,32 @@ def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     return builder
 
 
-def _today(found: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
+def _today(settings: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
     """The keys without -- and under their current names, and {current name: name in the file} of those."""
-    given: JsonObject = {}
+    current: JsonObject = {}
     names: dict[str, str] = {}
-    for key, value in found.items():
+    for key, value in settings.items():
         plain = key.removeprefix("--")
         new = SIMPLETUNER_TABLES["old"].get(plain, plain)
-        new = plain if new in given else new
-        given[new] = value
+        new = plain if new in current else new
+        current[new] = value
         if new != key:
             names[new] = key
-    return given, names
+    return current, names
 
 
-def _refuse_method(given: JsonMapping) -> None:
+def _refuse_method(settings: JsonMapping) -> None:
     """Raise ConfigError, naming the method, if it trains neither a LoRA nor a whole model."""
     what = next(
         (
             what
             for key, what in OTHER_METHODS.items()
-            if not is_empty(given.get(key)) and (is_on(given[key]) or key == "distillation_method")
+            if not is_empty(settings.get(key)) and (is_on(settings[key]) or key == "distillation_method")
         ),
         "",
     )
-    kind = str(given.get("model_type") or "full").casefold()
-    if "refiner" in str(given.get("model_flavour")):
+    kind = str(settings.get("model_type") or "full").casefold()
+    if "refiner" in str(settings.get("model_flavour")):
         what = what or OTHER_METHODS["refiner_training"]
     if kind not in ("lora", "full"):
         what = what or kind
@@ -119,8 +119,8 @@ def _refuse_method(given: JsonMapping) -> None:
         )
 
 
-def _simpletuner_script(given: JsonMapping) -> str:
-    kind = str(given.get("model_family") or "").casefold()
+def _simpletuner_script(settings: JsonMapping) -> str:
+    kind = str(settings.get("model_family") or "").casefold()
     if not kind:
         raise ConfigError(NO_MODEL, trainer=TRAINER, key="model_family")
     family = SIMPLETUNER_TABLES["families"].get(kind)
@@ -132,15 +132,15 @@ def _simpletuner_script(given: JsonMapping) -> str:
             model=model,
             advice=ONLY,
         )
-    return f"{family}_train_network" if str(given.get("model_type")).casefold() == "lora" else f"{family}_train"
+    return f"{family}_train_network" if str(settings.get("model_type")).casefold() == "lora" else f"{family}_train"
 
 
 def _import_simpletuner_model(builder: ImportBuilder) -> None:
     """The files of the model, and which of the models with the same files it is."""
     kind, flavour = str(builder.get("model_family")), str(builder.get("model_flavour") or "")
-    known = SIMPLETUNER_TABLES["models"].get(kind, {})
+    models = SIMPLETUNER_TABLES["models"].get(kind, {})
     key = "pretrained_model_name_or_path"
-    base = builder.get(key) or known.get(flavour) or next(iter(known.values()), None)
+    base = builder.get(key) or models.get(flavour) or next(iter(models.values()), None)
     words = f"{flavour} {own_name(base)}".casefold()
     relative = next((one for one in ("kontext", "krea") if one in words and builder.family == "flux"), "")
     values = {"model_type": relative} if relative else {}
@@ -148,7 +148,7 @@ def _import_simpletuner_model(builder: ImportBuilder) -> None:
     builder.change("model_family", Message("chooses the script: {script}", script=chosen), values)
     builder.change("model_type", Message("chooses the script: {script}", script=builder.script))
     chooses_version(builder, "model_family", re.sub(r"^klein", "klein-base", words))
-    chooses_edit(builder, "model_family", own_name(known.get(flavour) or base))
+    chooses_edit(builder, "model_family", own_name(models.get(flavour) or base))
     if base:
         builder.assume(key, base)
         builder.keep(key, base)

@@ -53,26 +53,26 @@ def build_mask_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argpar
     text = (
         "masks by CLIPSeg, which finds what words describe, or by a model that knows classes (SegFormer, Mask2Former)"
     )
-    one = ways.add_parser("model", help=text, description=text)
-    one.add_argument("folder", type=Path, metavar="FOLDER", help="images, or folders with images")
+    model_parser = ways.add_parser("model", help=text, description=text)
+    model_parser.add_argument("folder", type=Path, metavar="FOLDER", help="images, or folders with images")
     text = "folder with config.json and .safetensors, or a Hugging Face id, downloaded once"
-    one.add_argument("--model", required=True, metavar="MODEL", help=text)
-    one.add_argument("--words", required=True, help="what is to be learned, such as: person, dog")
-    one.add_argument("--threshold", type=float, default=0.4, help="of CLIPSeg: lower takes more of the image")
-    _add_mask_options(one)
-    one.add_argument(
+    model_parser.add_argument("--model", required=True, metavar="MODEL", help=text)
+    model_parser.add_argument("--words", required=True, help="what is to be learned, such as: person, dog")
+    model_parser.add_argument("--threshold", type=float, default=0.4, help="of CLIPSeg: lower takes more of the image")
+    _add_mask_options(model_parser)
+    model_parser.add_argument(
         "--into",
         choices=files.INTO,
         default=files.FOLDER,
         help="a folder of masks, or the alpha channel of PNG and WebP images (alpha_mask)",
     )
-    one.add_argument("--batch_size", type=int, default=1, help="images at once")
-    one.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
+    model_parser.add_argument("--batch_size", type=int, default=1, help="images at once")
+    model_parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
     text = "masks of the transparency that images have: what is transparent is not learned"
-    one = ways.add_parser("alpha", help=text, description=text)
-    one.add_argument("folder", type=Path, metavar="FOLDER", help="images, or folders with images")
-    one.set_defaults(into=files.FOLDER)
-    _add_mask_options(one)
+    model_parser = ways.add_parser("alpha", help=text, description=text)
+    model_parser.add_argument("folder", type=Path, metavar="FOLDER", help="images, or folders with images")
+    model_parser.set_defaults(into=files.FOLDER)
+    _add_mask_options(model_parser)
     return parser
 
 

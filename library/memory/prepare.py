@@ -206,16 +206,20 @@ def _block_inputs(  # noqa: PLR0913 - all that decides about the sizes
     denoiser: nn.Module, blocks: list[list[nn.Module]], family: Family, dynamic: bool | None, sizes: Sizes, static: bool
 ) -> dict[nn.Module, BlockInputs]:
     """What each block gets. Where sizes are compiled one by one, equally wide blocks of two levels see others."""
-    paths, found = {module: path for path, module in denoiser.named_modules()}, {}
+    paths, inputs_by_block = {module: path for path, module in denoiser.named_modules()}, {}
     for block in (block for group in blocks for block in group):
-        given = family.block_inputs.get(type(block).__name__)
-        if given and static:
+        inputs_of_kind = family.block_inputs.get(type(block).__name__)
+        if inputs_of_kind and static:
             level = family.resolution_level(paths[block])
             halved = {(*_image_count(size), *(-(-side // 2**level) for side in _image_sides(size))) for size in sizes}
-            found[block] = replace(given, dynamic=(), level=level, sizes=_count_graphs(given, dynamic, halved, static))
-        elif given:
-            found[block] = replace(given, sizes=_count_graphs(given, dynamic, sizes, static))
-    return found
+            inputs_by_block[block] = replace(
+                inputs_of_kind, dynamic=(), level=level, sizes=_count_graphs(inputs_of_kind, dynamic, halved, static)
+            )
+        elif inputs_of_kind:
+            inputs_by_block[block] = replace(
+                inputs_of_kind, sizes=_count_graphs(inputs_of_kind, dynamic, sizes, static)
+            )
+    return inputs_by_block
 
 
 def _count_graphs(inputs: BlockInputs, dynamic: bool | None, sizes: Sizes, static: bool) -> int:
@@ -296,10 +300,10 @@ def describe_blocks(denoiser: nn.Module, block_classes: tuple[str, ...]) -> str:
 
 def _behaviours_within(block: nn.Module) -> set[str]:
     """Of a block and its layers. All blocks of a class can swap, so that they share their graphs; not all do."""
-    found = {behaviour for module in block.modules() for behaviour in behaviours_of(module)}
+    behaviours = {behaviour for module in block.modules() for behaviour in behaviours_of(module)}
     if any(parameter.dtype.itemsize == 1 for parameter in block.parameters()):  # also where adapters cast them
-        found.add(EIGHT_BIT)
-    return found if "_swap" in vars(block) else found - {"swapped"}
+        behaviours.add(EIGHT_BIT)
+    return behaviours if "_swap" in vars(block) else behaviours - {"swapped"}
 
 
 @contextlib.contextmanager

@@ -170,11 +170,11 @@ def attach_lora(components: ModelComponents, family: Family, config: AdapterRun)
     weights = plain_file("network_weights", file, config.family) if file else None
     sizes = by_name(weights) if weights is not None and network.dim_from_weights else None
     adapters, places = {}, {}
-    for root, found, spec, kind in _targets(components, family, plan, sizes):
-        adapters[found.name] = kind.around(found.layer, spec, trained_dtype(config))
-        parent, _, child = found.path.rpartition(".")
-        setattr(root.get_submodule(parent), child, adapters[found.name])
-        places[found.name] = AdapterLocation(found.part, found.path)
+    for root, layer, spec, kind in _targets(components, family, plan, sizes):
+        adapters[layer.name] = kind.around(layer.layer, spec, trained_dtype(config))
+        parent, _, child = layer.path.rpartition(".")
+        setattr(root.get_submodule(parent), child, adapters[layer.name])
+        places[layer.name] = AdapterLocation(layer.part, layer.path)
     method = LoraAdapters(adapters, places, config)
     method.factor_caches = [*_factor_caches(method, components, config)]
     _log_adapters(method)
@@ -207,17 +207,17 @@ def merge_base_weights(
 
     The sum is made in float32 and then rounded once to the weight's own dtype, also when that is bfloat16 or float8.
     """
-    found, used, misfits = by_name(tensors), set(), []
+    adapters, used, misfits = by_name(tensors), set(), []
     for part, root in networks(components).items():
         for layer in targets.find_target_layers(root, part, family.adapter_name, ()):
-            name = layer.name if layer.name in found else AdapterLocation(part, layer.path).alias
-            if "lora_down.weight" in found.get(name, {}):
+            name = layer.name if layer.name in adapters else AdapterLocation(part, layer.path).alias
+            if "lora_down.weight" in adapters.get(name, {}):
                 used.add(name)
-                if factors_fit(layer.layer.weight, found[name]):
-                    _merge_product(layer.layer, found[name], multiplier)
+                if factors_fit(layer.layer.weight, adapters[name]):
+                    _merge_product(layer.layer, adapters[name], multiplier)
                 else:
                     misfits.append(name)
-    return Unmatched(unexpected=[n for n in found if n not in used], misfits=misfits)
+    return Unmatched(unexpected=[n for n in adapters if n not in used], misfits=misfits)
 
 
 def networks(components: ModelComponents) -> dict[str, nn.Module]:

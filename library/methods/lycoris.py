@@ -147,11 +147,8 @@ class LycorisAdapters(BaseMethod):
         optim = self._config.optim
         encoder_lr = optim.text_encoder_lr[0] if optim.text_encoder_lr else None
         optimizer_params = self.network.prepare_optimizer_params(encoder_lr, optim.unet_lr, optim.learning_rate)
-        groups, names = (
-            optimizer_params
-            if isinstance(optimizer_params, tuple)
-            else (optimizer_params, ["" for _ in optimizer_params])
-        )
+        has_names = isinstance(optimizer_params, tuple)
+        groups, names = optimizer_params if has_names else (optimizer_params, ["" for _ in optimizer_params])
         return [
             {"params": list(g["params"]), "lr": g.get("lr", optim.learning_rate), "name": name or f"group{i}"}
             for i, (g, name) in enumerate(zip(groups, names, strict=True))

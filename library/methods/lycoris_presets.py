@@ -20,18 +20,18 @@ OF_ATTENTION = "attn-only"  # looks for attention by the class names of sd-scrip
 def known_presets(preset: str, denoiser: nn.Module) -> Iterator[None]:
     """Within the context, the package finds a preset's file as a preset of that name, and so never opens it: its parser
     has no limits. Raises ConfigError when that file cannot be read, or is no preset."""
-    known = importlib.import_module("lycoris.config").PRESET
+    presets = importlib.import_module("lycoris.config").PRESET
     own = {type(module).__name__ for module in denoiser.modules() if type(module).__name__.endswith("Attention")}
-    before = dict(known)
-    classes = known[OF_ATTENTION].get("unet_target_module", [])
-    known[OF_ATTENTION] = {**known[OF_ATTENTION], "unet_target_module": [*classes, *sorted(own)]}
+    before = dict(presets)
+    classes = presets[OF_ATTENTION].get("unet_target_module", [])
+    presets[OF_ATTENTION] = {**presets[OF_ATTENTION], "unet_target_module": [*classes, *sorted(own)]}
     if preset not in (*network_args.LAYER_PRESETS, network_args.UNMATCHED):
-        known[preset] = _preset_of_file(preset)
+        presets[preset] = _preset_of_file(preset)
     try:
         yield
     finally:
-        known.clear()
-        known.update(before)
+        presets.clear()
+        presets.update(before)
 
 
 def _preset_of_file(preset: str) -> JsonObject:

@@ -221,10 +221,10 @@ def own_state(state: State, weights: Sequence[nn.Parameter]) -> State:
 def _change_state(
     state: State, weights: Sequence[nn.Parameter], change: Callable[[Tensor, nn.Parameter, Rows], Tensor]
 ) -> State:
-    found: dict[int, State] = {}
+    changed: dict[int, State] = {}
     for number, values in state["state"].items():
-        p, found[number] = weights[number], dict(values)
+        p, changed[number] = weights[number], dict(values)
         for key, value in values.items():
             if isinstance(value, Tensor) and (rows := rows_of_parameter(p)):
-                found[number][key] = change(value, p, rows)
-    return {**state, "state": found}
+                changed[number][key] = change(value, p, rows)
+    return {**state, "state": changed}

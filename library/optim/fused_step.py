@@ -172,10 +172,10 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         if len(state_dict.get("bundles", ())) != len(self.bundles):
             raise ConfigError("resume: the state is of a run with another optimizer; resume with its own config")
         self.steps = state_dict["steps"]
-        for group, known in zip(self.param_groups, state_dict["groups"], strict=True):
-            group.update(known)
-        for bundle, known in zip(self.bundles, state_dict["bundles"], strict=True):
-            bundle.load_state_dict(known)
+        for group, stored_group in zip(self.param_groups, state_dict["groups"], strict=True):
+            group.update(stored_group)
+        for bundle, stored_group in zip(self.bundles, state_dict["bundles"], strict=True):
+            bundle.load_state_dict(stored_group)
 
 
 # ---- how a group is cut

@@ -289,10 +289,10 @@ def _needed(function: Callable[..., object]) -> Iterator[inspect.Parameter]:
         known = [*inspect.signature(function).parameters.values()][1:]
     except (TypeError, ValueError):  # of a class that is not Python's
         return
-    for one in known:
-        is_plain = one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-        if one.default is one.empty and is_plain and one.name != "optimizer":
-            yield one
+    for parameter in known:
+        is_plain = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if parameter.default is parameter.empty and is_plain and parameter.name != "optimizer":
+            yield parameter
 
 
 def _tried(config: RunConfig, own: JsonObject, total: int | None = None, rates: Sequence[float] = ()) -> str:

@@ -149,22 +149,22 @@ class Trackers:
         return wandb.init(project=project, dir=str(folder), **how)
 
 
-def _tracked_rates(found: Mapping[str, float], network: bool) -> dict[str, float]:
+def _tracked_rates(rates: Mapping[str, float], network: bool) -> dict[str, float]:
     """Learning rates under upstream's names. For networks it has each twice: by its name, and by its group's number.
 
     The first group is no number where it is of a text encoder.
     """
     if not network:
-        return dict(found)
+        return dict(rates)
     # Between a text encoder's number and what follows, upstream has one blank more.
-    made = {re.sub(r"(textencoder \d)", r"\1 ", name): rate for name, rate in found.items()}
-    for number, name in enumerate(name for name in found if not name.startswith("d*lr/")):
+    made = {re.sub(r"(textencoder \d)", r"\1 ", name): rate for name, rate in rates.items()}
+    for number, name in enumerate(name for name in rates if not name.startswith("d*lr/")):
         if number == 0 and name.startswith("textencoder"):
-            made["textencoder"] = found[name]
+            made["textencoder"] = rates[name]
             continue
-        made[f"group{number}"] = found[name]
-        if f"d*lr/{name}" in found:
-            made[f"d*lr/group{number}"] = found[f"d*lr/{name}"]
+        made[f"group{number}"] = rates[name]
+        if f"d*lr/{name}" in rates:
+            made[f"d*lr/group{number}"] = rates[f"d*lr/{name}"]
     return made
 
 

@@ -99,11 +99,11 @@ def fitting_recipes(config: RunConfig) -> list[Recipe]:
     """The recipes for a training of this model, by purpose; each with what the model itself requires."""
     recipes, models = of_family(config.family)
     values = option_values(config)
-    found = [recipe for recipe in recipes if recipe.kind == config.kind and recipe.fits(values)]
+    fitting = [recipe for recipe in recipes if recipe.kind == config.kind and recipe.fits(values)]
     for model in models:
         if model.kind == config.kind and _condition_holds(model.when, values):
-            found = [_of_model(one, model) for one in found]
-    return sorted(found, key=lambda recipe: [*PURPOSES, ""].index(recipe.purpose))
+            fitting = [_of_model(one, model) for one in fitting]
+    return sorted(fitting, key=lambda recipe: [*PURPOSES, ""].index(recipe.purpose))
 
 
 def _of_model(recipe: Recipe, model: ModelRecipe) -> Recipe:

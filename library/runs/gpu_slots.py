@@ -69,12 +69,12 @@ def choose_devices(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
             raise ConfigError(wrong)
         return wanted if set(wanted) <= set(left) else ()
     count = len(every) if asked == "all" else min(wanted_processes(how), len(every))
-    known = [device for device in every if device in left]
-    if len(known) > count:  # other programs may use some: take those with most memory left
+    free_in_order = [device for device in every if device in left]
+    if len(free_in_order) > count:  # other programs may use some: take those with most memory left
         room = {gpu.index: gpu.total - gpu.used for gpu in machine.read_gpus()}
-        most = sorted(known, key=lambda device: -room.get(device, 0.0))[:count]
-        known = [device for device in known if device in most]
-    return tuple(known) if len(known) >= count else ()
+        most = sorted(free_in_order, key=lambda device: -room.get(device, 0.0))[:count]
+        free_in_order = [device for device in free_in_order if device in most]
+    return tuple(free_in_order) if len(free_in_order) >= count else ()
 
 
 def find_launch_problems(how: JsonMapping) -> list[Problem]:

@@ -125,14 +125,14 @@ def store(path: Path, values: JsonMapping) -> None:
 
 def parse_facts(text: str | bytes) -> JsonObject:
     """What `dump` wrote, its texts as they were made; empty for what is no object. Raises ValueError."""
-    found = json.loads(text)
-    if not isinstance(found, dict):
+    facts = json.loads(text)
+    if not isinstance(facts, dict):
         return {}
-    made = found.pop(TEXTS, None)
+    made = facts.pop(TEXTS, None)
     try:
-        return problems.restored(found, made) if made else found
+        return problems.restored(facts, made) if made else facts
     except (AttributeError, KeyError, TypeError, RecursionError):  # written by another version, or by hand
-        return found
+        return facts
 
 
 def dump(values: JsonMapping, indent: int | None = None) -> str:

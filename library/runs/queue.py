@@ -96,21 +96,21 @@ def read_queue() -> Queue:
     return _queue(layout.load_changed(str(queue_folder() / "queue.json")))
 
 
-def _queue(found: JsonMapping) -> Queue:
+def _queue(queue: JsonMapping) -> Queue:
     """The queue that a file holds, which shares nothing with what was read of it."""
-    found = copy.deepcopy(found)
+    queue = copy.deepcopy(queue)
     known = {f.name for f in fields(QueueEntry)}
     given = [
-        entry for entry in found.get("entries") or [] if isinstance(entry, dict) and layout.is_run_id(entry.get("id"))
+        entry for entry in queue.get("entries") or [] if isinstance(entry, dict) and layout.is_run_id(entry.get("id"))
     ]
     entries = [QueueEntry(**{name: entry[name] for name in known & entry.keys()}) for entry in given]
-    worker = found.get("worker")
+    worker = queue.get("worker")
     return Queue(
         entries,
-        found.get("paused") or "",
-        bool(found.get("go_on", True)),
+        queue.get("paused") or "",
+        bool(queue.get("go_on", True)),
         worker if isinstance(worker, dict) else {},
-        float(found.get("called") or 0.0),
+        float(queue.get("called") or 0.0),
     )
 
 

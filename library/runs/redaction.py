@@ -208,10 +208,10 @@ def _texts_of(config: JsonMapping, names: tuple[str, ...]) -> list[tuple[str, st
 def _folders_in(file: Path) -> list[str]:
     """Folders and files that a data set's own config names."""
     try:
-        toml = load_toml(file)
+        tables = load_toml(file)
     except ConfigError:
         return []
-    subsets = [s for d in toml.get("datasets") or [] if isinstance(d, dict) for s in d.get("subsets") or [d]]
+    subsets = [s for d in tables.get("datasets") or [] if isinstance(d, dict) for s in d.get("subsets") or [d]]
     keys = ("image_dir", "image_directory", *SECOND_PICTURES)
     named = [s[key] for s in subsets if isinstance(s, dict) for key in keys if s.get(key)]
     return [str(folder) for value in named for folder in (value if isinstance(value, list) else [value])]

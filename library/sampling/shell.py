@@ -140,14 +140,14 @@ def parse_option(text: str) -> tuple[str, str]:
 
 def prompts_to_sample(asked: argparse.Namespace) -> list[Prompt]:
     """The prompts of the file and of the command line."""
-    found = [*(prompt_files.read_prompts(asked.prompts) if asked.prompts else ())]
-    found += [prompt_files.parse_line(line) for line in asked.prompt if line.strip()]
-    for prompt in found:
+    prompts = [*(prompt_files.read_prompts(asked.prompts) if asked.prompts else ())]
+    prompts += [prompt_files.parse_line(line) for line in asked.prompt if line.strip()]
+    for prompt in prompts:
         if why := prompt_files.problem_of(prompt):
             raise ConfigError("prompt: {why}", why=why)
     if asked.seed is not None:
-        found = [prompt if prompt.seed is not None else replace(prompt, seed=asked.seed) for prompt in found]
-    return found
+        prompts = [prompt if prompt.seed is not None else replace(prompt, seed=asked.seed) for prompt in prompts]
+    return prompts
 
 
 def sampling_notes(asked: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]:

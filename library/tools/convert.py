@@ -31,10 +31,10 @@ def convert_lora(
         raise ConfigError("to is {to}: use one of {formats}", to=repr(to), formats=", ".join(FORMATS))
     out = storage.fresh(out, lora)
     report(Message("reading"), 0, 1)
-    found = adapters.read_lora(lora)
-    found.metadata.pop("lora_adapter_metadata", None)
+    source = adapters.read_lora(lora)
+    source.metadata.pop("lora_adapter_metadata", None)
     if to == "comfy":
-        found = for_comfyui.prepare_for_comfyui(found, lora)
-        for sentence in for_comfyui.comfyui_notes(found):
+        source = for_comfyui.prepare_for_comfyui(source, lora)
+        for sentence in for_comfyui.comfyui_notes(source):
             note(sentence)
-    return writing.save_lora(found, out, style=to, dtype=dtype, report=report)
+    return writing.save_lora(source, out, style=to, dtype=dtype, report=report)

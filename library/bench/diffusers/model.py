@@ -147,8 +147,8 @@ def class_of(name: str) -> type[Any]:
     """A class of diffusers that is a network. Raises ConfigError, with a suggestion, for any other name."""
     import diffusers
 
-    found = getattr(diffusers, name, None) if name.isidentifier() else None
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+    model_class = getattr(diffusers, name, None) if name.isidentifier() else None
+    if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
         known = [known for known in dir(diffusers) if "Transformer" in known]
         raise ConfigError(
             "diffusers {version} has no network called {name}{hint}",
@@ -156,7 +156,7 @@ def class_of(name: str) -> type[Any]:
             name=name,
             hint=did_you_mean(name, known),
         )
-    return found
+    return model_class
 
 
 def repeated_classes(cls: type[Any], model: nn.Module) -> tuple[str, ...]:

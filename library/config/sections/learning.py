@@ -164,11 +164,11 @@ class Optim:
         Its warm-up is an argument of its own, if it has one.
         """
         name = self.optimizer.rpartition(".")[2].casefold()
-        given = {key.strip(): text.strip() for key, _, text in (pair.partition("=") for pair in self.optimizer_args)}
+        args = {key.strip(): text.strip() for key, _, text in (pair.partition("=") for pair in self.optimizer_args)}
         if name == "adafactor":
-            warms_up = given.get("warmup_init") in ("True", "1")
-            return "relative" if warms_up or given.get("relative_step", "True") not in ("False", "0", "None") else ""
-        averages = given.get("use_schedulefree", "True") not in ("False", "0", "None")
+            warms_up = args.get("warmup_init") in ("True", "1")
+            return "relative" if warms_up or args.get("relative_step", "True") not in ("False", "0", "None") else ""
+        averages = args.get("use_schedulefree", "True") not in ("False", "0", "None")
         return "schedule-free" if "schedulefree" in name and averages else ""
 
     @property

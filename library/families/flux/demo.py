@@ -63,10 +63,10 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
         else:
             pooled, guided = file["vector_in.in_layer.weight"][1], "guidance_in.in_layer.weight" in file
             model = FluxTransformer2DModel(**sizes, pooled_projection_dim=pooled, guidance_embeds=guided)
-    found: Any = loaders.FluxLoraLoaderMixin.lora_state_dict(_as_wide_as_the_real_one(tensors, width))
+    converted: Any = loaders.FluxLoraLoaderMixin.lora_state_dict(_as_wide_as_the_real_one(tensors, width))
     prefix = "transformer."
-    found = {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
-    return {name: _as_narrow_again(name, tensor, width) for name, tensor in found.items()}, layer_sizes(model)
+    converted = {name.removeprefix(prefix): tensor for name, tensor in converted.items() if name.startswith(prefix)}
+    return {name: _as_narrow_again(name, tensor, width) for name, tensor in converted.items()}, layer_sizes(model)
 
 
 def _as_wide_as_the_real_one(tensors: JsonObject, width: int) -> JsonObject:

@@ -105,8 +105,8 @@ class FluxModel(sections.Model):
     @property
     def text_tokens(self) -> int | None:
         """The most tokens of text that a step reads, where an option limits them."""
-        known, most = self.t5xxl_max_token_length, 256 if self.t5xxl_train_length == "256" else None
-        return min(known, most) if known and most else known or most
+        length, most = self.t5xxl_max_token_length, 256 if self.t5xxl_train_length == "256" else None
+        return min(length, most) if length and most else length or most
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Captions that are encoded in each step may have another length each time; Chroma masks their padding."""

@@ -113,8 +113,8 @@ def widths(own: Shapes) -> dict[str, tuple[str, int]]:
 def other_model_problems(path: Path, sizes: Flux2Shape, config: Any) -> Iterator[Problem]:
     """The problem of a transformer that is of another model than model_version says. Distilled kleins have the header
     of their base: where nobody has said which one a file is, its name or folder may contradict."""
-    version, found = config.model.model_version, model_in_header(sizes.hidden, sizes.guidance)
-    if found == "dev" and not version:
+    version, in_header = config.model.model_version, model_in_header(sizes.hidden, sizes.guidance)
+    if in_header == "dev" and not version:
         yield Problem(
             "model_version",
             ": {path} is FLUX.2 dev: set model_version = dev",
@@ -128,20 +128,20 @@ def other_model_problems(path: Path, sizes: Flux2Shape, config: Any) -> Iterator
             "= {version}, but {path} is {found}: use model_version = {fitting}",
             version=version,
             path=path,
-            found=VERSIONS[found].title,
-            fitting=found,
+            found=VERSIONS[in_header].title,
+            fitting=in_header,
             also="pretrained_model_name_or_path",
-            fix={"model_version": found},
+            fix={"model_version": in_header},
         )
     elif not version and not sizes.guidance and calls_itself_distilled(path):
-        fitting = found.replace("base-", "")
+        fitting = in_header.replace("base-", "")
         yield Problem(
             "model_version",
             ": {path} calls itself a distilled klein, which only you can know: set model_version = {fitting}, or "
             "{found} if it is not",
             path=path,
             fitting=fitting,
-            found=found,
+            found=in_header,
             also="pretrained_model_name_or_path",
             fix={"model_version": fitting},
         )

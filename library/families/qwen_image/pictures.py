@@ -100,18 +100,18 @@ def positions(ids: Sequence[int], picture: int, shown: Sequence[ImagePatches]) -
 
     `ids` has the token `picture` as often as a picture has tokens.
     """
-    found, at, now, left = [], 0, 0, iter(shown)
+    grids, at, now, left = [], 0, 0, iter(shown)
     while at < len(ids):
         if ids[at] != picture:
-            found.append(torch.full((3, 1), now))
+            grids.append(torch.full((3, 1), now))
             at, now = at + 1, now + 1
             continue
         one = next(left)
         rows, columns = one.rows // MERGED, one.columns // MERGED
         grid = torch.meshgrid(torch.zeros(1).long(), torch.arange(rows), torch.arange(columns), indexing="ij")
-        found.append(torch.stack([axis.flatten() for axis in grid]) + now)
+        grids.append(torch.stack([axis.flatten() for axis in grid]) + now)
         at, now = at + one.tokens, now + max(rows, columns)
-    return torch.cat(found, dim=1)
+    return torch.cat(grids, dim=1)
 
 
 class VisionLanguageModel(nn.Module):

@@ -121,10 +121,10 @@ class SdxlFamily:
             return {}
         with weights.shapes_only():
             stored = model.open_checkpoint(where, half=False, mmap=True, vae=self.config.model.vae)
-            found = {part: {n: tuple(t.shape) for n, t in read().items()} for part, read in stored.parts.items()}
-            found["denoiser"] = stored.shapes
-        self.layout = keys.Layout.of(found["denoiser"])
-        return found
+            shapes = {part: {n: tuple(t.shape) for n, t in read().items()} for part, read in stored.parts.items()}
+            shapes["denoiser"] = stored.shapes
+        self.layout = keys.Layout.of(shapes["denoiser"])
+        return shapes
 
     def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
         """All networks on the CPU, the trained ones in `dtype`. Raises ConfigError.

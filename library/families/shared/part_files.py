@@ -150,25 +150,30 @@ class PartFiles:
         """Why a file cannot serve as a part, in a sentence with the fix; None when it can. `shapes` are those of the
         part's own keys."""
         about = self.parts[part]
-        of, found = recognition.family_and_description({name: tuple(entry["shape"]) for name, entry in entries.items()})
-        if found == "a LoRA file":
+        of, description = recognition.family_and_description(
+            {name: tuple(entry["shape"]) for name, entry in entries.items()}
+        )
+        if description == "a LoRA file":
             template = "{path} is a LoRA file, not a model; expected {what}"
             if part == "denoiser":
                 template = "{path} is a LoRA file, not a model: give it as --network_weights; expected {what}"
             return Message(template, path=path, what=about.what)
-        words = self.words.get(part, found)
+        words = self.words.get(part, description)
         wanted = (words,) if isinstance(words, str) else words
         marked = any(name.endswith(about.marker) for name in shapes)
-        known = found if found in wanted and found != UNKNOWN else ""
-        if (known or found == UNKNOWN) and (problem := incomplete_part(path, about, shapes, known)):
+        known = description if description in wanted and description != UNKNOWN else ""
+        if (known or description == UNKNOWN) and (problem := incomplete_part(path, about, shapes, known)):
             return problem
-        if marked and found in (*wanted, UNKNOWN):  # missing tensors of an unknown one are reported where it is opened
+        if marked and description in (
+            *wanted,
+            UNKNOWN,
+        ):  # missing tensors of an unknown one are reported where it is opened
             return weights.stored_oddly(path, entries, scaled=True)
-        if of and of is self.facts and found not in of.base_models:
+        if of and of is self.facts and description not in of.base_models:
             return Message(
                 "{path} is {found}, which is not trained here: use {instead}",
                 path=path,
-                found=found,
+                found=description,
                 instead=self.instead,
             )
         other = of if part == "denoiser" and of is not self.facts else None
@@ -176,11 +181,11 @@ class PartFiles:
             return Message(
                 "{path} is {found}; train it with {scripts}; expected {what}",
                 path=path,
-                found=found,
+                found=description,
                 scripts=either(other.scripts),
                 what=about.what,
             )
-        return Message("{path} is {found}; expected {what}", path=path, found=found, what=about.what)
+        return Message("{path} is {found}; expected {what}", path=path, found=description, what=about.what)
 
     def mismatched(self, shapes: Mapping[str, Shapes], widths: Mapping[str, tuple[str, int]]) -> Iterator[Problem]:
         """Problems of parts that are valid but do not match: `widths` has a tensor of each part, and its number of
@@ -221,17 +226,17 @@ def read_entries(path: Path) -> dict[str, JsonObject]:
     return entries
 
 
-def incomplete_part(path: Path, about: Part, shapes: Shapes, found: str) -> Message | None:
+def incomplete_part(path: Path, about: Part, shapes: Shapes, description: str) -> Message | None:
     """The message for an incomplete file of a part; None for a complete one, or one of mostly other tensors.
 
     `found`: the description by its header, "" if unknown.
     """
     wanted = about.tensors(shapes)
     missing = [name for name in wanted if name not in shapes]
-    if missing and (found or 2 * (len(wanted) - len(missing)) > len(shapes)):
-        return incomplete(path, found or about.what, missing, len(wanted))
-    if found and not wanted and not any(name.endswith(about.marker) for name in shapes):
-        return incomplete(path, found, [about.marker[0]])
+    if missing and (description or 2 * (len(wanted) - len(missing)) > len(shapes)):
+        return incomplete(path, description or about.what, missing, len(wanted))
+    if description and not wanted and not any(name.endswith(about.marker) for name in shapes):
+        return incomplete(path, description, [about.marker[0]])
     return None
 
 

@@ -67,11 +67,11 @@ class FinalLayer(nn.Module):
 
     def forward(self, x: Tensor, temb: Tensor, shared: Tensor | None = None) -> Tensor:
         """x [B, S, C], temb [B, channels], shared [B, 2 * C] that is added to shift and scale -> [B, S, outputs]."""
-        made, width = self.get_submodule(self._modulation)(temb), x.shape[-1]
-        made = (made if shared is None else made + shared)[:, None]
-        normed = (1 + made[..., -width:]) * F.layer_norm(x, (width,), eps=EPS)
-        if made.shape[-1] > width:
-            normed = normed + made[..., :width]
+        modulation, width = self.get_submodule(self._modulation)(temb), x.shape[-1]
+        modulation = (modulation if shared is None else modulation + shared)[:, None]
+        normed = (1 + modulation[..., -width:]) * F.layer_norm(x, (width,), eps=EPS)
+        if modulation.shape[-1] > width:
+            normed = normed + modulation[..., :width]
         return self.linear(normed.to(x.dtype))
 
 

@@ -284,15 +284,15 @@ def _unpickled(path: Path) -> JsonObject:
     import torch
 
     try:
-        found = torch.load(path, map_location="meta" if _shapes_only.get() else "cpu", weights_only=True)
+        content = torch.load(path, map_location="meta" if _shapes_only.get() else "cpu", weights_only=True)
     except Exception as e:  # exceptions for other files have no common class
         if environment.lacks_memory(e):
             raise
         raise ConfigError(
             "{path} holds more than tensors or is damaged, and is not opened: convert it to .safetensors", path=path
         ) from e
-    found = found.get("state_dict", found) if isinstance(found, dict) else {}
-    return {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
+    content = content.get("state_dict", content) if isinstance(content, dict) else {}
+    return {name: tensor for name, tensor in content.items() if isinstance(tensor, torch.Tensor)}
 
 
 def open_weights(path: str | Path, mmap: bool = True) -> Weights:

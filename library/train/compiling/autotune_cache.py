@@ -106,10 +106,10 @@ def read_results(name: str, passes: int) -> list[JsonObject]:
     """Stored results; empty if there are none, they are damaged, or were measured for a training too short for this
     one."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        known = json.loads((results_folder() / f"{name}.json").read_text(encoding="utf-8"))
-        enough = known["complete"] or passes <= known["passes"]
-        if known["version"] == VERSION and enough and all(isinstance(r["changes"], dict) for r in known["results"]):
-            return known["results"]
+        stored = json.loads((results_folder() / f"{name}.json").read_text(encoding="utf-8"))
+        enough = stored["complete"] or passes <= stored["passes"]
+        if stored["version"] == VERSION and enough and all(isinstance(r["changes"], dict) for r in stored["results"]):
+            return stored["results"]
     return []
 
 

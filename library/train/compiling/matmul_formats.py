@@ -173,11 +173,11 @@ def time_formats(  # noqa: PLR0913 - what is timed, where, and how the training 
 ) -> dict[str, float]:
     """Seconds of the products of a step by format, the gradient of the input included. A format that fails is left
     out."""
-    found, began = dict.fromkeys([IN_16_BITS, *formats], 0.0), time.perf_counter()
+    seconds, began = dict.fromkeys([IN_16_BITS, *formats], 0.0), time.perf_counter()
     for size, number in sorted(sizes.items(), key=lambda one: -one[0].work * one[1]):
         if time.perf_counter() - began > SECONDS:
             break
-        for name in list(found):
+        for name in list(seconds):
             try:
                 forward, backward = calls(size, name, device, dtype, kept)
                 each = (
@@ -187,10 +187,10 @@ def time_formats(  # noqa: PLR0913 - what is timed, where, and how the training 
             except (RuntimeError, ValueError) as error:
                 if name == IN_16_BITS or isinstance(error, torch.OutOfMemoryError):
                     return {}
-                del found[name]
+                del seconds[name]
                 continue
-            found[name] += number * each / 1000
-    return found
+            seconds[name] += number * each / 1000
+    return seconds
 
 
 def calls(
@@ -241,10 +241,10 @@ def calls(
     return fp8_forward, fp8_backward
 
 
-def fastest_format(found: Mapping[str, float]) -> str:
+def fastest_format(seconds: Mapping[str, float]) -> str:
     """The format with the least time, if that is much less than in 16 bits."""
-    best = min(found, key=lambda name: found[name], default=IN_16_BITS)
-    return best if found and found[best] < GAIN * found[IN_16_BITS] else IN_16_BITS
+    best = min(seconds, key=lambda name: seconds[name], default=IN_16_BITS)
+    return best if seconds and seconds[best] < GAIN * seconds[IN_16_BITS] else IN_16_BITS
 
 
 def choice_sentence(found: Mapping[str, float], chosen: str, how: str) -> str:

@@ -178,14 +178,16 @@ def _warn_of_differences(facts: JsonMapping, training: "Training", data: Message
     """Warn of every difference that keeps this run from continuing bit for bit, besides `changes`."""
     config = training.config
     now = deciding_options(config, training.clock.total)
-    found = list(compare_settings(facts.get("settings", {}), {name: now[name] for name in MEASURED if name in now}))
-    found += [data] * bool(data)
+    differences = list(
+        compare_settings(facts.get("settings", {}), {name: now[name] for name in MEASURED if name in now})
+    )
+    differences += [data] * bool(data)
     folder, ranks = Path(config.steps.resume or ""), training.world.ranks
     if any(not (folder / randomness(rank)).is_file() for rank in range(ranks)):
-        found.append(Message("the state is of fewer processes, so some have no random state"))
-    found += compare_settings(facts.get("computed_by", {}), computed_by(training.world.device))
-    if found:
-        training.journal.warn(Message(NOT_EXACTLY, differences=join_messages(found, "; ")))
+        differences.append(Message("the state is of fewer processes, so some have no random state"))
+    differences += compare_settings(facts.get("computed_by", {}), computed_by(training.world.device))
+    if differences:
+        training.journal.warn(Message(NOT_EXACTLY, differences=join_messages(differences, "; ")))
 
 
 def find_state_problems(folder: Path, config: RunConfig | None = None, total: int | None = None) -> list[Problem]:
@@ -225,7 +227,7 @@ def find_state_problems(folder: Path, config: RunConfig | None = None, total: in
 
 def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iterator[Problem]:
     """Why the state is of another kind of training than this config, whatever the model is."""
-    stored, known = header(folder / WEIGHTS), facts.get("settings", {})
+    stored, settings = header(folder / WEIGHTS), facts.get("settings", {})
     kind, advice = _kind_of_training(stored), "resume with its own config"
     if kind != config.kind:
         yield Problem("resume",
@@ -240,14 +242,14 @@ def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iter
                 ": {folder} is the state of a training of another family than {title}; {advice}",
                 folder=folder, title=config.title, advice=advice)  # fmt: skip
             return
-    saved = str(known.get("optimizer_type", config.optim.optimizer_type) or "")
+    saved = str(settings.get("optimizer_type", config.optim.optimizer_type) or "")
     if _optimizer_layout(saved) != _optimizer_layout(config.optim.optimizer):
         now = config.optim.optimizer
         yield Problem("resume",
             ": {folder} was saved with optimizer_type {saved}, and this is {now}; {advice}", folder=folder,
             saved=saved or "AdamW", now=now, advice=advice)  # fmt: skip
-    elif resuming.needs_other_memory(known, config):
-        before, now = (join_messages(args, " ") for args in (known["optimizer_args"], config.optim.optimizer_args))
+    elif resuming.needs_other_memory(settings, config):
+        before, now = (join_messages(args, " ") for args in (settings["optimizer_args"], config.optim.optimizer_args))
         yield Problem("resume",
             ": {folder} was saved with optimizer_args [{before}], and with [{now}] the optimizer keeps other "
             "moments, which the state does not have; {advice}", folder=folder, before=before, now=now,
@@ -255,14 +257,14 @@ def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iter
     if not isinstance(config, AdapterRun):
         return
     network = config.network
-    if str(known.get("network_module") or network.module) != network.module:
-        before = known["network_module"]
+    if str(settings.get("network_module") or network.module) != network.module:
+        before = settings["network_module"]
         yield Problem("resume",
             ": {folder} was saved with network_module {before}, and this is {module}; {advice}",
             folder=folder, before=before, module=network.module, advice=advice)  # fmt: skip
     elif network.module.startswith("networks.") and not network.dim_from_weights:
         ranks = {shape[0] for name, shape in stored.items() if name.endswith("lora_down.weight")}
-        before, now = known.get("network_dim", network.network_dim) or RANK, network.network_dim or RANK
+        before, now = settings.get("network_dim", network.network_dim) or RANK, network.network_dim or RANK
         if before != now and ranks and now not in ranks:
             yield Problem("resume",
                 ": {folder} was saved with network_dim {before}, and this is {now}; {advice}",

@@ -89,11 +89,11 @@ class LossFunction:
 
     def controls(self, batch: Batch) -> list[Tensor]:
         """Reference images, control image or inpainting mask, as `Family.predict` takes them."""
-        found = list(batch.controls)
-        if found and batch.latents is None and not batch.is_guided:
+        control_images = list(batch.controls)
+        if control_images and batch.latents is None and not batch.is_guided:
             assert isinstance(self.family, TakesControls)  # or finding them would have failed
-            found = [self.family.control_latents(self.components, pixels) for pixels in found]
-        return found if batch.paint is None else [*found, batch.paint]
+            control_images = [self.family.control_latents(self.components, pixels) for pixels in control_images]
+        return control_images if batch.paint is None else [*control_images, batch.paint]
 
     def text(self, batch: Batch) -> dict[str, Tensor]:
         """Text outputs by name: cached ones, and those of encoders that are trained or not cached."""
