@@ -1,5 +1,5 @@
-"""The adapter of a form as fields: its type, its arguments, and the layers that learn. All of it is read from
-network_module and network_args, which stay the one place where it is kept; adapter.js writes into them."""
+"""The adapter of a form as fields: its type, its arguments, and the trained layers. Their values live in network_module
+and network_args only; adapter.js updates these."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,12 +16,12 @@ from library.families.adapter_kinds import AdapterKind
 from library.families.network_args import LycorisArgs
 from library.families.shared.network_args import PLACE, LayerPreset
 
-UNSET = ("", "all", "full", "None")  # values of layer arguments that say no more than nothing
+UNSET = ("", "all", "full", "None")  # values of layer arguments that mean the same as no value
 OTHER = "This adapter has no fields here: its arguments are the text in network_args."
 
 
 def adapter_section() -> str:
-    """What comes first in the section of the adapter; adapter.js fills it."""
+    """The start of the adapter's section, which adapter.js fills."""
     return (
         '<div class="adapter wide"><div class="field"><label for="adapter-kind">Type of adapter</label>'
         '<select id="adapter-kind" class="kinds"></select><small></small></div>'
@@ -33,7 +33,7 @@ def adapter_section() -> str:
 
 
 def adapter_state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObject:
-    """What the fields show for a config; `counts` are the blocks of its model by group, None for the published one."""
+    """The fields' values for a config; `counts` are the blocks of its model by group, None for the published model."""
     known = adapter_kinds.kinds(config.family)
     kind = adapter_kinds.kind_of(config, known)
     shown: JsonObject = {
@@ -48,7 +48,7 @@ def adapter_state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObjec
         return shown
     given = network_args.network_args_as_text(config)
     args, problems = network_args.read_leniently(config, kind.args)
-    wrong = {problem.option: problem.about.capitalized() for problem in reversed(problems) if problem.place == PLACE}
+    wrong = {one.option: one.about.capitalized() for one in reversed(problems) if one.place == PLACE}
     return {
         **shown,
         "fields": [_argument_field(option, given, wrong) for option in kind.options],
@@ -57,19 +57,19 @@ def adapter_state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObjec
     }
 
 
-def find_adapter_field_problems(config: AdapterRun) -> list[Problem]:
-    """What is wrong with network_module and network_args, each as said below the field of one of these."""
-    problems = network_args.find_network_args_problems(config)
+def adapter_problems(config: AdapterRun) -> list[Problem]:
+    """The problems of network_module and network_args, each worded for the place below its field."""
+    found = network_args.find_network_args_problems(config)
     return [
         one
         if one.option in ("network_module", "network_args")
         else Problem("network_args", ": {problem}", problem=one.replaced(place=""))
-        for one in problems
+        for one in found
     ]
 
 
 def _kind_for_page(kind: AdapterKind) -> JsonObject:
-    """What adapter.js has to know of a kind to write it."""
+    """What adapter.js needs to know about a type of adapter."""
     joint = issubclass(kind.args, LycorisArgs)
     return {
         "id": kind.id,
@@ -84,7 +84,7 @@ def _kind_for_page(kind: AdapterKind) -> JsonObject:
 
 
 def _argument_field(option: Option, given: Mapping[str, str], wrong: Mapping[str, MessageLike]) -> JsonObject:
-    """One argument as a field; a switch that says nothing is as its default is."""
+    """An argument as a field; a switch that is not set shows its default."""
     value = given.get(option.name, "")
     if option.type is bool and not wrong.get(option.name):
         value = str(option.read(value) if value else option.default).lower()
@@ -101,7 +101,7 @@ def _argument_field(option: Option, given: Mapping[str, str], wrong: Mapping[str
 
 
 def _block_names(kind: AdapterKind) -> set[str]:
-    """The arguments that say which blocks learn."""
+    """The arguments that select the trained blocks."""
     return {
         name
         for name in (*kind.layer_names, *_kind_for_page(kind)["blocks"])
@@ -110,7 +110,7 @@ def _block_names(kind: AdapterKind) -> set[str]:
 
 
 def _preset(kind: AdapterKind, preset: LayerPreset, given: Mapping[str, str]) -> JsonObject:
-    """One choice of layers. It leaves the choice of blocks alone unless it is about them, or about everything."""
+    """A choice of layers. It leaves the choice of blocks alone unless it concerns them, or everything."""
     named, blocks = {name for one in kind.presets for name in one.arguments}, _block_names(kind)
     about_blocks = not preset.arguments or bool(blocks & preset.arguments.keys())
     names = named | blocks if about_blocks else named - blocks
@@ -125,9 +125,10 @@ def _preset(kind: AdapterKind, preset: LayerPreset, given: Mapping[str, str]) ->
 
 
 def _block_rows(config: AdapterRun, kind: AdapterKind, args: Any, counts: Sequence[int] | None) -> list[JsonObject]:
-    """The picture of the model: its blocks in rows, each with the factor of its learning rate, 0 where none learns.
+    """The picture of the model: rows of blocks, each with the factor of its learning rate, 0 for blocks that are not
+    trained.
 
-    Blocks that something else leaves out, which a click on them cannot change, are locked.
+    Blocks that another argument excludes are locked: clicking cannot change them.
     """
     groups = families.facts_of(config.family).blocks
     many = list(counts or (group.count for group in groups))
@@ -137,7 +138,7 @@ def _block_rows(config: AdapterRun, kind: AdapterKind, args: Any, counts: Sequen
     try:
         factors = args.chosen_blocks(many)
         alone = kind.args(**read_section(kind.args, Layer(texts, "network_args"), [])).chosen_blocks(many)
-    except ConfigError:  # what is wrong is said below its field
+    except ConfigError:  # the problem is shown below its field
         factors = alone = [[1.0] * count for count in many]
     return [
         {"title": group.title, "factors": shown, "locked": [a > 0 == b for a, b in zip(own, shown, strict=True)]}

@@ -13,7 +13,7 @@ from library.config.problems import Message, problem_from_json
 from library.config.sections import AdapterRun
 from library.files import size_text
 
-MAX_REMEMBERED_SIZES = 64  # sizes
+MAX_SIZES = 64  # sizes
 UNKNOWN = "The size of this adapter is known once it trains."
 CANNOT_COUNT = "The size cannot be counted: run Check."
 MODEL_OPTION = "pretrained_model_name_or_path"
@@ -24,17 +24,17 @@ class SizeProcess:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
-        self._lock = threading.Lock()  # a pipe carries one result at a time
+        self._lock = threading.Lock()  # the pipe carries one result at a time
         self._results: dict[str, JsonObject] = {}
         self._counts: dict[str, list[int]] = {}
 
     def ask(self, config: AdapterRun) -> JsonObject:
-        """The size of a config's adapter; `why` says why there is none."""
+        """The size of a config's adapter; `why` explains if there is none."""
         request = json.dumps({"script": config.script, "values": sent(config)})
         with self._lock:
             if request not in self._results:
                 self._results[request] = self._counted(request)
-                for old in list(self._results)[:-MAX_REMEMBERED_SIZES]:
+                for old in list(self._results)[:-MAX_SIZES]:
                     del self._results[old]
             found = self._results[request]
         if "counts" in found:
@@ -42,11 +42,11 @@ class SizeProcess:
         return _with_words(found)
 
     def counts(self, config: AdapterRun) -> Sequence[int] | None:
-        """Blocks of a config's model by group, where it was counted already."""
+        """The blocks of a config's model by group, if they were counted already."""
         return self._counts.get(_model_key(config))
 
     def _counted(self, request: str) -> JsonObject:
-        for _ in range(2):  # the one that was started earlier may have ended meanwhile
+        for _ in range(2):  # the process may have ended since its start
             process = self._process
             if process is None or process.poll() is not None:
                 asked = [sys.executable, "-m", "library.check.adapter_size"]
@@ -72,19 +72,19 @@ def _model_key(config: AdapterRun) -> str:
     return json.dumps([config.script, getattr(config.model, MODEL_OPTION, None)])
 
 
-def _with_words(size: JsonObject) -> JsonObject:
-    """An answer with what the page says of it."""
-    if "why" in size:
-        problem = problem_from_json(size["why"]) if size["why"] else None
-        # What is wrong with an argument stands below its field.
+def _with_words(found: JsonObject) -> JsonObject:
+    """A result with its sentences for the page."""
+    if "why" in found:
+        problem = problem_from_json(found["why"]) if found["why"] else None
+        # Problems of an argument are shown below its field.
         return {"said": UNKNOWN if problem is None else "" if problem.place else problem.capitalized()}
     template = "{layers} layers learn: {parameters} parameters, a file of about {size}."
-    if size["layers"] == 1:
+    if found["layers"] == 1:
         template = "{layers} layer learns: {parameters} parameters, a file of about {size}."
     said = Message(
-        template, layers=f"{size['layers']:,}", parameters=_many(size["parameters"]), size=size_text(size["bytes"])
+        template, layers=f"{found['layers']:,}", parameters=_many(found["parameters"]), size=size_text(found["bytes"])
     )
-    return {"said": said, "blocks": size["blocks"]}
+    return {"said": said, "blocks": found["blocks"]}
 
 
 def _many(number: int) -> Message | str:

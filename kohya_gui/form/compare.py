@@ -1,4 +1,4 @@
-"""What differs between two of: the form, a run, a preset, a file of settings of any trainer."""
+"""The differences between two settings: the form, a run, a preset, or a settings file of any trainer."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ RUNS_SHOWN = 30
 
 
 def comparable_configs(trains: str) -> list[tuple[MessageLike, str]]:
-    """What can be compared: its name for people, and its key."""
+    """The settings that can be compared: title and key."""
     runs = [(_run_title(run), f"run:{run.id}") for run in reader.runs()[:RUNS_SHOWN]]
     ready = [(p.title, f"preset:{p.id}") for p in preset_files.presets_of_kind(trains) if not p.is_profile]
     return [("This form", FORM), *runs, *ready]
@@ -33,18 +33,18 @@ def _run_title(run: reader.RecordedRun) -> Message:
 
 
 def config_of_key(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> tuple[str, Any]:
-    """What a key names, and its config. Anything else is taken as the path of a file of settings."""
+    """The title and config of a key. Any other text is taken as the path of a settings file."""
     kind, _, name = key.partition(":")
     if key == FORM:
         return "This form", form()
     if kind == "run" and layout.is_run_id(name):
         return name, _of_run(name)
     if kind == "preset":
-        preset = preset_files.by_id(name)
-        if preset is None:
+        found = preset_files.by_id(name)
+        if found is None:
             raise ConfigError("there is no preset called {name}", name=name)
-        script = next(s for s in facts_of(preset.family).scripts if config_class(s).kind == preset.kind)
-        return preset.title, build_config(config_class(script), read_toml(preset.path), notes=[])
+        script = next(s for s in facts_of(found.family).scripts if config_class(s).kind == found.kind)
+        return found.title, build_config(config_class(script), read_toml(found.path), notes=[])
     path = paths.readable(key, roots, importers.SUFFIXES)
     runs = {script: config_class(script) for script in RUNS}
     return path.name, importers.import_file(path, runs, may_read=presets.readable_below(roots)).config
@@ -54,7 +54,7 @@ def _of_run(run_id: str) -> Any:
     try:
         run = reader.find_run(run_id)
         config, path = config_class(str(run.facts.get("script"))), run.folder / layout.TOML
-        # A run of a shell has no file of its own, but its record has what differs from the defaults.
+        # A run started in a shell has no TOML, but its record has the differences from the defaults.
         values = read_toml(path) if path.is_file() else flatten_sections(run.facts.get("config") or {})
     except KeyError as error:
         raise ConfigError("there is no run called {run_id}", run_id=run_id) from error
@@ -66,7 +66,7 @@ def _of_run(run_id: str) -> Any:
 
 
 def difference_rows(first: Any, second: Any) -> list[list[str]]:
-    """Option, label, and both values as text, for all options that differ."""
+    """Option, label and both values as text, for all options that differ."""
     known = {**options_of(type(second)), **options_of(type(first))}
     return [
         [name, known[name].label if name in known else name, str(one), str(two)]

@@ -1,7 +1,7 @@
-"""The images of a training as rows of its form, a row for each folder: found by their names, or in a dataset file.
+"""The images of a training as rows of its form, one for each folder: found by name, or listed in a dataset file.
 
-A folder with images, one with folders named <repeats>_<words>, and a dataset file are shown alike. What a folder's
-name cannot say is written into a dataset file, which the form names from then on.
+A folder with images, one with folders named <repeats>_<words>, and a dataset file are shown in the same way. Settings
+that a folder's name cannot express go to a dataset file, which the form names from then on.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from kohya_gui.form import kept_file
 from kohya_gui.form.form import SettingsForm, Submission, as_sentence
 from kohya_gui.server import paths, picker
-from kohya_gui.server.json_api import BAD_REQUEST, ApiRequest
+from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest
 from library.config.dataset import DatasetConfig, drafted
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
@@ -27,7 +27,7 @@ DATASET_OPTION = "dataset_config"
 DATASET_SUFFIXES = (".toml", ".json")
 MAX_FOLDERS = 500  # folders
 PATHS = ("image_dir", "conditioning_data_dir", "control_directory", "metadata_file")
-WATCHED_SECTIONS = ("data", "captions", "validation", "steps")  # what decides about images and steps
+WATCHED_SECTIONS = ("data", "captions", "validation", "steps")  # sections that affect images and steps
 FIELD_LABELS = {
     "resolution": "Resolution",
     "batch_size": "Batch size",
@@ -56,11 +56,11 @@ FIELD_LABELS = {
     "control_directory": "Reference folder",
     "metadata_file": "Metadata file",
 }
-PLACES = ("image_dir", "conditioning_data_dir", "control_directory")  # into which images can be sent
+PLACES = ("image_dir", "conditioning_data_dir", "control_directory")  # folders that images can be uploaded to
 
 
 def datasets_section(configs: Mapping[str, type]) -> str:
-    """What shows the images of a training; datasets.js fills it."""
+    """The part of the form that shows the images of a training; datasets.js fills it."""
     watched = sorted(
         {
             name
@@ -109,12 +109,12 @@ def _folder_field_html(name: str) -> str:
     return f'<div class="of{wide}" title="{about}">{label}{browse}{send}</div>'
 
 
-# ---- what is shown
+# ---- showing
 
 
-def scan_form_datasets(form: SettingsForm, submission: Submission, roots: Sequence[Path]) -> JsonObject:
-    """The data sets of a form, with their folders, as far as one may look at them; no image is opened."""
-    config = form.lenient_config(submission)
+def scan_form_datasets(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
+    """The data sets of a form with their folders, as far as the page may read them. No image is opened."""
+    config = form.lenient_config(given)
     data = config.data
     if not (data.dataset_config or data.train_data_dir or data.reg_data_dir):
         return {"groups": [], "file": "", "known": "", "problems": []}
@@ -138,20 +138,20 @@ def _of_folders(config: RunConfig, roots: Sequence[Path]) -> JsonObject:
 
 
 def _group(table: DatasetTable, dataset: DatasetConfig | None, roots: Sequence[Path]) -> JsonObject:
-    """A data set for the page: its own texts, and what holds where they say nothing."""
+    """A data set for the page: its own values, and the defaults of its empty fields."""
     known = {sources.source_of_subset(subset): subset for subset in dataset.subsets} if dataset else {}
     rows = []
-    for folder in table.folders:
-        source = folder.texts.get("metadata_file") or folder.texts.get("image_dir") or ""
+    for one in table.folders:
+        source = one.texts.get("metadata_file") or one.texts.get("image_dir") or ""
         subset = known.get(source)
-        shown = dataset_file.inherited(subset, folder.texts) if subset else {}
+        shown = dataset_file.inherited(subset, one.texts) if subset else {}
         rows.append(
             {
-                "at": folder.at,
-                "texts": folder.texts,
+                "at": one.at,
+                "texts": one.texts,
                 "shown": shown,
                 "source": source,
-                "images": _count_folder_images(folder.texts.get("image_dir", ""), roots),
+                "images": _count_folder_images(one.texts.get("image_dir", ""), roots),
             }
         )
     shown = dataset_file.inherited(dataset, table.texts) if dataset else {}
@@ -159,19 +159,19 @@ def _group(table: DatasetTable, dataset: DatasetConfig | None, roots: Sequence[P
 
 
 def _count_folder_images(folder: str, roots: Sequence[Path]) -> int | None:
-    """How many images lie in a folder; None where one may not look, or there is none."""
+    """The number of images in a folder; None if the page may not read it, or it does not exist."""
     try:
         return image_folders.count_images(paths.existing_folder(folder, roots))
     except (ConfigError, OSError):
         return None
 
 
-def count_form_images(form: SettingsForm, submission: Submission, roots: Sequence[Path]) -> JsonObject:
-    """What the training would see of each folder, and how many steps that makes."""
-    config = form.lenient_config(submission)
+def count_images(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
+    """How a training counts the images of each folder, and the number of steps."""
+    config = form.lenient_config(given)
     _check_places(config, roots)
     outside: list[Problem] = []
-    processes = str(submission.launch.get("num_processes", ""))
+    processes = str(given.launch.get("num_processes", ""))
     world = int(processes) if re.fullmatch("[1-9][0-9]{0,3}", processes) else 1
     try:
         return shares.count_by_folder(config, lambda path: _may(path, roots, outside), world)
@@ -180,7 +180,7 @@ def count_form_images(form: SettingsForm, submission: Submission, roots: Sequenc
 
 
 def _check_places(config: RunConfig, roots: Sequence[Path]) -> None:
-    """Raise ConfigError for images that lie where one may not look."""
+    """Raise ConfigError for images in folders that the page may not read."""
     for name in ("train_data_dir", "reg_data_dir", "in_json", DATASET_OPTION):
         if text := getattr(config.data, name):
             paths.allowed_path(str(text), roots, name)
@@ -195,17 +195,17 @@ def _may(path: str, roots: Sequence[Path], outside: list[Problem]) -> bool:
     return True
 
 
-# ---- what is written
+# ---- saving
 
 
-def save_datasets(form: SettingsForm, submission: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
-    """Write data sets into the dataset file that the form names, or into a new one.
+def save_datasets(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
+    """Save data sets to the dataset file that the form names, or to a new one.
 
-    A file that was changed since it was read is not written over. Raises ConfigError, also for folders outside of the
+    A file that was changed since it was loaded is not overwritten. Raises ConfigError, also for folders outside of the
     roots that the file did not name before.
     """
     named = sent.text("file").strip()
-    new = form.lenient_config(submission)
+    new = form.lenient_config(given)
     path = (
         paths.file(named, roots, DATASET_SUFFIXES, DATASET_OPTION)
         if named
@@ -220,13 +220,13 @@ def save_datasets(form: SettingsForm, submission: Submission, sent: ApiRequest, 
     if not any(one.folders for one in wanted):
         raise ConfigError(Problem(DATASET_OPTION, ": name a folder of images"))
     there = {(one.at, inner.at): inner.texts for one in before for inner in one.folders}
-    for table in wanted:
-        for inner in table.folders:
-            known = there.get((table.at, inner.at), {})
+    for one in wanted:
+        for inner in one.folders:
+            known = there.get((one.at, inner.at), {})
             for name in PATHS:
                 if (text := inner.texts.get(name, "")) and text != known.get(name):
                     paths.allowed_path(text, roots, name)
-        table.folders = [made for inner in table.folders for made in image_folders.read_folder_name(inner)]
+        one.folders = [made for inner in one.folders for made in image_folders.read_folder_name(inner)]
     text = dataset_file.written(path, [one for one in wanted if one.folders])
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -235,38 +235,38 @@ def save_datasets(form: SettingsForm, submission: Submission, sent: ApiRequest, 
 
 
 def _sent_tables(sent: object) -> list[DatasetTable]:
-    """What the page sent, as far as it has the shape of tables."""
+    """The tables that the page sent, without anything of another shape."""
     if not isinstance(sent, list) or len(sent) > MAX_FOLDERS:
-        raise ConfigError(BAD_REQUEST)
-    tables = []
-    for table in sent:
-        rows = table.get("rows") if isinstance(table, dict) else None
+        raise ConfigError(NOT_OF_THE_PAGE)
+    made = []
+    for one in sent:
+        rows = one.get("rows") if isinstance(one, dict) else None
         if not isinstance(rows, list) or len(rows) > MAX_FOLDERS or not all(isinstance(row, dict) for row in rows):
-            raise ConfigError(BAD_REQUEST)
+            raise ConfigError(NOT_OF_THE_PAGE)
         inner = [FolderTable(_sent_texts(row, dataset_file.OF_FOLDER), _table_position(row)) for row in rows]
-        tables.append(DatasetTable(_sent_texts(table, dataset_file.OF_DATASET), inner, _table_position(table)))
-    return tables
+        made.append(DatasetTable(_sent_texts(one, dataset_file.OF_DATASET), inner, _table_position(one)))
+    return made
 
 
 def _sent_texts(sent: JsonObject, names: Sequence[str]) -> dict[str, str]:
-    texts = sent.get("texts")
-    if not isinstance(texts, dict) or not all(
+    found = sent.get("texts")
+    if not isinstance(found, dict) or not all(
         name in names and isinstance(text, str) and text.isprintable() and len(text) <= paths.MAX_PATH_LENGTH
-        for name, text in texts.items()
+        for name, text in found.items()
     ):
-        raise ConfigError(BAD_REQUEST)
-    return texts
+        raise ConfigError(NOT_OF_THE_PAGE)
+    return found
 
 
 def _table_position(sent: JsonObject) -> int | None:
     at = sent.get("at")
     if at is not None and (not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < MAX_FOLDERS):
-        raise ConfigError(BAD_REQUEST)
+        raise ConfigError(NOT_OF_THE_PAGE)
     return at
 
 
 def dataset_file_place(config: RunConfig, roots: Sequence[Path], is_at_home: bool = False) -> Path:
-    """Where the dataset file of a training is kept: beside its result, or in a folder of the user's home."""
+    """The default place of a training's dataset file: beside its result, or in a folder of the user's home."""
     home = next((root for root in roots if root.is_dir()), roots[0])
     folder = "" if is_at_home else config.save.output_dir
     name = f"{config.save.output_name or 'images'}-dataset.toml"

@@ -1,4 +1,4 @@
-"""A config file that is loaded into a form: its values, what has to be fixed in it, and its sample prompts."""
+"""Loading a config file into a form: its values, its problems, and its sample prompts."""
 
 import json
 import tempfile
@@ -20,18 +20,18 @@ from library.sampling import prompt_rows
 PROMPTS = "sample_prompts"
 
 
-def load_into_form(form: SettingsForm, path: Path, submission: Submission, roots: Sequence[Path]) -> JsonObject:
-    """A config file -> what to fill into the form, and a message with all that is wrong in the file.
+def load_into_form(form: SettingsForm, path: Path, given: Submission, roots: Sequence[Path]) -> JsonObject:
+    """A config file -> values for the form, and a message with all problems of the file.
 
-    Its mistakes are no reason to refuse it: each button that mends one changes what was loaded. Data sets of another
-    trainer are written as a dataset file. Raises ConfigError for what cannot be read, and for another kind of training
-    than the form is for.
+    Mistakes do not prevent loading: each button that fixes one changes what was loaded. Data sets of another trainer
+    are saved as a dataset file. Raises ConfigError for files that cannot be parsed, and for another kind of training
+    than the form's.
     """
     source = importers.parse_file(path)
     if data := imported_data.only_data(source, path):
-        return _data_alone(form, data, submission, path.name, roots)
-    imported = _with_data(presets.import_fitting(path, form.configs, submission.family, roots), roots)
-    config, found = imported.config, find_loaded_problems(imported)
+        return _data_alone(form, data, given, path.name, roots)
+    made = _with_data(presets.import_fitting(path, form.configs, given.family, roots), roots)
+    config, found = made.config, config_problems(made)
     said = Message(
         "Loaded {name} for {family} ({changes}).",
         name=path.name,
@@ -39,93 +39,84 @@ def load_into_form(form: SettingsForm, path: Path, submission: Submission, roots
         changes=settings_count(len(flatten_sections(changed(config)))),
     )
     places = form.places(config.family)
-    shown = messages.loaded_html(said, found, places, lambda one: fix(form, imported, one), _notes(imported, found))
+    shown = messages.loaded_html(said, found, places, lambda one: fix(form, made, one), _notes(made, found))
     base = {key: value for key, value in presets.base(path, roots).items() if key not in keys.ENVIRONMENT}
-    # Of other programs several tables may have a key, as each tensor of a LoRA has a shape.
-    named = [*flatten_sections(source, []), *imported.texts]
+    # In other programs' files, several tables may have the same key, such as the shape of each tensor.
+    named = [*flatten_sections(source, []), *made.texts]
     filled = json.loads(form.fill(config, start_preset.loaded_as_start(path.name), named))
     more = {
         "base": base,
         "launch": form.shown_launch(importers.read_launch_settings(base)),
-        "prompts": _prompt_rows_of(imported),
+        "prompts": _prompt_rows_of(made),
     }
     return {"message": shown, "fill": json.dumps({**filled, **more})}
 
 
-def find_loaded_problems(imported: Imported) -> list[Problem]:
-    """What has to be fixed in a config that was loaded: rules that it breaks, keys that are no options, and values that
-    could not be read."""
-    return [
-        *imported.problems,
-        *imported.unknown(),
-        *(Problem(one.key, ": {text}", text=one.text) for one in _unread(imported)),
-    ]
+def config_problems(made: Imported) -> list[Problem]:
+    """The problems of a loaded config: broken rules, unknown keys, and values that could not be parsed."""
+    return [*made.problems, *made.unknown(), *(Problem(one.key, ": {text}", text=one.text) for one in _unread(made))]
 
 
-def fix(form: SettingsForm, imported: Imported, problem: Problem) -> Mapping[str, bool | str]:
-    """What would mend a problem of a loaded config, as fields hold it: a key that is no option becomes the one that was
-    probably meant, and a value that cannot be read that of the preset."""
-    options = options_of(type(imported.config))
-    if problem.option in {one.key for one in _unread(imported)}:
-        return start_preset.value(form.tab, type(imported.config), problem.option)
-    wanted = working_fix(problem, imported.config) if problem.option in options or not problem.option else problem.fix
-    return form.shown(imported.config.family, wanted)
+def fix(form: SettingsForm, made: Imported, problem: Problem) -> Mapping[str, bool | str]:
+    """The fix for a problem of a loaded config, as values of fields: an unknown key becomes the option that was
+    probably meant, and a value that cannot be parsed becomes the preset's."""
+    known = options_of(type(made.config))
+    if problem.option in {one.key for one in _unread(made)}:
+        return start_preset.value(form.tab, type(made.config), problem.option)
+    wanted = working_fix(problem, made.config) if problem.option in known or not problem.option else problem.fix
+    return form.shown(made.config.family, wanted)
 
 
-def _unread(imported: Imported) -> list[importers.KeyOutcome]:
-    """The options whose values could not be read, and are at their defaults."""
-    options = options_of(type(imported.config))
-    return [one for one in imported.of("ignored") if one.key in options and options[one.key].kind != "secret"]
+def _unread(made: Imported) -> list[importers.KeyOutcome]:
+    """The options whose values could not be parsed, and are at their defaults."""
+    known = options_of(type(made.config))
+    return [one for one in made.of("ignored") if one.key in known and known[one.key].kind != "secret"]
 
 
-def _with_data(imported: Imported, roots: Sequence[Path]) -> Imported:
-    """The same with the dataset file that its config names, which is written now."""
-    text = imported.texts.get(imported_data.DATASET_OPTION)
+def _with_data(made: Imported, roots: Sequence[Path]) -> Imported:
+    """The same config with a new dataset file."""
+    text = made.texts.get(imported_data.DATASET_OPTION)
     if not text:
-        return imported
+        return made
     try:
-        return imported.with_files(
-            {imported_data.DATASET_OPTION: str(imported_data.write_imported_data(text, imported.config, roots))}
+        return made.with_files(
+            {imported_data.DATASET_OPTION: str(imported_data.write_imported_data(text, made.config, roots))}
         )
     except ConfigError as error:
-        return replace(imported, problems=(*imported.problems, *error.problems))
+        return replace(made, problems=(*made.problems, *error.problems))
 
 
 def _data_alone(
-    form: SettingsForm, data: imported_data.ConvertedData, submission: Submission, name: str, roots: Sequence[Path]
+    form: SettingsForm, data: imported_data.ConvertedData, given: Submission, name: str, roots: Sequence[Path]
 ) -> JsonObject:
-    """Data sets without a training: they become those of the form, which keeps everything else."""
-    path = imported_data.write_imported_data(data.text, form.lenient_config(submission), roots)
+    """Data sets without a training: they replace those of the form, which keeps everything else."""
+    path = imported_data.write_imported_data(data.text, form.lenient_config(given), roots)
     values = {**dict.fromkeys(imported_data.REPLACED, ""), imported_data.DATASET_OPTION: str(path)}
     said = Message("The data sets of {name} are in {path} now.", name=name, path=path)
-    filled = {"family": submission.family, "values": form.shown(submission.family, values)}
+    filled = {"family": given.family, "values": form.shown(given.family, values)}
     return {"message": messages.good(said, data.notes, undo=True), "fill": json.dumps(filled)}
 
 
-def _notes(imported: Imported, problems: list[Problem]) -> list[MessageLike]:
-    """What became of the other keys."""
-    said = {problem.option for problem in problems}
-    rest = tuple(
-        outcome
-        for outcome in imported.outcomes
-        if outcome.kind not in ("unknown", "ignored") or outcome.key not in said
-    )
-    notes = presets.import_notes(replace(imported, outcomes=rest, problems=()))
-    if imported_data.DATASET_OPTION in imported.texts and (file := imported.config.data.dataset_config):
+def _notes(made: Imported, found: list[Problem]) -> list[MessageLike]:
+    """Notes about the other keys."""
+    said = {problem.option for problem in found}
+    rest = tuple(one for one in made.outcomes if one.kind not in ("unknown", "ignored") or one.key not in said)
+    notes = presets.import_notes(replace(made, outcomes=rest, problems=()))
+    if imported_data.DATASET_OPTION in made.texts and (file := made.config.data.dataset_config):
         notes.insert(0, Message("The data sets are in {path}.", path=file))
     return notes
 
 
-def _prompt_rows_of(imported: Imported) -> list[dict[str, str]]:
-    """The sample prompts that a file of another trainer holds, as rows of the prompt form, which writes their file."""
-    if PROMPTS not in imported.texts:
+def _prompt_rows_of(made: Imported) -> list[dict[str, str]]:
+    """The sample prompts in another trainer's file, as rows of the prompt form, which saves them."""
+    if PROMPTS not in made.texts:
         return []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "prompts.txt"
-        path.write_text(imported.texts[PROMPTS], encoding="utf-8")
+        path.write_text(made.texts[PROMPTS], encoding="utf-8")
         return prompt_rows.prompt_rows_of_file(path)
 
 
 def settings_count(count: int) -> Message:
-    """How many settings a file holds, in words."""
+    """The number of settings in a file, in words."""
     return ngettext("{count} setting differs from the defaults", "{count} settings differ from the defaults", count)

@@ -1,4 +1,4 @@
-"""The rows of sample prompts in a form: read from its prompt file, written into it, begun with captions of images."""
+"""The rows of sample prompts in a form: loaded from its prompt file, saved to it, proposed from captions."""
 
 import os
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from library.sampling.prompts import SAMPLERS
 
 PROMPTS_OPTION = "sample_prompts"
 PROMPT_SUFFIXES = (".txt", ".toml", ".json")
-PROPOSED_CAPTIONS = 8  # that are proposed at once
+MAX_PROPOSED = 8  # captions proposed at once
 MAX_ROWS = 200  # rows
 # Fields of a row besides the prompts: name in the file, label, help.
 NUMBERS = (
@@ -31,7 +31,7 @@ NUMBERS = (
     ("guidance_scale", "Guidance", "Of models that were distilled with guidance, such as dev: 3.5 is usual."),
     ("seed", "Seed", "The same seed gives the same noise each time; empty is another one each time."),
 )
-# Fields that name images which some models are shown: name in the file, label, help.
+# Fields that name images for models that take some: name in the file, label, help.
 IMAGES = (
     (
         "control_image_path",
@@ -40,12 +40,13 @@ IMAGES = (
     ),
     ("control_image_mask_path", "Mask", "A file: what is bright in it is painted."),
 )
-# The same of what learns to follow an image.
+# The same for trainings that learn to follow an image.
 GUIDE = "controlnet_image", "Control image", "A file that is followed. Empty: the plain model."
 
 
 def prompts_section(guided: bool = False) -> str:
-    """What comes first in the section of sample images; prompts.js fills it. `guided`: what learns follows an image."""
+    """The start of the section of sample images, which prompts.js fills. `guided`: the training learns to follow an
+    image."""
     numbers = "".join(
         f'<label><span>{label}</span><input data-prompt="{name}" inputmode="decimal" spellcheck="false"'
         f' autocomplete="off" title="{escape(about)}"></label>'
@@ -75,8 +76,8 @@ def prompts_section(guided: bool = False) -> str:
 
 
 def _image_field_html(name: str, label: str, about: str) -> str:
-    """A field that names an image, for the families that are shown one."""
-    taking = [family for family in families.all_families() if name in family.prompt_images]
+    """A field that names an image, for the families that take one."""
+    taking = [known for known in families.all_families() if name in known.prompt_images]
     shown_with: dict[str, tuple[str, ...]] = {}
     for option, values in (pair for known in taking for pair in known.prompt_images[name].items()):
         shown_with[option] = (*shown_with.get(option, ()), *values)
@@ -85,7 +86,8 @@ def _image_field_html(name: str, label: str, about: str) -> str:
 
 
 def _file_field(name: str, label: str, about: str, only: str = "", shown: str = "") -> str:
-    """A field that names an image: `only` are further classes of it, `shown` an attribute that says when it shows."""
+    """A field that names an image: `only` are more of its classes, `shown` an attribute that controls when it is
+    visible."""
     return (
         f'<label class="image{only}"{shown}><span>{label}</span>'
         f'<input data-prompt="{name}" spellcheck="false" autocomplete="off" title="{escape(about)}">'
@@ -93,8 +95,8 @@ def _file_field(name: str, label: str, about: str, only: str = "", shown: str = 
     )
 
 
-def load_prompt_rows(sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
-    """The rows of a prompt file. One that is not there yet has none."""
+def load_rows(sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
+    """The rows of a prompt file; none if it does not exist yet."""
     path = paths.file(sent.text("file"), roots, PROMPT_SUFFIXES, PROMPTS_OPTION)
     if not path.exists():
         return {"rows": [], "known": ""}
@@ -102,15 +104,15 @@ def load_prompt_rows(sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
     return {"rows": prompt_rows.prompt_rows_of_file(path), "known": kept_file.file_state(path)}
 
 
-def save_prompt_rows(form: SettingsForm, submission: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
-    """Write rows into the prompt file: the one that the form names, or a new one beside the result.
+def save_rows(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
+    """Save rows to the prompt file: the one that the form names, or a new one beside the result.
 
-    A file of another format stays as it is, and a .txt file is written beside it. A file that was changed since the
-    rows were read is not written over.
+    A file of another format is left alone, and a .txt file is saved beside it. A file that was changed since the rows
+    were loaded is not overwritten.
     """
     rows = _rows(sent)
     named = sent.text("file").strip()
-    path = paths.file(named, roots, PROMPT_SUFFIXES, PROMPTS_OPTION) if named else _new(form, submission, roots)
+    path = paths.file(named, roots, PROMPT_SUFFIXES, PROMPTS_OPTION) if named else _new(form, given, roots)
     known = sent.text("known")
     if path.suffix.lower() != ".txt":
         path, known = kept_file.free_path(path.with_suffix(".txt")), ""
@@ -126,23 +128,23 @@ def save_prompt_rows(form: SettingsForm, submission: Submission, sent: ApiReques
     return {"file": str(path), "known": kept_file.file_state(path), "said": Message("Saved in {path}.", path=path)}
 
 
-def some_captions(form: SettingsForm, submission: Submission, roots: Sequence[Path]) -> JsonObject:
+def some_captions(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
     """Some captions of the form's images, each with the size at which its image is trained."""
-    config = form.lenient_config(submission)
+    config = form.lenient_config(given)
     paths.allow(config, roots)
     return {
         "captions": [
             {"prompt": one.caption, "width": str(one.width), "height": str(one.height)}
-            for one in proposals(config, PROPOSED_CAPTIONS)
+            for one in proposals(config, MAX_PROPOSED)
         ]
     }
 
 
 def _rows(sent: ApiRequest) -> list[dict[str, str]]:
-    rows = sent.fields.get("rows")
-    if not isinstance(rows, list) or len(rows) > MAX_ROWS or not all(map(_is_row, rows)):
+    found = sent.fields.get("rows")
+    if not isinstance(found, list) or len(found) > MAX_ROWS or not all(map(_is_row, found)):
         raise ConfigError("this is not what the page sends: load it again")
-    return rows
+    return found
 
 
 def _is_row(row: object) -> bool:
@@ -154,9 +156,9 @@ def _is_row(row: object) -> bool:
     )
 
 
-def _new(form: SettingsForm, submission: Submission, roots: Sequence[Path]) -> Path:
-    """A file that is not there yet, beside the result of the training."""
-    save_to = form.lenient_config(submission).save
+def _new(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> Path:
+    """A file beside the result of the training that does not exist yet."""
+    save_to = form.lenient_config(given).save
     if not save_to.output_dir:
         raise ConfigError(Problem("output_dir", "is not set: choose it first, the prompts are kept there"))
     name = f"{save_to.output_name or 'sample'}-prompts.txt"

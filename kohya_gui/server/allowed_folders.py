@@ -19,13 +19,13 @@ from library.config.problems import ConfigError, Message, Problem
 from library.files import RESERVED
 from library.runs import keys, layout, registry
 
-FILE_SUFFIX = re.compile(r"\.[a-z]\w{1,11}", re.I)  # of a file; v1.5 is a folder
-MAX_ALLOWED_FOLDERS = 200  # folders that are kept
-CODE = "code:"  # before a name of code that the page asks to allow
-ABSENT = "absent"  # the code of the problem of a folder that does not exist
+FILE_ENDING = re.compile(r"\.[a-z]\w{1,11}", re.I)  # the ending of a file; v1.5 is a folder
+MAX_STORED = 200  # stored folders
+CODE = "code:"  # prefix of a name of code to allow
+ABSENT = "absent"  # the code of the problem that a folder does not exist
 DOTTED_NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
-# Below these lie programs, settings of the computer and devices, on any of the systems.
+# Programs, system settings and devices, on any operating system.
 SYSTEM = (
     "/bin",
     "/boot",
@@ -53,7 +53,7 @@ RESERVED_OF_WINDOWS = ("$recycle.bin", "system volume information", "recovery", 
 
 
 class Roots(Sequence[Path]):
-    """Folders that may be used: those given, and, where the page `asks`, those that are allowed at the moment."""
+    """Folders that may be used: those given and, if the page `asks`, those currently allowed."""
 
     def __init__(self, given: Sequence[Path], asks: bool = False) -> None:
         self.given, self.asks = tuple(given), asks
@@ -63,11 +63,9 @@ class Roots(Sequence[Path]):
     @overload
     def __getitem__(self, at: slice) -> Sequence[Path]: ...
     def __getitem__(self, at: int | slice) -> Path | Sequence[Path]:
-        """One of them."""
         return self._now()[at]
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._now())
 
     def _now(self) -> tuple[Path, ...]:
@@ -75,7 +73,7 @@ class Roots(Sequence[Path]):
 
 
 class AllowedFolders:
-    """The request to allow a folder, which only browsers on this computer may send."""
+    """The request to allow a folder, accepted only from browsers on this computer."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = roots
@@ -101,11 +99,11 @@ class AllowedFolders:
             raise ConfigError("{path} does not exist", path=folder)
         kept = list(allowed_folders())
         if folder not in kept:
-            if len(kept) >= MAX_ALLOWED_FOLDERS:
+            if len(kept) >= MAX_STORED:
                 raise ConfigError(
                     "{folder} holds {most} folders: take out those that are not used.",
                     folder=allowed_file(),
-                    most=MAX_ALLOWED_FOLDERS,
+                    most=MAX_STORED,
                 )
             _store([*kept, folder], remembered_code())
         return {"said": Message("Allowed: {folder}", folder=folder)}
@@ -117,34 +115,32 @@ def allowed_file() -> Path:
 
 
 def _allow_code(name: str) -> JsonObject:
-    """Allow code of this name to run: a class with its module, or a module."""
+    """Allow code with this name to run: a class with its module, or a module."""
     if not DOTTED_NAME.fullmatch(name) or len(name) > 200:
         raise ConfigError("This is not the name of code.")
     known = remembered_code()
     if name not in known:
-        if len(known) >= MAX_ALLOWED_FOLDERS:
+        if len(known) >= MAX_STORED:
             raise ConfigError(
-                "{folder} holds {most} names: take out those that are not used.",
-                folder=allowed_file(),
-                most=MAX_ALLOWED_FOLDERS,
+                "{folder} holds {most} names: take out those that are not used.", folder=allowed_file(), most=MAX_STORED
             )
         _store(allowed_folders(), (*known, name))
     return {"said": Message("Allowed: {folder}", folder=name)}
 
 
 def _store(folders: Iterable[Path], code: Iterable[str]) -> None:
-    keys.store_privately(allowed_file(), {"folders": [str(folder) for folder in folders], "code": [*code]})
+    keys.store_privately(allowed_file(), {"folders": [str(one) for one in folders], "code": [*code]})
 
 
 def remembered_code() -> tuple[str, ...]:
-    """The names of code that may run; the file's contents are not trusted."""
+    """The names of code that may run. The file's contents are not trusted."""
     stored = layout.load_facts(allowed_file()).get("code")
     named = [text for text in stored if isinstance(text, str)] if isinstance(stored, list) else []
-    return tuple(text for text in named[:MAX_ALLOWED_FOLDERS] if DOTTED_NAME.fullmatch(text))
+    return tuple(text for text in named[:MAX_STORED] if DOTTED_NAME.fullmatch(text))
 
 
 def allowed_folders() -> tuple[Path, ...]:
-    """The allowed folders that still may be; the file's contents are not trusted."""
+    """The allowed folders that may still be used. The file's contents are not trusted."""
     path = allowed_file()
     try:
         found = path.stat()
@@ -157,13 +153,13 @@ def allowed_folders() -> tuple[Path, ...]:
 def _remembered(path: Path, modified: int, number: int) -> tuple[Path, ...]:
     stored = layout.load_facts(path).get("folders")
     named = [Path(text) for text in stored if isinstance(text, str)] if isinstance(stored, list) else []
-    return tuple(folder for folder in named[:MAX_ALLOWED_FOLDERS] if folder.is_absolute() and not _forbidden(folder))
+    return tuple(folder for folder in named[:MAX_STORED] if folder.is_absolute() and not _forbidden(folder))
 
 
 def outside_roots(what: str, path: Path, roots: Sequence[Path], is_new: bool = False) -> Problem:
-    """The problem of a path outside of the roots, with a question, a reason, or what to start the page with.
+    """The problem of a path outside of the roots, with a question, a reason, or the option to start the page with.
 
-    Only a folder that exists can be allowed. Where one may be made (`is_new`) that is the one that it will be in.
+    Only an existing folder can be allowed. If a new one may be created (`is_new`), it is the folder that will hold it.
     """
     if not isinstance(roots, Roots) or not roots.asks:
         template = ": {path} is outside of {roots}; start the page with --root FOLDER to allow more"
@@ -173,7 +169,7 @@ def outside_roots(what: str, path: Path, roots: Sequence[Path], is_new: bool = F
         template = ": {path} is outside of the folders that this page may use, and {why}"
         return Problem(what, template, path=path, why=Message(why))
     if not folder.is_dir():
-        above = next(parent for parent in folder.parents if parent.is_dir())
+        above = next(one for one in folder.parents if one.is_dir())
         if not is_new:
             return Problem(what, ": {path} does not exist", path=folder, code=ABSENT)
         if refuse_folder(above):
@@ -190,8 +186,8 @@ def asked_folder(problem: Problem) -> str:
 
 
 def folder_to_allow(path: Path) -> Path:
-    """The folder that has to be allowed for a path: it, or the one that a file is or will be in."""
-    is_file = path.is_file() or (not path.exists() and FILE_SUFFIX.fullmatch(path.suffix) is not None)
+    """The folder that has to be allowed for a path: the path itself, or the folder of a file."""
+    is_file = path.is_file() or (not path.exists() and FILE_ENDING.fullmatch(path.suffix) is not None)
     return path.parent if is_file else path
 
 
@@ -208,7 +204,7 @@ def refuse_folder(folder: Path) -> str:
 
 
 def _forbidden(folder: Path) -> str:
-    """Why a folder must not be used for a training's files, whatever is in it."""
+    """Why a folder must not be used for a training's files, whatever it contains."""
     parts = folder.parts[1:]
     if not parts:
         return "the root of a disk cannot be allowed: choose a folder on it"

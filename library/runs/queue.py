@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, counted
+from library.config.problems import ConfigError, Message, MessageLike, Problem, counted
 from library.files import write_atomic
 from library.runs import layout, locking, process, reader, registry, start
 
@@ -96,21 +96,21 @@ def read_queue() -> Queue:
     return _queue(layout.load_changed(str(queue_folder() / "queue.json")))
 
 
-def _queue(queue: JsonMapping) -> Queue:
+def _queue(found: JsonMapping) -> Queue:
     """The queue that a file holds, which shares nothing with what was read of it."""
-    queue = copy.deepcopy(queue)
+    found = copy.deepcopy(found)
     known = {f.name for f in fields(QueueEntry)}
     given = [
-        entry for entry in queue.get("entries") or [] if isinstance(entry, dict) and layout.is_run_id(entry.get("id"))
+        entry for entry in found.get("entries") or [] if isinstance(entry, dict) and layout.is_run_id(entry.get("id"))
     ]
     entries = [QueueEntry(**{name: entry[name] for name in known & entry.keys()}) for entry in given]
-    worker = queue.get("worker")
+    worker = found.get("worker")
     return Queue(
         entries,
-        queue.get("paused") or "",
-        bool(queue.get("go_on", True)),
+        found.get("paused") or "",
+        bool(found.get("go_on", True)),
         worker if isinstance(worker, dict) else {},
-        float(queue.get("called") or 0.0),
+        float(found.get("called") or 0.0),
     )
 
 
@@ -120,11 +120,11 @@ def changing() -> Iterator[Queue]:
     with locking.hold_lock(queue_folder() / "queue.lock", LOCK_TIMEOUT) as mine:
         if not mine:
             raise ConfigError("The queue is being changed by another program: try again in a moment.")
-        queue = _queue(layout.load_facts(queue_folder() / "queue.json"))
-        before = asdict(queue)
-        yield queue
-        if asdict(queue) != before:
-            layout.store(queue_folder() / "queue.json", asdict(queue))
+        found = _queue(layout.load_facts(queue_folder() / "queue.json"))
+        before = asdict(found)
+        yield found
+        if asdict(found) != before:
+            layout.store(queue_folder() / "queue.json", asdict(found))
 
 
 def add_to_queue(job: start.TrainingJob, first: bool = False) -> QueueEntry:
@@ -143,10 +143,8 @@ def add_to_queue(job: start.TrainingJob, first: bool = False) -> QueueEntry:
     with changing() as queue:
         if len(queue.waiting) >= MAX_WAITING:
             raise ConfigError("{most} trainings wait already: let some of them run first.", most=MAX_WAITING)
-        if any((e.output, e.name) == (entry.output, entry.name) for e in queue.waiting):
-            raise ConfigError(
-                "output_name {name} waits in the queue for the same folder: choose another name.", name=entry.name
-            )
+        if twin := twin_problem(queue, entry.output, entry.name):
+            raise ConfigError(twin)
         halted = queue.halted
         write_atomic(_entry_toml(entry), job.toml)
         waiting = queue.waiting
@@ -155,6 +153,13 @@ def add_to_queue(job: start.TrainingJob, first: bool = False) -> QueueEntry:
     if not halted:
         work()
     return entry
+
+
+def twin_problem(queue: Queue, output: str, name: str) -> Problem | None:
+    """The problem of a training whose files would have the folder and name of those of a waiting one."""
+    if all((entry.output, entry.name) != (output, name) for entry in queue.waiting):
+        return None
+    return Problem("output_name", ": {name} waits in the queue for the same folder; choose another name.", name=name)
 
 
 def job_of_entry(entry: QueueEntry) -> start.TrainingJob:

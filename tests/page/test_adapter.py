@@ -70,7 +70,7 @@ def test_what_is_wrong_is_said_at_its_field_and_below_the_text():
     config = build_config(
         config_class(lora_script("flux")), {"network_module": "lycoris.kohya", "network_args": args}, notes=[]
     )
-    said = adapter.find_adapter_field_problems(config)
+    said = adapter.adapter_problems(config)
     assert {problem.option for problem in said} == {"network_args"}
     for words in (
         "factor must be a whole number",

@@ -8,7 +8,7 @@ import pytest
 
 from kohya_gui.form import loading, presets, start_preset
 from kohya_gui.form.form import SettingsForm, Submission
-from kohya_gui.form.tab import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILIES, TABS
 from library import importers
 from library.config.building import build_config
 from library.config.formats import read_toml

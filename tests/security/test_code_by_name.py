@@ -246,9 +246,7 @@ def test_what_is_allowed_keeps_folders_and_is_a_name_only(tmp_path, monkeypatch)
     allowed_folders.allowed_file().write_text(json.dumps({"code": [1, "x y", "c.D"]}))
     os.utime(allowed_folders.allowed_file())
     assert allowed_folders.remembered_code() == ("c.D",)
-    assert (
-        allowed_code.find_code_problems(config(optimizer_type="os.system"), Roots([tmp_path], asks=True))[0].code == ""
-    )
+    assert allowed_code.code_problems(config(optimizer_type="os.system"), Roots([tmp_path], asks=True))[0].code == ""
 
 
 def test_every_kind_of_code_is_known_by_its_kind():
