@@ -70,7 +70,7 @@ COMMON: dict[str, Any] = {
     "sdpa": True,
     "seed": 42,
 }
-PROMPTS = (
+COMPARED_PROMPTS = (
     "zorb emoji on a blue ground",
     "zorb emoji on a purple ground",  # a ground that no training picture has
     "red apple emoji on a white ground",
@@ -154,7 +154,9 @@ def options(family: str, asked: argparse.Namespace, work: Path) -> dict[str, Any
             file.unlink()
         return made
     prompts = inputs / "prompts.txt"
-    lines = (f"{prompt} {SAMPLE} --s {asked.sample_steps} --d {seed}\n" for seed, prompt in enumerate(PROMPTS, 1))
+    lines = (
+        f"{prompt} {SAMPLE} --s {asked.sample_steps} --d {seed}\n" for seed, prompt in enumerate(COMPARED_PROMPTS, 1)
+    )
     prompts.write_text("".join(lines), encoding="utf-8")
     every = {"sample_prompts": prompts.as_posix(), "sample_at_first": True}
     return made | every | {"sample_every_n_steps": max(1, asked.steps // 2)}
@@ -216,10 +218,10 @@ def sample_sheet(rows: dict[str, Row]) -> Any:
     columns = [(name, step) for name in (OURS, THEIRS) if name in rows for step in sorted(rows[name]["samples"])]
     files = [
         [Path(found) if (found := rows[name]["samples"][step].get(number)) else None for name, step in columns]
-        for number in range(len(PROMPTS))
+        for number in range(len(COMPARED_PROMPTS))
     ]
     titles = [(name, f"step {step}" if step else "without LoRA") for name, step in columns]
-    return beside_pictures.sheet(titles, PROMPTS, files)
+    return beside_pictures.sheet(titles, COMPARED_PROMPTS, files)
 
 
 def prepare(family: str, asked: argparse.Namespace, place: TrainerRuns) -> tuple[Path, list[str]]:

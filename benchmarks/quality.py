@@ -44,7 +44,7 @@ TRAINED = ("white", "blue", "green", "pink", "yellow", "gray")  # grounds of the
 UNSEEN = ("orange", "purple", "black", "brown")  # those of the held-out pictures, two of each
 EPOCHS = 4  # held-out losses of a run: a full training validates after each epoch
 # A prompt, the seed of its noise, and the ground on which the new thing is drawn to compare with.
-PROMPTS = (
+QUALITY_PROMPTS = (
     (f"{THING} emoji on a blue ground", 1, "blue"),
     (f"{THING} emoji on a blue ground", 2, "blue"),
     (f"{THING} emoji on a purple ground", 3, "purple"),
@@ -177,7 +177,7 @@ def write_inputs(job: Job, folder: Path, asked: argparse.Namespace) -> Path:
     """The data, the prompts and the TOML of a run; the last one's path."""
     write_data(folder / "data", asked.steps, asked.batch, job.setting.processes)
     tail = f"--w {PICTURE_SIDE} --h {PICTURE_SIDE} --s {asked.sample_steps} {GUIDANCE[job.family]}"
-    lines = "".join(f"{prompt} --d {seed} {tail}\n" for prompt, seed, _ in PROMPTS)
+    lines = "".join(f"{prompt} --d {seed} {tail}\n" for prompt, seed, _ in QUALITY_PROMPTS)
     (folder / "prompts.txt").write_text(lines, encoding="utf-8")
     path, options = folder / "run.toml", options_of(job, folder, asked)
     path.write_text("".join(f"{name} = {toml_value(options[name])}\n" for name in options), encoding="utf-8")
@@ -291,7 +291,7 @@ def run(job: Job, gpu: int, asked: argparse.Namespace) -> dict[str, Any]:
             row["failed"] = f"not done after {asked.limit:.0f} s" if expired else last_words(text) or "ended"
             row["log"] = text.splitlines()[-30:]
         else:
-            row |= quality_report.collect(folder / "out", len(PROMPTS))
+            row |= quality_report.collect(folder / "out", len(QUALITY_PROMPTS))
     except Exception as error:
         row["failed"] = f"{type(error).__name__}: {error}"
     finally:
@@ -392,8 +392,8 @@ def main(argv: list[str] | None = None) -> None:
             forkserver.ensure_running()  # loads while the settings are checked
         quality_report.warn_of_fp8([asked.models / family for family in asked.families])
         run_all(asked)
-    references = {ground: [drawn(ground, number) for number in range(8)] for _, _, ground in PROMPTS if ground}
-    prompts = [(prompt, references.get(ground, [])) for prompt, _, ground in PROMPTS]
+    references = {ground: [drawn(ground, number) for number in range(8)] for _, _, ground in QUALITY_PROMPTS if ground}
+    prompts = [(prompt, references.get(ground, [])) for prompt, _, ground in QUALITY_PROMPTS]
     quality_report.write(asked.out, prompts, {setting.name: setting.yardstick for setting in settings()})
 
 

@@ -20,7 +20,7 @@ from kohya_gui.form.form import visibility
 from kohya_gui.form.print_command import CommandPrinter
 from kohya_gui.form.several import SeveralValues
 from kohya_gui.form.tab import TrainingTab
-from kohya_gui.form.tabs import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.i18n import texts
 from kohya_gui.i18n.sentences import data
 from kohya_gui.lab.lab import LabTab
@@ -128,7 +128,7 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
         page,
         path="/",
         theme=THEME,
-        head=THEME_HEAD + visibility(FAMILIES),
+        head=THEME_HEAD + visibility(FAMILY_TITLES),
         footer_links=[],
         run_history=False,
         enable_monitoring=False,

@@ -96,7 +96,7 @@ def test_a_drawing_is_nearer_to_others_of_its_kind():
 
 
 def row(setting, seed, loss, shade=100, **more):
-    picture = quality_report.pack([Image.new("RGB", (128, 128), (shade, 100, 100))] * len(quality.PROMPTS))
+    picture = quality_report.pack([Image.new("RGB", (128, 128), (shade, 100, 100))] * len(quality.QUALITY_PROMPTS))
     return {
         **dict(zip(quality_report.KEY, ("flux", "lora", setting, seed), strict=True)),
         **{"losses": [1.0, 0.5], "held_out": [[2, loss]], "pictures": picture, "signature": ""},
@@ -115,7 +115,9 @@ def test_what_is_beyond_the_spread_is_said(tmp_path):
     quality_report.append(tmp_path, dict(zip(quality_report.KEY, ("flux", "lora", "swapped", 1), strict=True)) | failed)
     with (tmp_path / "runs-flux.jsonl").open("a") as file:
         file.write('{"family": "flux", "cut off')
-    prompts = [(prompt, [Image.new("RGB", (128, 128))] if ground else []) for prompt, _, ground in quality.PROMPTS]
+    prompts = [
+        (prompt, [Image.new("RGB", (128, 128))] if ground else []) for prompt, _, ground in quality.QUALITY_PROMPTS
+    ]
     quality_report.write(tmp_path, prompts, {setting.name: "float32" for setting in quality.settings()})
     lines = (tmp_path / "quality.md").read_text().splitlines()
     table = {line.split(" | ")[1]: line for line in lines if line.startswith("| flux")}

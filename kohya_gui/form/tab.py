@@ -26,7 +26,7 @@ from kohya_gui.form import (
     start_preset,
 )
 from kohya_gui.form.form import SettingsForm, Submission
-from kohya_gui.form.tabs import FAMILIES, TABS, Tab
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS, Tab
 from kohya_gui.models import models
 from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest
@@ -76,14 +76,14 @@ class TrainingTab:
             **dict.fromkeys(("learning_rate", "network_dim"), several.BUTTON),
             **caches.BUTTONS,
         }
-        return SettingsForm(self.tab.id, FAMILIES, self.tab.configs, self.tab.basics, extra, below)
+        return SettingsForm(self.tab.id, FAMILY_TITLES, self.tab.configs, self.tab.basics, extra, below)
 
     @cached_property
     def markup(self) -> str:
         """The contents of the tab as HTML."""
         starts = start_preset.starts(self.tab.id, self.tab.configs, start_preset.results(self.roots))
         parts = {
-            "menu": api.menu(self.tab.id, FAMILIES),
+            "menu": api.menu(self.tab.id, FAMILY_TITLES),
             "browse": picker.browse_button("config", "Config file", "file", ".path"),
             "endings": ",".join(importers.SUFFIXES),
             "tab": self.tab.id,

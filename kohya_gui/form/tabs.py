@@ -7,7 +7,7 @@ from library import families
 from library.downloads import finding
 from library.families import RUNS, config_class
 
-FAMILIES = {family.name: family.title for family in families.all_families()}
+FAMILY_TITLES = {family.name: family.title for family in families.all_families()}
 ROW_WIDTH = 6
 
 

@@ -70,71 +70,55 @@ def main(argv: Sequence[str], script_of: Callable[[Path], str]) -> int:
 
 def build_bench_parser() -> argparse.ArgumentParser:
     """The options."""
-    arguments = Arguments(
+    args = Arguments(
         "kohya bench",
         description="Measure this machine with a model.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    arguments.add_argument(
+    args.add_argument(
         "run", nargs="?", type=Path, metavar="RUN.toml", help="measure the training that a TOML describes"
     )
-    arguments.add_argument("--family", choices=FAMILIES, help="measure a model with random weights")
-    arguments.add_argument(
-        "--size", choices=("full", "tiny"), help="of such a model (default: full on a GPU, else tiny)"
-    )
-    arguments.add_argument(
-        "--script", help="the kind of training (default: the family's LoRA; for a TOML, guessed from it)"
-    )
-    arguments.add_argument(
-        "--diffusers", metavar="CLASS", help="measure a transformer of diffusers with random weights"
-    )
-    arguments.add_argument("--config", type=Path, metavar="FILE", help="its config.json, which may also name the class")
-    arguments.add_argument(
+    args.add_argument("--family", choices=FAMILIES, help="measure a model with random weights")
+    args.add_argument("--size", choices=("full", "tiny"), help="of such a model (default: full on a GPU, else tiny)")
+    args.add_argument("--script", help="the kind of training (default: the family's LoRA; for a TOML, guessed from it)")
+    args.add_argument("--diffusers", metavar="CLASS", help="measure a transformer of diffusers with random weights")
+    args.add_argument("--config", type=Path, metavar="FILE", help="its config.json, which may also name the class")
+    args.add_argument(
         "--input",
         action="append",
         default=[],
         metavar="NAME=SIZES",
         help="the shape of an input whose name is unknown; also frames=N, text_length=N",
     )
-    arguments.add_argument(
+    args.add_argument(
         "--part", action="append", default=[], metavar="PART", help=f"any of {', '.join(report.STEP_PARTS)}"
     )
-    arguments.add_argument(
+    args.add_argument(
         "--candidate",
         action="append",
         default=[],
         metavar="NAME",
         help="ways to run it, the baseline first; --list shows all",
     )
-    arguments.add_argument(
+    args.add_argument(
         "--resolution", action="append", default=[], metavar="N", help="sides of the images: 512,1024,2048"
     )
-    arguments.add_argument("--batch", type=int, metavar="N", help="images of a step (default: 1, or the TOML's)")
-    arguments.add_argument(
-        "--set", action="append", default=[], metavar="OPTION=VALUE", help="any option of the training"
-    )
-    arguments.add_argument("--device", default="auto", help="cuda, cuda:1 or cpu (default: the GPU where there is one)")
-    arguments.add_argument("--steps", type=int, default=20, metavar="N", help="measured repetitions (default: 20)")
-    arguments.add_argument("--warmup", type=int, default=3, metavar="N", help="repetitions before them (default: 3)")
-    arguments.add_argument(
-        "--seconds", type=float, default=30.0, metavar="S", help="most for one measurement (default: 30)"
-    )
-    arguments.add_argument(
-        "--fresh", action="store_true", help="compile with an empty cache, to see how long that takes"
-    )
-    arguments.add_argument(
+    args.add_argument("--batch", type=int, metavar="N", help="images of a step (default: 1, or the TOML's)")
+    args.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="any option of the training")
+    args.add_argument("--device", default="auto", help="cuda, cuda:1 or cpu (default: the GPU where there is one)")
+    args.add_argument("--steps", type=int, default=20, metavar="N", help="measured repetitions (default: 20)")
+    args.add_argument("--warmup", type=int, default=3, metavar="N", help="repetitions before them (default: 3)")
+    args.add_argument("--seconds", type=float, default=30.0, metavar="S", help="most for one measurement (default: 30)")
+    args.add_argument("--fresh", action="store_true", help="compile with an empty cache, to see how long that takes")
+    args.add_argument(
         "--compile-all", action="store_true", help="compile text encoders and VAE too, which training does not"
     )
-    arguments.add_argument(
-        "--profile", action="store_true", help="see where the time of a step goes, and what to change"
-    )
-    arguments.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="where the result goes (default: with the other ones)"
-    )
-    arguments.add_argument("--json", action="store_true", help="print the result as JSON too")
-    arguments.add_argument("--list", action="store_true", help="list the candidates and exit")
-    return arguments
+    args.add_argument("--profile", action="store_true", help="see where the time of a step goes, and what to change")
+    args.add_argument("--out", type=Path, metavar="FOLDER", help="where the result goes (default: with the other ones)")
+    args.add_argument("--json", action="store_true", help="print the result as JSON too")
+    args.add_argument("--list", action="store_true", help="list the candidates and exit")
+    return args
 
 
 def check_bench_options(asked: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from kohya_gui.form.caches import CACHING_KIND, CacheApi
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tabs import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.server.json_api import ApiRequest
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
@@ -64,7 +64,7 @@ def test_a_cache_is_made_from_the_form_with_progress_and_stop(visit, stub, tmp_p
 )
 def test_nothing_is_started_where_it_cannot_be_made(stub, monkeypatch, tmp_path, fields, why):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
-    api = CacheApi({"lora": SettingsForm("lora", FAMILIES, TABS[0].configs, TABS[0].basics)}, [tmp_path])
+    api = CacheApi({"lora": SettingsForm("lora", FAMILY_TITLES, TABS[0].configs, TABS[0].basics)}, [tmp_path])
     values = {"pretrained_model_name_or_path": str(tmp_path), "train_data_dir": fields.pop("data", "")}
     sent = json.dumps({"family": "sdxl", "values": values, "launch": {}})
     with pytest.raises(ConfigError, match=why):

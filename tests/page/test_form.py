@@ -7,14 +7,14 @@ import pytest
 
 from kohya_gui.form import start_preset
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tabs import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from library.config.building import build_config, find_missing
 from library.config.formats import to_toml
 from library.config.problems import ConfigError
 from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.recipes import preset_files
 
-FORMS = {tab.id: SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
+FORMS = {tab.id: SettingsForm(tab.id, FAMILY_TITLES, tab.configs, tab.basics) for tab in TABS}
 CASES = [(tab, family) for tab, form in FORMS.items() for family in form.configs]
 
 

@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 from kohya_gui.form import api, compile_summary, messages, presets, probe
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tabs import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.server import named_paths
 from kohya_gui.server.json_api import ApiRequest
 from library import families
@@ -23,7 +23,7 @@ from library.recipes import preset_files
 from library.runs import keys, layout, registry
 from library.runs.record import Record
 
-FORMS = {tab.id: SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
+FORMS = {tab.id: SettingsForm(tab.id, FAMILY_TITLES, tab.configs, tab.basics) for tab in TABS}
 FLUX = config_class("flux_train_network")
 
 

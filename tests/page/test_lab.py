@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tabs import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.lab.lab import JOB_TITLES, LabTab, advised_options
 from kohya_gui.server.json_api import ApiRequest
 from library.config.formats import read_toml
@@ -34,7 +34,7 @@ def lab(pretending, tmp_path):
     import gradio as gr
 
     with gr.Blocks():
-        forms = {tab.id: SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
+        forms = {tab.id: SettingsForm(tab.id, FAMILY_TITLES, tab.configs, tab.basics) for tab in TABS}
         return LabTab(forms, {tab.id: tab.title for tab in TABS}, [tmp_path])
 
 

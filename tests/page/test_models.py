@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tabs import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.models import models
 from kohya_gui.models.models import ModelsApi
 from kohya_gui.server.json_api import ApiRequest
@@ -28,7 +28,9 @@ def api(hub, tmp_path, monkeypatch):  # noqa: F811
     for number, file in enumerate(OFFER.files):
         hub.repositories.setdefault(file.repository, {})[file.path] = small(number)
     tab = TABS[0]
-    made = ModelsApi({tab.id: SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics)}, [(tmp_path / "root").resolve()])
+    made = ModelsApi(
+        {tab.id: SettingsForm(tab.id, FAMILY_TITLES, tab.configs, tab.basics)}, [(tmp_path / "root").resolve()]
+    )
     (tmp_path / "root").mkdir()
     made.started = []
     answer = jobs.BackgroundJob(tmp_path / "x", {"kind": "models", "arguments": ["models", "get"]})

@@ -8,7 +8,7 @@ import pytest
 
 from kohya_gui.form import loading, presets, start_preset
 from kohya_gui.form.form import SettingsForm, Submission
-from kohya_gui.form.tabs import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from library import importers
 from library.config.building import build_config
 from library.config.formats import read_toml
@@ -28,7 +28,7 @@ ALL = [preset for preset in EVERY if not preset.is_profile]  # profiles: tests/c
 def test_every_file_is_a_preset_of_some_tab():
     recipes = set(preset_files.PRESETS_FOLDER.glob("recipes/*.toml"))
     assert {p.path for p in EVERY} == set(preset_files.PRESETS_FOLDER.rglob("*.toml")) - recipes
-    assert {path.stem for path in recipes} == {p.family for p in ALL} == {*FAMILIES}
+    assert {path.stem for path in recipes} == {p.family for p in ALL} == {*FAMILY_TITLES}
     assert {p.kind for p in ALL} == set(CONFIGS)
 
 
@@ -99,7 +99,7 @@ def test_a_file_with_mistakes_is_loaded_and_all_of_them_are_named(tmp_path):
 
 
 def loaded(path, tab=TABS[0]):
-    form = SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics)
+    form = SettingsForm(tab.id, FAMILY_TITLES, tab.configs, tab.basics)
     return loading.load_into_form(form, path, Submission(next(iter(tab.configs)), {}, {}), [path.parent])
 
 

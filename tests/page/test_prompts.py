@@ -7,7 +7,7 @@ from PIL import Image
 
 from kohya_gui.form import prompts as prompts_page
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tabs import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.server.json_api import ApiRequest
 from library.config.problems import ConfigError
 from library.sampling import prompt_rows
@@ -20,7 +20,7 @@ CAT = {"prompt": "a cat", "negative_prompt": "blurry, dark", "width": "640", "se
 
 @pytest.fixture(scope="module")
 def form():
-    return SettingsForm(TAB.id, FAMILIES, TAB.configs, TAB.basics)
+    return SettingsForm(TAB.id, FAMILY_TITLES, TAB.configs, TAB.basics)
 
 
 @pytest.fixture

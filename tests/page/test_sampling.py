@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tabs import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.sampling import sampling
 from kohya_gui.server.json_api import ApiRequest
 from library.config.formats import read_toml
@@ -30,7 +30,7 @@ def tab(tmp_path, monkeypatch):
         (root / f"{name}.safetensors").write_text("x")
     (tmp_path / "secret.safetensors").write_text("x")
     made = sampling.SamplingTab.__new__(sampling.SamplingTab)
-    form = SettingsForm(TAB.id, FAMILIES, TAB.configs, TAB.basics)
+    form = SettingsForm(TAB.id, FAMILY_TITLES, TAB.configs, TAB.basics)
     made.forms, made.titles, made.roots = {TAB.id: form}, {TAB.id: TAB.title}, [root]
     made.started = []
     answer = lambda folder: jobs.BackgroundJob(folder, {"kind": "sample"})  # noqa: E731

@@ -29,9 +29,9 @@ def trained(demo, data, script, folder, **values):  # noqa: F811
 def test_the_page_opens_with_its_form():
     from kohya_gui.app import build_page
     from kohya_gui.form.form import visibility
-    from kohya_gui.form.tabs import FAMILIES
+    from kohya_gui.form.tabs import FAMILY_TITLES
 
-    assert FAMILIES["toy"] == "Toy" and ".only-toy" in visibility(FAMILIES)
+    assert FAMILY_TITLES["toy"] == "Toy" and ".only-toy" in visibility(FAMILY_TITLES)
     markup = build_page().training.tabs["lora"].markup
     assert 'name="family" value="toy"' in markup and "Toy" in markup
 
