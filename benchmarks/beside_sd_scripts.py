@@ -32,7 +32,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks import beside_pictures, versus, versus_files, versus_measure
 from benchmarks.beside_pictures import OURS, THEIRS, Curve
 from benchmarks.sd_scripts_small import PAIRED
-from benchmarks.versus_files import HERE, TOKENIZERS
+from benchmarks.versus_files import PROJECT_ROOT, TOKENIZERS
 
 FAMILIES = {"flux": "FLUX.1", "sdxl": "SDXL"}
 FILES = {
@@ -70,7 +70,7 @@ COMMON: dict[str, Any] = {
     "sdpa": True,
     "seed": 42,
 }
-PROMPTS = (
+COMPARED_PROMPTS = (
     "zorb emoji on a blue ground",
     "zorb emoji on a purple ground",  # a ground that no training picture has
     "red apple emoji on a white ground",
@@ -92,7 +92,9 @@ class TrainerRuns:
 
     def environment(self, name: str, case: str) -> dict[str, str]:
         """A trainer's own packages alone; both draw the same numbers where they are compared step by step."""
-        program = versus.Program(versus.OURS if name == OURS else name, self.folder(name), self.folder(name), "")
+        program = versus.Program(
+            versus.THIS_TRAINER if name == OURS else name, self.folder(name), self.folder(name), ""
+        )
         made = program.environment(self.work, case) | ({PAIRED: "1"} if self.paired else {})
         if name == THEIRS:
             made["PYTHONPATH"] = os.pathsep.join(str(one) for one in (self.packages, self.rival) if one)
@@ -100,16 +102,16 @@ class TrainerRuns:
 
     def folder(self, name: str) -> Path:
         """The checkout of a trainer, in which it runs."""
-        return HERE if name == OURS else self.rival
+        return PROJECT_ROOT if name == OURS else self.rival
 
     def command(self, name: str, family: str, losses: Path) -> list[str]:
         """How a trainer is started, up to its options."""
         script = f"{family}_train_network"
         if name == THEIRS:
-            launcher = HERE / "benchmarks" / "sd_scripts_small.py"
+            launcher = PROJECT_ROOT / "benchmarks" / "sd_scripts_small.py"
             return [sys.executable, str(launcher), str(self.rival), script, str(losses)]
-        paired = [str(HERE / "benchmarks" / "paired_draws.py")] if self.paired else []
-        return [sys.executable, *paired, str(HERE / "sd-scripts" / f"{script}.py")]
+        paired = [str(PROJECT_ROOT / "benchmarks" / "paired_draws.py")] if self.paired else []
+        return [sys.executable, *paired, str(PROJECT_ROOT / "sd-scripts" / f"{script}.py")]
 
 
 def model_files(models: Path, family: str, to: Path) -> dict[str, str]:
@@ -152,7 +154,9 @@ def options(family: str, asked: argparse.Namespace, work: Path) -> dict[str, Any
             file.unlink()
         return made
     prompts = inputs / "prompts.txt"
-    lines = (f"{prompt} {SAMPLE} --s {asked.sample_steps} --d {seed}\n" for seed, prompt in enumerate(PROMPTS, 1))
+    lines = (
+        f"{prompt} {SAMPLE} --s {asked.sample_steps} --d {seed}\n" for seed, prompt in enumerate(COMPARED_PROMPTS, 1)
+    )
     prompts.write_text("".join(lines), encoding="utf-8")
     every = {"sample_prompts": prompts.as_posix(), "sample_at_first": True}
     return made | every | {"sample_every_n_steps": max(1, asked.steps // 2)}
@@ -167,7 +171,7 @@ def train(name: str, family: str, toml: Path, place: TrainerRuns, more: list[str
     command = place.command(name, family, losses)
     command += ["--config_file", str(toml), "--output_dir", str(folder / "out"), "--output_name", "lora", *more]
     steps = int(tomllib.loads(toml.read_text(encoding="utf-8"))["max_train_steps"])
-    row = versus_measure.measure(command, steps, log, place.environment(name, family), place.folder(name), 600)
+    row = versus_measure.measure_training(command, steps, log, place.environment(name, family), place.folder(name), 600)
     curve = read_losses(losses if name == THEIRS else next(folder.glob("out/runs/*/progress.jsonl"), losses))
     if not curve:
         row.setdefault("failed", "no losses")
@@ -214,10 +218,10 @@ def sample_sheet(rows: dict[str, Row]) -> Any:
     columns = [(name, step) for name in (OURS, THEIRS) if name in rows for step in sorted(rows[name]["samples"])]
     files = [
         [Path(found) if (found := rows[name]["samples"][step].get(number)) else None for name, step in columns]
-        for number in range(len(PROMPTS))
+        for number in range(len(COMPARED_PROMPTS))
     ]
     titles = [(name, f"step {step}" if step else "without LoRA") for name, step in columns]
-    return beside_pictures.sheet(titles, PROMPTS, files)
+    return beside_pictures.sheet(titles, COMPARED_PROMPTS, files)
 
 
 def prepare(family: str, asked: argparse.Namespace, place: TrainerRuns) -> tuple[Path, list[str]]:

@@ -19,15 +19,15 @@ from library.config.formats import read_toml
 from library.recipes import recipe_files
 from library.recipes.recipe_files import PURPOSES
 
-ROOT = Path(__file__).resolve().parent.parent
-FIGURE = ROOT / "docs" / "speed.svg"
-README = ROOT / "README.md"
-CHOOSING = ROOT / "docs" / "choose-a-model.md"
-PRESETS = ROOT / "docs" / "presets.md"
-PERFORMANCE = ROOT / "docs" / "dev" / "performance.md"
-RECIPES = ROOT / "docs" / "recipes.md"
+PROJECT_ROOT = Path(__file__).resolve().parent.parent
+FIGURE = PROJECT_ROOT / "docs" / "speed.svg"
+README = PROJECT_ROOT / "README.md"
+CHOOSING = PROJECT_ROOT / "docs" / "choose-a-model.md"
+PRESETS_PAGE = PROJECT_ROOT / "docs" / "presets.md"
+PERFORMANCE = PROJECT_ROOT / "docs" / "dev" / "performance.md"
+RECIPES = PROJECT_ROOT / "docs" / "recipes.md"
 TABLE = re.compile(r"(<!-- presets -->\n).*?(<!-- /presets -->)", re.DOTALL)
-TITLES = {facts.name: facts.title for facts in families.every()}
+TITLES = {facts.name: facts.title for facts in families.all_families()}
 METHODS = {
     "lora": "LoRA",
     "finetune": "fine-tune",
@@ -35,7 +35,7 @@ METHODS = {
     "lllite": "LLLite",
     "textual-inversion": "textual inversion",
 }
-WIDE, BAR, LINE = 480, 12, 40  # units of the picture; a phone shows about 360 of them
+PICTURE_WIDTH, BAR, ROW_HEIGHT = 480, 12, 40  # units of the picture; a phone shows about 360 of them
 LIGHT = {"ground": "#ffffff", "ink": "#1f2328", "quiet": "#59636e", "theirs": "#8c959f", "ours": "#2da44e"}
 DARK = {"ground": "#0d1117", "ink": "#f0f6fc", "quiet": "#9198a1", "theirs": "#6e7681", "ours": "#3fb950"}
 
@@ -46,26 +46,26 @@ def main() -> None:
     """Write the figure and the tables."""
     from library.files import write_atomic
 
-    every = measured()
+    every = load_measurements()
     write_atomic(FIGURE, figure(newest(every)))
-    for page, lines in tables(every).items():
+    for page, lines in document_tables(every).items():
         write_atomic(page, with_table(page.read_text(encoding="utf-8"), lines))
         print(f"wrote the table of presets in {page}")
     print(f"wrote {FIGURE}")
 
 
-def tables(every: list[Measured]) -> dict[Path, list[str]]:
+def document_tables(every: list[Measured]) -> dict[Path, list[str]]:
     """The lines of the table of presets in each document."""
     return {
         README: by_family(every),
         CHOOSING: overview(every),
-        PRESETS: table(every),
+        PRESETS_PAGE: presets_table(every),
         PERFORMANCE: figures(every),
         RECIPES: recipes(),
     }
 
 
-def measured(folder: Path = ROOT / "docs" / "measured") -> list[Measured]:
+def load_measurements(folder: Path = PROJECT_ROOT / "docs" / "measured") -> list[Measured]:
     """All files of measurements, the newest first; their names begin with the date."""
     paths = sorted(folder.glob("*.json"), key=lambda path: path.stem, reverse=True)
     return [json.loads(path.read_text(encoding="utf-8")) | {"file": path.name} for path in paths]
@@ -76,11 +76,11 @@ def newest(every: list[Measured]) -> Measured:
     return next(one for one in every if {row["trainer"] for row in one["rows"] if row.get("shown")} >= {"sd-scripts"})
 
 
-def figure(one: Measured) -> str:
+def figure(measurement: Measured) -> str:
     """Bars of seconds a step, by model and batch size; the GPU's busy time is the filled part of a bar."""
-    shown = [row for row in one["rows"] if row.get("shown")]
+    shown = [row for row in measurement["rows"] if row.get("shown")]
     parts, y = [], 30
-    for text in _wrapped(machine(one["machine"])):
+    for text in _wrapped(machine_line(measurement["machine"])):
         parts.append(f'<text x="0" y="{y + 16}" class="quiet">{escape(text)}</text>')
         y += 16
     y += 14
@@ -92,27 +92,31 @@ def figure(one: Measured) -> str:
         y += 26
         theirs = next((row for row in rows if row["trainer"] != "here"), None)
         for row in rows:
-            parts.append(_bar(row, y, row["s_it"] / longest, theirs))
-            y += LINE
+            parts.append(_bar_svg(row, y, row["s_it"] / longest, theirs))
+            y += ROW_HEIGHT
         y += 10
-    below = _wrapped(_reading(one, shown))
+    below = _wrapped(_how_to_read(measurement, shown))
     parts += [f'<text x="0" y="{y + 8 + 16 * at}" class="quiet">{escape(text)}</text>' for at, text in enumerate(below)]
     high = y + 16 * len(below) + 4
-    about = "; ".join(f"{TITLES[r['family']]}, batch {r['batch']}, {_name(r)}: {r['s_it']:.3g} s" for r in shown)
+    about = "; ".join(
+        f"{TITLES[r['family']]}, batch {r['batch']}, {_trainer_name(r)}: {r['s_it']:.3g} s" for r in shown
+    )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 0 {WIDE + 24} {high}" width="{WIDE + 24}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 0 {PICTURE_WIDTH + 24} {high}" '
+        f'width="{PICTURE_WIDTH + 24}" '
         f'height="{high}" role="img" aria-labelledby="title desc">'
-        f'<title id="title">Seconds per training step beside sd-scripts, on one {escape(one["machine"]["gpu"])}</title>'
-        f'<desc id="desc">{escape(about)}.</desc><style>{_style()}</style>'
-        f'<rect x="-12" width="{WIDE + 24}" height="{high}" class="ground"/>'
+        f'<title id="title">Seconds per training step beside sd-scripts, on one '
+        f"{escape(measurement['machine']['gpu'])}</title>"
+        f'<desc id="desc">{escape(about)}.</desc><style>{_figure_style()}</style>'
+        f'<rect x="-12" width="{PICTURE_WIDTH + 24}" height="{high}" class="ground"/>'
         f'<text x="0" y="26" class="head">Seconds per training step (shorter is better)</text>'
         f"{''.join(parts)}</svg>\n"
     )
 
 
-def _bar(row: Measured, y: int, share: float, theirs: Measured | None = None) -> str:
+def _bar_svg(row: Measured, y: int, share: float, theirs: Measured | None = None) -> str:
     """One row: its name and figures above its bar, and behind the bar how many times as fast it is as `theirs`."""
-    kind, long = "theirs" if row["trainer"] == "sd-scripts" else "ours", max(2, round(share * WIDE))
+    kind, long = "theirs" if row["trainer"] == "sd-scripts" else "ours", max(2, round(share * PICTURE_WIDTH))
     busy = row.get("gpu_busy_s")
     filled = round(long * min(1.0, busy / row["s_it"])) if busy else long
     told = f"{row['s_it']:.3f} s, {row['gpu_gib']:.1f} GiB" + (f", busy {busy:.3f} s" if busy else "")
@@ -121,8 +125,8 @@ def _bar(row: Measured, y: int, share: float, theirs: Measured | None = None) ->
         gain = f'<text x="{long + 8}" y="{y + 29}" class="quiet">{factors(theirs, row)}</text>'
     outline = f'<rect x="0" y="{y + 19}" width="{long}" height="{BAR}" rx="2" class="{kind} open"/>' if busy else ""
     return (
-        f'<text x="0" y="{y + 13}">{escape(_name(row))}</text>'
-        f'<text x="{WIDE}" y="{y + 13}" class="value">{told}</text>{outline}'
+        f'<text x="0" y="{y + 13}">{escape(_trainer_name(row))}</text>'
+        f'<text x="{PICTURE_WIDTH}" y="{y + 13}" class="value">{told}</text>{outline}'
         f'<rect x="0" y="{y + 19}" width="{filled}" height="{BAR}" rx="2" class="{kind}"/>{gain}'
     )
 
@@ -145,17 +149,17 @@ def speedups(theirs: Measured, ours: Measured) -> tuple[float, float | None]:
     return theirs["s_it"] / ours["s_it"], busy[0] / busy[1] if busy[0] and busy[1] else None
 
 
-def _name(row: Measured) -> str:
+def _trainer_name(row: Measured) -> str:
     return f"{'sd-scripts' if row['trainer'] == 'sd-scripts' else 'here'}: {row['how']}"
 
 
-def machine(known: Measured) -> str:
+def machine_line(measurement: Measured) -> str:
     """GPU, processor and PyTorch in a line."""
-    processor = f"{known['cores']} cores of {known['processor'] or 'a processor that was not recorded'}"
-    return f"{known['gpu']}, {processor}, torch {known['torch']}"
+    processor = f"{measurement['cores']} cores of {measurement['processor'] or 'a processor that was not recorded'}"
+    return f"{measurement['gpu']}, {processor}, torch {measurement['torch']}"
 
 
-def _reading(one: Measured, shown: list[Measured]) -> str:
+def _how_to_read(measurement: Measured, shown: list[Measured]) -> str:
     """How the bars are read."""
     busy = "The filled part of a bar is the time in which the GPU was busy."
     if not all(row.get("gpu_busy_s") for row in shown):
@@ -163,7 +167,8 @@ def _reading(one: Measured, shown: list[Measured]) -> str:
     if not any(row.get("gpu_busy_s") for row in shown):
         busy = "The GPU's busy time was not measured."
     return (
-        f"{one['machine'].get('note', '')} {busy} x: sd-scripts' time over this trainer's; busy: the same for the "
+        f"{measurement['machine'].get('note', '')} {busy} x: sd-scripts' time over this trainer's; "
+        "busy: the same for the "
         "GPU's busy time. GiB: the most GPU memory in use."
     ).strip()
 
@@ -177,7 +182,7 @@ def _wrapped(text: str, most: int = 74) -> list[str]:
     return lines
 
 
-def _style() -> str:
+def _figure_style() -> str:
     def colours(of: dict[str, str]) -> str:
         return (
             f".ground{{fill:{of['ground']}}}text{{fill:{of['ink']}}}.quiet{{fill:{of['quiet']}}}"
@@ -270,7 +275,7 @@ def overview(every: list[Measured]) -> list[str]:
     return lines + [f"| {title} | {' | '.join(row.get(size, '') for size in sizes)} |" for title, row in cells.items()]
 
 
-def table(every: list[Measured]) -> list[str]:
+def presets_table(every: list[Measured]) -> list[str]:
     """A row for each preset: its GPU, what it sets, and what was measured with it."""
     lines = ["| preset | GPU memory | what it sets | measured |", "|---|---|---|---|"]
     for path in _presets():
@@ -316,14 +321,14 @@ def recipes() -> list[str]:
 
 def _rank(path: Path, recipe: recipe_files.Recipe) -> int:
     """The rank of a preset that a recipe is for; 0 for others."""
-    found = read_toml(path)
+    options = read_toml(path)
     fits = path.stem.startswith(f"{recipe.kind}-") and recipe in recipe_files.of_family(path.parent.name)[0]
-    return int(found.get("network_dim", 0)) if fits and recipe.fits(found) else 0
+    return int(options.get("network_dim", 0)) if fits and recipe.fits(options) else 0
 
 
 def _presets() -> list[Path]:
     """Presets of all families: SDXL first, then by family, adapters first, then by kind and memory."""
-    found = [path for path in (ROOT / "presets").glob("*/*.toml") if path.parent.name in TITLES]
+    found = [path for path in (PROJECT_ROOT / "presets").glob("*/*.toml") if path.parent.name in TITLES]
     order = list(TITLES)
     return sorted(
         found,
@@ -350,9 +355,9 @@ def _measurement(name: str, every: list[Measured]) -> tuple[Measured, Measured] 
     return next(((one, row) for one in every for row in one["rows"] if row.get("preset") == name), None)
 
 
-def _theirs(one: Measured, row: Measured, size: int) -> Measured | None:
+def _theirs(measurement: Measured, row: Measured, size: int) -> Measured | None:
     """The fastest run of sd-scripts there that fits into as much memory."""
-    like = [r for r in one["rows"] if all(r[key] == row[key] for key in ("family", "method", "batch"))]
+    like = [r for r in measurement["rows"] if all(r[key] == row[key] for key in ("family", "method", "batch"))]
     theirs = [r for r in like if r["trainer"] == "sd-scripts" and r["gpu_gib"] <= size]
     return min(theirs, key=lambda r: r["s_it"]) if theirs else None
 

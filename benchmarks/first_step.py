@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import versus, versus_files
-from benchmarks.versus_files import HERE
+from benchmarks.versus_files import PROJECT_ROOT
 
-SPACING = 0.005  # seconds between two looks at the main thread
-SHOWN = 0.08  # seconds: what takes less is not shown
+STACK_INTERVAL = 0.005  # seconds between two looks at the main thread
+MIN_SHOWN_SECONDS = 0.08  # seconds: what takes less is not shown
 READY = re.compile(r"Ready for the first step after ([\d.]+) s: (.*)")
 TELLING = ("Ready", "Read ", "graphs", "recorded", "Peak", "Warning", "error", "Error")
 
@@ -62,7 +62,7 @@ def write_sparse(path: Path, tensors: dict[str, tuple[int, ...]], dtype: str, fi
         file.truncate(data + end)
 
 
-def make(inputs: Path, family: str, tiny: bool) -> None:
+def make_inputs(inputs: Path, family: str, tiny: bool) -> None:
     """Images, tokenizers and the files of a model, as far as they are not there yet."""
     import torch
     from torch.nn import Module
@@ -73,17 +73,17 @@ def make(inputs: Path, family: str, tiny: bool) -> None:
     from library.families.shared import clip, random_tokenizers
 
     def shapes(network: Module, part: str = "") -> dict[str, tuple[int, ...]]:
-        tensors = clip.tensors_of(network) if part.startswith("clip") else network.state_dict()
+        tensors = clip.clip_tensors(network) if part.startswith("clip") else network.state_dict()
         return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
     if tiny:
-        return versus_files.make(inputs, {family}, tiny)
+        return versus_files.make_versus_inputs(inputs, {family}, tiny)
     if not (inputs / "images").exists():
-        images.write(inputs / "images", sizes=versus_files.SIZES * 2)
+        images.draw_images(inputs / "images", sizes=versus_files.IMAGE_SIZES * 2)
     models, module = inputs / "models", random_module(family)
     if (models / f"{family}.safetensors").exists():
         return None
-    networks, place = module.random(module.FULL), inputs / "tokenizers"
+    networks, place = module.make_networks(module.FULL), inputs / "tokenizers"
     parts = {part: shapes(make(), part) for part, make in networks.encoders.items()} | {"vae": shapes(networks.vae())}
     denoiser = shapes(networks.denoiser())
     random_tokenizers.clip_tokenizer(place / versus_files.TOKENIZERS[0])
@@ -91,8 +91,10 @@ def make(inputs: Path, family: str, tiny: bool) -> None:
         random_tokenizers.clip_tokenizer(place / versus_files.TOKENIZERS[1])
         meta = {part: {n: torch.empty(s, device="meta") for n, s in named.items()} for part, named in parts.items()}
         meta["denoiser"] = {n: torch.empty(s, device="meta") for n, s in denoiser.items()}
-        whole = {n: tuple(t.shape) for part, named in meta.items() for n, t in keys.to_single(part, named).items()}
-        write_sparse(models / "sdxl.safetensors", whole, "F16", keys.PREFIXES["denoiser"])
+        whole = {
+            n: tuple(t.shape) for part, named in meta.items() for n, t in keys.sdxl_part_to_single(part, named).items()
+        }
+        write_sparse(models / "sdxl.safetensors", whole, "F16", keys.SINGLE_FILE_PREFIXES["denoiser"])
         return None
     random_tokenizers.t5_tokenizer(place / versus_files.TOKENIZERS[2])
     write_sparse(models / "flux.safetensors", denoiser, "BF16", "")
@@ -121,14 +123,14 @@ def drop(path: Path) -> str:
 # ---- a training
 
 
-def run(name: str, command: list[str], environment: dict[str, str], log: Path) -> dict[str, Any]:
+def run_until_first_step(name: str, command: list[str], environment: dict[str, str], log: Path) -> dict[str, Any]:
     """One training: seconds until it said that it is ready, seen from outside, and what it said."""
     began, row = time.time(), dict[str, Any](case=name)
     with log.open("w") as kept:
         process = subprocess.Popen(
             command,
             env=environment,
-            cwd=HERE,
+            cwd=PROJECT_ROOT,
             stdout=subprocess.PIPE,
             text=True,
             stderr=subprocess.STDOUT,
@@ -137,8 +139,8 @@ def run(name: str, command: list[str], environment: dict[str, str], log: Path) -
         assert process.stdout
         for line in process.stdout:
             kept.write(f"{time.time() - began:7.2f} {line}")
-            if found := READY.search(line):
-                row |= {"ready_s": round(time.time() - began, 1), "own_s": float(found[1]), "phases": found[2]}
+            if match := READY.search(line):
+                row |= {"ready_s": round(time.time() - began, 1), "own_s": float(match[1]), "phases": match[2]}
             elif "step 1/" in line:
                 row["first_step_s"] = round(time.time() - began, 1)
             if any(word in line for word in TELLING):
@@ -153,7 +155,7 @@ def run(name: str, command: list[str], environment: dict[str, str], log: Path) -
 # ---- looking at the main thread
 
 
-def profile(out: str, script: str, *arguments: str) -> None:
+def profile_first_step(out: str, script: str, *arguments: str) -> None:
     """Run a training script in this process, and write where its main thread was until the first step."""
     main, spent, done = (
         threading.main_thread().ident,
@@ -164,7 +166,7 @@ def profile(out: str, script: str, *arguments: str) -> None:
     def look() -> None:
         before: float = time.perf_counter()
         while not done.is_set():
-            time.sleep(SPACING)
+            time.sleep(STACK_INTERVAL)
             frame, now, stack = sys._current_frames().get(main or 0), time.perf_counter(), []
             while frame:
                 code = frame.f_code
@@ -202,9 +204,11 @@ def tree(spent: Mapping[tuple[str, ...], float]) -> list[str]:
     lines: list[str] = []
 
     def add(path: tuple[str, ...], depth: int, chain: list[str]) -> None:
-        inside = sorted((c for c in children[path] if total[c] >= SHOWN), key=total.__getitem__, reverse=True)
+        inside = sorted(
+            (c for c in children[path] if total[c] >= MIN_SHOWN_SECONDS), key=total.__getitem__, reverse=True
+        )
         chain = [*chain, path[-1]]
-        if len(inside) == 1 and total[path] - total[inside[0]] < SHOWN / 2:
+        if len(inside) == 1 and total[path] - total[inside[0]] < MIN_SHOWN_SECONDS / 2:
             add(inside[0], depth, chain)
             return
         lines.append(f"{total[path]:6.2f} {'  ' * depth}{' > '.join(chain[-3:])}")
@@ -228,25 +232,28 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--tiny", action="store_true", help="tiny models: to try it, not to measure")
     asked = parser.parse_args(arguments)
-    rows = [row for family in asked.family for row in measure(family, asked)]
+    rows = [row for family in asked.family for row in measure_trainings(family, asked)]
     print(json.dumps(rows, indent=1))
     (asked.work / "first_step.json").write_text(json.dumps(rows, indent=1))
     return int(any(row["code"] for row in rows))
 
 
-def measure(family: str, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measure_trainings(family: str, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All trainings of a family."""
     work, began = asked.work.resolve(), time.time()
-    make(work / "inputs", family, asked.tiny)
+    make_inputs(work / "inputs", family, asked.tiny)
     print(f"{family}: files after {time.time() - began:.1f} s", flush=True)
     (case,) = (
         case
-        for case in versus_files.cases(asked.tiny, asked.steps)
+        for case in versus_files.versus_cases(asked.tiny, asked.steps)
         if (case.family, case.kind, case.name) == (family, "lora", "plain")
     )
     toml = versus_files.write_toml(case, work, work / "inputs")
-    script, model = str(HERE / "sd-scripts" / f"{case.script}.py"), work / "inputs/models" / f"{family}.safetensors"
-    ours = versus.Program(versus.OURS, HERE, HERE / "sd-scripts", sys.executable)
+    script, model = (
+        str(PROJECT_ROOT / "sd-scripts" / f"{case.script}.py"),
+        work / "inputs/models" / f"{family}.safetensors",
+    )
+    ours = versus.Program(versus.THIS_TRAINER, PROJECT_ROOT, PROJECT_ROOT / "sd-scripts", sys.executable)
     environment, plain = ours.environment(work, "first_step"), [sys.executable, script]
 
     def train(name: str, start: list[str], more: str = "") -> dict[str, Any]:
@@ -264,14 +271,14 @@ def measure(family: str, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
             title,
             *flags,
         ]
-        return run(title, [*start, *given], environment, work / f"{title}.log")
+        return run_until_first_step(title, [*start, *given], environment, work / f"{title}.log")
 
     yield train("caches", plain, "max_train_steps=1")
     yield train("warm", plain)
     if asked.launcher:
         from library.config import command
 
-        yield train("launcher", command.command("", Path(script).name)[:-2])
+        yield train("launcher", command.training_command("", Path(script).name)[:-2])
     if asked.cold:
         print(f"{family}: {drop(model)} of the model left in the page cache", flush=True)
         yield train("cold", plain)
@@ -285,6 +292,6 @@ def measure(family: str, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--traced"]:
-        profile(*sys.argv[2:])
+        profile_first_step(*sys.argv[2:])
     else:
         sys.exit(main())

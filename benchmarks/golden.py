@@ -30,12 +30,12 @@ from dataclasses import asdict, dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
-from benchmarks.golden_files import LOOSE, Failed, Json, Options, Place, collect
+from benchmarks.golden_files import LOOSE, Failed, Json, Options, Place, collect_outputs
 
-HERE = Path(__file__).resolve().parents[1]
-CASES = HERE / "benchmarks" / "golden.toml"
+PROJECT_ROOT = Path(__file__).resolve().parents[1]
+GOLDEN_CASES_FILE = PROJECT_ROOT / "benchmarks" / "golden.toml"
 PAGES = "pages"  # the case that trains nothing: help, options, check and the page's form
-SHOWN = 12  # differences printed per case
+MAX_DIFFERENCES = 12  # differences printed per case
 MOMENT = 1_700_000_000  # modification time of the pictures: caches name it
 
 
@@ -61,7 +61,7 @@ def run_case(case: GoldenCase, place: Place) -> dict[str, Json]:
     printed = []
     for number, stage in enumerate(case.stages):
         config = place.work / f"stage{number}.toml"
-        config.write_text(toml(stage, place), encoding="utf-8")
+        config.write_text(options_toml(stage, place), encoding="utf-8")
         script = place.tree / "sd-scripts" / f"{case.script}.py"
         launcher = (
             [
@@ -81,7 +81,7 @@ def run_case(case: GoldenCase, place: Place) -> dict[str, Json]:
             else []
         )
         printed += place.run([*launcher, script, "--config_file", config]).stdout.splitlines()
-    left = collect(place)
+    left = collect_outputs(place)
     unhurried = [
         re.sub(r"\b[\d.]+ s(\b|/it.*)", "N s", line) for line in printed if not re.search(r": \d+ of \d+", line)
     ]
@@ -93,7 +93,7 @@ def run_case(case: GoldenCase, place: Place) -> dict[str, Json]:
     return left
 
 
-def toml(options: Options, place: Place) -> str:
+def options_toml(options: Options, place: Place) -> str:
     """Options as a flat TOML file, with the folders that they name."""
     filled = json.dumps(options).replace("{work}", place.work.as_posix()).replace("{inputs}", place.inputs.as_posix())
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in json.loads(filled).items())
@@ -119,7 +119,7 @@ def read_pages(case: GoldenCase, place: Place) -> dict[str, Json]:
         good = {name: value for name, value in stage.items() if name != "script"}
         for name, wrong in (("good", {}), ("bad", {"learning_rate": -1, "cache_latents": "so", "no_such_option": 1})):
             config = place.work / f"{script}.toml"
-            config.write_text(toml({**good, **wrong}, place), encoding="utf-8")
+            config.write_text(options_toml({**good, **wrong}, place), encoding="utf-8")
             done = place.run([*place.kohya(), "check", script, "--config_file", config, "--json"], may_fail=True)
             report = json.loads(re.sub(r"[\d.]+ GB free", "N GB free", done.stdout))
             texts[f"{script} check {name}"] = place.steady(report)
@@ -192,9 +192,9 @@ class FormReader(HTMLParser):
 # ---- recording and comparing
 
 
-def cases() -> list[GoldenCase]:
+def golden_cases() -> list[GoldenCase]:
     """The cases of golden.toml, and the one that reads the pages with the plain options of every script."""
-    tables = tomllib.loads(CASES.read_text(encoding="utf-8"))
+    tables = tomllib.loads(GOLDEN_CASES_FILE.read_text(encoding="utf-8"))
 
     def whole(script: str, stage: Options) -> Options:
         family = script.partition("_train")[0]
@@ -215,7 +215,7 @@ def make_inputs(folder: Path) -> None:
 
     unfinished = folder.with_name("inputs-unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    demo = files.prepare(unfinished / "demo", FAMILIES)
+    demo = files.prepare_demo(unfinished / "demo", FAMILIES)
     shutil.move(demo.folder / "models", unfinished / "models")
     shutil.move(demo.images, unfinished / "images")
     shutil.copytree(unfinished / "images" / "2_plix house", unfinished / "regularisation" / "1_house")
@@ -225,7 +225,7 @@ def make_inputs(folder: Path) -> None:
     unfinished.rename(folder)
 
 
-def result(case: GoldenCase, tree: Path, folder: Path, keep: bool) -> dict[str, Json]:
+def run_case_in_folder(case: GoldenCase, tree: Path, folder: Path, keep: bool) -> dict[str, Json]:
     """Run a case in a folder of its own, which is deleted unless `keep`."""
     work = Path(tempfile.mkdtemp(prefix=f"golden-{case.name}-")).resolve()
     try:
@@ -238,7 +238,7 @@ def result(case: GoldenCase, tree: Path, folder: Path, keep: bool) -> dict[str, 
             shutil.rmtree(work, ignore_errors=True)
 
 
-def differences(before: Json, after: Json, where: str = "") -> Iterator[str]:
+def compare_values(before: Json, after: Json, where: str = "") -> Iterator[str]:
     """A line for every value that is not the same."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in [*before, *(key for key in after if key not in before)]:
@@ -246,10 +246,10 @@ def differences(before: Json, after: Json, where: str = "") -> Iterator[str]:
             if key not in after or key not in before:
                 yield f"{name}: {'new' if key in after else 'missing'}"
             else:
-                yield from differences(before[key], after[key], name)
+                yield from compare_values(before[key], after[key], name)
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         for number, (one, other) in enumerate(zip(before, after, strict=True)):
-            yield from differences(one, other, f"{where} [{number}]")
+            yield from compare_values(one, other, f"{where} [{number}]")
     elif isinstance(before, list) and isinstance(after, list):
         for line in difflib.unified_diff([*map(json.dumps, before)], [*map(json.dumps, after)], n=0, lineterm=""):
             if not line.startswith(("---", "+++", "@@")):
@@ -258,26 +258,26 @@ def differences(before: Json, after: Json, where: str = "") -> Iterator[str]:
         yield f"{where}: {json.dumps(before)} -> {json.dumps(after)}"
 
 
-def record(case: GoldenCase, tree: Path, folder: Path, keep: bool) -> bool:
+def record_case(case: GoldenCase, tree: Path, folder: Path, keep: bool) -> bool:
     """Run a case and keep what it left."""
     started = time.monotonic()
-    left = {"case": asdict(case), "result": result(case, tree, folder, keep)}
+    left = {"case": asdict(case), "result": run_case_in_folder(case, tree, folder, keep)}
     (folder / f"{case.name}.json").write_text(json.dumps(left, indent=1) + "\n", encoding="utf-8")
     print(f"{case.name}: recorded in {time.monotonic() - started:.0f} s", flush=True)
     return True
 
 
-def compare(case: GoldenCase, tree: Path, folder: Path, keep: bool) -> bool:
+def compare_case(case: GoldenCase, tree: Path, folder: Path, keep: bool) -> bool:
     """Run a recorded case again, and print what differs; whether nothing that counts does."""
     started = time.monotonic()
     before = json.loads((folder / f"{case.name}.json").read_text(encoding="utf-8"))["result"]
-    after = result(case, tree, folder, keep)
-    texts = list(differences(before.pop(LOOSE), after.pop(LOOSE)))
-    wrong = list(differences(before, after))
+    after = run_case_in_folder(case, tree, folder, keep)
+    texts = list(compare_values(before.pop(LOOSE), after.pop(LOOSE)))
+    wrong = list(compare_values(before, after))
     lines = [f"{case.name}: {'differs' if wrong else 'equal'} ({time.monotonic() - started:.0f} s)"]
     for found, title in ((wrong, "  "), (texts, "  text differs: ")):
-        lines += [f"{title}{line[:300]}" for line in found[:SHOWN]]
-        lines += [f"{title}... and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+        lines += [f"{title}{line[:300]}" for line in found[:MAX_DIFFERENCES]]
+        lines += [f"{title}... and {len(found) - MAX_DIFFERENCES} more"] if len(found) > MAX_DIFFERENCES else []
     print("\n".join(lines), flush=True)
     return not wrong
 
@@ -295,7 +295,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["record", "compare"])
     parser.add_argument("folder", type=Path, help="the recording")
-    parser.add_argument("--tree", type=Path, default=HERE, help="the version of the code that is run")
+    parser.add_argument("--tree", type=Path, default=PROJECT_ROOT, help="the version of the code that is run")
     parser.add_argument("--quick", action="store_true", help="a few cases, in less than a minute")
     parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; may be repeated")
     parser.add_argument("--jobs", type=int, default=1, help="cases that run at the same time")
@@ -306,14 +306,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "inputs").exists():
             make_inputs(folder / "inputs")
-        known = cases()
+        cases = golden_cases()
     else:
         stored = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json")))
-        known = [GoldenCase(**one["case"]) for one in stored]
-    if unknown := set(asked.case) - {case.name for case in known} or (not known and {str(folder)}):
+        cases = [GoldenCase(**one["case"]) for one in stored]
+    if unknown := set(asked.case) - {case.name for case in cases} or (not cases and {str(folder)}):
         parser.error(f"no such case or recording: {', '.join(sorted(unknown))}")
-    chosen = [case for case in known if (case.quick or not asked.quick) and (case.name in asked.case or not asked.case)]
-    work = record if asked.what == "record" else compare
+    chosen = [case for case in cases if (case.quick or not asked.quick) and (case.name in asked.case or not asked.case)]
+    work = record_case if asked.what == "record" else compare_case
     with ThreadPoolExecutor(asked.jobs) as pool:
         waiting = {case.name: pool.submit(work, case, tree, folder, asked.keep) for case in chosen}
         good = [succeeded(name, future) for name, future in waiting.items()]

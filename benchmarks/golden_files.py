@@ -95,7 +95,7 @@ class Place:
         return ["-c", f"import sys; from {module} import {function} as main; sys.exit(main())"]
 
 
-def collect(place: Place) -> dict[str, Json]:
+def collect_outputs(place: Place) -> dict[str, Json]:
     """Everything that is below out/, images/ and logs/, as digests and numbers."""
     found: dict[str, dict[str, Json]] = {}
     for path in sorted(path for top in ("out", "images", "logs") for path in (place.work / top).rglob("*")):
@@ -106,12 +106,12 @@ def collect(place: Place) -> dict[str, Json]:
             losses = found.setdefault("losses", {})
             losses[f"{name.split('/')[-2]} {len(losses) + 1}"] = scalars(path)
         elif path.name == "progress.jsonl":
-            found.setdefault("record", {})[name], found.setdefault(LOOSE, {})[name] = events(path, place)
+            found.setdefault("record", {})[name], found.setdefault(LOOSE, {})[name] = noted_events(path, place)
         elif path.name == "log.txt":
             continue  # what the console shows, with times
         elif not (name.startswith("images/") and path.suffix in (".png", ".txt")):
             category = "record" if path.name == "run.json" else "caches" if path.suffix == ".npz" else "files"
-            found.setdefault(category, {})[name] = READERS.get(path.suffix, plain)(path, place)
+            found.setdefault(category, {})[name] = READERS_BY_SUFFIX.get(path.suffix, digest_file)(path, place)
     return {category: dict(values) for category, values in found.items()}
 
 
@@ -177,19 +177,19 @@ def picture(path: Path, place: Place) -> Json:
         return {"pixels": f"{image.mode} {list(image.size)} {digest(image.tobytes())}", "info": {**about}}
 
 
-def parsed(path: Path, place: Place) -> Json:
+def parse_json_file(path: Path, place: Place) -> Json:
     return place.steady(json.loads(path.read_text(encoding="utf-8")))
 
 
-def plain(path: Path, place: Place) -> Json:
+def digest_file(path: Path, place: Place) -> Json:
     return digest(path.read_bytes())
 
 
-READERS: dict[str, Callable[[Path, Place], Json]] = {
+READERS_BY_SUFFIX: dict[str, Callable[[Path, Place], Json]] = {
     ".safetensors": safetensors,
     ".npz": arrays,
     ".png": picture,
-    ".json": parsed,
+    ".json": parse_json_file,
     ".bin": pickled,
     ".pt": pickled,
     ".ckpt": pickled,
@@ -210,7 +210,7 @@ def scalars(path: Path) -> dict[str, Json]:
     return out
 
 
-def events(path: Path, place: Place) -> tuple[Json, Json]:
+def noted_events(path: Path, place: Place) -> tuple[Json, Json]:
     """What a run has noted: the numbers by kind, and the sentences, each once."""
     numbers: list[Json] = []
     sentences: dict[str, None] = {}

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-ROOT = Path(__file__).resolve().parents[1]
+PROJECT_ROOT = Path(__file__).resolve().parents[1]
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = [
     "--no-sandbox",
@@ -75,7 +75,7 @@ const look = () => {
 };
 requestAnimationFrame(look);
 """
-LONGEST = 20_000  # milliseconds until something that does not show is given up
+SHOW_TIMEOUT_MS = 20_000  # milliseconds until something that does not show is given up
 CLICK = """([selector, goal, longest]) => new Promise((done, failed) => {
   const from = { at: 0 };
   setTimeout(() => failed(new Error(`not seen ${longest} ms after a click on ${selector}: ${goal}`)), longest);
@@ -87,7 +87,7 @@ CLICK = """([selector, goal, longest]) => new Promise((done, failed) => {
   requestAnimationFrame(wait);
   [...document.querySelectorAll(selector)].find((e) => e.checkVisibility()).click();
 })"""
-MARK = """([words, kind]) => {
+MARK_SCRIPT = """([words, kind]) => {
   document.querySelectorAll('[data-bench]').forEach((e) => e.removeAttribute('data-bench'));
   [...document.querySelectorAll(kind)].find((e) => e.checkVisibility() && e.textContent.trim() === words)
     .setAttribute('data-bench', '');
@@ -111,7 +111,7 @@ class PageServer:
         environment = {**os.environ, "KOHYA_HOME": str(home), "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-m", "kohya_gui", "--no-browser", "--port", str(self.port), "--root", str(home)]
         self.started = time.perf_counter()
-        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen(command, cwd=PROJECT_ROOT, env=environment, stdout=subprocess.DEVNULL)
 
     def first_page(self) -> float:
         """Seconds from the start of the process until all of the first HTML has come."""
@@ -169,7 +169,7 @@ class Visit:
 
     def click(self, selector: str, goal: str) -> float:
         """Milliseconds from a click to the first frame in which `goal` (JavaScript) holds."""
-        return self.page.evaluate(CLICK, [selector, goal, LONGEST])
+        return self.page.evaluate(CLICK, [selector, goal, SHOW_TIMEOUT_MS])
 
     def tab(self, name: str) -> float:
         """Milliseconds until another tab is the one that is seen."""
@@ -183,7 +183,7 @@ class Visit:
 
     def press(self, words: str, kind: str, goal: str) -> float:
         """Milliseconds from pressing the button (or `role=tab`) with these words until `goal` holds."""
-        self.page.evaluate(MARK, [words, "[role=tab]" if kind == "role=tab" else "button"])
+        self.page.evaluate(MARK_SCRIPT, [words, "[role=tab]" if kind == "role=tab" else "button"])
         return self.click("[data-bench]", goal)
 
     @property
@@ -195,14 +195,14 @@ class Visit:
         return [url for url in self.requests if not url.startswith((self.address, "data:", "blob:"))]
 
 
-def measure(quick: bool) -> dict[str, list[float]]:
+def measure_page(quick: bool) -> dict[str, list[float]]:
     """All numbers by name."""
     from playwright.sync_api import sync_playwright
 
-    found: dict[str, list[float]] = {}
+    page: dict[str, list[float]] = {}
 
     def note(name: str, value: float) -> None:
-        found.setdefault(name, []).append(value)
+        page.setdefault(name, []).append(value)
         if value or name not in SUMMED:
             print(f"  {name}: {value:.4g}", file=sys.stderr, flush=True)
 
@@ -223,12 +223,12 @@ def measure(quick: bool) -> dict[str, list[float]]:
                 visit(browser, server, note)
             note("server memory after 5 visits", server.memory)
             for _ in range(1 if quick else 3):
-                use(browser, server, Path(folder), note)
-            look(browser, server, note)
+                use_page(browser, server, Path(folder), note)
+            look_at_tabs(browser, server, note)
         finally:
             server.stop()
         browser.close()
-    return found
+    return page
 
 
 Note = Callable[[str, float], None]
@@ -246,7 +246,7 @@ def visit(browser: Any, server: PageServer, note: Note) -> None:
     visitor.context.close()
 
 
-def use(browser: Any, server: PageServer, folder: Path, note: Note) -> None:
+def use_page(browser: Any, server: PageServer, folder: Path, note: Note) -> None:
     """Go through the tabs, switch the family, load a config, print the command."""
     visitor = Visit(browser, server.address)
     visitor.open()
@@ -264,21 +264,21 @@ def use(browser: Any, server: PageServer, folder: Path, note: Note) -> None:
     folds = f"{form} .fold button[aria-controls=lora-section-"
     for section in ("compile", "optim", "noise", "data"):
         note("section opens", visitor.click(f"{folds}{section}]", f"shown('#lora-section-{section} input')"))
-    load(visitor, config(folder), note)
+    load_config_in_form(visitor, config_of_changes(folder), note)
     note("Print on the page", visitor.press("Print command", "button", "shown('.message pre')"))
     note("console errors", len(visitor.errors))
     note("requests to other hosts", len(visitor.other_hosts()))
     visitor.context.close()
 
 
-def config(folder: Path) -> Path:
+def config_of_changes(folder: Path) -> Path:
     """A config in which every option that has a number differs from its default, as far as they go together."""
     from kohya_gui.form import presets
     from library.config.formats import to_toml
     from library.families import config_class
     from library.recipes import preset_files
 
-    preset = next(p for p in preset_files.every() if p.id == "flux/lora-24gb")
+    preset = next(p for p in preset_files.all_presets() if p.id == "flux/lora-24gb")
     files = ("pretrained_model_name_or_path", "clip_l", "t5xxl", "ae")
     own = {name: f"/models/{name}.safetensors" for name in files}
     own |= {"train_data_dir": "/images", "output_dir": "/out", "output_name": "cat"}
@@ -288,10 +288,10 @@ def config(folder: Path) -> Path:
     return path
 
 
-def load(visitor: Visit, path: Path, note: Note) -> None:
+def load_config_in_form(visitor: Visit, path: Path, note: Note) -> None:
     """Load a config with sections open, and wait until nothing changes any more."""
     visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
-    visitor.page.evaluate(MARK, ["Load config", "button"])
+    visitor.page.evaluate(MARK_SCRIPT, ["Load config", "button"])
     visitor.page.evaluate(
         "() => { seen.long = []; addEventListener('click', (e) => { seen.from = e.timeStamp; },"
         " { capture: true, once: true }); }"
@@ -305,7 +305,7 @@ def load(visitor: Visit, path: Path, note: Note) -> None:
     note("config loaded, longest freeze", max([0.0, *(length for _, length in tasks)]))
 
 
-def look(browser: Any, server: PageServer, note: Note) -> None:
+def look_at_tabs(browser: Any, server: PageServer, note: Note) -> None:
     """Every tab at both widths, light and dark: what is cut, small, faint or too wide."""
     from tests.page.test_browser import FAINT, SMALL
 
@@ -359,7 +359,7 @@ SUMMED = (
 )
 
 
-def table(found: dict[str, list[float]]) -> tuple[list[str], list[str]]:
+def results_table(found: dict[str, list[float]]) -> tuple[list[str], list[str]]:
     """The lines of the table, and the names of what misses its aim."""
     lines = ["| what | ours | aim | kohya_ss / Musubi / LLaMA-Factory |", "|---|---|---|---|"]
     missed = []
@@ -384,7 +384,7 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     asked = parser.parse_args()
     load_before = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    lines, missed = table(measure(asked.quick))
+    lines, missed = results_table(measure_page(asked.quick))
     over = ", ".join(missed) or "nothing"
     lines += ["", f"{os.cpu_count()} cores, load {load_before:.1f} before it began. Over its aim: {over}."]
     print("\n".join(lines))

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-KINDS = ("lora", "finetune", "textual-inversion", "lllite")
+PROJECT_ROOT = Path(__file__).resolve().parents[1]
+PRESET_KINDS = ("lora", "finetune", "textual-inversion", "lllite")
 PROFILED = {"sdxl": "lora-12gb", "flux": "lora-24gb"}  # the presets over which the compile profiles are laid
 # GiB of a model in 16 bits with one pass; of one that is not named here, most of a GPU
 LEAST = {
@@ -22,17 +22,17 @@ LEAST = {
     "flux_2": 14,
     "anima": 10,
 }
-LARGEST = max(LEAST.values())
+LARGEST_MEMORY = max(LEAST.values())
 CKPT = {"gradient_checkpointing": True}
 EAGER = {"compile": False, "compile_mode": "default", "cuda_graphs": "false"}
-WHOLE = {"blocks_to_swap": None, "checkpoint_keep_attention": False}
+WITHOUT_SAVING = {"blocks_to_swap": None, "checkpoint_keep_attention": False}
 UNRECORDED = {"compile_mode": "default", "cuda_graphs": "false"}
 RECORDED = {"compile": True, "compile_mode": "reduce-overhead", "cuda_graphs": "auto"}
-FP8 = {"fp8_base": True, "fp8_compute": True}
+FP8_CHANGES = {"fp8_base": True, "fp8_compute": True}
 INT8 = {"int8_base": True, "int8_compute": True}
 BF16 = {"fp8_base": False, "fp8_compute": False}
 # What a preset is compared with: a name, what changes, and the GiB that it needs, roughly, to compile side by side.
-WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
+COMPARED_WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
     "sdxl lora": (
         ("eager, checkpointing", "lora-12gb", EAGER, 9),
         ("eager, checkpointing, recorded", "lora-12gb", {**EAGER, "cuda_graphs": "true"}, 10),
@@ -84,7 +84,7 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
     ),
     "chroma lora": (
         ("eager, checkpointing", "lora-chroma-48gb", {**EAGER, **CKPT, **BF16}, 22),
-        ("fp8 products, checkpointing", "lora-chroma-24gb", WHOLE, 14),
+        ("fp8 products, checkpointing", "lora-chroma-24gb", WITHOUT_SAVING, 14),
         ("no checkpointing", "lora-chroma-48gb", BF16, 48),
         ("fp8 products, recorded", "lora-chroma-48gb", RECORDED, 60),
     ),
@@ -109,20 +109,20 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
         ("fp8 products, 12 blocks swapped", "lora-24gb", {"blocks_to_swap": 12}, 26),
     ),
     "flux_2 lora": (
-        ("eager, checkpointing", "lora-12gb", {**EAGER, **CKPT, **WHOLE, **BF16}, 14),
+        ("eager, checkpointing", "lora-12gb", {**EAGER, **CKPT, **WITHOUT_SAVING, **BF16}, 14),
         ("keeps attention", "lora-12gb", BF16, 14),
         ("no checkpointing", "lora-24gb", BF16, 32),
         ("fp8 products, keeps attention, recorded", "lora-12gb", RECORDED, 14),
         ("fp8 products, half the activations", "lora-24gb", {"compile_activation_budget": 0.5}, 20),
     ),
     "anima lora": (
-        ("eager, checkpointing", "lora-12gb", {**EAGER, **CKPT, **WHOLE}, 10),
+        ("eager, checkpointing", "lora-12gb", {**EAGER, **CKPT, **WITHOUT_SAVING}, 10),
         ("recorded", "lora-24gb", RECORDED, 20),
-        ("fp8 products", "lora-24gb", FP8, 16),
+        ("fp8 products", "lora-24gb", FP8_CHANGES, 16),
     ),
     "qwen_image_edit lora": (("fp8 products, 18 blocks swapped", "lora-edit-24gb", {"blocks_to_swap": 18}, 50),),
     "zimage lora": (
-        ("eager, checkpointing", "lora-16gb", {**EAGER, **CKPT, **WHOLE, **BF16}, 18),
+        ("eager, checkpointing", "lora-16gb", {**EAGER, **CKPT, **WITHOUT_SAVING, **BF16}, 18),
         ("keeps attention", "lora-16gb", BF16, 18),
         ("no checkpointing", "lora-32gb", BF16, 38),
         ("fp8 products, keeps attention, recorded", "lora-16gb", RECORDED, 18),
@@ -153,7 +153,7 @@ class PresetCase:
     def script(self) -> str:
         from library import families
 
-        scripts = families.facts(folder_of(self.family)).scripts
+        scripts = families.facts_of(preset_folder(self.family)).scripts
         return next(script for script in scripts if families.config_class(script).kind == self.kind)
 
     @property
@@ -182,7 +182,7 @@ class PresetCase:
         return f"{self.script} {[(name, self.values.get(name)) for name in names]}"
 
 
-def folder_of(family: str) -> str:
+def preset_folder(family: str) -> str:
     """The folder of presets of a family or a relative."""
     from library.families import owner
 
@@ -193,49 +193,53 @@ def known_models() -> list[str]:
     """Families, and the relatives whose presets have their names."""
     from library import families
 
-    return [name for known in families.every() for name in (known.name, *known.demo_variants)]
+    return [name for family in families.all_families() for name in (family.name, *family.demo_variants)]
 
 
-def cases(family: str, only: list[str] | None, size: str) -> list[PresetCase]:
+def preset_cases(family: str, only: list[str] | None, size: str) -> list[PresetCase]:
     """The presets of a family or a relative, and what each is compared with."""
-    found: list[PresetCase] = []
-    relative = "" if folder_of(family) == family else f"-{family.removeprefix(folder_of(family)).lstrip('_')}"
-    for kind in KINDS:
-        for path in sorted((ROOT / "presets" / folder_of(family)).glob(f"{kind}{relative}-[0-9]*gb.toml")):
+    cases: list[PresetCase] = []
+    relative = "" if preset_folder(family) == family else f"-{family.removeprefix(preset_folder(family)).lstrip('_')}"
+    for kind in PRESET_KINDS:
+        for path in sorted((PROJECT_ROOT / "presets" / preset_folder(family)).glob(f"{kind}{relative}-[0-9]*gb.toml")):
             if not only or path.stem in only:
                 cap = float(path.stem.rpartition("-")[2].removesuffix("gb"))
-                room = int(min(max(cap, LEAST.get(family, LARGEST)), 64))
-                found.append(PresetCase(family, kind, path.stem, flat(path), cap, room, size))
-    known = {case.name for case in found}
-    for kind in KINDS:
-        for name, base, changes, room in WAYS.get(f"{family} {kind}", ()):
+                room = int(min(max(cap, LEAST.get(family, LARGEST_MEMORY)), 64))
+                cases.append(PresetCase(family, kind, path.stem, flat_options(path), cap, room, size))
+    known = {case.name for case in cases}
+    for kind in PRESET_KINDS:
+        for name, base, changes, room in COMPARED_WAYS.get(f"{family} {kind}", ()):
             if base in known:
-                values = {**flat(ROOT / "presets" / folder_of(family) / f"{base}.toml"), **changes}
+                values = {**flat_options(PROJECT_ROOT / "presets" / preset_folder(family) / f"{base}.toml"), **changes}
                 values = {option: value for option, value in values.items() if value is not None}
-                found.append(PresetCase(family, kind, name, values, None, max(room, LEAST.get(family, LARGEST)), size))
-    return found + (profiled(family, size) if PROFILED.get(family) in known else [])
+                cases.append(
+                    PresetCase(family, kind, name, values, None, max(room, LEAST.get(family, LARGEST_MEMORY)), size)
+                )
+    return cases + (profiled(family, size) if PROFILED.get(family) in known else [])
 
 
 def profiled(family: str, size: str) -> list[PresetCase]:
     """The compile profiles, laid over a preset as the page does it; but for the one that decides within a training."""
     from kohya_gui.form import presets
     from library import families
-    from library.config.building import build
-    from library.config.schema import changed, values
-    from library.config.schema import flat as without_tables
+    from library.config.building import build_config
+    from library.config.schema import changed, option_values
+    from library.config.schema import flatten_sections as without_tables
     from library.recipes import preset_files
 
     found, base = [], PROFILED[family]
     config = families.config_class(f"{family}_train_network")
-    now = values(build(config, flat(ROOT / "presets" / family / f"{base}.toml"), notes=[]))
+    now = option_values(
+        build_config(config, flat_options(PROJECT_ROOT / "presets" / family / f"{base}.toml"), notes=[])
+    )
     for profile in preset_files.profiles():
         if profile.is_profile and not (made := presets.apply(profile, config, now)).compile.compile_autotune:
-            given = without_tables(changed(made))
-            found.append(PresetCase(family, "lora", f"{base} by {profile.path.stem}", given, None, 24, size))
+            tables = without_tables(changed(made))
+            found.append(PresetCase(family, "lora", f"{base} by {profile.path.stem}", tables, None, 24, size))
     return found
 
 
-def chosen(every: list[PresetCase], wanted: str) -> PresetCase:
+def choose_case(every: list[PresetCase], wanted: str) -> PresetCase:
     """The case of a title; values behind it, as in a TOML file, replace its own, and `memory`, in GiB, its limit."""
     title, *changes = re.split(r" (?=\w+=)", wanted)
     case = next((case for case in every if case.title == title), None)
@@ -247,7 +251,7 @@ def chosen(every: list[PresetCase], wanted: str) -> PresetCase:
     return replace(case, name=" ".join([case.name, *changes]), cap=values.pop("memory", case.cap), values=values)
 
 
-def flat(path: Path) -> dict[str, Any]:
+def flat_options(path: Path) -> dict[str, Any]:
     """The options of a TOML file."""
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     return {name: value for table in tables.values() for name, value in table.items()}

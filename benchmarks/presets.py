@@ -28,21 +28,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.preset_cases import ROOT, PresetCase, cases, chosen, known_models
+from benchmarks.preset_cases import PROJECT_ROOT, PresetCase, choose_case, known_models, preset_cases
 
-SIZES = ((1024, 1024), (832, 1216), (1216, 832))
-TINY = ((128, 128), (64, 128), (128, 64))
+BUCKET_SIZES = ((1024, 1024), (832, 1216), (1216, 832))
+TINY_SIZES = ((128, 128), (64, 128), (128, 64))
 DESKTOP = 0.7  # GiB of a user's GPU that the desktop and the browser take
-GIB = 2**30
+BYTES_PER_GIB = 2**30
 ROUNDS = 5  # over all sizes that are timed
 WARMUP_ROUNDS = 4  # rounds before them where steps are recorded: compiling, two warm-up passes and the recording
-AT_ONCE = 8  # processes that compile side by side
+COMPILE_PROCESSES = 8  # processes that compile side by side
 
 
 # ---- in a process of its own
 
 
-def child() -> None:
+def serve_cases() -> None:
     """Load what takes long, wait for a case on stdin, and print what it took."""
     import torch
 
@@ -50,28 +50,28 @@ def child() -> None:
 
     case = PresetCase(**json.loads(sys.stdin.readline()))
     # Not before: the driver's memory for this process would be counted with the others'.
-    device = machine.device("auto")
+    device = machine.choose_device("auto")
     try:
-        found: dict[str, Any] = measured(case, device)
+        found: dict[str, Any] = measure_case(case, device)
     except Exception as error:  # a way that does not work is a row too
         import traceback
 
         traceback.print_exc()
         found = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}" if str(error) else repr(error)}
         if device.type == "cuda":
-            found["reserved_gib"] = round(torch.cuda.max_memory_reserved(device) / GIB, 2)
+            found["reserved_gib"] = round(torch.cuda.max_memory_reserved(device) / BYTES_PER_GIB, 2)
     print("\n" + json.dumps(found), flush=True)
     os._exit(0)  # threads of the compiler may hang on
 
 
-def measured(case: PresetCase, device: Any) -> dict[str, Any]:
+def measure_case(case: PresetCase, device: Any) -> dict[str, Any]:
     """One case: seconds a step, the GPU's busy time of it, memory, compiling."""
     import torch
 
     from library.bench import prepared_model, subjects
     from library.measuring import timing
 
-    sizes = SIZES if case.size == "full" else TINY
+    sizes = BUCKET_SIZES if case.size == "full" else TINY_SIZES
     values = {**case.values, "resolution": str(sizes[0][0]), "enable_bucket": False}
     if case.size == "tiny" and values.get("blocks_to_swap"):
         values["blocks_to_swap"] = 2  # of the few that there are
@@ -83,31 +83,37 @@ def measured(case: PresetCase, device: Any) -> dict[str, Any]:
     loaded = time.perf_counter()
     with prepared_model.open_prepared(subject, config, device, sizes, made) as ready:
         del made
-        timing.clean(device)  # weights were drawn on the GPU, where a training reads them from a file
+        timing.release_memory(device)  # weights were drawn on the GPU, where a training reads them from a file
         watch = MemoryPeak(device)
         limit, graphs = case.cap and watch.hold_to(case.cap), Heard("library.compiler.cudagraph")
         recorded = config.compile.records_graphs and not case.warm
         losses: list[Any] = []
         rounds = [
-            timing.timed(lambda: losses.extend(ready.step() for _ in sizes), device)
+            timing.time_call(lambda: losses.extend(ready.step() for _ in sizes), device)
             for _ in range(WARMUP_ROUNDS if recorded else 2)
         ]
-        found: dict[str, Any] = {
+        measurement: dict[str, Any] = {
             "loading_s": round(loaded - began, 1),
             "settling_s": round(time.perf_counter() - loaded, 1),
         }
-        found["rounds_s"] = [round(seconds, 2) for seconds in rounds]  # of settling: all sizes once
+        measurement["rounds_s"] = [round(seconds, 2) for seconds in rounds]  # of settling: all sizes once
         if not case.warm:
-            each = [timing.timed(lambda: [ready.step() for _ in sizes], device) / len(sizes) for _ in range(ROUNDS)]
-            found |= {"s_it": round(sorted(each)[len(each) // 2], 4), "fastest": round(min(each), 4)}
-            found |= busy(ready, len(sizes), device)
+            each = [timing.time_call(lambda: [ready.step() for _ in sizes], device) / len(sizes) for _ in range(ROUNDS)]
+            measurement |= {"s_it": round(sorted(each)[len(each) // 2], 4), "fastest": round(min(each), 4)}
+            measurement |= busy(ready, len(sizes), device)
         done = ready.compiling()
         again = [f"{event.block}: {event.reason}" for event in ready.compile_log.recompilations()]
     if device.type == "cuda":  # of this process alone, should others use the GPU
-        found |= {"reserved_gib": round(torch.cuda.max_memory_reserved(device) / GIB, 2)}
-        found |= {"allocated_gib": round(torch.cuda.max_memory_allocated(device) / GIB, 2)}
-    found |= {"gib": watch.most(), "limit_gib": limit, "cuda_graphs": graphs.lines, "why_recompiled": again, **done}
-    return found | {"losses": [round(float(loss), 4) for loss in losses[:3]]}
+        measurement |= {"reserved_gib": round(torch.cuda.max_memory_reserved(device) / BYTES_PER_GIB, 2)}
+        measurement |= {"allocated_gib": round(torch.cuda.max_memory_allocated(device) / BYTES_PER_GIB, 2)}
+    measurement |= {
+        "gib": watch.most(),
+        "limit_gib": limit,
+        "cuda_graphs": graphs.lines,
+        "why_recompiled": again,
+        **done,
+    }
+    return measurement | {"losses": [round(float(loss), 4) for loss in losses[:3]]}
 
 
 class Heard(logging.Handler):
@@ -147,14 +153,14 @@ class MemoryPeak:
         a = self.torch.randn(1024, 1024, device=self.device, dtype=self.torch.bfloat16)
         (a @ a).sum().item()  # brings in cuBLAS
         free, total = self.torch.cuda.mem_get_info(self.device)
-        taken = (total - free - self.torch.cuda.memory_reserved(self.device)) / GIB
+        taken = (total - free - self.torch.cuda.memory_reserved(self.device)) / BYTES_PER_GIB
         limit = memory - DESKTOP - taken
-        self.torch.cuda.set_per_process_memory_fraction(min(1.0, limit * GIB / total), self.device)
+        self.torch.cuda.set_per_process_memory_fraction(min(1.0, limit * BYTES_PER_GIB / total), self.device)
         return round(limit, 2)
 
     def most(self) -> float | None:
         """GiB, the highest since the start."""
-        return round(self.peak / GIB, 2) if self.device.type == "cuda" else None
+        return round(self.peak / BYTES_PER_GIB, 2) if self.device.type == "cuda" else None
 
 
 def busy(ready: Any, number: int, device: Any) -> dict[str, float]:
@@ -196,7 +202,7 @@ class Process:
             "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
             "TRITON_CACHE_DIR": str(cache / "triton"),
             "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
-            "PYTHONPATH": path_with(ROOT),
+            "PYTHONPATH": path_with(PROJECT_ROOT),
         }
         handle, name = tempfile.mkstemp(suffix=".log", dir=logs)
         os.close(handle)
@@ -243,7 +249,7 @@ def warm(every: list[PresetCase], cache: Path, logs: Path, until: float) -> None
     while todo or running:
         running = [one for one in running if one[2].is_alive()]
         free = room - sum(case.room for case, _, _ in running)
-        case = next((case for case in todo if case.room <= free), None) if len(running) < AT_ONCE else None
+        case = next((case for case in todo if case.room <= free), None) if len(running) < COMPILE_PROCESSES else None
         if case and time.monotonic() < until:
             todo.remove(case)
             process = Process(cache, logs, threads=2)
@@ -283,14 +289,16 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
-        child()
+        serve_cases()
     if not asked.family:
         parser.error(f"--family is needed: {', '.join(known_models())}")
     began = time.monotonic()
-    every = [case for family in asked.family for case in cases(family, asked.only, "tiny" if asked.tiny else "full")]
+    every = [
+        case for family in asked.family for case in preset_cases(family, asked.only, "tiny" if asked.tiny else "full")
+    ]
     if asked.cases:
         try:
-            every = [chosen(every, wanted) for wanted in asked.cases]
+            every = [choose_case(every, wanted) for wanted in asked.cases]
         except ValueError as error:
             parser.error(str(error))
     rows: list[dict[str, Any]] = []
@@ -311,13 +319,13 @@ def main() -> None:
             found = process.end(left)
             rows.append({"family": case.family, "kind": case.kind, "case": case.name, "cap": case.cap, **found})
             batch = case.values.get("train_batch_size", 1)
-            print(line(rows[-1], batch, time.monotonic() - began), flush=True)
+            print(preset_row(rows[-1], batch, time.monotonic() - began), flush=True)
             if asked.out:
                 asked.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
         following.process.kill()
 
 
-def line(row: dict[str, Any], batch: int, at: float) -> str:
+def preset_row(row: dict[str, Any], batch: int, at: float) -> str:
     """A row of the table."""
     start = f"{at:5.0f} s  {row['kind']:8} {row['case']:46} {row['cap'] or '':>5} batch {batch}"
     if "failed" in row:

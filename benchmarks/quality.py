@@ -33,7 +33,7 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from benchmarks import quality_report
-from benchmarks.small_model.data import GROUNDS, SIDE, compose
+from benchmarks.small_model.data import GROUNDS, PICTURE_SIDE, compose
 from benchmarks.small_model.pretrain import FAMILIES, GUIDANCE
 from benchmarks.versus_measure import last_words
 from library.config.formats import toml_value
@@ -44,7 +44,7 @@ TRAINED = ("white", "blue", "green", "pink", "yellow", "gray")  # grounds of the
 UNSEEN = ("orange", "purple", "black", "brown")  # those of the held-out pictures, two of each
 EPOCHS = 4  # held-out losses of a run: a full training validates after each epoch
 # A prompt, the seed of its noise, and the ground on which the new thing is drawn to compare with.
-PROMPTS = (
+QUALITY_PROMPTS = (
     (f"{THING} emoji on a blue ground", 1, "blue"),
     (f"{THING} emoji on a blue ground", 2, "blue"),
     (f"{THING} emoji on a purple ground", 3, "purple"),
@@ -117,7 +117,7 @@ class Job:
 
 def draw_thing() -> Image.Image:
     """The new thing, RGBA on a transparent ground, as large as an emoji."""
-    draw, scale, side = images.CONCEPTS["4_zorb toy"][1], 4, SIDE - 8
+    draw, scale, side = images.CONCEPTS["4_zorb toy"][1], 4, PICTURE_SIDE - 8
     picture = Image.new("RGBA", (side * scale, side * scale), (0, 0, 0, 0))
     radius = side * scale / 2.7
     draw(ImageDraw.Draw(picture), (side * scale / 2, side * scale - radius * 1.05, radius))
@@ -141,7 +141,7 @@ def write_data(folder: Path, steps: int, batch: int, processes: int) -> None:
                 path.with_suffix(".txt").write_text(f"{THING} emoji on a {ground} ground", encoding="utf-8")
         repeats = 1 if part == "held_out" else steps * batch // (EPOCHS * 2 * len(TRAINED))
         size, share = (4, 1.0) if part == "held_out" else (batch // processes, 0.0)
-        lines = {"resolution": [SIDE, SIDE], "batch_size": size, "validation_split": share}
+        lines = {"resolution": [PICTURE_SIDE, PICTURE_SIDE], "batch_size": size, "validation_split": share}
         subset = {"image_dir": str(folder / part), "num_repeats": repeats}
         tables += ["[[datasets]]", *(f"{name} = {toml_value(value)}" for name, value in lines.items())]
         tables += ["[[datasets.subsets]]", *(f"{name} = {toml_value(value)}" for name, value in subset.items())]
@@ -176,8 +176,8 @@ def options_of(job: Job, folder: Path, asked: argparse.Namespace) -> dict[str, A
 def write_inputs(job: Job, folder: Path, asked: argparse.Namespace) -> Path:
     """The data, the prompts and the TOML of a run; the last one's path."""
     write_data(folder / "data", asked.steps, asked.batch, job.setting.processes)
-    tail = f"--w {SIDE} --h {SIDE} --s {asked.sample_steps} {GUIDANCE[job.family]}"
-    lines = "".join(f"{prompt} --d {seed} {tail}\n" for prompt, seed, _ in PROMPTS)
+    tail = f"--w {PICTURE_SIDE} --h {PICTURE_SIDE} --s {asked.sample_steps} {GUIDANCE[job.family]}"
+    lines = "".join(f"{prompt} --d {seed} {tail}\n" for prompt, seed, _ in QUALITY_PROMPTS)
     (folder / "prompts.txt").write_text(lines, encoding="utf-8")
     path, options = folder / "run.toml", options_of(job, folder, asked)
     path.write_text("".join(f"{name} = {toml_value(options[name])}\n" for name in options), encoding="utf-8")
@@ -192,7 +192,9 @@ def why_left_out(job: Job, folder: Path, asked: argparse.Namespace) -> str:
 
     if job.setting.processes > max(asked.gpus, 1) and asked.device == "cuda":
         return f"needs {job.setting.processes} GPUs"
-    reading = train_script.read(config_class(job.script), ["--config_file", str(write_inputs(job, folder, asked))])
+    reading = train_script.read_command_line(
+        config_class(job.script), ["--config_file", str(write_inputs(job, folder, asked))]
+    )
     if reading.problems:
         return "; ".join(map(str, reading.problems))
     own = [*job.setting.options, *(job.setting.lora if job.method == "lora" else ())]
@@ -289,7 +291,7 @@ def run(job: Job, gpu: int, asked: argparse.Namespace) -> dict[str, Any]:
             row["failed"] = f"not done after {asked.limit:.0f} s" if expired else last_words(text) or "ended"
             row["log"] = text.splitlines()[-30:]
         else:
-            row |= quality_report.collect(folder / "out", len(PROMPTS))
+            row |= quality_report.collect(folder / "out", len(QUALITY_PROMPTS))
     except Exception as error:
         row["failed"] = f"{type(error).__name__}: {error}"
     finally:
@@ -390,8 +392,8 @@ def main(argv: list[str] | None = None) -> None:
             forkserver.ensure_running()  # loads while the settings are checked
         quality_report.warn_of_fp8([asked.models / family for family in asked.families])
         run_all(asked)
-    references = {ground: [drawn(ground, number) for number in range(8)] for _, _, ground in PROMPTS if ground}
-    prompts = [(prompt, references.get(ground, [])) for prompt, _, ground in PROMPTS]
+    references = {ground: [drawn(ground, number) for number in range(8)] for _, _, ground in QUALITY_PROMPTS if ground}
+    prompts = [(prompt, references.get(ground, [])) for prompt, _, ground in QUALITY_PROMPTS]
     quality_report.write(asked.out, prompts, {setting.name: setting.yardstick for setting in settings()})
 
 

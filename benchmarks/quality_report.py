@@ -24,7 +24,7 @@ LEVELS, DIRECTIONS, BLUR = 4, 8, 8  # per channel; of edges; pixels of a side wh
 ERRORS = 2  # standard errors that a difference must exceed
 # A figure of a run, what tables call it, and its decimals; less is better in all of them.
 FIGURES = (("held_out", "held-out loss", 5), ("distance", "distance of the new thing", 3), ("moved", "old things", 4))
-COLOURS = ("#4338ca", "#c2410c", "#15803d", "#b91c1c", "#0e7490", "#a16207", "#7e22ce", "#475569")
+REPORT_COLOURS = ("#4338ca", "#c2410c", "#15803d", "#b91c1c", "#0e7490", "#a16207", "#7e22ce", "#475569")
 
 
 # ---- the rows
@@ -346,7 +346,7 @@ def curves(pen: ImageDraw.ImageDraw, box: tuple[int, int, int, int], rows: Seque
     for number, line in enumerate(lines.values()):
         across = np.linspace(left, right, len(line))
         down = bottom - (line - low) / ((high - low) or 1) * (bottom - top)
-        pen.line(list(zip(across, down, strict=True)), fill=COLOURS[number % len(COLOURS)], width=1)
+        pen.line(list(zip(across, down, strict=True)), fill=REPORT_COLOURS[number % len(REPORT_COLOURS)], width=1)
 
 
 def sheet(rows: Sequence[Row], prompts: Prompts, settings: Mapping[str, str]) -> Image.Image | None:

@@ -21,10 +21,10 @@ from PIL import Image
 from kohya_gui.form import reopen
 from library.runs import reader
 
-ROOT = Path(__file__).resolve().parents[1]
+PROJECT_ROOT = Path(__file__).resolve().parents[1]
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-SIZES = {"desk": (1440, 900), "phone": (390, 844)}
-PATIENCE = 900.0  # seconds in which the demo gets to where its pictures are taken
+WINDOW_SIZES = {"desk": (1440, 900), "phone": (390, 844)}
+DEMO_TIMEOUT = 900.0  # seconds in which the demo gets to where its pictures are taken
 COLOURS = 96  # of a picture's palette: enough for a page, and a third of the bytes
 
 
@@ -33,11 +33,11 @@ def online(root: Path) -> Iterator[str]:
     """The page in a thread of this process; its address."""
     import uvicorn
 
-    from kohya_gui.app import application, build
+    from kohya_gui.app import application, build_page
     from kohya_gui.server.serving import bind
 
     bound = bind("127.0.0.1", 0)
-    app = application(build([root]), {"host": "127.0.0.1"})
+    app = application(build_page([root]), {"host": "127.0.0.1"})
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
@@ -49,9 +49,9 @@ def online(root: Path) -> Iterator[str]:
 
 
 @contextmanager
-def working(demo: Any, folder: Path) -> Iterator[None]:
+def trainings_at_work(demo: Any, folder: Path) -> Iterator[None]:
     """A real training of the demo's model, which was stopped once and goes on, and trainings that wait for its end."""
-    from library.config.building import build
+    from library.config.building import build_config
     from library.config.formats import read_toml
     from library.families import config_class
     from library.runs import process, queue, start, stop
@@ -68,14 +68,14 @@ def working(demo: Any, folder: Path) -> Iterator[None]:
         "max_train_steps": 4000,
         "save_every_n_steps": 100,
     }
-    first = start.launch(build(config_class(script), values | real, notes=[]))
+    first = start.launch_run(build_config(config_class(script), values | real, notes=[]))
     reach(first, 60)
     stop.request(first, "after_step")
-    second = start.begin(reopen.continuation(ended(first)))
+    second = start.begin_job(reopen.continuation(ended(first)))
     reach(second, 220)
     queue.RUNNER[:] = [sys.executable, "-c", "pass"]  # and this process says that it works the queue off
     for name in ("plix-rank-32", "plix-rank-64"):
-        queue.add(start.job(build(config_class(script), values | {"output_name": name}, notes=[])))
+        queue.add_to_queue(start.job(build_config(config_class(script), values | {"output_name": name}, notes=[])))
     with queue.changing() as kept:
         kept.worker = process.identity()
     yield
@@ -85,21 +85,21 @@ def working(demo: Any, folder: Path) -> Iterator[None]:
 
 def reach(run_id: str, step: int) -> None:
     """Wait until a run is at a step."""
-    limit = time.monotonic() + PATIENCE
+    limit = time.monotonic() + DEMO_TIMEOUT
     while time.monotonic() < limit:
-        run = reader.run(run_id)
+        run = reader.find_run(run_id)
         if not run.active:
             raise RuntimeError(f"{run_id} is {run.state}: {run.error}")
         seen = reader.progress(run.folder).update()
         if seen.last.get("step", 0) >= step and not seen.phase:
             return
         time.sleep(0.2)
-    raise RuntimeError(f"{run_id} took more than {PATIENCE:.0f} s to get to step {step}")
+    raise RuntimeError(f"{run_id} took more than {DEMO_TIMEOUT:.0f} s to get to step {step}")
 
 
 def ended(run_id: str) -> reader.RecordedRun:
     """Wait for the end of a run."""
-    while (run := reader.run(run_id)).active:
+    while (run := reader.find_run(run_id)).active:
         time.sleep(0.2)
     return run
 
@@ -123,7 +123,7 @@ def models(page: Page, demo: Any) -> None:
     page.locator("dialog.models[open]").wait_for()
 
 
-def compiling(page: Page, demo: Any) -> None:
+def show_compiling(page: Page, demo: Any) -> None:
     page.get_by_role("button", name="Torch Compile Settings").locator("visible=true").click()
     page.locator("#finetune-compile").check()
     page.locator("#finetune-compile").scroll_into_view_if_needed()
@@ -134,7 +134,7 @@ def check_messages(page: Page, demo: Any) -> None:
     page.locator(".message:visible").wait_for()
 
 
-def images(page: Page, demo: Any) -> None:
+def show_images(page: Page, demo: Any) -> None:
     """With the settings of the LoRA tab, which was filled in before."""
     page.get_by_role("button", name="Use this tab's settings").click()
     page.wait_for_function("[...document.querySelectorAll('.images article img')].some((i) => i.naturalWidth > 0)")
@@ -146,7 +146,7 @@ def masks(page: Page, demo: Any) -> None:
     panel.evaluate("e => e.scrollIntoView({ block: 'start' })")
 
 
-def nothing(page: Page, demo: Any) -> None:
+def show_as_it_is(page: Page, demo: Any) -> None:
     """As it is found."""
 
 
@@ -155,15 +155,15 @@ TABS: dict[str, tuple[str, Callable[[Page, Any], None]]] = {
     "lora": ("LoRA", lora),
     "models": ("LoRA", models),
     "dreambooth": ("DreamBooth", check_messages),
-    "finetune": ("Finetune", compiling),
-    "inversion": ("Textual inversion", nothing),
-    "lllite": ("LLLite", nothing),
-    "queue": ("Queue", nothing),
-    "lab": ("Compile Lab", nothing),
-    "dataset": ("Data set", images),
+    "finetune": ("Finetune", show_compiling),
+    "inversion": ("Textual inversion", show_as_it_is),
+    "lllite": ("LLLite", show_as_it_is),
+    "queue": ("Queue", show_as_it_is),
+    "lab": ("Compile Lab", show_as_it_is),
+    "dataset": ("Data set", show_images),
     "masks": ("Data set", masks),
-    "sampling": ("Try it", nothing),
-    "tools": ("LoRA tools", nothing),
+    "sampling": ("Try it", show_as_it_is),
+    "tools": ("LoRA tools", show_as_it_is),
 }
 
 
@@ -183,7 +183,7 @@ def shoot(page: Page, name: str, demo: Any, to: Path | None) -> None:
 
 def through(browser: Any, address: str, demo: Any, size: str, mode: str, asked: argparse.Namespace) -> None:
     """All pictures of one window."""
-    width, height = SIZES[size]
+    width, height = WINDOW_SIZES[size]
     context = browser.new_context(
         viewport={"width": width, "height": height}, color_scheme=mode, has_touch=size == "phone"
     )
@@ -202,7 +202,7 @@ def through(browser: Any, address: str, demo: Any, size: str, mode: str, asked: 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Take pictures of the page.")
-    parser.add_argument("--to", type=Path, default=ROOT / "docs" / "screenshots")
+    parser.add_argument("--to", type=Path, default=PROJECT_ROOT / "docs" / "screenshots")
     parser.add_argument("--only", choices=list(TABS), action="append")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kohya-screenshots-") as made:
@@ -210,13 +210,13 @@ def main() -> int:
         os.environ["KOHYA_HOME"] = str(folder / "home")
         from playwright.sync_api import sync_playwright
 
-        from library.demo.files import prepare
+        from library.demo.files import prepare_demo
 
-        demo = prepare(folder / "demo", ("flux", "sdxl"), compiled=True)
+        demo = prepare_demo(folder / "demo", ("flux", "sdxl"), compiled=True)
         chromium = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
-        with working(demo, folder), online(folder) as address, sync_playwright() as playwright:
+        with trainings_at_work(demo, folder), online(folder) as address, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-            for size in SIZES:
+            for size in WINDOW_SIZES:
                 for mode in ("light", "dark"):
                     through(browser, address, demo, size, mode, asked)
             browser.close()

@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import versus, versus_files
-from benchmarks.versus_files import HERE, VersusCase
+from benchmarks.versus_files import PROJECT_ROOT, VersusCase
 from library.runs import reader
 
-WAYS = {
+TAKEOVER_WAYS = {
     "eager": {"compile": False},
     "before": {"compile": True, "compile_warmup": "true"},
     "auto": {"compile": True, "compile_warmup": "auto"},
     "beside": {"compile": True, "compile_warmup": "beside"},
 }
-SHOWN = (
+COLUMNS = (
     "way",
     "steps",
     "first_step_s",
@@ -44,13 +44,13 @@ SHOWN = (
 )
 
 
-def run(case: VersusCase, work: Path, limit: float) -> dict[str, Any]:
+def run_takeover(case: VersusCase, work: Path, limit: float) -> dict[str, Any]:
     """One training, and what its record says of the takeover."""
-    ours = versus.Program(versus.OURS, HERE, HERE / "sd-scripts", sys.executable)
-    row = versus.run(ours, case, work, limit)
+    ours = versus.Program(versus.THIS_TRAINER, PROJECT_ROOT, PROJECT_ROOT / "sd-scripts", sys.executable)
+    row = versus.run_program(ours, case, work, limit)
     row.pop("file", None)
-    (folder,) = (work / versus.OURS.replace(" ", "-") / "out" / "runs").glob("*")
-    events = reader.events(folder)[0]
+    (folder,) = (work / versus.THIS_TRAINER.replace(" ", "-") / "out" / "runs").glob("*")
+    events = reader.read_events(folder)[0]
     steps = {event["step"]: event.get("compute_s") for event in events if event["kind"] == "step"}
     (takeover,) = [event for event in events if event["kind"] == "takeover"] or [{}]
     switched = takeover.get("step", 0)
@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run all ways; 1 where one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=("sdxl", "flux"), default="sdxl")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["before", "auto"])
+    parser.add_argument("--ways", nargs="+", choices=TAKEOVER_WAYS, default=["before", "auto"])
     parser.add_argument("--steps", nargs="+", type=int, default=[60, 800])
     parser.add_argument("--options", nargs="*", default=[], metavar="NAME=VALUE", help="of the TOML, for all ways")
     parser.add_argument("--tiny", action="store_true", help="tiny models: to try it, not to measure")
@@ -81,19 +81,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="a JSON file with all rows")
     asked = parser.parse_args(arguments)
     work, rows = asked.work.resolve(), []
-    versus_files.make(work / "inputs", {asked.family}, asked.tiny)
+    versus_files.make_versus_inputs(work / "inputs", {asked.family}, asked.tiny)
     given = dict(option.split("=", 1) for option in asked.options)
     for steps in asked.steps:
         (plain,) = (
             case
-            for case in versus_files.cases(asked.tiny, steps)
+            for case in versus_files.versus_cases(asked.tiny, steps)
             if (case.family, case.kind, case.name) == (asked.family, "lora", "plain")
         )
         for way in asked.ways:
-            options = {**plain.options, **WAYS[way], **given}
+            options = {**plain.options, **TAKEOVER_WAYS[way], **given}
             case = VersusCase(asked.family, "lora", f"{way} {steps}", options, ())
-            row = {"way": way, "steps": steps, **run(case, work, asked.limit)}
-            rows.append({name: row.get(name) for name in SHOWN})
+            row = {"way": way, "steps": steps, **run_takeover(case, work, asked.limit)}
+            rows.append({name: row.get(name) for name in COLUMNS})
             print(json.dumps(rows[-1], indent=1), flush=True)
             if asked.out:
                 asked.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")

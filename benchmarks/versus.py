@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import versus_files, versus_measure
-from benchmarks.versus_files import HERE, VersusCase
+from benchmarks.versus_files import PROJECT_ROOT, VersusCase
 
-OURS = "this trainer"
-HEAD = ("case", "program", "s/it", "x", "GiB", "first step s", "wall s", "loss", "file, beside this trainer's")
+THIS_TRAINER = "this trainer"
+TABLE_HEAD = ("case", "program", "s/it", "x", "GiB", "first step s", "wall s", "loss", "file, beside this trainer's")
 Row = dict[str, Any]
 
 
@@ -69,7 +69,7 @@ class Program:
         """Its packages alone, no network, and caches of the compiler that are of this case alone."""
         own = work / "caches" / self.name.replace(" ", "-") / case.replace(" ", "-")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("KOHYA_", "ACCELERATE_"))}
-        known = os.environ.get("PYTHONPATH", "") if self.name == OURS else ""
+        known = os.environ.get("PYTHONPATH", "") if self.name == THIS_TRAINER else ""
         return {
             **kept,
             "PYTHONPATH": os.pathsep.join([str(self.source or self.folder), *filter(None, [known])]),
@@ -89,7 +89,7 @@ class Program:
         script = self.scripts / f"{case.script}.py"
         if not script.is_file():
             return f"has no {script.name}"
-        if self.name == OURS:
+        if self.name == THIS_TRAINER:
             return ""
         sources = [*self.folder.glob("*.py"), *self.folder.glob("library/*.py"), *self.folder.glob("src/*/**/*.py")]
         known = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in sources)
@@ -107,7 +107,7 @@ class Program:
         return done.stdout.strip()
 
 
-def run(program: Program, case: VersusCase, work: Path, limit: float) -> Row:
+def run_program(program: Program, case: VersusCase, work: Path, limit: float) -> Row:
     """One training of one program: what was measured, and the file that came of it."""
     row: Row = {"case": case.title, "program": program.name}
     if lacking := program.lacks(case):
@@ -139,12 +139,12 @@ def run(program: Program, case: VersusCase, work: Path, limit: float) -> Row:
     steps = int(case.options["max_train_steps"])
     environment = program.environment(work, case.title)
     log = place / f"{name}.log"
-    row |= versus_measure.measure(command, steps, log, environment, program.folder, limit)
+    row |= versus_measure.measure_training(command, steps, log, environment, program.folder, limit)
     file = out / f"{name}.safetensors"
     if not file.is_file():
         row.setdefault("failed", "left no file")
         return row
-    return {**row, "file": describe(file)}
+    return {**row, "file": describe_saved_file(file)}
 
 
 # ---- the files that came of it
@@ -158,18 +158,18 @@ def _references(images: Path, work: Path) -> Path:
     return folder
 
 
-def describe(file: Path) -> dict[str, Any]:
+def describe_saved_file(file: Path) -> dict[str, Any]:
     """The tensors of a file by name (type and shape), and the names in its metadata."""
     from library.families.shared import weights
 
-    tensors = {name: [about["dtype"], list(about["shape"])] for name, about in weights.entries(file).items()}
+    tensors = {name: [about["dtype"], list(about["shape"])] for name, about in weights.header_entries(file).items()}
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         metadata = json.loads(opened.read(size)).get("__metadata__", {})
     return {"bytes": file.stat().st_size, "tensors": tensors, "metadata": sorted(metadata)}
 
 
-def compare(file: dict[str, Any], ours: dict[str, Any] | None) -> str:
+def compare_saved_files(file: dict[str, Any], ours: dict[str, Any] | None) -> str:
     """What differs between a file and this trainer's of the same case, in words."""
     if ours is None:
         return ""
@@ -190,15 +190,15 @@ def compare(file: dict[str, Any], ours: dict[str, Any] | None) -> str:
 # ---- the table
 
 
-def table(rows: list[Row]) -> Iterator[str]:
+def versus_rows(rows: list[Row]) -> Iterator[str]:
     """The rows in Markdown; `x` is the seconds a step of the first rival over those of a row."""
-    yield f"| {' | '.join(HEAD)} |"
-    yield "|" + "---|" * len(HEAD)
+    yield f"| {' | '.join(TABLE_HEAD)} |"
+    yield "|" + "---|" * len(TABLE_HEAD)
     for row in rows:
         same = [other for other in rows if other["case"] == row["case"]]
-        rival = next((other["s_it"] for other in same if other["program"] != OURS and "s_it" in other), None)
-        mine = next((other.get("file") for other in same if other["program"] == OURS), None)
-        file = compare(row["file"], mine) if "file" in row and row["program"] != OURS else ""
+        rival = next((other["s_it"] for other in same if other["program"] != THIS_TRAINER and "s_it" in other), None)
+        mine = next((other.get("file") for other in same if other["program"] == THIS_TRAINER), None)
+        file = compare_saved_files(row["file"], mine) if "file" in row and row["program"] != THIS_TRAINER else ""
         faster = f"{rival / row['s_it']:.2f}" if rival and row.get("s_it") else ""
         mark = "*" if row.get("caches") == "made" else ""
         cells = [
@@ -224,10 +224,10 @@ def document(found: dict[str, Any]) -> str:
     for name, about in found["programs"].items():
         packages = ", ".join(f"{package} {version}" for package, version in about["versions"].items())
         lines.append(f"- {name} {about['commit']}: {packages}")
-    return "\n".join([*lines, "", *table(found["rows"])]) + "\n"
+    return "\n".join([*lines, "", *versus_rows(found["rows"])]) + "\n"
 
 
-def keep(found: dict[str, Any], out: Path) -> None:
+def save_results(found: dict[str, Any], out: Path) -> None:
     """Write down what is known so far."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix(".json").write_text(json.dumps(found, indent=1), encoding="utf-8")
@@ -240,7 +240,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rival", action="append", default=[], metavar="NAME=PATH[:PYTHON]")
     parser.add_argument("--family", nargs="+", choices=versus_files.known_families(), default=["sdxl", "flux"])
     parser.add_argument("--kind", nargs="+", choices=("lora", "full"), default=["lora", "full"])
-    parser.add_argument("--cases", nargs="+", metavar="NAME", help=f"only these of {versus_files.CASES.name}")
+    parser.add_argument(
+        "--cases", nargs="+", metavar="NAME", help=f"only these of {versus_files.VERSUS_CASES_FILE.name}"
+    )
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--tiny", action="store_true", help="tiny models: to try it, not to measure")
     parser.add_argument("--limit", type=float, default=900, help="seconds after which a training is ended")
@@ -248,12 +250,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="OUT.json and OUT.md; default: results in the folder of --work")
     asked = parser.parse_args(arguments)
     try:
-        programs = [Program(OURS, HERE, HERE / "sd-scripts", sys.executable), *map(Program.parse, asked.rival)]
+        programs = [
+            Program(THIS_TRAINER, PROJECT_ROOT, PROJECT_ROOT / "sd-scripts", sys.executable),
+            *map(Program.parse, asked.rival),
+        ]
     except ValueError as error:
         parser.error(str(error))
     every = [
         case
-        for case in versus_files.cases(asked.tiny, asked.steps)
+        for case in versus_files.versus_cases(asked.tiny, asked.steps)
         if case.family in asked.family and case.kind in asked.kind
     ]
     if unknown := {*(asked.cases or ())} - {case.name for case in every}:
@@ -261,7 +266,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--cases: there is no {', '.join(sorted(unknown))} here; choose from {names}")
     every = [case for case in every if not asked.cases or case.name in asked.cases]
     work, out = asked.work.resolve(), asked.out or asked.work / "results"
-    versus_files.make(work / "inputs", {case.family for case in every}, asked.tiny)
+    versus_files.make_versus_inputs(work / "inputs", {case.family for case in every}, asked.tiny)
     found: dict[str, Any] = {
         "machine": machine_facts(),
         "steps": asked.steps,
@@ -269,29 +274,29 @@ def main(arguments: list[str] | None = None) -> int:
         "programs": {
             one.name: {
                 "commit": one.commit(),
-                "versions": versus_measure.versions(one.python, one.environment(work, "")),
+                "versions": versus_measure.versions_of_program(one.python, one.environment(work, "")),
             }
             for one in programs
         },
     }
     for case in every:
         for program in programs:
-            found["rows"].append(run(program, case, work, asked.limit))
-            print([*table(found["rows"])][-1], flush=True)
-            keep(found, out)
+            found["rows"].append(run_program(program, case, work, asked.limit))
+            print([*versus_rows(found["rows"])][-1], flush=True)
+            save_results(found, out)
     print(document(found))
-    return int(any("failed" in row and row["program"] == OURS for row in found["rows"]))
+    return int(any("failed" in row and row["program"] == THIS_TRAINER for row in found["rows"]))
 
 
 def machine_facts() -> dict[str, Any]:
     """What all of this ran on."""
     import platform
 
-    from library.runs.machine import driver_version, memory, read_gpus
+    from library.runs.machine import computer_memory, driver_version, read_gpus
 
     gpus = [gpu.name for gpu in read_gpus()]
     facts = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count() or 0}
-    facts |= {"memory": f"{memory()['total']} GiB", "GPU": gpus[0] if gpus else "none"}
+    facts |= {"memory": f"{computer_memory()['total']} GiB", "GPU": gpus[0] if gpus else "none"}
     return facts | ({"driver": driver_version()} if gpus else {}) | {"platform": platform.platform()}
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parents[1]
-CASES = HERE / "benchmarks" / "versus.toml"
-SIZES = ((1024, 1024), (832, 1216), (1216, 832))  # of images, width and height: as large as their buckets
+PROJECT_ROOT = Path(__file__).resolve().parents[1]
+VERSUS_CASES_FILE = PROJECT_ROOT / "benchmarks" / "versus.toml"
+IMAGE_SIZES = ((1024, 1024), (832, 1216), (1216, 832))  # of images, width and height: as large as their buckets
 TINY_SIZES = ((128, 128), (64, 256), (256, 64))
 # Of tiny models: those of the real ones, as sd-scripts has written them into its code. It has the real widths, too.
 TINY_DEPTHS = {"sdxl": {"unet": (32, 64, 128), "depth": (0, 2, 10)}}
@@ -52,7 +52,7 @@ class VersusCase:
     @property
     def shown(self) -> bool:
         """Whether its model is shown another image beside each: here the image itself."""
-        return bool(family_of(self.family).config.control_images.least)
+        return bool(find_subject(self.family).config.control_images.least)
 
     @property
     def title(self) -> str:
@@ -60,27 +60,27 @@ class VersusCase:
         return f"{self.family} {self.kind} {self.name}"
 
 
-def known_families(path: Path = CASES) -> tuple[str, ...]:
+def known_families(path: Path = VERSUS_CASES_FILE) -> tuple[str, ...]:
     """The families that the file has cases of."""
     return tuple(tomllib.loads(path.read_text(encoding="utf-8"))["family"])
 
 
-def cases(tiny: bool, steps: int, path: Path = CASES) -> Iterator[VersusCase]:
+def versus_cases(tiny: bool, steps: int, path: Path = VERSUS_CASES_FILE) -> Iterator[VersusCase]:
     """All cases of the file, with so many steps each."""
-    known = tomllib.loads(path.read_text(encoding="utf-8"))
-    for name, case in known["case"].items():
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    for name, case in tables["case"].items():
         if tiny and not case.get("tiny", True):
             continue
-        for family in case.get("families", known["family"]):
+        for family in case.get("families", tables["family"]):
             for kind in case["kinds"]:
                 layers = [
-                    known["all"],
-                    known["family"][family],
-                    known["kind"][kind],
-                    known["both"].get(f"{family}_{kind}", {}),
+                    tables["all"],
+                    tables["family"][family],
+                    tables["kind"][kind],
+                    tables["both"].get(f"{family}_{kind}", {}),
                     case["options"],
                 ]
-                layers += [known["tiny"]] if tiny else []
+                layers += [tables["tiny"]] if tiny else []
                 options = {name: value for layer in layers for name, value in layer.items()}
                 yield VersusCase(family, kind, name, options | {"max_train_steps": steps}, tuple(case["options"]))
 
@@ -106,7 +106,7 @@ def write_flat(path: Path, options: Mapping[str, Any]) -> Path:
 
 
 # What musubi-tuner calls some options. Those of images are in its file of data sets; of the rest it has not all.
-MUSUBI = {"pretrained_model_name_or_path": "dit"}
+MUSUBI_OPTIONS = {"pretrained_model_name_or_path": "dit"}
 MUSUBI_DATA = {
     "caption_extension": "caption_extension",
     "enable_bucket": "enable_bucket",
@@ -148,18 +148,18 @@ def write_musubi(case: VersusCase, folder: Path, inputs: Path, images: Path) -> 
     data = folder / f"{stem}-data.toml"
     data.write_text("\n".join(tables) + "\n", encoding="utf-8")
     left_out = {*MUSUBI_DATA, *NOT_MUSUBI}
-    found = {MUSUBI.get(name, name): value for name, value in options.items() if name not in left_out}
+    found = {MUSUBI_OPTIONS.get(name, name): value for name, value in options.items() if name not in left_out}
     found |= {"dataset_config": data.as_posix()} | ({"fp8_scaled": True} if options.get("fp8_base") else {})
     return write_flat(folder / f"{stem}.toml", found)
 
 
-def make(inputs: Path, families: set[str], tiny: bool) -> None:
+def make_versus_inputs(inputs: Path, families: set[str], tiny: bool) -> None:
     """Models, tokenizers, images and caches, as far as they are not there yet."""
     from library.demo import images
 
     pictures = inputs / "images"
     if not pictures.exists():
-        images.write(pictures, sizes=(TINY_SIZES if tiny else SIZES) * 2)
+        images.draw_images(pictures, sizes=(TINY_SIZES if tiny else IMAGE_SIZES) * 2)
     for family in sorted(families):
         if not model_file(inputs, family, family).exists():
             make_model(inputs, family, tiny)
@@ -169,7 +169,7 @@ def model_file(inputs: Path, family: str, part: str) -> Path:
     """Where the TOML expects a file of a family's model; `part` is the family's name for the base model itself."""
     from library import families
 
-    table = tomllib.loads(CASES.read_text(encoding="utf-8"))["family"][family]
+    table = tomllib.loads(VERSUS_CASES_FILE.read_text(encoding="utf-8"))["family"][family]
     option = "pretrained_model_name_or_path" if part in (family, families.owner(family)) else part
     named = next((value for value in table.values() if str(value).endswith(f"/{part}.safetensors")), "")
     place = table.get(option) or named or f"{{models}}/{part}.safetensors"
@@ -183,13 +183,13 @@ def make_model(inputs: Path, family: str, tiny: bool) -> None:
 
     module, place = random_module(owner(family)), inputs / "models" / f"{family}-written"
     if family != owner(family):
-        sizes = module.model_sizes(family_of(family).config, not tiny)
+        sizes = module.model_sizes(find_subject(family).config, not tiny)
     else:
         sizes = replace(module.TINY, **TINY_DEPTHS.get(family, {})) if tiny else module.FULL
     if cached := has_musubi_caches(family):
         write_caches(inputs / "images", family, sizes)
     one = {field.name: 1 for field in fields(sizes) if field.name in ONE_BLOCK}
-    written = module.write(place, sizes=replace(sizes, **one) if cached and not tiny else sizes)
+    written = module.write_random_model(place, sizes=replace(sizes, **one) if cached and not tiny else sizes)
     files = written if isinstance(written, dict) else {family: written}
     base = owner(family)
     for part, path in files.items():
@@ -217,26 +217,26 @@ def make_model(inputs: Path, family: str, tiny: bool) -> None:
 
 # What there is one of in the file that a full-size model is made of; the text encoder never runs.
 ONE_BLOCK = ("blocks", "double_blocks", "single_blocks", "text_layers", "vision_layers")
-BLOCK = re.compile(r"(.*\bblocks\.|\w+_blocks\.|layers\.)0(\..*)")
+FIRST_BLOCK = re.compile(r"(.*\bblocks\.|\w+_blocks\.|layers\.)0(\..*)")
 CAPTION_TOKENS = (90, 180)  # at least and at most
 
 
-def family_of(family: str) -> Any:
+def find_subject(family: str) -> Any:
     """A family, or a relative of one, as the TOML has its model."""
     from library import families
-    from library.config.building import build
-    from library.config.schema import options
+    from library.config.building import build_config
+    from library.config.schema import options_of
 
     kind = families.config_class(families.lora_script(families.owner(family)))
-    known = tomllib.loads(CASES.read_text(encoding="utf-8"))
+    known = tomllib.loads(VERSUS_CASES_FILE.read_text(encoding="utf-8"))
     every = known["all"] | known["family"][family] | known["kind"]["lora"]
-    given = {name: value for name, value in every.items() if name in options(kind)}
-    return families.family_for(build(kind, given, notes=[]))
+    given = {name: value for name, value in every.items() if name in options_of(kind)}
+    return families.family_for(build_config(kind, given, notes=[]))
 
 
 def has_musubi_caches(family: str) -> bool:
     """Whether the caches of a family are in musubi-tuner's format."""
-    return bool(family_of(family).latent_cache.architecture)
+    return bool(find_subject(family).latent_cache.architecture)
 
 
 def repeat_blocks(small: Path, large: Path, sizes: Any) -> None:
@@ -249,10 +249,10 @@ def repeat_blocks(small: Path, large: Path, sizes: Any) -> None:
         parts, at = [], 0
         for name, about in header.items():
             start, end = about["data_offsets"]
-            found = BLOCK.fullmatch(name)
-            kind = found[1].rstrip(".").rpartition(".")[2] if found else ""
+            match = FIRST_BLOCK.fullmatch(name)
+            kind = match[1].rstrip(".").rpartition(".")[2] if match else ""
             number = getattr(sizes, kind, 0) or getattr(sizes, "blocks", 1)
-            for one in [f"{found[1]}{i}{found[2]}" for i in range(number)] if found else [name]:
+            for one in [f"{match[1]}{i}{match[2]}" for i in range(number)] if match else [name]:
                 new[one] = about | {"data_offsets": [at, at + end - start]}
                 parts.append((start, end))
                 at += end - start
@@ -277,10 +277,10 @@ def write_caches(pictures: Path, family: str, sizes: Any) -> None:
     from library import families
     from library.data import cache_files, caches
 
-    about = family_of(family)
+    about = find_subject(family)
     latents, text, module = about.latent_cache, about.text_cache, families.random_module(families.owner(family))
     with torch.device("meta"):
-        outputs = module.input_shapes(about, module.random(sizes).denoiser()).text
+        outputs = module.input_shapes(about, module.make_networks(sizes).denoiser()).text
     rng = np.random.default_rng(0)
     facts = {"architecture": latents.architecture, "format_version": caches.FORMAT}
     for picture in sorted(pictures.rglob("*.png")):
@@ -293,7 +293,9 @@ def write_caches(pictures: Path, family: str, sizes: Any) -> None:
         kept = [f"latents_{size_word}", *(f"latents_control_{number}_{size_word}" for number in range(shown))]
         file = caches.latents_file(str(picture), (width, height), latents.suffix)
         size = {"width": str(width), "height": str(height)}
-        cache_files.write(file, {name: rng.standard_normal(shape, np.float32) for name in kept}, facts | size)
+        cache_files.write_cache_file(
+            file, {name: rng.standard_normal(shape, np.float32) for name in kept}, facts | size
+        )
         caption = picture.with_suffix(".txt").read_text(encoding="utf-8").strip()
         length = int(rng.integers(*CAPTION_TOKENS))
         arrays = {
@@ -302,4 +304,4 @@ def write_caches(pictures: Path, family: str, sizes: Any) -> None:
             )
             for key in text.stored
         }
-        cache_files.write(caches.text_file(str(picture), text.suffix), arrays, facts | {"caption1": caption})
+        cache_files.write_cache_file(caches.text_file(str(picture), text.suffix), arrays, facts | {"caption1": caption})

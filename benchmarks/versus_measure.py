@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SPACING = 0.2  # seconds between two looks at the GPU's memory
+MEMORY_INTERVAL = 0.2  # seconds between two looks at the GPU's memory
 LOSS = re.compile(r"(?:avr_loss=|\(average )([0-9.]+|nan)")  # the mean of an epoch so far: tqdm's, and this trainer's
 NOISE = re.compile(r"^\s*(?:File \"|\^+|warnings\.warn|\S+%\||$)")
 
@@ -70,13 +70,13 @@ class GpuMemory:
     def _watch(self) -> None:
         from library.runs.machine import read_gpus
 
-        while not self._stop.wait(SPACING):
+        while not self._stop.wait(MEMORY_INTERVAL):
             for gpu in read_gpus():
                 if gpu.index in self._shown:
                     self._peaks[gpu.index] = max(self._peaks.get(gpu.index, 0.0), gpu.used)
 
 
-def measure(
+def measure_training(
     command: list[str], steps: int, log: Path, environment: dict[str, str], folder: Path, limit: float
 ) -> dict[str, Any]:
     """Run a training to its end, or to `limit` seconds. What it took, and why it failed if it did. Memory is that of
@@ -112,12 +112,17 @@ def measure(
             if process.poll() is None:
                 process.kill()
     text = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
-    found = {"wall_s": round(time.monotonic() - began, 1), "gib": memory.peak(), **progress.facts(), **read_log(text)}
+    training = {
+        "wall_s": round(time.monotonic() - began, 1),
+        "gib": memory.peak(),
+        **progress.facts(),
+        **read_log(text),
+    }
     if expired.is_set():
-        found["failed"] = f"not done after {limit:.0f} s"
+        training["failed"] = f"not done after {limit:.0f} s"
     elif code:
-        found["failed"] = last_words(text) or f"exit code {code}"
-    return found
+        training["failed"] = last_words(text) or f"exit code {code}"
+    return training
 
 
 def read_log(text: str) -> dict[str, Any]:
@@ -134,7 +139,7 @@ def last_words(text: str) -> str:
     return (errors or lines or [""])[-1][:200]
 
 
-def versions(python: str, environment: dict[str, str]) -> dict[str, str]:
+def versions_of_program(python: str, environment: dict[str, str]) -> dict[str, str]:
     """The packages that a program runs with."""
     names = ["torch", "transformers", "diffusers", "accelerate"]
     code = "import importlib.metadata as m, json, sys\nfound = {'python': sys.version.split()[0]}\n"

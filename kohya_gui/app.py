@@ -20,12 +20,12 @@ from kohya_gui.form.form import visibility
 from kohya_gui.form.print_command import CommandPrinter
 from kohya_gui.form.several import SeveralValues
 from kohya_gui.form.tab import TrainingTab
-from kohya_gui.form.tabs import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.gradio_host import preloads
-from kohya_gui.gradio_host.assets import FOLDER, Assets, contents
+from kohya_gui.gradio_host.assets import ASSETS_FOLDER, Assets, contents
 from kohya_gui.gradio_host.gradio_import import without_apps
 from kohya_gui.gradio_host.routes import Protected, Routes
-from kohya_gui.gradio_host.theme import HEAD, THEME
+from kohya_gui.gradio_host.theme import THEME, THEME_HEAD
 from kohya_gui.i18n import texts
 from kohya_gui.i18n.sentences import data
 from kohya_gui.lab.lab import LabTab
@@ -40,7 +40,7 @@ from kohya_gui.server.auth import AuthGate
 from kohya_gui.server.json_api import JsonApi
 from kohya_gui.server.picker import Picker
 from kohya_gui.server.scripts import ScriptTags
-from kohya_gui.server.serving import access_of, announce, bind, is_private, parser, prefix_of, serve
+from kohya_gui.server.serving import access_of, announce, bind, build_server_parser, is_private, root_prefix, serve
 from kohya_gui.server.tensorboard_proxy import TensorboardProxy
 from kohya_gui.server.uploads import ImageUploads
 from kohya_gui.tools.commands import ToolCommands
@@ -63,7 +63,7 @@ class Page(gr.Blocks):
         super().__init__(**how)
 
 
-def build(roots: Sequence[Path] = ()) -> Page:
+def build_page(roots: Sequence[Path] = ()) -> Page:
     """Build the page. Only files below the folders in `roots` may be listed, read and written."""
     training = TrainingTabs({tab.id: TrainingTab(tab, roots or paths.roots()) for tab in TABS})
     forms = Forms(training.tabs)
@@ -129,7 +129,7 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
         page,
         path="/",
         theme=THEME,
-        head=HEAD + visibility(FAMILIES),
+        head=THEME_HEAD + visibility(FAMILY_TITLES),
         footer_links=[],
         run_history=False,
         enable_monitoring=False,
@@ -148,13 +148,13 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     theme = f'<link rel="preload" as="style" href="./theme.css?v={page.theme_hash}">'
     tagged = ScriptTags(inner, page.training.ahead() + theme + lines, sheets, monitor.styles)
     packed = GZipMiddleware(tagged, minimum_size=2000, compresslevel=4)
-    own = scripts.FILES | styles | {"/theme.css": page.theme_css.encode()}
+    own = scripts.SCRIPT_FILES | styles | {"/theme.css": page.theme_css.encode()}
     shown = TensorboardProxy(Assets(packed, own))
-    page.first_files = [*own.values(), *(FOLDER / name for name in used)]
-    return Protected(AuthGate(Routes(shown, prefix_of(root_path)), **access))
+    page.first_files = [*own.values(), *(ASSETS_FOLDER / name for name in used)]
+    return Protected(AuthGate(Routes(shown, root_prefix(root_path)), **access))
 
 
-def prepare(page: Page) -> None:
+def prepare_responses(page: Page) -> None:
     """Prepare the responses of a first visit, a third of a second of work, while the browser starts."""
     page.training.prepare()
     for file in page.first_files:
@@ -163,7 +163,7 @@ def prepare(page: Page) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Show the page until Ctrl+C. The exit code: 0, or 2 when the page cannot be shown as asked."""
-    given = parser().parse_args(argv)
+    given = build_server_parser().parse_args(argv)
     try:
         access = access_of(given)
         bound = bind(given.host, given.port)
@@ -172,9 +172,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     roots = Roots(paths.roots(given.root), is_private(access, given.root_path))
     with without_collecting():
-        page = build(roots)
+        page = build_page(roots)
         app = application(page, access, given.root_path)
-    threading.Thread(target=prepare, args=(page,), daemon=True).start()
+    threading.Thread(target=prepare_responses, args=(page,), daemon=True).start()
     announce(given, bound.getsockname()[1], access)
     serve(app, bound)
     return 0

@@ -19,9 +19,9 @@ import platformdirs
 from library.config.problems import SURROGATES, ConfigError
 
 WINDOWS = os.name == "nt"
-FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+DISK_FULL_ERRORS = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 FULL_ON_WINDOWS = {39, 112}  # ERROR_HANDLE_DISK_FULL, ERROR_DISK_FULL
-HERE = hashlib.blake2b(socket.gethostname().encode(), digest_size=2).hexdigest()
+HOST_MARK = hashlib.blake2b(socket.gethostname().encode(), digest_size=2).hexdigest()
 UNFINISHED = re.compile(
     r"\.(?P<stem>.+)\.(?P<pid>\d+)-(?P<here>[0-9a-f]{4})[0-9a-f]{8}\.(?P<kind>tmp|old)(?P<suffix>\.\w+)?"
 )
@@ -55,7 +55,7 @@ def write_atomic(path: str | Path, content: bytes | str | Callable[[Path], objec
     try:
         with clear_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _fill(temporary, content)
+            _write_content(temporary, content)
             _replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -127,7 +127,7 @@ def clean_up(folder: str | Path, ours: Callable[[str], object]) -> None:
 
 def _mark() -> str:
     """Return an identifier of the writer: process, computer, and a random number."""
-    return f"{os.getpid()}-{HERE}{secrets.token_hex(4)}"
+    return f"{os.getpid()}-{HOST_MARK}{secrets.token_hex(4)}"
 
 
 def _is_left(path: Path, mark: re.Match[str]) -> bool:
@@ -136,7 +136,7 @@ def _is_left(path: Path, mark: re.Match[str]) -> bool:
 
     try:
         written = path.stat().st_mtime
-        if mark["here"] != HERE:
+        if mark["here"] != HOST_MARK:
             return time.time() - written > DAY
         writer = psutil.Process(int(mark["pid"]))
         return writer.create_time() > written + 2 or writer.status() == psutil.STATUS_ZOMBIE
@@ -172,7 +172,7 @@ def clear_errors(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        if e.errno in FULL or getattr(e, "winerror", None) in FULL_ON_WINDOWS:
+        if e.errno in DISK_FULL_ERRORS or getattr(e, "winerror", None) in FULL_ON_WINDOWS:
             raise ConfigError(
                 "the disk is full: cannot write {path} ({free} free)", path=path, free=size_text(free_space(path))
             ) from e
@@ -189,7 +189,7 @@ def clear_errors(path: str | Path) -> Iterator[None]:
         raise
 
 
-def _fill(temporary: Path, content: bytes | str | Callable[[Path], object]) -> None:
+def _write_content(temporary: Path, content: bytes | str | Callable[[Path], object]) -> None:
     if callable(content):
         content(temporary)
         _sync(temporary)

@@ -27,7 +27,7 @@ from library.files import cache_folder, write_atomic
 # find out.
 # Why: docs/decisions/2026-11-22-optimizer-packages-are-installed.md
 # Import name -> name for installing.
-PACKAGES = {
+PACKAGE_NAMES = {
     "bitsandbytes": "bitsandbytes",
     "dadaptation": "dadaptation",
     "lion_pytorch": "lion-pytorch",
@@ -39,11 +39,11 @@ PACKAGES = {
 }
 LOCKED = Path(__file__).resolve().parents[1] / "constraints.txt"
 AGAIN = 600.0  # retry a failed package after this many seconds
-PATIENCE = 120.0  # timeout in seconds for loading one in a separate process
+IMPORT_TIMEOUT = 120.0  # timeout in seconds for loading one in a separate process
 
 
-def title(module: str) -> str:
-    return PACKAGES.get(module, module)
+def package_name(module: str) -> str:
+    return PACKAGE_NAMES.get(module, module)
 
 
 @functools.cache
@@ -53,15 +53,15 @@ def locked() -> Mapping[str, str]:
     return dict(line.split("==", 1) for line in lines if "==" in line and not line.startswith("#"))
 
 
-def command(*modules: str, again: bool = False) -> str:
+def install_command(*modules: str, again: bool = False) -> str:
     """Return the command that installs packages into the current environment, in the tested versions."""
-    names = [title(module) for module in modules]
+    names = [package_name(module) for module in modules]
     wanted = [f"{name}=={locked()[name]}" if name in locked() else name for name in names]
     line = [sys.executable, "-m", "pip", "install", *(["--force-reinstall", "--no-deps"] * again), *wanted]
     return subprocess.list2cmdline(line) if os.name == "nt" else shlex.join(line)
 
 
-def installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
     """Return whether a package can be found, without loading it."""
     try:
         return importlib.util.find_spec(module) is not None
@@ -69,37 +69,37 @@ def installed(module: str) -> bool:
         return False
 
 
-def absent(module: str) -> Message:
+def not_installed(module: str) -> Message:
     """Return the end of a sentence about a missing package."""
-    if module not in PACKAGES:  # never suggest installing an arbitrary typed name from a registry
+    if module not in PACKAGE_NAMES:  # never suggest installing an arbitrary typed name from a registry
         template = "names the package {package}, which is not installed here{hint}"
-        return Message(template, package=module, hint=did_you_mean(module, PACKAGES))
-    return Message("needs a package that is not installed: {command}", command=command(module))
+        return Message(template, package=module, hint=did_you_mean(module, PACKAGE_NAMES))
+    return Message("needs a package that is not installed: {command}", command=install_command(module))
 
 
 def broken(module: str, error: str) -> Message:
     template = "needs {package}, which does not load here ({error}): {command}"
-    return Message(template, package=title(module), error=error, command=command(module, again=True))
+    return Message(template, package=package_name(module), error=error, command=install_command(module, again=True))
 
 
-def failure(module: str) -> str:
+def loading_failure(module: str) -> str:
     """Return why an installed package does not load, "" if it does, as far as known or quickly found out.
 
     An earlier result counts until the package changes. A never tried one counts as loading if its files are exactly
     pip's; otherwise, and some time after a failure, it is tried in a separate process.
     """
-    known = _known().get(module, {})
+    known = _remembered_packages().get(module, {})
     if known.get("of") == _print(module):
         if not known["error"] or time.time() - known["when"] < AGAIN:
             return known["error"]
     elif _untouched(module):
         return ""
-    return examine([module]).get(module, "")
+    return examine_packages([module]).get(module, "")
 
 
-def examine(modules: Iterable[str], patience: float = PATIENCE) -> dict[str, str]:
+def examine_packages(modules: Iterable[str], patience: float = IMPORT_TIMEOUT) -> dict[str, str]:
     """Load packages in a separate process and store the results: by module the error, "" if it loads."""
-    wanted = [module for module in modules if installed(module)]
+    wanted = [module for module in modules if is_installed(module)]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     line = [sys.executable, "-P", "-m", "library.optim.trial", *wanted]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
@@ -112,24 +112,24 @@ def examine(modules: Iterable[str], patience: float = PATIENCE) -> dict[str, str
 
 def remember(module: str, error: str) -> None:
     """Store the result of really loading a package."""
-    known, now = _known(), _print(module)
+    known, now = _remembered_packages(), _print(module)
     if known.get(module, {}).get("of") == now and known[module]["error"] == error and not error:
         return
     known[module] = {"of": now, "error": error, "when": time.time()}
     with contextlib.suppress(OSError, ConfigError):  # without a stored result it is tried again next time
-        write_atomic(_place(), json.dumps(known, indent=1))
+        write_atomic(_packages_file(), json.dumps(known, indent=1))
 
 
 # ---- what is known
 
 
-def _place() -> Path:
+def _packages_file() -> Path:
     return cache_folder() / "packages.json"
 
 
-def _known() -> dict[str, dict]:
+def _remembered_packages() -> dict[str, dict]:
     with contextlib.suppress(ConfigError, OSError):
-        found = load_json(_place())
+        found = load_json(_packages_file())
         if isinstance(found, dict) and all(
             isinstance(one, dict) and {"of", "error", "when"} <= one.keys() for one in found.values()
         ):
@@ -139,7 +139,7 @@ def _known() -> dict[str, dict]:
 
 def _print(module: str) -> str:
     # When any of these changes, earlier results no longer count.
-    facts = [sys.prefix, _version("torch"), _version(title(module)), *map(str, _origin(module))]
+    facts = [sys.prefix, _package_version("torch"), _package_version(package_name(module)), *map(str, _origin(module))]
     return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
@@ -152,7 +152,7 @@ def _origin(module: str) -> tuple[str, int, int]:
     return "", 0, 0
 
 
-def _version(name: str) -> str:
+def _package_version(name: str) -> str:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
     return ""
@@ -160,7 +160,7 @@ def _version(name: str) -> str:
 
 def _untouched(module: str) -> bool:
     """Return whether a package is the tested version, found first, with all its files as long as pip wrote them."""
-    name = title(module)
+    name = package_name(module)
     try:
         package = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
@@ -177,20 +177,23 @@ def _untouched(module: str) -> bool:
 # ---- in words
 
 
-def lines(found: Mapping[str, str]) -> Iterator[str]:
+def package_lines(found: Mapping[str, str]) -> Iterator[str]:
     """Return setup.sh's lines about the packages, from the errors by module."""
-    for module in PACKAGES:
-        if not installed(module):
-            yield f"{title(module)} is not installed. To install it: {command(module)}"
+    for module in PACKAGE_NAMES:
+        if not is_installed(module):
+            yield f"{package_name(module)} is not installed. To install it: {install_command(module)}"
         elif module not in found:
-            yield f"{title(module)} could not be tried; kohya doctor tries it again."
+            yield f"{package_name(module)} could not be tried; kohya doctor tries it again."
         elif error := found[module]:
-            yield f"{title(module)} does not load here ({error}). To install it again: {command(module, again=True)}"
+            command = install_command(module, again=True)
+            yield f"{package_name(module)} does not load here ({error}). To install it again: {command}"
     if "bitsandbytes" not in found or found["bitsandbytes"]:
         yield "Without bitsandbytes use AdamW instead of AdamW8bit; it needs more memory."
 
 
 if __name__ == "__main__":
-    missing = list(lines(examine(PACKAGES, patience=600.0)))  # new packages have no compiled or cached files yet
+    missing = list(
+        package_lines(examine_packages(PACKAGE_NAMES, patience=600.0))
+    )  # new packages have no compiled or cached files yet
     print("\n".join(missing) or "The optimizers' packages and LyCORIS work.")
     sys.exit(bool(missing))

@@ -99,7 +99,7 @@ def light():
     if guards := sys.modules.get("torch._dynamo.guards"):
         guards.profile_guard_manager = lambda *_: 0.0
     if settings := sys.modules.get("library.compiler.torch_settings"):
-        settings.SETTINGS.want([])  # which blocks that were compiled outside of a training have left
+        settings.THREAD_SETTINGS.want([])  # which blocks that were compiled outside of a training have left
     gc.collect()
     gc.freeze()
 

@@ -70,16 +70,16 @@ def warm_up(family: Any) -> None:
     with torch.no_grad():
         family.latents(parts, torch.zeros(1, 3, 64, 64), torch.Generator())
         family.text(parts, ["zorb"])
-    method = methods.attach(parts, family, family.config)
+    method = methods.attach_method(parts, family, family.config)
     torch.optim.AdamW(method.parameters())
     Accelerator(cpu=True).state._reset_state(True)
 
 
 def config(values: dict[str, Any], more: dict[str, Any]) -> Any:
     from library import families
-    from library.config.building import build
+    from library.config.building import build_config
 
-    return build(families.config_class("flux_train_network"), {**values, **more})
+    return build_config(families.config_class("flux_train_network"), {**values, **more})
 
 
 class Life:

@@ -35,6 +35,6 @@ def eight_bit(folder: Path, family: str = "sdxl") -> preset_files.Preset:
     """A preset that trains with AdamW8bit, of a package that can be hidden."""
     path = folder / family / "lora-12gb.toml"
     path.parent.mkdir(parents=True)
-    text = (preset_files.PRESETS / family / path.name).read_text(encoding="utf-8")
+    text = (preset_files.PRESETS_FOLDER / family / path.name).read_text(encoding="utf-8")
     path.write_text(text.replace('"AdamW"', '"AdamW8bit"'), encoding="utf-8")
     return preset_files.Preset(path, text.partition("\n")[0].removeprefix("# "))

@@ -19,7 +19,7 @@ def written(tmp_path_factory):
     folder, names = tmp_path_factory.mktemp("small"), ["red apple", "cat face"]
     for family, write in networks.WRITERS.items():
         (folder / family).mkdir()
-        vae = networks.random_of(networks.KINDS[family].vae().state_dict(), 9)
+        vae = networks.random_of(networks.AUTOENCODERS[family].vae().state_dict(), 9)
         write(folder / family, vae, names)
     return folder
 
@@ -106,7 +106,7 @@ def test_training_pictures_are_a_dozen_with_captions(tmp_path):
     captions = {file.read_text(encoding="utf-8") for file in folder.glob("*.txt")}
     assert len([*folder.glob("*.png")]) == 12 and "zorb emoji on a blue ground" in captions
     assert Image.open(next(folder.glob("*.png"))).size == (128, 128)
-    assert not any(prompt in captions for prompt in beside_sd_scripts.PROMPTS[1:])
+    assert not any(prompt in captions for prompt in beside_sd_scripts.COMPARED_PROMPTS[1:])
 
 
 def test_samples_stand_side_by_side(tmp_path):

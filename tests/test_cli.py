@@ -129,7 +129,7 @@ def test_check_takes_the_flags_of_a_script_and_names_all_that_is_wrong(tmp_path,
 
 
 def test_a_check_that_fails_says_so_and_ends_with_a_code(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("library.check.report.report", lambda *_: 1 / 0)
+    monkeypatch.setattr("library.check.report.make_report", lambda *_: 1 / 0)
     run = tmp_path / "flux_train_network.toml"
     run.write_text("")
     assert main.main(["check", str(run)]) == 1
@@ -148,7 +148,7 @@ def test_script_is_recognised_by_file_name_or_options(tmp_path):
 
     def script_of(name: str, text: str) -> str:
         (tmp_path / name).write_text(text)
-        return launch.script_of(tmp_path / name)
+        return launch.script_of_toml(tmp_path / name)
 
     model = 'pretrained_model_name_or_path = "m"\noutput_dir = "o"\ntrain_data_dir = "d"\n'
     flux = model + 'ae = "a"\nclip_l = "c"\nt5xxl = "t"\n'
@@ -170,7 +170,9 @@ def test_script_is_recognised_by_file_name_or_options(tmp_path):
 def test_train_hands_its_flags_on(tmp_path, monkeypatch, capsys):
     """Launcher's options go to the launcher, the script's own to the script, checked before anything is started."""
     started = []
-    monkeypatch.setattr("library.runs.foreground.run", lambda arguments, _: started.append(arguments) or 7)
+    monkeypatch.setattr(
+        "library.runs.foreground.run_in_foreground", lambda arguments, _: started.append(arguments) or 7
+    )
     run = tmp_path / "run.toml"
     run.write_text(
         'pretrained_model_name_or_path = "m.safetensors"\noutput_dir = "o"\nnetwork_module = "networks.lora"\n'
@@ -191,7 +193,9 @@ def test_train_hands_its_flags_on(tmp_path, monkeypatch, capsys):
 
 def test_train_without_a_file_has_only_flags(monkeypatch):
     started = []
-    monkeypatch.setattr("library.runs.foreground.run", lambda arguments, _: started.append(arguments) or 0)
+    monkeypatch.setattr(
+        "library.runs.foreground.run_in_foreground", lambda arguments, _: started.append(arguments) or 0
+    )
     assert main.main(["train", "sdxl_train", "--seed", "3"]) == 0
     assert "--config_file" not in started[0]
     assert started[0][-2:] == ["--seed", "3"]
@@ -200,7 +204,7 @@ def test_train_without_a_file_has_only_flags(monkeypatch):
 def test_a_training_in_front_of_the_shell_returns_its_exit_code():
     from library.runs import foreground
 
-    assert foreground.run([sys.executable, "-c", "raise SystemExit(3)"], {}) == 3
+    assert foreground.run_in_foreground([sys.executable, "-c", "raise SystemExit(3)"], {}) == 3
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no polite kill")
@@ -220,7 +224,7 @@ def test_a_polite_kill_reaches_the_training(launched):
         variables = {}
     code = (
         "from library.runs import foreground; "
-        f"raise SystemExit(foreground.run([{sys.executable!r}, '-c', {child!r}], {variables}))"
+        f"raise SystemExit(foreground.run_in_foreground([{sys.executable!r}, '-c', {child!r}], {variables}))"
     )
     shell = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=source.ROOT)
     assert shell.stdout.readline() == "up\n"

@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.sections import AdapterRun
-from library.demo import files, free_name, images, lora, measured, summary
+from library.demo import files, free_demo_name, images, lora, measured, summary
 from library.demo import main as command
 from library.families import FAMILIES, RUNS, config_class
 from library.families.shared import weights
@@ -23,11 +23,11 @@ from library.runs import layout
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    return files.prepare(tmp_path_factory.mktemp("demo") / "out", FAMILIES, compiled=True)
+    return files.prepare_demo(tmp_path_factory.mktemp("demo") / "out", FAMILIES, compiled=True)
 
 
 def config_of(demo, script):
-    return build(config_class(script), read_toml(demo.configs[script]), demo.configs[script].name)
+    return build_config(config_class(script), read_toml(demo.configs[script]), demo.configs[script].name)
 
 
 def test_the_checkpoints_have_the_layouts_people_have(demo):
@@ -46,10 +46,10 @@ def test_the_checkpoints_have_the_layouts_people_have(demo):
 
 
 def test_as_a_job_it_says_where_its_configs_are(demo, tmp_path, monkeypatch):
-    monkeypatch.setenv(jobs.FOLDER, str(tmp_path))
+    monkeypatch.setenv(jobs.JOB_FOLDER_VARIABLE, str(tmp_path))
     assert command(["--no-train", "--family", "flux", "--out", str(demo.folder)]) == 0
-    assert layout.load(tmp_path / jobs.JOB)["state"] == "finished"
-    told = layout.load(tmp_path / jobs.RESULT)["configs"]
+    assert layout.load_facts(tmp_path / jobs.JOB)["state"] == "finished"
+    told = layout.load_facts(tmp_path / jobs.RESULT)["configs"]
     assert told == {name: str(path) for name, path in demo.configs.items()}
 
 
@@ -66,7 +66,7 @@ def test_the_pictures_come_in_shapes_with_captions(demo):
 
 
 def test_the_same_seed_draws_the_same_pictures(tmp_path):
-    one, other, third = (images.write(tmp_path / str(n), seed) for n, seed in enumerate((0, 0, 1)))
+    one, other, third = (images.draw_images(tmp_path / str(n), seed) for n, seed in enumerate((0, 0, 1)))
     path = "4_zorb toy/03.png"
     assert (one / path).read_bytes() == (other / path).read_bytes()
     assert (one / path).read_bytes() != (third / path).read_bytes()
@@ -79,7 +79,7 @@ def test_every_toml_builds_and_finds_its_files(demo, script):
     config = config_of(demo, script)
     assert config.compile.compile
     assert not list(families.family_for(config).problems())
-    assert not list(data.problems(config, config.grid))
+    assert not list(data.find_data_problems(config, config.grid))
     assert not data.scan(config).warnings
     assert len(data.scan(config).buckets()) == 3
     assert not importers.of_others(read_toml(demo.configs[script]))
@@ -92,17 +92,17 @@ def test_a_second_demo_keeps_what_is_there(demo):
     toml = demo.configs["flux_train"]
     toml.write_text(toml.read_text(encoding="utf-8") + "\n# mine\n", encoding="utf-8")
     before[toml] = toml.stat().st_mtime_ns
-    again = files.prepare(demo.folder, ("flux",))
+    again = files.prepare_demo(demo.folder, ("flux",))
     assert again == demo
     assert [path for path, time in before.items() if path.stat().st_mtime_ns != time] == []
 
 
 def test_what_an_interruption_left_is_made_again(tmp_path):
     out = tmp_path / "out"
-    files.prepare(out, ())
+    files.prepare_demo(out, ())
     shutil.rmtree(out / "images")
     (out / ".images.unfinished" / "half").mkdir(parents=True)
-    assert len(list(files.prepare(out, ()).images.glob("*/*.png"))) == 12
+    assert len(list(files.prepare_demo(out, ()).images.glob("*/*.png"))) == 12
     assert not (out / ".images.unfinished").exists()
 
 
@@ -113,18 +113,18 @@ def test_other_peoples_files_are_left_alone(tmp_path, capsys):
     older = tmp_path / "demo-2"
     older.mkdir()
     (older / files.RECORD).write_text(json.dumps({"demo": "made by another version"}))
-    made = files.prepare(mine, ())
+    made = files.prepare_demo(mine, ())
     assert made.folder == tmp_path / "demo-3"
     assert list(mine.iterdir()) == [mine / "thesis.txt"]
     assert "using" in capsys.readouterr().out
 
 
 def test_results_of_earlier_demos_keep_their_names(tmp_path):
-    assert free_name(tmp_path, "flux-lora") == "flux-lora"
+    assert free_demo_name(tmp_path, "flux-lora") == "flux-lora"
     (tmp_path / "flux-lora.safetensors").touch()
     (tmp_path / "runs" / "flux-lora-2-20260101-120000-abcd").mkdir(parents=True)
-    assert free_name(tmp_path, "flux-lora") == "flux-lora-3"
-    assert free_name(tmp_path, "flux") == "flux"
+    assert free_demo_name(tmp_path, "flux-lora") == "flux-lora-3"
+    assert free_demo_name(tmp_path, "flux") == "flux"
 
 
 # ---- the summary
@@ -137,7 +137,7 @@ def outcome(tmp_path, name, losses, compiled=None):
     lines = [{"t": 100 + 0.5 * n, "kind": "step", "step": n, "loss": loss} for n, loss in enumerate(losses, start=1)]
     lines[0]["t"] = 0  # the first step compiles for a long time
     (folder / "progress.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return summary.read(folder)
+    return summary.read_outcome(folder)
 
 
 def test_the_summary_is_read_from_the_records(tmp_path):
@@ -150,8 +150,8 @@ def test_the_summary_is_read_from_the_records(tmp_path):
         {"num_graphs": 2, "recompiles": 0, "seconds": 12.5, "fallback": ""},
     )
     assert (eager.first, eager.last, eager.speed) == (1.0, 0.1, 2.0)
-    assert summary.difference(eager, fast) == pytest.approx(0.1)
-    shown = "\n".join(summary.table({"eager": eager, "compiled": fast}))
+    assert summary.largest_difference(eager, fast) == pytest.approx(0.1)
+    shown = "\n".join(summary.outcome_table({"eager": eager, "compiled": fast}))
     for row in ("steps per second 2.00 2.00", "compile seconds - 12.5", "graphs - 2", "recompiles - 0"):
         assert row.split() in [line.split() for line in shown.splitlines()]
 
@@ -204,7 +204,7 @@ def test_an_eager_run_has_no_compile_numbers(tmp_path):
 
 def test_a_run_without_steps_has_dashes(tmp_path):
     empty = replace(outcome(tmp_path, "empty", [1.0]), losses={}, speed=None)
-    assert "-" in summary.table({"eager": empty})[1]
+    assert "-" in summary.outcome_table({"eager": empty})[1]
 
 
 # ---- does a LoRA fit diffusers' model
@@ -225,7 +225,7 @@ def flux_lora(demo, rank=4):
 def test_a_flux_lora_fits_diffusers(demo, tmp_path):
     adapters = flux_lora(demo)
     save_file(adapters, tmp_path / "lora.safetensors")
-    matched, wrong = lora.check(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
+    matched, wrong = lora.check_lora_layers(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
     assert wrong == []
     # A fused qkv becomes three layers, a fused qkv + mlp becomes four.
     fused = (
@@ -240,7 +240,7 @@ def test_a_lora_of_another_size_does_not_fit(demo, tmp_path, key):
     adapters = flux_lora(demo)
     adapters[f"{key}.lora_up.weight"] = adapters[f"{key}.lora_up.weight"][:-1]
     save_file({k: v.contiguous() for k, v in adapters.items()}, tmp_path / "lora.safetensors")
-    matched, wrong = lora.check(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
+    matched, wrong = lora.check_lora_layers(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
     assert matched == 0
     assert len(wrong) == 1
 
@@ -249,7 +249,7 @@ def test_a_name_that_diffusers_does_not_know_is_left_over(demo, tmp_path):
     adapters = flux_lora(demo)
     adapters["lora_unet_tripple_blocks_0_linear.lora_down.weight"] = torch.zeros(4, 8)
     save_file(adapters, tmp_path / "lora.safetensors")
-    _, wrong = lora.check(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
+    _, wrong = lora.check_lora_layers(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
     assert "tripple" in wrong[0]
 
 
@@ -262,7 +262,7 @@ def test_an_sdxl_lora_fits_diffusers(demo, tmp_path):
             adapters[f"{key}.lora_up.weight"] = torch.randn(shape[0], 4)
             adapters[f"{key}.alpha"] = torch.tensor(4.0)
     save_file(adapters, tmp_path / "lora.safetensors")
-    matched, wrong = lora.check(tmp_path / "lora.safetensors", config_of(demo, "sdxl_train_network"))
+    matched, wrong = lora.check_lora_layers(tmp_path / "lora.safetensors", config_of(demo, "sdxl_train_network"))
     assert wrong == []
     assert matched == len(adapters) // 3
 
@@ -275,13 +275,15 @@ def test_cpu_trains_eagerly_by_default(tmp_path, monkeypatch, devices, flags, co
     """The TOML files, which the page loads as well, and the trainings of the demo."""
     trained = []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
-    monkeypatch.setattr("library.demo.train", lambda toml, script, config, name, flags, steps: trained.append(flags[0]))
-    monkeypatch.setattr(summary, "read", lambda folder: None)
-    monkeypatch.setattr(summary, "text", lambda model, outcomes, config: " ".join(outcomes))
+    monkeypatch.setattr(
+        "library.demo.train_headless", lambda toml, script, config, name, flags, steps: trained.append(flags[0])
+    )
+    monkeypatch.setattr(summary, "read_outcome", lambda folder: None)
+    monkeypatch.setattr(summary, "summary_text", lambda model, outcomes, config: " ".join(outcomes))
     assert command(["--family", "sdxl", "--out", str(tmp_path / "demo"), *flags]) == 0
     assert trained == ["--no-compile", "--compile"][: 1 + compiled]
     for name in ("sdxl_train_network", "sdxl_train"):
-        found = build(config_class(name), read_toml(tmp_path / "demo" / f"{name}.toml"), notes=(notes := []))
+        found = build_config(config_class(name), read_toml(tmp_path / "demo" / f"{name}.toml"), notes=(notes := []))
         assert found.compile.compile is compiled and notes == []
         assert bool(found.compile.compile_blocks) is compiled
 

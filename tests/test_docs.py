@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kohya_gui.i18n.texts import table
+from kohya_gui.i18n.texts import load_catalogue
 from library.cli import launch, main, presets_page, train_script
-from library.config.building import build, missing
+from library.config.building import build_config, find_missing
 from library.config.outside_files import load_toml
-from library.config.schema import flat
+from library.config.schema import flatten_sections
 from library.families import RUNS, config_class
 from tests import source
 
@@ -103,8 +103,8 @@ def test_tomls_can_be_read(page):
 
 
 def test_the_config_of_the_shells_page_is_complete():
-    config = build(config_class("flux_train_network"), flat(tomllib.loads(example())), "shell.md")
-    assert missing(config) == []
+    config = build_config(config_class("flux_train_network"), flatten_sections(tomllib.loads(example())), "shell.md")
+    assert find_missing(config) == []
 
 
 def example() -> str:
@@ -138,7 +138,7 @@ def test_commands_are_understood(page, line, tmp_path, monkeypatch):
         code = main.main([command, *rest])
     except Parsed:
         return
-    assert code == main.DONE, line
+    assert code == main.EXIT_DONE, line
 
 
 def understood_as_options(words: list[str]) -> None:
@@ -151,7 +151,7 @@ def understood_as_options(words: list[str]) -> None:
         assert Path(path).is_file(), path
     if "--fsdp" in flags:
         script = "flux_train"
-    reading = train_script.read(config_class(script), flags, launch.LAUNCH)
+    reading = train_script.read_command_line(config_class(script), flags, launch.LAUNCH_FLAGS)
     named = [*wrong, *(problem for problem in reading.problems if f"--{problem.option}" in flags)]
     unknown = [problem for problem in reading.problems if not problem.option]
     assert not named and not unknown
@@ -170,7 +170,7 @@ def test_other_lines_of_bash_blocks_exist():
 
 @pytest.mark.parametrize("line", ["kohya --version", "kohya --help", "kohya models get", "kohya train --help"])
 def test_cheap_commands_run(line, capsys):
-    assert main.main(shlex.split(line)[1:]) == main.DONE
+    assert main.main(shlex.split(line)[1:]) == main.EXIT_DONE
     assert capsys.readouterr().out.strip()
 
 
@@ -220,7 +220,7 @@ def test_the_shells_page_names_every_script():
 def test_messages_in_troubleshooting_are_those_of_the_program():
     """Each message of a table is one that a user can see, word by word, but for what stands for `...` and N."""
     said = [
-        *table("zh"),
+        *load_catalogue("zh"),
         *(one["advice"] for one in load_toml(source.ROOT / "library/runs/known_errors.toml")["known"]),
     ]
     known = [re.sub(r"\{[^}]*\}", "*", " ".join(text.split())) for text in said]
@@ -236,13 +236,13 @@ def test_messages_in_troubleshooting_are_those_of_the_program():
 
 
 def test_the_values_of_presets_are_fresh():
-    text = presets_page.PAGE.read_text(encoding="utf-8")
-    assert presets_page.TABLES.search(text)
+    text = presets_page.PRESETS_PAGE.read_text(encoding="utf-8")
+    assert presets_page.VALUES_BLOCK.search(text)
     assert text == presets_page.with_tables(text), "run: python -m library.cli.presets_page"
 
 
 def test_every_preset_has_a_column_with_its_values():
-    tables = presets_page.tables()
+    tables = presets_page.preset_tables()
     for path in (source.ROOT / "presets").glob("*/*gb.toml"):
         kind = re.sub(r"-\d+gb$", "", path.stem)
         size = re.search(r"(\d+)gb$", path.stem)
@@ -289,5 +289,5 @@ def test_a_lora_is_verified_and_renamed_as_its_page_says(tmp_path, monkeypatch, 
         save_file(tensors, path)
     lines = [line for page, line in commands() if page == "docs/use-your-lora.md" and " merge " not in line]
     for line in [line for line in lines if line.startswith("kohya tools")]:
-        assert main.main(shlex.split(line)[1:]) == main.DONE, (line, capsys.readouterr())
+        assert main.main(shlex.split(line)[1:]) == main.EXIT_DONE, (line, capsys.readouterr())
     assert load_file(tmp_path / "zorb-kohya.safetensors").keys() == tensors.keys()

@@ -26,7 +26,7 @@ READY = [
 
 
 def test_a_healthy_report_is_text_and_json(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "examine", lambda quick: iter([doctor.ok("torch", "2.13", version="2.13")]))
+    monkeypatch.setattr(doctor, "examine_machine", lambda quick: iter([doctor.ok("torch", "2.13", version="2.13")]))
     assert doctor.main([]) == 0
     assert "This machine can train" in capsys.readouterr().out
     assert doctor.main(["--json"]) == 0
@@ -36,9 +36,9 @@ def test_a_healthy_report_is_text_and_json(monkeypatch, capsys):
 
 
 def test_only_what_keeps_a_training_from_running_is_a_failure(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "examine", lambda quick: iter([doctor.hint("gpu", "none found")]))
+    monkeypatch.setattr(doctor, "examine_machine", lambda quick: iter([doctor.hint("gpu", "none found")]))
     assert doctor.main(["--quick"]) == 0
-    monkeypatch.setattr(doctor, "examine", lambda quick: iter([doctor.bad("packages", "missing: torch")]))
+    monkeypatch.setattr(doctor, "examine_machine", lambda quick: iter([doctor.bad("packages", "missing: torch")]))
     assert doctor.main(["--quick"]) == 1
     assert "Fix what is marked" in capsys.readouterr().out
 
@@ -47,8 +47,8 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch):
     def broken():
         raise OSError("no such device")
 
-    monkeypatch.setattr(hardware, "torch_build", broken)
-    found = {finding.topic: finding for finding in doctor.examine(quick=True)}
+    monkeypatch.setattr(hardware, "check_torch_build", broken)
+    found = {finding.topic: finding for finding in doctor.examine_machine(quick=True)}
     assert found["broken"].verdict == "bad"
     assert "no such device" in str(found["broken"].text)
     assert "disk" in found
@@ -57,21 +57,21 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch):
 def test_a_torch_that_cannot_be_loaded_is_a_finding(monkeypatch):
     monkeypatch.setitem(sys.modules, "library.doctor.hardware", None)
     monkeypatch.delattr(library.doctor, "hardware")
-    *_, last = doctor.examine(quick=True)
+    *_, last = doctor.examine_machine(quick=True)
     assert last.topic == "torch" and last.verdict == "bad" and "./setup.sh install" in str(last.text)
 
 
 def test_this_machine_is_described():
-    topics = [finding.topic for finding in doctor.examine(quick=True)]
+    topics = [finding.topic for finding in doctor.examine_machine(quick=True)]
     assert {"system", "packages", "torch", "gpu", "compiler", "disk", "folders", "page"} <= set(topics)
 
 
 def test_another_version_than_the_tested_one_is_a_hint(monkeypatch):
     monkeypatch.setattr(doctor, "locked_versions", lambda: {"numpy": "0.1"})
-    assert doctor.packages().verdict == "hint"
-    assert "tested: 0.1" in str(doctor.packages().text)
-    monkeypatch.setattr(doctor, "installed", lambda name: None)
-    assert doctor.packages().verdict == "bad"
+    assert doctor.check_packages().verdict == "hint"
+    assert "tested: 0.1" in str(doctor.check_packages().text)
+    monkeypatch.setattr(doctor, "installed_version", lambda name: None)
+    assert doctor.check_packages().verdict == "bad"
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_unwritable_cache_and_full_disk_are_reported(monkeypatch, tmp_path, caps
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setenv(environment.CACHE, str(file / "cache"))
-    finding = doctor.environment()
+    finding = doctor.check_environment()
     assert finding.verdict == "bad" and f"{environment.CACHE}: {file / 'cache'} cannot be made" in str(finding.text)
     monkeypatch.setenv(environment.CACHE, str(file / "cache"))
     assert main.main(["bench", "--family", "flux", "--device", "cpu"]) == 1
@@ -125,19 +125,19 @@ def test_unwritable_cache_and_full_disk_are_reported(monkeypatch, tmp_path, caps
         train_script.main(config_class("flux_train"), READY)
     assert "TORCHINDUCTOR_CACHE_DIR" in capsys.readouterr().err
     monkeypatch.delenv(environment.CACHE)
-    assert doctor.environment().verdict == "ok"  # the rest of the report goes on without
+    assert doctor.check_environment().verdict == "ok"  # the rest of the report goes on without
 
     def full(**_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(disk.tempfile, "TemporaryFile", full)
-    assert "cannot be written (No space left on device)" in str(disk.folders().text)
+    assert "cannot be written (No space left on device)" in str(disk.check_folders().text)
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: SimpleNamespace(free=2e8))
-    assert disk.disk().verdict == "bad" and "nothing can be saved" in str(disk.disk().text)
+    assert disk.check_disk().verdict == "bad" and "nothing can be saved" in str(disk.check_disk().text)
 
 
 def test_proxies_and_certificates_that_cannot_be_used_are_named_without_their_values(monkeypatch):
-    for name in [name for name in os.environ if name.lower() in environment.NETWORK]:
+    for name in [name for name in os.environ if name.lower() in environment.NETWORK_VARIABLES]:
         monkeypatch.delenv(name)
     assert doctor.network().text == ""
     wrong = {

@@ -10,7 +10,9 @@ from tests import source
 
 # A family's name as a word or part of one, and what people call it.
 NAMES = re.compile(
-    "|".join(rf"{re.escape(word)}(?!t(?:ion|e))" for facts in families.every() for word in (facts.name, facts.title)),
+    "|".join(
+        rf"{re.escape(word)}(?!t(?:ion|e))" for facts in families.all_families() for word in (facts.name, facts.title)
+    ),
     re.I,
 )  # but "animation"
 # Where families may be named: their own folders, other trainers' files and flags, translations of their texts.

@@ -19,21 +19,25 @@ def texts(svg):
 
 
 def test_both_are_up_to_date_with_the_measurements_and_presets():
-    every = figure.measured()
+    every = figure.load_measurements()
     again = "run: python -m benchmarks.figure"
     assert figure.FIGURE.read_text(encoding="utf-8") == figure.figure(figure.newest(every)), again
-    for path, lines in figure.tables(every).items():
+    for path, lines in figure.document_tables(every).items():
         page = path.read_text(encoding="utf-8")
         assert figure.TABLE.search(page) and page == figure.with_table(page, lines), again
-    rows = figure.table(every)[2:]
+    rows = figure.presets_table(every)[2:]
     assert all("s per step" in row or "not measured" in row for row in rows)
     assert len(rows) == len(
-        [path for path in (figure.ROOT / "presets").glob("*/*.toml") if path.parent.name not in ("compile", "recipes")]
+        [
+            path
+            for path in (figure.PROJECT_ROOT / "presets").glob("*/*.toml")
+            if path.parent.name not in ("compile", "recipes")
+        ]
     )
 
 
 def test_the_overview_has_a_column_for_each_size_and_names_what_was_gained():
-    head, _, *rows = figure.overview(figure.measured())
+    head, _, *rows = figure.overview(figure.load_measurements())
     assert [int(cell.split()[0]) for cell in head.strip("| ").split("|")] == sorted(
         {figure._gigabytes(path) for path in figure._presets()}
     )
@@ -46,7 +50,7 @@ def test_a_bar_shows_how_long_the_gpu_was_busy():
     one = {"machine": MACHINE, "rows": [row(trainer="sd-scripts", s_it=1.0, gpu_busy_s=0.25), row(gpu_busy_s=0.5)]}
     svg = figure.figure(one)
     wide = [int(e.get("width")) for e in ElementTree.fromstring(svg).iter() if e.get("class") in ("theirs", "ours")]
-    assert wide == [figure.WIDE // 4, figure.WIDE // 2]
+    assert wide == [figure.PICTURE_WIDTH // 4, figure.PICTURE_WIDTH // 2]
     said = " ".join(text for _, text in texts(svg))
     assert "1.000 s, 20.0 GiB, busy 0.250 s" in said and "The filled part of a bar" in said
 
@@ -68,7 +72,7 @@ def test_the_figure_can_be_read_aloud_and_on_a_phone():
     smallest = min(int(size) for size in re.findall(r"(\d+)px", svg))
     assert smallest * 360 / float(root.get("width")) >= 8
     for kind, text in texts(svg):
-        assert len(text) * 6.2 < figure.WIDE, (kind, text)
+        assert len(text) * 6.2 < figure.PICTURE_WIDTH, (kind, text)
 
 
 def test_a_preset_stands_beside_the_fastest_that_fits_into_its_memory():
@@ -98,6 +102,6 @@ def test_a_family_stands_beside_another_trainer_in_no_more_memory():
 
 
 def test_the_overview_by_family_has_a_row_for_each_and_names_the_processor():
-    lines = figure.by_family(figure.measured())
+    lines = figure.by_family(figure.load_measurements())
     assert [line.split("|")[1].strip() for line in lines[2 : 2 + len(figure.TITLES)]] == list(figure.TITLES.values())
     assert "cores of " in lines[-1] and lines[-1].startswith("- ")

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 
 from benchmarks import quality, quality_report
 from benchmarks.small_model.data import GROUNDS, compose
-from library.config.schema import options
+from library.config.schema import options_of
 from library.families import config_class
 
 # What has to be compared, by the option that does it.
@@ -58,7 +58,7 @@ def test_the_project_takes_every_setting_or_says_why_not(tmp_path):
     asked = asked_for(tmp_path, "--seeds", "1")
     left_out = {"lora": set(), "full": set()}
     for job in quality.planned(asked):
-        unknown = quality.options_of(job, tmp_path, asked).keys() - options(config_class(job.script)).keys()
+        unknown = quality.options_of(job, tmp_path, asked).keys() - options_of(config_class(job.script)).keys()
         assert not unknown, job
         if why := quality.why_left_out(job, tmp_path, asked):
             assert "no effect" in why
@@ -74,10 +74,10 @@ def test_the_first_seed_of_all_comes_first(tmp_path):
 
 def test_epochs_are_whole_and_nothing_held_out_is_trained(tmp_path):
     from library import data
-    from library.config.building import build
+    from library.config.building import build_config
 
     quality.write_data(tmp_path, 192, 4, 2)
-    config = build(config_class("flux_train"), {"dataset_config": str(tmp_path / "data.toml")}, notes=[])
+    config = build_config(config_class("flux_train"), {"dataset_config": str(tmp_path / "data.toml")}, notes=[])
     images = data.scan(config)
     assert {Path(image.path).parent.name for image in images.items} == {"train"}
     assert len(images.validation.items) == 8
@@ -96,7 +96,7 @@ def test_a_drawing_is_nearer_to_others_of_its_kind():
 
 
 def row(setting, seed, loss, shade=100, **more):
-    picture = quality_report.pack([Image.new("RGB", (128, 128), (shade, 100, 100))] * len(quality.PROMPTS))
+    picture = quality_report.pack([Image.new("RGB", (128, 128), (shade, 100, 100))] * len(quality.QUALITY_PROMPTS))
     return {
         **dict(zip(quality_report.KEY, ("flux", "lora", setting, seed), strict=True)),
         **{"losses": [1.0, 0.5], "held_out": [[2, loss]], "pictures": picture, "signature": ""},
@@ -115,7 +115,9 @@ def test_what_is_beyond_the_spread_is_said(tmp_path):
     quality_report.append(tmp_path, dict(zip(quality_report.KEY, ("flux", "lora", "swapped", 1), strict=True)) | failed)
     with (tmp_path / "runs-flux.jsonl").open("a") as file:
         file.write('{"family": "flux", "cut off')
-    prompts = [(prompt, [Image.new("RGB", (128, 128))] if ground else []) for prompt, _, ground in quality.PROMPTS]
+    prompts = [
+        (prompt, [Image.new("RGB", (128, 128))] if ground else []) for prompt, _, ground in quality.QUALITY_PROMPTS
+    ]
     quality_report.write(tmp_path, prompts, {setting.name: "float32" for setting in quality.settings()})
     lines = (tmp_path / "quality.md").read_text().splitlines()
     table = {line.split(" | ")[1]: line for line in lines if line.startswith("| flux")}

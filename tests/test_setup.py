@@ -75,7 +75,7 @@ def on_path(tmp_path, monkeypatch):
 
 def install_marker(project: Path, text: str | None = None) -> None:
     if text is None:
-        code = "from library.setup import installation; print(installation.fingerprint(), 'user')"
+        code = "from library.setup import installation; print(installation.fingerprint_installation(), 'user')"
         line = [str(project / ".venv/bin/python"), "-c", code]
         text = subprocess.run(line, cwd=project, capture_output=True, text=True, check=True).stdout.strip()
     (project / ".venv/installed.txt").write_text(text + "\n")
@@ -109,22 +109,22 @@ def test_help_and_unknown_commands(project):
 )
 def test_the_build_of_torch_fits_gpu_and_driver(on_path, gpu, build):
     pretend_gpu(on_path, gpu)
-    assert installer.torch_build() == build
+    assert installer.choose_torch_build() == build
 
 
 @pytest.mark.parametrize("gpu", ["470.199.02, 8.6, NVIDIA RTX A4000", "570.86, 12.0, NVIDIA GeForce RTX 5090"])
 def test_a_driver_that_is_too_old_is_reported(on_path, gpu):
     pretend_gpu(on_path, gpu)
     with pytest.raises(installer.Refusal, match="Install driver 580 or newer"):
-        installer.torch_build()
+        installer.choose_torch_build()
 
 
 def test_a_broken_or_absent_driver_means_no_gpu(on_path, monkeypatch):
     (on_path / "nvidia-smi").write_text("#!/bin/sh\necho 'has failed'\nexit 9\n")
     (on_path / "nvidia-smi").chmod(0o755)
-    assert installer.torch_build() == ""
+    assert installer.choose_torch_build() == ""
     monkeypatch.setenv("KOHYA_TORCH", "cu126")
-    assert installer.torch_build() == "cu126"
+    assert installer.choose_torch_build() == "cu126"
 
 
 def test_uv_gets_the_settings_of_pip(tmp_path, monkeypatch):
@@ -198,7 +198,7 @@ def test_what_is_damaged_is_installed_again_with_its_hashes(asked, monkeypatch, 
     lines = [line for line, _ in asked]
     (again,) = [line for line in lines if "--require-hashes" in line and "--reinstall" in line]
     assert again[-1] == str(tmp_path / "again.txt")
-    (block,) = locked_packages.blocks((tmp_path / "again.txt").read_text())
+    (block,) = locked_packages.split_lock((tmp_path / "again.txt").read_text())
     assert block.startswith("numpy==2.4.6") and block.count("--hash=sha256:") > 3
     (brought,) = [line for line in lines if broken[1] in line]
     (own,) = [line for line in lines if broken[2] in line]
@@ -301,7 +301,7 @@ def test_an_update_keeps_files_of_the_user_and_refuses_changed_ones(tmp_path, mo
 
     origin, mine = tmp_path / "origin", tmp_path / "my copy"
     origin.mkdir()
-    monkeypatch.setattr(installer, "ROOT", origin)
+    monkeypatch.setattr(installer, "PROJECT_ROOT", origin)
     with pytest.raises(installer.Refusal, match="did not come by git"):
         installer.update()
     git(origin, "init", "-q")
@@ -312,7 +312,7 @@ def test_an_update_keeps_files_of_the_user_and_refuses_changed_ones(tmp_path, mo
     (origin / "code.py").write_text("new")
     git(origin, "commit", "-qam", "two")
     (mine / "run.toml").write_text("mine")
-    monkeypatch.setattr(installer, "ROOT", mine)
+    monkeypatch.setattr(installer, "PROJECT_ROOT", mine)
     (mine / "code.py").write_text("changed by hand")
     with pytest.raises(installer.Refusal, match="code.py"):
         installer.update()
@@ -415,7 +415,7 @@ def test_the_locks_have_every_version_with_hashes_and_no_index():
     found = {}
     for name in installation.LOCKS:
         text = installation.lock_file(name).read_text(encoding="utf-8")
-        blocks = locked_packages.blocks(text)
+        blocks = locked_packages.split_lock(text)
         assert "://" not in text and all(block.count("--hash=sha256:") >= 1 for block in blocks)
         packages = [Requirement(block.partition(" \\")[0]) for block in blocks]
         found[name] = {package.name: str(package.specifier).removeprefix("==") for package in packages}

@@ -29,7 +29,7 @@ def test_pictures_follow_from_name_and_number(tmp_path):
     first, second = ({p.name: p.read_bytes() for p in sorted(f.rglob("*.*"))} for f in folders)
     assert first == second and any(name.endswith(".txt") for name in first)
     picture = Image.open(next(folders[0].glob("*/red_apple-00.png")))
-    assert picture.size == (data.SIDE, data.SIDE) and (np.asarray(picture) == (200, 0, 0)).all(-1).any()
+    assert picture.size == (data.PICTURE_SIDE, data.PICTURE_SIDE) and (np.asarray(picture) == (200, 0, 0)).all(-1).any()
 
 
 def test_a_name_is_either_trained_or_held_out():
@@ -39,7 +39,7 @@ def test_a_name_is_either_trained_or_held_out():
 
 def test_every_word_is_one_token(tmp_path):
     captions = [*data.captions_of(NAMES)]
-    random_tokenizers.clip_tokenizer(tmp_path / "clip", None, sentences=networks.cut(captions))
+    random_tokenizers.clip_tokenizer(tmp_path / "clip", None, sentences=networks.split_for_clip(captions))
     random_tokenizers.t5_tokenizer(tmp_path / "t5", captions)
     from transformers import AutoTokenizer
 
@@ -51,9 +51,9 @@ def test_every_word_is_one_token(tmp_path):
     assert by_clip.model_max_length == clip.LENGTH
 
 
-@pytest.mark.parametrize("family", [*networks.KINDS])
+@pytest.mark.parametrize("family", [*networks.AUTOENCODERS])
 def test_scaled_latents_are_decoded_as_before(family):
-    kind = networks.KINDS[family]
+    kind = networks.AUTOENCODERS[family]
     torch.manual_seed(0)
     vae = kind.vae().to_empty(device="cpu")
     vae.load_state_dict(networks.random_of(vae.state_dict(), 9))

@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from benchmarks import versus, versus_files, versus_measure
-from benchmarks.versus import OURS, Program
+from benchmarks.versus import THIS_TRAINER, Program
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 
 # A stand-in for a trainer: it prints as sd-scripts or as this trainer does, and leaves a file.
 SCRIPT = """
@@ -66,43 +66,43 @@ def inputs(tmp_path):
     place = tmp_path / "work" / "inputs"
     (place / "models").mkdir(parents=True)
     save_file({"a": np.ones(1)}, place / "models" / "sdxl.safetensors")
-    images.write(place / "images")
+    images.draw_images(place / "images")
     return place.parent
 
 
 def test_every_case_is_a_config_of_this_trainer_without_a_remark():
-    found = [case for tiny in (False, True) for case in versus_files.cases(tiny, 60)]
+    found = [case for tiny in (False, True) for case in versus_files.versus_cases(tiny, 60)]
     every = {"qwen_image_edit", *families.FAMILIES}
     assert {(case.family, case.kind) for case in found} == {(f, k) for f in every for k in ("lora", "full")}
     for case in found:
         notes: list[str] = []
         shown = {"control_directory": "images"} if case.shown else {}
-        build(families.config_class(case.script), case.options | shown, notes=notes)
+        build_config(families.config_class(case.script), case.options | shown, notes=notes)
         assert [note for note in notes if "no effect" in note] == [], case.title
 
 
 def test_programs_are_run_in_turn_and_a_failure_is_a_row(checkout, inputs, monkeypatch, capsys):
     ours, bar, broken = checkout("ours", "plain"), checkout("bar", "bar"), checkout("broken", "broken")
-    monkeypatch.setattr(versus, "HERE", ours)
+    monkeypatch.setattr(versus, "PROJECT_ROOT", ours)
     (ours / "sd-scripts").symlink_to(ours)
     rivals = [f"--rival={path.name}={path}:{sys.executable}" for path in (bar, broken)]
     asked = ["--tiny", "--family", "sdxl", "--kind", "lora", "--steps", "6", "--work", str(inputs)]
     assert versus.main([*asked, "--cases", "checkpointing", "compiled", *rivals]) == 0
     found = json.loads((inputs / "results.json").read_text())
     rows = {(row["case"], row["program"]): row for row in found["rows"]}
-    mine, other = (rows["sdxl lora checkpointing", name] for name in (OURS, "bar"))
+    mine, other = (rows["sdxl lora checkpointing", name] for name in (THIS_TRAINER, "bar"))
     for row in (mine, other):
         assert row["loss"] == 0.6 and row["caches"] == "made" and 0 < row["first_step_s"] <= row["wall_s"]
         assert row["s_it"] == pytest.approx(0.05, abs=0.04)
     assert rows["sdxl lora checkpointing", "broken"]["failed"] == "ValueError: no such thing as a | b"
     assert rows["sdxl lora compiled", "bar"]["failed"] == "has no compile"
-    assert rows["sdxl lora compiled", OURS]["caches"] == "found"
+    assert rows["sdxl lora compiled", THIS_TRAINER]["caches"] == "found"
     lines = (inputs / "results.md").read_text().splitlines()
     table = [line for line in lines if line.startswith("| sdxl")]
     assert len(table) == len(rows) == 6 and all(line.replace("\\|", "").count("|") == 10 for line in table)
     assert "1 tensors missing, 1 of another shape, 1 more metadata, 1 metadata missing" in table[1]
     assert f"| {other['s_it'] / mine['s_it']:.2f} |" in table[0] and "| 1.00 |" in table[1]
-    assert any(line.startswith(f"- {OURS}") and "torch" in line for line in lines)
+    assert any(line.startswith(f"- {THIS_TRAINER}") and "torch" in line for line in lines)
     with pytest.raises(SystemExit):
         versus.main([*asked, "--cases", "fastest"])
     assert "there is no fastest here; choose from checkpointing, " in capsys.readouterr().err
@@ -147,12 +147,15 @@ def test_musubi_tuner_gets_the_case_in_its_own_files_and_the_caches_with_it(tmp_
     (folder / "src" / "musubi_tuner").mkdir(parents=True)
     (folder / "src" / "musubi_tuner" / "parser.py").write_text('add("--gradient_checkpointing")')
     (folder / "qwen_image_train_network.py").write_text(MUSUBI)
-    versus_files.make(tmp_path / "inputs", {family}, tiny=True)
+    versus_files.make_versus_inputs(tmp_path / "inputs", {family}, tiny=True)
     rival = Program.parse(f"musubi={folder}")
-    every = {case.title: case for case in versus_files.cases(True, 6)}
-    row = versus.run(rival, every[f"{family} lora checkpointing"], tmp_path, 60)
+    every = {case.title: case for case in versus_files.versus_cases(True, 6)}
+    row = versus.run_program(rival, every[f"{family} lora checkpointing"], tmp_path, 60)
     assert "failed" not in row and list(row["file"]["tensors"]) == ["a"]
-    assert versus.run(rival, every[f"{family} lora compiled_checkpointing"], tmp_path, 60)["failed"] == "has no compile"
+    assert (
+        versus.run_program(rival, every[f"{family} lora compiled_checkpointing"], tmp_path, 60)["failed"]
+        == "has no compile"
+    )
 
 
 def test_a_model_of_one_block_of_each_kind_becomes_one_of_many(tmp_path):
@@ -179,7 +182,7 @@ def test_a_model_of_one_block_of_each_kind_becomes_one_of_many(tmp_path):
 
 def test_a_training_that_takes_too_long_is_ended(tmp_path):
     command = [sys.executable, "-c", "import time; print('1/9 ', flush=True); time.sleep(60)"]
-    found = versus_measure.measure(command, 9, tmp_path / "log", {}, tmp_path, limit=3)
+    found = versus_measure.measure_training(command, 9, tmp_path / "log", {}, tmp_path, limit=3)
     assert found["failed"] == "not done after 3 s" and found["wall_s"] < 30 and "s_it" not in found
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kohya_gui.i18n.texts import table
+from kohya_gui.i18n.texts import load_catalogue
 from tests import source
 
 # What is not to be written, as an expression, and what is written instead. A blank stands for any white space.
@@ -108,7 +108,7 @@ def _texts() -> Iterator[tuple[str, str]]:
             yield path.relative_to(source.ROOT).as_posix(), text
     for path in sorted((source.ROOT / "kohya_gui" / "i18n" / "words").glob("*.po")):
         name = path.relative_to(source.ROOT).as_posix()
-        yield from ((name, english) for english in table(path.stem))
+        yield from ((name, english) for english in load_catalogue(path.stem))
 
 
 @cache
@@ -171,7 +171,7 @@ def glossary() -> list[list[str]]:
 def test_the_catalogues_use_the_words_of_the_glossary(language, column):
     other = []
     names = re.compile(r"\{\w*\}|<\w+>|\w*_\w+|Torch Compile|Weights & Biases")
-    lines = [(english, names.sub("", english), said) for english, said in table(language).items()]
+    lines = [(english, names.sub("", english), said) for english, said in load_catalogue(language).items()]
     for row in glossary():
         word, translated = row[0], row[column]
         # Not as a part of a name, such as compile_mode, a file or Torch Compile; "compile" alone is also an option.
@@ -185,7 +185,7 @@ def test_the_catalogues_use_the_words_of_the_glossary(language, column):
 def test_the_glossary_names_what_the_page_says():
     """A word that no text of the page uses, or that has a second translation, does not belong there."""
     rows = glossary()
-    texts = " ".join(table("zh")).lower()
+    texts = " ".join(load_catalogue("zh")).lower()
     assert not [row[0] for row in rows if row[0].lower() not in texts]
     for column in (0, 2, 3):
         assert len({row[column] for row in rows}) == len(rows)

@@ -23,10 +23,10 @@ import pytest
 from PIL import Image
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.problems import Message
-from library.config.schema import options
+from library.config.schema import options_of
 from library.demo.images import write_references
 from library.runs import reader
 from tests import fork_server
@@ -73,11 +73,11 @@ class Outcome:
 
     @property
     def facts(self) -> dict[str, Any]:
-        return reader.at(self.folder).facts
+        return reader.run_at(self.folder).facts
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """The events of a kind, their messages in English."""
-        return [in_english(event) for event in reader.events(self.folder)[0] if event["kind"] == kind]
+        return [in_english(event) for event in reader.read_events(self.folder)[0] if event["kind"] == kind]
 
     def numbers(self, name: str = "loss") -> dict[int, float]:
         """A number of every step, by step."""
@@ -131,14 +131,14 @@ def config_of(demo: Any, script: str, **values: Any) -> Any:
     kind = families.config_class(
         script if script in families.RUNS else next(run for run in families.RUNS if script.endswith(f"_{run}"))
     )
-    if "t5xxl_max_token_length" in options(kind):
+    if "t5xxl_max_token_length" in options_of(kind):
         quick["t5xxl_max_token_length"] = 32
     given = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
     whole = read_toml(demo.configs[script]) | quick
     if values.get("train_data_dir") in CACHED:
         encoded = ("cache_latents", "cache_text_encoder_outputs")
         whole |= {f"{name}_to_disk": True for name in encoded if (whole | given).get(name)}
-    return build(kind, whole | given, notes=[])
+    return build_config(kind, whole | given, notes=[])
 
 
 def train(config: Any) -> Outcome:
@@ -278,7 +278,7 @@ def demo(tmp_path_factory: Any) -> Any:
     """Tiny models of all families and a TOML per script; one folder, whichever tests ask for it."""
     from library.demo import files
 
-    return files.prepare(tmp_path_factory.getbasetemp() / "shared-demo", families.FAMILIES, compiled=True)
+    return files.prepare_demo(tmp_path_factory.getbasetemp() / "shared-demo", families.FAMILIES, compiled=True)
 
 
 SHORT = 64  # tokens; the captions of the tests have fewer
@@ -324,19 +324,19 @@ def _with_fewer_blocks(folder: Path, of_families: Iterable[str]) -> Any:
             return module
         known = {field.name for field in dataclasses.fields(module.TINY)}
         sizes = dataclasses.replace(module.TINY, **{name: few for name, few in FEWER.items() if name in known})
-        return SimpleNamespace(write=functools.partial(module.write, sizes=sizes))
+        return SimpleNamespace(write_random_model=functools.partial(module.write_random_model, sizes=sizes))
 
     with mock.patch.object(files, "random_module", smaller):
-        return files.prepare(folder, families.FAMILIES, compiled=True)
+        return files.prepare_demo(folder, families.FAMILIES, compiled=True)
 
 
 def copied(demo: Any, folder: Path) -> Any:
     """The demo's models in a folder of their own, with new pictures."""
     from library.demo import files
 
-    files.prepare(folder, (), compiled=True)
+    files.prepare_demo(folder, (), compiled=True)
     shutil.copytree(demo.folder / "models", folder / "models")
-    return files.prepare(folder, (), compiled=True)
+    return files.prepare_demo(folder, (), compiled=True)
 
 
 @pytest.fixture(scope="session")

@@ -61,7 +61,7 @@ def scale_latents(vae: Any, pixels: Tensor, kind: networks.LatentScale) -> None:
     after.weight /= factor[None, :, None, None]
 
 
-def train(vae: Any, pictures: Tensor, kind: networks.LatentScale, seconds: float, batch: int) -> None:
+def train_autoencoder(vae: Any, pictures: Tensor, kind: networks.LatentScale, seconds: float, batch: int) -> None:
     """Train in place; AdamW with a warm-up and a linear fall of the rate."""
     device = pictures.device
     optimizer = torch.optim.AdamW(vae.parameters(), RATE, weight_decay=0.0, fused=device.type == "cuda")
@@ -69,12 +69,12 @@ def train(vae: Any, pictures: Tensor, kind: networks.LatentScale, seconds: float
     while (done := (time.monotonic() - began) / seconds) < 1 or not step:
         if done > SCALED_AFTER and not scaled:
             scaled = True
-            scale_latents(vae, to_float(pictures[:: len(pictures) // 2000 + 1]), kind)
+            scale_latents(vae, scale_pixels(pictures[:: len(pictures) // 2000 + 1]), kind)
             optimizer = torch.optim.AdamW(vae.parameters(), RATE, weight_decay=0.0, fused=device.type == "cuda")
         rate = RATE * min(1, (step + 1) / 200) * max(0.02, 1 - done)
         optimizer.param_groups[0]["lr"] = rate
         chosen = pictures[torch.randint(len(pictures), (batch,), device=device)]
-        loss = loss_of(vae, to_float(chosen if scaled else crop(chosen)))
+        loss = loss_of(vae, scale_pixels(chosen if scaled else crop(chosen)))
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
@@ -91,15 +91,15 @@ def crop(pictures: Tensor) -> Tensor:
     return pictures[..., top : top + CROP, left : left + CROP]
 
 
-def to_float(pictures: Tensor) -> Tensor:
+def scale_pixels(pictures: Tensor) -> Tensor:
     """uint8 -> -1..1"""
     return pictures.float() / 127.5 - 1
 
 
 @torch.no_grad()
-def report(vae: Any, pictures: Tensor, kind: networks.LatentScale, sheet: Path) -> None:
+def report_quality(vae: Any, pictures: Tensor, kind: networks.LatentScale, sheet: Path) -> None:
     """Print what the latents and reconstructions of held-out pictures are like, and draw some of both."""
-    pixels = to_float(pictures[:256])
+    pixels = scale_pixels(pictures[:256])
     latents = vae.encode(pixels).latent_dist.mean
     decoded = vae.decode(latents).sample.clamp(-1, 1)
     scaled = (latents - kind.shift) * kind.scale
@@ -112,7 +112,7 @@ def report(vae: Any, pictures: Tensor, kind: networks.LatentScale, sheet: Path) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the small autoencoder.")
-    parser.add_argument("family", choices=[*networks.KINDS])
+    parser.add_argument("family", choices=[*networks.AUTOENCODERS])
     parser.add_argument("pictures", type=Path)
     parser.add_argument("folder", type=Path, help="for vae.safetensors and vae.png")
     parser.add_argument("--seconds", type=float, default=120)
@@ -121,13 +121,13 @@ def main() -> None:
     torch.manual_seed(networks.SEED)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
-    device, kind = torch.device("cuda" if torch.cuda.is_available() else "cpu"), networks.KINDS[asked.family]
+    device, kind = torch.device("cuda" if torch.cuda.is_available() else "cpu"), networks.AUTOENCODERS[asked.family]
     vae = kind.vae().to_empty(device=device)
     vae.load_state_dict(networks.random_of(vae.state_dict(), 9))
     vae = vae.to(memory_format=torch.channels_last)
-    train(vae, read_pictures(asked.pictures / "train").to(device), kind, asked.seconds, asked.batch)
+    train_autoencoder(vae, read_pictures(asked.pictures / "train").to(device), kind, asked.seconds, asked.batch)
     asked.folder.mkdir(parents=True, exist_ok=True)
-    report(vae.eval(), read_pictures(asked.pictures / "held_out").to(device), kind, asked.folder / "vae.png")
+    report_quality(vae.eval(), read_pictures(asked.pictures / "held_out").to(device), kind, asked.folder / "vae.png")
     tensors = {name: tensor.cpu().contiguous() for name, tensor in vae.state_dict().items()}
     write_atomic(asked.folder / "vae.safetensors", lambda temporary: save_file(tensors, temporary, {"format": "pt"}))
 

@@ -14,7 +14,7 @@ from random import Random
 
 from PIL import Image
 
-SIDE = 128
+PICTURE_SIDE = 128
 GROUNDS = {
     "white": (255, 255, 255),
     "blue": (120, 170, 255),
@@ -57,8 +57,8 @@ def captions_of(names: Sequence[str]) -> Iterator[str]:
 def compose(emoji: Image.Image, ground: tuple[int, int, int], random: Random) -> Image.Image:
     """The emoji on a ground, RGB [SIDE, SIDE], at a random size and place."""
     side = round(emoji.width * random.uniform(SMALLEST, 1.0))
-    place = (random.randint(0, SIDE - side), random.randint(0, SIDE - side))
-    image = Image.new("RGB", (SIDE, SIDE), ground)
+    place = (random.randint(0, PICTURE_SIDE - side), random.randint(0, PICTURE_SIDE - side))
+    image = Image.new("RGB", (PICTURE_SIDE, PICTURE_SIDE), ground)
     small = emoji.resize((side, side), Image.Resampling.LANCZOS)
     image.paste(small.convert("RGB"), place, small.getchannel("A"))
     return image

@@ -14,13 +14,13 @@ from PIL import Image, ImageDraw, ImageFont, features
 
 FONT = "/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf"
 BITMAP_SIZE = 109  # the only size of the font's bitmaps
-SIDE = 120
+EMOJI_SIDE = 120
 QUALITY = 95  # of the stored WebP; transparency is exact
 MIN_OPAQUE_PIXELS = 1000  # fewer: the font lacks the character
 REGIONAL = range(0x1F1E6, 0x1F200)  # letters whose pairs are flags
 
 
-def names() -> Iterator[tuple[str, str]]:
+def emoji_names() -> Iterator[tuple[str, str]]:
     """The characters of each emoji and its name in plain words."""
     import emoji
 
@@ -34,7 +34,7 @@ def draw(characters: str, font: ImageFont.FreeTypeFont) -> Image.Image:
     """One emoji, RGBA [SIDE, SIDE], on a transparent ground."""
     image = Image.new("RGBA", (136, 136), (0, 0, 0, 0))
     ImageDraw.Draw(image).text((0, 4), characters, font=font, embedded_color=True)
-    return image.resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+    return image.resize((EMOJI_SIDE, EMOJI_SIDE), Image.Resampling.LANCZOS)
 
 
 def opaque_pixels(image: Image.Image) -> int:
@@ -49,7 +49,7 @@ def main() -> None:
     if not features.check("raqm"):
         raise SystemExit("this Pillow has no raqm, so that flags and families would be drawn as several pictures")
     font = ImageFont.truetype(FONT, BITMAP_SIZE)
-    pictures = {name: draw(characters, font) for characters, name in names()}
+    pictures = {name: draw(characters, font) for characters, name in emoji_names()}
     pictures = {name: image for name, image in pictures.items() if opaque_pixels(image) > MIN_OPAQUE_PIXELS}
     folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(folder / "emoji.zip", "w") as archive:

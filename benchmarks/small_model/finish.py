@@ -15,7 +15,7 @@ from benchmarks.small_model import networks
 from library.families.shared.double_stream import MLPEmbedder
 from library.families.shared.transformer import TIME_CHANNELS, sinusoids
 
-PREFIXES = {"flux": ("double_blocks.", "single_blocks."), "sdxl": ("model.diffusion_model.",)}
+FINISHED_PREFIXES = {"flux": ("double_blocks.", "single_blocks."), "sdxl": ("model.diffusion_model.",)}
 GUIDANCE = "guidance_in."
 TRAINED = ("flux1-dev", "sdxl")  # stems of the files that pretraining changes
 
@@ -34,7 +34,7 @@ def compact(tensors: dict[str, Tensor], family: str) -> dict[str, Tensor]:
     """Matrices and kernels of the blocks in float8_e4m3fn, everything else in bfloat16."""
     return {
         name: tensor.to(
-            torch.float8_e4m3fn if tensor.ndim > 1 and name.startswith(PREFIXES[family]) else torch.bfloat16
+            torch.float8_e4m3fn if tensor.ndim > 1 and name.startswith(FINISHED_PREFIXES[family]) else torch.bfloat16
         )
         for name, tensor in tensors.items()
     }
@@ -55,7 +55,7 @@ def finish(family: str, trained: Path, model: Path, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make a pretrained model small enough to be passed on.")
-    parser.add_argument("family", choices=[*PREFIXES])
+    parser.add_argument("family", choices=[*FINISHED_PREFIXES])
     parser.add_argument("trained", type=Path, help="the pretrained .safetensors file")
     parser.add_argument("model", type=Path, help="the folder of the untrained files")
     parser.add_argument("to", type=Path, help="the folder to write")

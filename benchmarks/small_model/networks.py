@@ -48,47 +48,53 @@ class LatentScale:
     shift: float
 
 
-KINDS = {
-    "flux": LatentScale(lambda: random_networks.autoencoder(FLUX.vae, 16, 0.3611, quant_convs=False), 0.3611, 0.1159),
-    "sdxl": LatentScale(lambda: random_networks.autoencoder(SDXL.vae, 4, 0.13025, quant_convs=True), 0.13025, 0.0),
+AUTOENCODERS = {
+    "flux": LatentScale(
+        lambda: random_networks.random_autoencoder(FLUX.vae, 16, 0.3611, quant_convs=False), 0.3611, 0.1159
+    ),
+    "sdxl": LatentScale(
+        lambda: random_networks.random_autoencoder(SDXL.vae, 4, 0.13025, quant_convs=True), 0.13025, 0.0
+    ),
 }
 
 
 def write_flux(folder: Path, vae: Mapping[str, Tensor], names: list[str]) -> None:
     """The denoiser, both text encoders, the given autoencoder and the tokenizers."""
     captions = list(data.captions_of(names))
-    words = random_tokenizers.clip_tokenizer(folder / "tokenizer", None, sentences=cut(captions))
+    words = random_tokenizers.clip_tokenizer(folder / "tokenizer", None, sentences=split_for_clip(captions))
     t5_words = random_tokenizers.t5_tokenizer(folder / "tokenizer_2", captions)
-    made = flux_random.random(FLUX, words, t5_words)
-    weights = {"flux1-dev": random_of(made.denoiser().state_dict(), SEED)}
+    networks = flux_random.make_networks(FLUX, words, t5_words)
+    weights = {"flux1-dev": random_of(networks.denoiser().state_dict(), SEED)}
     zero(weights["flux1-dev"], "final_layer.linear.weight", "modulation.lin.weight", ".lin.weight")
-    weights["clip_l"] = random_of(clip.tensors_of(made.encoders["clip_l"]()), SEED + 1)
-    t5 = random_of(made.encoders["t5xxl"]().state_dict(), SEED + 2)
+    weights["clip_l"] = random_of(clip.clip_tensors(networks.encoders["clip_l"]()), SEED + 1)
+    t5 = random_of(networks.encoders["t5xxl"]().state_dict(), SEED + 2)
     del t5["encoder.embed_tokens.weight"]
     weights["t5xxl"] = keep_words(t5)
-    weights["ae"] = autoencoder.to_single(dict(vae))
+    weights["ae"] = autoencoder.vae_to_single(dict(vae))
     for stem, tensors in weights.items():
         write_file(folder / f"{stem}.safetensors", tensors)
 
 
 def write_sdxl(folder: Path, vae: Mapping[str, Tensor], names: list[str]) -> None:
     """One file with everything, and both tokenizers."""
-    captions = cut(list(data.captions_of(names)))
+    captions = split_for_clip(list(data.captions_of(names)))
     words = random_tokenizers.clip_tokenizer(folder / "tokenizer", None, sentences=captions)
     random_tokenizers.clip_tokenizer(folder / "tokenizer_2", None, pad="!", sentences=captions)
-    made = sdxl_random.random(SDXL, words)
-    parts = {"denoiser": random_of(made.denoiser().state_dict(), SEED), "vae": dict(vae)}
+    networks = sdxl_random.make_networks(SDXL, words)
+    parts = {"denoiser": random_of(networks.denoiser().state_dict(), SEED), "vae": dict(vae)}
     zero(parts["denoiser"], "conv_out.weight", ".proj_out.weight", ".conv2.weight")
-    for number, (part, make) in enumerate(made.encoders.items(), 1):
-        parts[part] = random_of(clip.tensors_of(make()), SEED + number)
+    for number, (part, make) in enumerate(networks.encoders.items(), 1):
+        parts[part] = random_of(clip.clip_tensors(make()), SEED + number)
     file = {
-        name: tensor for part, tensors in parts.items() for name, tensor in sdxl_keys.to_single(part, tensors).items()
+        name: tensor
+        for part, tensors in parts.items()
+        for name, tensor in sdxl_keys.sdxl_part_to_single(part, tensors).items()
     }
     file[sdxl_keys.LOGIT_SCALE] = torch.tensor(sdxl_keys.FULL_LOGIT_SCALE)
     write_file(folder / "sdxl.safetensors", file)
 
 
-def cut(captions: list[str]) -> list[str]:
+def split_for_clip(captions: list[str]) -> list[str]:
     """Captions with blanks wherever CLIP's tokenizer cuts, each different word once."""
     return [" ".join(sorted({piece for caption in captions for piece in CLIP_PIECES.findall(caption.lower())}))]
 
@@ -135,7 +141,11 @@ def main() -> None:
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     names = [name for name, _ in data.read_archive(asked.emoji / "emoji.zip")]
-    vae = load_file(asked.autoencoder) if asked.autoencoder else random_of(KINDS[asked.family].vae().state_dict(), 9)
+    vae = (
+        load_file(asked.autoencoder)
+        if asked.autoencoder
+        else random_of(AUTOENCODERS[asked.family].vae().state_dict(), 9)
+    )
     WRITERS[asked.family](asked.folder, vae, names)
     print(f"{asked.family} in {asked.folder}")
 

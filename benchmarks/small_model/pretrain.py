@@ -65,7 +65,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def settings(family: str, folder: Path, pictures: Path, asked: argparse.Namespace) -> dict[str, Any]:
+def pretraining_options(family: str, folder: Path, pictures: Path, asked: argparse.Namespace) -> dict[str, Any]:
     """All options of the pretraining."""
     own = {
         name: value.format(folder=folder) if isinstance(value, str) else value
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="as on the command line")
     asked = parser.parse_args()
     folder = asked.folder.resolve()
-    chosen = settings(asked.family, folder, asked.pictures.resolve(), asked)
+    chosen = pretraining_options(asked.family, folder, asked.pictures.resolve(), asked)
     text = "".join(f"{name} = {toml_value(value)}\n" for name, value in chosen.items())
     write_atomic(folder / "pretrain.toml", text)
     command = [sys.executable, "-m", "library.cli.main", "train", f"{asked.family}_train"]

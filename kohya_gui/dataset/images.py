@@ -22,7 +22,7 @@ from library.config.problems import ConfigError, Problem, Report
 from library.config.run_config import RunConfig
 from library.curation import changes, selection, sources, tags, thumbs, trash
 from library.curation.collection import ImageCollection, Picture
-from library.curation.selection import KINDS
+from library.curation.selection import PICTURE_KINDS
 from library.curation.tags import Edit
 from library.curation.work import BackgroundTask
 
@@ -41,7 +41,7 @@ class DatasetTab:
         self.collections: OrderedDict[str, ImageCollection] = OrderedDict()
         self.works: OrderedDict[str, BackgroundTask] = OrderedDict()
         self.busy = threading.Lock()
-        gr.HTML(settings.markup(), js_on_load="window.kohya.mountImages(element)", apply_default_css=False)
+        gr.HTML(settings.dataset_tab_html(), js_on_load="window.kohya.mountImages(element)", apply_default_css=False)
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -73,7 +73,7 @@ class DatasetTab:
     def open(self, sent: ApiRequest) -> JsonObject:
         """Scan a folder again."""
         taken, world = (sent.text("script"), sent.values("taken")), max(1, sent.number("processes", 1, 4096))
-        config = settings.config_of(sent.text("folder"), sent.values("settings"), self.roots, *taken)
+        config = settings.config_of_tab(sent.text("folder"), sent.values("settings"), self.roots, *taken)
         trigger = sent.text("trigger")
         return self._begin(lambda report: self._overview(self._look(config, world, report), trigger))
 
@@ -104,7 +104,7 @@ class DatasetTab:
         pictures = {os.path.realpath(p.caption_file): p for p in reversed(collection.pictures) if p.caption_file}
         found = [
             (pictures[str(one.path)], one)
-            for one in trash.texts(collection.root, sent.text("change"))
+            for one in trash.changed_texts(collection.root, sent.text("change"))
             if str(one.path) in pictures
         ]
         rows = [
@@ -116,7 +116,7 @@ class DatasetTab:
 
     def thumb(self, query: Any) -> Response:
         """A thumbnail of an image."""
-        path = paths.present(query.get("path"), self.roots, sorted(thumbs.extensions()), "image")
+        path = paths.existing_file(query.get("path"), self.roots, sorted(thumbs.extensions()), "image")
         side = query.get("side", "")
         side = int(side) if side in map(str, thumbs.SIDES) else thumbs.SIDES[0]
         made = thumbs.thumb(path, side, upright=query.get("upright") == "true")
@@ -132,7 +132,7 @@ class DatasetTab:
         expected = None if sent.fields.get("expected") is None else sent.text("expected")
         has = trigger_of(sent)
         try:
-            picture = changes.caption(collection, name, sent.text("text"), expected)
+            picture = changes.change_caption(collection, name, sent.text("text"), expected)
         except ConfigError as error:
             known = collection.known.get(name)
             return refused(error) if known is None else {"said": str(error), "row": row(collection, known, has)}
@@ -164,14 +164,14 @@ class DatasetTab:
         collection, names = self.collection(sent), sent.texts("names")
         if not names:
             raise ConfigError("no image is chosen")
-        return self._change(collection, sent, lambda report: {"done": changes.remove(collection, names)})
+        return self._change(collection, sent, lambda report: {"done": changes.remove_images(collection, names)})
 
     def compare(self, sent: ApiRequest) -> JsonObject:
         """Find duplicate and similar images."""
         collection, trigger = self.collection(sent), sent.text("trigger")
 
         def work(report: Report) -> JsonObject:
-            changes.compare(collection, report)
+            changes.find_similar_groups(collection, report)
             return self._overview(collection, trigger)
 
         return self._begin(work)
@@ -188,7 +188,7 @@ class DatasetTab:
         if how == "gather":
             return self._change(collection, sent, lambda report: {"made": changes.gather(collection, repeats, words)})
         if how == "bring":
-            source = paths.folder(sent.text("source"), self.roots, "source")
+            source = paths.existing_folder(sent.text("source"), self.roots, "source")
             return self._change(
                 collection, sent, lambda r: {"made": changes.bring(collection, source, repeats, words, r)}
             )
@@ -216,7 +216,7 @@ class DatasetTab:
             raise ConfigError("no image is chosen")
 
         def work(report: Report) -> JsonObject:
-            done, left = changes.put_back(collection, change, names)
+            done, left = changes.restore_captions(collection, change, names)
             return {"done": done, "left": left}
 
         return self._change(collection, sent, work)
@@ -266,7 +266,7 @@ class DatasetTab:
 
     def collection(self, sent: ApiRequest) -> ImageCollection:
         """The requested folder, as last scanned with these settings."""
-        root = paths.inside(sent.text("folder"), self.roots, "folder")
+        root = paths.allowed_path(sent.text("folder"), self.roots, "folder")
         with self.busy:
             found = self.collections.get(f"{root}|{sent.text('collection')}")
         if found is None:
@@ -276,11 +276,11 @@ class DatasetTab:
     def _look(self, config: RunConfig, world: int, report: Report) -> ImageCollection:
         outside: dict[Problem, None] = {}
         try:
-            found = sources.opened(config, report, lambda path: self._may(path, outside), world)
+            found = sources.scan_sources(config, report, lambda path: self._may(path, outside), world)
         except ConfigError as error:
-            asked = [problem for problem in outside if allowed_folders.asked(problem)]
+            asked = [problem for problem in outside if allowed_folders.asked_folder(problem)]
             raise ConfigError(*(asked or error.problems)) from None
-        key = f"{found.root}|{settings.mark(config, world)}"
+        key = f"{found.root}|{settings.settings_mark(config, world)}"
         with self.busy:
             before = self.collections.pop(key, None)
             if before is not None and before.compared:  # still valid for all remaining images
@@ -294,7 +294,7 @@ class DatasetTab:
 
     def _may(self, path: str, outside: dict[Problem, None]) -> bool:
         try:
-            paths.inside(path, self.roots)
+            paths.allowed_path(path, self.roots)
         except ConfigError as error:
             outside |= dict.fromkeys(error.problems)
             return False
@@ -302,23 +302,28 @@ class DatasetTab:
 
     def _wanted(self, collection: ImageCollection, sent: ApiRequest) -> list[Picture]:
         folder = None if sent.fields.get("place") is None else sent.text("place")
-        return selection.choose(collection, sent.text("show", "all"), sent.text("words"), folder, sent.text("trigger"))
+        return selection.select_pictures(
+            collection, sent.text("show", "all"), sent.text("words"), folder, sent.text("trigger")
+        )
 
     def _overview(self, collection: ImageCollection, trigger: str) -> JsonObject:
-        counts = selection.counts(collection, trigger)
+        counts = selection.count_kinds(collection, trigger)
         return {
             "folder": str(collection.root),
-            "collection": settings.mark(collection.config, collection.world),
+            "collection": settings.settings_mark(collection.config, collection.world),
             "count": collection.count(),
             "notes": collection.notes,
             "problems": collection.problems,
             "fixed": collection.fixed,
             "past": [] if collection.fixed else past(collection.root),
-            "places": list(settings.places(collection)),
+            "places": list(settings.image_sources(collection)),
             "kinds": {kind: n for kind, n in counts.items()},
             "compared": collection.compared,
             "calm": ["reg", "held", *(["turned"] if collection.config.data.exif_rotation else [])],
-            "titles": {**{kind: title for kind, (title, _) in KINDS.items()}, "trigger": "Without the trigger word"},
+            "titles": {
+                **{kind: title for kind, (title, _) in PICTURE_KINDS.items()},
+                "trigger": "Without the trigger word",
+            },
             "captioned": sum(bool(p.words) and not p.foreign for p in collection.pictures),
         }
 

@@ -42,7 +42,7 @@ class MaskEditing:
         past = trash.history(masks) if masks.is_dir() else []
         return {
             "folder": str(masks),
-            "count": files.count(collection.root, masks),
+            "count": files.count_masked_images(collection.root, masks),
             "images": len(collection.pictures),
             "past": past[0].title if past else "",
         }
@@ -66,7 +66,7 @@ class MaskEditing:
         picture = collection.find(asked.text("name"))
         changes.changeable(collection, [picture])
         file, is_turned = self._file(collection, query), collection.config.data.exif_rotation
-        files.replace(self._folder(collection), file, body, picture.size, Path(picture.path), is_turned)
+        files.replace_mask(self._folder(collection), file, body, picture.size, Path(picture.path), is_turned)
         return self.look(asked)
 
     def undo(self, sent: ApiRequest) -> JsonObject:
@@ -79,13 +79,13 @@ class MaskEditing:
         return {"undone": trash.undo(masks).title, **self.look(sent)}
 
     def _folder(self, collection: ImageCollection) -> Path:
-        return paths.inside(str(files.usual_folder(collection.root)), self.roots, "mask folder", is_new=True)
+        return paths.allowed_path(str(files.usual_folder(collection.root)), self.roots, "mask folder", is_new=True)
 
     def _file(self, collection: ImageCollection, query: Mapping[str, str]) -> Path:
         """The mask file of an image in the opened folder. Links are not followed."""
         picture = collection.find(query.get("name", ""))
         masks = self._folder(collection)
-        found = files.mask_file(collection.root / picture.name, collection.root, masks)
-        if paths.inside(str(found), [masks], "mask") != found:
-            raise ConfigError("{path} is a link: remove it", path=found)
-        return found
+        path = files.mask_file(collection.root / picture.name, collection.root, masks)
+        if paths.allowed_path(str(path), [masks], "mask") != path:
+            raise ConfigError("{path} is a link: remove it", path=path)
+        return path

@@ -9,22 +9,22 @@ from typing import Any
 from kohya_gui.server import paths, picker
 from kohya_gui.tools import commands
 from library.captioning.forms import FORMS
-from library.config.building import build
+from library.config.building import build_config
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import options
+from library.config.schema import options_of
 from library.config.values import Option
 from library.curation import collection
 from library.curation.collection import ImageCollection, Picture
 from library.families import RUNS, config_class
 from library.masking.forms import FORMS as MASKS
 
-HERE = Path(__file__).parent
+DATASET_FOLDER = Path(__file__).parent
 SCRIPT = next(iter(RUNS))  # what a folder is counted for until a training tab is chosen
 CONFIG = config_class(SCRIPT)
 # Options that determine how images are counted and cropped, with their initial values.
-SETTINGS: JsonObject = {
+COUNTING_OPTIONS: JsonObject = {
     "resolution": "1024,1024",
     "train_batch_size": 1,
     "max_train_epochs": "",
@@ -48,7 +48,7 @@ SETTINGS: JsonObject = {
 SECTIONS, BESIDES = ("data", "captions", "validation"), ("seed", "resume")
 
 
-def config_of(
+def config_of_tab(
     folder: str, values: JsonMapping, roots: Sequence[Path], script: str = "", taken: Mapping[str, Any] = {}
 ) -> Any:
     """The part of a training's config that concerns images: the tab's fields on top of the values taken from a form.
@@ -56,18 +56,18 @@ def config_of(
     Raises ConfigError in the trainer's own words.
     """
     kind = config_class(script or SCRIPT)
-    known = options(kind)
+    known = options_of(kind)
     held = {name: value for name, value in taken.items() if name in known and _decides(known[name])}
-    given = {**held, **SETTINGS, **{name: value for name, value in values.items() if name in SETTINGS}}
+    given = {**held, **COUNTING_OPTIONS, **{name: value for name, value in values.items() if name in COUNTING_OPTIONS}}
     if given["resolution"] in ("", None) and not given["dataset_config"]:
         raise ConfigError("resolution: write the size of the images, such as 1024")
     if given["dataset_config"]:
-        given["dataset_config"] = str(paths.inside(given["dataset_config"], roots, "dataset_config"))
+        given["dataset_config"] = str(paths.allowed_path(given["dataset_config"], roots, "dataset_config"))
     else:
-        given["train_data_dir"] = str(paths.folder(folder, roots, "folder"))
-    made = build(kind, {n: v for n, v in given.items() if n in known and v not in ("", None)}, notes=[])
+        given["train_data_dir"] = str(paths.existing_folder(folder, roots, "folder"))
+    made = build_config(kind, {n: v for n, v in given.items() if n in known and v not in ("", None)}, notes=[])
     paths.allow(made, roots)
-    collection.check(made)
+    collection.check_buckets(made)
     return made
 
 
@@ -75,13 +75,13 @@ def _decides(option: Option) -> bool:
     return option.section in SECTIONS or option.name in BESIDES
 
 
-def mark(config: RunConfig, world: int = 1) -> str:
+def settings_mark(config: RunConfig, world: int = 1) -> str:
     """A mark that distinguishes scans of a folder with different settings, such as those of a second browser."""
     said = repr((config, world)).encode("utf-8", "backslashreplace")
     return hashlib.blake2b(said, digest_size=8).hexdigest()
 
 
-def places(collection: ImageCollection) -> Iterator[JsonObject]:
+def image_sources(collection: ImageCollection) -> Iterator[JsonObject]:
     """Each source of images with its share of an epoch."""
     inside: dict[str, list[Picture]] = {place.folder: [] for place in collection.places}
     for picture in collection.pictures:
@@ -109,17 +109,17 @@ def places(collection: ImageCollection) -> Iterator[JsonObject]:
 # ---- the initial HTML
 
 
-def markup() -> str:
+def dataset_tab_html() -> str:
     """The tab as HTML."""
-    text = (HERE / "images.html").read_text(encoding="utf-8")
-    fields = "".join(setting(options(CONFIG)[name], value) for name, value in SETTINGS.items())
+    text = (DATASET_FOLDER / "images.html").read_text(encoding="utf-8")
+    fields = "".join(setting(options_of(CONFIG)[name], value) for name, value in COUNTING_OPTIONS.items())
     browse = {
-        "FOLDER_BUTTON": picker.button("folder", "Image folder", "folder"),
-        "SOURCE_BUTTON": picker.button("source", "Folder to copy from", "folder"),
+        "FOLDER_BUTTON": picker.browse_button("folder", "Image folder", "folder"),
+        "SOURCE_BUTTON": picker.browse_button("source", "Folder to copy from", "folder"),
         "SETTINGS": fields,
-        "TAKES": " ".join(name for name, option in options(CONFIG).items() if _decides(option)),
-        "CAPTION": commands.markup(FORMS, ("folder", "extension"), keeps=True),
-        "MASKS": commands.markup(MASKS, ("folder",), keeps=True),
+        "TAKES": " ".join(name for name, option in options_of(CONFIG).items() if _decides(option)),
+        "CAPTION": commands.forms_html(FORMS, ("folder", "extension"), keeps=True),
+        "MASKS": commands.forms_html(MASKS, ("folder",), keeps=True),
     }
     for name, made in browse.items():
         text = text.replace(f"<!-- {name} -->", made)
@@ -134,7 +134,7 @@ def setting(option: Option, value: JsonValue) -> str:
         return f'<div class="field check" title="{about}"><label>{box}<span>{escape(option.label)}</span></label></div>'
     shown = escape(str(value))
     hint = ' placeholder="not set"' if value == "" else ""
-    browse = picker.button(option.name, option.label, option.kind or "")
+    browse = picker.browse_button(option.name, option.label, option.kind or "")
     return (
         f'<div class="field{" wide" if browse else ""}" title="{about}">'
         f'<label for="{element}">{escape(option.label)}</label>'

@@ -4,7 +4,7 @@ and network_args only; adapter.js updates these."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kohya_gui.form.form import sentence
+from kohya_gui.form.form import as_sentence
 from library import families
 from library.config.building import Layer, read_section
 from library.config.json_types import JsonObject
@@ -32,12 +32,12 @@ def adapter_section() -> str:
     )
 
 
-def state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObject:
+def adapter_state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObject:
     """The fields' values for a config; `counts` are the blocks of its model by group, None for the published model."""
     known = adapter_kinds.kinds(config.family)
     kind = adapter_kinds.kind_of(config, known)
     shown: JsonObject = {
-        "kinds": [_about(one) for one in known],
+        "kinds": [_kind_for_page(one) for one in known],
         "kind": kind.id if kind else "",
         "about": kind.about if kind else OTHER,
         "fields": [],
@@ -46,20 +46,20 @@ def state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObject:
     }
     if kind is None:
         return shown
-    given = network_args.texts(config)
+    given = network_args.network_args_as_text(config)
     args, problems = network_args.read_leniently(config, kind.args)
     wrong = {one.option: one.about.capitalized() for one in reversed(problems) if one.place == PLACE}
     return {
         **shown,
-        "fields": [_field(option, given, wrong) for option in kind.options],
+        "fields": [_argument_field(option, given, wrong) for option in kind.options],
         "presets": [_preset(kind, preset, given) for preset in kind.presets],
-        "groups": _groups(config, kind, args, counts),
+        "groups": _block_rows(config, kind, args, counts),
     }
 
 
 def adapter_problems(config: AdapterRun) -> list[Problem]:
     """The problems of network_module and network_args, each worded for the place below its field."""
-    found = network_args.problems(config)
+    found = network_args.find_network_args_problems(config)
     return [
         one
         if one.option in ("network_module", "network_args")
@@ -68,7 +68,7 @@ def adapter_problems(config: AdapterRun) -> list[Problem]:
     ]
 
 
-def _about(kind: AdapterKind) -> JsonObject:
+def _kind_for_page(kind: AdapterKind) -> JsonObject:
     """What adapter.js needs to know about a type of adapter."""
     joint = issubclass(kind.args, LycorisArgs)
     return {
@@ -83,7 +83,7 @@ def _about(kind: AdapterKind) -> JsonObject:
     }
 
 
-def _field(option: Option, given: Mapping[str, str], wrong: Mapping[str, MessageLike]) -> JsonObject:
+def _argument_field(option: Option, given: Mapping[str, str], wrong: Mapping[str, MessageLike]) -> JsonObject:
     """An argument as a field; a switch that is not set shows its default."""
     value = given.get(option.name, "")
     if option.type is bool and not wrong.get(option.name):
@@ -91,7 +91,7 @@ def _field(option: Option, given: Mapping[str, str], wrong: Mapping[str, Message
     return {
         "name": option.name,
         "label": option.label,
-        "help": sentence(option.help),
+        "help": as_sentence(option.help),
         "type": "switch" if option.type is bool else "text",
         "value": value,
         "default": str(option.default).lower() if option.type is bool else "",
@@ -102,7 +102,11 @@ def _field(option: Option, given: Mapping[str, str], wrong: Mapping[str, Message
 
 def _block_names(kind: AdapterKind) -> set[str]:
     """The arguments that select the trained blocks."""
-    return {name for name in (*kind.layer_names, *_about(kind)["blocks"]) if "block" in name or name.endswith("weight")}
+    return {
+        name
+        for name in (*kind.layer_names, *_kind_for_page(kind)["blocks"])
+        if "block" in name or name.endswith("weight")
+    }
 
 
 def _preset(kind: AdapterKind, preset: LayerPreset, given: Mapping[str, str]) -> JsonObject:
@@ -120,15 +124,17 @@ def _preset(kind: AdapterKind, preset: LayerPreset, given: Mapping[str, str]) ->
     }
 
 
-def _groups(config: AdapterRun, kind: AdapterKind, args: Any, counts: Sequence[int] | None) -> list[JsonObject]:
+def _block_rows(config: AdapterRun, kind: AdapterKind, args: Any, counts: Sequence[int] | None) -> list[JsonObject]:
     """The picture of the model: rows of blocks, each with the factor of its learning rate, 0 for blocks that are not
     trained.
 
     Blocks that another argument excludes are locked: clicking cannot change them.
     """
-    groups = families.facts(config.family).blocks
+    groups = families.facts_of(config.family).blocks
     many = list(counts or (group.count for group in groups))
-    texts = {name: text for name, text in network_args.texts(config).items() if name in _block_names(kind)}
+    texts = {
+        name: text for name, text in network_args.network_args_as_text(config).items() if name in _block_names(kind)
+    }
     try:
         factors = args.chosen_blocks(many)
         alone = kind.args(**read_section(kind.args, Layer(texts, "network_args"), [])).chosen_blocks(many)

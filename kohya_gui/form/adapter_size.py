@@ -7,16 +7,16 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from library.check.isolated import environment, sent
+from library.check.isolated import environment_for_check, sent
 from library.config.json_types import JsonObject
-from library.config.problems import Message, read
+from library.config.problems import Message, problem_from_json
 from library.config.sections import AdapterRun
 from library.files import size_text
 
 MAX_SIZES = 64  # sizes
 UNKNOWN = "The size of this adapter is known once it trains."
-FAILED = "The size cannot be counted: run Check."
-MODEL = "pretrained_model_name_or_path"
+CANNOT_COUNT = "The size cannot be counted: run Check."
+MODEL_OPTION = "pretrained_model_name_or_path"
 
 
 class SizeProcess:
@@ -38,12 +38,12 @@ class SizeProcess:
                     del self._results[old]
             found = self._results[request]
         if "counts" in found:
-            self._counts[_model(config)] = found["counts"]
+            self._counts[_model_key(config)] = found["counts"]
         return _with_words(found)
 
     def counts(self, config: AdapterRun) -> Sequence[int] | None:
         """The blocks of a config's model by group, if they were counted already."""
-        return self._counts.get(_model(config))
+        return self._counts.get(_model_key(config))
 
     def _counted(self, request: str) -> JsonObject:
         for _ in range(2):  # the process may have ended since its start
@@ -56,7 +56,7 @@ class SizeProcess:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     encoding="utf-8",
-                    env=environment({}),
+                    env=environment_for_check({}),
                 )
             try:
                 if process.stdin and process.stdout:
@@ -65,17 +65,17 @@ class SizeProcess:
                     return dict(json.loads(process.stdout.readline()))
             except (OSError, ValueError):
                 process.kill()
-        return {"why": FAILED}
+        return {"why": CANNOT_COUNT}
 
 
-def _model(config: AdapterRun) -> str:
-    return json.dumps([config.script, getattr(config.model, MODEL, None)])
+def _model_key(config: AdapterRun) -> str:
+    return json.dumps([config.script, getattr(config.model, MODEL_OPTION, None)])
 
 
 def _with_words(found: JsonObject) -> JsonObject:
     """A result with its sentences for the page."""
     if "why" in found:
-        problem = read(found["why"]) if found["why"] else None
+        problem = problem_from_json(found["why"]) if found["why"] else None
         # Problems of an argument are shown below its field.
         return {"said": UNKNOWN if problem is None else "" if problem.place else problem.capitalized()}
     template = "{layers} layers learn: {parameters} parameters, a file of about {size}."

@@ -22,18 +22,18 @@ from kohya_gui.form.adapter_size import SizeProcess
 from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.server import allowed_folders, named_paths, paths
 from kohya_gui.server.json_api import ApiRequest, Handler
-from library.config.building import draft, missing
+from library.config.building import draft, find_missing
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, MessageLike, Problem, either
 from library.config.run_config import RunConfig
-from library.config.schema import options, values
+from library.config.schema import option_values, options_of
 from library.config.sections import AdapterRun
-from library.families.recognition import index_of, proposed_options, recognised
+from library.families.recognition import index_of, proposed_options, recognise_file
 from library.recipes import preset_files
 from library.runs import keys
 
-MODEL = "pretrained_model_name_or_path"
+MODEL_OPTION = "pretrained_model_name_or_path"
 
 
 class FormApi:
@@ -77,22 +77,22 @@ class FormApi:
                 wrong.setdefault(places[problem.option][1], problem.about.capitalized())
         config, adapters = form.lenient_config(given), None
         if isinstance(config, AdapterRun):
-            adapters = adapter.state(config, self.sizes.counts(config))
+            adapters = adapter.adapter_state(config, self.sizes.counts(config))
             for problem in adapter.adapter_problems(config):
                 wrong.setdefault(places[problem.option][1], problem.about.capitalized())
         typing = sent.text("typing")
-        paths_said = typed_paths.wrong(options(type(config)), given.values, self.roots, typing)
+        paths_said = typed_paths.find_path_problems(options_of(type(config)), given.values, self.roots, typing)
         for name, said in paths_said.items():
             wrong.setdefault(places[name][1], said.about.capitalized())
         ineffective = {
             places[name][1]: reason for name, reason in ineffective_options(config).items() if name in places
         }
-        known = [places[name][1] for name in keys.kept() if name in places]
-        model, none = self._model(form, given, typing == MODEL)
+        known = [places[name][1] for name in keys.stored_keys() if name in places]
+        model, none = self._model(form, given, typing == MODEL_OPTION)
         if none:
-            wrong.setdefault(places[MODEL][1], none.about.capitalized())
+            wrong.setdefault(places[MODEL_OPTION][1], none.about.capitalized())
         said = [*paths_said.values(), *filter(None, [none])]
-        allow = {str(one.about.capitalized()): folder for one in said if (folder := allowed_folders.asked(one))}
+        allow = {str(one.about.capitalized()): folder for one in said if (folder := allowed_folders.asked_folder(one))}
         return {
             "wrong": wrong,
             "ineffective": ineffective,
@@ -107,9 +107,9 @@ class FormApi:
 
     def _chosen(self, form: SettingsForm, given: Submission, config: RunConfig, model: JsonObject) -> str:
         """The base model as sent, if the tab can train it and its other files are there; otherwise ""."""
-        text, parts = str(given.values.get(MODEL) or ""), {part.option.name for part in form.parts}
-        is_model = bool(model.get("family")) or self._is_id(form, MODEL, text)
-        if not is_model or any(problem.option in parts for problem in missing(config)):
+        text, parts = str(given.values.get(MODEL_OPTION) or ""), {part.option.name for part in form.parts}
+        is_model = bool(model.get("family")) or self._is_id(form, MODEL_OPTION, text)
+        if not is_model or any(problem.option in parts for problem in find_missing(config)):
             return ""
         files = {name: str(given.values[name]) for name in parts if given.values.get(name)}
         there = (self._is_id(form, name, file) or self._is_there(file) for name, file in files.items())
@@ -120,27 +120,27 @@ class FormApi:
 
     def _is_there(self, text: str) -> bool:
         try:
-            return paths.inside(text, self.roots).exists()
+            return paths.allowed_path(text, self.roots).exists()
         except ConfigError:
             return False
 
     def _model(self, form: SettingsForm, given: Submission, is_typed: bool) -> tuple[JsonObject, Problem | None]:
         """The type of the base model's file, if the page may read it, or the problem with it."""
-        text = str(given.values.get(MODEL) or "").strip()
-        if not text or self._is_id(form, MODEL, text):
+        text = str(given.values.get(MODEL_OPTION) or "").strip()
+        if not text or self._is_id(form, MODEL_OPTION, text):
             return {}, None
         try:
-            path = paths.inside(text, self.roots, MODEL)
+            path = paths.allowed_path(text, self.roots, MODEL_OPTION)
         except ConfigError as error:
             problem = error.problems[0]
             is_begun = is_typed and typed_paths.may_become_right(text, problem, self.roots)
             return {}, None if is_begun else problem
         try:
             if not path.suffix and not path.exists():
-                raise ConfigError(Problem(MODEL, ": {path} does not exist", path=path))
+                raise ConfigError(Problem(MODEL_OPTION, ": {path} does not exist", path=path))
             if not path.is_dir():
-                path = paths.present(text, self.roots, (".safetensors",), MODEL)
-            found = recognised(path)
+                path = paths.existing_file(text, self.roots, (".safetensors",), MODEL_OPTION)
+            found = recognise_file(path)
         except ConfigError as error:
             is_begun = is_typed and not path.exists() and typed_paths.is_begun(path)
             return {}, None if is_begun else error.problems[0]
@@ -161,28 +161,28 @@ class FormApi:
         """The values of a preset, or the defaults, on top of the form; paths and names are kept."""
         form, given = self._heard(sent)
         known = form.configs[given.family]
-        right = values(form.lenient_config(given))  # mistakes elsewhere in the form do not prevent this
+        right = option_values(form.lenient_config(given))  # mistakes elsewhere in the form do not prevent this
         now = {name: value for name, value in right.items() if name in given.values}
         if sent.text("id") == start_preset.DEFAULTS:
-            config = draft(known, {name: now[name] for name in now if presets.is_own(options(known)[name])})
+            config = draft(known, {name: now[name] for name in now if presets.is_own(options_of(known)[name])})
             start = start_preset.bare(given.family)
             return {"fill": form.fill(config, start), "title": start["title"], "text": start["text"]}
         chosen, notes = self._chosen_preset(form, sent.text("id")), list[MessageLike]()
         if not chosen.is_profile:
-            config = start_preset.applied(chosen, form.configs[chosen.family], now, notes)
-            own = {name: value for name, value in values(config).items() if name in presets.OWN_NAMES}
-            situation = start_preset.Situation(recipes.of_model(type(config), own), sent.text("purpose"))
+            config = start_preset.apply_preset(chosen, form.configs[chosen.family], now, notes)
+            own = {name: value for name, value in option_values(config).items() if name in presets.OWN_NAMES}
+            situation = start_preset.Situation(recipes.model_values(type(config), own), sent.text("purpose"))
             start = self._start(form, chosen, situation)
-            config, _ = recipes.applied(config, config, situation.purpose, 0, 1)
+            config, _ = recipes.apply_recipe(config, config, situation.purpose, 0, 1)
             return {"fill": form.fill(config, start), "title": chosen.title, "text": start["text"], "notes": notes}
-        made = values(presets.apply(chosen, known, now, notes))
+        made = option_values(presets.apply(chosen, known, now, notes))
         # Whatever a profile does not set stays as typed, right or wrong.
         made = {name: value for name, value in made.items() if value != right[name]}
         fill = json.dumps({"family": given.family, "values": form.shown(given.family, made)})
         return {
             "fill": fill,
             "title": compile_summary.name(chosen),
-            "text": compile_summary.about(chosen),
+            "text": compile_summary.compiling_sentence(chosen),
             "profile": True,
             "notes": notes,
         }
@@ -193,7 +193,7 @@ class FormApi:
         chosen = self._chosen_preset(form, sent.text("id"))
         if chosen.is_profile or chosen.family != given.family:
             raise ConfigError("there is no such preset: load the page again")
-        model = recipes.of_model(form.configs[given.family], values(form.lenient_config(given)))
+        model = recipes.model_values(form.configs[given.family], option_values(form.lenient_config(given)))
         images, at_once = (
             recipes.number_of_images(sent.fields.get("images")),
             recipes.images_in_step({**given.values, **given.launch}),
@@ -208,38 +208,38 @@ class FormApi:
 
     def _start(self, form: SettingsForm, preset: preset_files.Preset, situation: start_preset.Situation) -> JsonObject:
         config, folder = form.configs[preset.family], start_preset.results(self.roots)
-        return start_preset.start(form.tab, preset, config, folder, "", situation)
+        return start_preset.preset_as_start(form.tab, preset, config, folder, "", situation)
 
     def choices(self, sent: ApiRequest) -> JsonObject:
         """The settings that can be compared."""
-        return {"choices": compare.choices(self.kinds[self._form(sent).tab])}
+        return {"choices": compare.comparable_configs(self.kinds[self._form(sent).tab])}
 
     def compare(self, sent: ApiRequest) -> JsonObject:
         """The options that differ between two settings."""
         form, given = self._heard(sent)
         chosen = [
-            compare.config_of(sent.text(which), lambda: form.collect(given)[0], self.roots)
+            compare.config_of_key(sent.text(which), lambda: form.collect(given)[0], self.roots)
             for which in ("first", "second")
         ]
         (one, first), (two, second) = chosen
-        return {"first": one, "second": two, "rows": compare.rows(first, second)}
+        return {"first": one, "second": two, "rows": compare.difference_rows(first, second)}
 
     def probe(self, sent: ApiRequest) -> JsonObject:
         """Start a probe."""
         form, given = self._heard(sent)
         config, _ = form.ready(given)
         paths.allow(config, self.roots)
-        return {"id": probe.start(config, {**given.launch})}
+        return {"id": probe.start_probe(config, {**given.launch})}
 
     def probing(self, sent: ApiRequest) -> JsonObject:
         """The progress of a probe, with its proposal as values of fields."""
         form, given = self._heard(sent)
-        found = probe.state(sent.text("id"))
+        found = probe.probe_state(sent.text("id"))
         return {**found, "fix": form.shown(given.family, found.get("best") or {})}
 
     def unprobe(self, sent: ApiRequest) -> JsonObject:
         """End a probe."""
-        probe.stop(sent.text("id"))
+        probe.stop_probe(sent.text("id"))
         return {}
 
     def prompts(self, sent: ApiRequest) -> JsonObject:
@@ -252,11 +252,11 @@ class FormApi:
 
     def captions(self, sent: ApiRequest) -> JsonObject:
         """Some captions of the form's images."""
-        return prompts.captions(*self._heard(sent), self.roots)
+        return prompts.some_captions(*self._heard(sent), self.roots)
 
     def datasets(self, sent: ApiRequest) -> JsonObject:
         """The form's data sets with their folders."""
-        return datasets.look(*self._heard(sent), self.roots)
+        return datasets.scan_form_datasets(*self._heard(sent), self.roots)
 
     def count_images(self, sent: ApiRequest) -> JsonObject:
         """How a training counts the images of each folder, and the number of steps."""
@@ -279,7 +279,7 @@ class FormApi:
 
     def forget(self, sent: ApiRequest) -> JsonObject:
         """Delete a stored token."""
-        keys.forget(sent.text("name"))
+        keys.forget_key(sent.text("name"))
         return {}
 
     def _form(self, sent: ApiRequest) -> SettingsForm:
@@ -300,7 +300,7 @@ def menu(tab: str, families: Mapping[str, str]) -> str:
     for family, members in groupby(preset_files.of_kind(tab, families), key=lambda preset: preset.family):
         made = "".join(
             f'<button type="button" class="preset" data-preset="{preset.id}"><b>{escape(preset.title)}</b>'
-            f"{_lines(start_preset.about(preset, gpu))}</button>"
+            f"{_preset_lines(start_preset.preset_sentence(preset, gpu))}</button>"
             for preset in members
         )
         groups += f'<section data-family="{family}"><h4>{escape(families[family])}</h4>{made}</section>'
@@ -311,7 +311,7 @@ def menu(tab: str, families: Mapping[str, str]) -> str:
     )
 
 
-def _lines(text: str) -> str:
+def _preset_lines(text: str) -> str:
     """What a preset sets, and below it what it needs; in separate pieces, as they are translated separately."""
     made = ""
     for line in text.split("; "):
@@ -322,5 +322,5 @@ def _lines(text: str) -> str:
 
 def secrets_of(config: RunConfig) -> dict[str, str | None]:
     """The tokens and keys in a form."""
-    known = options(type(config))
+    known = options_of(type(config))
     return {name: getattr(getattr(config, known[name].section), name) for name in keys.ENVIRONMENT if name in known}

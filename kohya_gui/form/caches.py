@@ -8,17 +8,17 @@ from kohya_gui.form.form import SettingsForm
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from kohya_gui.tools.commands import job_status
-from library.check.isolated import environment
-from library.config.building import Layer, missing, read_layers
+from library.check.isolated import environment_for_check
+from library.config.building import Layer, find_missing, read_layers
 from library.config.formats import to_toml
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
-from library.config.schema import options
+from library.config.schema import options_of
 from library.files import write_atomic
 from library.jobs import job as jobs
 from library.runs import gpu_slots
 
-KIND = "caching"
+CACHING_KIND = "caching"
 BUTTON = '<button type="button" class="caches" data-kind="{kind}">Make this cache now</button>'
 # The option that stores such a cache on disk, and the options that are off while caching.
 WANTED: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -44,21 +44,29 @@ class CacheApi:
         form, kind = self.forms.get(sent.text("tab")), sent.text("kind")
         if form is None or kind not in WANTED:
             raise ConfigError("there is no such tab: load the page again")
-        given = form.parse_submission(sent.text("sent"))
-        known, (keeps, off) = options(form.configs[given.family]), WANTED[kind]
+        submission = form.parse_submission(sent.text("sent"))
+        known, (keeps, off) = options_of(form.configs[submission.family]), WANTED[kind]
         chosen = {keeps: True, **dict.fromkeys(off, False)}
-        values = {**given.values, **{name: value for name, value in chosen.items() if name in known}}
-        reading = read_layers(form.configs[given.family], [Layer(values)])
-        lacking = [one for one in missing(reading.config) if one.option != "output_dir"]
-        problems = [*reading.problems, *gpu_slots.problems(given.launch), *lacking]
+        values = {**submission.values, **{name: value for name, value in chosen.items() if name in known}}
+        reading = read_layers(form.configs[submission.family], [Layer(values)])
+        lacking = [one for one in find_missing(reading.config) if one.option != "output_dir"]
+        problems = [*reading.problems, *gpu_slots.find_launch_problems(submission.launch), *lacking]
         reading = paths.allowed(replace(reading, problems=problems), self.roots)
         if reading.problems:
             raise ConfigError(*reading.problems)
-        if working := [job.id for job in jobs.every(KIND) if job.active]:
+        if working := [job.id for job in jobs.jobs_of_kinds(CACHING_KIND) if job.active]:
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=working[0])
-        folder, config = jobs.new(KIND), reading.config
+        folder, config = jobs.new(CACHING_KIND), reading.config
         data = Path(config.data.train_data_dir or config.data.dataset_config or "images").name
         toml = write_atomic(folder / f"{data}-{config.script}.toml", to_toml(config))
-        launch = [f"--{name}={given.launch[name]}" for name in ("num_processes", "gpu_ids") if given.launch.get(name)]
-        launch += ["--cpu"] if given.launch.get("cpu") in (True, "true") else []
-        return job_status(jobs.start(KIND, ["cache", kind, str(toml), *launch], folder, environment(given.launch)))
+        launch = [
+            f"--{name}={submission.launch[name]}"
+            for name in ("num_processes", "gpu_ids")
+            if submission.launch.get(name)
+        ]
+        launch += ["--cpu"] if submission.launch.get("cpu") in (True, "true") else []
+        return job_status(
+            jobs.start_job(
+                CACHING_KIND, ["cache", kind, str(toml), *launch], folder, environment_for_check(submission.launch)
+            )
+        )

@@ -20,7 +20,7 @@ def compile_section() -> str:
     """The start of the section: the sentence and the profiles."""
     made = "".join(
         f'<button type="button" class="profile" data-preset="{preset.id}"><b>{escape(name(preset))}</b>'
-        f"<small>{escape(about(preset))}</small></button>"
+        f"<small>{escape(compiling_sentence(preset))}</small></button>"
         for preset in preset_files.profiles()
     )
     lines = '<p class="outlook" role="status"></p><p class="compile-log" hidden></p>'
@@ -32,7 +32,7 @@ def name(preset: preset_files.Preset) -> str:
     return preset.title.partition(", ")[2].capitalize() or preset.title
 
 
-def about(preset: preset_files.Preset) -> str:
+def compiling_sentence(preset: preset_files.Preset) -> str:
     """The sentence after the title."""
     rest = preset.sentence.partition(": ")[2]
     return rest[:1].upper() + rest[1:] if rest.split(",")[0].split(" ")[0].isalpha() else rest
@@ -59,7 +59,7 @@ def outlook(config: RunConfig) -> MessageLike:
             backend=options.compile_backend,
         )
     # Without a run on this machine, use the family's figures.
-    graphs, seconds, run = remembered(config) or (*families.compiling(config), "")
+    graphs, seconds, run = newest_compiling(config) or (*families.compiling_cost(config), "")
     if options.compile_scope == "model" and not run:
         return "One graph of the whole model, kept for next time; how long that takes is known after a first run."
     if compile_modes.tunes_kernels(options) and not run:
@@ -67,10 +67,10 @@ def outlook(config: RunConfig) -> MessageLike:
     when = Message("for each image size" if options.compile_dynamic == "false" else "once")
     basis = Message("as in {run}", run=run) if run else Message("an estimate")
     template = "{graphs}, about {time} {when}, kept for next time ({basis})."
-    return Message(template, graphs=counted(graphs, "graph"), time=duration(seconds), when=when, basis=basis)
+    return Message(template, graphs=counted(graphs, "graph"), time=rounded_duration(seconds), when=when, basis=basis)
 
 
-def remembered(config: RunConfig) -> tuple[int, float, str] | None:
+def newest_compiling(config: RunConfig) -> tuple[int, float, str] | None:
     """Graphs and seconds of the newest run that compiled the same family in the same way, and its id."""
     default = type(config.compile)()
     for run, made in _earlier(config.script):
@@ -93,7 +93,7 @@ def _earlier(script: str) -> Iterator[tuple[reader.RecordedRun, JsonObject]]:
             yield run, made
 
 
-def duration(seconds: float) -> Message:
+def rounded_duration(seconds: float) -> Message:
     """Seconds in words: 25 s, 3 min."""
     short = seconds < 90
     return Message("{count} s" if short else "{count} min", count=f"{seconds if short else seconds / 60:.0f}")

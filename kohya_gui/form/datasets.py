@@ -10,24 +10,24 @@ from html import escape
 from pathlib import Path
 
 from kohya_gui.form import kept_file
-from kohya_gui.form.form import SettingsForm, Submission, sentence
+from kohya_gui.form.form import SettingsForm, Submission, as_sentence
 from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest
 from library.config.dataset import DatasetConfig, drafted
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
 from library.config.run_config import RunConfig
-from library.config.schema import options
+from library.config.schema import options_of
 from library.curation import dataset_file, image_folders, shares, sources
 from library.curation.dataset_file import KNOWN, DatasetTable, FolderTable
 from library.files import clear_errors, write_atomic
 
-OPTION = "dataset_config"
-READ = (".toml", ".json")
+DATASET_OPTION = "dataset_config"
+DATASET_SUFFIXES = (".toml", ".json")
 MAX_FOLDERS = 500  # folders
 PATHS = ("image_dir", "conditioning_data_dir", "control_directory", "metadata_file")
-SECTIONS = ("data", "captions", "validation", "steps")  # sections that affect images and steps
-LABELS = {
+WATCHED_SECTIONS = ("data", "captions", "validation", "steps")  # sections that affect images and steps
+FIELD_LABELS = {
     "resolution": "Resolution",
     "batch_size": "Batch size",
     "enable_bucket": "Buckets",
@@ -61,10 +61,15 @@ PLACES = ("image_dir", "conditioning_data_dir", "control_directory")  # folders 
 def datasets_section(configs: Mapping[str, type]) -> str:
     """The part of the form that shows the images of a training; datasets.js fills it."""
     watched = sorted(
-        {name for config in configs.values() for name, option in options(config).items() if option.section in SECTIONS}
+        {
+            name
+            for config in configs.values()
+            for name, option in options_of(config).items()
+            if option.section in WATCHED_SECTIONS
+        }
     )
-    image_dir, repeats, *others = (_field(name) for name in dataset_file.OF_FOLDER)
-    settings = "".join(_field(name) for name in dataset_file.OF_DATASET)
+    image_dir, repeats, *others = (_folder_field_html(name) for name in dataset_file.OF_FOLDER)
+    settings = "".join(_folder_field_html(name) for name in dataset_file.OF_DATASET)
     endings = ",".join(("image/jpeg", "image/png", "image/webp", ".bmp", ".avif", ".txt", ".caption"))
     return (
         f'<div class="card datasets" data-options="{" ".join(watched)}"><div class="head"><h4>Image folders</h4>'
@@ -86,8 +91,8 @@ def datasets_section(configs: Mapping[str, type]) -> str:
     )
 
 
-def _field(name: str) -> str:
-    option, about = KNOWN[name], escape(sentence(KNOWN[name].help))
+def _folder_field_html(name: str) -> str:
+    option, about = KNOWN[name], escape(as_sentence(KNOWN[name].help))
     if option.type is bool:
         field = (
             f'<select data-set="{name}"><option value="">inherited</option><option value="true">yes</option>'
@@ -98,16 +103,15 @@ def _field(name: str) -> str:
         field = f'<input data-set="{name}"{mode} spellcheck="false" autocapitalize="off" autocomplete="off">'
     send = '<button type="button" class="send" data-row="send">Send images</button>' if name in PLACES[1:] else ""
     wide = " wide" if option.kind else ""
-    browse = picker.button(f"set-{name}", LABELS[name], option.kind)
-    return (
-        f'<div class="of{wide}" title="{about}"><label><span>{LABELS[name]}</span>{field}</label>{browse}{send}</div>'
-    )
+    browse = picker.browse_button(f"set-{name}", FIELD_LABELS[name], option.kind)
+    label = f"<label><span>{FIELD_LABELS[name]}</span>{field}</label>"
+    return f'<div class="of{wide}" title="{about}">{label}{browse}{send}</div>'
 
 
 # ---- showing
 
 
-def look(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
+def scan_form_datasets(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
     """The data sets of a form with their folders, as far as the page may read them. No image is opened."""
     config = form.lenient_config(given)
     data = config.data
@@ -115,9 +119,9 @@ def look(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonOb
         return {"groups": [], "file": "", "known": "", "problems": []}
     if not data.dataset_config:
         return _of_folders(config, roots)
-    path = paths.present(str(data.dataset_config), roots, READ, OPTION)
-    kept_file.check_size(path, OPTION)
-    known, tables = kept_file.state(path), dataset_file.read(path)
+    path = paths.existing_file(str(data.dataset_config), roots, DATASET_SUFFIXES, DATASET_OPTION)
+    kept_file.check_editable(path, DATASET_OPTION)
+    known, tables = kept_file.file_state(path), dataset_file.read_dataset_tables(path)
     datasets, problems = drafted(config)
     first = {dataset.table: dataset for dataset in reversed(datasets)}  # of a table with several sizes
     groups = [_group(table, first.get(at), roots) for at, table in enumerate(tables)]
@@ -127,14 +131,14 @@ def look(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonOb
 def _of_folders(config: RunConfig, roots: Sequence[Path]) -> JsonObject:
     _check_places(config, roots)
     dataset, problems = image_folders.found(config)
-    groups = [_group(table, dataset, roots) for table in dataset_file.described([dataset])]
-    flat = len(dataset.subsets) == 1 and image_folders.is_flat(config.data.train_data_dir)
+    groups = [_group(table, dataset, roots) for table in dataset_file.tables_of_datasets([dataset])]
+    flat = len(dataset.subsets) == 1 and image_folders.is_flat_folder(config.data.train_data_dir)
     return {"groups": groups, "file": "", "known": "", "flat": flat, "problems": problems}
 
 
 def _group(table: DatasetTable, dataset: DatasetConfig | None, roots: Sequence[Path]) -> JsonObject:
     """A data set for the page: its own values, and the defaults of its empty fields."""
-    known = {sources.source(subset): subset for subset in dataset.subsets} if dataset else {}
+    known = {sources.source_of_subset(subset): subset for subset in dataset.subsets} if dataset else {}
     rows = []
     for one in table.folders:
         source = one.texts.get("metadata_file") or one.texts.get("image_dir") or ""
@@ -146,17 +150,17 @@ def _group(table: DatasetTable, dataset: DatasetConfig | None, roots: Sequence[P
                 "texts": one.texts,
                 "shown": shown,
                 "source": source,
-                "images": _images(one.texts.get("image_dir", ""), roots),
+                "images": _count_folder_images(one.texts.get("image_dir", ""), roots),
             }
         )
     shown = dataset_file.inherited(dataset, table.texts) if dataset else {}
     return {"at": table.at, "texts": table.texts, "shown": shown, "rows": rows}
 
 
-def _images(folder: str, roots: Sequence[Path]) -> int | None:
+def _count_folder_images(folder: str, roots: Sequence[Path]) -> int | None:
     """The number of images in a folder; None if the page may not read it, or it does not exist."""
     try:
-        return image_folders.count(paths.folder(folder, roots))
+        return image_folders.count_images(paths.existing_folder(folder, roots))
     except (ConfigError, OSError):
         return None
 
@@ -169,21 +173,21 @@ def count_images(form: SettingsForm, given: Submission, roots: Sequence[Path]) -
     processes = str(given.launch.get("num_processes", ""))
     world = int(processes) if re.fullmatch("[1-9][0-9]{0,3}", processes) else 1
     try:
-        return shares.counted(config, lambda path: _may(path, roots, outside), world)
+        return shares.count_by_folder(config, lambda path: _may(path, roots, outside), world)
     except ConfigError as error:
         raise ConfigError(*(outside or error.problems)) from None
 
 
 def _check_places(config: RunConfig, roots: Sequence[Path]) -> None:
     """Raise ConfigError for images in folders that the page may not read."""
-    for name in ("train_data_dir", "reg_data_dir", "in_json", OPTION):
+    for name in ("train_data_dir", "reg_data_dir", "in_json", DATASET_OPTION):
         if text := getattr(config.data, name):
-            paths.inside(str(text), roots, name)
+            paths.allowed_path(str(text), roots, name)
 
 
 def _may(path: str, roots: Sequence[Path], outside: list[Problem]) -> bool:
     try:
-        paths.inside(path, roots, "image_dir")
+        paths.allowed_path(path, roots, "image_dir")
     except ConfigError as error:
         outside += error.problems
         return False
@@ -201,31 +205,35 @@ def save_datasets(form: SettingsForm, given: Submission, sent: ApiRequest, roots
     """
     named = sent.text("file").strip()
     new = form.lenient_config(given)
-    path = paths.file(named, roots, READ, OPTION) if named else kept_file.free(place_of(new, roots))
+    path = (
+        paths.file(named, roots, DATASET_SUFFIXES, DATASET_OPTION)
+        if named
+        else kept_file.free_path(dataset_file_place(new, roots))
+    )
     before: list[DatasetTable] = []
     if named:
-        kept_file.check_size(path, OPTION)
-        kept_file.check_unchanged(path, sent.text("known"), OPTION)
-        before = dataset_file.read(path)
-    wanted = _tables(sent.fields.get("groups"))
+        kept_file.check_editable(path, DATASET_OPTION)
+        kept_file.check_unchanged(path, sent.text("known"), DATASET_OPTION)
+        before = dataset_file.read_dataset_tables(path)
+    wanted = _sent_tables(sent.fields.get("groups"))
     if not any(one.folders for one in wanted):
-        raise ConfigError(Problem(OPTION, ": name a folder of images"))
+        raise ConfigError(Problem(DATASET_OPTION, ": name a folder of images"))
     there = {(one.at, inner.at): inner.texts for one in before for inner in one.folders}
     for one in wanted:
         for inner in one.folders:
             known = there.get((one.at, inner.at), {})
             for name in PATHS:
                 if (text := inner.texts.get(name, "")) and text != known.get(name):
-                    paths.inside(text, roots, name)
-        one.folders = [made for inner in one.folders for made in image_folders.named(inner)]
+                    paths.allowed_path(text, roots, name)
+        one.folders = [made for inner in one.folders for made in image_folders.read_folder_name(inner)]
     text = dataset_file.written(path, [one for one in wanted if one.folders])
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
-    return {"file": str(path), "known": kept_file.state(path), "said": Message("Saved in {path}.", path=path)}
+    return {"file": str(path), "known": kept_file.file_state(path), "said": Message("Saved in {path}.", path=path)}
 
 
-def _tables(sent: object) -> list[DatasetTable]:
+def _sent_tables(sent: object) -> list[DatasetTable]:
     """The tables that the page sent, without anything of another shape."""
     if not isinstance(sent, list) or len(sent) > MAX_FOLDERS:
         raise ConfigError(NOT_OF_THE_PAGE)
@@ -234,12 +242,12 @@ def _tables(sent: object) -> list[DatasetTable]:
         rows = one.get("rows") if isinstance(one, dict) else None
         if not isinstance(rows, list) or len(rows) > MAX_FOLDERS or not all(isinstance(row, dict) for row in rows):
             raise ConfigError(NOT_OF_THE_PAGE)
-        inner = [FolderTable(_texts(row, dataset_file.OF_FOLDER), _place(row)) for row in rows]
-        made.append(DatasetTable(_texts(one, dataset_file.OF_DATASET), inner, _place(one)))
+        inner = [FolderTable(_sent_texts(row, dataset_file.OF_FOLDER), _table_position(row)) for row in rows]
+        made.append(DatasetTable(_sent_texts(one, dataset_file.OF_DATASET), inner, _table_position(one)))
     return made
 
 
-def _texts(sent: JsonObject, names: Sequence[str]) -> dict[str, str]:
+def _sent_texts(sent: JsonObject, names: Sequence[str]) -> dict[str, str]:
     found = sent.get("texts")
     if not isinstance(found, dict) or not all(
         name in names and isinstance(text, str) and text.isprintable() and len(text) <= paths.MAX_PATH_LENGTH
@@ -249,15 +257,15 @@ def _texts(sent: JsonObject, names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _place(sent: JsonObject) -> int | None:
+def _table_position(sent: JsonObject) -> int | None:
     at = sent.get("at")
     if at is not None and (not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < MAX_FOLDERS):
         raise ConfigError(NOT_OF_THE_PAGE)
     return at
 
 
-def place_of(config: RunConfig, roots: Sequence[Path], is_at_home: bool = False) -> Path:
+def dataset_file_place(config: RunConfig, roots: Sequence[Path], is_at_home: bool = False) -> Path:
     """The default place of a training's dataset file: beside its result, or in a folder of the user's home."""
     folder = kept_file.at_home(roots) if is_at_home else kept_file.beside_result(config, roots)
     name = f"{config.save.output_name or 'images'}-dataset.toml"
-    return paths.file(str(folder / name), roots, READ, "output_dir")
+    return paths.file(str(folder / name), roots, DATASET_SUFFIXES, "output_dir")

@@ -10,8 +10,8 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.jobs import job as jobs
 
-KIND = "demo"
-FOLDER = ("kohya", "demo")  # below the first root
+DEMO_KIND = "demo"
+DEMO_FOLDER = ("kohya", "demo")  # below the first root
 
 
 class DemoApi:
@@ -28,16 +28,16 @@ class DemoApi:
     def begin(self, sent: ApiRequest) -> JsonObject:
         """Create the demo's model and images for a tab and a family, in a separate process."""
         script = self._script(sent)
-        folder = paths.inside(str(self.roots[0].joinpath(*FOLDER)), self.roots, "folder")
-        if busy := next((job for job in jobs.every(KIND) if job.active), None):
+        folder = paths.allowed_path(str(self.roots[0].joinpath(*DEMO_FOLDER)), self.roots, "folder")
+        if busy := next((job for job in jobs.jobs_of_kinds(DEMO_KIND) if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
         family = sent.text("family")
-        job = jobs.start(KIND, ["demo", "--no-train", f"--family={family}", f"--out={folder}"])
+        job = jobs.start_job(DEMO_KIND, ["demo", "--no-train", f"--family={family}", f"--out={folder}"])
         return {"id": job.id, "script": script}
 
     def state(self, sent: ApiRequest) -> JsonObject:
         """The progress, and finally the path of the config."""
-        job, script = jobs.find(sent.text("id")), self._script(sent)
+        job, script = jobs.find_job(sent.text("id")), self._script(sent)
         if job.active:
             return {"state": "running"}
         if job.state != "finished":

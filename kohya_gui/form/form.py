@@ -20,18 +20,20 @@ from kohya_gui.form.sections import GROUPS
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import picker
 from library import families
-from library.config.building import Layer, Reading, build, draft, missing, read_layers
+from library.config.building import Layer, Reading, build_config, draft, find_missing, read_layers
 from library.config.command import Launch
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem, either
 from library.config.run_config import RunConfig
-from library.config.schema import changed, flat, options, section_options, values
+from library.config.schema import changed, flatten_sections, option_values, options_of, section_options
 from library.config.values import Option
 from library.runs import gpu_slots
 
 NOT_SET = "not set"
 STANDS = "dataset_config"  # replaces fields that are required without it
-LAUNCH = {name: option for name, option in section_options(Launch, "distributed").items() if name != "mixed_precision"}
+LAUNCH_FIELDS = {
+    name: option for name, option in section_options(Launch, "distributed").items() if name != "mixed_precision"
+}
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class SettingsForm:
         ("images"), or last among them ("basics"), and `below` is HTML below an option."""
         self.tab, self.families, self.configs, self.basics, self.extra = tab, families, configs, basics, extra
         self.below = below
-        self.fields = fields(configs)
+        self.fields = form_fields(configs)
         self.required = {family: _wanted(config) for family, config in configs.items()}
         every = configs.values()
         self.replaced = set().union(*self.required.values()) - set().union(
@@ -108,7 +110,7 @@ class SettingsForm:
     def collect(self, given: Submission) -> tuple[Any, list[MessageLike]]:
         """A form -> a checked config and notes about it. Raises ConfigError with every problem."""
         notes: list[MessageLike] = []
-        return build(self.configs[given.family], given.values, notes=notes), notes
+        return build_config(self.configs[given.family], given.values, notes=notes), notes
 
     def ready(self, given: Submission) -> tuple[Any, list[Problem]]:
         """Like `collect`, for a training about to start: missing required fields are problems, too."""
@@ -120,16 +122,16 @@ class SettingsForm:
     def reading(self, given: Submission) -> Reading[Any]:
         """The reading of a form for a training about to start, with all its problems."""
         reading = read_layers(self.configs[given.family], [Layer(given.values)])
-        problems = [*reading.problems, *gpu_slots.problems(given.launch)]
+        problems = [*reading.problems, *gpu_slots.find_launch_problems(given.launch)]
         # A field with a mistake is not missing as well.
         named = reading.wrong.union(*(problem.options for problem in problems))
-        problems += [problem for problem in missing(reading.config) if problem.option not in named]
+        problems += [problem for problem in find_missing(reading.config) if problem.option not in named]
         return replace(reading, problems=problems)
 
     def lenient_config(self, given: Submission) -> Any:
         """The config of all values that are valid by themselves, even if they contradict each other; others are not
         set."""
-        known, read = options(self.configs[given.family]), {}
+        known, read = options_of(self.configs[given.family]), {}
         for name, value in given.values.items():
             if name in known:
                 with contextlib.suppress(ConfigError):
@@ -139,7 +141,7 @@ class SettingsForm:
     def wrong(self, given: Submission) -> list[Problem]:
         """All mistakes in filled-in fields; empty fields are no mistakes yet."""
         reading = read_layers(self.configs[given.family], [Layer(given.values)])
-        return [*reading.problems, *gpu_slots.problems(given.launch)]
+        return [*reading.problems, *gpu_slots.find_launch_problems(given.launch)]
 
     # ---- to the browser
 
@@ -147,23 +149,23 @@ class SettingsForm:
         """A config -> a value for every field of its family, in the shape that page.js expects. `start` names it and
         has the values from which the form marks changes; without it the form's start stays. `named` are options that
         the config's file sets, possibly to their defaults: they carry over to other families."""
-        filled: JsonObject = {"family": config.family, "values": self.shown(config.family, values(config))}
-        given = sorted({*named, *flat(changed(config))} & filled["values"].keys())
+        filled: JsonObject = {"family": config.family, "values": self.shown(config.family, option_values(config))}
+        given = sorted({*named, *flatten_sections(changed(config))} & filled["values"].keys())
         return json.dumps({**filled, "start": dict(start), "given": given} if start else filled, default=str)
 
     def shown(self, family: str, given: JsonMapping) -> dict[str, bool | str]:
         """Values by option name, as fields hold them."""
-        known = options(self.configs[family])
+        known = options_of(self.configs[family])
         return {name: shown_value(known[name], value) for name, value in given.items() if name in known}
 
     def shown_launch(self, given: JsonMapping) -> dict[str, bool | str]:
         """Values of launch settings as fields hold them."""
-        return {name: shown_value(LAUNCH[name], value) for name, value in given.items()}
+        return {name: shown_value(LAUNCH_FIELDS[name], value) for name, value in given.items()}
 
     def places(self, family: str) -> dict[str, tuple[str, str]]:
         """The place of each option on the page: its label and its element's id."""
         placed = {f.option.name: (f.option.label, self._id(f)) for f in self.fields if family in f.families}
-        return placed | {name: (option.label, f"{self.tab}-{name}") for name, option in LAUNCH.items()}
+        return placed | {name: (option.label, f"{self.tab}-{name}") for name, option in LAUNCH_FIELDS.items()}
 
     def markup(self, starts: Mapping[str, Any] = {}) -> str:
         """The whole form as HTML; `starts` are its initial values by family."""
@@ -222,9 +224,9 @@ class SettingsForm:
             return ""
         inside = self.extra.get(section, "") + "".join(self._field(f) for f in members)
         if section == "distributed":
-            members += [FormField(option, tuple(self.configs)) for option in LAUNCH.values()]
+            members += [FormField(option, tuple(self.configs)) for option in LAUNCH_FIELDS.values()]
             inside += "".join(
-                self._field(FormField(option, tuple(self.configs)), launch=True) for option in LAUNCH.values()
+                self._field(FormField(option, tuple(self.configs)), launch=True) for option in LAUNCH_FIELDS.values()
             )
         panel = f"{self.tab}-section-{section}"
         # Why: docs/decisions/2026-11-20-family-switch-is-css.md
@@ -268,7 +270,7 @@ class SettingsForm:
         text = (
             Message("Not usable yet: {pending}.", pending=field.pending)
             if field.pending
-            else Message(sentence(option.help, option.choices))
+            else Message(as_sentence(option.help, option.choices))
         )
         about = f'<small id="{element}-help"{data(text)}>{escape(str(text))}</small>'
         if option.type is bool:
@@ -277,14 +279,14 @@ class SettingsForm:
             return f'<div class="{classes} check"{shown}>{label}{about}{self.below.get(option.name, "")}</div>'
         return (
             f'<div class="{classes}"{shown}><label for="{element}">{escape(option.label)}</label>'
-            f"{control(option, facts)}{picker.button(option.name, option.label, option.kind)}{about}"
+            f"{control(option, facts)}{picker.browse_button(option.name, option.label, option.kind)}{about}"
             f"{self.below.get(option.name, '')}</div>"
         )
 
 
 def defaults_title(family: str) -> str:
     """The title of a family's defaults."""
-    return "sd-scripts' defaults" if families.facts(family).has_sd_scripts_defaults else "Defaults"
+    return "sd-scripts' defaults" if families.facts_of(family).has_sd_scripts_defaults else "Defaults"
 
 
 def condition(shown_with: Mapping[str, Iterable[str]]) -> str:
@@ -293,16 +295,16 @@ def condition(shown_with: Mapping[str, Iterable[str]]) -> str:
 
 
 def _wanted(config: type, given: Mapping[str, Any] = {}) -> set[str]:
-    return {problem.option for problem in missing(build(config, given))}
+    return {problem.option for problem in find_missing(build_config(config, given))}
 
 
-def fields(configs: Mapping[str, type]) -> list[FormField]:
+def form_fields(configs: Mapping[str, type]) -> list[FormField]:
     """The fields for these families, in the order of declaration."""
     faces: dict[Any, FormField] = {}
-    names = dict.fromkeys(name for config in configs.values() for name in options(config))
+    names = dict.fromkeys(name for config in configs.values() for name in options_of(config))
     for name in names:
         for family, config in configs.items():
-            if not (option := options(config).get(name)):
+            if not (option := options_of(config).get(name)):
                 continue
             reason = config.pending.get(name, "")
             looks = (option.label, option.help, option.default, option.choices, condition(option.shown_with))
@@ -361,7 +363,7 @@ def as_text(value: bool | str) -> str:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def sentence(text: str, names: Iterable[Any] = ()) -> str:
+def as_sentence(text: str, names: Iterable[Any] = ()) -> str:
     """A help text with a capital first letter and a final full stop, unless it begins with a sign or name."""
     first = text.split(" ", 1)[0].rstrip(",:")
     start = text[:1].upper() + text[1:] if first.isalpha() and first.islower() and first not in names else text

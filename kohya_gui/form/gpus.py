@@ -10,11 +10,11 @@ CHOOSER = (
 )
 
 
-def listing() -> list[JsonObject]:
+def list_gpus() -> list[JsonObject]:
     """Each GPU that trainings on this computer may use, with its memory in GiB and its user; empty without a GPU."""
     devices = [device for device in gpu_slots.devices() if device != gpu_slots.CPU]
     known = {gpu.index: gpu for gpu in (machine.GPUS.now() or machine.GPUS.known())} if devices else {}
-    users = dict.fromkeys(gpu_slots.held(), "Another job")
+    users = dict.fromkeys(gpu_slots.held_devices(), "Another job")
     for run in reader.runs():
         if run.active and run.is_here:  # a run started in a shell may use any of them
             users |= dict.fromkeys(run.facts.get("devices") or devices, run.facts.get("output_name") or run.id)

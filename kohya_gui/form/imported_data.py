@@ -7,12 +7,12 @@ from pathlib import Path
 from kohya_gui.form import datasets, kept_file
 from library import importers
 from library.config.json_types import JsonMapping
-from library.config.outside_files import read_text
+from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError, MessageLike
 from library.config.run_config import RunConfig
 from library.files import clear_errors, write_atomic
 
-OPTION = "dataset_config"
+DATASET_OPTION = "dataset_config"
 REPLACED = ("train_data_dir", "reg_data_dir", "in_json")  # by a dataset file
 
 
@@ -29,25 +29,25 @@ def only_data(found: JsonMapping, path: Path) -> ConvertedData | None:
     try:
         importers.refuse_data(found, path)
     except ConfigError:
-        if importers.is_dataset(found):
-            text, notes = importers.dataset(found)
+        if importers.is_foreign_dataset(found):
+            text, notes = importers.convert_foreign_dataset(found)
             return ConvertedData(text, tuple(notes))
     return None
 
 
-def write_new(text: str, config: RunConfig, roots: Sequence[Path]) -> Path:
+def write_imported_data(text: str, config: RunConfig, roots: Sequence[Path]) -> Path:
     """Save a dataset file beside the result of a training, or below the first root if the page may not write there.
 
     No file is overwritten; an existing file with the same contents is used again.
     """
     try:
-        return _written(text, datasets.place_of(config, roots))
+        return _write_data_file(text, datasets.dataset_file_place(config, roots))
     except ConfigError:  # such as a folder of another computer
-        return _written(text, datasets.place_of(config, roots, is_at_home=True))
+        return _write_data_file(text, datasets.dataset_file_place(config, roots, is_at_home=True))
 
 
-def _written(text: str, wanted: Path) -> Path:
-    path = next(one for one in kept_file.numbered(wanted) if not one.exists() or _holds(one, text))
+def _write_data_file(text: str, wanted: Path) -> Path:
+    path = next(one for one in kept_file.numbered_paths(wanted) if not one.exists() or _file_has_text(one, text))
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -55,8 +55,8 @@ def _written(text: str, wanted: Path) -> Path:
     return path
 
 
-def _holds(path: Path, text: str) -> bool:
+def _file_has_text(path: Path, text: str) -> bool:
     try:
-        return path.is_file() and read_text(path) == text
+        return path.is_file() and read_outside_text(path) == text
     except (ConfigError, OSError):
         return False

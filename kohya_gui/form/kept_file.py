@@ -11,19 +11,19 @@ from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 
 
-def state(path: Path) -> str:
+def file_state(path: Path) -> str:
     """A hash of a file's contents, which changes if another visitor or program edits it; "" if there is no file."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
 
 
 def check_unchanged(path: Path, known: str, option: str) -> None:
     """Raise ConfigError unless a file still has the `state` that is `known`."""
-    if known != state(path):
+    if known != file_state(path):
         template = ": {path} was changed elsewhere meanwhile; load the page again to see what it holds now"
         raise ConfigError(Problem(option, template, path=path))
 
 
-def check_size(path: Path, option: str) -> None:
+def check_editable(path: Path, option: str) -> None:
     """Raise ConfigError for anything that is not a file, or a file far too large to be written by hand."""
     if not path.is_file() or path.stat().st_size > paths.MAX_CONFIG_BYTES:
         raise ConfigError(Problem(option, ": {path} is no such file, or far too large for one", path=path))
@@ -44,12 +44,12 @@ def at_home(roots: Sequence[Path]) -> Path:
     return next((root for root in roots if root.is_dir()), roots[0]) / "kohya"
 
 
-def free(path: Path) -> Path:
+def free_path(path: Path) -> Path:
     """This path, or the first numbered one that does not exist."""
-    return next(one for one in numbered(path) if not one.exists())
+    return next(one for one in numbered_paths(path) if not one.exists())
 
 
-def numbered(path: Path) -> Iterator[Path]:
+def numbered_paths(path: Path) -> Iterator[Path]:
     """This path, and then with numbers from 2 behind its name."""
     yield path
     for number in count(2):

@@ -9,15 +9,24 @@ from pathlib import Path
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import allowed_folders
 from library.config.json_types import JsonMapping
-from library.config.problems import FLAG, Message, MessageLike, Problem, counted, ngettext, option_values, read
+from library.config.problems import (
+    FLAG,
+    Message,
+    MessageLike,
+    Problem,
+    counted,
+    ngettext,
+    option_values,
+    problem_from_json,
+)
 from library.importers.result import TO_FIX
 
 Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
 Fix = Callable[[Problem], Mapping[str, bool | str]]  # a problem -> values of fields that fix it
 
-INEFFECTIVE = "ineffective"  # the code of a problem about an option without effect
+INEFFECTIVE_CODE = "ineffective"  # the code of a problem about an option without effect
 OTHER_TAB = "other_tab"  # the code of the problem of a config for another tab, with that tab's id and title
-MARKS = {"ok": "✓", "hint": "!", "bad": "✗"}
+VERDICT_SIGNS = {"ok": "✓", "hint": "!", "bad": "✗"}
 
 AWAY = '<button type="button" class="away" aria-label="Close">✕</button>'
 
@@ -39,41 +48,42 @@ def good(text: MessageLike, notes: Iterable[MessageLike] = (), undo: bool = Fals
     return _message("good", fold, [text, more, *notes])
 
 
-def loaded(text: Message, found: Sequence[Problem], places: Places, fix: Fix, notes: Sequence[MessageLike]) -> str:
+def loaded_html(text: Message, found: Sequence[Problem], places: Places, fix: Fix, notes: Sequence[MessageLike]) -> str:
     """A config was loaded: its problems, one per line with the button that fixes it, and then notes."""
     if not found:
         return good(text, notes, undo=True)
-    listed, marks, shown = _lines(found, places, fix)
+    listed, marks, shown = _problem_lines(found, places, fix)
     notes = [_sentence(note) for note in notes]
     more = counted(len(notes), "note")
     rest = "".join(f"<li>{html.escape(str(note))}</li>" for note in notes)
     fold = f"<details><summary>{html.escape(str(more))}</summary><ul>{rest}</ul></details>" if notes else ""
-    title = _title(len(found))
+    title = _problems_title(len(found))
     head = f'<span>{html.escape(str(text))}</span> <b class="title">{html.escape(str(title))}</b>'
     back = ' <button type="button" class="undo">Undo</button>'
-    body = f"<details open><summary>{head}{back}</summary><ul>{listed}</ul>{fold}{_style(marks)}</details>"
+    body = f"<details open><summary>{head}{back}</summary><ul>{listed}</ul>{fold}{_field_marks_style(marks)}</details>"
     return _message("warn", body, [text, title, more, *shown, *notes], alert=True)
 
 
 def list_problems(found: Sequence[Problem], places: Places, fix: Fix = lambda problem: {}) -> str:
     """Problems to fix, one per line. Options that are on the page are named, marked, and linked to their fields."""
-    listed, marks, shown = _lines(found, places, fix)
-    title = _title(sum(one.code != OTHER_TAB for one in found))
-    return _box("bad", title, f"<ul>{listed}</ul>{_style(marks)}", shown, alert=True)
+    listed, marks, shown = _problem_lines(found, places, fix)
+    title = _problems_title(sum(one.code != OTHER_TAB for one in found))
+    return _box("bad", title, f"<ul>{listed}</ul>{_field_marks_style(marks)}", shown, alert=True)
 
 
-def _lines(found: Sequence[Problem], places: Places, fix: Fix) -> tuple[str, list[str], list[Message]]:
+def _problem_lines(found: Sequence[Problem], places: Places, fix: Fix) -> tuple[str, list[str], list[Message]]:
     """Problems as lines with their buttons, the elements to mark, and the texts shown."""
     listed, marks, shown = "", list[str](), list[Message]()
     for problem in found:
         said, element, text = _placed(problem, places)
         shown.append(text)
         marks += [f"#{element}"] if element else []
-        listed += f"<li>{said}{button(fix(problem), problem.code)}{_allow(problem)}{_elsewhere(problem)}</li>"
+        buttons = values_button(fix(problem), problem.code) + _allow_button(problem) + _other_tab_button(problem)
+        listed += f"<li>{said}{buttons}</li>"
     return listed, marks, shown
 
 
-def report(
+def report_html(
     found: JsonMapping,
     places: Places,
     fix: Callable[[JsonMapping], Mapping[str, bool | str]],
@@ -83,20 +93,20 @@ def report(
     `model_files` are the options whose files the dialog for base models finds and downloads."""
     listed, marks, shown = [], [], []
     for one in found["findings"]:
-        problem = read(one)
+        problem = problem_from_json(one)
         said, element, text = _placed(problem, places)
         shown.append(text)
         marks += [f"#{element}"] if element and one["verdict"] == "bad" else []
         listed.append(
-            f'<li class="{one["verdict"]}"><i aria-hidden="true">{MARKS[one["verdict"]]}</i>'
+            f'<li class="{one["verdict"]}"><i aria-hidden="true">{VERDICT_SIGNS[one["verdict"]]}</i>'
             f"<b>{html.escape(one['topic'])}</b>"
-            f"<span>{said}{button(fix(one), one['code'])}{_allow(problem)}</span></li>"
+            f"<span>{said}{values_button(fix(one), one['code'])}{_allow_button(problem)}</span></li>"
         )
     wrong = [one for one in found["findings"] if one["verdict"] == "bad"]
     failed = bool(found.get("failed"))
-    title = _title(len(wrong)) if wrong else "The check itself failed" if failed else "No problems found"
-    body = f'<ul class="findings">{"".join(listed)}</ul>{_style(marks)}'
-    body += MODELS if any(read(one).option in model_files for one in wrong) else ""
+    title = _problems_title(len(wrong)) if wrong else "The check itself failed" if failed else "No problems found"
+    body = f'<ul class="findings">{"".join(listed)}</ul>{_field_marks_style(marks)}'
+    body += MODELS if any(problem_from_json(one).option in model_files for one in wrong) else ""
     body += PROBE if not wrong and not failed else ""
     kind = "bad early" if found.get("early") else "bad" if wrong or failed else "good"
     return _box(kind, title, body, shown, alert=bool(wrong) or failed)
@@ -136,11 +146,11 @@ MODELS = (
 )
 
 
-def button(values: Mapping[str, bool | str], code: str = "") -> str:
+def values_button(values: Mapping[str, bool | str], code: str = "") -> str:
     """The button that puts values into the form; for an ineffective option (`code`) it resets the option."""
     if not values:
         return ""
-    if code == INEFFECTIVE:
+    if code == INEFFECTIVE_CODE:
         names = html.escape(" ".join(values))
         return f' <button type="button" class="fix" data-leave="{names}"><span>Leave it out</span></button>'
     said = option_values({name: as_word(value) for name, value in values.items()})
@@ -149,15 +159,15 @@ def button(values: Mapping[str, bool | str], code: str = "") -> str:
     return f' <button type="button" class="fix" data-fix="{given}"{data(said)}>{shown}</button>'
 
 
-def _allow(problem: Problem) -> str:
+def _allow_button(problem: Problem) -> str:
     """The button that allows the folder or the code that a problem asks about."""
-    folder = allowed_folders.asked(problem)
+    folder = allowed_folders.asked_folder(problem)
     words = "Allow this code" if folder.startswith(allowed_folders.CODE) else "Allow this folder"
     given = f'class="allow" data-allow="{html.escape(folder)}"'
     return f' <button type="button" {given}>{words}</button>' if folder else ""
 
 
-def _elsewhere(problem: Problem) -> str:
+def _other_tab_button(problem: Problem) -> str:
     """The button that loads a config in the tab that it belongs to."""
     if problem.code != OTHER_TAB:
         return ""
@@ -185,17 +195,17 @@ def _placed(problem: Problem, places: Places) -> tuple[str, str, Message]:
     )
 
 
-def _title(wrong: int) -> Message:
+def _problems_title(wrong: int) -> Message:
     return ngettext("{count} problem to fix", "{count} problems to fix", wrong)
 
 
-def _style(marks: list[str]) -> str:
+def _field_marks_style(marks: list[str]) -> str:
     """Mark the fields that a message is about, until they are edited."""
     chosen = ", ".join(f"{mark}:not(.mended)" for mark in marks)
     return f"<style>{chosen} {{ border-color: var(--bad) !important }}</style>" if marks else ""
 
 
-def command(line: str, toml: str, file: tuple[Path, str, bool], notes: Iterable[MessageLike]) -> str:
+def command_html(line: str, toml: str, file: tuple[Path, str, bool], notes: Iterable[MessageLike]) -> str:
     """The command line and the config that it needs, each with a button that copies it.
 
     `file` is the path of the config, the script that uses it, and whether it exists.

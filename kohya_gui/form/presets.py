@@ -8,13 +8,13 @@ from typing import Any
 
 from kohya_gui.server import paths
 from library import importers
-from library.config.building import Layer, build, read_layers
+from library.config.building import Layer, build_config, read_layers
 from library.config.fixes import carried
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem, counted
 from library.config.run_config import RunConfig
-from library.config.schema import changed, flat, options, values
+from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.config.values import Option
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
@@ -38,14 +38,14 @@ def apply(preset: Preset, config: type, now: JsonMapping, notes: list[MessageLik
     still fits. What it cannot combine with the rest, it leaves out. If the package of the preset's optimizer does not
     work here, the nearest optimizer that does replaces it. `notes` say so.
     """
-    known = options(config)
+    known = options_of(config)
     if preset.is_profile:
         kept = {
             name: now[name] for name in known.keys() & now if name not in UNDONE and not is_of_compiling(known[name])
         }
         return _laid_over(kept, read_toml(preset.path), config, notes)
     kept = {name: value for name, value in now.items() if name in known and is_own(known[name])}
-    return build(config, {**kept, **_that_works(read_toml(preset.path), notes)}, preset.path.name, notes=[])
+    return build_config(config, {**kept, **_that_works(read_toml(preset.path), notes)}, preset.path.name, notes=[])
 
 
 def _laid_over(kept: JsonObject, profile: JsonObject, config: type, notes: list[MessageLike] | None) -> Any:
@@ -68,7 +68,7 @@ def _that_works(found: JsonObject, notes: list[MessageLike] | None) -> JsonObjec
     wanted = str(found.get("optimizer_type", ""))
     if not wanted or not (why := names.package_problem(wanted)):
         return found
-    other = names.nearest(wanted)
+    other = names.working_optimizer(wanted)
     if notes is not None:
         notes.append(
             Problem("optimizer_type", "is {other} here, as {wanted} {why}", other=other, wanted=wanted, why=why)
@@ -82,7 +82,7 @@ def chosen_profile(config: RunConfig) -> str:
     compiling is off."""
     if not (config.compile.compile or config.compile.compile_autotune):
         return ""
-    known, now = options(type(config)), values(config)
+    known, now = options_of(type(config)), option_values(config)
     compiling = {name for name, option in known.items() if is_of_compiling(option)}
     for preset in profiles():
         given = read_toml(preset.path)
@@ -94,13 +94,13 @@ def chosen_profile(config: RunConfig) -> str:
     return ""
 
 
-def fitting(path: Path, configs: Mapping[str, type], family: str, roots: Sequence[Path]) -> importers.Imported:
+def import_fitting(path: Path, configs: Mapping[str, type], family: str, roots: Sequence[Path]) -> importers.Imported:
     """Convert a config file like `kohya import`, to one of these families.
 
     A file that does not name its family gets the one on screen, `family`, unless another fits better. Raises
     ConfigError for files that cannot be parsed, and for another kind of training.
     """
-    made = imported(path, configs, family, roots)
+    made = import_config(path, configs, family, roots)
     if type(made.config) not in configs.values():
         raise ConfigError(
             "config file: {name} is for {title} ({trainer})",
@@ -111,7 +111,7 @@ def fitting(path: Path, configs: Mapping[str, type], family: str, roots: Sequenc
     return made
 
 
-def report(made: importers.Imported) -> list[MessageLike]:
+def import_notes(made: importers.Imported) -> list[MessageLike]:
     """What became of the keys of a config file, and its problems."""
     if made.program == importers.FLAT:
         return made.lines()
@@ -119,14 +119,14 @@ def report(made: importers.Imported) -> list[MessageLike]:
     return [Message(template, trainer=made.trainer, keys=counted(len(made.of("kept")), "key")), *made.lines()]
 
 
-def imported(path: Path, configs: Mapping[str, type], family: str, roots: Sequence[Path]) -> importers.Imported:
+def import_config(path: Path, configs: Mapping[str, type], family: str, roots: Sequence[Path]) -> importers.Imported:
     """Convert a config file like `kohya import`. If it fits several trainings, the result is one of `configs`,
     preferably of the family on screen. Files that it names are only read below `roots`. Raises ConfigError with file
     names without their folders, which an upload does not have."""
     preferred = [configs[name].script for name in sorted(configs, key=lambda name: name != family)]
     try:
         runs = {script: config_class(script) for script in RUNS}
-        return importers.load(path, runs, preferred=preferred, may_read=readable_below(roots))
+        return importers.import_file(path, runs, preferred=preferred, may_read=readable_below(roots))
     except ConfigError as error:
         shorter = (one.replaced(path=path.name) if "path" in one.arguments else one for one in error.problems)
         raise ConfigError(*shorter) from None
@@ -137,7 +137,7 @@ def readable_below(roots: Sequence[Path]) -> Callable[[Path], bool]:
 
     def may_read(path: Path) -> bool:
         try:
-            return bool(paths.inside(str(path), roots))
+            return bool(paths.allowed_path(str(path), roots))
         except ConfigError:
             return False
 
@@ -146,14 +146,16 @@ def readable_below(roots: Sequence[Path]) -> Callable[[Path], bool]:
 
 def base(path: Path, roots: Sequence[Path]) -> JsonObject:
     """The fields of a kohya_ss JSON, which an export keeps if they mean nothing here; {} for other files."""
-    found = importers.parse(path)
+    found = importers.parse_file(path)
     if path.suffix.lower() != ".json" or not importers.of_others(found):
         return {}
-    made = importers.load(path, {script: config_class(script) for script in RUNS}, may_read=readable_below(roots))
+    made = importers.import_file(
+        path, {script: config_class(script) for script in RUNS}, may_read=readable_below(roots)
+    )
     return found if made.trainer.startswith("kohya_ss") else {}
 
 
-def seen(path: Path) -> str:
+def config_file_state(path: Path) -> str:
     """A hash of a file's contents, which changes if another visitor or program edits it."""
     return f"{path}\n{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
@@ -165,13 +167,13 @@ def save_config(path: Path, config: RunConfig, known: str) -> int:
         raise ConfigError(
             "config file: {path} exists already; load it first to write over it, or choose another name", path=path
         )
-    if path.exists() and known != seen(path):
+    if path.exists() and known != config_file_state(path):
         raise ConfigError(
             "config file: {path} was changed elsewhere meanwhile; load it again, or choose another name", path=path
         )
     with clear_errors(path):
         write_atomic(path, to_toml(config, comment(config)))
-    return len(flat(changed(config)))
+    return len(flatten_sections(changed(config)))
 
 
 def comment(config: RunConfig) -> str:

@@ -9,14 +9,14 @@ from typing import Any
 from kohya_gui.form import api, messages, presets
 from kohya_gui.server import named_paths, paths
 from kohya_gui.server.json_api import ApiRequest, Handler
-from library.config.building import build
-from library.config.command import command, printable
+from library.config.building import build_config
+from library.config.command import quote_command, training_command
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_toml, parse_toml
 from library.config.problems import ConfigError, Message, MessageLike
 from library.config.run_config import RunConfig
-from library.config.schema import flat, options, values
+from library.config.schema import flatten_sections, option_values, options_of
 from library.config.values import Option, expand_home, strip_pasted
 from library.families import config_class
 from library.runs import keys
@@ -37,11 +37,11 @@ class CommandPrinter:
         """Save the config of a printed command to its file, which must not exist yet."""
         path = paths.config_file(sent.text("path"), self.roots)
         try:
-            given = flat(parse_toml(sent.text("toml"), path.name))
+            given = flatten_sections(parse_toml(sent.text("toml"), path.name))
         except ConfigError:
             raise ConfigError("These settings cannot be read: press Print command again.") from None
-        config = build(config_class(sent.text("script")), given, path.name, notes=[])
-        if not holds(path, config):
+        config = build_config(config_class(sent.text("script")), given, path.name, notes=[])
+        if not trains_same(path, config):
             presets.save_config(path, config, "")
         return {"said": Message("Saved {path}.", path=path)}
 
@@ -51,9 +51,11 @@ def printed(
 ) -> str:
     """The command, its config, and whether the config is in its file already. Nothing is written."""
     path, is_there = standing(config, where, roots)
-    line = printable(command(path, config.script, **launch))
+    line = quote_command(training_command(path, config.script, **launch))
     remarks = [*notes, *surroundings(config)]
-    return messages.command(line, to_toml(config, presets.comment(config)), (path, config.script, is_there), remarks)
+    return messages.command_html(
+        line, to_toml(config, presets.comment(config)), (path, config.script, is_there), remarks
+    )
 
 
 def standing(config: RunConfig, where: str, roots: Sequence[Path]) -> tuple[Path, bool]:
@@ -72,18 +74,18 @@ def standing(config: RunConfig, where: str, roots: Sequence[Path]) -> tuple[Path
     for number in count(2):
         if not os.path.lexists(path):
             return path, False
-        if holds(path, config):
+        if trains_same(path, config):
             return path, True
         path = first.with_name(f"{first.stem}-{number}{first.suffix}")
     raise AssertionError("numbers do not end")
 
 
-def holds(path: Path, config: RunConfig) -> bool:
+def trains_same(path: Path, config: RunConfig) -> bool:
     """Whether this script with this file would train exactly this config. Tokens do not count."""
     try:
         if path.stat().st_size > paths.MAX_CONFIG_BYTES:
             return False
-        found = build(type(config), flat(load_toml(path)), path.name, notes=[])
+        found = build_config(type(config), flatten_sections(load_toml(path)), path.name, notes=[])
     except (ConfigError, OSError):
         return False
     return _open(found) == _open(config)
@@ -91,14 +93,14 @@ def holds(path: Path, config: RunConfig) -> bool:
 
 def _open(config: RunConfig) -> JsonObject:
     """The values of a config without its tokens."""
-    known = options(type(config))
-    return {name: value for name, value in values(config).items() if known[name].kind != "secret"}
+    known = options_of(type(config))
+    return {name: value for name, value in option_values(config).items() if known[name].kind != "secret"}
 
 
 def surroundings(config: RunConfig) -> list[Message]:
     """What a shell needs that Train provides: the folder that relative paths start from, and tokens."""
-    known = options(type(config))
-    found = [name for name, value in values(config).items() if _is_relative(known[name], value)]
+    known = options_of(type(config))
+    found = [name for name, value in option_values(config).items() if _is_relative(known[name], value)]
     template = "Run it in {folder}: the path of {options} is relative to it."
     if len(found) > 1:
         template = "Run it in {folder}: the paths of {options} are relative to it."
@@ -107,7 +109,7 @@ def surroundings(config: RunConfig) -> list[Message]:
         "wandb_api_key": config.log.log_with in ("wandb", "all"),
         "huggingface_token": config.hub.huggingface_repo_id,
     }
-    given = {**keys.kept(), **api.secrets_of(config)}
+    given = {**keys.stored_keys(), **api.secrets_of(config)}
     lacking = [keys.ENVIRONMENT[name] for name, value in given.items() if value and used[name]]
     return notes + [Message("Set {name} in that shell: tokens are in no config.", name=name) for name in lacking]
 

@@ -10,15 +10,15 @@ from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest
 from library import families
 from library.config.json_types import JsonObject
-from library.config.outside_files import read_text
+from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError, Message, Problem
 from library.curation.proposals import proposals
 from library.files import clear_errors, write_atomic
 from library.sampling import prompt_rows
 from library.sampling.prompts import SAMPLERS
 
-OPTION = "sample_prompts"
-READ = (".txt", ".toml", ".json")
+PROMPTS_OPTION = "sample_prompts"
+PROMPT_SUFFIXES = (".txt", ".toml", ".json")
 MAX_PROPOSED = 8  # captions proposed at once
 MAX_ROWS = 200  # rows
 # Fields of a row besides the prompts: name in the file, label, help.
@@ -56,7 +56,7 @@ def prompts_section(guided: bool = False) -> str:
         f'<label><span>Sampler</span><select data-prompt="sample_sampler"><option value="">as below</option>{samplers}'
         "</select></label>"
     )
-    numbers += "".join(_image(*image) for image in IMAGES)
+    numbers += "".join(_image_field_html(*image) for image in IMAGES)
     numbers += _file_field(*GUIDE) if guided else ""
     return (
         '<div class="prompts wide"><h4>Sample prompts</h4>'
@@ -74,9 +74,9 @@ def prompts_section(guided: bool = False) -> str:
     )
 
 
-def _image(name: str, label: str, about: str) -> str:
+def _image_field_html(name: str, label: str, about: str) -> str:
     """A field that names an image, for the families that take one."""
-    taking = [known for known in families.every() if name in known.prompt_images]
+    taking = [known for known in families.all_families() if name in known.prompt_images]
     shown_with: dict[str, tuple[str, ...]] = {}
     for option, values in (pair for known in taking for pair in known.prompt_images[name].items()):
         shown_with[option] = (*shown_with.get(option, ()), *values)
@@ -90,17 +90,17 @@ def _file_field(name: str, label: str, about: str, only: str = "", shown: str = 
     return (
         f'<label class="image{only}"{shown}><span>{label}</span>'
         f'<input data-prompt="{name}" spellcheck="false" autocomplete="off" title="{escape(about)}">'
-        f"{picker.button(name, label, 'file')}</label>"
+        f"{picker.browse_button(name, label, 'file')}</label>"
     )
 
 
 def load_rows(sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
     """The rows of a prompt file; none if it does not exist yet."""
-    path = paths.file(sent.text("file"), roots, READ, OPTION)
+    path = paths.file(sent.text("file"), roots, PROMPT_SUFFIXES, PROMPTS_OPTION)
     if not path.exists():
         return {"rows": [], "known": ""}
-    kept_file.check_size(path, OPTION)
-    return {"rows": prompt_rows.rows(path), "known": kept_file.state(path)}
+    kept_file.check_editable(path, PROMPTS_OPTION)
+    return {"rows": prompt_rows.prompt_rows_of_file(path), "known": kept_file.file_state(path)}
 
 
 def save_rows(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
@@ -111,23 +111,23 @@ def save_rows(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Se
     """
     rows = _rows(sent)
     named = sent.text("file").strip()
-    path = paths.file(named, roots, READ, OPTION) if named else _new(form, given, roots)
+    path = paths.file(named, roots, PROMPT_SUFFIXES, PROMPTS_OPTION) if named else _new(form, given, roots)
     known = sent.text("known")
     if path.suffix.lower() != ".txt":
-        path, known = kept_file.free(path.with_suffix(".txt")), ""
+        path, known = kept_file.free_path(path.with_suffix(".txt")), ""
     before = ""
     if path.exists():
-        kept_file.check_size(path, OPTION)
-        kept_file.check_unchanged(path, known, OPTION)
-        before = read_text(path).removeprefix("\ufeff")
-    text = prompt_rows.text(rows, before)
+        kept_file.check_editable(path, PROMPTS_OPTION)
+        kept_file.check_unchanged(path, known, PROMPTS_OPTION)
+        before = read_outside_text(path).removeprefix("\ufeff")
+    text = prompt_rows.rows_as_text(rows, before)
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
-    return {"file": str(path), "known": kept_file.state(path), "said": Message("Saved in {path}.", path=path)}
+    return {"file": str(path), "known": kept_file.file_state(path), "said": Message("Saved in {path}.", path=path)}
 
 
-def captions(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
+def some_captions(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
     """Some captions of the form's images, each with the size at which its image is trained."""
     config = form.lenient_config(given)
     paths.allow(config, roots)
@@ -161,4 +161,6 @@ def _new(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> Path:
     if not config.save.output_dir:
         raise ConfigError(Problem("output_dir", "is not set: choose it first, the prompts are kept there"))
     name = f"{config.save.output_name or 'sample'}-prompts.txt"
-    return kept_file.free(paths.file(str(kept_file.beside_result(config, roots) / name), roots, READ, "output_dir"))
+    return kept_file.free_path(
+        paths.file(str(kept_file.beside_result(config, roots) / name), roots, PROMPT_SUFFIXES, "output_dir")
+    )

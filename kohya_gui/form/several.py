@@ -11,8 +11,8 @@ from library.check import isolated
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
-from library.config.problems import read as read_problem
-from library.config.schema import options
+from library.config.problems import problem_from_json as read_problem
+from library.config.schema import options_of
 from library.runs import queue, start
 
 MAX_VALUES = 12  # values at once
@@ -42,33 +42,36 @@ class SeveralValues:
         forms = [_with(said, name, value) for value in typed]
         read = [tab.read(form) for form in forms]
         given, first, notes = read[0]
-        if name not in options(type(first.config)):
+        if name not in options_of(type(first.config)):
             raise ConfigError("{name} is no setting of this form: load the page again", name=name)
         readings = [reading for _, reading, _ in read]
-        _refuse(name, typed, [reading.problems for reading in readings])
+        _refuse_values(name, typed, [reading.problems for reading in readings])
         if why := ineffective_options(first.config).get(name):
             raise ConfigError("{name} has no effect here, whatever its value: {why}", name=name, why=why)
-        if _same(tab, forms, name):
+        if _same_option(tab, forms, name):
             raise ConfigError("two of the values are the same: leave one out")
         reports = isolated.check_all([replace(reading, notes=[]) for reading in readings], given.launch)
-        _refuse(name, typed, [[read_problem(one) for one in isolated.problems(report)] for report in reports])
+        _refuse_values(
+            name, typed, [[read_problem(one) for one in isolated.findings_to_fix(report)] for report in reports]
+        )
         if isolated.uncaptioned(reports[0]) and not given.anyway:
             raise ConfigError(
                 "no image has a caption: write some in the Data set tab, or press Add to queue once and say that it "
                 "is meant"
             )
         added = [
-            queue.add(start.job(reading.config, **tab.launch_of(reading.config, given.launch))) for reading in readings
+            queue.add_to_queue(start.job(reading.config, **tab.launch_of(reading.config, given.launch)))
+            for reading in readings
         ]
         names = ", ".join(entry.name for entry in added)
-        paused = queue.read().paused or queue.read().halted
+        paused = queue.read_queue().paused or queue.read_queue().halted
         text = "{count} trainings are in the queue: {names}."
         if paused:
             text = "{count} trainings are in the queue, which is paused: press Continue in the Queue tab. {names}."
         return {"said": Message(text, count=len(added), names=names), "notes": notes}
 
 
-def _refuse(name: str, typed: Sequence[str], found: Sequence[Sequence[Problem]]) -> None:
+def _refuse_values(name: str, typed: Sequence[str], found: Sequence[Sequence[Problem]]) -> None:
     """Raise ConfigError with the problems of each value; those common to all are listed once."""
     every = {str(problem) for problem in found[0]}.intersection(*({str(one) for one in others} for others in found))
     shared = [problem for problem in found[0] if str(problem) in every]
@@ -103,10 +106,10 @@ def _with(sent: str, name: str, value: str) -> str:
         raise ConfigError("This is not what the form sends: load the page again") from None
 
 
-def _same(tab: Any, forms: list[str], name: str) -> bool:
+def _same_option(tab: Any, forms: list[str], name: str) -> bool:
     """Whether two texts are the same value."""
     read = []
     for form in forms:
         given = tab.form.parse_submission(form)
-        read.append(options(tab.form.configs[given.family])[name].read(given.values[name]))
+        read.append(options_of(tab.form.configs[given.family])[name].read(given.values[name]))
     return any(value in read[:at] for at, value in enumerate(read))

@@ -8,10 +8,10 @@ from typing import Any
 from kohya_gui.form import compile_summary, presets, recipes
 from kohya_gui.form.form import defaults_title, shown_value
 from library import families
-from library.config.building import build, draft, replace
+from library.config.building import build_config, draft, replace_options
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike
-from library.config.schema import changed, flat, options, values
+from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.recipes import preset_files
 from library.runs import gpu_slots, machine
 
@@ -19,7 +19,7 @@ DEFAULTS = "defaults"  # the id of a start that sets nothing
 PRODUCTS = ("fp8_compute", "int8_compute", "auto_compute")
 # Most processors take many times as long in bf16 and fp8.
 EMULATED = ("mixed_precision", "full_bf16", "fp8_base", "no_half_vae")
-FP8 = (8, 9)  # the lowest compute capability with fp8 products: RTX 40
+FP8_CAPABILITY = (8, 9)  # the lowest compute capability with fp8 products: RTX 40
 BF16 = (8, 0)  # and with bf16: A100, RTX 30
 ALONE = "nothing else on the GPU"  # in the sentence of presets that leave no memory to spare
 SPARE_GB = 2  # GB beyond a preset's memory with which other programs fit beside it
@@ -69,29 +69,29 @@ def suited(ready: Sequence[preset_files.Preset], gpu: Gpu | None) -> tuple[prese
     return fitting[-1], Message("Chosen for this GPU: {title}.", title=title)
 
 
-def applied(preset: preset_files.Preset, config: type, now: JsonMapping, notes: list[MessageLike]) -> Any:
+def apply_preset(preset: preset_files.Preset, config: type, now: JsonMapping, notes: list[MessageLike]) -> Any:
     """A preset on top of the defaults, as `presets.apply` makes it; without a GPU in float32 and without compiling,
     which takes a processor minutes before the first step, and without 8-bit products, which only GPUs have. A GPU
     without fp8 has others timed, and one without bf16 computes in fp16. `notes` list the differences from the preset's
     file."""
     made, gpu = presets.apply(preset, config, now, notes), training_gpu()
     if gpu:
-        return _as_the_gpu_can(made, gpu.capability or FP8, notes)
+        return _as_the_gpu_can(made, gpu.capability or FP8_CAPABILITY, notes)
     if not made.compile.compile:
         return made
     notes.append(NO_GPU)
-    known = options(config)
+    known = options_of(config)
     kept = {
         name: value
-        for name, value in flat(changed(made)).items()
+        for name, value in flatten_sections(changed(made)).items()
         if not presets.is_of_compiling(known[name]) and name not in PRODUCTS + EMULATED
     }
-    return build(config, kept, preset.path.name, notes=[])
+    return build_config(config, kept, preset.path.name, notes=[])
 
 
 def _as_the_gpu_can(made: Any, capability: tuple[int, int], notes: list[MessageLike]) -> Any:
     changes: JsonObject = {}
-    if capability < FP8 and made.precision.fp8_compute:
+    if capability < FP8_CAPABILITY and made.precision.fp8_compute:
         changes = {"fp8_compute": False, "auto_compute": True}
         notes.append(
             "Unlike in the preset, auto_compute is on and fp8_compute off: this GPU has no products in fp8, and may "
@@ -102,23 +102,23 @@ def _as_the_gpu_can(made: Any, capability: tuple[int, int], notes: list[MessageL
             notes.append("Unlike in the preset, mixed_precision is fp16: this GPU emulates bf16, which is slow.")
             return halved
         notes.append("This GPU emulates bf16, which is slow, and this preset cannot do without bf16.")
-    return replace(made, **changes) if changes else made
+    return replace_options(made, **changes) if changes else made
 
 
 def _in_fp16(made: Any, changes: JsonObject) -> Any:
     """The same in fp16; None if the model or another option excludes that."""
-    if families.facts(made.family).exceeds_fp16:
+    if families.facts_of(made.family).exceeds_fp16:
         return None
     try:
-        return replace(made, **changes, mixed_precision="fp16", save_precision="fp16")
+        return replace_options(made, **changes, mixed_precision="fp16", save_precision="fp16")
     except ConfigError:
         return None
 
 
-def about(preset: preset_files.Preset, gpu: Gpu | None) -> str:
+def preset_sentence(preset: preset_files.Preset, gpu: Gpu | None) -> str:
     """A preset's sentence, without what does not hold for this GPU: one with more memory has room for other
     programs."""
-    text = compile_summary.about(preset)
+    text = compile_summary.compiling_sentence(preset)
     needs_all = gpu is not None and not machine.has_memory(gpu.memory, preset.gigabytes + SPARE_GB)
     return text if needs_all else text.replace(f", {ALONE}", "")
 
@@ -133,7 +133,7 @@ class Situation:
     at_once: int = 1  # images in a step
 
 
-def start(
+def preset_as_start(
     kind: str,
     preset: preset_files.Preset,
     config: type,
@@ -145,12 +145,12 @@ def start(
     with a name for the result and a `folder` for results, which presets leave open. On top of it comes the recipe for a
     purpose."""
     notes: list[MessageLike] = []
-    made, known = applied(preset, config, {}, notes), options(config)
-    model = draft(config, {**values(made), **situation.model})
-    made, recipe = recipes.applied(made, model, situation.purpose, situation.images, situation.at_once)
-    given = {name: shown_value(known[name], value) for name, value in flat(changed(made)).items()}
+    made, known = apply_preset(preset, config, {}, notes), options_of(config)
+    model = draft(config, {**option_values(made), **situation.model})
+    made, recipe = recipes.apply_recipe(made, model, situation.purpose, situation.images, situation.at_once)
+    given = {name: shown_value(known[name], value) for name, value in flatten_sections(changed(made)).items()}
     given |= {"output_name": f"{preset.family}-{kind}"} | ({"output_dir": folder} if folder else {})
-    text = about(preset, training_gpu())
+    text = preset_sentence(preset, training_gpu())
     if not made.compile.compile:  # the preset's figures assume compiling, which only works on a GPU
         sets = text.partition("; ")[0].removesuffix(".").split(", ")
         text = ", ".join(piece for piece in sets if piece not in OF_A_GPU and "fp8" not in piece)
@@ -169,7 +169,7 @@ def starts(kind: str, configs: Mapping[str, type], folder: str = "") -> dict[str
     for family, config in configs.items():
         chosen = suited(preset_files.of_kind(kind, [family]), gpu)
         if chosen:
-            found[family] = start(kind, chosen[0], config, folder, chosen[1])
+            found[family] = preset_as_start(kind, chosen[0], config, folder, chosen[1])
     return found
 
 
@@ -190,6 +190,6 @@ def bare(family: str) -> JsonObject:
     return {"id": DEFAULTS, "title": defaults_title(family), "text": text, "why": "", "values": {}}
 
 
-def loaded(name: str) -> JsonObject:
+def loaded_as_start(name: str) -> JsonObject:
     """A loaded config as a start: everything it sets is shown as changed from the defaults."""
     return {"id": "", "title": name, "text": "", "why": "", "values": {}}

@@ -26,7 +26,7 @@ from kohya_gui.form import (
     start_preset,
 )
 from kohya_gui.form.form import SettingsForm, Submission
-from kohya_gui.form.tabs import FAMILIES, TABS, Tab
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS, Tab
 from kohya_gui.models import models
 from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest
@@ -35,9 +35,9 @@ from library.check import isolated
 from library.config.building import Reading, working_fix
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.outside_files import read_text
+from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError, Message, MessageLike, Problem
-from library.config.problems import read as read_problem
+from library.config.problems import problem_from_json as read_problem
 from library.config.run_config import RunConfig
 from library.config.values import LIMITS
 from library.downloads import finding
@@ -45,7 +45,7 @@ from library.families import RUNS, config_class
 from library.files import RESERVED
 from library.runs import keys, queue, start
 
-FOLDER = Path(__file__).parent
+FORM_FOLDER = Path(__file__).parent
 # The answer to a button: a "message" as HTML, and optionally values to "fill" into the form, the "path" of its config
 # file with a hash of its contents ("opened"), the "run" that was started, or a "file" to download. The rest stays.
 Said = JsonObject
@@ -72,24 +72,24 @@ class TrainingTab:
             "network": adapter.adapter_section(),
         }
         below = {
-            finding.BASE: models.button("Base model"),
+            finding.MODEL_OPTION: models.download_button("Base model"),
             **dict.fromkeys(("learning_rate", "network_dim"), several.BUTTON),
             **caches.BUTTONS,
         }
-        return SettingsForm(self.tab.id, FAMILIES, self.tab.configs, self.tab.basics, extra, below)
+        return SettingsForm(self.tab.id, FAMILY_TITLES, self.tab.configs, self.tab.basics, extra, below)
 
     @cached_property
     def markup(self) -> str:
         """The contents of the tab as HTML."""
         starts = start_preset.starts(self.tab.id, self.tab.configs, start_preset.results(self.roots))
         parts = {
-            "menu": api.menu(self.tab.id, FAMILIES),
-            "browse": picker.button("config", "Config file", "file", ".path"),
+            "menu": api.menu(self.tab.id, FAMILY_TITLES),
+            "browse": picker.browse_button("config", "Config file", "file", ".path"),
             "endings": ",".join(importers.SUFFIXES),
             "tab": self.tab.id,
             "form": self.form.markup(starts),
         }
-        made = (FOLDER / "tab.html").read_text(encoding="utf-8")
+        made = (FORM_FOLDER / "tab.html").read_text(encoding="utf-8")
         for name, part in parts.items():
             made = made.replace(f"[{name}]", part)
         return made
@@ -148,7 +148,7 @@ class TrainingTab:
             given = self.form.parse_submission(sent)
             reading = paths.allowed(self.form.reading(given), self.roots)
             findings = isolated.known(reading)
-            if then == "later" and (twin := queue.twin_problem(queue.read(), *start.result_of(reading.config))):
+            if then == "later" and (twin := queue.twin_problem(queue.read_queue(), *start.result_of(reading.config))):
                 findings.append(isolated.finding(twin, "settings", "bad"))
             if findings:
                 report: isolated.Report = {"findings": findings, "fit": None, "early": True}
@@ -158,11 +158,11 @@ class TrainingTab:
     def on_train(self, sent: str) -> Said:
         """Check the form and all that it names, and start the training in separate processes."""
         given, config, notes, report = self.checked(sent)
-        if isolated.problems(report):
+        if isolated.findings_to_fix(report):
             return {"message": self._report(report, given.family)}
         if (bare := isolated.uncaptioned(report)) and not given.anyway:
             return {"message": messages.without_captions(bare, "train")}
-        run_id = start.launch(config, **self.launch_of(config, given.launch))
+        run_id = start.launch_run(config, **self.launch_of(config, given.launch))
         hints = [read_problem(one) for one in report["findings"] if one["verdict"] == "hint"]
         said = Message("Started {run_id}. It goes on when this page is closed.", run_id=run_id)
         return {"message": messages.good(said, [*notes, *hints]), "run": run_id}
@@ -170,11 +170,11 @@ class TrainingTab:
     def on_queue(self, sent: str) -> Said:
         """Check the form and all that it names, and add its training to the queue."""
         given, config, notes, report = self.checked(sent)
-        if isolated.problems(report):
+        if isolated.findings_to_fix(report):
             return {"message": self._report(report, given.family)}
         if (bare := isolated.uncaptioned(report)) and not given.anyway:
             return {"message": messages.without_captions(bare, "later")}
-        entry = queue.add(start.job(config, **self.launch_of(config, given.launch)))
+        entry = queue.add_to_queue(start.job(config, **self.launch_of(config, given.launch)))
         return {"message": messages.good(queue.queued_sentence(entry), notes)}
 
     def on_check(self, sent: str) -> Said:
@@ -191,7 +191,7 @@ class TrainingTab:
         user has typed them. Tokens in the form are stored in their own file.
         """
         given, reading, notes = self.read(sent)
-        report = isolated.check(replace(reading, notes=[]), given.launch)
+        report = isolated.check_reading(replace(reading, notes=[]), given.launch)
         return given, reading.config, notes, isolated.without_ineffective(report, given.typed)
 
     def read(self, sent: str) -> tuple[Submission, Reading[Any], list[MessageLike]]:
@@ -201,16 +201,18 @@ class TrainingTab:
         return given, reading, [*reading.notes, *self._keep(reading.config)]
 
     def _keep(self, config: RunConfig) -> list[MessageLike]:
-        new = keys.keep(api.secrets_of(config))
+        new = keys.store_keys(api.secrets_of(config))
         return [
-            Message("{name} is kept in {folder}, for you only, and is in no config.", name=name, folder=keys.place())
+            Message(
+                "{name} is kept in {folder}, for you only, and is in no config.", name=name, folder=keys.keys_file()
+            )
             for name in new
         ]
 
     def _report(self, report: isolated.Report, family: str) -> str:
         places = self.form.places(family)
-        files = (finding.BASE, *families.facts(family).part_options)
-        return messages.report(report, places, lambda one: self._shown_fix(family, one), files)
+        files = (finding.MODEL_OPTION, *families.facts_of(family).part_options)
+        return messages.report_html(report, places, lambda one: self._shown_fix(family, one), files)
 
     def on_print(self, sent: str, where: str) -> Said:
         """Show the command that runs the form's training, and its TOML. Nothing is written."""
@@ -225,8 +227,10 @@ class TrainingTab:
         notes += self._keep(config)
         path = paths.config_file(where or presets.suggestion(config), self.roots)
         count = presets.save_config(path, config, known)
-        said = messages.good(Message("Saved {path} ({changes}).", path=path, changes=loading.differing(count)), notes)
-        return {"message": said, "path": str(path), "opened": presets.seen(path)}
+        said = messages.good(
+            Message("Saved {path} ({changes}).", path=path, changes=loading.settings_count(count)), notes
+        )
+        return {"message": said, "path": str(path), "opened": presets.config_file_state(path)}
 
     def on_download(self, sent: str) -> Said:
         """Offer the form as a download."""
@@ -254,7 +258,7 @@ class TrainingTab:
     def _prompts(self, name: str | None) -> str:
         """The text of a prompt file, which kohya_ss stores in its JSON; "" if the page may not read the file."""
         try:
-            return read_text(paths.readable(name, self.roots, (".txt",)))
+            return read_outside_text(paths.readable(name, self.roots, (".txt",)))
         except ConfigError:
             return ""
 
@@ -263,9 +267,9 @@ class TrainingTab:
         path = paths.readable(where, self.roots, importers.SUFFIXES)
         filled = self._filled(path, sent)
         # A file of another trainer is left alone: Save creates a TOML.
-        is_ours = path.suffix.lower() == ".toml" and not importers.of_others(importers.parse(path))
+        is_ours = path.suffix.lower() == ".toml" and not importers.of_others(importers.parse_file(path))
         ours = str(path) if is_ours else ""
-        return filled | {"path": ours, "opened": presets.seen(path) if is_ours else ""}
+        return filled | {"path": ours, "opened": presets.config_file_state(path) if is_ours else ""}
 
     def on_upload(self, sent: str, name: str, text: str) -> Said:
         """Load an uploaded config into the form, and forget where the form was saved last."""
@@ -281,7 +285,7 @@ class TrainingTab:
     def _filled(self, path: Path, sent: str) -> Said:
         given = self.form.parse_submission(sent)
         try:
-            return loading.loaded(self.form, path, given, self.roots)
+            return loading.load_into_form(self.form, path, given, self.roots)
         except ConfigError as error:
             raise ConfigError(*error.problems, *self._other_tab(path, given.family)) from None
 
@@ -290,7 +294,7 @@ class TrainingTab:
         for tab in TABS:
             if tab.kind != self.tab.kind:
                 try:
-                    presets.fitting(path, tab.configs, family, self.roots)
+                    presets.import_fitting(path, tab.configs, family, self.roots)
                 except ConfigError:
                     continue
                 said = "This is a config for the {title} tab."

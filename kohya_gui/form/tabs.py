@@ -7,7 +7,7 @@ from library import families
 from library.downloads import finding
 from library.families import RUNS, config_class
 
-FAMILIES = {family.name: family.title for family in families.every()}
+FAMILY_TITLES = {family.name: family.title for family in families.all_families()}
 ROW_WIDTH = 6
 
 
@@ -29,7 +29,7 @@ class Tab:
 
 def _rows(*rows: str) -> dict[str, int]:
     """The widths of options in rows below the base model: equal ones, except of options written as name:width."""
-    widths = {finding.BASE: ROW_WIDTH}
+    widths = {finding.MODEL_OPTION: ROW_WIDTH}
     for row in rows:
         for part in row.split():
             name, _, width = part.partition(":")

@@ -9,11 +9,11 @@ from kohya_gui.server.allowed_folders import ABSENT
 from library.config.problems import ConfigError, Problem
 from library.config.values import Option
 
-MODEL = "pretrained_model_name_or_path"  # checked by its contents
+MODEL_OPTION = "pretrained_model_name_or_path"  # checked by its contents
 IN_PLACE = "data:"  # the beginning of an inlined image
 
 
-def wrong(
+def find_path_problems(
     known: Mapping[str, Option], given: Mapping[str, object], roots: Sequence[Path], typing: str
 ) -> dict[str, Problem]:
     """The problems of the paths among a form's values, by option. `typing` is the option whose field is being edited:
@@ -21,20 +21,20 @@ def wrong(
     found: dict[str, Problem] = {}
     for name, option in known.items():
         text = str(given.get(name) or "").strip()
-        if not text or option.kind not in ("file", "folder") or name == MODEL:
+        if not text or option.kind not in ("file", "folder") or name == MODEL_OPTION:
             continue
-        if problem := _problem(option, text, roots, name == typing):
+        if problem := _find_path_problem(option, text, roots, name == typing):
             found[name] = problem
     return found
 
 
-def _problem(option: Option, text: str, roots: Sequence[Path], is_typed: bool) -> Problem | None:
-    if problem := paths.elsewhere(text, option.name):
+def _find_path_problem(option: Option, text: str, roots: Sequence[Path], is_typed: bool) -> Problem | None:
+    if problem := paths.foreign_path_problem(text, option.name):
         return problem
     if text.startswith(IN_PLACE) or named_paths.is_hub_id(option, text):
         return None
     try:
-        path = paths.inside(text, roots, option.name)
+        path = paths.allowed_path(text, roots, option.name)
     except ConfigError as error:
         problem = error.problems[0]
         return None if is_typed and may_become_right(text, problem, roots) else problem

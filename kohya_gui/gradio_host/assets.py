@@ -11,9 +11,9 @@ from typing import Any
 import gradio
 from starlette.types import Receive, Send
 
-FOLDER = Path(gradio.__file__).parent / "templates" / "frontend" / "assets"
-PREFIX = "/assets/"
-TEXT = (".js", ".css", ".svg", ".json")
+ASSETS_FOLDER = Path(gradio.__file__).parent / "templates" / "frontend" / "assets"
+ASSETS_ADDRESS = "/assets/"
+TEXT_SUFFIXES = (".js", ".css", ".svg", ".json")
 # Gradio counts the seconds of an event in every frame, and those of the loader forever, even after it has gone. The
 # page does not show them. A version of Gradio in which this code differs is served unchanged.
 _STOPWATCH = re.compile(rb"function ([\w$]+)\(\)\{[\w$]+\(\(\)=>\{[^{}]*performance\.now\(\)[^{}]*&&\1\(\)\}\)\}")
@@ -32,8 +32,8 @@ class Assets:
     def __init__(self, app: App, own: Mapping[str, bytes]) -> None:
         """`own` are the page's own texts by address."""
         self.app = app
-        found = FOLDER.iterdir() if FOLDER.is_dir() else ()
-        self.files: dict[str, Path | bytes] = {PREFIX + file.name: file for file in found if file.is_file()}
+        found = ASSETS_FOLDER.iterdir() if ASSETS_FOLDER.is_dir() else ()
+        self.files: dict[str, Path | bytes] = {ASSETS_ADDRESS + file.name: file for file in found if file.is_file()}
         self.files |= own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,10 +44,10 @@ class Assets:
             await self.app(scope, receive, send)
             return
         accepted = dict(scope["headers"]).get(b"accept-encoding", b"")
-        packed = path.endswith(TEXT) and b"gzip" in accepted
+        packed = path.endswith(TEXT_SUFFIXES) and b"gzip" in accepted
         body = contents(file, packed)
         headers = [
-            (b"content-type", kind(path).encode()),
+            (b"content-type", content_type(path).encode()),
             (b"content-length", str(len(body)).encode()),
             (b"cache-control", b"public, max-age=31536000, immutable"),
             (b"vary", b"accept-encoding"),
@@ -68,7 +68,7 @@ def contents(file: Path | bytes, packed: bool) -> bytes:
     return _STOPWATCH.sub(rb"function \1(){}", read) if file.name.startswith("statustracker-") else read
 
 
-def kind(name: str) -> str:
+def content_type(name: str) -> str:
     """The content type of a file. For .js Windows looks into its registry, which any program may have changed."""
     own = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
     return own.get(Path(name).suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"

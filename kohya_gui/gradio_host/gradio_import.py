@@ -10,7 +10,7 @@ from typing import Any
 
 from library.config import environment
 
-WHOLE = "gradio"
+GRADIO_PACKAGE = "gradio"
 MODULE, WRITER = "gradio.component_meta", "create_or_modify_pyi"
 LATER = "pandas"  # imported by Gradio for components that the page does not use
 
@@ -36,7 +36,7 @@ class LightGradio:
     files is disabled; and one that is loaded on first use."""
 
     def __init__(self) -> None:
-        self.left = {WHOLE, MODULE, LATER}
+        self.left = {GRADIO_PACKAGE, MODULE, LATER}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -53,7 +53,7 @@ class LightGradio:
         if fullname == LATER:
             spec.loader = importlib.util.LazyLoader(spec.loader)
             return spec
-        if fullname == WHOLE:
+        if fullname == GRADIO_PACKAGE:
             spec.loader = _WithoutProxies(fullname, spec.origin)
             return spec
         return importlib.util.spec_from_file_location(fullname, spec.origin, loader=_Loader(fullname, spec.origin))

@@ -9,7 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 
-from kohya_gui.gradio_host.assets import FOLDER
+from kohya_gui.gradio_host.assets import ASSETS_FOLDER
 
 _FIRST = re.compile(r'src="\./assets/(index-[\w-]+\.js)"')
 _LIST = re.compile(r"m\.f=\[([^\]]*)\]")
@@ -20,14 +20,14 @@ _PART = re.compile(r"(?:base|example|component):\(\)=>\w+\(\(\)=>import\(`\./([\
 def needed(kinds: Iterable[str]) -> list[str]:
     """Names of files in Gradio's assets folder, the most urgent first; none if they are not found."""
     try:
-        first = _FIRST.findall((FOLDER.parent / "index.html").read_text(encoding="utf-8"))
+        first = _FIRST.findall((ASSETS_FOLDER.parent / "index.html").read_text(encoding="utf-8"))
         frame = _listed(first[0])
         blocks = _listed(frame[0])
         core = next(name for name in blocks if name.startswith("core-") and name.endswith(".js"))
         found = [*first, *frame, *blocks, *_of_components(core, kinds)]
     except (OSError, IndexError, StopIteration):
         return []
-    return [name for name in dict.fromkeys(found) if (FOLDER / name).is_file() and not name.startswith("Login-")]
+    return [name for name in dict.fromkeys(found) if (ASSETS_FOLDER / name).is_file() and not name.startswith("Login-")]
 
 
 def head(names: Iterable[str]) -> tuple[str, str, dict[str, bytes]]:
@@ -41,7 +41,7 @@ def head(names: Iterable[str]) -> tuple[str, str, dict[str, bytes]]:
     lines = "".join(f'<link rel="modulepreload" href="./assets/{name}">' for name in scripts)
     if not styles:
         return lines, "", {}
-    whole = b"\n".join((FOLDER / name).read_bytes() for name in styles)
+    whole = b"\n".join((ASSETS_FOLDER / name).read_bytes() for name in styles)
     address = f"/scripts/{hashlib.sha256(whole).hexdigest()[:16]}/gradio.css"
     sheets = [f'<link rel="stylesheet" href=".{address}">']
     sheets += [f'<link rel="stylesheet" crossorigin disabled href="./assets/{name}">' for name in styles]
@@ -54,7 +54,7 @@ def _stands_alone(name: str) -> bool:
 
 
 def _text(name: str) -> str:
-    return (FOLDER / name).read_text(encoding="utf-8")
+    return (ASSETS_FOLDER / name).read_text(encoding="utf-8")
 
 
 def _listed(name: str) -> list[str]:

@@ -4,16 +4,16 @@ from pathlib import Path
 
 from gradio.themes import Base, sizes
 
-PAGE = Path(__file__).parents[1]
+PAGE_FOLDER = Path(__file__).parents[1]
 
 
 # All style sheets; page.css first, as those of single tabs build on it. In the head instead of Gradio's css=, which
 # rewrites selectors and sends each rule twice.
-SHEETS = sorted(PAGE.rglob("*.css"), key=lambda file: (file.stem != "page", file))
-HEAD = "".join(f"<style>{sheet.read_text(encoding='utf-8')}</style>" for sheet in SHEETS)
+SHEETS = sorted(PAGE_FOLDER.rglob("*.css"), key=lambda file: (file.stem != "page", file))
+THEME_HEAD = "".join(f"<style>{sheet.read_text(encoding='utf-8')}</style>" for sheet in SHEETS)
 
 # Each of these has a twin for dark mode in Gradio; ours follow the mode by themselves.
-NAMES = {
+THEME_VARIABLES = {
     "body_background_fill": "var(--ground)",
     "body_text_color": "var(--text)",
     "body_text_color_subdued": "var(--quiet)",
@@ -53,7 +53,7 @@ THEME = Base(
     font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"],
     font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
 ).set(
-    **{f"{name}{mode}": value for name, value in NAMES.items() for mode in ("", "_dark")},
+    **{f"{name}{mode}": value for name, value in THEME_VARIABLES.items() for mode in ("", "_dark")},
     button_border_width="1px",
     button_border_width_dark="1px",
     input_border_width="1px",

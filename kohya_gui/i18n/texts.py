@@ -17,22 +17,24 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 
 LANGUAGES = {"en": "English", "zh": "中文", "ja": "日本語"}
-FOLDER = Path(__file__).parent / "words"
+CATALOGUES_FOLDER = Path(__file__).parent / "words"
 
 
 # Why: docs/decisions/2026-11-20-english-in-the-sources.md
 @cache
-def table(language: str) -> Mapping[str, str]:
+def load_catalogue(language: str) -> Mapping[str, str]:
     """The catalogue of a language: English templates -> translations. Raises ConfigError if there is none."""
     from babel.messages.pofile import read_po  # only needed for languages other than English
 
     if language not in LANGUAGES or language == "en":
         raise ConfigError("there are no words for {language}", language=language)
-    with (FOLDER / f"{language}.po").open("rb") as file:
-        return dict(pair for line in read_po(file) if line.id and line.string for pair in _pairs(line.id, line.string))
+    with (CATALOGUES_FOLDER / f"{language}.po").open("rb") as file:
+        return dict(
+            pair for line in read_po(file) if line.id and line.string for pair in _template_pairs(line.id, line.string)
+        )
 
 
-def _pairs(english: str | Sequence[str], words: str | Sequence[str]) -> Iterator[tuple[str, str]]:
+def _template_pairs(english: str | Sequence[str], words: str | Sequence[str]) -> Iterator[tuple[str, str]]:
     """English templates and their translations; a language without a plural has one form for all numbers."""
     if isinstance(english, str):
         yield english, str(words)
@@ -44,6 +46,6 @@ def handlers() -> dict[str, Handler]:
     """Handlers of requests from the page's scripts."""
 
     def words(sent: ApiRequest) -> JsonObject:
-        return {"words": table(sent.text("language"))}
+        return {"words": load_catalogue(sent.text("language"))}
 
     return {"words": words}

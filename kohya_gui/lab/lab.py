@@ -23,8 +23,8 @@ from library import families
 from library.bench import chart, report
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, listed, ngettext
-from library.config.schema import options
+from library.config.problems import ConfigError, Message, MessageLike, join_messages, ngettext
+from library.config.schema import options_of
 from library.files import write_atomic
 from library.jobs import job as jobs
 from library.measuring import candidates
@@ -33,16 +33,16 @@ from library.runs import gpu_slots, reader
 MODELS = {
     f"{family.name}-{size}": (Message(about, family=family.title), ["--family", family.name, "--size", size])
     for size, about in (("full", "{family}, full size, random weights"), ("tiny", "{family}, tiny, to try it out"))
-    for family in families.every()
+    for family in families.all_families()
 }
 EXTENTS = {
     "step": ("The training step", ["--part", "step"]),
     "all": ("Text encoders, VAE, blocks and step", []),
 }
-WAYS = {"usual": ("The usual settings", []), "every": ("All settings", ["--candidate", "all"])}
-KINDS = {"doctor": "Doctor", "bench": "Bench", "profile": "Profile", "cache": "Cache"}
+BENCH_CHOICES = {"usual": ("The usual settings", []), "every": ("All settings", ["--candidate", "all"])}
+JOB_TITLES = {"doctor": "Doctor", "bench": "Bench", "profile": "Profile", "cache": "Cache"}
 MAX_LISTED = 12
-SIZES = re.compile(r"[0-9]{2,4}( *, *[0-9]{2,4}){0,5}")
+SIZES_PATTERN = re.compile(r"[0-9]{2,4}( *, *[0-9]{2,4}){0,5}")
 
 
 class LabTab:
@@ -63,31 +63,31 @@ class LabTab:
 
     def look(self, sent: ApiRequest) -> JsonObject:
         """The list of measurements, and the selected one: the newest if none is named."""
-        known = jobs.every(*KINDS)[:MAX_LISTED]
+        known = jobs.jobs_of_kinds(*JOB_TITLES)[:MAX_LISTED]
         chosen = next((job for job in known if job.id == sent.text("job")), known[0] if known else None)
-        listed = [{"id": job.id, "title": title(job), "busy": job.active} for job in known]
+        listed = [{"id": job.id, "title": job_title(job), "busy": job.active} for job in known]
         tabs = [[tab, name] for tab, name in self.titles.items()]
         return {"jobs": listed, "tabs": tabs, "shown": view(chosen) if chosen else None}
 
     def start(self, sent: ApiRequest) -> JsonObject:
         """Start a measurement."""
         kind = sent.text("kind")
-        if kind not in KINDS:
+        if kind not in JOB_TITLES:
             raise ConfigError("There is no such button: load the page again.")
         plain = {"doctor": ["doctor"], "cache": ["cache", *["--clean"] * sent.flag("clean")]}
         return {"job": begun(kind, plain.get(kind) or self._command(kind, sent))}
 
     def stop(self, sent: ApiRequest) -> JsonObject:
         """Stop a measurement; its results so far are kept."""
-        return {"job": jobs.stop(jobs.find(sent.text("job")), at_once=True).id}
+        return {"job": jobs.stop_job(jobs.find_job(sent.text("job")), at_once=True).id}
 
     def apply(self, sent: ApiRequest) -> JsonObject:
         """The best options of a measurement, as values of a tab's fields."""
-        tab, job = sent.text("tab"), jobs.find(sent.text("job"))
+        tab, job = sent.text("tab"), jobs.find_job(sent.text("job"))
         if tab not in self.forms:
             raise ConfigError("There is no such tab: load the page again.")
-        found = advised(job, sent.number("number"))
-        known = {name: o for config in self.forms[tab].configs.values() for name, o in options(config).items()}
+        found = advised_options(job, sent.number("number"))
+        known = {name: o for config in self.forms[tab].configs.values() for name, o in options_of(config).items()}
         values = {name: shown_value(known[name], value) for name, value in found.items() if name in known}
         if not values:
             raise ConfigError("This measurement recommends no settings that the form has.")
@@ -102,9 +102,9 @@ class LabTab:
         """The command line of a bench or a profile. Values from the browser only select among known ones."""
         model, sizes, batch = sent.text("model"), sent.text("sizes").strip(), sent.number("batch", 1, 64)
         extent, ways = sent.text("extent", "step"), sent.text("ways", "usual")
-        if extent not in EXTENTS or ways not in WAYS or not (model in MODELS or model in self.forms):
+        if extent not in EXTENTS or ways not in BENCH_CHOICES or not (model in MODELS or model in self.forms):
             raise ConfigError("There is no such choice: load the page again.")
-        sides = [int(side) for side in sizes.split(",")] if SIZES.fullmatch(sizes) else []
+        sides = [int(side) for side in sizes.split(",")] if SIZES_PATTERN.fullmatch(sizes) else []
         if sizes and not (sides and all(64 <= side <= 8192 and side % 64 == 0 for side in sides)):
             raise ConfigError(
                 "Image sizes: write multiples of 64 from 64 to 8192 with commas between, such as 512, 1024."
@@ -115,7 +115,7 @@ class LabTab:
         wanted = sizes.replace(" ", "").split(",")[: 1 if kind == "profile" else None]  # a profile takes one size
         given += ["--resolution", ",".join(wanted)] if sizes else []
         given += ["--batch", str(batch)] if model in MODELS else []
-        return [*given, "--profile"] if kind == "profile" else [*given, *EXTENTS[extent][1], *WAYS[ways][1]]
+        return [*given, "--profile"] if kind == "profile" else [*given, *EXTENTS[extent][1], *BENCH_CHOICES[ways][1]]
 
     def _written(self, tab: str, sent: ApiRequest) -> list[str]:
         """A form as a TOML file for the command; its model has to exist, its images need not."""
@@ -123,7 +123,7 @@ class LabTab:
         if not config.model.pretrained_model_name_or_path:
             raise ConfigError("The form of {titles} names no base model: fill that in first.", titles=self.titles[tab])
         paths.allow(config, self.roots)
-        path = jobs.root() / "form.toml"
+        path = jobs.jobs_folder() / "form.toml"
         write_atomic(path, to_toml(config))
         return [str(path), "--script", config.script]
 
@@ -140,7 +140,7 @@ class LabTab:
             .read_text(encoding="utf-8")
             .replace("[models]", _choices(models, usual))
             .replace("[extents]", _choices({name: text for name, (text, _) in EXTENTS.items()}))
-            .replace("[ways]", _choices({name: text for name, (text, _) in WAYS.items()}))
+            .replace("[ways]", _choices({name: text for name, (text, _) in BENCH_CHOICES.items()}))
         )
 
 
@@ -149,23 +149,23 @@ def begun(kind: str, arguments: Sequence[str]) -> str:
 
     Raises ConfigError while another measurement or a training is running, as both would slow each other down.
     """
-    if busy := next((job for job in jobs.every(*KINDS) if job.active), None):
+    if busy := next((job for job in jobs.jobs_of_kinds(*JOB_TITLES) if job.active), None):
         raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.kind)
     if kind != "doctor" and (training := reader.active()):
         raise ConfigError(
             "{run} is training, and both would slow each other down: wait until it has ended", run=training.id
         )
-    return jobs.start(kind, arguments).id
+    return jobs.start_job(kind, arguments).id
 
 
 # ---- a measurement, prepared for display
 
 
-def title(job: jobs.BackgroundJob) -> Message:
+def job_title(job: jobs.BackgroundJob) -> Message:
     """Kind, time and subject, for the list."""
     when = dates.moment(job.started)
     subject = job.result.get("subject", {}).get("title", "")
-    return listed([piece for piece in (KINDS.get(job.kind, job.kind), when, subject) if piece], " · ")
+    return join_messages([piece for piece in (JOB_TITLES.get(job.kind, job.kind), when, subject) if piece], " · ")
 
 
 def view(job: jobs.BackgroundJob) -> JsonObject:
@@ -175,21 +175,23 @@ def view(job: jobs.BackgroundJob) -> JsonObject:
     shown = {
         "id": job.id,
         "kind": job.kind,
-        "title": KINDS.get(job.kind, job.kind),
+        "title": JOB_TITLES.get(job.kind, job.kind),
         "state": word,
         "mood": mood,
         "busy": job.active,
         "error": job.error,
         "doing": {"text": "Starting" if job.active else "", "done": 0, "total": 0, **job.doing},
-        "took": compile_summary.duration(max(0.0, end - job.started)),
+        "took": compile_summary.rounded_duration(max(0.0, end - job.started)),
         "log": job.log if job.state in ("failed", "interrupted") else "",
     }
     result = job.result
-    body = {"bench": bench, "profile": profile, "doctor": doctor, "cache": cache}.get(str(result.get("kind")))
+    body = {"bench": bench_bars, "profile": profile_details, "doctor": doctor, "cache": compiled_code}.get(
+        str(result.get("kind"))
+    )
     return {**shown, "body": body(result) if body else None, "folder": str(job.folder)}
 
 
-def bench(result: JsonMapping) -> JsonObject:
+def bench_bars(result: JsonMapping) -> JsonObject:
     """Bars for each part and size, the whole step first, and the verdict."""
     best = result.get("best") or {}
     failed = [row for row in result["results"] if row["status"] != "ok"]
@@ -197,13 +199,15 @@ def bench(result: JsonMapping) -> JsonObject:
         "heading": report.heading(result),
         "verdict": best.get("sentence", ""),
         "apply": bool(best.get("options")),
-        "groups": [{"title": name, "rows": [_bar(result, bar) for bar in bars]} for name, bars in chart.groups(result)],
-        "notes": [report.line(row) for row in failed] + report.noise_warning(result),
+        "groups": [
+            {"title": name, "rows": [_bar_as_json(result, bar) for bar in bars]} for name, bars in chart.groups(result)
+        ],
+        "notes": [report.measurement_line(row) for row in failed] + report.noise_warning(result),
         "about": [[name, c["about"]] for name, c in result.get("candidates", {}).items()],
     }
 
 
-def _bar(result: JsonMapping, bar: chart.Bar) -> JsonObject:
+def _bar_as_json(result: JsonMapping, bar: chart.Bar) -> JsonObject:
     row = bar.row
     return {
         "name": bar.name,
@@ -215,11 +219,11 @@ def _bar(result: JsonMapping, bar: chart.Bar) -> JsonObject:
         "speed": report.speed(result, row),
         "memory": f"{row['peak_gb']:.1f} GB",
         "mfu": f"{row['mfu']:.0%}" if "mfu" in row else "",
-        "compiled": report.compiled(row),
+        "compiled": report.compiled_summary(row),
     }
 
 
-def profile(result: JsonMapping) -> JsonObject:
+def profile_details(result: JsonMapping) -> JsonObject:
     """Where the time goes, the verdict, and the longest operations."""
     counts = [ngettext("{count} cast", "{count} casts", result["casts"])]
     template = "A step takes {time}; {counts}"
@@ -233,12 +237,12 @@ def profile(result: JsonMapping) -> JsonObject:
             *counts,
         ]
     where = Message("{way} at {size}", way=result["way"]["name"], size=result["resolution"])
-    step = Message(template, time=report.milliseconds(result["step_ms"]), counts=listed(counts), **shares)
+    step = Message(template, time=report.milliseconds(result["step_ms"]), counts=join_messages(counts), **shares)
     return {
         "heading": [*report.heading(result), where],
         "step": step,
         "kinds": [{"name": name, "share": share} for name, share in result["kinds"].items()],
-        "verdict": [{"text": v["text"], "options": _flags(v["options"])} for v in result["verdict"]],
+        "verdict": [{"text": v["text"], "options": _flags_text(v["options"])} for v in result["verdict"]],
         "operations": [
             [o["name"], o["kind"], f"{o['calls']:g}", f"{o['ms']:.3g}", f"{o['share']:.1%}"]
             for o in result["operations"][:15]
@@ -257,7 +261,7 @@ def doctor(result: JsonMapping) -> JsonObject:
     }
 
 
-def cache(result: JsonMapping) -> JsonObject:
+def compiled_code(result: JsonMapping) -> JsonObject:
     """The contents of the compile cache."""
     total = sum(folder["bytes"] for folder in result["kept"])
     template = "{size} GB of compiled code in {folder}"
@@ -271,7 +275,7 @@ def cache(result: JsonMapping) -> JsonObject:
     }
 
 
-def advised(job: jobs.BackgroundJob, number: int) -> JsonObject:
+def advised_options(job: jobs.BackgroundJob, number: int) -> JsonObject:
     """The options that a measurement recommends; for a profile, those of the finding with this number."""
     result = job.result
     if result.get("kind") == "bench":
@@ -286,7 +290,7 @@ def advised(job: jobs.BackgroundJob, number: int) -> JsonObject:
     return {}
 
 
-def _flags(given: JsonMapping) -> str:
+def _flags_text(given: JsonMapping) -> str:
     return ", ".join(f"{name} = {str(value).lower()}" for name, value in given.items())
 
 

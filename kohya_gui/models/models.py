@@ -10,7 +10,7 @@ from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from kohya_gui.tools.commands import job_status
 from library import families
-from library.config.building import missing
+from library.config.building import find_missing
 from library.config.hub_names import repository_of
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message
@@ -20,11 +20,11 @@ from library.files import free_space
 from library.jobs import job as jobs
 from library.runs import keys
 
-FOLDER = ("kohya", "models")  # below the first root, unless another folder is chosen
+MODELS_FOLDER = ("kohya", "models")  # below the first root, unless another folder is chosen
 MAX_FILES = 12  # files in one download
 
 
-def button(label: str) -> str:
+def download_button(label: str) -> str:
     """The button below a base model's field."""
     about = Message("Find or download: {label}", label=label)
     return (
@@ -61,11 +61,11 @@ class ModelsApi:
         for model in self._found(folder, named):
             for option in model.uses.get(family, ()):
                 shown = {"path": str(model.path), "name": model.path.name, "size": model.size, "words": model.words}
-                if option == finding.BASE:
+                if option == finding.MODEL_OPTION:
                     bases.append({**shown, "options": form.shown(family, model.options)})
                 else:
                     parts.setdefault(option, []).append(shown)
-        facts, places = families.facts(family), form.places(family)
+        facts, places = families.facts_of(family), form.places(family)
         return {
             "title": facts.title,
             "folder": str(folder),
@@ -73,8 +73,8 @@ class ModelsApi:
             "bases": bases,
             "parts": parts,
             "offers": [self._offer(model, form, family) for model in facts.hub_models],
-            "labels": {option: places[option][0] for option in (finding.BASE, *facts.part_options)},
-            "busy": next((job.id for job in jobs.every("models") if job.active), ""),
+            "labels": {option: places[option][0] for option in (finding.MODEL_OPTION, *facts.part_options)},
+            "busy": next((job.id for job in jobs.jobs_of_kinds("models") if job.active), ""),
         }
 
     def beside(self, sent: ApiRequest) -> JsonObject:
@@ -83,9 +83,9 @@ class ModelsApi:
         if form is None:
             raise ConfigError("There is no such choice: load the page again.")
         given = form.parse_submission(sent.text("sent"))
-        model = paths.inside(str(given.values.get(finding.BASE) or ""), self.roots, finding.BASE)
-        lacking = [problem.option for problem in missing(form.lenient_config(given))]
-        wanted = [name for name in families.facts(given.family).part_options if name in lacking]
+        model = paths.allowed_path(str(given.values.get(finding.MODEL_OPTION) or ""), self.roots, finding.MODEL_OPTION)
+        lacking = [problem.option for problem in find_missing(form.lenient_config(given))]
+        wanted = [name for name in families.facts_of(given.family).part_options if name in lacking]
         found = self._parts(model, given.family, wanted)
         return {"values": {name: str(path) for name, path in found.items()}}
 
@@ -93,14 +93,14 @@ class ModelsApi:
         """The files for these options: in the model's folder, or else in the folders beside it, as programs that sort
         models by kind have them."""
         found: dict[str, Path] = {}
-        named = [file.path.rpartition("/")[2] for offer in families.facts(family).hub_models for file in offer.files]
+        named = [file.path.rpartition("/")[2] for offer in families.facts_of(family).hub_models for file in offer.files]
         for folder in (model.parent, model.parent.parent):
             try:
-                here = paths.inside(str(folder), self.roots)
+                here = paths.allowed_path(str(folder), self.roots)
             except ConfigError:
                 break
             left = [name for name in wanted if name not in found]
-            near = self._readable(finding.find([here], deepest=int(folder != model.parent))) if left else []
+            near = self._readable(finding.find_models([here], deepest=int(folder != model.parent))) if left else []
             for name in left:
                 fitting = [one.path for one in near if name in one.uses.get(family, ())]
                 # If there are several, the one named like the offered download.
@@ -112,7 +112,7 @@ class ModelsApi:
         """The hub's answer about a repository, or about files: sizes, paths, and licences to accept."""
         folder = self._folder(sent)
         if name := sent.text("repository").strip():
-            wanted = [*hub.repository(_name(name)).files.values()]
+            wanted = [*hub.repository(_repository_name(name)).files.values()]
             if not wanted:
                 raise ConfigError("{name} has no .safetensors file: choose another repository", name=name)
             return {
@@ -134,36 +134,36 @@ class ModelsApi:
 
     def get(self, sent: ApiRequest) -> JsonObject:
         """Start a download. The target folder is checked before, and the paths of the files are known afterwards."""
-        if busy := next((job for job in jobs.every("models") if job.active), None):
+        if busy := next((job for job in jobs.jobs_of_kinds("models") if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
         folder, names = self._folder(sent), self._names(sent)
         for text in names:
             file = hub.RemoteFile(_owner(text), text.split("/", 2)[2], 0, "", "")
             self._place(folder, file)
-        environment = {**os.environ, **keys.environment()}
+        environment = {**os.environ, **keys.key_environment()}
         words = ["models", "get", f"--into={folder}", *names]
-        return {"job": job_status(jobs.start("models", words, environment=environment))["id"]}
+        return {"job": job_status(jobs.start_job("models", words, environment=environment))["id"]}
 
     def token(self, sent: ApiRequest) -> JsonObject:
         """Store the token for the hub in the token file."""
         given = sent.text("token").strip()
         if not given.isascii() or not given.isprintable() or " " in given or not 8 <= len(given) <= 200:
             raise ConfigError("This is no token: copy it from https://huggingface.co/settings/tokens")
-        keys.keep({"huggingface_token": given})
+        keys.store_keys({"huggingface_token": given})
         template = "{name} is kept in {folder}, for you only, and is in no config."
-        return {"said": Message(template, name="huggingface_token", folder=keys.place())}
+        return {"said": Message(template, name="huggingface_token", folder=keys.keys_file())}
 
     def _folder(self, sent: ApiRequest) -> Path:
         """The folder for models: the one sent, or the default. It need not exist yet."""
-        text = sent.text("folder").strip() or str(self.roots[0].joinpath(*FOLDER))
-        path = paths.inside(text, self.roots, "folder", is_new=True)
+        text = sent.text("folder").strip() or str(self.roots[0].joinpath(*MODELS_FOLDER))
+        path = paths.allowed_path(text, self.roots, "folder", is_new=True)
         if path.exists() and not path.is_dir():
             raise ConfigError("folder: {path} is not a folder", path=path)
         return path
 
     def _place(self, folder: Path, file: hub.RemoteFile) -> Path:
         """The path of a file with links resolved, which has to be inside the roots as well."""
-        return paths.inside(str(hub.place(folder, file)), self.roots, "folder")
+        return paths.allowed_path(str(hub.target_path(folder, file)), self.roots, "folder")
 
     def _names(self, sent: ApiRequest) -> list[str]:
         names = list(dict.fromkeys(sent.texts("files")))
@@ -175,17 +175,17 @@ class ModelsApi:
         """The models in the usual folders, in this folder and beside the named model, as far as the page may read
         them."""
         try:
-            beside = finding.find([paths.inside(named, self.roots).parent], deepest=0)
+            beside = finding.find_models([paths.allowed_path(named, self.roots).parent], deepest=0)
         except ConfigError:
             beside = []
-        found = [*beside, *finding.find([folder, *finding.usual_folders(self.roots)])]
+        found = [*beside, *finding.find_models([folder, *finding.usual_folders(self.roots)])]
         return self._readable({model.path: model for model in found}.values())
 
     def _readable(self, models: Iterable[finding.FoundModel]) -> list[finding.FoundModel]:
         found = []
         for model in models:
             try:
-                paths.inside(str(model.path), self.roots)
+                paths.allowed_path(str(model.path), self.roots)
             except ConfigError:
                 continue
             found.append(model)
@@ -208,6 +208,6 @@ def _owner(text: str) -> str:
     return "/".join(text.split("/", 2)[:2])
 
 
-def _name(text: str) -> str:
+def _repository_name(text: str) -> str:
     """A repository's name, from the name itself or the address of its page."""
     return repository_of(text) or text

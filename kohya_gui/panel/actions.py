@@ -13,20 +13,20 @@ from kohya_gui.form import gpus, reopen, start_preset
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.i18n.sentences import data
 from kohya_gui.panel import samples
-from kohya_gui.panel.html import duration
+from kohya_gui.panel.html import duration_in_words
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from library.comparing import plan
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, listed
+from library.config.problems import ConfigError, Message, MessageLike, join_messages
 from library.config.run_config import RunConfig
 from library.families import RUNS, config_class
 from library.runs import bundle, explain, gpu_slots, layout, queue, reader, resume, start, stop
 
-ROOT = Path(__file__).resolve().parents[2]
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
 DOCTOR = [sys.executable, "-m", "library.cli.main", "doctor", "--json", "--quick"]
 CONFIRM_FROM = 60.0  # seconds; discarding more work needs a confirmation
 DOCTOR_TIMEOUT = 120  # seconds; it imports PyTorch
-WORDS = {
+ACTION_ANSWERS = {
     "after_step": "It stops after this step and saves a state to resume from.",
     "now": "It ends this step early, saves what it has learned with a state to resume from, and stops.",
     "kill": "It was killed.",
@@ -40,12 +40,12 @@ def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
     said: MessageLike = ""
     if run.active:
         asked = layout.stop_asked(run.folder)
-        said = _with_next(WORDS[asked]) if asked else ""
+        said = _with_next(ACTION_ANSWERS[asked]) if asked else ""
         shown = [("after_step", "Stop after this step", "")] * (not asked)
         shown += [("now", "Stop now", "stop")] * (asked in ("", "after_step"))
         shown += [("kill", "Kill", "stop")] * stop.hangs(run)
         if run.state == "running":
-            shown += [("sample", "Sample now", "")] * _samples(resume.settings(run).get("sample", {})) + [
+            shown += [("sample", "Sample now", "")] * _has_prompts(resume.run_settings(run).get("sample", {})) + [
                 ("save", "Save now", "")
             ]
     else:
@@ -72,12 +72,12 @@ def _question(run: reader.RecordedRun, how: str) -> MessageLike:
         step, seconds = stop.lost_by_kill(run)
         if step is None:
             return Message(
-                "No state was saved: all that was learned in {time} is lost. Kill it?", time=duration(seconds)
+                "No state was saved: all that was learned in {time} is lost. Kill it?", time=duration_in_words(seconds)
             )
         return Message(
             "What was learned after step {step} is lost, {time} of work. Kill it?",
             step=step,
-            time=duration(seconds),
+            time=duration_in_words(seconds),
         )
     what, seconds = stop.lost_now(run) if how == "now" else ("", 0.0)
     if seconds <= CONFIRM_FROM:
@@ -87,10 +87,10 @@ def _question(run: reader.RecordedRun, how: str) -> MessageLike:
         "step": "{time} of work on this step are lost; what was learned before is saved. Stop it?",
         "look": "{time} of work on samples or validation are lost; what was learned is saved. Stop it?",
     }
-    return Message(lost[what], time=duration(seconds))
+    return Message(lost[what], time=duration_in_words(seconds))
 
 
-def _samples(told: JsonMapping) -> bool:
+def _has_prompts(told: JsonMapping) -> bool:
     """Whether a run has prompts to sample, according to its section of samples."""
     return told.get("sample_images", True) is not False and bool(
         told.get("sample_prompts") or told.get("sample_from_captions")
@@ -99,7 +99,7 @@ def _samples(told: JsonMapping) -> bool:
 
 def _is_wanted(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> bool:
     """Whether a run can be resumed, and was not resumed or queued yet."""
-    return resume.is_wanted(run, others) and not any(entry.resumes == run.id for entry in queue.read().waiting)
+    return resume.is_wanted(run, others) and not any(entry.resumes == run.id for entry in queue.read_queue().waiting)
 
 
 def _can_be_tried(run: reader.RecordedRun) -> bool:
@@ -121,13 +121,13 @@ class RunActions:
             "act": self.act,
             "queue": self.queue,
             "queue-act": self.queue_act,
-            "gpus": lambda sent: {"gpus": gpus.listing()},
+            "gpus": lambda sent: {"gpus": gpus.list_gpus()},
         }
 
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:
         """Handlers of GET requests."""
-        return {"picture": samples.show, "bundle": self.bundle}
+        return {"picture": samples.serve_sample, "bundle": self.bundle}
 
     def act(self, sent: ApiRequest) -> JsonObject:
         """Perform an action on a run."""
@@ -144,10 +144,10 @@ class RunActions:
             said, begun = self.resumed(run)
             return {"said": said, "run": begun}
         elif what == "open":
-            return self._opened(reopen.config_of(run), resume.launch_options(run), run.id)
+            return self._opened(reopen.started_config(run), resume.run_launch_options(run), run.id)
         else:
             raise ConfigError("There is no such button: load the page again.")
-        return {"said": _with_next(WORDS[what]) if what in layout.STOPS else WORDS[what]}
+        return {"said": _with_next(ACTION_ANSWERS[what]) if what in layout.STOPS else ACTION_ANSWERS[what]}
 
     def resumed(self, run: reader.RecordedRun) -> tuple[MessageLike, str]:
         """Resume a run now, or queue it until devices are free: a sentence about that, and the id of the new run or
@@ -156,18 +156,18 @@ class RunActions:
             raise ConfigError("{run} has finished, or was resumed already.", run=run.id)
         job, state = reopen.continuation(run), resume.newest_state(run)
         active = [other.facts for other in reader.runs() if other.active and other.is_here]
-        if gpu_slots.choose(job.how, gpu_slots.free(active)):
-            begun = start.begin(job)
+        if gpu_slots.choose_devices(job.how, gpu_slots.free_devices(active)):
+            begun = start.begin_job(job)
             if state:
                 return Message("It resumes after step {step}: this is the new run.", step=resume.step_of(state)), begun
             return "It starts again from the beginning: this is the new run.", begun
-        queue.add(job, first=True)
+        queue.add_to_queue(job, first=True)
         return "Another training is running: this one resumes when that has ended (see the Queue tab).", ""
 
     def bundle(self, query: Mapping[str, str]) -> Response:
         """The support bundle of a run, as a download."""
         run = _run(query.get("run", ""))
-        made = bundle.bundle(run, _doctor())
+        made = bundle.bundle_run(run, _doctor())
         name = f"support-{time.strftime('%Y%m%d-%H%M%S')}.zip"
         headers = {"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"}
         return Response(made, media_type="application/zip", headers=headers)
@@ -176,14 +176,14 @@ class RunActions:
 
     def queue(self, sent: ApiRequest) -> JsonObject:
         """The current queue, for the tab."""
-        found = queue.read()
+        found = queue.read_queue()
         return {
-            "entries": [_entry(entry) for entry in found.entries],
+            "entries": [_entry_as_json(entry) for entry in found.entries],
             "paused": found.paused,
             "halted": found.halted,
             "go_on": found.go_on,
             "waiting": len(found.waiting),
-            "gpus": gpus.listing(),
+            "gpus": gpus.list_gpus(),
         }
 
     def queue_act(self, sent: ApiRequest) -> JsonObject:
@@ -192,14 +192,14 @@ class RunActions:
         changes: JsonObject = {
             "up": lambda: queue.move(which, -1),
             "down": lambda: queue.move(which, 1),
-            "remove": lambda: queue.remove(which),
+            "remove": lambda: queue.remove_entry(which),
             "clear": queue.clear,
             "pause": queue.pause,
             "go_on": queue.go_on,
             "after_failure": lambda: queue.after_failure(sent.flag("go_on")),
         }
         if what == "open":
-            job = queue.job_of(queue.read().find(which))
+            job = queue.job_of_entry(queue.read_queue().find(which))
             return self._opened(reopen.config_from(job.script, job.toml), job.how, which)
         if what not in changes:
             raise ConfigError("There is no such button: load the page again.")
@@ -208,34 +208,34 @@ class RunActions:
 
     def _opened(self, config: RunConfig, how: JsonMapping, name: str) -> JsonObject:
         """A config for the form of its tab, with the launch settings `how`, and the name of its source."""
-        tab = _tab(config)
-        filled = self.forms[tab].fill(config, start_preset.loaded(name))
+        tab = _tab_of_config(config)
+        filled = self.forms[tab].fill(config, start_preset.loaded_as_start(name))
         return {"tab": tab, "fill": filled, "launch": {name: str(value) for name, value in how.items()}}
 
 
 def _with_next(said: str) -> MessageLike:
     """The answer to an action, and the training that the queue starts when the run has ended."""
-    found = queue.read()
+    found = queue.read_queue()
     if found.paused or found.halted or not found.waiting:
         return said
-    return listed([said, Message("Then the queue starts {name}.", name=found.waiting[0].name)], " ")
+    return join_messages([said, Message("Then the queue starts {name}.", name=found.waiting[0].name)], " ")
 
 
 def _run(run_id: str) -> reader.RecordedRun:
     try:
-        return reader.run(run_id)
+        return reader.find_run(run_id)
     except KeyError:
         raise ConfigError("This run is not there any more: load the page again.") from None
 
 
-def _tab(config: RunConfig) -> str:
+def _tab_of_config(config: RunConfig) -> str:
     """The tab that a config belongs to."""
     if config.kind != "finetune":
         return config.kind
     return "finetune" if config.data.in_json or config.data.dataset_config else "dreambooth"
 
 
-def _entry(entry: queue.QueueEntry) -> JsonObject:
+def _entry_as_json(entry: queue.QueueEntry) -> JsonObject:
     state, why = queue.state_of(entry)
     shown: JsonObject = {
         "id": entry.id,
@@ -246,10 +246,10 @@ def _entry(entry: queue.QueueEntry) -> JsonObject:
         "run": entry.run,
         "waits": entry.waits,
     }
-    shown["gpus"], shown["processes"] = str(entry.how.get("gpu_ids") or ""), gpu_slots.processes(entry.how)
+    shown["gpus"], shown["processes"] = str(entry.how.get("gpu_ids") or ""), gpu_slots.wanted_processes(entry.how)
     if entry.run:
         try:
-            run = reader.run(entry.run)
+            run = reader.find_run(entry.run)
         except KeyError:
             return shown
         shown |= {"step": run.facts.get("step") or 0, "total": run.facts.get("total_steps") or 0}
@@ -262,7 +262,13 @@ def _doctor() -> str:
     """The output of `kohya doctor` on this machine."""
     try:
         return subprocess.run(
-            DOCTOR, capture_output=True, text=True, errors="replace", timeout=DOCTOR_TIMEOUT, check=False, cwd=ROOT
+            DOCTOR,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=DOCTOR_TIMEOUT,
+            check=False,
+            cwd=PROJECT_ROOT,
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         return f"kohya doctor could not be asked: {type(error).__name__}\n"

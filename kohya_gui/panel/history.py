@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonObject, JsonValue
-from library.config.problems import Message, MessageLike, counted, listed
+from library.config.problems import Message, MessageLike, counted, join_messages
 from library.runs.reader import RecordedRun, RunProgress
 
 MAX_SHOWN = 8  # newest events of each kind
@@ -24,9 +24,9 @@ def history_html(run: RecordedRun, progress: RunProgress) -> str:
             "saved",
             Message("in {folder}", folder=folder) if folder else "",
         ),
-        _list("Ended early", map(text, seen.get("early_stop", ())), "ended"),
-        _list("Warnings", map(text, seen.get("warning", ())), "warn"),
-        _list("Compiled", map(compiled, compiles), "compiled", compile_totals(run, progress, compiles)),
+        _list("Ended early", map(event_words, seen.get("early_stop", ())), "ended"),
+        _list("Warnings", map(event_words, seen.get("warning", ())), "warn"),
+        _list("Compiled", map(compile_line, compiles), "compiled", compile_totals(run, progress, compiles)),
     ]
     inside = "".join(parts)
     return f'<div class="facts">{inside}</div>' if inside else ""
@@ -47,9 +47,11 @@ def compile_totals(run: RecordedRun, progress: RunProgress, events: Sequence[Jso
     if not graphs:
         return ""
     known = [event["total"] for event in events if isinstance(event.get("total"), int | float)]
-    seconds = total.get("seconds") or (known[-1] if known else sum(_number(event.get("seconds")) for event in good))
+    seconds = total.get("seconds") or (
+        known[-1] if known else sum(_number_or_zero(event.get("seconds")) for event in good)
+    )
     again = total.get("recompiles") if total else sum(bool(event.get("reason")) for event in good)
-    hits = total.get("cache_hits") if total else sum(_number(event.get("cache_hits")) for event in good)
+    hits = total.get("cache_hits") if total else sum(_number_or_zero(event.get("cache_hits")) for event in good)
     said = [Message("{graphs} in {seconds} s", graphs=counted(graphs, "graph"), seconds=f"{seconds:.0f}")]
     said += [Message("{count} recompiled", count=again)] if again else []
     said += [Message("{hits} from the cache", hits=f"{hits:.0f}")] if hits else []
@@ -60,10 +62,10 @@ def compile_totals(run: RecordedRun, progress: RunProgress, events: Sequence[Jso
             if gained >= 0
             else Message("{seconds} s lost so far", seconds=f"{-gained:.0f}")
         )
-    return listed(said)
+    return join_messages(said)
 
 
-def _number(value: JsonValue) -> float:
+def _number_or_zero(value: JsonValue) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
@@ -82,16 +84,16 @@ def _list(title: str, lines: Iterable[MessageLike], kind: str, sum_up: MessageLi
     return f'<section class="{kind}"><h3>{title}{more}</h3><ul>{items}</ul></section>'
 
 
-def text(event: JsonObject) -> MessageLike:
+def event_words(event: JsonObject) -> MessageLike:
     """The text of an event, whatever key it is stored under."""
     found = next((event[key] for key in ("text", "message", "reason") if event.get(key)), "")
     return found if isinstance(found, str | Message) else str(found)
 
 
-def compiled(event: JsonObject) -> MessageLike:
+def compile_line(event: JsonObject) -> MessageLike:
     """One line of the log: the block, the time, and the reason of a recompilation."""
     if not event.get("block"):
-        return text(event)
+        return event_words(event)
     template = "{block}: forward graph" if event.get("forward", True) else "{block}: backward graph"
     line = Message(template, block=event["block"])
     if isinstance(event.get("seconds"), int | float):
@@ -102,7 +104,7 @@ def compiled(event: JsonObject) -> MessageLike:
     return line
 
 
-def _size(count: float) -> str:
+def _format_bytes(count: float) -> str:
     return f"{count / 1e3:,.1f} kB" if count < 1e5 else f"{count / 1e6:,.1f} MB"
 
 
@@ -115,11 +117,13 @@ def saved(event: JsonObject) -> str:
     if not isinstance(size, int | float):
         path = Path(name)
         size = path.stat().st_size if path.is_file() else 0
-    line = html.escape(Path(name).name) + (f" <small>({_size(size)})</small>" if size else "")
+    line = html.escape(Path(name).name) + (f" <small>({_format_bytes(size)})</small>" if size else "")
     if "ok" in event:
-        mood, mark, words = ("fine", "✓", "loads") if event["ok"] else ("wrong", "✗", text(event) or "does not load")
-        said = listed([mark, words], " ")
-        about = text(event)
+        mood, mark, words = (
+            ("fine", "✓", "loads") if event["ok"] else ("wrong", "✗", event_words(event) or "does not load")
+        )
+        said = join_messages([mark, words], " ")
+        about = event_words(event)
         line += f' <span class="{mood}" title="{html.escape(str(about))}"{data(said, about)}>'
         line += f"{html.escape(str(said))}</span>"
     return f"<li>{line}</li>"

@@ -23,7 +23,7 @@ STATES = {
     "failed": ("Failed", "bad"),
     "interrupted": ("Interrupted", "bad"),
 }
-ENDING = {
+STATE_WHILE_STOPPING = {
     "": "",
     "after_step": "{doing} · stops after this step",
     "now": "{doing} · saves and stops",
@@ -50,7 +50,7 @@ SILENCE_SHOWN_FROM = 300.0  # seconds without an event, after which the panel re
 FULL_SHARE = 0.95  # the share of memory or disk in use from which it is marked
 
 
-def choices(runs: Iterable[tuple[MessageLike, str]], picked: str) -> str:
+def run_list_html(runs: Iterable[tuple[MessageLike, str]], picked: str) -> str:
     """The list of runs to choose from, if there is more than one: (label, id), newest first."""
     given = [("Newest run", ""), *runs]
     made = "".join(
@@ -61,7 +61,7 @@ def choices(runs: Iterable[tuple[MessageLike, str]], picked: str) -> str:
     return f'<select class="runs" aria-label="Run">{made}</select>' if len(given) > 2 else ""
 
 
-def head(run: RecordedRun, progress: RunProgress, now: float) -> str:
+def run_head_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
     """State and progress of a run, with the cause of a failure."""
     word, mood = STATES.get(run.state, (run.state, "calm"))
     name = html.escape(str(run.facts.get("output_name") or run.id))
@@ -69,7 +69,7 @@ def head(run: RecordedRun, progress: RunProgress, now: float) -> str:
     return (
         f'<div class="run {mood}" data-run="{html.escape(run.id)}" data-state="{html.escape(run.state)}">'
         f'<div class="who"><span class="state">{html.escape(str(word))}</span><b>{name}</b><small>{kind}</small></div>'
-        f"{_deleted(run)}{_failure(run)}{_spilled(progress) if run.active else ''}{_bar(run, progress, now)}</div>"
+        f"{_deleted(run)}{_failure(run)}{_spilled(progress) if run.active else ''}{_bar_html(run, progress, now)}</div>"
     )
 
 
@@ -90,7 +90,7 @@ def waiting(found: Queue) -> str:
     return f'<div class="next halted"{data(said)}><p>{html.escape(str(said))}</p>{go}</div>'
 
 
-def elsewhere(run: RecordedRun, others: Iterable[RecordedRun]) -> str:
+def other_run_html(run: RecordedRun, others: Iterable[RecordedRun]) -> str:
     """A line about the active run, while another one is shown that has ended."""
     other = None if run.active else next((one for one in others if one.active and one.id != run.id), None)
     if other is None:
@@ -102,7 +102,7 @@ def elsewhere(run: RecordedRun, others: Iterable[RecordedRun]) -> str:
 
 def numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
     """The numbers of the last step, and where its time went."""
-    inside = _numbers(run, progress, now) + split(progress.last)
+    inside = _step_numbers_html(run, progress, now) + time_bar(progress.last)
     return f'<div class="facts">{inside}</div>' if inside else ""
 
 
@@ -132,12 +132,12 @@ def _failure(run: RecordedRun) -> str:
     return f'<div class="cause" role="alert"{data(advice)}><ul>{lines}</ul>{said}</div>'
 
 
-def _bar(run: RecordedRun, progress: RunProgress, now: float) -> str:
+def _bar_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
     left, right, done, of = _doing(run, progress, now)
     if run.state == "stopping":
-        left = Message(ENDING[layout.stop_asked(run.folder)] or "{doing}", doing=left)
+        left = Message(STATE_WHILE_STOPPING[layout.stop_asked(run.folder)] or "{doing}", doing=left)
     if run.active and (silent := _silent(progress, now)):
-        left = Message("{doing} · no progress for {time}", doing=left, time=duration(silent))
+        left = Message("{doing} · no progress for {time}", doing=left, time=duration_in_words(silent))
     share = min(1.0, done / of) if of else 0.0
     waiting = " waiting" if run.active and not of else ""
     return (
@@ -172,7 +172,7 @@ def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[Message
         return said, Message("{done} of {of}", done=done, of=of), max(0, done - 1), of
     if phase and phase.get("total") and phase.get("done") == phase.get("total") and not step:
         # Everything is loaded and encoded, and the first step compiles.
-        compiling = layout.section(run.facts, "compile").get("compile")
+        compiling = layout.facts_section(run.facts, "compile").get("compile")
         return ("Compiling in the first step" if compiling else "Preparing the first step"), "", 0, 0
     if phase:
         done, of = number(phase.get("done")), number(phase.get("total"))
@@ -202,24 +202,24 @@ def _eta(run: RecordedRun, progress: RunProgress, now: float) -> MessageLike:
     if run.active:
         if not isinstance(eta, int | float):
             return ""
-        return Message("{time} left", time=duration(max(0.0, eta - (now - progress.last.get("t", now)))))
+        return Message("{time} left", time=duration_in_words(max(0.0, eta - (now - progress.last.get("t", now)))))
     ended = run.facts.get("ended") or run.facts.get("heartbeat")
-    return Message("took {duration}", duration=duration(ended - started)) if started and ended else ""
+    return Message("took {duration}", duration=duration_in_words(ended - started)) if started and ended else ""
 
 
-def _numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
+def _step_numbers_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
     last, rows = progress.last, []
     if progress.curve:
         rows.append(("Loss, smoothed", f"{progress.curve[-1][2]:.4f}", ""))
     if isinstance(last.get("loss"), int | float):
         rows.append(("Loss, last step", f"{last['loss']:.4f}", ""))
-    for name, rate in rates(last.get("lr")).items():
+    for name, rate in shown_rates(last.get("lr")).items():
         rows.append(("Learning rate", f"{rate:.3g}", name))
     for key, title, unit in (("s_it", "Speed", "s/step"), ("grad_norm", "Gradient norm", ""), ("epoch", "Epoch", "")):
         if isinstance(last.get(key), int | float):
             rows.append((title, f"{last[key]:.3g}", unit))
     if run.active and run.facts.get("started"):
-        rows.append(("Running for", duration(now - run.facts["started"]), ""))
+        rows.append(("Running for", duration_in_words(now - run.facts["started"]), ""))
     cells = "".join(
         f"<div{data(value)}><dt>{html.escape(title)}</dt><dd>{html.escape(str(value))} "
         f"<small>{html.escape(unit)}</small></dd></div>"
@@ -228,7 +228,7 @@ def _numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
     return f"<dl>{cells}</dl>" if cells else ""
 
 
-def rates(given: Any) -> dict[str, float]:
+def shown_rates(given: Any) -> dict[str, float]:
     """At most three learning rates by name; equal ones are shown once."""
     if isinstance(given, int | float):
         return {"": float(given)}
@@ -238,14 +238,14 @@ def rates(given: Any) -> dict[str, float]:
     return {"": next(iter(known.values()))} if len(set(known.values())) == 1 else dict(list(known.items())[:3])
 
 
-PARTS = ("data_s", "transfer_s", "compute_s")  # waiting for data, copying to the GPU, computing
+STEP_TIMES = ("data_s", "transfer_s", "compute_s")  # waiting for data, copying to the GPU, computing
 
 
-def split(last: JsonObject) -> str:
+def time_bar(last: JsonObject) -> str:
     """Where the time of the last step went, as a bar and in words."""
-    parts = [(name, float(last[name])) for name in PARTS if isinstance(last.get(name), int | float)]
+    parts = [(name, float(last[name])) for name in STEP_TIMES if isinstance(last.get(name), int | float)]
     whole = sum(seconds for _, seconds in parts)
-    if len(parts) < len(PARTS) or whole <= 0:
+    if len(parts) < len(STEP_TIMES) or whole <= 0:
         return ""
     bars = "".join(f'<i class="{name}" style="width:{seconds / whole:.1%}"></i>' for name, seconds in parts)
     shares = {name: f"{seconds / whole:.0%}" for name, seconds in parts}
@@ -256,13 +256,13 @@ def split(last: JsonObject) -> str:
     )
 
 
-def usage(run: RecordedRun) -> str:
+def machine_usage_html(run: RecordedRun) -> str:
     """GPUs, memory and disk, as far as this machine reports them."""
     if not run.is_here:
         return ""
     own = {str(device) for device in run.facts.get("devices") or ()}
     rows = [_gpu(gpu) for gpu in machine.GPUS.now() if not own or gpu.index in own]
-    memory, disk = machine.memory(), machine.disk(run.facts.get("output_dir") or run.folder)
+    memory, disk = machine.computer_memory(), machine.disk_space(run.facts.get("output_dir") or run.folder)
     rows.append(_used("RAM", memory["used"], memory["total"], "GB"))
     if disk:
         rows.append(
@@ -306,7 +306,7 @@ def _used(title: MessageLike, used: float, total: float, unit: str, words: Messa
     )
 
 
-def duration(seconds: float) -> Message:
+def duration_in_words(seconds: float) -> Message:
     """Seconds in words: 45 s, 12 min, 3 h 20 min."""
     if seconds < 90:
         return Message("{count} s", count=max(0, round(seconds)))

@@ -65,26 +65,26 @@ class RunPanel:
 
 def styles() -> str:
     """Styles for the page's head, which keep the place of the panel's first content where runs are known."""
-    return html.RUNS_TO_COME if registry.folders() else ""
+    return html.RUNS_TO_COME if registry.run_folders() else ""
 
 
 def panel_parts(picked: str, is_log_open: bool = True) -> dict[str, PanelPart]:
     """All parts of the panel for the run that a user has picked, or else for the newest one."""
     every = reader.runs()
     runs = every[:MAX_RUNS_LISTED]
-    run = _chosen(picked, runs)
-    waits = html.waiting(queue.read())
+    run = _choose_run(picked, runs)
+    waits = html.waiting(queue.read_queue())
     parts = dict.fromkeys(PARTS, _ready(""))
     if run is None:
         return parts | {"queue": _ready(waits), "head": _ready(html.EMPTY)}
     progress, now = reader.progress(run.folder).update(), time.time()
     parts |= {
-        "runs": _ready(html.choices([(_label(r), r.id) for r in runs], picked)),
-        "queue": _ready(html.elsewhere(run, every) + waits),
-        "head": _ready(html.head(run, progress, now)),
+        "runs": _ready(html.run_list_html([(_label(r), r.id) for r in runs], picked)),
+        "queue": _ready(html.other_run_html(run, every) + waits),
+        "head": _ready(html.run_head_html(run, progress, now)),
         "acts": _ready(actions.buttons(run, every)),
         "numbers": _ready(html.numbers(run, progress, now)),
-        "usage": _ready(html.usage(run) if run.active else ""),
+        "usage": _ready(html.machine_usage_html(run) if run.active else ""),
         "history": _ready(history.history_html(run, progress)),
     }
     parts |= _costly(run, progress)
@@ -120,7 +120,7 @@ def _markup() -> str:
     return f'<div class="card live">{UNFOLD}{"".join(places.values())}</div>'
 
 
-def _chosen(picked: str, runs: list[reader.RecordedRun]) -> reader.RecordedRun | None:
+def _choose_run(picked: str, runs: list[reader.RecordedRun]) -> reader.RecordedRun | None:
     if picked and (found := next((run for run in runs if run.id == picked), None)):
         return found
     return next((run for run in runs if run.active), runs[0] if runs else None)

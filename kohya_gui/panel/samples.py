@@ -29,7 +29,7 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
     (compare_samples.js)."""
     rows: dict[int, list[tuple[int, JsonObject]]] = {}
     for place, event in enumerate(progress.events.get("sample", ())):
-        rows.setdefault(_number(event.get("number")), []).append((place, event))
+        rows.setdefault(_whole_number(event.get("number")), []).append((place, event))
     if not rows:
         return ""
     shown = "".join(_row(run, number, events) for number, events in sorted(rows.items()))
@@ -42,13 +42,13 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
 
 def _row(run: reader.RecordedRun, number: int, events: list[tuple[int, JsonObject]]) -> str:
     prompt = str(events[-1][1].get("prompt") or "") or Message("Prompt {number}", number=number + 1)
-    pictures = "".join(_picture(run, place, event, prompt) for place, event in reversed(events[-MAX_PICTURES:]))
+    pictures = "".join(_sample_html(run, place, event, prompt) for place, event in reversed(events[-MAX_PICTURES:]))
     said = html.escape(str(prompt))
     return f'<p title="{said}"{data(prompt)}>{said}</p><div class="strip" role="group">{pictures}</div>'
 
 
-def _picture(run: reader.RecordedRun, place: int, event: JsonMapping, prompt: MessageLike) -> str:
-    step = _number(event.get("step"))
+def _sample_html(run: reader.RecordedRun, place: int, event: JsonMapping, prompt: MessageLike) -> str:
+    step = _whole_number(event.get("step"))
     about = Message("Sample of step {step}: {prompt}", step=step, prompt=prompt)
     query = {"run": run.id, "sample": place}
     small = html.escape("own/picture?" + urlencode({**query, "small": 1}))
@@ -60,15 +60,15 @@ def _picture(run: reader.RecordedRun, place: int, event: JsonMapping, prompt: Me
     )
 
 
-def _number(value: JsonValue) -> int:
+def _whole_number(value: JsonValue) -> int:
     return int(value) if isinstance(value, int | float) else 0
 
 
-def show(query: Mapping[str, str]) -> Response:
+def serve_sample(query: Mapping[str, str]) -> Response:
     """A picture by its run and its index among that run's samples; nothing else can be requested."""
     try:
-        run = reader.run(str(query.get("run") or ""))
-        path = file_of(run, int(query.get("sample") or ""))
+        run = reader.find_run(str(query.get("run") or ""))
+        path = sample_file(run, int(query.get("sample") or ""))
     except (KeyError, ValueError, IndexError):
         raise ConfigError("There is no such image.") from None
     changed = path.stat().st_mtime_ns
@@ -77,7 +77,7 @@ def show(query: Mapping[str, str]) -> Response:
     return Response(body, media_type=kind or "application/octet-stream", headers=CACHE_HEADERS)
 
 
-def file_of(run: reader.RecordedRun, place: int) -> Path:
+def sample_file(run: reader.RecordedRun, place: int) -> Path:
     """The file of a sample. Raises ValueError unless it is an image below the folder that its run writes to."""
     if place < 0:
         raise ValueError("no such sample")
@@ -93,7 +93,7 @@ def file_of(run: reader.RecordedRun, place: int) -> Path:
 def thumbnail(path: Path, changed: int) -> bytes:
     """A small JPEG of an image; `changed` is when its file was written. Raises ConfigError if it is not an image."""
     made = io.BytesIO()
-    with _opened(path) as picture:
+    with _open_sample(path) as picture:
         picture.draft("RGB", (THUMBNAIL_SIDE, THUMBNAIL_SIDE))
         small = picture.convert("RGB")
         small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
@@ -103,11 +103,11 @@ def thumbnail(path: Path, changed: int) -> bytes:
 
 def whole(path: Path) -> bytes:
     """An image file, checked to be one. Raises ConfigError otherwise."""
-    with _opened(path):
+    with _open_sample(path):
         return path.read_bytes()
 
 
-def _opened(path: Path) -> Any:
+def _open_sample(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ConfigError("This image is too large to be shown.")

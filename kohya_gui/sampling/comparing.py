@@ -20,11 +20,11 @@ from library.files import write_atomic
 from library.jobs import job as jobs
 from library.runs import layout, reader
 from library.sampling import prompt_rows, prompts
-from library.sampling.plan import check_size
+from library.sampling.plan import check_image_count
 
-KIND = "compare"
+COMPARE_KIND = "compare"
 MAX_RUNS = 20  # runs
-ENCODERS = ("", "dinov2", "clip")
+ENCODER_CHOICES = ("", "dinov2", "clip")
 RESULT = "comparison.json"
 PLACE = re.compile(r"compare-[\d-]+")  # the name of a comparison's folder in its run's folder
 
@@ -58,30 +58,30 @@ class FileComparison:
 
     def begin(self, sent: ApiRequest) -> JsonObject:
         """Start comparing. Problems of the form are reported first."""
-        if busy := next((job for job in jobs.every(KIND) if job.active), None):
+        if busy := next((job for job in jobs.jobs_of_kinds(COMPARE_KIND) if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
         run = _run(sent.text("run"))
-        config = plan.config_of(run)
+        config = plan.config_of_run(run)
         paths.allow(config, self.roots)
-        files, _ = plan.files_of(run)
+        files, _ = plan.saved_files_of_run(run)
         for file in files:
-            paths.inside(str(file.path), self.roots, "file")
-        words = [KIND, run.id, *self._encoder(sent)]
+            paths.allowed_path(str(file.path), self.roots, "file")
+        words = [COMPARE_KIND, run.id, *self._encoder(sent)]
         lines = [line.strip() for line in sent.text("prompts").splitlines() if line.strip()]
-        text = prompt_rows.text([{"prompt": line} for line in lines]) if lines else ""
+        text = prompt_rows.rows_as_text([{"prompt": line} for line in lines]) if lines else ""
         if text:
-            check_size(len(files), [prompts.parse_line(line) for line in text.splitlines()])
-        place = jobs.new(KIND)
+            check_image_count(len(files), [prompts.parse_line(line) for line in text.splitlines()])
+        place = jobs.new(COMPARE_KIND)
         if text:
             write_atomic(place / "prompts.txt", text)
             words.append(f"--prompts={place / 'prompts.txt'}")
-        return {"job": job_status(jobs.start(KIND, words, place))}
+        return {"job": job_status(jobs.start_job(COMPARE_KIND, words, place))}
 
     def _encoder(self, sent: ApiRequest) -> list[str]:
         chosen = sent.text("encoder")
         if chosen == "folder":
-            chosen = str(paths.folder(sent.text("folder"), self.roots, "Folder of the encoder"))
-        elif chosen not in ENCODERS:
+            chosen = str(paths.existing_folder(sent.text("folder"), self.roots, "Folder of the encoder"))
+        elif chosen not in ENCODER_CHOICES:
             raise ConfigError("There is no such choice: load the page again.")
         return [f"--encoder={chosen}"] if chosen else []
 
@@ -90,9 +90,9 @@ class FileComparison:
         run = _run(sent.text("run"))
         known = _newest(run)
         place = Path(str(known.get("folder") or "")).name
-        columns = [_text(one) for one in _list(known, "columns")]
+        columns = [_title_or_prompt(one) for one in _list(known, "columns")]
         count = len(columns)
-        rows = [_text(one) for one in _list(known, "rows")]
+        rows = [_title_or_prompt(one) for one in _list(known, "rows")]
         proposal = known.get("proposal")
         proposal = proposal if isinstance(proposal, dict) else {}
         copies = [_cells(row, count) for row in _list(known, "copies")] or [[""] * count for _ in rows]
@@ -101,13 +101,13 @@ class FileComparison:
             queries = [{"run": run.id, "at": place, "row": row, "column": at} for at in range(count)]
             cells.append(
                 [
-                    _cell(query, copy) if name else None
+                    _comparison_cell(query, copy) if name else None
                     for query, name, copy in zip(queries, files, copies[row], strict=True)
                 ]
             )
         numbers = {
-            "losses": [_shown(one, ".4f") for one in _cells(_list(known, "losses"), count)],
-            "likeness": [_shown(one, ".3f") for one in _cells(_list(known, "likeness"), count)],
+            "losses": [_format_if_number(one, ".4f") for one in _cells(_list(known, "losses"), count)],
+            "likeness": [_format_if_number(one, ".3f") for one in _cells(_list(known, "likeness"), count)],
         }
         return {
             "columns": columns,
@@ -126,7 +126,7 @@ class FileComparison:
         """A picture of a comparison by its position; nothing else can be requested."""
         try:
             place, numbers = str(query.get("at") or ""), (int(query["row"]), int(query["column"]))
-            folder = reader.run(str(query.get("run") or "")).folder.resolve()
+            folder = reader.find_run(str(query.get("run") or "")).folder.resolve()
             path = (folder / place / "{:02d}_{:02d}.png".format(*numbers)).resolve()
             if not (PLACE.fullmatch(place) and path.parent.parent == folder and path.is_file()):
                 raise ValueError("no picture of a comparison")
@@ -138,27 +138,27 @@ class FileComparison:
         return Response(body, media_type=kind or "application/octet-stream", headers=samples.CACHE_HEADERS)
 
 
-def markup() -> str:
+def comparison_html() -> str:
     """The part of the tab."""
     text = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
-    return text.replace("[browse]", picker.button("folder", "Folder of the encoder", "folder"))
+    return text.replace("[browse]", picker.browse_button("folder", "Folder of the encoder", "folder"))
 
 
 def _run(name: str) -> reader.RecordedRun:
     try:
-        return reader.run(name)
+        return reader.find_run(name)
     except KeyError:
         raise ConfigError("This run is not there any more: load the page again.") from None
 
 
 def _newest(run: reader.RecordedRun) -> JsonObject:
     """The last results of a job for a run, else the ones stored in its folder."""
-    for job in jobs.every(KIND):
+    for job in jobs.jobs_of_kinds(COMPARE_KIND):
         arguments = job.facts.get("arguments") or ()
         if run.id in arguments and job.result.get("files"):
             return job.result
     stored = sorted(run.folder.glob(f"compare-*/{RESULT}"), key=lambda path: path.parent.name)
-    return layout.load(stored[-1]) if stored else {}
+    return layout.load_facts(stored[-1]) if stored else {}
 
 
 def _list(known: JsonMapping, name: str) -> list[object]:
@@ -173,16 +173,16 @@ def _cells(row: object, count: int) -> list[object]:
     return [*found[:count], *[""] * (count - len(found))]
 
 
-def _text(value: object) -> MessageLike:
+def _title_or_prompt(value: object) -> MessageLike:
     """A title or a prompt; messages stay messages, so that the browser can translate them."""
     return value if isinstance(value, str | Message) else str(value)
 
 
-def _shown(value: object, form: str) -> str:
+def _format_if_number(value: object, form: str) -> str:
     return format(value, form) if isinstance(value, int | float) else ""
 
 
-def _cell(query: JsonObject, copy: object) -> JsonObject:
+def _comparison_cell(query: JsonObject, copy: object) -> JsonObject:
     """The addresses of a picture, and the name of the training picture that it nearly copies."""
     return {
         "small": "own/compared?" + urlencode({**query, "small": 1}),

@@ -18,23 +18,23 @@ from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from kohya_gui.tools.commands import job_status, lora_row
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message
 from library.config.run_config import RunConfig
-from library.config.schema import flat
+from library.config.schema import flatten_sections
 from library.families import RUNS, config_class
 from library.files import write_atomic
 from library.jobs import job as jobs
 from library.runs import layout, reader, resume
 from library.sampling import plan, prompt_rows, prompts
 
-KIND = "sample"
+SAMPLE_KIND = "sample"
 LEARNED = (".safetensors", ".pt", ".ckpt")  # endings of files that can be tried
 GUIDE = "controlnet_image"
 MAX_LISTED = 20  # runs listed; comparisons are limited by the number of stored jobs
-FOLDER = ("kohya", "generated")  # below the first root, unless another folder is chosen
+GENERATED_FOLDER = ("kohya", "generated")  # below the first root, unless another folder is chosen
 TAB, RUN, JOB = "tab:", "run:", "job:"  # prefixes of the names of choices
 
 
@@ -66,11 +66,11 @@ class SamplingTab:
         """The models that can be sampled, and the sheets that can be shown; the request has no parameters."""
         runs = sorted(reader.runs(), key=lambda run: float(run.facts.get("started") or 0), reverse=True)[:MAX_LISTED]
         forms = [[TAB + tab, Message("The form of {name}", name=title)] for tab, title in self.titles.items()]
-        done = [job for job in jobs.every(KIND) if job.result.get("files")]
+        done = [job for job in jobs.jobs_of_kinds(SAMPLE_KIND) if job.result.get("files")]
         when = [dates.moment(job.started, "%H:%M:%S") for job in done]
         generated = [[JOB + job.id, Message("Images of {time}", time=at)] for job, at in zip(done, when, strict=True)]
         listed = [[RUN + run.id, Message("Run {run}", run=run.id)] for run in runs]
-        sampled = [entry for run, entry in zip(runs, listed, strict=True) if _samples(run)]
+        sampled = [entry for run, entry in zip(runs, listed, strict=True) if _sample_events(run)]
         return {"models": [*forms, *listed], "sheets": [*generated, *sampled]}
 
     def of_run(self, sent: ApiRequest) -> JsonObject:
@@ -85,23 +85,23 @@ class SamplingTab:
 
     def begin(self, sent: ApiRequest) -> JsonObject:
         """Start generating. Problems of the form are reported first."""
-        if busy := next((job for job in jobs.every(KIND) if job.active), None):
+        if busy := next((job for job in jobs.jobs_of_kinds(SAMPLE_KIND) if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
         (config, word), loras = self._config(sent), [self._lora(line) for line in sent.texts("loras") if line.strip()]
-        compare, strengths = sent.text("compare"), _numbers(sent.text("strengths", "1"))
+        compare, strengths = sent.text("compare"), _parse_strengths(sent.text("strengths", "1"))
         if compare not in plan.COMPARE:
             raise ConfigError("There is no such choice: load the page again.")
         if guide := sent.values("fields").get(GUIDE):
-            paths.present(guide, self.roots, samples.IMAGES, "Control image")
-        lines = _lines(sent)
-        columns = plan.columns(compare, loras, strengths)
-        plan.check_size(len(columns), [prompts.parse_line(line) for line in lines])
-        folder = paths.inside(sent.text("folder"), self.roots, "folder", is_new=True)
-        place = jobs.new(KIND)
+            paths.existing_file(guide, self.roots, samples.IMAGES, "Control image")
+        lines = _prompt_file_lines(sent)
+        columns = plan.plan_columns(compare, loras, strengths)
+        plan.check_image_count(len(columns), [prompts.parse_line(line) for line in lines])
+        folder = paths.allowed_path(sent.text("folder"), self.roots, "folder", is_new=True)
+        place = jobs.new(SAMPLE_KIND)
         write_atomic(place / f"{config.script}.toml", to_toml(config))
         write_atomic(place / "prompts.txt", "\n".join(lines) + "\n")
         words = [
-            KIND,
+            SAMPLE_KIND,
             str(place / f"{config.script}.toml"),
             f"--prompts={place / 'prompts.txt'}",
             f"--out={folder}",
@@ -110,19 +110,19 @@ class SamplingTab:
             *(f"--lora={path}={strength:g}" for path, strength in loras),
             *[f"--word={word}"] * bool(word),
         ]
-        return {"job": job_status(jobs.start(KIND, words, place))}
+        return {"job": job_status(jobs.start_job(SAMPLE_KIND, words, place))}
 
     def sheet(self, sent: ApiRequest) -> JsonObject:
         """Pictures in rows and columns: of a comparison, or of a run's samples by prompt and step."""
         name = sent.text("name")
         if name.startswith(RUN):
             return _of_samples(_run(name.removeprefix(RUN)))
-        job = jobs.find(name.removeprefix(JOB))
+        job = jobs.find_job(name.removeprefix(JOB))
         found = job.result
         rows = enumerate(found.get("files") or [])
         cells = [
             [
-                _cell("generated", {"job": job.id, "row": row, "column": column}) if file else None
+                _sample_cell("generated", {"job": job.id, "row": row, "column": column}) if file else None
                 for column, file in enumerate(files)
             ]
             for row, files in rows
@@ -137,8 +137,8 @@ class SamplingTab:
     def show(self, query: Mapping[str, str]) -> Response:
         """A picture of a comparison by its position; nothing else can be requested."""
         try:
-            found = jobs.find(query.get("job")).result["files"]
-            path = paths.present(found[int(query["row"])][int(query["column"])], self.roots, samples.IMAGES)
+            found = jobs.find_job(query.get("job")).result["files"]
+            path = paths.existing_file(found[int(query["row"])][int(query["column"])], self.roots, samples.IMAGES)
         except (KeyError, ValueError, IndexError, TypeError):
             raise ConfigError("There is no such image.") from None
         small = query.get("small")
@@ -151,7 +151,7 @@ class SamplingTab:
         name = sent.text("model")
         if name.startswith(RUN):
             run = _run(name.removeprefix(RUN))
-            script, values = str(run.facts.get("script")), _settings(run)
+            script, values = str(run.facts.get("script")), _run_settings(run)
             if script not in RUNS:
                 raise ConfigError("There is no such choice: load the page again.")
             family = config_class(script).family
@@ -161,7 +161,9 @@ class SamplingTab:
                 raise ConfigError("There is no such choice: load the page again.")
             given = form.parse_submission(sent.text("form"))
             family, values = given.family, given.values
-        config = build(config_class(families.lora_script(family)), plan.sampling_values(family, values), notes=[])
+        config = build_config(
+            config_class(families.lora_script(family)), plan.sampling_values(family, values), notes=[]
+        )
         if not config.model.pretrained_model_name_or_path:
             raise ConfigError(
                 "The form of {titles} names no base model: fill that in first.",
@@ -172,7 +174,7 @@ class SamplingTab:
 
     def _lora(self, line: str) -> tuple[Path, float]:
         path, _, number = line.rpartition("=")
-        return paths.present(path, self.roots, LEARNED, "Files"), _number(number)
+        return paths.existing_file(path, self.roots, LEARNED, "Files"), _parse_strength(number)
 
     def _markup(self) -> str:
         numbers = "".join(
@@ -186,44 +188,47 @@ class SamplingTab:
             .with_suffix(".html")
             .read_text(encoding="utf-8")
             .replace("[numbers]", numbers)
-            .replace("[comparing]", comparing.markup())
+            .replace("[comparing]", comparing.comparison_html())
             .replace("[row]", lora_row("sampling-lora", "learned", "File"))
-            .replace("[browse-guide]", picker.button(GUIDE, "Control image", "file"))
-            .replace("[browse]", picker.button("folder", "Folder for images", "folder"))
-            .replace("[folder]", escape(str(self.roots[0].joinpath(*FOLDER))))
+            .replace("[browse-guide]", picker.browse_button(GUIDE, "Control image", "file"))
+            .replace("[browse]", picker.browse_button("folder", "Folder for images", "folder"))
+            .replace("[folder]", escape(str(self.roots[0].joinpath(*GENERATED_FOLDER))))
         )
 
 
 def _run(name: str) -> reader.RecordedRun:
     try:
-        return reader.run(name)
+        return reader.find_run(name)
     except KeyError:
         raise ConfigError("This run is not there any more: load the page again.") from None
 
 
-def _settings(run: reader.RecordedRun) -> JsonObject:
+def _run_settings(run: reader.RecordedRun) -> JsonObject:
     """The settings that a run was started with. Runs started in a shell have no TOML, and may have relative paths."""
     if (path := run.folder / layout.TOML).is_file():
         return read_toml(path)
     there = Path(str(run.facts.get("folder") or ""))
-    found = {name: value for name, value in flat(resume.settings(run)).items() if value is not None}
+    found = {name: value for name, value in flatten_sections(resume.run_settings(run)).items() if value is not None}
     paths_of = {name: there / value for name, value in found.items() if isinstance(value, str) and value}
     return found | {name: str(path) for name, path in paths_of.items() if path.exists()}
 
 
-def _samples(run: reader.RecordedRun) -> Sequence[JsonObject]:
+def _sample_events(run: reader.RecordedRun) -> Sequence[JsonObject]:
     return reader.progress(run.folder).update().events.get("sample", ())
 
 
 def _of_samples(run: reader.RecordedRun) -> JsonObject:
     """The samples of a run: a row for each prompt, a column for each step."""
-    events = list(enumerate(_samples(run)))
+    events = list(enumerate(_sample_events(run)))
     steps = sorted({int(event.get("step") or 0) for _, event in events})
     rows = sorted({int(event.get("number") or 0) for _, event in events})
     said = {int(event.get("number") or 0): str(event.get("prompt") or "") for _, event in events}
     at = {(int(event.get("number") or 0), int(event.get("step") or 0)): place for place, event in events}
     cells = [
-        [_cell("picture", {"run": run.id, "sample": at[row, step]}) if (row, step) in at else None for step in steps]
+        [
+            _sample_cell("picture", {"run": run.id, "sample": at[row, step]}) if (row, step) in at else None
+            for step in steps
+        ]
         for row in rows
     ]
     titles = [Message("Step {step}", step=step) for step in steps]
@@ -235,11 +240,11 @@ def _of_samples(run: reader.RecordedRun) -> JsonObject:
     }
 
 
-def _cell(show: str, query: JsonObject) -> JsonObject:
+def _sample_cell(show: str, query: JsonObject) -> JsonObject:
     return {"small": f"own/{show}?" + urlencode({**query, "small": 1}), "large": f"own/{show}?" + urlencode(query)}
 
 
-def _lines(sent: ApiRequest) -> list[str]:
+def _prompt_file_lines(sent: ApiRequest) -> list[str]:
     """The prompts as lines of a prompt file, each with the fields common to all."""
     fields = sent.values("fields")
     known = {"negative_prompt", GUIDE, *(name for name, *_ in NUMBERS)}
@@ -247,14 +252,14 @@ def _lines(sent: ApiRequest) -> list[str]:
         raise ConfigError("This is not what the page sends: load it again")
     fields = {name: " ".join(value.split()) for name, value in fields.items() if value.strip()}
     rows = [{"prompt": line.strip(), **fields} for line in sent.text("prompts").splitlines() if line.strip()]
-    return prompt_rows.text(rows).splitlines() if rows else []
+    return prompt_rows.rows_as_text(rows).splitlines() if rows else []
 
 
-def _numbers(text: str) -> list[float]:
-    return [_number(part) for part in text.split(",") if part.strip()] or list(plan.STRENGTHS)
+def _parse_strengths(text: str) -> list[float]:
+    return [_parse_strength(part) for part in text.split(",") if part.strip()] or list(plan.STRENGTHS)
 
 
-def _number(text: str) -> float:
+def _parse_strength(text: str) -> float:
     try:
         return float(text.strip() or 1)
     except ValueError:

@@ -18,11 +18,11 @@ def code_problems(config: RunConfig, roots: Sequence[Path]) -> list[Problem]:
     wanted = {option: name for option, name in code_names.unlisted(config).items() if name not in known}
     # For a missing package, the check reports that and starts nothing.
     absent = {option for option, name in wanted.items() if option != code_names.BACKEND and code_names.is_absent(name)}
-    return [_problem(option, name, asks) for option, name in wanted.items() if option not in absent]
+    return [_code_problem(option, name, asks) for option, name in wanted.items() if option not in absent]
 
 
-def _problem(option: str, name: str, asks: bool) -> Problem:
-    if why := refusal(option, name):
+def _code_problem(option: str, name: str, asks: bool) -> Problem:
+    if why := refuse_code(option, name):
         return Problem(option, ": {why}", why=why)
     if not asks:
         template = ": {name} is code that this program does not list; it runs only in a training started in a shell"
@@ -31,7 +31,7 @@ def _problem(option: str, name: str, asks: bool) -> Problem:
     return Problem(option, template, name=name, folder=f"{ALLOWED}{name}", code="allow")
 
 
-def refusal(option: str, name: str) -> Message | str:
+def refuse_code(option: str, name: str) -> Message | str:
     """Why code cannot be what an option expects, or ""; none of it is run."""
     if option == code_names.BACKEND:
         return ""

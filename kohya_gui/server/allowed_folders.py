@@ -23,7 +23,7 @@ FILE_ENDING = re.compile(r"\.[a-z]\w{1,11}", re.I)  # the ending of a file; v1.5
 MAX_STORED = 200  # stored folders
 CODE = "code:"  # prefix of a name of code to allow
 ABSENT = "absent"  # the code of the problem that a folder does not exist
-NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+DOTTED_NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 # Programs, system settings and devices, on any operating system.
 SYSTEM = (
@@ -69,7 +69,7 @@ class Roots(Sequence[Path]):
         return len(self._now())
 
     def _now(self) -> tuple[Path, ...]:
-        return tuple(dict.fromkeys((*self.given, *remembered()))) if self.asks else self.given
+        return tuple(dict.fromkeys((*self.given, *allowed_folders()))) if self.asks else self.given
 
 
 class AllowedFolders:
@@ -93,53 +93,55 @@ class AllowedFolders:
         folder = Path(text)
         if not text.isprintable() or not folder.is_absolute() or _resolved(folder) != folder:
             raise ConfigError("This is not a folder on this computer.")
-        if why := refusal(folder):
+        if why := refuse_folder(folder):
             raise ConfigError("{folder} cannot be allowed: {why}.", folder=folder, why=why)
         if not folder.is_dir():
             raise ConfigError("{path} does not exist", path=folder)
-        kept = list(remembered())
+        kept = list(allowed_folders())
         if folder not in kept:
             if len(kept) >= MAX_STORED:
                 raise ConfigError(
-                    "{folder} holds {most} folders: take out those that are not used.", folder=place(), most=MAX_STORED
+                    "{folder} holds {most} folders: take out those that are not used.",
+                    folder=allowed_file(),
+                    most=MAX_STORED,
                 )
             _store([*kept, folder], remembered_code())
         return {"said": Message("Allowed: {folder}", folder=folder)}
 
 
-def place() -> Path:
+def allowed_file() -> Path:
     """The file of allowed folders."""
     return registry.data_folder() / "folders.json"
 
 
 def _allow_code(name: str) -> JsonObject:
     """Allow code with this name to run: a class with its module, or a module."""
-    if not NAME.fullmatch(name) or len(name) > 200:
+    if not DOTTED_NAME.fullmatch(name) or len(name) > 200:
         raise ConfigError("This is not the name of code.")
     known = remembered_code()
     if name not in known:
         if len(known) >= MAX_STORED:
             raise ConfigError(
-                "{folder} holds {most} names: take out those that are not used.", folder=place(), most=MAX_STORED
+                "{folder} holds {most} names: take out those that are not used.", folder=allowed_file(), most=MAX_STORED
             )
-        _store(remembered(), (*known, name))
+        _store(allowed_folders(), (*known, name))
     return {"said": Message("Allowed: {folder}", folder=name)}
 
 
 def _store(folders: Iterable[Path], code: Iterable[str]) -> None:
-    keys.store_privately(place(), {"folders": [str(one) for one in folders], "code": [*code]})
+    keys.store_privately(allowed_file(), {"folders": [str(one) for one in folders], "code": [*code]})
 
 
 def remembered_code() -> tuple[str, ...]:
     """The names of code that may run. The file's contents are not trusted."""
-    stored = layout.load(place()).get("code")
+    stored = layout.load_facts(allowed_file()).get("code")
     named = [text for text in stored if isinstance(text, str)] if isinstance(stored, list) else []
-    return tuple(text for text in named[:MAX_STORED] if NAME.fullmatch(text))
+    return tuple(text for text in named[:MAX_STORED] if DOTTED_NAME.fullmatch(text))
 
 
-def remembered() -> tuple[Path, ...]:
+def allowed_folders() -> tuple[Path, ...]:
     """The allowed folders that may still be used. The file's contents are not trusted."""
-    path = place()
+    path = allowed_file()
     try:
         found = path.stat()
     except OSError:
@@ -149,7 +151,7 @@ def remembered() -> tuple[Path, ...]:
 
 @lru_cache(maxsize=4)
 def _remembered(path: Path, modified: int, number: int) -> tuple[Path, ...]:
-    stored = layout.load(path).get("folders")
+    stored = layout.load_facts(path).get("folders")
     named = [Path(text) for text in stored if isinstance(text, str)] if isinstance(stored, list) else []
     return tuple(folder for folder in named[:MAX_STORED] if folder.is_absolute() and not _forbidden(folder))
 
@@ -162,15 +164,15 @@ def outside_roots(what: str, path: Path, roots: Sequence[Path], is_new: bool = F
     if not isinstance(roots, Roots) or not roots.asks:
         template = ": {path} is outside of {roots}; start the page with --root FOLDER to allow more"
         return Problem(what, template, path=path, roots=", ".join(map(str, roots)))
-    folder = meant(path)
-    if why := refusal(folder):
+    folder = folder_to_allow(path)
+    if why := refuse_folder(folder):
         template = ": {path} is outside of the folders that this page may use, and {why}"
         return Problem(what, template, path=path, why=Message(why))
     if not folder.is_dir():
         above = next(one for one in folder.parents if one.is_dir())
         if not is_new:
             return Problem(what, ": {path} does not exist", path=folder, code=ABSENT)
-        if refusal(above):
+        if refuse_folder(above):
             template = ": {folder} does not exist; make it first, or choose a folder that is there"
             return Problem(what, template, folder=folder)
         folder = above
@@ -178,18 +180,18 @@ def outside_roots(what: str, path: Path, roots: Sequence[Path], is_new: bool = F
     return Problem(what, template, path=path, folder=folder, code="allow")
 
 
-def asked(problem: Problem) -> str:
+def asked_folder(problem: Problem) -> str:
     """The folder that a problem asks to allow, or ""."""
     return str(problem.arguments["folder"]) if problem.code == "allow" else ""
 
 
-def meant(path: Path) -> Path:
+def folder_to_allow(path: Path) -> Path:
     """The folder that has to be allowed for a path: the path itself, or the folder of a file."""
     is_file = path.is_file() or (not path.exists() and FILE_ENDING.fullmatch(path.suffix) is not None)
     return path.parent if is_file else path
 
 
-def refusal(folder: Path) -> str:
+def refuse_folder(folder: Path) -> str:
     """Why a folder cannot be allowed, or "". It is a resolved path."""
     if why := _forbidden(folder):
         return why
@@ -208,15 +210,15 @@ def _forbidden(folder: Path) -> str:
         return "the root of a disk cannot be allowed: choose a folder on it"
     if any(part.startswith(".") or RESERVED.fullmatch(part) or ":" in part for part in parts):
         return "it is hidden or reserved: choose another folder"
-    if _holds(folder, _resolved(Path.home())):
+    if _folder_contains(folder, _resolved(Path.home())):
         return "it holds your home folder: choose a folder in it"
     own = [_resolved(one) for one in (registry.data_folder(), Path(sys.prefix))]
-    if any(_holds(folder, one) or _holds(one, folder) for one in own):
+    if any(_folder_contains(folder, one) or _folder_contains(one, folder) for one in own):
         return "it holds files of this program: choose another folder"
     temporary = _resolved(Path(tempfile.gettempdir()))
-    if _holds(temporary, folder) and folder != temporary:
+    if _folder_contains(temporary, folder) and folder != temporary:
         return ""
-    if any(_holds(one, folder) or _holds(folder, one) for one in _system()):
+    if any(_folder_contains(one, folder) or _folder_contains(folder, one) for one in _system()):
         return "it belongs to the system: choose another folder"
     return "it belongs to the system: choose another folder" if parts[0].casefold() in RESERVED_OF_WINDOWS else ""
 
@@ -227,7 +229,7 @@ def _system() -> list[Path]:
     return [Path(os.environ[name]) for name in SYSTEM_OF_WINDOWS if os.environ.get(name)]
 
 
-def _holds(folder: Path, other: Path) -> bool:
+def _folder_contains(folder: Path, other: Path) -> bool:
     """Whether a path is a folder or inside it, ignoring case, as some systems do."""
     mine, theirs = ([part.casefold() for part in one.parts] for one in (folder, other))
     return theirs[: len(mine)] == mine

@@ -28,7 +28,7 @@ App = Callable[[Scope, Any, Any], Awaitable[None]]
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 FORWARDED = b"x-forwarded-host"
-HERE = "kohya.here"  # in the scope: whether the request comes from a browser on this computer
+LOCAL_KEY = "kohya.here"  # in the scope: whether the request comes from a browser on this computer
 # Headers that proxies and tunnels add to forwarded requests.
 PASSED_ON = (
     "forwarded",
@@ -55,7 +55,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def is_here(scope: Scope) -> bool:
+def is_local_request(scope: Scope) -> bool:
     """Whether a request comes from a browser on this computer, through no proxy and under no other name."""
     headers: dict[str, list[str]] = {}
     for name, value in scope["headers"]:
@@ -64,7 +64,7 @@ def is_here(scope: Scope) -> bool:
     passed_on = any(name in PASSED_ON or name.startswith("x-forwarded") for name in headers)
     if passed_on or len(host) != 1 or len(origin) != 1 or not is_loopback(str((scope.get("client") or ("",))[0])):
         return False
-    own = origin[0].lower() == f"http://{host[0].lower()}" and name_of(host[0]) in LOOPBACK
+    own = origin[0].lower() == f"http://{host[0].lower()}" and host_name(host[0]) in LOOPBACK
     return own and headers.get("sec-fetch-site", ["same-origin"]) == ["same-origin"]
 
 
@@ -109,7 +109,7 @@ class AuthGate:
         else:
             # A foreign name must not get into the addresses that the page uses.
             headers = [pair for pair in scope["headers"] if pair[0].lower() != FORWARDED or self._is_ours_all(pair[1])]
-            await self.app({**scope, "headers": headers, HERE: is_here(scope)}, receive, send)
+            await self.app({**scope, "headers": headers, LOCAL_KEY: is_local_request(scope)}, receive, send)
 
     async def _known(self, scope: Scope, headers: dict[str, str], send: Send) -> bool:
         """Whether a request may pass. If not, it is answered here, with a delay that grows with wrong guesses."""
@@ -137,7 +137,7 @@ class AuthGate:
 
     def refusal(self, scope: Scope, headers: dict[str, str]) -> str:
         """Why a request is refused by its Host or Origin, or ""."""
-        name = name_of(headers.get("host", ""))
+        name = host_name(headers.get("host", ""))
         if not self._is_ours(name) or sum(key.lower() == b"host" for key, _ in scope["headers"]) > 1:
             return (
                 f"This page is not known as {name!r}. If that is its name, such as behind a proxy, "
@@ -162,9 +162,9 @@ class AuthGate:
         kind, _, credentials = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             shown.append(credentials)
-        if kind.lower() == "basic" and self.login and same(decoded(credentials), self.login):
+        if kind.lower() == "basic" and self.login and secrets_equal(decode_credentials(credentials), self.login):
             return True
-        return any(same(token, self.token) for token in shown)
+        return any(secrets_equal(token, self.token) for token in shown)
 
     def _is_ours(self, name: str) -> bool:
         if name in self.names or self._is_allowed(name):
@@ -178,7 +178,7 @@ class AuthGate:
         return name in self.also or any(known.startswith("*.") and name.endswith(known[1:]) for known in self.also)
 
     def _is_ours_all(self, hosts: bytes) -> bool:
-        return all(self._is_ours(name_of(host.strip())) for host in hosts.decode("latin-1").split(","))
+        return all(self._is_ours(host_name(host.strip())) for host in hosts.decode("latin-1").split(","))
 
     def _same(self, origin: str, headers: dict[str, str]) -> bool:
         """Whether an Origin names this page: its own Host, or an allowed name, since proxies change the Host."""
@@ -186,8 +186,8 @@ class AuthGate:
             return False
         sent = origin.partition("://")[2].lower()
         forwarded = headers.get(FORWARDED.decode(), "")  # no web site can send this header
-        own = [headers.get("host", "").lower(), *([forwarded.lower()] if self._is_ours(name_of(forwarded)) else [])]
-        return sent in own or (name_of(sent) not in LOOPBACK and self._is_allowed(name_of(sent)))
+        own = [headers.get("host", "").lower(), *([forwarded.lower()] if self._is_ours(host_name(forwarded)) else [])]
+        return sent in own or (host_name(sent) not in LOOPBACK and self._is_allowed(host_name(sent)))
 
     async def _ask(self, scope: Scope, send: Send) -> None:
         """Move the token from the address into a cookie; without a token, show the form for it."""
@@ -212,10 +212,10 @@ class AuthGate:
 
     def _opens(self, offered: str, use: bool = True) -> bool:
         """Whether this is the token, or the ticket, which is used up by that."""
-        if self.ticket and same(offered, self.ticket):
+        if self.ticket and secrets_equal(offered, self.ticket):
             self.ticket = "" if use else self.ticket
             return True
-        return same(offered, self.token)
+        return secrets_equal(offered, self.token)
 
 
 def offered_token(scope: Scope) -> str:
@@ -223,13 +223,13 @@ def offered_token(scope: Scope) -> str:
     return parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
 
 
-def same(one: str, other: str) -> bool:
+def secrets_equal(one: str, other: str) -> bool:
     """Whether two secrets are equal, compared in constant time."""
     first, second = (hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (one, other))
     return hmac.compare_digest(first, second)
 
 
-def decoded(credentials: str) -> str:
+def decode_credentials(credentials: str) -> str:
     """The user:password of a Basic authorization, or ""."""
     try:
         return base64.b64decode(credentials, validate=True).decode("utf-8")
@@ -237,7 +237,7 @@ def decoded(credentials: str) -> str:
         return ""
 
 
-def name_of(host: str) -> str:
+def host_name(host: str) -> str:
     """The name in a Host header, without its port and in lower case; "" if it is invalid."""
     try:
         return urlsplit(f"//{host}").hostname or ""

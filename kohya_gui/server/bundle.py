@@ -9,16 +9,16 @@ _LEFT = re.compile(r"^(?:import|export)\b.*", re.MULTILINE)
 
 
 # Why: docs/decisions/2026-11-23-scripts-are-one-file.md
-def bundle(folder: Path, first: str) -> str:
+def bundle_modules(folder: Path, first: str) -> str:
     """Bundle `first` and all that it imports: each module as a function that returns its exports, in the order in which
     a browser would run them. Raises ValueError for circular imports and unsupported kinds of imports."""
     made: dict[str, str] = {}
-    _add(folder, first, made, ())
+    _append_module(folder, first, made, ())
     entries = ", ".join(f'"{name}": {_variable(name)}' for name in made)
     return "".join(made.values()) + f"export const modules = {{ {entries} }};\n"
 
 
-def _add(folder: Path, name: str, made: dict[str, str], above: tuple[str, ...]) -> None:
+def _append_module(folder: Path, name: str, made: dict[str, str], above: tuple[str, ...]) -> None:
     """Append a module after those that it imports."""
     if name in above:
         raise ValueError(f"{name} imports itself by way of {' and '.join(above[above.index(name) + 1 :])}")
@@ -27,7 +27,7 @@ def _add(folder: Path, name: str, made: dict[str, str], above: tuple[str, ...]) 
     text = (folder / name).read_text(encoding="utf-8")
     named = {wanted: _resolved(name, wanted) for _, wanted in _IMPORT.findall(text)}
     for other in named.values():
-        _add(folder, other, made, (*above, name))
+        _append_module(folder, other, made, (*above, name))
 
     def bound(found: re.Match[str]) -> str:
         names, module = found[1], _variable(named[found[2]])

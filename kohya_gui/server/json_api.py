@@ -13,14 +13,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kohya_gui.server.auth import HERE
+from kohya_gui.server.auth import LOCAL_KEY
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.config.stored_messages import how_made
 
-PREFIX = "/own/"
+API_ADDRESS = "/own/"
 MAX_REQUEST_BYTES = 4_500_000  # bytes of a request, or of a piece of a file
-PIECE = "application/octet-stream"  # a form on another site cannot send it without a preflight request either
+PIECE_TYPE = "application/octet-stream"  # a form on another site cannot send it without a preflight request either
 NOT_OF_THE_PAGE = "this is not what the page sends: load it again"
 
 
@@ -98,21 +98,21 @@ class JsonApi:
 
     def attach(self, app: FastAPI) -> None:
         """Serve them under /own/NAME, before Gradio sees the request."""
-        app.add_api_route(PREFIX + "{name}", self._post, methods=["POST"], include_in_schema=False)
-        app.add_api_route(PREFIX + "{name}", self._get, methods=["GET"], include_in_schema=False)
+        app.add_api_route(API_ADDRESS + "{name}", self._post, methods=["POST"], include_in_schema=False)
+        app.add_api_route(API_ADDRESS + "{name}", self._get, methods=["GET"], include_in_schema=False)
 
     async def _post(self, name: str, request: Request) -> Response:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         handler, take = self.handlers.get(name), self.piece_handlers.get(name)
         if handler is None and take is None:
             return JSONResponse({"error": "there is no such question"}, 404)
-        if kind == PIECE and take is not None:
+        if kind == PIECE_TYPE and take is not None:
             handle = lambda: take(request.query_params, body)  # noqa: E731
         elif kind == "application/json" and handler is not None:
             handle = lambda: handler(ApiRequest(json.loads(body)))  # noqa: E731
         else:
             return JSONResponse({"error": "questions are JSON"}, 415)
-        if name in self.here_only and request.scope.get(HERE) is not True:
+        if name in self.here_only and request.scope.get(LOCAL_KEY) is not True:
             return JSONResponse({"error": "This can be done on the computer itself only."}, 403)
         body = b""
         async for piece in request.stream():

@@ -11,7 +11,7 @@ from library.config import dataset
 from library.config.hub_names import is_file_id
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
-from library.config.schema import options, section_options, values
+from library.config.schema import option_values, options_of, section_options
 from library.config.sections import AdapterRun
 from library.config.values import Option
 from library.data import metadata
@@ -42,7 +42,7 @@ class NamedPath(NamedTuple):
     folder: str | None = None  # the folder of an image list's images, if the list does not name it
 
 
-def every(config: RunConfig, may: Callable[[NamedPath], bool]) -> None:
+def visit_paths(config: RunConfig, may: Callable[[NamedPath], bool]) -> None:
     """Pass each path to `may`; a file is only opened if it returns true.
 
     Raises ConfigError for a list of images in more folders than can be checked.
@@ -51,7 +51,7 @@ def every(config: RunConfig, may: Callable[[NamedPath], bool]) -> None:
         if may(one) and (within := WITHIN.get(one.option)):
             for inner in dict.fromkeys(within(config, Path(one.path))):
                 if may(inner) and inner.folder is not None:
-                    for folder in _listed(one.option, Path(inner.path), inner.folder):
+                    for folder in _folders_in_list(one.option, Path(inner.path), inner.folder):
                         may(NamedPath(one.option, folder))
 
 
@@ -66,8 +66,8 @@ def is_hub_id(option: Option, text: str) -> bool:
 
 def direct(config: RunConfig) -> Iterator[NamedPath]:
     """The paths in the values of options."""
-    known = options(type(config))
-    for name, value in values(config).items():
+    known = options_of(type(config))
+    for name, value in option_values(config).items():
         if known[name].kind in PATHS:
             given: Iterable[Any] = [value] if isinstance(value, str | Path) else value or ()
             yield from (NamedPath(name, str(text)) for text in given if str(text))
@@ -82,14 +82,14 @@ def _in_arguments(config: RunConfig, option: str, pairs: Iterable[str]) -> Itera
         key, _, text = str(pair).partition("=")
         text = text.strip().strip("'\"")
         is_file = key.strip() in known and known[key.strip()].kind in PATHS
-        if (is_file and text and text not in network_args.PRESETS) or LIKE_A_PATH.match(text):
+        if (is_file and text and text not in network_args.LAYER_PRESETS) or LIKE_A_PATH.match(text):
             yield text
 
 
 def _in_dataset(config: RunConfig, path: Path) -> Iterator[NamedPath]:
     """The files and folders of a dataset file, at any level."""
     known = {**dataset.DATASET_KEYS, **dataset.SUBSET_KEYS}
-    level: list[Any] = [_tables(path)]
+    level: list[Any] = [_tables_if_readable(path)]
     while level:
         table = level.pop()
         if isinstance(table, list):
@@ -103,33 +103,33 @@ def _in_dataset(config: RunConfig, path: Path) -> Iterator[NamedPath]:
                     yield from (NamedPath("dataset_config", str(text), folder) for text in texts if text)
 
 
-def _tables(path: Path) -> Any:
+def _tables_if_readable(path: Path) -> Any:
     try:
-        return dataset.tables(path)
+        return dataset.read_tables(path)
     except ConfigError:  # the training reports why, and cannot read it either
         return {}
 
 
 def _in_list(config: RunConfig, path: Path) -> Iterator[NamedPath]:
-    for folder in _listed("in_json", path, str(config.data.train_data_dir or "")):
+    for folder in _folders_in_list("in_json", path, str(config.data.train_data_dir or "")):
         yield NamedPath("in_json", folder)
 
 
 def _in_prompts(config: RunConfig, path: Path) -> Iterator[NamedPath]:
     try:
-        found = [image for prompt in prompts.read(path) for image in prompts.images(prompt)]
+        found = [image for prompt in prompts.read_prompts(path) for image in prompts.prompt_images(prompt)]
     except ConfigError:
         return
     yield from (NamedPath("sample_prompts", image) for image in found)
 
 
-def _listed(option: str, path: Path, folder: str) -> tuple[str, ...]:
+def _folders_in_list(option: str, path: Path, folder: str) -> tuple[str, ...]:
     """The folders of the images in an image list, and of their reference images."""
     try:
         about = os.stat(path)
     except OSError:
         return ()
-    found = _folders(path, folder, about.st_mtime_ns, about.st_size)
+    found = _folders_in_metadata(path, folder, about.st_mtime_ns, about.st_size)
     if len(found) > MAX_FOLDERS:
         template = ": {path} names images in {count} folders, and at most {most} can be checked; use fewer folders"
         raise ConfigError(Problem(option, template, path=path, count=f"{len(found):,}", most=f"{MAX_FOLDERS:,}"))
@@ -137,9 +137,9 @@ def _listed(option: str, path: Path, folder: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=8)
-def _folders(path: Path, folder: str, modified: int, size: int) -> tuple[str, ...]:
+def _folders_in_metadata(path: Path, folder: str, modified: int, size: int) -> tuple[str, ...]:
     try:
-        entries = metadata.read(path, folder)  # like the training: any format, any name of a column
+        entries = metadata.read_metadata_file(path, folder)  # like the training: any format, any name of a column
     except ConfigError:  # the training reports why, and cannot read it either
         return ()
     images = (image for entry in entries for image in (entry.path, *entry.controls))

@@ -15,7 +15,7 @@ from library.config.building import Reading, draft
 from library.config.hub_names import about_address
 from library.config.problems import ConfigError, Problem, either
 from library.config.run_config import RunConfig
-from library.config.schema import options, values
+from library.config.schema import option_values, options_of
 from library.config.values import strip_pasted
 from library.files import RESERVED
 
@@ -56,7 +56,7 @@ def _others() -> Iterator[Path]:
                 yield place
 
 
-def inside(text: Any, allowed: Sequence[Path], what: str = "path", is_new: bool = False) -> Path:
+def allowed_path(text: Any, allowed: Sequence[Path], what: str = "path", is_new: bool = False) -> Path:
     """A path from a browser -> its real path, with symbolic links resolved, or ConfigError.
 
     It is one of `allowed` or below one, and not in a hidden folder, as those hold other programs' settings and keys.
@@ -66,7 +66,7 @@ def inside(text: Any, allowed: Sequence[Path], what: str = "path", is_new: bool 
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(Problem(what, ": write where it is"))
     text = strip_pasted(text)
-    if problem := elsewhere(text, what):
+    if problem := foreign_path_problem(text, what):
         raise ConfigError(problem)
     if len(text) > MAX_PATH_LENGTH or not text.isprintable() or _is_network(text):
         raise ConfigError(Problem(what, ": this is not a path on this computer"))
@@ -86,9 +86,9 @@ def inside(text: Any, allowed: Sequence[Path], what: str = "path", is_new: bool 
     return path
 
 
-def folder(text: Any, allowed: Sequence[Path], what: str = "folder") -> Path:
+def existing_folder(text: Any, allowed: Sequence[Path], what: str = "folder") -> Path:
     """Like `inside`, for a folder that must exist."""
-    path = inside(text, allowed, what)
+    path = allowed_path(text, allowed, what)
     if not os.path.isdir(path):
         template = ": {path} is not a folder" if os.path.exists(path) else ": {path} does not exist"
         raise ConfigError(Problem(what, template, path=path))
@@ -97,14 +97,14 @@ def folder(text: Any, allowed: Sequence[Path], what: str = "folder") -> Path:
 
 def file(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: str = "file", is_new: bool = False) -> Path:
     """Like `inside`, for a file with one of `endings` (lower case, such as ".safetensors"), existing or new."""
-    path, endings = inside(text, allowed, what, is_new), tuple(endings)
+    path, endings = allowed_path(text, allowed, what, is_new), tuple(endings)
     if path.suffix.lower() not in endings:
         template = ": {name} must end in {endings}"
         raise ConfigError(Problem(what, template, name=path.name or text, endings=either(endings)))
     return path
 
 
-def present(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: str = "file") -> Path:
+def existing_file(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: str = "file") -> Path:
     """Like `file`, for one that must exist."""
     path = file(text, allowed, endings, what)
     if not os.path.isfile(path):
@@ -123,7 +123,7 @@ def config_file(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CON
 def readable(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CONFIGS) -> Path:
     """Like `config_file`, for a file that must exist and be no larger than a config."""
     config_file(text, allowed, endings, is_new=False)
-    path = present(text, allowed, endings, "config file")
+    path = existing_file(text, allowed, endings, "config file")
     if path.suffix.lower() not in WEIGHTS and path.stat().st_size > MAX_CONFIG_BYTES:
         raise ConfigError("config file: {path} is far too large to be a config", path=path)
     return path
@@ -142,7 +142,7 @@ def allowed(reading: Reading[Any], roots: Sequence[Path]) -> Reading[Any]:
     """A reading without the files and folders that may not be used, with a problem for each."""
     outside = _outside(reading.config, roots)
     names = {problem.option for problem in outside}
-    kept = {name: value for name, value in values(reading.config).items() if name not in names}
+    kept = {name: value for name, value in option_values(reading.config).items() if name not in names}
     return replace(
         reading,
         config=draft(type(reading.config), kept) if outside else reading.config,
@@ -155,13 +155,13 @@ def _outside(config: RunConfig, allowed: Sequence[Path]) -> list[Problem]:
     """The problems of options that name files, folders and code that may not be used, directly or through other
     files."""
     problems: list[Problem] = []
-    known = options(type(config))
+    known = options_of(type(config))
 
     def may(one: named_paths.NamedPath) -> bool:
         if named_paths.is_hub_id(known[one.option], one.path):
             return False
         try:
-            inside(one.path, allowed, one.option)
+            allowed_path(one.path, allowed, one.option)
             if one.option == "dataset_config" and one.path == str(config.data.dataset_config):
                 file(one.path, allowed, dataset.SUFFIXES, one.option)
         except ConfigError as error:
@@ -171,13 +171,13 @@ def _outside(config: RunConfig, allowed: Sequence[Path]) -> list[Problem]:
         return False
 
     try:
-        named_paths.every(config, may)
+        named_paths.visit_paths(config, may)
     except ConfigError as error:
         problems += error.problems
     return [*problems, *allowed_code.code_problems(config, allowed)]
 
 
-def elsewhere(text: str, what: str = "") -> Problem | None:
+def foreign_path_problem(text: str, what: str = "") -> Problem | None:
     """The problem of a path copied from a browser or a Windows computer, with what to write instead."""
     given = strip_pasted(text)
     drive = re.match(r"([A-Za-z]):[\\/]+(.*)", given, re.S) if os.name != "nt" else None

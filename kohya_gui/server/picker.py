@@ -17,7 +17,7 @@ MAX_ENTRIES = 2000  # entries of a folder shown at most; typing finds the rest
 DIGITS = re.compile(r"(\d+)")
 
 # Training options whose file has a certain type; all others take any file.
-ENDINGS = {
+SUFFIXES_BY_OPTION = {
     "dataset_config": ".toml .json",
     "in_json": ".json .jsonl .csv .tsv",
     "sample_prompts": ".txt .toml .json",
@@ -31,10 +31,10 @@ ENDINGS = {
     "console_log_file": ".log .txt",
     "config": ".toml .json .yaml .yml",
 }
-MODEL = ".safetensors"
+MODEL_SUFFIX = ".safetensors"
 
 
-def button(name: str, label: str, kind: str, beside: str = "") -> str:
+def browse_button(name: str, label: str, kind: str, beside: str = "") -> str:
     """The button beside a path field: `kind` is "file", "folder" or, for a file to be saved, "new"; otherwise there is
     none.
 
@@ -42,7 +42,9 @@ def button(name: str, label: str, kind: str, beside: str = "") -> str:
     """
     if kind not in ("file", "folder", "new"):
         return ""
-    endings = "" if kind == "folder" else next((e for n, e in ENDINGS.items() if name.endswith(n)), MODEL)
+    endings = (
+        "" if kind == "folder" else next((e for n, e in SUFFIXES_BY_OPTION.items() if name.endswith(n)), MODEL_SUFFIX)
+    )
     other = f' data-beside="{escape(beside)}"' if beside else ""
     about = Message("Browse for {label}", label=label)
     return (
@@ -67,7 +69,7 @@ class Picker:
         """The folders and files in a folder; for a missing path, in its nearest existing parent."""
         endings = tuple(end.lower() for end in sent.text("endings").split())
         where, part = self._nearest(sent.text("folder")), sent.text("filter").lower()
-        places = [{"name": _title(root), "path": str(root)} for root in self.roots]
+        places = [{"name": _root_title(root), "path": str(root)} for root in self.roots]
         try:
             found = sorted(self._entries(where, endings, sent.text("kind") == "folder"), key=_order)
         except OSError as error:
@@ -79,7 +81,7 @@ class Picker:
             "up": up,
             "places": places,
             "separator": os.sep,
-            "entries": [_sized(where, entry) for entry in found[:MAX_ENTRIES]],
+            "entries": [_with_bytes(where, entry) for entry in found[:MAX_ENTRIES]],
             "more": max(0, len(found) - MAX_ENTRIES),
         }
 
@@ -87,7 +89,7 @@ class Picker:
         """The folder to list: the first root for an empty path, else the path or its nearest existing parent."""
         if not text.strip():
             return next((root for root in self.roots if root.is_dir()), self.roots[0])
-        path = paths.inside(text, self.roots, "folder")
+        path = paths.allowed_path(text, self.roots, "folder")
         while not path.is_dir():
             if path in self.roots or path == path.parent:
                 raise ConfigError("folder: {path} does not exist", path=path)
@@ -102,7 +104,7 @@ class Picker:
         try:
             # Checking each of twenty thousand files with the guard takes seconds; only links can lead out.
             if entry.is_symlink() or getattr(entry, "is_junction", bool)():
-                paths.inside(entry.path, self.roots)
+                paths.allowed_path(entry.path, self.roots)
         except (ConfigError, OSError):
             return False
         return True
@@ -118,7 +120,7 @@ class Picker:
                     yield {"name": entry.name, "folder": False}
 
 
-def _sized(where: Path, entry: JsonObject) -> JsonObject:
+def _with_bytes(where: Path, entry: JsonObject) -> JsonObject:
     """An entry with its bytes, if it is a file."""
     try:
         return entry if entry["folder"] else entry | {"size": (where / entry["name"]).stat().st_size}
@@ -132,5 +134,5 @@ def _order(entry: JsonObject) -> tuple[bool, list[tuple[int, str]]]:
     return not entry["folder"], [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
-def _title(root: Path) -> str:
+def _root_title(root: Path) -> str:
     return "Home" if root == Path.home().resolve() else root.name or str(root)

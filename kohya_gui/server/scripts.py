@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from kohya_gui.gradio_host.assets import App, Scope
-from kohya_gui.server.bundle import bundle
+from kohya_gui.server.bundle import bundle_modules
 from library.config.json_types import JsonObject
 
-PAGE = Path(__file__).parents[1]
+PAGE_FOLDER = Path(__file__).parents[1]
 
 
 def _addressed() -> tuple[str, bytes]:
     """The script, and its address with a hash of it."""
-    script = bundle(PAGE, "main.js").encode()
+    script = bundle_modules(PAGE_FOLDER, "main.js").encode()
     return f"/scripts/{hashlib.sha256(script).hexdigest()[:16]}/main.js", script
 
 
 ADDRESS, SCRIPT = _addressed()
-FILES = {ADDRESS: SCRIPT}
+SCRIPT_FILES = {ADDRESS: SCRIPT}
 
 # Relative, so that it works below a proxy's path. The preload comes before everything that Gradio needs.
 TAGS = f'<link rel="modulepreload" href=".{ADDRESS}"><script type="module" src=".{ADDRESS}"></script>'

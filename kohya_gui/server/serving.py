@@ -43,7 +43,7 @@ class _Refusing(argparse.Action):
         parser.error(f"{name}: {REFUSED[name]}")
 
 
-def parser() -> argparse.ArgumentParser:
+def build_server_parser() -> argparse.ArgumentParser:
     """The options of the page's command."""
     made = Arguments(prog="kohya gui", description="Show the training page in your browser.")
     made.add_argument(
@@ -95,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def prefix_of(root_path: str) -> str:
+def root_prefix(root_path: str) -> str:
     """The path in --root_path, which may be a whole address: "", or with a leading slash only."""
     path = urlsplit(root_path).path if "://" in root_path else root_path
     return f"/{path.strip('/')}" if path.strip("/") else ""
@@ -163,11 +163,11 @@ def bind(host: str, port: int) -> socket.socket:
     """
     why = ""
     for candidate in [port] if port else range(FIRST_PORT, FIRST_PORT + TRIED):
-        made, why = _bound(host, candidate)
+        made, why = _bind_socket(host, candidate)
         if made:
             return made
     if why == IN_USE and port:
-        free = _free(host, port)
+        free = _free_port(host, port)
         other = f"take another one, such as --port {free}, which is free" if free else "take another one with --port"
         raise OSError(f"port {port} is in use by another program, or by this page already; {other}")
     if why == IN_USE:
@@ -175,7 +175,7 @@ def bind(host: str, port: int) -> socket.socket:
     raise OSError(f"--port {port}: {why}" if port and why != NOT_HERE else f"--host {host}: {why}")
 
 
-def _bound(host: str, port: int) -> tuple[socket.socket | None, str]:
+def _bind_socket(host: str, port: int) -> tuple[socket.socket | None, str]:
     """A listening socket, or the error."""
     # asyncio only disables Nagle's algorithm for sockets created with IPPROTO_TCP. Otherwise the second half of each
     # response waits 40 ms for the browser to acknowledge the first, which has the headers.
@@ -197,10 +197,10 @@ def _bound(host: str, port: int) -> tuple[socket.socket | None, str]:
     return None, why
 
 
-def _free(host: str, after: int) -> int:
+def _free_port(host: str, after: int) -> int:
     """The next free port; 0 if none of the following ones is free."""
     for port in range(after + 1, min(after + 1 + TRIED, 65536)):
-        made, _ = _bound(host, port)
+        made, _ = _bind_socket(host, port)
         if made:
             made.close()
             return port

@@ -16,7 +16,7 @@ from kohya_gui.server.auth import App, Scope, respond, send_all
 from library.config.problems import Message
 from library.runs import layout, reader
 
-PREFIX = "/tensorboard"
+TENSORBOARD_ADDRESS = "/tensorboard"
 FONTS = "/font-roboto/"  # requested by TensorBoard at the root, whatever its own path is
 MAX_RUNS = 50  # newest runs whose curves are shown
 START_TIMEOUT = 60.0  # seconds it may take to start
@@ -36,15 +36,15 @@ class TensorboardProxy:
         """ASGI."""
         path = scope.get("path", "")
         if path.startswith(FONTS) and self.server.running:
-            path = PREFIX + path
+            path = TENSORBOARD_ADDRESS + path
             scope = {**scope, "path": path}
-        if scope["type"] != "http" or not (path == PREFIX or path.startswith(f"{PREFIX}/")):
+        if scope["type"] != "http" or not (path == TENSORBOARD_ADDRESS or path.startswith(f"{TENSORBOARD_ADDRESS}/")):
             await self.app(scope, receive, send)
-        elif path == PREFIX:
-            await send_all(send, 308, b"", [(b"location", b"." + PREFIX.encode() + b"/")])
-        elif path == f"{PREFIX}/start" and scope["method"] == "POST":
+        elif path == TENSORBOARD_ADDRESS:
+            await send_all(send, 308, b"", [(b"location", b"." + TENSORBOARD_ADDRESS.encode() + b"/")])
+        elif path == f"{TENSORBOARD_ADDRESS}/start" and scope["method"] == "POST":
             await self._start(scope, send)
-        elif path == f"{PREFIX}/" and not self.server.shows(folders()):
+        elif path == f"{TENSORBOARD_ADDRESS}/" and not self.server.shows(curve_folders()):
             await respond(scope, send, 200, *self._offer())
         elif self.server.running:
             await self._pass_on(scope, receive, send)
@@ -53,7 +53,7 @@ class TensorboardProxy:
 
     def _offer(self) -> tuple[str, list[tuple[bytes, bytes]], str]:
         """The page with the button that starts TensorBoard: opening a page starts nothing."""
-        found = folders()
+        found = curve_folders()
         if not found:
             return "No training has written curves for TensorBoard yet. Set its logging folder (logging_dir).", [], ""
         places = "".join(f"<li><code>{html.escape(str(folder))}</code></li>" for folder in found)
@@ -62,7 +62,7 @@ class TensorboardProxy:
 
     async def _start(self, scope: Scope, send: Send) -> None:
         try:
-            await asyncio.to_thread(self.server.start, folders())
+            await asyncio.to_thread(self.server.start, curve_folders())
         except OSError as error:
             await respond(scope, send, 500, Message("TensorBoard could not be started: {error}", error=error))
             return
@@ -129,7 +129,7 @@ class TensorboardServer:
             raise OSError("it has no pipes")
         late = threading.Timer(START_TIMEOUT, made.kill)
         late.start()
-        asked = {"secret": self.secret.decode(), "prefix": PREFIX, "folders": ",".join(map(str, wanted))}
+        asked = {"secret": self.secret.decode(), "prefix": TENSORBOARD_ADDRESS, "folders": ",".join(map(str, wanted))}
         made.stdin.write(json.dumps(asked) + "\n")
         made.stdin.flush()
         try:
@@ -138,7 +138,7 @@ class TensorboardServer:
             raise OSError("it ended at once; `kohya doctor` says whether the installation is whole") from None
         finally:
             late.cancel()
-        self.address = str(said["address"]).removesuffix(f"{PREFIX}/")
+        self.address = str(said["address"]).removesuffix(f"{TENSORBOARD_ADDRESS}/")
         self.folders, self.process = wanted, made
 
     def stop(self) -> None:
@@ -151,12 +151,12 @@ class TensorboardServer:
         self.process = None
 
 
-def folders() -> list[Path]:
+def curve_folders() -> list[Path]:
     """The folders of curves of this user's runs."""
     found: dict[Path, None] = {}
     for run in reader.runs()[:MAX_RUNS]:
         config = run.facts.get("config") or {}
-        given = (layout.section(run.facts, "log") or config).get("logging_dir")
+        given = (layout.facts_section(run.facts, "log") or config).get("logging_dir")
         # A comma would end the folder's name in TensorBoard's list.
         if isinstance(given, str) and given and "," not in given and Path(given).is_dir():
             found[Path(given).expanduser().resolve()] = None

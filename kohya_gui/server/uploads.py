@@ -59,9 +59,11 @@ class ImageUploads:
         """Suggest a folder for new images that does not exist yet."""
         home = next((root for root in self.roots if root.is_dir()), self.roots[0])
         named = incoming_files.safe_name(f"{sent.text('name') or 'images'}.png").removesuffix(".png")
-        above = paths.inside(str(home / "kohya" / "images"), self.roots, "folder")
+        above = paths.allowed_path(str(home / "kohya" / "images"), self.roots, "folder")
         return {
-            "folder": next(str(above / one) for one in incoming_files.numbered(named) if not (above / one).exists())
+            "folder": next(
+                str(above / one) for one in incoming_files.numbered_stems(named) if not (above / one).exists()
+            )
         }
 
     def begin(self, sent: ApiRequest) -> JsonObject:
@@ -70,7 +72,7 @@ class ImageUploads:
         A file is {name, size, modified, sums}; `sums` are CRC-32 of its first so many bytes, which the browser computes
         on request ("check"), and by which the server recognises a file that it has, wholly or in part.
         """
-        folder = paths.inside(sent.text("folder"), self.roots, "folder", is_new=True)
+        folder = paths.allowed_path(sent.text("folder"), self.roots, "folder", is_new=True)
         files = sent.fields.get("files")
         if not isinstance(files, list) or len(files) > MAX_FILES or not all(map(_is_file, files)):
             raise ConfigError(NOT_OF_THE_PAGE)
@@ -106,7 +108,7 @@ class ImageUploads:
         upload = self.known.setdefault(part.name, Upload(part, name, one["size"]))
         while len(self.known) > MAX_UNFINISHED:  # a browser that sends a forgotten one has to ask again
             del self.known[next(iter(self.known))]
-        return {"state": "send", "id": part.name, "offset": _length(part), "name": upload.name}
+        return {"state": "send", "id": part.name, "offset": _received_bytes(part), "name": upload.name}
 
     def _part(self, folder: Path, name: str, one: JsonMapping) -> tuple[Path, int]:
         """The partial file of an upload, and how many of its bytes have to be compared first."""
@@ -116,7 +118,7 @@ class ImageUploads:
             part = folder / f".{key}.part"
             if part.is_symlink():
                 continue
-            length = _length(part)
+            length = _received_bytes(part)
             if not length:
                 return part, 0
             if (given := one["sums"].get(str(length))) is None:
@@ -134,7 +136,7 @@ class ImageUploads:
         if upload is None:
             return {"again": True}
         with upload.busy:
-            begin = _length(upload.part)
+            begin = _received_bytes(upload.part)
             if query.get("offset") != str(begin) or begin + len(body) > upload.num_bytes:
                 return {"again": True}
             try:
@@ -155,7 +157,7 @@ class ImageUploads:
             if str(incoming_files.checksum(upload.part, upload.num_bytes)) != expected:
                 raise ConfigError("{name} was changed on its way: send it again", name=upload.name)
             incoming_files.check_content(upload.part, upload.name)
-            paths.inside(str(upload.part.parent), self.roots, "folder")  # the folder may have been replaced since
+            paths.allowed_path(str(upload.part.parent), self.roots, "folder")  # the folder may have been replaced since
             return {"done": incoming_files.put(upload.part, upload.part.parent, upload.name).name}
         finally:
             self._drop(upload)
@@ -180,10 +182,10 @@ def _is_file(one: object) -> bool:
 
 def _of_existing(folder: Path, there: Mapping[str, str], name: str, one: JsonMapping) -> JsonObject:
     """The reply for a file that need not be sent: it is refused, or exists already."""
-    if why := incoming_files.refusal(name, one["size"]):
+    if why := incoming_files.refuse_file(name, one["size"]):
         return {"state": "refused", "name": name, "why": why}
     same = folder / there.get(name.lower(), name)
-    if name.lower() not in there or same.is_symlink() or _length(same) != one["size"]:
+    if name.lower() not in there or same.is_symlink() or _received_bytes(same) != one["size"]:
         return {}
     if (given := one["sums"].get(str(one["size"]))) is None:
         return {"state": "check", "bytes": one["size"]}
@@ -207,7 +209,7 @@ def _final(names: Sequence[str], taken: set[str]) -> list[str]:
     return found
 
 
-def _length(part: Path) -> int:
+def _received_bytes(part: Path) -> int:
     return part.stat().st_size if part.is_file() else 0
 
 

@@ -18,7 +18,7 @@ from library.masking.forms import FORMS as MASK
 from library.tools.forms import FORMS as TOOLS
 
 COMMANDS: dict[str, CommandForms] = {"tools": TOOLS, "caption": CAPTION, "mask": MASK}
-AT_ONCE = {"tools": 3, "caption": 1, "mask": 1}  # processes; two models captioning one folder would mix
+MAX_PROCESSES = {"tools": 3, "caption": 1, "mask": 1}  # processes; two models captioning one folder would mix
 MAX_LISTED = 6
 TITLES = {command: forms.titles for command, forms in COMMANDS.items()} | {
     "models": {"get": "Download"},
@@ -27,7 +27,7 @@ TITLES = {command: forms.titles for command, forms in COMMANDS.items()} | {
     "caching": {},
     "cache": {"latents": "Cache of images", "text": "Cache of captions"},
 }
-ENDING = ".safetensors"
+WEIGHTS_SUFFIX = ".safetensors"
 
 
 class ToolCommands:
@@ -51,40 +51,40 @@ class ToolCommands:
         forms, name = _forms(sent), sent.text("name")
         words = forms.words(name, sent.values("values"), self.guard)
         if forms is MASK:  # writes beside the named folder
-            paths.inside(str(usual_folder(Path(words[2]))), self.roots, "mask folder", is_new=True)
-        working = [job.id for job in jobs.every(forms.command) if job.active]
-        if len(working) >= AT_ONCE[forms.command]:
+            paths.allowed_path(str(usual_folder(Path(words[2]))), self.roots, "mask folder", is_new=True)
+        working = [job.id for job in jobs.jobs_of_kinds(forms.command) if job.active]
+        if len(working) >= MAX_PROCESSES[forms.command]:
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=working[0])
-        return job_status(jobs.start(forms.command, words))
+        return job_status(jobs.start_job(forms.command, words))
 
     def read(self, sent: ApiRequest) -> JsonObject:
         """The state of a process."""
-        return job_status(jobs.find(sent.text("id")))
+        return job_status(jobs.find_job(sent.text("id")))
 
     def stop(self, sent: ApiRequest) -> JsonObject:
         """Ask a process to stop; the second time, kill it."""
-        return job_status(jobs.stop(jobs.find(sent.text("id"))))
+        return job_status(jobs.stop_job(jobs.find_job(sent.text("id"))))
 
     def list(self, sent: ApiRequest) -> JsonObject:
         """The last processes of a command, the newest first."""
         command = sent.text("command")
         kind = command if command in TITLES else _forms(sent).command
-        return {"jobs": [job_status(job) for job in jobs.every(kind)[:MAX_LISTED]]}
+        return {"jobs": [job_status(job) for job in jobs.jobs_of_kinds(kind)[:MAX_LISTED]]}
 
     def guard(self, text: str, kind: str, label: str) -> Path | str:
         """A path of a form, checked by the guard; an id of a model on the hub unchanged."""
-        if kind == "model" and model_folder.is_id(text):
+        if kind == "model" and model_folder.is_repository(text):
             return text
         if kind in ("folder", "model"):
-            return paths.folder(text, self.roots, label)
+            return paths.existing_folder(text, self.roots, label)
         if kind == "new":
-            path = paths.file(text, self.roots, (ENDING,), label, is_new=True)
+            path = paths.file(text, self.roots, (WEIGHTS_SUFFIX,), label, is_new=True)
             if path.exists():
                 raise ConfigError(
                     "{label}: {path} exists already and is not overwritten; choose another name", label=label, path=path
                 )
             return path
-        path = paths.inside(text, self.roots, label)
+        path = paths.allowed_path(text, self.roots, label)
         if not path.exists():
             raise ConfigError("{label}: {path} does not exist", label=label, path=path)
         return path
@@ -128,7 +128,7 @@ def _forms(sent: ApiRequest) -> CommandForms:
 # ---- forms as HTML
 
 
-def markup(forms: CommandForms, left_out: Sequence[str] = (), keeps: bool = False) -> str:
+def forms_html(forms: CommandForms, left_out: Sequence[str] = (), keeps: bool = False) -> str:
     """Every form of a command; all but the first are hidden, and a row of choices switches. With `keeps` the browser
     stores the values."""
     every = forms.all()
@@ -145,7 +145,9 @@ def markup(forms: CommandForms, left_out: Sequence[str] = (), keeps: bool = Fals
 
 
 def _form(command: str, form: CommandForm, hidden: bool, left_out: Sequence[str]) -> str:
-    fields = "".join(_field(f"{command}-{form.name}", field) for field in form.fields if field.name not in left_out)
+    fields = "".join(
+        _command_field_html(f"{command}-{form.name}", field) for field in form.fields if field.name not in left_out
+    )
     about = form.about[:1].upper() + form.about[1:]
     return (
         f'<div class="command" data-name="{form.name}"{" hidden" * hidden}><p class="about">{escape(about)}.</p>'
@@ -153,7 +155,7 @@ def _form(command: str, form: CommandForm, hidden: bool, left_out: Sequence[str]
     )
 
 
-def _field(start: str, field: CommandField) -> str:
+def _command_field_html(start: str, field: CommandField) -> str:
     element, label = f"{start}-{field.name}", escape(field.label)
     word = field.help.split(" ", 1)[0].rstrip(",:;")
     help_text = field.help[:1].upper() + field.help[1:] if word.replace("'", "").isalpha() else field.help
@@ -163,7 +165,7 @@ def _field(start: str, field: CommandField) -> str:
     if field.kind == "flag":
         box = f'<input type="checkbox" {facts}>'
         return f'<div class="field check"><label>{box}<span>{label}</span></label>{about}</div>'
-    wide = " wide" * (field.kind in WIDE or bool(field.suggestions))
+    wide = " wide" * (field.kind in WIDE_KINDS or bool(field.suggestions))
     top = f'<div class="field{required}{wide}"><label for="{element}">{label}</label>'
     if field.kind == "files":
         return f'{top}<div class="files" {facts} data-start="{element}">{lora_row(element)}</div>{about}</div>'
@@ -174,20 +176,20 @@ def _field(start: str, field: CommandField) -> str:
     plain = 'spellcheck="false" autocomplete="off" autocapitalize="off"'
     if field.kind == "lines":
         return f'{top}<textarea rows="2" {facts} {plain} placeholder="one in each line"></textarea>{about}</div>'
-    browse = picker.button(field.name, field.label, "folder" if field.kind == "model" else field.kind)
+    browse = picker.browse_button(field.name, field.label, "folder" if field.kind == "model" else field.kind)
     said = "".join(f'<option value="{escape(s)}">{escape(title)}</option>' for title, s in field.suggestions.items())
     choose = f'<select data-fills="{element}" aria-label="Ready prompts">{said}</select>' if said else ""
     value = escape(field.default or next(iter(field.suggestions.values()), ""))
     return f'{top}{choose}<input {facts} {plain} value="{value}">{browse}{about}</div>'
 
 
-WIDE = ("file", "folder", "model", "new", "files", "lines")
+WIDE_KINDS = ("file", "folder", "model", "new", "files", "lines")
 
 
 def lora_row(element: str, name: str = "lora", label: str = "LoRA file") -> str:
     """A LoRA file, or one described by `name` and `label`, and its weight: the first row of a list that grows."""
     return (
         f'<div class="file"><input id="{element}-first" aria-label="{label}" spellcheck="false" autocomplete="off">'
-        + picker.button(name, label, "file")
+        + picker.browse_button(name, label, "file")
         + '<input class="weight" aria-label="Weight" value="1" size="4"></div>'
     )

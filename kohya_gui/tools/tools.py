@@ -13,16 +13,16 @@ class ToolsTab:
     """The tab. Create it inside `gr.Blocks`; commands.py and commands.js do all the work."""
 
     def __init__(self) -> None:
-        gr.HTML(markup(), js_on_load="window.kohya.mountCommands(element)", apply_default_css=False)
+        gr.HTML(tools_tab_html(), js_on_load="window.kohya.mountCommands(element)", apply_default_css=False)
 
 
-def markup() -> str:
+def tools_tab_html() -> str:
     """The tab as HTML."""
     template = "For finished LoRA files of {families}. Results are new files: nothing is ever overwritten."
     about = Message(template, families=families.titles())
     return (
         f'<div class="tools settings"><p class="lead"{data(about)}>{about}</p><div class="card">'
-        f'{commands.markup(FORMS)}<div class="bar-of"><button '
+        f'{commands.forms_html(FORMS)}<div class="bar-of"><button '
         'type="button" class="go" data-go>Run</button></div></div><div class="said-of" aria-live="polite"></div>'
         '<div class="jobs"></div></div>'
     )

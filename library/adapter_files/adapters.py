@@ -13,7 +13,7 @@ from torch import Tensor
 from library import families
 from library.adapter_files import names, storage
 from library.adapter_files.changes import LACKS, LayerChange
-from library.adapter_files.factors import AdapterFactors, joined, swapped, taken_apart
+from library.adapter_files.factors import AdapterFactors, fuse_factors, swap_halves, taken_apart
 from library.adapter_files.names import ALPHA, DOWN, UP, Module
 from library.adapter_files.storage import Metadata
 from library.config.json_types import JsonMapping, JsonObject
@@ -56,7 +56,7 @@ class Lora:
     others: dict[Module, LayerChange] = field(default_factory=dict)  # of all other kinds
 
     def __post_init__(self) -> None:
-        self.style = self.style or names.names_of(self.family).saved
+        self.style = self.style or names.lora_names_of(self.family).saved
 
     @property
     def dtype(self) -> torch.dtype:
@@ -67,14 +67,14 @@ class Lora:
         return max(kinds, key=lambda kind: (kind.itemsize, str(kind)), default=torch.float32)
 
 
-def read(path: str | Path, wanted: str = "") -> Lora:
+def read_lora(path: str | Path, wanted: str = "") -> Lora:
     """Read an adapter of any kind in any of the formats, of the family `wanted` if its names allow that. Raises
     ConfigError for anything else.
     """
-    stored, metadata = storage.opened(path), storage.metadata_of(path)
+    stored, metadata = storage.open_stored(path), storage.metadata_of(path)
     try:
         found = grouped(stored)
-        family = names.family_of(found, metadata, names.sizes_of(stored.shapes()), wanted)
+        family = names.find_lora_family(found, metadata, names.module_sizes(stored.shapes()), wanted)
         style = style_of(found)
         if style == "diffusers":
             add_alphas(found, metadata)
@@ -97,9 +97,9 @@ def kohya_named(path: Path, tensors: dict[str, Tensor], family: str) -> dict[str
     if all(name.startswith("lora_") for name in tensors) and not names.of_other_tree(tensors, family):
         return tensors
     try:
-        return tensors_of(read(path, family), "kohya")[0]
+        return tensors_in_format(read_lora(path, family), "kohya")[0]
     except ConfigError:
-        if all(names.split(name) for name in tensors):
+        if all(names.split_key(name) for name in tensors):
             raise
         return {
             names.kohya_key(name): tensor for name, tensor in tensors.items()
@@ -172,19 +172,19 @@ def assembled(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Mo
     adapters: dict[Module, AdapterFactors] = {}
     apart: dict[Module, list[AdapterFactors | None]] = {}
     for name, parts in found.items():
-        found_as = names.parsed(name, family)
+        found_as = names.parse_name(name, family)
         adapter = AdapterFactors(parts[DOWN], parts[UP], parts.get(ALPHA))
         if found_as.is_swapped:
-            adapter = swapped(adapter)
+            adapter = swap_halves(adapter)
         if found_as.pieces > 1:
             missing: list[AdapterFactors | None] = [None] * found_as.pieces
             apart.setdefault(found_as.module, missing)[found_as.piece] = adapter
             continue
-        paths = names.names_of(family).apart(found_as.module.path)
+        paths = names.lora_names_of(family).apart(found_as.module.path)
         for path, piece in zip(paths, taken_apart(adapter, len(paths)) if len(paths) > 1 else [adapter], strict=True):
             if piece:
                 adapters[Module(found_as.module.part, path)] = piece
-    return adapters | {module: joined(parts) for module, parts in apart.items()}
+    return adapters | {module: fuse_factors(parts) for module, parts in apart.items()}
 
 
 def placed(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Module, LayerChange]:
@@ -192,12 +192,16 @@ def placed(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Modul
     # Only products of plain LoRA can be joined and split.
     out: dict[Module, LayerChange] = {}
     for name, parts in found.items():
-        found_as, change = names.parsed(name, family), LayerChange(dict(parts))
-        if found_as.pieces > 1 or found_as.is_swapped or len(names.names_of(family).apart(found_as.module.path)) > 1:
+        found_as, change = names.parse_name(name, family), LayerChange(dict(parts))
+        if (
+            found_as.pieces > 1
+            or found_as.is_swapped
+            or len(names.lora_names_of(family).apart(found_as.module.path)) > 1
+        ):
             template = (
                 "{name} is {kind} for a layer that {title} has otherwise here, which only plain LoRA can be fitted to"
             )
-            raise ConfigError(template, name=name, kind=change.title, title=families.facts(family).title)
+            raise ConfigError(template, name=name, kind=change.title, title=families.facts_of(family).title)
         out[found_as.module] = change
     return out
 
@@ -205,7 +209,7 @@ def placed(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Modul
 # ---- writing
 
 
-def tensors_of(lora: Lora, style: str) -> tuple[dict[str, Tensor], Metadata]:
+def tensors_in_format(lora: Lora, style: str) -> tuple[dict[str, Tensor], Metadata]:
     """Return the file's tensors in a format, and required additions to its metadata."""
     out: dict[str, Tensor] = {}
     endings, extra = names.endings(lora.family, style), {}
@@ -241,9 +245,9 @@ def _no_peft(module: Module, change: LayerChange) -> ConfigError:
 
 def _spelled(family: str, module: Module, adapter: AdapterFactors, style: str) -> list[tuple[str, AdapterFactors]]:
     made_of = names.spelled(module, family, style)
-    own = names.names_of(family)
+    own = names.lora_names_of(family)
     if (own.shared.names if style == "comfy" else style) == "diffusers" and own.has_swapped_halves(module.path):
-        adapter = swapped(adapter)
+        adapter = swap_halves(adapter)
     parts = taken_apart(adapter, len(made_of)) if len(made_of) > 1 else [adapter]
     return [(name, part) for name, part in zip(made_of, parts, strict=True) if part is not None]
 

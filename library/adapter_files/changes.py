@@ -22,7 +22,7 @@ LACKS = "{name}, of {kind}, lacks {parts}: the file is damaged or was edited"
 BROKEN = "{name} holds NaN or infinity ({parts})"
 ONE = torch.ones(1)
 OF_RANK = (DOWN, "hada_w1_b", "lokr_w2_b", "lokr_w1_b", "a2.weight")  # tensors with a row per rank
-TINY = 1e-8  # added to the norm of OFT's generator, as in the package
+OFT_EPSILON = 1e-8  # added to the norm of OFT's generator, as in the package
 Parts = Mapping[str, Tensor]
 Formula = Callable[[Parts, Tensor, float], Tensor]  # tensors of a module, weight, strength -> change of the weight
 
@@ -63,7 +63,7 @@ def _loha(parts: Parts, weight: Tensor, strength: float) -> Tensor:
     return halves[0] * halves[1] * (strength * _scale(parts))
 
 
-def _sides(parts: Parts) -> tuple[Tensor, Tensor]:
+def _lokr_factors(parts: Parts) -> tuple[Tensor, Tensor]:
     """Return both factors of LoKr's product."""
     left = parts["lokr_w1"] if "lokr_w1" in parts else parts["lokr_w1_a"] @ parts["lokr_w1_b"]
     if "lokr_w2" in parts:
@@ -77,7 +77,7 @@ def _sides(parts: Parts) -> tuple[Tensor, Tensor]:
 
 
 def _lokr(parts: Parts, weight: Tensor, strength: float) -> Tensor:
-    left, right = _sides(parts)
+    left, right = _lokr_factors(parts)
     left = left.reshape(*left.shape, *(1 for _ in range(right.ndim - left.ndim)))
     product = torch.kron(left, right.contiguous()).reshape(weight.shape)
     return product * (strength * _scale(parts))  # two whole matrices have no rank, so alpha has no effect
@@ -88,7 +88,7 @@ def _rotations(parts: Parts, rows: int) -> Tensor:
     blocks = parts["oft_blocks"]
     generator = blocks - blocks.transpose(-1, -2)
     if limit := float(parts.get(ALPHA, 0.0)) * rows:  # the constraint, stored as alpha
-        generator = generator * (limit / (generator.norm() + TINY)).clamp(max=1.0)
+        generator = generator * (limit / (generator.norm() + OFT_EPSILON)).clamp(max=1.0)
     one = torch.eye(blocks.shape[-1], device=blocks.device)
     return (one + generator) @ torch.linalg.inv(one - generator)
 
@@ -154,7 +154,7 @@ class Kind:
     uses_weight: bool = False  # whether its change depends on the weight, so on one base model
 
 
-KINDS = {  # by a unique tensor, or the prefix of its tensors' names; the first match counts
+CHANGE_KINDS = {  # by a unique tensor, or the prefix of its tensors' names; the first match counts
     "oft_blocks": Kind("OFT", (("oft_blocks",),), _oft, True),
     "a1.weight": Kind("GLoRA", tuple((f"{name}.weight",) for name in ("a1", "a2", "b1", "b2")), _glora, True),
     "hada_": Kind("LoHa", tuple((f"hada_w{n}_{half}",) for n in "12" for half in "ab"), _loha),
@@ -178,15 +178,15 @@ class LayerChange:
     @functools.cached_property
     def kind(self) -> Kind:
         """Its kind; LoRA if its tensors determine none."""
-        for mark, kind in KINDS.items():
+        for mark, kind in CHANGE_KINDS.items():
             if mark in self.parts or (mark.endswith("_") and any(name.startswith(mark) for name in self.parts)):
                 return kind
-        return KINDS[DOWN]
+        return CHANGE_KINDS[DOWN]
 
     @property
     def title(self) -> str:
         """The name of the kind in messages."""
-        if MAGNITUDE in self.parts and self.kind is KINDS[DOWN]:
+        if MAGNITUDE in self.parts and self.kind is CHANGE_KINDS[DOWN]:
             return "DoRA"
         blocks = self.parts.get("oft_blocks")
         return self.kind.title if blocks is None or blocks.ndim != 4 else "BOFT"
@@ -201,7 +201,7 @@ class LayerChange:
 
     @property
     def has_weight(self) -> bool:
-        return self.kind is not KINDS["diff_b"]
+        return self.kind is not CHANGE_KINDS["diff_b"]
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -228,7 +228,7 @@ class LayerChange:
         def stored(name: str, one: Tensor) -> Tensor:
             if name == ALPHA:
                 return storage.exact(one, dtype)
-            return storage.cast("the LoRA", one, dtype) if one.is_floating_point() else one
+            return storage.cast_checked("the LoRA", one, dtype) if one.is_floating_point() else one
 
         return LayerChange({name: stored(name, one) for name, one in self.parts.items()})
 
@@ -258,15 +258,15 @@ class LayerChange:
         parts = self.parts
         if self.kind.uses_weight or not self.has_weight:
             return None
-        if self.kind is KINDS[DOWN]:
+        if self.kind is CHANGE_KINDS[DOWN]:
             return parts[UP].shape[0], parts[DOWN].shape[1], *parts[MID if MID in parts else DOWN].shape[2:]
-        if self.kind is KINDS["hada_"]:
+        if self.kind is CHANGE_KINDS["hada_"]:
             if "hada_t1" in parts:
                 return parts["hada_w1_a"].shape[1], parts["hada_w1_b"].shape[1], *parts["hada_t1"].shape[2:]
             return parts["hada_w1_a"].shape[0], parts["hada_w1_b"].shape[1]
-        if self.kind is KINDS["lokr_"]:
+        if self.kind is CHANGE_KINDS["lokr_"]:
             blank = self.ready("meta")
-            left, right = _sides(blank.parts)
+            left, right = _lokr_factors(blank.parts)
             return left.shape[0] * right.shape[0], left.shape[1] * right.shape[1], *right.shape[2:]
         return tuple(parts[self.kind.needed[0][0]].shape)
 
@@ -277,10 +277,10 @@ class LayerChange:
         if self.uses_weight or self.bias() is not None:
             return None
         parts = self.ready().parts
-        if self.kind is KINDS[DOWN]:
+        if self.kind is CHANGE_KINDS[DOWN]:
             up, down = low_rank(parts)
             return up * _scale(parts), down
-        if self.kind is KINDS["hada_"] and "hada_t1" not in parts:
+        if self.kind is CHANGE_KINDS["hada_"] and "hada_t1" not in parts:
             rows, columns = parts["hada_w1_a"], parts["hada_w1_b"]
             up = (rows[:, :, None] * parts["hada_w2_a"][:, None, :]).flatten(1)
             down = (columns[:, None, :] * parts["hada_w2_b"][None, :, :]).flatten(0, 1)

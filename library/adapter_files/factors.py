@@ -52,15 +52,15 @@ class AdapterFactors:
         """Return it in another dtype, including alpha if that can hold it; None changes nothing."""
         if dtype is None:
             return self
-        down, up = (storage.cast("the LoRA", t, dtype) for t in (self.down, self.up))
+        down, up = (storage.cast_checked("the LoRA", t, dtype) for t in (self.down, self.up))
         return AdapterFactors(down, up, None if self.alpha is None else storage.exact(self.alpha, dtype))
 
 
-def swapped(adapter: AdapterFactors) -> AdapterFactors:
+def swap_halves(adapter: AdapterFactors) -> AdapterFactors:
     return AdapterFactors(adapter.down, torch.cat(adapter.up.chunk(2)[::-1]), adapter.alpha)
 
 
-def joined(parts: list[AdapterFactors | None]) -> AdapterFactors:
+def fuse_factors(parts: list[AdapterFactors | None]) -> AdapterFactors:
     """Join adapters of query, key, value (and MLP) into one of the fused layer, with the same product.
 
     A `down` shared by all is kept; otherwise `down` is stacked and `up` block-diagonal, and the rank is the sum.

@@ -11,7 +11,7 @@ from library.adapter_files import writing
 from library.adapter_files.changes import BIAS, NORM_BIAS, LayerChange
 from library.adapter_files.factors import AdapterFactors
 from library.adapter_files.models import ModelFile
-from library.adapter_files.names import ALPHA, DOWN, UP, Module, names_of
+from library.adapter_files.names import ALPHA, DOWN, UP, Module, lora_names_of
 from library.config.problems import ConfigError
 
 Weighted = Sequence[tuple[str | Path, float]]  # adapter files and their weights
@@ -44,7 +44,7 @@ class Ranks:
 EXACT = Ranks()
 
 
-def joined(
+def join_parts(
     module: Module, family: str, parts: Sequence[tuple[Part, float]], ranks: Ranks, model: ModelFile | None
 ) -> Part:
     """Return the sum of several files' changes to one layer. Raises ConfigError if they are for different
@@ -64,7 +64,7 @@ def joined(
     if len(exact) == len(parts):
         up, down = torch.cat([up for up, _ in exact], dim=1), torch.cat([down for _, down in exact])
         if limit is not None:
-            u, s, v = writing.cut(module.kohya, up, down)
+            u, s, v = writing.decompose(module.kohya, up, down)
             up, down = u[:, :limit] * s[:limit], v[:limit]
         if (
             limit is not None
@@ -72,7 +72,7 @@ def joined(
             or all(isinstance(part, AdapterFactors) for part, _ in parts)
         ):
             return adapter_of(up, down, shape)
-    return _dense(module, parts, shape, limit, model)
+    return _whole_matrix(module, parts, shape, limit, model)
 
 
 def adapter_of(up: Tensor, down: Tensor, shape: Sequence[int]) -> AdapterFactors:
@@ -90,14 +90,14 @@ def with_bias(adapter: AdapterFactors, bias: Tensor | None) -> Part:
     return LayerChange({DOWN: adapter.down, UP: adapter.up, ALPHA: alpha, BIAS: bias})
 
 
-def shape_of(module: Module, family: str, part: Part) -> tuple[int, ...] | None:
+def weight_shape(module: Module, family: str, part: Part) -> tuple[int, ...] | None:
     """Return the shape of the weight that a module is for, from its own tensors; None if only the weight
     determines it.
     """
     if isinstance(part, AdapterFactors):
         return part.up.shape[0], *part.down.shape[1:]
     shape = part.shape()
-    if shape and len(shape) == 2 and names_of(family).is_large_conv(module.path) and shape[1] % 9 == 0:
+    if shape and len(shape) == 2 and lora_names_of(family).is_large_conv(module.path) and shape[1] % 9 == 0:
         return shape[0], shape[1] // 9, *KERNEL
     return shape
 
@@ -111,7 +111,7 @@ def _shape(module: Module, family: str, part: Part, model: ModelFile | None) -> 
             model=model.path if model else "",
         )
     bias = part.bias() if isinstance(part, LayerChange) else None
-    found = known or shape_of(module, family, part) or (tuple(bias.shape) if bias is not None else None)
+    found = known or weight_shape(module, family, part) or (tuple(bias.shape) if bias is not None else None)
     if found is None:
         raise ConfigError(
             "{module} is not in {model}: is it for another model?",
@@ -126,7 +126,7 @@ def _factors(part: Part, weight: float) -> tuple[Tensor, Tensor] | None:
     return None if found is None else (found[0] * weight, found[1])
 
 
-def _dense(
+def _whole_matrix(
     module: Module,
     parts: Sequence[tuple[Part, float]],
     shape: Sequence[int],
@@ -149,11 +149,11 @@ def _dense(
     if len(shape) == 1 and has_weight:
         return LayerChange({"w_norm": whole} | ({} if bias is None else {NORM_BIAS: bias}))
     if limit is not None and has_weight:
-        return with_bias(nearest(whole, limit), bias)
+        return with_bias(nearest_lora(whole, limit), bias)
     return LayerChange(({"diff": whole} if has_weight else {}) | ({} if bias is None else {BIAS: bias}))
 
 
-def nearest(change: Tensor, rank: int) -> AdapterFactors:
+def nearest_lora(change: Tensor, rank: int) -> AdapterFactors:
     """Return the best LoRA of a rank for a weight change."""
     u, s, v = writing.decomposed(change.flatten(1), min(rank, *change.flatten(1).shape), POWER_STEPS)
     rank = min(rank, len(s))

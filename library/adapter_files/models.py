@@ -9,7 +9,7 @@ from torch import Tensor
 
 from library import families
 from library.adapter_files import storage
-from library.adapter_files.names import Module, names_of
+from library.adapter_files.names import Module, lora_names_of
 from library.adapter_files.storage import Planned
 from library.config.problems import ConfigError
 from library.families import recognition
@@ -22,11 +22,11 @@ class ModelFile:
 
     def __init__(self, path: str | Path) -> None:
         """Reads headers only. Raises ConfigError for other files."""
-        self.path, self.entries = Path(path), storage.entries(path)
-        shapes = {name.replace(tensor_names.COMPILED, ""): tuple(e["shape"]) for name, e in self.entries.items()}
-        self.codes = {name.replace(tensor_names.COMPILED, ""): e["dtype"] for name, e in self.entries.items()}
+        self.path, self.entries = Path(path), storage.stored_entries(path)
+        shapes = {name.replace(tensor_names.COMPILE_PREFIX, ""): tuple(e["shape"]) for name, e in self.entries.items()}
+        self.codes = {name.replace(tensor_names.COMPILE_PREFIX, ""): e["dtype"] for name, e in self.entries.items()}
         self.family, self.found = self._family(shapes)
-        self.names = names_of(self.family)
+        self.names = lora_names_of(self.family)
         if problem := weights.stored_oddly(self.path, self.entries):
             raise ConfigError(problem)
         self.made_of = self.names.tensors_of(str(self.path), shapes)
@@ -38,15 +38,15 @@ class ModelFile:
         }
 
     def _family(self, shapes: dict[str, tuple[int, ...]]) -> tuple[str, str]:
-        facts, found = recognition.described(shapes)
-        if facts and found in names_of(facts.name).mergeable:
+        facts, found = recognition.family_and_description(shapes)
+        if facts and found in lora_names_of(facts.name).mergeable:
             return facts.name, found
-        wanted = ", or ".join(known.base_model for known in families.every())
+        wanted = ", or ".join(known.base_model for known in families.all_families())
         raise ConfigError("{path} is {found}: give {wanted}", path=self.path, found=found, wanted=wanted)
 
     @functools.cached_property
     def _file(self) -> weights.Weights:
-        return storage.opened(self.path)
+        return storage.open_stored(self.path)
 
     def tensor(self, key: str) -> Tensor:
         rows = [self._file[name] for name in self.made_of[key]]

@@ -17,7 +17,7 @@ from library.families.shared.lora_names import LoraNames
 
 FORMATS = ("kohya", "diffusers", "comfy")
 DOWN, UP, ALPHA = "down", "up", "alpha"
-ENDINGS = {
+ROLE_ENDINGS = {
     ".lora_down.weight": DOWN,
     ".lora_up.weight": UP,
     ".lora_A.weight": DOWN,
@@ -68,7 +68,7 @@ OTHER_ENDINGS = {
     ".lora_magnitude_vector.weight": "dora_scale",
     ".lora_magnitude_vector.default.weight": "dora_scale",
 }
-PARTS = {
+TENSOR_ROLES = {
     "lora_down.weight": DOWN,
     "lora_up.weight": UP,
     **{part: part for part in (ALPHA, *OTHER_ENDINGS.values())},
@@ -84,7 +84,7 @@ PRODUCT = re.compile(r"(?P<module>.+)\.(?:hada_w1|lokr_w[12]|diff)(?P<half>_[ab]
 # Prefixes of text encoder names, and the part of such layers in families that adapt none.
 TEXT, TEXT_PART = ("lora_te", "text_encoder"), "text encoder"
 # Words that contain underscores, longer ones first; every other underscore replaces a dot.
-WORDS = r"""(?:input|output|down|up|double|single|transformer|single_transformer)_blocks | (?:middle|mid)_block
+LAYER_WORDS = r"""(?:input|output|down|up|double|single|transformer|single_transformer)_blocks | (?:middle|mid)_block
     | proj_(?:in|out|mlp) | to_(?:q|k|v|out|add_out) | (?:in|out|emb)_layers | skip_connection | linear_[12]
     | conv_(?:in|out|shortcut|norm_out) | time_emb_proj | (?:time|add)_embedding | time_embed | label_emb
     | (?:img|txt)_(?:attn|mlp|mod|in) | (?:time|vector|guidance)_in | final_layer_norm | (?:in|out|final)_layer
@@ -109,43 +109,43 @@ class Module:
         """Its name in kohya's files, also used in messages."""
         if self.part == TEXT_PART:
             return self.path
-        prefixes = (known.prefixes["kohya"].get(self.part) for known in every())
+        prefixes = (known.prefixes["kohya"].get(self.part) for known in all_lora_names())
         return next(filter(None, prefixes), f"{self.part}_") + self.path.replace(".", "_")
 
 
 @functools.cache
-def every() -> tuple[LoraNames, ...]:
-    return tuple(map(names_of, families.FAMILIES))
+def all_lora_names() -> tuple[LoraNames, ...]:
+    return tuple(map(lora_names_of, families.FAMILIES))
 
 
 @functools.cache
-def names_of(family: str) -> LoraNames:
-    return families.load(families.facts(family).lora_names)
+def lora_names_of(family: str) -> LoraNames:
+    return families.load_object(families.facts_of(family).lora_names)
 
 
 @functools.cache
-def _words() -> re.Pattern[str]:
-    own = [re.escape(word) for known in every() for word in known.words]
-    return re.compile("".join(f"{word} | " for word in own) + WORDS, re.VERBOSE)
+def _name_pattern() -> re.Pattern[str]:
+    own = [re.escape(word) for known in all_lora_names() for word in known.words]
+    return re.compile("".join(f"{word} | " for word in own) + LAYER_WORDS, re.VERBOSE)
 
 
-def dotted(name: str) -> str:
+def dotted_path(name: str) -> str:
     """ "input_blocks_4_1_proj_in" -> "input_blocks.4.1.proj_in"; a dotted name is unchanged."""
-    return name if "." in name else ".".join(_words().findall(name))
+    return name if "." in name else ".".join(_name_pattern().findall(name))
 
 
-def split(key: str) -> tuple[str, str] | None:
+def split_key(key: str) -> tuple[str, str] | None:
     """A file's key -> (module's name, "down", "up" or "alpha"); None if it is not of a plain LoRA."""
     key = cleaned(key)
-    ending = next((ending for ending in ENDINGS if key.endswith(ending)), None)
-    return (key.removesuffix(ending), ENDINGS[ending]) if ending else None
+    ending = next((ending for ending in ROLE_ENDINGS if key.endswith(ending)), None)
+    return (key.removesuffix(ending), ROLE_ENDINGS[ending]) if ending else None
 
 
 def split_any(key: str, keys: Collection[str] = ()) -> tuple[str, str] | None:
     """A file's key -> (module's name, tensor's name in it), for any kind of adapter; None for other keys. `keys` are
     all keys of the file, by which iA3 is recognised.
     """
-    if found := split(key):
+    if found := split_key(key):
         return found
     clean = cleaned(key)
     ending = max((ending for ending in OTHER_ENDINGS if clean.endswith(ending)), key=len, default="")
@@ -160,7 +160,7 @@ def cleaned(key: str) -> str:
     return key.replace("_orig_mod_", "").replace("_orig_mod.", "")
 
 
-def family_of(
+def find_lora_family(
     names: Iterable[str],
     metadata: Mapping[str, str],
     sizes: Mapping[str, tuple[int, int]] | None = None,
@@ -172,15 +172,15 @@ def family_of(
     if wanted in found:
         return wanted
     found = [family for family in found if not of_other_tree(names, family)] or found  # kohya's names follow one tree
-    readings = {family: reading for family in found if (reading := _reading(names, family))}
-    if len(found) > 1 and not any(names_of(family).version_word in _base(metadata) for family in found):
+    readings = {family: reading for family in found if (reading := _parse_names(names, family))}
+    if len(found) > 1 and not any(lora_names_of(family).version_word in _base(metadata) for family in found):
         if len({*readings.values()}) > 1:
-            titles = either([families.facts(family).title for family in readings])
+            titles = either([families.facts_of(family).title for family in readings])
             raise ConfigError(
                 "its layers may be those of {titles}, and its metadata does not say: add it with "
                 "kohya tools metadata FILE --set ss_base_model_version={example} --out NEW",
                 titles=titles,
-                example=names_of(found[-1]).version_word,
+                example=lora_names_of(found[-1]).version_word,
             )
         return next(iter(readings), found[0])
     return found[0]
@@ -190,10 +190,10 @@ def _base(metadata: Mapping[str, str]) -> str:
     return f"{metadata.get('ss_base_model_version', '')} {metadata.get('modelspec.architecture', '')}"
 
 
-def _reading(names: Iterable[str], family: str) -> "tuple[Parsed, ...]":
+def _parse_names(names: Iterable[str], family: str) -> "tuple[Parsed, ...]":
     """Return what names refer to in a family; empty if one is no layer of it."""
     with contextlib.suppress(ConfigError):
-        return tuple(parsed(name, family) for name in names)
+        return tuple(parse_name(name, family) for name in names)
     return ()
 
 
@@ -204,7 +204,7 @@ def possible_families(
     ConfigError if there is none.
     """
     base = _base(metadata)
-    names, known = list(names), dict[str, LoraNames](zip(families.FAMILIES, every(), strict=True))
+    names, known = list(names), dict[str, LoraNames](zip(families.FAMILIES, all_lora_names(), strict=True))
     paths = list(map(_path, names))
     said = {family: len(own.version_word) if own.version_word in base else 0 for family, own in known.items()}
     if title := foreign_model(
@@ -229,8 +229,8 @@ def possible_families(
 
 
 def _path(name: str) -> str:
-    denoisers = (prefix for own in every() for prefix, part in own.part_of.items() if part == "denoiser")
-    return dotted(name.removeprefix(next((p for p in denoisers if name.startswith(p)), "")))
+    denoisers = (prefix for own in all_lora_names() for prefix, part in own.part_of.items() if part == "denoiser")
+    return dotted_path(name.removeprefix(next((p for p in denoisers if name.startswith(p)), "")))
 
 
 def _has_sizes(own: LoraNames, sizes: Mapping[str, tuple[int, int]]) -> bool:
@@ -242,13 +242,13 @@ def _has_sizes(own: LoraNames, sizes: Mapping[str, tuple[int, int]]) -> bool:
     return True
 
 
-def sizes_of(shapes: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, int]]:
+def module_sizes(shapes: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, int]]:
     """Return inputs and outputs of the modules of a LoRA, LoHa, LoKr or difference by name, from tensor
     shapes by key.
     """
     found: dict[str, dict[str, int]] = {}
     for key, shape in shapes.items():
-        parts, sides = split(key), list(shape)
+        parts, sides = split_key(key), list(shape)
         if parts and len(sides) > 1:
             found.setdefault(parts[0], {})[parts[1]] = sides[0] if parts[1] == UP else sides[1]
         elif (product := PRODUCT.fullmatch(key)) and len(
@@ -262,8 +262,8 @@ def sizes_of(shapes: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, int]]:
 
 def of_other_tree(keys: Iterable[str], family: str) -> bool:
     """Return whether names like kohya's belong to another tree than ours, or to another trainer."""
-    patterns = [own.elsewhere for own in (names_of(family),) if own.elsewhere]
-    known = {prefix for own in every() for prefix, part in own.other_prefixes.items() if part == "denoiser"}
+    patterns = [own.elsewhere for own in (lora_names_of(family),) if own.elsewhere]
+    known = {prefix for own in all_lora_names() for prefix, part in own.other_prefixes.items() if part == "denoiser"}
     others = tuple(prefix for prefix in known if prefix.startswith("lora_"))
     return any(key.startswith(others) or any(re.search(pattern, key) for pattern in patterns) for key in keys)
 
@@ -285,17 +285,17 @@ class Parsed(NamedTuple):
     is_swapped: bool  # whether the halves of its rows are swapped
 
 
-def parsed(name: str, family: str) -> Parsed:
+def parse_name(name: str, family: str) -> Parsed:
     """Return what a name in any format refers to. Raises ConfigError for an unknown one."""
-    own = names_of(family)
+    own = lora_names_of(family)
     known = own.part_of
     prefix = max((prefix for prefix in known if name.startswith(prefix)), key=len, default="")
-    part, written = known.get(prefix, "denoiser"), dotted(name.removeprefix(prefix))
+    part, written = known.get(prefix, "denoiser"), dotted_path(name.removeprefix(prefix))
     if not prefix and name.startswith(TEXT):
         return Parsed(Module(TEXT_PART, name), 0, 1, False)
-    if not prefix and not written.startswith(tuple(tree for other in every() for tree in other.trees)):
+    if not prefix and not written.startswith(tuple(tree for other in all_lora_names() for tree in other.trees)):
         raise ConfigError(
-            "{name} is no module of {title} in any known naming", name=name, title=families.facts(family).title
+            "{name} is no module of {title} in any known naming", name=name, title=families.facts_of(family).title
         )
     path, piece, pieces = own.canonical(written) if part == "denoiser" else (written, 0, 1)
     swapped = part == "denoiser" and path != written and own.has_swapped_halves(path)
@@ -306,7 +306,7 @@ def endings(family: str, style: str) -> dict[str, str]:
     """Return the suffixes of a plain LoRA's keys in a format."""
     if style != "comfy":
         return WRITTEN[style]
-    shared = names_of(family).shared
+    shared = lora_names_of(family).shared
     made = WRITTEN["diffusers" if shared.is_peft else "kohya"] | {ALPHA: ".alpha"}
     return made if shared.has_alphas else {part: made[part] for part in (DOWN, UP)}
 
@@ -315,7 +315,7 @@ def spelled(module: Module, family: str, style: str) -> tuple[str, ...]:
     """Return the names of a plain LoRA's module in a format: its slices there, in the order of rows."""
     if module.part == TEXT_PART:
         return (module.path,)
-    own = names_of(family)
+    own = lora_names_of(family)
     tree = own.shared.names if style == "comfy" else style
     prefix = own.shared_prefix(module.part) if style == "comfy" else own.prefixes[style][module.part]
     if tree == "kohya":
@@ -330,7 +330,7 @@ def whole_name(module: Module, family: str, style: str) -> str:
     """Return the name of an unsplittable module, in kohya's or ComfyUI's own tree."""
     if module.part == TEXT_PART:
         return module.path
-    own = names_of(family)
+    own = lora_names_of(family)
     if style == "kohya" or own.shared.names == "kohya":
         return own.prefixes["kohya"][module.part] + module.path.replace(".", "_")
     return own.prefixes["comfy"][module.part] + module.path

@@ -21,7 +21,7 @@ TypeChoice = Callable[[str, Tensor], torch.dtype]
 
 # Values of `dtype`, by the names of save_precision.
 DTYPES = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
-CODES = {code: getattr(torch, name) for code, name in weights.TYPES.items()}
+CODES = {code: getattr(torch, name) for code, name in weights.STORED_TYPES.items()}
 ORDER = {
     dtype: (place, code) for place, (code, dtype) in enumerate(CODES.items())
 }  # order in a file, and the dtype's code
@@ -31,7 +31,7 @@ def silent(what: MessageLike, done: int, total: int) -> None:
     """A report callback that does nothing."""
 
 
-def dtype_of(name: str | None) -> torch.dtype | None:
+def storage_dtype(name: str | None) -> torch.dtype | None:
     """Return a precision's dtype; None means as stored. Raises ConfigError for others."""
     if name is None or name in DTYPES:
         return DTYPES[name] if name else None
@@ -42,7 +42,7 @@ def dtype_of(name: str | None) -> torch.dtype | None:
     )
 
 
-def checked(path: str | Path) -> Path:
+def check_readable(path: str | Path) -> Path:
     """Return the path of a readable file. Raises ConfigError for a missing one, or one that may contain code."""
     path = Path(path)
     if path.suffix.lower() in weights.PICKLED:
@@ -52,21 +52,21 @@ def checked(path: str | Path) -> Path:
     return path
 
 
-def opened(path: str | Path) -> weights.Weights:
+def open_stored(path: str | Path) -> weights.Weights:
     """Open a checkpoint (a file, a shard of several, a folder) whose tensors are read on demand."""
-    entries(path)
+    stored_entries(path)
     try:
-        return weights.read(path)
+        return weights.open_weights(path)
     except SafetensorError as e:
         raise ConfigError("{path} is a damaged safetensors file: {error}", path=path, error=e) from e
 
 
-def entries(path: str | Path) -> dict[str, JsonObject]:
+def stored_entries(path: str | Path) -> dict[str, JsonObject]:
     """Return the headers of all files of a checkpoint: dtype and shape by name. Raises ConfigError for other files."""
     out: dict[str, JsonObject] = {}
-    for file in weights.files(checked(path)):
+    for file in weights.files(check_readable(path)):
         try:
-            found = weights.entries(checked(file))
+            found = weights.header_entries(check_readable(file))
             out |= {name: {"dtype": about["dtype"], "shape": list(about["shape"])} for name, about in found.items()}
         except (AttributeError, IndexError, KeyError, TypeError) as e:  # a JSON header with other content
             raise ConfigError("{file} is a damaged safetensors file: get it again", file=file) from e
@@ -75,10 +75,10 @@ def entries(path: str | Path) -> dict[str, JsonObject]:
 
 def metadata_of(path: str | Path) -> Metadata:
     """Return a file's metadata; empty for a folder of several files."""
-    path = checked(path)
+    path = check_readable(path)
     if path.is_dir():
         return {}
-    entries(path)
+    stored_entries(path)
     about = weights.raw_header(path).get("__metadata__")
     return {str(key): str(value) for key, value in about.items()} if isinstance(about, dict) else {}
 
@@ -120,7 +120,7 @@ def is_finite(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() or bool(torch.isfinite(tensor.float()).all())
 
 
-def holds(dtype: torch.dtype, tensor: Tensor) -> bool:
+def keeps_numbers(dtype: torch.dtype, tensor: Tensor) -> bool:
     """Return whether a dtype can hold a tensor's finite values."""
     if not dtype.is_floating_point or dtype == tensor.dtype or not tensor.numel():
         return True
@@ -133,9 +133,9 @@ def holds(dtype: torch.dtype, tensor: Tensor) -> bool:
     return (is_finite(ends.to(dtype)) and not cut) or not is_finite(ends)
 
 
-def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def cast_checked(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a tensor in its stored dtype. Raises ConfigError if that cannot hold its values."""
-    if not holds(dtype, tensor):
+    if not keeps_numbers(dtype, tensor):
         raise ConfigError(
             "{dtype} cannot hold the numbers of {name}: use bf16 or float",
             dtype=str(dtype).removeprefix("torch."),
@@ -189,7 +189,7 @@ class FilePlan:
         for i, (name, about) in enumerate(self.tensors.items()):
             report(Message("writing"), i, len(self.tensors))
             made = about.make().detach()  # evaluates a lazy tensor only once
-            stored = cast(name, made, about.dtype).reshape(about.shape)
+            stored = cast_checked(name, made, about.dtype).reshape(about.shape)
             yield stored.reshape(-1).view(torch.uint8).numpy().data
         report(Message("writing"), len(self.tensors), len(self.tensors))
 

@@ -18,7 +18,7 @@ from library.adapter_files.names import ALPHA, DOWN, UP, Module
 from library.adapter_files.storage import silent
 from library.config.problems import ConfigError, Message, MessageLike, Report, counted
 
-SHOWN = 5  # modules listed per sentence
+MAX_LISTED_NAMES = 5  # modules listed per sentence
 MEDIAN_FACTOR = 100.0  # a change this many times the median is suspicious
 
 
@@ -53,7 +53,7 @@ class Findings:
         return not self.problems
 
 
-def verify(lora: str | Path, base: str | Path | None = None, *, report: Report = silent) -> Findings:
+def verify_lora(lora: str | Path, base: str | Path | None = None, *, report: Report = silent) -> Findings:
     """Verify a LoRA file, and with `base` that the model has each module in the right size (headers only).
 
     Problems of the LoRA are returned. Raises ConfigError for an unreadable base model.
@@ -61,8 +61,8 @@ def verify(lora: str | Path, base: str | Path | None = None, *, report: Report =
     model = ModelFile(base) if base is not None else None
     found = Findings(str(lora), checked_against=str(base or ""))
     try:
-        stored, metadata = storage.opened(lora), storage.metadata_of(lora)
-        groups, unknown = _groups(stored)
+        stored, metadata = storage.open_stored(lora), storage.metadata_of(lora)
+        groups, unknown = _group_by_module(stored)
         adapters.add_alphas(groups, metadata)
     except ConfigError as e:
         found.problems.append(e.said)
@@ -73,7 +73,10 @@ def verify(lora: str | Path, base: str | Path | None = None, *, report: Report =
         return found
     if unknown:
         found.problems.append(
-            Message("{names}: no part of an adapter that is known, so most programs leave it out", names=_some(unknown))
+            Message(
+                "{names}: no part of an adapter that is known, so most programs leave it out",
+                names=_shorten_list(unknown),
+            )
         )
     found.style = adapters.style_of(groups)
     sound = {}
@@ -82,9 +85,11 @@ def verify(lora: str | Path, base: str | Path | None = None, *, report: Report =
         if _look(found, name, parts):
             sound[name] = parts
     _overall(found)
-    _names(found, list(stored))
+    _note_own_names(found, list(stored))
     try:
-        found.family = names.family_of(groups, metadata, names.sizes_of(stored.shapes()), model.family if model else "")
+        found.family = names.find_lora_family(
+            groups, metadata, names.module_sizes(stored.shapes()), model.family if model else ""
+        )
         plain = {name: parts for name, parts in sound.items() if LayerChange(parts).is_plain}
         modules: dict[Module, Part] = {**adapters.assembled(plain, found.family)}
         modules |= adapters.placed({name: parts for name, parts in sound.items() if name not in plain}, found.family)
@@ -92,11 +97,11 @@ def verify(lora: str | Path, base: str | Path | None = None, *, report: Report =
         found.problems.append(e.said)
         return found
     if model is not None:
-        _compare(found, modules, model)
+        _compare_modules(found, modules, model)
     return found
 
 
-def _groups(stored: Any) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
+def _group_by_module(stored: Any) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
     groups: dict[str, dict[str, Tensor]] = {}
     unknown, keys = [], set(stored)
     for key in stored:
@@ -111,7 +116,7 @@ def _groups(stored: Any) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
 def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> bool:
     """Check one module by itself; return whether it is valid."""
     change = LayerChange(parts)
-    if problem := _problem(name, parts, change):
+    if problem := _fit_problem(name, parts, change):
         found.problems.append(problem)
         return False
     rank = rank_of(parts) or 0
@@ -135,7 +140,7 @@ def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> bool:
     return True
 
 
-def _problem(name: str, parts: dict[str, Tensor], change: LayerChange) -> MessageLike:
+def _fit_problem(name: str, parts: dict[str, Tensor], change: LayerChange) -> MessageLike:
     if change.kind.title == "LoRA" and (missing := sorted({DOWN, UP} - parts.keys())):
         return Message("{name} has no {part} matrix", name=name, part=missing[0])
     if odd := adapters.odd_alpha(name, parts):
@@ -153,13 +158,15 @@ def _problem(name: str, parts: dict[str, Tensor], change: LayerChange) -> Messag
     return "" if fits else Message("{name} has tensors that do not fit together ({kind})", name=name, kind=change.title)
 
 
-def _names(found: Findings, keys: list[str]) -> None:
+def _note_own_names(found: Findings, keys: list[str]) -> None:
     """Report names that this program reads but most others do not."""
     odd = [key for key in keys if names.cleaned(key) != key or ".default." in key]
     if odd:
         template = "other programs do not look for {keys}: {names}; write the file again with {command}"
         command = "kohya tools convert FILE --to kohya --out NEW"
-        found.warnings.append(Message(template, keys=counted(len(odd), "name"), names=_some(odd), command=command))
+        found.warnings.append(
+            Message(template, keys=counted(len(odd), "name"), names=_shorten_list(odd), command=command)
+        )
 
 
 def _overall(found: Findings) -> None:
@@ -170,7 +177,11 @@ def _overall(found: Findings) -> None:
         )
     elif dead:
         found.warnings.append(
-            Message("nothing is changed by {modules}: {names}", modules=counted(len(dead), "module"), names=_some(dead))
+            Message(
+                "nothing is changed by {modules}: {names}",
+                modules=counted(len(dead), "module"),
+                names=_shorten_list(dead),
+            )
         )
     norms = sorted(row.norm for row in found.modules if not row.dead and row.norm is not None)
     if norms:
@@ -179,13 +190,15 @@ def _overall(found: Findings) -> None:
         if strong:
             template = "{modules} with a change of over {factor} times the usual: {names}"
             many = counted(len(strong), "module")
-            found.warnings.append(Message(template, modules=many, factor=f"{MEDIAN_FACTOR:g}", names=_some(strong)))
+            found.warnings.append(
+                Message(template, modules=many, factor=f"{MEDIAN_FACTOR:g}", names=_shorten_list(strong))
+            )
     if above := [row.module for row in found.modules if row.strength > 1]:
         template = "{modules} with an alpha above the rank: {names}"
-        found.warnings.append(Message(template, modules=counted(len(above), "module"), names=_some(above)))
+        found.warnings.append(Message(template, modules=counted(len(above), "module"), names=_shorten_list(above)))
 
 
-def _compare(found: Findings, modules: Mapping[Module, Part], model: ModelFile) -> None:
+def _compare_modules(found: Findings, modules: Mapping[Module, Part], model: ModelFile) -> None:
     """Compare every module with the model's header."""
     if model.family != found.family:
         template = "the LoRA is for {family}, and {path} is a model of {other}"
@@ -206,12 +219,12 @@ def _compare(found: Findings, modules: Mapping[Module, Part], model: ModelFile) 
     if absent:
         template = "{path} has no layer for {modules}: {names}"
         found.problems.append(
-            Message(template, modules=counted(len(absent), "module"), path=model.path, names=_some(absent))
+            Message(template, modules=counted(len(absent), "module"), path=model.path, names=_shorten_list(absent))
         )
     if wrong:
         template = "{path} has layers of other shapes for {modules}: {names}"
         found.problems.append(
-            Message(template, modules=counted(len(wrong), "module"), path=model.path, names=_some(wrong))
+            Message(template, modules=counted(len(wrong), "module"), path=model.path, names=_shorten_list(wrong))
         )
     for part, count in elsewhere.items():
         template = "{modules} of {part} could not be compared: {path} holds no such encoder"
@@ -226,7 +239,7 @@ def _misfit(part: Part, shape: tuple[int, ...]) -> str:
     return "" if (rows, columns) == (shape[0], torch.Size(shape[1:]).numel()) else f"{rows} x {columns}"
 
 
-def _some(names: list[str]) -> MessageLike:
-    shown = ", ".join(names[:SHOWN])
-    more = len(names) - SHOWN
+def _shorten_list(names: list[str]) -> MessageLike:
+    shown = ", ".join(names[:MAX_LISTED_NAMES])
+    more = len(names) - MAX_LISTED_NAMES
     return Message("{shown} and {more} more", shown=shown, more=more) if more > 0 else shown

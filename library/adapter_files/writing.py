@@ -20,16 +20,18 @@ OVERSAMPLED = 16  # additional directions of the randomised SVD
 INHERITED = ("ss_base_model_version", "modelspec.architecture", "modelspec.implementation", "modelspec.prediction_type")
 
 
-def save(lora: Lora, out: Path, *, style: str | None = None, dtype: str | None = None, report: Report = silent) -> Path:
+def save_lora(
+    lora: Lora, out: Path, *, style: str | None = None, dtype: str | None = None, report: Report = silent
+) -> Path:
     """Write a LoRA in a format (by default its own), with its hashes, as `out`, which must be new.
 
     Raises ConfigError if a tensor has NaN or infinity, or exceeds `dtype`.
     """
-    kind = storage.dtype_of(dtype)
+    kind = storage.storage_dtype(dtype)
     plain = {module: adapter.to(kind) for module, adapter in lora.adapters.items()}
     others = {module: change.to(kind) for module, change in lora.others.items()}
     cast = Lora(lora.family, plain, lora.metadata, lora.style, others)
-    tensors, extra = adapters.tensors_of(cast, style or lora.style)
+    tensors, extra = adapters.tensors_in_format(cast, style or lora.style)
     if broken := [name for name, tensor in tensors.items() if not storage.is_finite(tensor)]:
         raise ConfigError(
             "{out} is not written: {tensors} with NaN or infinity, first {tensor}",
@@ -43,9 +45,9 @@ def save(lora: Lora, out: Path, *, style: str | None = None, dtype: str | None =
     return plan.write_new(Path(out), metadata | plan.hashes(metadata), report)
 
 
-def described(family: str, comment: str, sources: Sequence[Lora] = (), model: str = "") -> Metadata:
+def made_lora_metadata(family: str, comment: str, sources: Sequence[Lora] = (), model: str = "") -> Metadata:
     """Return the metadata of a LoRA made from others, or from models that `recognise` describes as `model`."""
-    facts = families.facts(family)
+    facts = families.facts_of(family)
     version, architecture = facts.relatives.get(model, (facts.base_model_version, facts.architecture))
     out = {
         "ss_v2": "False",
@@ -90,7 +92,7 @@ def decomposed(matrix: Tensor, rank: int, iterations: int) -> tuple[Tensor, Tens
     return u, s, v.T
 
 
-def cut(name: str, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def decompose(name: str, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return U [out, r], S [r], V [r, in] of a product of thin matrices without forming it; r is at most the rank.
 
     Raises ConfigError, with the module's name, for NaN or infinity.

@@ -10,7 +10,7 @@ from library.bench import report
 from library.config.json_types import JsonMapping
 
 Row = JsonMapping
-WIDTH, NAME, VALUE, BAR, GAP, TOP = 860, 210, 240, 18, 6, 64
+WIDTH, NAME_WIDTH, VALUE, BAR, GAP, TOP = 860, 210, 240, 18, 6, 64
 COLOURS = {
     "ground": "#ffffff",
     "text": "#1d1d1b",
@@ -49,7 +49,7 @@ def groups(result: JsonMapping) -> list[tuple[str, list[Bar]]]:
     made: list[tuple[str, list[Bar]]] = []
     single: list[tuple[str, Row]] = []
     for (_, part, size), rows in sorted(found.items(), key=lambda group: group[0]):
-        title = named(part) + (f" at {size}" if size else "")
+        title = part_title(part) + (f" at {size}" if size else "")
         if len(rows) == 1 and part != report.STEP:
             single.append((title, rows[0]))
         else:
@@ -71,7 +71,7 @@ def _bars(rows: Sequence[tuple[str, Row]], compared: bool) -> list[Bar]:
     ]
 
 
-def named(part: str) -> str:
+def part_title(part: str) -> str:
     known = {report.STEP: "Training step", report.ENCODE: "VAE, encoding", report.DECODE: "VAE, decoding"}
     return known.get(part, part[:1].upper() + part[1:])
 
@@ -94,25 +94,26 @@ def svg(result: JsonMapping) -> str:
     wide = WIDTH + 32
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-16 -8 {wide} {y + 16}" width="{wide}" role="img">'
-        f"<style>{_style()}</style>"
+        f"<style>{_chart_style()}</style>"
         f'<rect x="-16" y="-8" width="{wide}" height="{y + 16}" class="ground"/>{head}{"".join(parts)}</svg>\n'
     )
 
 
 def _bar_svg(bar: Bar, y: int) -> str:
-    room, row = WIDTH - NAME - VALUE, bar.row
+    room, row = WIDTH - NAME_WIDTH - VALUE, bar.row
     wide, far, middle = room * bar.share, room * bar.far, y + BAR / 2
     value = report.milliseconds(row["ms"]["p50"])
     more = f", {row['peak_gb']:.1f} GB" + (f", MFU {row['mfu']:.0%}" if "mfu" in row else "")
     return (
-        f'<text x="{NAME - 10}" y="{y + 14}" class="name">{escape(bar.name)}</text>'
-        f'<rect x="{NAME}" y="{y}" width="{wide:.1f}" height="{BAR}" rx="3" class="{"best" if bar.best else "bar"}"/>'
-        f'<line x1="{NAME + wide:.1f}" x2="{NAME + far:.1f}" y1="{middle}" y2="{middle}"/>'
-        f'<text x="{NAME + far + 8:.1f}" y="{y + 14}">{value}<tspan class="quiet">{more}</tspan></text>'
+        f'<text x="{NAME_WIDTH - 10}" y="{y + 14}" class="name">{escape(bar.name)}</text>'
+        f'<rect x="{NAME_WIDTH}" y="{y}" width="{wide:.1f}" height="{BAR}" rx="3" '
+        f'class="{"best" if bar.best else "bar"}"/>'
+        f'<line x1="{NAME_WIDTH + wide:.1f}" x2="{NAME_WIDTH + far:.1f}" y1="{middle}" y2="{middle}"/>'
+        f'<text x="{NAME_WIDTH + far + 8:.1f}" y="{y + 14}">{value}<tspan class="quiet">{more}</tspan></text>'
     )
 
 
-def _style() -> str:
+def _chart_style() -> str:
     def colours(of: Mapping[str, str]) -> str:
         return (
             f"text{{fill:{of['text']}}}.quiet{{fill:{of['quiet']}}}.ground{{fill:{of['ground']}}}"

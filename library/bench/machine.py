@@ -10,7 +10,7 @@ from library.config.problems import ConfigError
 from library.measuring import timing
 
 
-def device(asked: str) -> torch.device:
+def choose_device(asked: str) -> torch.device:
     """Return the device to measure on; `auto` prefers a GPU. Raises ConfigError for a missing one."""
     if asked == "auto":
         asked = "cuda" if torch.cuda.is_available() else "cpu"
@@ -23,7 +23,7 @@ def device(asked: str) -> torch.device:
             return torch.device("cuda", torch.cuda.current_device())
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
-            "--device {asked} cannot be used here ({why}); use auto or cpu", asked=asked, why=_first(error)
+            "--device {asked} cannot be used here ({why}); use auto or cpu", asked=asked, why=_first_error_line(error)
         ) from error
     if made.type not in timing.MATRICES:
         raise ConfigError("--device {asked}: only cuda and cpu can be measured", asked=asked)
@@ -37,7 +37,7 @@ def half_type(on: torch.device) -> str:
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
-def facts(on: torch.device) -> JsonObject:
+def machine_facts(on: torch.device) -> JsonObject:
     """Return what a reader of the results needs to know about the machine."""
     found: JsonObject = {
         "device": on.type,
@@ -51,7 +51,7 @@ def facts(on: torch.device) -> JsonObject:
         about = torch.cuda.get_device_properties(on)
         found |= {
             "name": about.name,
-            "memory_gb": round(about.total_memory / timing.GIB, 1),
+            "memory_gb": round(about.total_memory / timing.BYTES_PER_GIB, 1),
             "capability": f"{about.major}.{about.minor}",
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
@@ -66,5 +66,5 @@ def free_bytes(on: torch.device) -> int:
     return psutil.virtual_memory().available
 
 
-def _first(error: BaseException) -> str:
+def _first_error_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:160]

@@ -45,10 +45,10 @@ class BenchRun:
         self.rate = timing.matmul_rate(self.device, fp8_storage.compute_type(plain))
         try:
             for number, (first, act) in enumerate(todo):
-                work.phase(titled(first), number, total)
+                work.phase(measurement_title(first), number, total)
                 for row in self._careful(first, act):
                     self.rows.append(row)
-                    self.say(report.line(row))
+                    self.say(report.measurement_line(row))
                 work.store(self.result(began, finished=False))
         except KeyboardInterrupt:
             work.store(self.result(began, finished=False))
@@ -65,7 +65,7 @@ class BenchRun:
             "seconds": round(time.time() - began, 1),
             "finished": finished,
             "subject": {"title": self.subject.title, "batch": self.subject.batch, **self.subject.about},
-            "machine": machine.facts(self.device),
+            "machine": machine.machine_facts(self.device),
             "matmul": self.rate,
             "candidates": {c.name: {"about": c.about, "options": c.chosen()} for c in self.candidates},
             "results": self.rows,
@@ -96,9 +96,9 @@ class BenchRun:
             yield from act()
         except Exception as error:
             status = "skipped" if isinstance(error, ConfigError) else "failed"
-            yield {**row, "status": status, "why": timing.failure(error)}
+            yield {**row, "status": status, "why": timing.measuring_failure(error)}
         finally:
-            timing.clean(self.device)
+            timing.release_memory(self.device)
 
     # ---- the parts
 
@@ -156,11 +156,11 @@ class BenchRun:
     ) -> JsonObject:
         before = ready.compiling().get("compile", {}).get("seconds", 0.0) if ready else 0.0
         try:
-            found = timing.measure(call, self.device, self.plan)
+            found = timing.measure_call(call, self.device, self.plan)
         except torch.OutOfMemoryError as error:
-            return {**row, "status": "failed", "why": timing.failure(error)}
+            return {**row, "status": "failed", "why": timing.measuring_failure(error)}
         work = work or (None if ready else flops(call))
-        row = {**row, "status": "ok", **found.facts(), **report.rates(work, found.p50, self.rate)}
+        row = {**row, "status": "ok", **found.facts(), **report.compute_rates(work, found.p50, self.rate)}
         if ready:
             row |= ready.compiling()
             if "compile" in row:
@@ -168,7 +168,7 @@ class BenchRun:
         return row
 
 
-def titled(row: JsonMapping) -> Message:
+def measurement_title(row: JsonMapping) -> Message:
     """Return a progress line."""
     what = row["candidate"] if row["part"] == STEP else Message(row["part"])
     size = row.get("resolution")

@@ -47,20 +47,20 @@ def count_step(subject: Subject, made: TrainableModel, config: RunConfig, resolu
     empty = world.copy(made.components.denoiser, device, fp8_storage.compute_type(config))
     apart = replace(made, family=copy.deepcopy(made.family))  # a family caches tensors between calls
     with world.inside(), warnings.catch_warnings(action="ignore"):
-        found = _run(empty, subject.predict(apart, resolution, device), apart, config, device)
+        found = _count_step(empty, subject.predict(apart, resolution, device), apart, config, device)
     if found.step is not None:
         return found
     model = made.components.denoiser
     device = next(model.parameters()).device
     apart = replace(made, family=copy.deepcopy(made.family))
     try:
-        return _run(model, subject.predict(apart, resolution, device), apart, config, device)
+        return _count_step(model, subject.predict(apart, resolution, device), apart, config, device)
     finally:
         for p in model.parameters():
             p.grad = None
 
 
-def _run(
+def _count_step(
     model: nn.Module, predict: Callable[..., Tensor], made: TrainableModel, config: RunConfig, device: torch.device
 ) -> StepCost:
     """Count a step of a model, and of each kind of its blocks."""
@@ -100,7 +100,7 @@ class PreparedModel:
         latents = tuple((height // FACTOR, width // FACTOR) for width, height in sides)
         prepared = prepare_denoiser(made.components.denoiser, made.family, config, device, latents, text_learns, log)
         self.not_compiled = log.fallback = prepared.not_compiled
-        self.optimizer = optimizers.optimizer(made.method, config)
+        self.optimizer = optimizers.make_optimizer(made.method, config)
         if config.optim.stepped_early:
             self.optimizer.step_early(config.optim.max_grad_norm, None)
         self._swap = None if config.adapters else swapping.find_trainable_swap(made.components.denoiser)

@@ -21,17 +21,17 @@ from PIL import Image
 from library import data
 from library.check import estimate as fitting
 from library.check import preflight
-from library.check.report import graphics, largest
+from library.check.report import graphics, largest_bucket
 from library.config.arguments import Arguments
-from library.config.building import build, replace
+from library.config.building import build_config, replace_options
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, listed
+from library.config.problems import ConfigError, Message, MessageLike, join_messages
 from library.config.run_config import RunConfig
-from library.config.schema import options
+from library.config.schema import options_of
 from library.families import RUNS, config_class
 from library.files import write_atomic
-from library.jobs.work import JobRecord, joined
+from library.jobs.work import JobRecord, join_work
 from library.measuring import candidates
 from library.measuring.candidates import Overrides
 from library.measuring.result import MEMORY_MARGIN, Measured
@@ -44,7 +44,7 @@ TRIES = 6
 CAPTION = "a picture of one colour, and as many words about it as fit into a long caption, " * 8
 
 # Switched off in a try, as it affects neither memory nor speed.
-PLAIN = {
+WITHOUT_EXTRAS = {
     "dataset_config": None,
     "in_json": None,
     "reg_data_dir": None,
@@ -124,10 +124,10 @@ class Probe:
         return int(changes.get("train_batch_size", self.config.data.train_batch_size))
 
     def _changed(self, changes: JsonMapping) -> Any:
-        return replace(self.config, **changes)
+        return replace_options(self.config, **changes)
 
     def _try(self, changes: Overrides) -> Measured:
-        self.doing = f"Try {len(self.tries) + 1}: {candidates.shown(changes) or 'the settings as they are'}"
+        self.doing = f"Try {len(self.tries) + 1}: {candidates.format_changes(changes) or 'the settings as they are'}"
         self._report(self)
         self.tries.append(dataclasses.replace(self._attempt(self._changed(changes)), changes=changes))
         return self.tries[-1]
@@ -136,7 +136,7 @@ class Probe:
         """Yield changes that should save time and, by the measurements, still fit; each on top of the best so far."""
         if self.memory is None:
             return
-        compiled = {**candidates.COMPILED, "compile_fallback": True}
+        compiled = {**candidates.COMPILE_CHANGES, "compile_fallback": True}
         ideas = candidates.swapping_less(self.config)
         ideas += [] if self.config.compile.compile else [compiled]
         ideas += [] if self.config.memory.blocks_to_swap else candidates.checkpointing_less(self.config)
@@ -187,7 +187,7 @@ class Probe:
         found = [Message("{memory} GB at its peak", memory=f"{best.peak:.1f}")]
         if best.seconds:
             found.append(Message("{seconds} s a step", seconds=f"{best.seconds:.3g}"))
-        said = Message(template, settings=candidates.shown(best.changes), found=listed(found))
+        said = Message(template, settings=candidates.format_changes(best.changes), found=join_messages(found))
         if (more := self.largest_batch()) > self._batch(best.changes):
             return Message("{proposed} A batch of {number} should fit, too.", proposed=said, number=more)
         return said
@@ -199,7 +199,7 @@ class Probe:
 def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path, how: JsonMapping) -> Measured:
     """Train some steps on generated images below `place`, and read the result."""
     folder = place / secrets.token_hex(4)
-    made = prepared(config, size, folder)
+    made = prepare_try(config, size, folder)
     write_atomic(folder / "run.toml", to_toml(made))
     arguments, variables = starting(folder / "run.toml", config.script, **how)
     environment = {**os.environ, **variables, "KOHYA_HOME": str(folder / "home")}
@@ -209,12 +209,12 @@ def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path
         ).returncode
     output = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
     found = sorted((folder / "out" / "runs").glob("*")) if (folder / "out").is_dir() else []
-    facts = layout.load(found[-1] / layout.RUN) if found else {}
+    facts = layout.load_facts(found[-1] / layout.RUN) if found else {}
     made = Measured({}, peak=facts.get("peak_memory_gb") or facts.get("peak_ram_gb") or 0.0)
     if code or facts.get("state") != "finished":
         made.why = facts.get("error") or explain.cause(output) or Message("it ended with code {code}", code=code)
         return made
-    if failed := [event for event in reader.events(found[-1])[0] if event.get("kind") == "sample_failed"]:
+    if failed := [event for event in reader.read_events(found[-1])[0] if event.get("kind") == "sample_failed"]:
         made.why = failed[0]["text"]  # the training continues without samples, but the config wants them
         return made
     compiled = facts.get("compile") or {}
@@ -223,7 +223,7 @@ def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path
     return made
 
 
-def prepared(config: RunConfig, size: tuple[int, int], folder: Path) -> Any:
+def prepare_try(config: RunConfig, size: tuple[int, int], folder: Path) -> Any:
     """Return the config of a try: the same, but some steps on images of `size` generated in `folder`. With reference
     images, each image has one, and both together have that size.
     """
@@ -238,7 +238,7 @@ def prepared(config: RunConfig, size: tuple[int, int], folder: Path) -> Any:
     for number in range(config.data.train_batch_size):
         (place / f"{number}.txt").write_text(CAPTION, encoding="utf-8")
     wanted: JsonObject = {
-        **{name: value for name, value in PLAIN.items() if name in options(type(config))},
+        **{name: value for name, value in WITHOUT_EXTRAS.items() if name in options_of(type(config))},
         "train_data_dir": str(folder / "images"),
         "resolution": f"{size[0]},{size[1]}",
         "max_train_steps": steps,
@@ -253,7 +253,7 @@ def prepared(config: RunConfig, size: tuple[int, int], folder: Path) -> Any:
     sample = config.sample
     can = sample.wanted and (not sample.sample_prompts or Path(sample.sample_prompts).is_file())
     wanted |= {"sample_images": can, "sample_every_n_steps": steps if can else None}
-    return replace(config, **wanted)
+    return replace_options(config, **wanted)
 
 
 def _pictures_beside(config: RunConfig) -> str:
@@ -268,7 +268,7 @@ def _pace(folder: Path, facts: JsonMapping) -> float | None:
     """Return seconds of a steady step."""
     # A GPU may receive a few steps before it has done the first, so its own clock counts, not the host's.
     if facts.get("peak_memory_gb"):
-        steps = [event for event in reader.events(folder)[0] if event.get("kind") == "step"]
+        steps = [event for event in reader.read_events(folder)[0] if event.get("kind") == "step"]
         parts = ("data_s", "transfer_s", "compute_s")
         each = [sum(step[part] for part in parts) for step in steps[-TIMED:] if parts[-1] in step]
         if each:
@@ -295,18 +295,20 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     )
     parser.add_argument("--cpu", action="store_true", help="on the processor, even where there is a GPU")
     asked = parser.parse_args(argv)
-    with joined("probe") as work:
-        config = build(config_class(asked.script or script_of(asked.file)), read_toml(asked.file), asked.file.name)
-        found = probe(config, {"cpu": asked.cpu, "mixed_precision": config.precision.mixed_precision}, work)
+    with join_work("probe") as work:
+        config = build_config(
+            config_class(asked.script or script_of(asked.file)), read_toml(asked.file), asked.file.name
+        )
+        found = run_probe(config, {"cpu": asked.cpu, "mixed_precision": config.precision.mixed_precision}, work)
     print(found.sentence())
     return 0 if found.best else 1
 
 
-def probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
+def run_probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
     """Probe a config on this machine. Raises ConfigError for problems other than memory."""
-    images = data.check(config, config.grid)
+    images = data.check_data(config, config.grid)
     # An existing output does not matter, as a probe leaves nothing there.
-    if problems := [one for one in preflight.judged(config, images)[0] if one.code != save.THERE]:
+    if problems := [one for one in preflight.evaluate(config, images)[0] if one.code != save.THERE]:
         raise ConfigError(*problems)
     if busy := reader.active():
         raise ConfigError(
@@ -314,7 +316,7 @@ def probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
             run=busy.id,
             state=busy.state,
         )
-    size = largest(images.images, config)
+    size = largest_bucket(images.images, config)
     memory = None if how.get("cpu") else graphics()[1]
     parent = Path(config.save.output_dir or "")
     parent.mkdir(parents=True, exist_ok=True)

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 from library.bench import report
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Message, counted, listed
+from library.config.problems import Message, counted, join_messages
 from library.config.run_config import RunConfig
-from library.config.schema import values
-from library.measuring.candidates import shown
+from library.config.schema import option_values
+from library.measuring.candidates import format_changes
 
-SMALL = ("elementwise", "norms and reductions", "copies", "bookkeeping")
+SMALL_KINDS = ("elementwise", "norms and reductions", "copies", "bookkeeping")
 IDLE = 0.15  # of a step: less is what any step has at its edges
-SETTINGS = (
+ADVISED_OPTIONS = (
     "compile",
     "compile_mode",
     "gradient_checkpointing",
@@ -47,9 +47,9 @@ class Advice:
     options: JsonMapping = field(default_factory=dict)
 
 
-def settings(config: RunConfig) -> JsonObject:
+def settings_for_advice(config: RunConfig) -> JsonObject:
     """The options of a run that the rules ask for."""
-    return {name: value for name, value in values(config).items() if name in SETTINGS}
+    return {name: value for name, value in option_values(config).items() if name in ADVISED_OPTIONS}
 
 
 # ---- the rules
@@ -96,7 +96,7 @@ def _dominant(facts: Facts) -> Advice:
             "PyTorch's profiler may not look at this GPU, so this is the host's time: {share} of it goes into {first}; "
             "then {others}."
         )
-    then = listed(others) if others else Message("nothing")
+    then = join_messages(others) if others else Message("nothing")
     return Advice("dominant", share, Message(template, share=f"{share:.0%}", first=Message(first), others=then))
 
 
@@ -116,7 +116,7 @@ def _waiting(facts: Facts, now: Facts) -> Iterator[Advice]:
     yield Advice("launches", idle, text, options)
 
 
-def _reading(facts: Facts, now: Facts) -> Iterator[Advice]:
+def _advise_on_waits(facts: Facts, now: Facts) -> Iterator[Advice]:
     if (waits := _waits(facts)) < 2:
         return
     share = facts["idle"] if _starved(facts) else min(0.5, 0.02 * waits)
@@ -146,7 +146,7 @@ def _swapping(facts: Facts, now: Facts) -> Iterator[Advice]:
 
 
 def _fusing(facts: Facts, now: Facts) -> Iterator[Advice]:
-    small = sum(facts["kinds"].get(name, 0.0) for name in SMALL)
+    small = sum(facts["kinds"].get(name, 0.0) for name in SMALL_KINDS)
     if small < 0.25:
         return
     stays = now.get("blocks_to_swap") or now.get("gradient_checkpointing")
@@ -184,7 +184,7 @@ def _streaming(facts: Facts, now: Facts) -> Iterator[Advice]:
     yield Advice("streaming", share, Message(template, share=f"{share:.0%}", cure=cure), options)
 
 
-def _attention(facts: Facts, now: Facts) -> Iterator[Advice]:
+def _advise_on_attention(facts: Facts, now: Facts) -> Iterator[Advice]:
     share = facts["kinds"].get("attention", 0.0)
     if share < 0.3 and next(iter(facts["kinds"]), "") != "attention":
         return
@@ -262,12 +262,12 @@ def _casting(facts: Facts, now: Facts) -> Iterator[Advice]:
 
 
 RULES: tuple[Callable[[Facts, Facts], Iterator[Advice]], ...] = (
-    _reading,
+    _advise_on_waits,
     _waiting,
     _swapping,
     _fusing,
     _streaming,
-    _attention,
+    _advise_on_attention,
     _optimizing,
     _convolving,
     _multiplying,
@@ -279,7 +279,7 @@ RULES: tuple[Callable[[Facts, Facts], Iterator[Advice]], ...] = (
 # ---- in words
 
 
-def text(facts: JsonMapping) -> str:
+def profile_text(facts: JsonMapping) -> str:
     """The verdict and the tables, for a shell."""
     at = f"{facts['way']['name']} at {facts['resolution']}"
     title, where = report.heading(facts)
@@ -300,9 +300,9 @@ def text(facts: JsonMapping) -> str:
             "",
             f"A step takes {report.milliseconds(facts['step_ms'])}{idle}; {counts} in each",
             "",
-            *report.columns(kinds),
+            *report.align_columns(kinds),
             "",
-            *report.columns([titles, *operations]),
+            *report.align_columns([titles, *operations]),
             "",
             *(
                 f"{number}. {finding['text']}{change(finding['options'])}"
@@ -314,4 +314,4 @@ def text(facts: JsonMapping) -> str:
 
 def change(options: JsonMapping) -> str:
     """Options to set, as flags read."""
-    return f" ({shown(options)})" if options else ""
+    return f" ({format_changes(options)})" if options else ""

@@ -21,7 +21,7 @@ WARM_UP = timing.TimingPlan(steps=5, warmup=4, seconds=20.0)
 MOST_STEPS = 5  # more make the trace too long for a browser
 
 
-def run(
+def profile_training(
     subject: Subject, way: Candidate, device: torch.device, resolution: int, steps: int, work: JobRecord
 ) -> JsonObject:
     """Profile some steps of a training; return the result file's content. The trace goes into the work's folder."""
@@ -30,7 +30,7 @@ def run(
     work.phase(Message("warming up: {way} at {size}", way=way.name, size=resolution), 0, 3)
     try:
         with prepared_model.open_prepared(subject, config, device, resolution) as ready:
-            plain = timing.measure(ready.step, device, WARM_UP)
+            plain = timing.measure_call(ready.step, device, WARM_UP)
             work.phase(Message("profiling {steps}", steps=counted(steps, "step")), 1, 3)
             found = _profiled(ready, device, steps)
             work.phase(Message("writing the trace"), 2, 3)
@@ -40,13 +40,13 @@ def run(
         raise ConfigError(
             "out of memory at {resolution}: choose a smaller --resolution or --batch", resolution=resolution
         ) from error
-    on = machine.facts(device)
-    facts = profile_summary.summary(rows(found), steps, plain.p50, device.type)
+    on = machine.machine_facts(device)
+    facts = profile_summary.summary(profile_rows(found), steps, plain.p50, device.type)
     facts |= {"way": {"name": way.name, "options": way.chosen()}, "resolution": resolution, **compiled}
     facts |= {"peak_gb": round(plain.peak_gb, 2), "memory_gb": on.get("memory_gb"), "machine": on}
     facts |= {"subject": {"title": subject.title, "batch": subject.batch, **subject.about}}
     facts |= {
-        "set": profile_advice.settings(config),
+        "set": profile_advice.settings_for_advice(config),
         "kind": "profile",
         "schema": 1,
         "started": began,
@@ -74,7 +74,7 @@ def _profiled(ready: prepared_model.PreparedModel, device: torch.device, steps: 
     return found
 
 
-def rows(found: profile) -> list[ProfileRow]:
+def profile_rows(found: profile) -> list[ProfileRow]:
     """Return the profiler's events by name: count, and microseconds on the host or the device itself."""
     made = []
     for event in found.key_averages():

@@ -8,10 +8,10 @@ from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.families.shared.random_networks import RANDOM_VALUES
 
-GIB = 2**30
+BYTES_PER_GIB = 2**30
 
 
-def placement(model: nn.Module, device: torch.device, dtype: torch.dtype, config: RunConfig) -> torch.device:
+def place_weights(model: nn.Module, device: torch.device, dtype: torch.dtype, config: RunConfig) -> torch.device:
     """Return where weights are created: on the device, or on the host if some stay there or they only fit in 8 bits.
 
     Raises ConfigError if they do not fit.
@@ -33,8 +33,8 @@ def check_room(model: nn.Module, device: torch.device, dtype: torch.dtype) -> No
             "{network} needs {needed} GB and {free} GB are free on {device}: "
             "measure --size tiny here, or a TOML with fp8_base or blocks_to_swap",
             network=type(model).__name__,
-            needed=f"{needed / GIB:.0f}",
-            free=f"{free / GIB:.0f}",
+            needed=f"{needed / BYTES_PER_GIB:.0f}",
+            free=f"{free / BYTES_PER_GIB:.0f}",
             device=device.type,
         )
 
@@ -44,7 +44,7 @@ def weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:
 
 
 @torch.no_grad()
-def fill(
+def fill_randomly(
     model: nn.Module, device: torch.device, dtype: torch.dtype, seed: int = 0, waits_on_host: bool = False
 ) -> nn.Module:
     """Create random weights on the device, scaled to preserve the signal's size.
@@ -56,13 +56,13 @@ def fill(
     shared: dict[int, Tensor] = {}
     if waits_on_host:
         for p in (p for p in model.parameters() if p.ndim >= 2):
-            shared[_inputs(p)] = max(shared.get(_inputs(p), p), p, key=Tensor.numel)
+            shared[_fan_in(p)] = max(shared.get(_fan_in(p), p), p, key=Tensor.numel)
         shared = {inputs: _random("", p, device, dtype, generator).view(-1) for inputs, p in shared.items()}
     for module in model.modules():
         for name, p in module.named_parameters(recurse=False):
             if id(p) not in made and waits_on_host and p.ndim >= 2:
                 made[id(p)] = nn.Parameter(torch.empty(0, dtype=dtype))
-                made[id(p)].data = shared[_inputs(p)][: p.numel()].view(p.shape)  # with its own version counter
+                made[id(p)].data = shared[_fan_in(p)][: p.numel()].view(p.shape)  # with its own version counter
             elif id(p) not in made:
                 made[id(p)] = nn.Parameter(_random(name, p, device, dtype, generator))
             setattr(module, name, made[id(p)])
@@ -71,7 +71,7 @@ def fill(
     return model.eval()
 
 
-def _inputs(weight: Tensor) -> int:
+def _fan_in(weight: Tensor) -> int:
     """Return the number of inputs of each output of a layer."""
     return weight[0].numel()
 
@@ -82,7 +82,7 @@ def _random(name: str, like: Tensor, device: torch.device, dtype: torch.dtype, g
         return tensor.fill_(1.0 if name in ("weight", "scale") else 0.0)
     flat = tensor.view(-1)
     few = flat[:RANDOM_VALUES]  # drawing all values would take minutes on a CPU
-    few.normal_(0.0, 0.7 / _inputs(like) ** 0.5, generator=generator)
+    few.normal_(0.0, 0.7 / _fan_in(like) ** 0.5, generator=generator)
     for start in range(RANDOM_VALUES, flat.numel(), RANDOM_VALUES):
         rest = flat[start : start + RANDOM_VALUES]
         rest.copy_(few[: rest.numel()])

@@ -4,15 +4,15 @@ import math
 from collections.abc import Iterable, Sequence
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Message, MessageLike, counted, listed
+from library.config.problems import Message, MessageLike, counted, join_messages
 
 Row = JsonMapping
-ENCODERS, ENCODE, DECODE, BLOCKS, STEP = PARTS = ("encoders", "vae-encode", "vae-decode", "blocks", "step")
+ENCODERS, ENCODE, DECODE, BLOCKS, STEP = STEP_PARTS = ("encoders", "vae-encode", "vae-decode", "blocks", "step")
 UNEVEN = 1.35  # p90 / p50 from which times count as unsteady
 NEAR = 1.03  # times within this ratio count as equal; then the smaller memory decides
 
 
-def rates(flops: int | None, milliseconds: float, matmul: JsonMapping) -> JsonObject:
+def compute_rates(flops: int | None, milliseconds: float, matmul: JsonMapping) -> JsonObject:
     """Return FLOPs of a measurement, TFLOP/s, and the share of the measured matrix product rate (MFU)."""
     if not flops:
         return {}
@@ -43,10 +43,10 @@ def best(result: JsonMapping) -> JsonObject | None:
     close = [name for name, value in pace.items() if value <= quickest * NEAR]
     name = min(close, key=lambda n: (max(r["peak_gb"] for r in full[n].values()), pace[n]))
     about = result.get("candidates", {}).get(name, {})
-    return {"candidate": name, "options": about.get("options", {}), "sentence": sentence(result, name)}
+    return {"candidate": name, "options": about.get("options", {}), "sentence": compare_with_first(result, name)}
 
 
-def sentence(result: JsonMapping, name: str) -> Message:
+def compare_with_first(result: JsonMapping, name: str) -> Message:
     """Compare the best candidate with the first, size by size."""
     base = next(iter(result.get("candidates", {})), name)
     sizes = []
@@ -67,8 +67,10 @@ def sentence(result: JsonMapping, name: str) -> Message:
         compared = Message(template, times=times, **now, **before)
         sizes.append(_with_break_even(compared, row, first))
     if name == base:
-        return Message("Fastest: {name}: {sizes}.", name=name, sizes=listed(sizes, "; "))
-    return Message("Fastest: {name}, compared with {base}: {sizes}.", name=name, base=base, sizes=listed(sizes, "; "))
+        return Message("Fastest: {name}: {sizes}.", name=name, sizes=join_messages(sizes, "; "))
+    return Message(
+        "Fastest: {name}, compared with {base}: {sizes}.", name=name, base=base, sizes=join_messages(sizes, "; ")
+    )
 
 
 def _with_break_even(compared: Message, row: Row, first: Row) -> Message:
@@ -80,13 +82,13 @@ def _with_break_even(compared: Message, row: Row, first: Row) -> Message:
     return Message(template, compared=compared, seconds=f"{spent:.0f}", steps=counted(math.ceil(spent / gain), "step"))
 
 
-def titled(row: Row) -> str:
+def row_title(row: Row) -> str:
     return " ".join(str(row[key]) for key in ("part", "resolution", "candidate") if row.get(key) is not None)
 
 
-def line(row: Row) -> str:
+def measurement_line(row: Row) -> str:
     """Return one measurement as a line."""
-    name = titled(row)
+    name = row_title(row)
     if row["status"] != "ok":
         return f"{name}: {row['status']}, {row['why']}"
     mfu = f", {row['mfu']:.0%} of the matmul rate" if "mfu" in row else ""
@@ -114,7 +116,7 @@ def cells(result: JsonMapping) -> tuple[list[str], list[list[MessageLike]]]:
                 f"{row['peak_gb']:.2f} GB",
                 f"{row['tflops']:.4g}" if "tflops" in row else "",
                 f"{row['mfu']:.1%}" if "mfu" in row else "",
-                compiled(row),
+                compiled_summary(row),
             ]
         )
     return titles, made
@@ -125,7 +127,7 @@ def speed(result: JsonMapping, row: Row) -> str:
     return f"{same[0]['ms']['p50'] / row['ms']['p50']:.2f}x" if len(same) > 1 else ""
 
 
-def compiled(row: Row) -> MessageLike:
+def compiled_summary(row: Row) -> MessageLike:
     """Return graphs and seconds of compiling."""
     about = row.get("compile")
     if not about:
@@ -134,11 +136,11 @@ def compiled(row: Row) -> MessageLike:
     return Message(template, graphs=counted(about["num_graphs"], "graph"), seconds=f"{about['seconds']:.1f}")
 
 
-def table(result: JsonMapping) -> str:
+def measurements_table(result: JsonMapping) -> str:
     """Return the measurements in columns, with the machine above and conclusions below."""
     titles, rows = cells(result)
-    why = [f"{titled(row)}: {row['why']}" for row in result["results"] if row["status"] != "ok"]
-    lines = [*map(str, heading(result)), "", *columns([titles, *rows]), "", *why]
+    why = [f"{row_title(row)}: {row['why']}" for row in result["results"] if row["status"] != "ok"]
+    lines = [*map(str, heading(result)), "", *align_columns([titles, *rows]), "", *why]
     if found := result.get("best"):
         lines.append(found["sentence"])
     lines += noise_warning(result)
@@ -161,14 +163,14 @@ def heading(result: JsonMapping) -> list[MessageLike]:
     subject, on, rate = result["subject"], result["machine"], result.get("matmul") or {}
     where = f"{on['name']}, torch {on['torch']}"
     if on["device"] == "cpu":
-        where = listed([where, counted(on["threads"], "thread")])
+        where = join_messages([where, counted(on["threads"], "thread")])
     if rate.get("tflops"):
         rates = {"type": rate["dtype"], "rate": f"{rate['tflops']:g} TFLOP/s"}
         where = Message("{machine}; {type} matrix products: {rate}", machine=where, **rates)
     return [Message("{model}, batch {number}", model=subject["title"], number=subject["batch"]), where]
 
 
-def columns(rows: Sequence[Sequence[MessageLike]]) -> Iterable[str]:
+def align_columns(rows: Sequence[Sequence[MessageLike]]) -> Iterable[str]:
     """Format texts in columns of equal width."""
     plain = [[str(text) for text in row] for row in rows]
     widths = [max(len(row[i]) for row in plain) for i in range(len(plain[0]))]

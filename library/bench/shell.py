@@ -20,11 +20,11 @@ from library.config import environment
 from library.config.arguments import Arguments
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message
-from library.config.schema import options
+from library.config.schema import options_of
 from library.families import FAMILIES, RUNS, config_class
 from library.files import write_atomic
 from library.jobs.job import RESULT
-from library.jobs.work import JobRecord, begin
+from library.jobs.work import JobRecord, begin_work
 from library.measuring import candidates
 from library.runs import layout
 
@@ -49,17 +49,17 @@ def main(argv: Sequence[str], script_of: Callable[[Path], str]) -> int:
 
     `script_of` returns the script of a TOML.
     """
-    asked = parser().parse_args(argv)
+    asked = build_bench_parser().parse_args(argv)
     if asked.run and asked.run.is_file() and not asked.script:
         asked.script = script_of(asked.run)
     if asked.list:
         print("\n".join(f"{c.name:24} {c.about}" for c in candidates.ALL))
         return 0
-    check(asked)
-    environment.check()
+    check_bench_options(asked)
+    environment.check_cache_variables()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler
     kind = "profile" if asked.profile else "bench"
-    with begin(kind, asked.out) as work, _cold(asked.fresh):
+    with begin_work(kind, asked.out) as work, _cold(asked.fresh):
         work.phase(Message("loading PyTorch"))
         subject = _subject(asked)
         found = (_profiled if asked.profile else _measured)(asked, subject, work)
@@ -69,7 +69,7 @@ def main(argv: Sequence[str], script_of: Callable[[Path], str]) -> int:
     return 0 if asked.profile or any(row["status"] == "ok" for row in found["results"]) else 1
 
 
-def parser() -> argparse.ArgumentParser:
+def build_bench_parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
     made = Arguments(
         "kohya bench",
@@ -92,7 +92,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME=SIZES",
         help="the shape of an input whose name is unknown; also frames=N, text_length=N",
     )
-    made.add_argument("--part", action="append", default=[], metavar="PART", help=f"any of {', '.join(report.PARTS)}")
+    made.add_argument(
+        "--part", action="append", default=[], metavar="PART", help=f"any of {', '.join(report.STEP_PARTS)}"
+    )
     made.add_argument(
         "--candidate",
         action="append",
@@ -120,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def check(asked: argparse.Namespace) -> None:
+def check_bench_options(asked: argparse.Namespace) -> None:
     """Raise ConfigError for all invalid options, before anything is loaded."""
     wrong = []
     named = [name for name in ("run", "family", "diffusers") if getattr(asked, name)]
@@ -133,11 +135,11 @@ def check(asked: argparse.Namespace) -> None:
         if not path.is_file():
             wrong.append(f"{path} is a folder, not a file" if path.is_dir() else f"{path} does not exist")
     wrong += [
-        f"--part {part} is no part: choose from {', '.join(report.PARTS)}"
-        for part in _split(asked.part)
-        if part not in report.PARTS
+        f"--part {part} is no part: choose from {', '.join(report.STEP_PARTS)}"
+        for part in _split_commas(asked.part)
+        if part not in report.STEP_PARTS
     ]
-    for side in _split(asked.resolution):
+    for side in _split_commas(asked.resolution):
         if not (side.isascii() and side.isdigit()) or not 64 <= int(side) <= 8192 or int(side) % 64:
             wrong.append(f"--resolution {side} must be a multiple of 64 from 64 to 8192")
     for name, least in (("batch", 1), ("steps", 1), ("warmup", 1), ("seconds", 0)):
@@ -164,9 +166,9 @@ def _not_together(asked: argparse.Namespace) -> Iterator[str]:
     if asked.input and (asked.run or asked.family):
         yield "--input is for --diffusers: what our own families are called with is known"
     for name in ("part", "candidate", "resolution"):
-        if (given := getattr(asked, name)) and not _split(given):
+        if (given := getattr(asked, name)) and not _split_commas(given):
             yield f"--{name} {','.join(given)} names nothing: give one or leave it out"
-        if asked.profile and name != "part" and len(_split(given)) > 1:
+        if asked.profile and name != "part" and len(_split_commas(given)) > 1:
             yield f"--profile looks at one way at one size: give --{name} one only"
 
 
@@ -174,7 +176,7 @@ def _subject(asked: argparse.Namespace) -> "Subject":
     from library.bench import machine, subjects
     from library.bench.diffusers import model as diffusers_model
 
-    device, shapes = machine.device(asked.device), _shapes(asked.input)
+    device, shapes = machine.choose_device(asked.device), _parse_shapes(asked.input)
     given: JsonObject = dict(text.split("=", 1) for text in asked.set)
     if device.type == "cuda" and not asked.run:
         given = {"mixed_precision": machine.half_type(device), **given}
@@ -196,13 +198,20 @@ def _measured(asked: argparse.Namespace, subject: "Subject", work: JobRecord) ->
     from library.bench import machine, measure
     from library.measuring import timing
 
-    device = machine.device(asked.device)
-    ways = candidates.choose(asked.candidate, bool(asked.run), device.type, _options(subject))
-    sizes = tuple(int(side) for side in _split(asked.resolution)) or subject.resolutions
+    device = machine.choose_device(asked.device)
+    ways = candidates.choose_candidates(asked.candidate, bool(asked.run), device.type, _options(subject))
+    sizes = tuple(int(side) for side in _split_commas(asked.resolution)) or subject.resolutions
     plan = timing.TimingPlan(asked.steps, asked.warmup, asked.seconds)
     say = (lambda text: None) if asked.json else functools.partial(print, flush=True)
     bench = measure.BenchRun(
-        subject, device, ways, tuple(_split(asked.part)) or report.PARTS, sizes, plan, asked.compile_all, say
+        subject,
+        device,
+        ways,
+        tuple(_split_commas(asked.part)) or report.STEP_PARTS,
+        sizes,
+        plan,
+        asked.compile_all,
+        say,
     )
     try:
         return bench.run(work)
@@ -213,10 +222,10 @@ def _measured(asked: argparse.Namespace, subject: "Subject", work: JobRecord) ->
 
 def _show(folder: Path, say: Any) -> None:
     """Write table and image of the result file, complete or not."""
-    result = layout.load(folder / RESULT)
+    result = layout.load_facts(folder / RESULT)
     if not result:
         return
-    text = report.table(result)
+    text = report.measurements_table(result)
     write_atomic(folder / "table.txt", text + "\n")
     write_atomic(folder / PICTURE, chart.svg(result))
     say(f"\n{text}\n\n{folder}")
@@ -225,13 +234,13 @@ def _show(folder: Path, say: Any) -> None:
 def _profiled(asked: argparse.Namespace, subject: "Subject", work: JobRecord) -> JsonMapping:
     from library.bench import machine, profiling
 
-    device = machine.device(asked.device)
-    usual = candidates.OWN if asked.run else "compiled" if device.type == "cuda" else "eager"
-    way = candidates.choose(asked.candidate or [usual], bool(asked.run), device.type, _options(subject))[0]
-    side = int((_split(asked.resolution) or [min(1024, max(subject.resolutions))])[0])
-    found = profiling.run(subject, way, device, side, min(asked.steps, profiling.MOST_STEPS), work)
+    device = machine.choose_device(asked.device)
+    usual = candidates.OWN_SETTINGS if asked.run else "compiled" if device.type == "cuda" else "eager"
+    way = candidates.choose_candidates(asked.candidate or [usual], bool(asked.run), device.type, _options(subject))[0]
+    side = int((_split_commas(asked.resolution) or [min(1024, max(subject.resolutions))])[0])
+    found = profiling.profile_training(subject, way, device, side, min(asked.steps, profiling.MOST_STEPS), work)
     work.store(found)
-    text = profile_advice.text(found)
+    text = profile_advice.profile_text(found)
     write_atomic(work.folder / "table.txt", text + "\n")
     if not asked.json:
         print(f"{text}\n\n{work.folder / profiling.TRACE} can be opened at ui.perfetto.dev or chrome://tracing")
@@ -239,10 +248,10 @@ def _profiled(asked: argparse.Namespace, subject: "Subject", work: JobRecord) ->
 
 
 def _options(subject: "Subject") -> Sequence[str]:
-    return list(options(type(subject.config({}))))
+    return list(options_of(type(subject.config({}))))
 
 
-def _shapes(given: Sequence[str]) -> JsonObject:
+def _parse_shapes(given: Sequence[str]) -> JsonObject:
     """Parse NAME=1,16,64 as a shape, and frames=5 as a number."""
     found: JsonObject = {}
     for text in given:
@@ -267,5 +276,5 @@ def _cold(wanted: bool) -> Iterator[None]:
         yield
 
 
-def _split(given: Sequence[str]) -> list[str]:
+def _split_commas(given: Sequence[str]) -> list[str]:
     return [part.strip() for text in given for part in text.split(",") if part.strip()]

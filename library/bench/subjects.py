@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from library import families, methods
 from library.bench import random_weights
 from library.compiler.prewarm import prewarm_inductor
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import options
+from library.config.schema import options_of
 from library.config.sections import EmbeddingRun
 from library.families.base import ModelComponents
 from library.families.shared import t5
@@ -25,7 +25,7 @@ from library.methods.frozen_base import FrozenBaseMethod
 from library.objectives.base import NoisedBatch
 
 FACTOR = 8  # pixels per latent and side
-TEXT = 77  # tokens of a CLIP caption
+TEXT_TOKENS = 77  # tokens of a CLIP caption
 PATH = "random"  # placeholder for files that are never opened
 
 
@@ -91,7 +91,7 @@ class FamilySubject:
         self.batch = int(self.config({}).data.train_batch_size)
         sizes = self._module.model_sizes(self.config({}), size == "full")
         self.random = self._module.random(sizes) if size else None
-        self.title = f"{families.facts(self.name).title}, {size} size" if size else self.kind.title
+        self.title = f"{families.facts_of(self.name).title}, {size} size" if size else self.kind.title
         source = "random weights" if size else str(self.values.get("pretrained_model_name_or_path"))
         self.about: JsonMapping = {"family": self.name, "script": script, "size": size, "model": source}
         width, height = self.config({}).data.size or (1024, 1024)
@@ -100,7 +100,7 @@ class FamilySubject:
         self._loaded: ModelComponents | None = None
 
     def config(self, given: JsonMapping) -> RunConfig:
-        return build(self.kind, {**self.values, **given}, notes=[])
+        return build_config(self.kind, {**self.values, **given}, notes=[])
 
     def make(self, config: RunConfig, device: torch.device) -> TrainableModel:
         """Return a new denoiser on the device, with its trained parameters."""
@@ -108,11 +108,11 @@ class FamilySubject:
         with prewarm_inductor(config.compile, device):
             if self.random:
                 denoiser = self.random.denoiser()
-                where = random_weights.placement(denoiser, device, dtype, config)
+                where = random_weights.place_weights(denoiser, device, dtype, config)
                 self._module.adopt(family, denoiser)
                 waits = where.type != device.type
                 components = ModelComponents(
-                    random_weights.fill(denoiser, where, dtype, waits_on_host=waits), None, {}, {}, {}
+                    random_weights.fill_randomly(denoiser, where, dtype, waits_on_host=waits), None, {}, {}, {}
                 )
             else:
                 components = family.load(dtype, fp8_storage.compute_type(config))
@@ -121,7 +121,7 @@ class FamilySubject:
             components.denoiser.requires_grad_(False)
             texts = self._module.input_shapes(family, components.denoiser).texts(self.batch, device)
             return TrainableModel(components, family, LearnedText(config, texts))
-        return TrainableModel(components, family, methods.attach(components, family, config))
+        return TrainableModel(components, family, methods.attach_method(components, family, config))
 
     def predict(self, made: TrainableModel, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
         """Return a function that calls a denoiser for images of this size."""
@@ -160,7 +160,7 @@ class FamilySubject:
             model = self._small(self.random.encoders[name](), device, dtype)
         else:
             model = self._stored(dtype).encoders[name].to(device)
-        length = TEXT
+        length = TEXT_TOKENS
         if name == "t5xxl":
             family = families.family_for(self.config({}))
             if self.random:
@@ -169,12 +169,12 @@ class FamilySubject:
         config: Any = model.config
         ids = torch.randint(0, config.vocab_size, (self.batch, length), device=device)
         if name == "t5xxl":
-            return lambda: t5.encode(model, ids, None)
+            return lambda: t5.encode_t5_ids(model, ids, None)
         return lambda: model(ids, output_hidden_states=True)
 
     def _small(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
         random_weights.check_room(model, device, dtype)
-        return random_weights.fill(model, device, dtype)
+        return random_weights.fill_randomly(model, device, dtype)
 
     def vae(self, device: torch.device, dtype: torch.dtype) -> nn.Module | None:
         """The image autoencoder."""
@@ -205,7 +205,7 @@ def usual(script: str) -> JsonObject:
         "optimizer_type": "AdamW",
         "learning_rate": 1e-4,
         "train_batch_size": 1,
-        "network_module": next(iter(families.facts(cls.family).adapter_modules)),
+        "network_module": next(iter(families.facts_of(cls.family).adapter_modules)),
         "network_dim": 16,
         "network_alpha": 16,
         "network_train_unet_only": True,
@@ -215,7 +215,7 @@ def usual(script: str) -> JsonObject:
         "token_string": "zorb",
         "cond_emb_dim": 32,
     }
-    known = options(cls)
+    known = options_of(cls)
     if issubclass(cls, EmbeddingRun):
         del given["cache_text_encoder_outputs"]  # captions with the trained word are encoded in each step
     return {name: value for name, value in given.items() if name in known}

@@ -79,7 +79,7 @@ class Describer:
 
         self.device = chosen_device(device)
         dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
-        self.model, self.processor, self.tokenizer = _loaded(folder, dtype)
+        self.model, self.processor, self.tokenizer = _load_describer(folder, dtype)
         self.model.to(self.device).eval()
         self.dtype, self.how = dtype, generation.arguments
         torch.manual_seed(generation.seed)
@@ -103,7 +103,9 @@ class Describer:
     def _inputs(self, pictures: list[Image.Image]) -> Any:
         if getattr(self.processor, "chat_template", None):
             question = {"type": "text", "text": self.prompt or next(iter(PROMPTS.values()))}
-            said = [[{"role": "user", "content": [{"type": "image", "image": one}, question]}] for one in pictures]
+            said = [
+                [{"role": "user", "content": [{"type": "image", "image": picture}, question]}] for picture in pictures
+            ]
             return self.processor.apply_chat_template(
                 said, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt", padding=True
             )
@@ -145,7 +147,7 @@ def chosen_device(device: str) -> str:
     return "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
-def _loaded(folder: Path, dtype: Any) -> tuple[Any, Any, Any]:
+def _load_describer(folder: Path, dtype: Any) -> tuple[Any, Any, Any]:
     """The model, its processor, and its tokenizer."""
     from transformers.models.auto import AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 

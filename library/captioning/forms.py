@@ -1,12 +1,12 @@
 """Forms of the page for captioning: the options of `kohya caption` with titles and labels."""
 
 from library.captioning.describer import PROMPTS
-from library.captioning.shell import parser
+from library.captioning.shell import build_caption_parser
 from library.jobs.forms import CommandForms
 
 FORMS = CommandForms(
     "caption",
-    parser,
+    build_caption_parser,
     {"wd14": "WD14 tagger", "hf": "Vision language model"},
     {
         "folder": "Images",

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from library.config.problems import ConfigError
-from library.curation.tags import split, tag_key
+from library.curation.tags import split_tags, tag_key
 
 MODEL, TAGS = "model.onnx", "selected_tags.csv"
 GENERAL, CHARACTER, RATING = "0", "4", "9"  # categories in selected_tags.csv
@@ -55,11 +55,11 @@ class Tagger:
         self.side = side if isinstance(side, int) else 448
         self.batch_size = shape[0] if isinstance(shape[0], int) and shape[0] > 0 else max(1, batch_size)
         self.fixed = isinstance(shape[0], int)
-        self.unwanted = set(map(tag_key, split(limits.undesired)))
+        self.unwanted = set(map(tag_key, split_tags(limits.undesired)))
 
     def __call__(self, pictures: list[Image.Image]) -> list[str]:
         """The tags of RGB images, separated by commas."""
-        stacked = np.stack([prepared(picture, self.side) for picture in pictures])
+        stacked = np.stack([prepare_picture(picture, self.side) for picture in pictures])
         if self.fixed and len(stacked) < self.batch_size:
             stacked = np.concatenate(
                 [stacked, np.zeros((self.batch_size - len(stacked), *stacked.shape[1:]), np.float32)]
@@ -95,7 +95,7 @@ def read_tags(path: Path) -> list[tuple[str, str]]:
     """The tags of selected_tags.csv, in the model's order, with their categories. ConfigError for any other file."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            found = [(row["name"], row["category"]) for row in csv.DictReader(file)]
+            tags = [(row["name"], row["category"]) for row in csv.DictReader(file)]
     except FileNotFoundError:
         raise ConfigError(
             "{path} is missing: it belongs to the tagger, beside {model}", path=path, model=MODEL
@@ -104,12 +104,12 @@ def read_tags(path: Path) -> list[tuple[str, str]]:
         raise ConfigError(
             "{path} is no list of tags (columns name and category): {error}", path=path, error=error
         ) from None
-    if not found:
+    if not tags:
         raise ConfigError("{path} holds no tags", path=path)
-    return found
+    return tags
 
 
-def prepared(picture: Image.Image, side: int) -> np.ndarray:
+def prepare_picture(picture: Image.Image, side: int) -> np.ndarray:
     """An image as input of the taggers: padded to a white square, [side, side, 3] float32, BGR, 0 to 255."""
     longest = max(picture.size)
     square = Image.new("RGB", (longest, longest), "white")

@@ -10,7 +10,7 @@ from PIL import Image
 
 from library.config.problems import ConfigError, Message, Report, counted
 from library.curation import thumbs, trash
-from library.curation.tags import split, tag_key
+from library.curation.tags import split_tags, tag_key
 from library.data import folders
 from library.data.caption_files import read_caption
 from library.data.orientation import upright
@@ -63,13 +63,13 @@ class CaptioningOptions:
         lines = old.splitlines(keepends=True)
         at = next(number for number, line in enumerate(lines) if line.strip())
         bare = lines[at].rstrip()
-        there = set(map(tag_key, split(bare)))
+        there = set(map(tag_key, split_tags(bare)))
         fresh: list[str] = []
         for part in parts:
             if part is parts[1] and not is_tags:
                 fresh += [part] if part and tag_key(part) not in tag_key(bare) else []
             else:
-                fresh += [tag for tag in split(part) if tag_key(tag) not in there]
+                fresh += [tag for tag in split_tags(part) if tag_key(tag) not in there]
         if fresh:
             first = bare.rstrip(" ,")
             lines[at] = (
@@ -117,7 +117,7 @@ def to_do(folder: Path, choices: CaptioningOptions) -> ToDo:
         raise ConfigError("there are no images in {folder}, nor in the folders inside it", folder=folder)
     if choices.existing == REPLACE:
         return ToDo(found, 0, [])
-    texts = {file: _read(file) for _, file in found}
+    texts = {file: _read_caption(file) for _, file in found}
     foreign = [file.name for file, text in texts.items() if text is None]
     wanted = [
         (image, file)
@@ -127,7 +127,7 @@ def to_do(folder: Path, choices: CaptioningOptions) -> ToDo:
     return ToDo(wanted, len(found) - len(wanted) - len(foreign), foreign)
 
 
-def caption(
+def write_captions(
     folder: Path,
     captioner: Captioner,
     choices: CaptioningOptions,
@@ -141,13 +141,13 @@ def caption(
     with trash.Change(folder, f"Captions by {captioner.name}", keep=True) as change:
         at = 0
         report(Message("captioning"), 0, len(wanted))
-        for batch in _batches(wanted, captioner.batch_size, done.unreadable):
+        for batch in _image_batches(wanted, captioner.batch_size, done.unreadable):
             at += len(batch)
             pictures = [(file, picture) for file, picture in batch if picture is not None]
             if pictures:
                 made = captioner([picture for _, picture in pictures])
                 texts = {
-                    file: choices.words(text, _read(file) or "", captioner.makes_tags)
+                    file: choices.words(text, _read_caption(file) or "", captioner.makes_tags)
                     for (file, _), text in zip(pictures, made, strict=True)
                 }
                 done.written += change.write({file: text for file, text in texts.items() if text})
@@ -157,7 +157,7 @@ def caption(
     return done
 
 
-def summary(folder: Path, done: Written) -> str:
+def summarise_captioning(folder: Path, done: Written) -> str:
     """The result as a sentence."""
     lines = [f"{folder}: {counted(done.written, 'caption')} written"]
     if done.skipped:
@@ -181,14 +181,14 @@ def left_alone(foreign: Sequence[str]) -> str:
 
 def listings(folder: Path, depth: int | None) -> Iterator[folders.Listing]:
     """The folder and its sub-folders, down to `depth` levels; links to folders are not followed."""
-    here = folders.listing(folder)
+    here = folders.list_folder(folder)
     yield here
     for name in here.folders if depth != 0 else ():
         if not os.path.islink(folder / name):
             yield from listings(folder / name, depth and depth - 1)
 
 
-def _batches(
+def _image_batches(
     wanted: Sequence[tuple[Path, Path]], size: int, unreadable: list[str]
 ) -> Iterator[list[tuple[Path, Image.Image | None]]]:
     for start in range(0, len(wanted), size):
@@ -199,7 +199,7 @@ def rgb(path: Path, unreadable: list[str]) -> Image.Image | None:
     """An image as people see it: upright by its EXIF orientation, and on white where transparent; None, and listed in
     `unreadable`, when damaged."""
     try:
-        with thumbs.opened(path) as stored:
+        with thumbs.open_image(path) as stored:
             image = upright(stored)
             if "A" not in image.getbands() and "transparency" not in image.info:
                 return image.convert("RGB")
@@ -210,7 +210,7 @@ def rgb(path: Path, unreadable: list[str]) -> Image.Image | None:
         return None
 
 
-def _read(file: Path) -> str | None:
+def _read_caption(file: Path) -> str | None:
     """Return the text of a caption file, "" if it is missing; None if it is no text."""
     try:
         return read_caption(file)

@@ -11,33 +11,33 @@ from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.families import recognition
-from library.families.shared.weights import entries
+from library.families.shared.weights import header_entries
 from library.methods import small_files
 from library.train.saving import resume_check
 
 UNPICKLED = (".pt", ".pth", ".ckpt", ".bin")  # formats without a header, whose tensors must be read
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def find_adapter_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield files that are no adapters, belong to another family, or have another rank, according to their headers."""
     if not isinstance(config, AdapterRun):
         return
     for option, path in _given(config):
         try:
             if path.suffix in UNPICKLED:
-                small_files.names_of(path)
+                small_files.tensor_names_of(path)
                 continue
-            stored = entries(path)
+            stored = header_entries(path)
         except ConfigError as e:
             yield Problem(option, ": {problem}", problem=e.problems[0])
             continue
         shapes = {key: tuple(about["shape"]) for key, about in stored.items()}
-        base, words = recognition.described(shapes)
+        base, words = recognition.family_and_description(shapes)
         if base:
             yield Problem(option, ": {path} is {found}, not a LoRA file; choose a LoRA file", path=path, found=words)
             continue
         try:
-            found = names.possible_families(map(_layer, stored), storage.metadata_of(path), names.sizes_of(shapes))
+            found = names.possible_families(map(_layer, stored), storage.metadata_of(path), names.module_sizes(shapes))
         except names.ForeignModelError as e:
             yield Problem(option, ": {path}: {error}", path=path, error=e.problems[0])
             continue
@@ -45,18 +45,18 @@ def problems(config: RunConfig) -> Iterator[Problem]:
             continue
         if config.family not in found:
             template = ": {path} was made for {other}, and this is {title}; choose a file made for it"
-            other = families.facts(found[0]).title
+            other = families.facts_of(found[0]).title
             yield Problem(option, template, path=path, other=other, title=config.title)
         elif option == "network_weights":
             with contextlib.suppress(ConfigError):
                 yield from _other_ranks(stored, config)
 
 
-def notes(config: RunConfig) -> Iterator[Problem]:
+def find_relative_notes(config: RunConfig) -> Iterator[Problem]:
     """Yield files trained for another variant of the model, whose layers have the same names."""
     if not isinstance(config, AdapterRun):
         return
-    facts, own = families.facts(config.family), families.family_for(config).base_model_version
+    facts, own = families.facts_of(config.family), families.family_for(config).base_model_version
     known = {facts.base_model_version, *(version for version, _ in facts.relatives.values())}
     for option, path in _given(config):
         other = storage.metadata_of(path).get("ss_base_model_version") if path.suffix == ".safetensors" else own

@@ -23,11 +23,11 @@ from library.check import estimate, meta_model
 from library.config.building import draft
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
-from library.config.schema import options
+from library.config.schema import options_of
 from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
-from library.families.facts import block_of
+from library.families.facts import block_of_adapter
 from library.families.network_args import LycorisArgs
 from library.methods.lora import LoraAdapters
 
@@ -44,28 +44,28 @@ ALL = {
 HEADER = 120  # bytes of a file's header per tensor
 
 
-def size(config: AdapterRun) -> JsonObject:
+def adapter_size(config: AdapterRun) -> JsonObject:
     """Return trained layers, parameters, bytes of the file, layers of each block, and blocks of the model by group.
 
     Raises ConfigError for invalid adapters, RuntimeError if only a training can count them.
     """
     if network_args.args_class(config) is None:  # never import a package whose name is still being typed
         raise RuntimeError(config.network.module)
-    args, groups = network_args.read(config), families.facts(config.family).blocks
+    args, groups = network_args.read_network_args(config), families.facts_of(config.family).blocks
     family, pristine = _components(type(config), _key(config), methods.reads_encoders(config))
     components = ModelComponents(copy.deepcopy(pristine.denoiser), None, copy.deepcopy(pristine.encoders), {})
     counts = [0] * len(groups)
     for path, _ in components.denoiser.named_parameters():
-        if found := block_of(family.adapter_name("denoiser", path.rpartition(".")[0]), groups):
+        if found := block_of_adapter(family.adapter_name("denoiser", path.rpartition(".")[0]), groups):
             counts[found[0]] = max(counts[found[0]], found[1] + 1)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that numbers are not kept
-        method: Any = methods.attach(components, family, _without_weights(config, args))
+        method: Any = methods.attach_method(components, family, _without_weights(config, args))
     is_ours = isinstance(method, LoraAdapters)
     names = list(method.adapters) if is_ours else [adapter.lora_name for adapter in method.network.loras]
     blocks = [[0] * count for count in counts]
     for name in names:
-        if found := block_of(name, groups):
+        if found := block_of_adapter(name, groups):
             blocks[found[0]][found[1]] += 1
     if is_ours:
         stored = [tensor for adapter in method.adapters.values() for tensor in adapter.tensors().values()]
@@ -99,17 +99,17 @@ def _without_weights(config: AdapterRun, args: Any) -> AdapterRun:
 
 
 def _key(config: AdapterRun) -> str:
-    given = {name: getattr(config.model, name) for name in options(type(config)) if hasattr(config.model, name)}
+    given = {name: getattr(config.model, name) for name in options_of(type(config)) if hasattr(config.model, name)}
     return json.dumps(given, default=str, sort_keys=True)
 
 
 @functools.lru_cache(maxsize=2)
 def _components(cls: type[AdapterRun], key: str, encoders: bool) -> tuple[Family, ModelComponents]:
     """Return networks without memory: the config's own model, or the published one if its files are not here."""
-    known = options(cls)
+    known = options_of(cls)
     config = draft(cls, {name: known[name].read(value) for name, value in json.loads(key).items()})
     with contextlib.suppress(Exception):  # the check reports missing or invalid files
-        if config.model.pretrained_model_name_or_path and meta_model.is_here(config):
+        if config.model.pretrained_model_name_or_path and meta_model.has_model_files(config):
             return meta_model.empty_components(config, encoders)
     family = families.family_for(config)
     module = families.random_module(family.name)
@@ -125,9 +125,11 @@ def answer(asked: JsonMapping) -> JsonObject:
     missing here.
     """
     cls: Any = families.config_class(asked["script"])
-    known = options(cls)
+    known = options_of(cls)
     try:
-        return size(draft(cls, {name: known[name].read(value) for name, value in {**asked["values"], **ALL}.items()}))
+        return adapter_size(
+            draft(cls, {name: known[name].read(value) for name, value in {**asked["values"], **ALL}.items()})
+        )
     except ConfigError as error:
         return {"why": error.problems[0].as_json()}
     except (RuntimeError, NotImplementedError):

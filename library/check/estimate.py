@@ -8,25 +8,25 @@ sheet rate.
 from dataclasses import asdict, dataclass, field
 
 from library.config import environment
-from library.config.building import build, replace
+from library.config.building import build_config, replace_options
 from library.config.formats import read_toml
 from library.config.json_types import JsonObject
 from library.config.problems import Message, MessageLike
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.measuring.model_stats import ModelStats, model_stats
-from library.measuring.operations import data_sheet_rate, operations_of_image, tokens
+from library.measuring.operations import count_block_tokens, data_sheet_rate, operations_of_image
 from library.memory import swapping
 from library.memory.quantization import fp8_storage
 from library.runs import layout, reader
 
-GIB = 2**30
+BYTES_PER_GIB = 2**30
 BYTES = {"no": 4, "fp16": 2, "bf16": 2}
 
 # Fitted to steps of rank 16 on an H200 at 1024 x 1024, batches of 1 and 4; docs/dev/performance.md.
 
-COMPILED = 0.725  # share of autograd's activations that compiled graphs keep
-ATTENTION = 2.1  # size of a checkpoint that keeps attention outputs, in block inputs
+COMPILED_ACTIVATIONS = 0.725  # share of autograd's activations that compiled graphs keep
+CHECKPOINT_WITH_ATTENTION = 2.1  # size of a checkpoint that keeps attention outputs, in block inputs
 SWAP = 1 / 110e9  # seconds per swapped byte and step not hidden by computation
 LINK = 45e9  # bytes per second between host and device while blocks compute
 IN_TRANSIT = 4  # block inputs in transit between host and device at a time
@@ -57,16 +57,16 @@ STATES = {
     "sgdschedulefree": 4,
 }
 USUAL_STATES = 8  # two float32 values, as in AdamW
-CONTEXT = 0.85 * GIB  # memory of the driver, cuBLAS and cuDNN
+CONTEXT = 0.85 * BYTES_PER_GIB  # memory of the driver, cuBLAS and cuDNN
 SLACK = 1.08  # for fragmentation
 RECORDED = 0.9  # additional memory of recorded compiled convolutions, as a share of activations
 FILLED = 0.95  # share of GPU memory taken by recordings before they are given up
 
-LAUNCH = {
+LAUNCH_SECONDS = {
     False: 0.7e-3,
     True: 0.3e-3,
 }  # seconds of host work per block and pass, eager and compiled
-FULL = 64  # rank roughly equivalent to LoKr's full factors
+LOKR_FULL_RANK = 64  # rank roughly equivalent to LoKr's full factors
 WORD = 2048  # approximate parameters of a trained word in all text encoders
 RUNS = 30  # earlier runs to search for a rate
 
@@ -106,7 +106,11 @@ class MemoryEstimate:
 def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: float | None = None) -> MemoryEstimate:
     """Return the estimate for batches of images of `size` (width, height) in pixels on a GPU with `memory` GiB."""
     model = model_stats(config)
-    parts = {name: round(value / GIB, 2) for name, value in _parts(config, model, size, memory).items() if value}
+    parts = {
+        name: round(value / BYTES_PER_GIB, 2)
+        for name, value in _memory_parts(config, model, size, memory).items()
+        if value
+    }
     peak = sum(parts.values()) * SLACK
     counted = "counted parameters" if model.counted else "the parameters of the published model"
     rate, known = last_run_rate(config, gpu, model)
@@ -115,12 +119,12 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
         rate = data_sheet_rate(gpu) * 1e12 * share
         known = Message("{share} of what this GPU can do on paper", share=f"{share:.0%}")
     passes = (3 + bool(config.memory.checkpointing)) * config.steps.gradient_accumulation_steps
-    launches = len(model.blocks) * passes * LAUNCH[config.compile.compile]  # kernel launches by the host
+    launches = len(model.blocks) * passes * LAUNCH_SECONDS[config.compile.compile]  # kernel launches by the host
     step = max(operations(config, model, size) / rate, launches) if rate else None
     if step and config.memory.blocks_to_swap:
         # Weights are copied in for the forward and the backward pass; trained ones, or their gradients, are also
         # copied back.
-        swapped = _weights(replace(config, blocks_to_swap=0), model) - _weights(config, model)
+        swapped = _weights(replace_options(config, blocks_to_swap=0), model) - _weights(config, model)
         step = max(step + swapped * SWAP, swapped * (2 if config.adapters else 3) / LINK)
     template = "from {counted} and {known}" if rate else "from {counted}; the speed of this machine is not known yet"
     basis = Message(template, counted=Message(counted), known=known)
@@ -130,14 +134,16 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
 # ---- memory
 
 
-def _parts(config: RunConfig, model: ModelStats, size: tuple[int, int], memory: float | None) -> dict[str, float]:
+def _memory_parts(
+    config: RunConfig, model: ModelStats, size: tuple[int, int], memory: float | None
+) -> dict[str, float]:
     learning = trained_parameters(config, model)
     grads = 2 if config.precision.full_bf16 or config.precision.full_fp16 else 4
     early = bool(config.optim.stepped_early)
     weights, optimizer = _weights(config, model), (config.optim.optimizer or "AdamW").lower()
     states = learning * _per_number(config, optimizer)
     gradients = 0 if early else learning * grads
-    if config.distributed.fsdp and (processes := environment.processes()) > 1:
+    if config.distributed.fsdp and (processes := environment.process_count()) > 1:
         # A block's weights and gradients are whole while it computes, and the next one's weights come meanwhile. Of
         # several batches a step the gradients are added up before they are shared out.
         each, largest = fp8_storage.storage_type(config).itemsize, max(block.parameters for block in model.blocks)
@@ -158,7 +164,7 @@ def _parts(config: RunConfig, model: ModelStats, size: tuple[int, int], memory: 
     }
     graphs = _recordings(config, model, learning, parts["activations"])
     if not config.compile.records_graphs:  # recorded only if memory is left
-        graphs = min(graphs, max(0, (memory or 0) * GIB * FILLED / SLACK - sum(parts.values())))
+        graphs = min(graphs, max(0, (memory or 0) * BYTES_PER_GIB * FILLED / SLACK - sum(parts.values())))
     return {**parts, "CUDA graphs": graphs}
 
 
@@ -168,7 +174,7 @@ def _recordings(config: RunConfig, model: ModelStats, learning: float, activatio
     A recorded backward pass ends with all gradients, in the place of activations, and copies them to buffers shared by
     all sizes. Other trainings have these gradients anyway; an optimizer that steps early would not.
     """
-    several = environment.processes() > 1 and (config.distributed.fsdp or config.optim.stepped_early)
+    several = environment.process_count() > 1 and (config.distributed.fsdp or config.optim.stepped_early)
     if several or (config.compile.why_not_recorded(config) and not config.compile.records_graphs):
         return 0
     gradients = learning * (4 if config.adapters else fp8_storage.storage_type(config).itemsize)
@@ -214,7 +220,7 @@ def trained_parameters(config: RunConfig, model: ModelStats) -> float:
     if isinstance(config, AdapterRun):
         rank = config.network.network_dim or 4
         if not config.network.module.startswith("networks."):  # to LyCORIS 100000 means full matrices
-            rank = min(rank, FULL)
+            rank = min(rank, LOKR_FULL_RANK)
         return rank * sum(block.fan_in_plus_out for block in model.blocks)
     if isinstance(config, EmbeddingRun):
         return config.embedding.num_vectors_per_token * WORD
@@ -238,15 +244,17 @@ def _activations(config: RunConfig, model: ModelStats, size: tuple[int, int]) ->
     activations.
     """
     memory, each = config.memory, BYTES[config.precision.mixed_precision]
-    compiled = COMPILED if config.compile.compile else 1.0
+    compiled = COMPILED_ACTIVATIONS if config.compile.compile else 1.0
     batch = config.data.train_batch_size
     kept, checkpoints, largest_input, largest = 0.0, 0.0, 0.0, 0.0
     for block in model.blocks:
-        stream = tokens(config, block, size) * block.width * each * batch
+        stream = count_block_tokens(config, block, size) * block.width * each * batch
         inside = stream * block.cost.activations * compiled
         kept, largest = kept + inside, max(largest, inside)
         # Convolutions are not recomputed: their outputs are kept for the decoder.
-        checkpoints += stream * (2 if block.is_convolution else ATTENTION if memory.checkpoint_keep_attention else 1)
+        checkpoints += stream * (
+            2 if block.is_convolution else CHECKPOINT_WITH_ATTENTION if memory.checkpoint_keep_attention else 1
+        )
         largest_input = max(largest_input, stream)
     if not memory.checkpointing:
         budget = config.compile.compile_activation_budget if config.compile.compile else 1.0
@@ -272,7 +280,7 @@ def last_run_rate(config: RunConfig, gpu: str, model: ModelStats) -> tuple[float
         if (run.facts.get("hardware") or {}).get("gpu") != gpu or not isinstance(pace, int | float) or pace <= 0:
             continue
         try:
-            theirs = build(type(config), read_toml(run.folder / layout.TOML), notes=[])
+            theirs = build_config(type(config), read_toml(run.folder / layout.TOML), notes=[])
         except ValueError:
             continue
         if theirs.family == config.family and theirs.compile.compile == config.compile.compile:

@@ -12,11 +12,11 @@ from library.data.loading import Batches
 from library.memory.compile_targets import graphs_per_block
 
 
-def problems(config: RunConfig, images: ImageSet | None, device: torch.device) -> Iterator[Problem]:
+def find_graph_limit_problems(config: RunConfig, images: ImageSet | None, device: torch.device) -> Iterator[Problem]:
     """Beyond the limit blocks run eagerly; with compile_fullgraph PyTorch raises instead."""
     options = config.compile
     limit = options.compile_cache_size_limit
-    if not (limit and options.compile and images and images.items and meta_model.is_here(config)):
+    if not (limit and options.compile and images and images.items and meta_model.has_model_files(config)):
         return
     sizes = Batches(images, config, 0).kinds()
     if limit >= len(sizes):

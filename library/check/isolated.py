@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from library.config.building import Reading, working_fix
-from library.config.command import ROOT
+from library.config.command import PROJECT_ROOT
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Message, MessageLike, Problem, problems_of, read
+from library.config.problems import Message, MessageLike, Problem, as_problems, problem_from_json
 from library.config.run_config import RunConfig
-from library.config.schema import changed, flat
+from library.config.schema import changed, flatten_sections
 from library.runs import keys
 
-PATIENCE = 120.0  # timeout in seconds; 10,000 images take less than 10
+CHECK_TIMEOUT = 120.0  # timeout in seconds; 10,000 images take less than 10
 Report = dict[str, Any]  # as library.check.report.Report.as_json
 
 
 # The check asks torch about the GPU and the compiler, and the page must never load torch.
 # Why: docs/decisions/2026-11-20-check-in-a-process-of-its-own.md
-def check(reading: Reading[Any], launch: JsonMapping) -> Report:
+def check_reading(reading: Reading[Any], launch: JsonMapping) -> Report:
     # A crash of the check is reported, but does not prevent training.
     return check_all([reading], launch)[0]
 
@@ -47,11 +47,11 @@ def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Rep
             encoding="utf-8",
             errors="replace",
             check=False,
-            timeout=PATIENCE,
-            env=environment(launch),
+            timeout=CHECK_TIMEOUT,
+            env=environment_for_check(launch),
         )
     except subprocess.TimeoutExpired:
-        why = Message("the check took more than {seconds} s and was given up", seconds=f"{PATIENCE:.0f}")
+        why = Message("the check took more than {seconds} s and was given up", seconds=f"{CHECK_TIMEOUT:.0f}")
         return [failed(why, reading) for reading in readings]
     try:
         return [dict(found) for found in json.loads(done.stdout.strip().splitlines()[-1])]
@@ -63,20 +63,23 @@ def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Rep
 
 
 def sent(config: RunConfig) -> JsonObject:
-    return {name: str(value) if isinstance(value, Path) else value for name, value in flat(changed(config)).items()}
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in flatten_sections(changed(config)).items()
+    }
 
 
-def environment(launch: JsonMapping) -> dict[str, str]:
+def environment_for_check(launch: JsonMapping) -> dict[str, str]:
     """Return what a process must know about the launch of the training."""
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    known = {**os.environ, **keys.environment(), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+    paths = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")]))
+    known = {**os.environ, **keys.key_environment(), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
     known |= {"ACCELERATE_USE_CPU": "true"} if launch.get("cpu") in (True, "true") else {}
     number = str(launch.get("num_processes") or "1")
     return known | ({"WORLD_SIZE": number} if number.isdecimal() and number != "1" else {})
 
 
 def finding(text: MessageLike, topic: str, verdict: str, fix: Mapping[str, Any] = {}) -> JsonObject:
-    problem = next(problems_of([text])) if isinstance(text, Message) else Problem("", text)
+    problem = next(as_problems([text])) if isinstance(text, Message) else Problem("", text)
     return {**problem.as_json(), "topic": topic, "verdict": verdict, "fix": dict(fix)}
 
 
@@ -88,13 +91,13 @@ def failed(why: MessageLike, reading: Reading[Any]) -> Report:
     return {"findings": [*known(reading), finding(why, "other", "hint")], "fit": None, "failed": True}
 
 
-def problems(report: Report) -> list[JsonObject]:
+def findings_to_fix(report: Report) -> list[JsonObject]:
     return [finding for finding in report["findings"] if finding["verdict"] == "bad"]
 
 
 def uncaptioned(report: Report) -> Problem | None:
     # Legal but rarely intended, so the page asks for confirmation.
-    return next((read(one) for one in report["findings"] if one["code"] == "no_captions"), None)
+    return next((problem_from_json(one) for one in report["findings"] if one["code"] == "no_captions"), None)
 
 
 def without_ineffective(report: Report, typed: Collection[str]) -> Report:

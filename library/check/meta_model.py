@@ -13,7 +13,7 @@ import torch
 from library import families, methods
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
-from library.config.schema import options
+from library.config.schema import options_of
 from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
@@ -24,12 +24,12 @@ from library.train.saving import resume_check
 from library.train.saving.state_files import WEIGHTS
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def find_model_file_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield what of `network_weights`, `base_weights`, `network_args` and `resume` does not fit the model.
 
     Call it only if these are valid by themselves.
     """
-    if not _in_question(config) or not is_here(config):
+    if not _in_question(config) or not has_model_files(config):
         return
     try:
         method = _method(config)
@@ -65,9 +65,9 @@ def _resumes(config: RunConfig) -> bool:
     return bool(config.steps.resume and not config.steps.resume_from_huggingface)
 
 
-def is_here(config: RunConfig) -> bool:
+def has_model_files(config: RunConfig) -> bool:
     """Return whether the model's files are on this machine."""
-    files = [o.name for o in options(type(config)).values() if o.section == "model" and o.kind == "file"]
+    files = [o.name for o in options_of(type(config)).values() if o.section == "model" and o.kind == "file"]
     given = [getattr(config.model, name) for name in files]
     return all(Path(name).exists() for name in given if name)
 
@@ -89,7 +89,7 @@ def _method(config: RunConfig) -> methods.TrainingMethod:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that numbers are not kept
             family, components = empty_components(config, methods.reads_encoders(config))
-            return methods.attach(components, family, config)
+            return methods.attach_method(components, family, config)
     finally:
         logging.disable(level)
 
@@ -98,7 +98,7 @@ def _misfits(folder: Path, method: methods.TrainingMethod, config: RunConfig) ->
     """Yield mismatches of a state: other networks, or another optimizer."""
     changes = resume_check.shaping_changes(folder, config)
     here = {name: tuple(tensor.shape) for name, tensor in method.snapshot().items()}
-    if problem := snapshot.differing(here, weights.header(folder / WEIGHTS), changes):
+    if problem := snapshot.differing_tensors(here, weights.header(folder / WEIGHTS), changes):
         yield problem
         return
     with contextlib.suppress(ConfigError):  # damaged files are reported elsewhere

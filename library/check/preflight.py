@@ -13,9 +13,9 @@ from library import data, families, methods
 from library.check import adapter_files, graph_limit, meta_model, sample_prompts, training_length
 from library.compiler import checks
 from library.config import building, code_names, compile_modes, fixes, ineffective, schema
-from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
+from library.config.environment import SWITCHED_ON, first_process, process_count, shards_asked
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, Problem, problems_of, together
+from library.config.problems import ConfigError, Message, MessageLike, Problem, as_problems, together
 from library.config.run_config import RunConfig
 from library.data import debug_dataset, text_encoding
 from library.families.base import Family
@@ -33,8 +33,8 @@ from library.train.saving import base_files, resume_check
 # Options already covered by rules, for which a check of the files would repeat the problem.
 RULED = {"resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "model_type", "initial_step"}
 # Options with which everything is trained.
-RATES: JsonObject = {"learning_rate": 1e-4, "unet_lr": None, "text_encoder_lr": (), "block_lr": None}
-PATIENCE = 2.0  # seconds after which scanning the images reports progress
+RATE_DEFAULTS: JsonObject = {"learning_rate": 1e-4, "unet_lr": None, "text_encoder_lr": (), "block_lr": None}
+PROGRESS_DELAY = 2.0  # seconds after which scanning the images reports progress
 FITTED = ("model", "network", "other adapters")  # stages required before parts are checked together
 COUNTED = ("model", "images", "machine")  # stages required before graphs are counted
 SHAPING = {
@@ -52,10 +52,10 @@ LEAST_SPACE = 64 * 2**20  # bytes, less than any result needs
 SHARDING = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM"}
 
 
-def check(config: RunConfig) -> list[Problem]:
+def check_before_training(config: RunConfig) -> list[Problem]:
     """Raise ConfigError with every problem of this run; return remarks for its user."""
-    images = data.check(config, config.grid, Progress(print, PATIENCE) if first_process() else None)
-    found, remarks = judged(config, images)
+    images = data.check_data(config, config.grid, Progress(print, PROGRESS_DELAY) if first_process() else None)
+    found, remarks = evaluate(config, images)
     if found:
         raise ConfigError(*found)
     if images.masks and first_process():
@@ -63,7 +63,7 @@ def check(config: RunConfig) -> list[Problem]:
     return remarks
 
 
-def show(config: RunConfig) -> None:
+def print_dataset(config: RunConfig) -> None:
     """Print the data that a training would use, and train nothing (`debug_dataset`). Raises ConfigError like `check`.
 
     Only a run prepared by the page leaves anything behind: its folder, marked as finished.
@@ -74,11 +74,11 @@ def show(config: RunConfig) -> None:
     if os.environ.get("KOHYA_RUN_DIR"):
         page = Record.start(schema.changed(config), config.script, config.save.output_dir or ".", "", config.title)
     with page, contextlib.suppress(BrokenPipeError):  # the reader of the output may stop early
-        for line in debug_dataset.lines(config, config.steps.seed or 0):
+        for line in debug_dataset.dataset_lines(config, config.steps.seed or 0):
             print(line)
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def find_problems(config: RunConfig) -> Iterator[Problem]:
     yield from findings(config)[0]
 
 
@@ -101,23 +101,23 @@ def code_notes(config: RunConfig) -> list[Problem]:
     return [Problem(option, template, name=name) for option, name in code_names.unlisted(config).items()]
 
 
-def beyond(reading: building.Reading[Any]) -> list[Problem]:
-    return judged(reading.config, look(reading), reading)[0]
+def further_problems(reading: building.Reading[Any]) -> list[Problem]:
+    return evaluate(reading.config, scan_images(reading), reading)[0]
 
 
 def findings(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
-    return judged(config, data.check(config, config.grid))
+    return evaluate(config, data.check_data(config, config.grid))
 
 
-def look(reading: building.Reading[Any]) -> data.Check:
+def scan_images(reading: building.Reading[Any]) -> data.Check:
     """Scan the images of a config that may itself be invalid."""
     nothing = data.Check([], [])
     with _tolerant(bool(reading.problems), nothing.problems):
-        return data.check(reading.config, reading.config.grid, quick=True)
+        return data.check_data(reading.config, reading.config.grid, quick=True)
     return nothing
 
 
-def judged(
+def evaluate(
     config: RunConfig, images: data.Check, reading: building.Reading[Any] | None = None
 ) -> tuple[list[Problem], list[Problem]]:
     """Return problems and remarks, given the result of `data.check`.
@@ -128,14 +128,14 @@ def judged(
     config = base_files.with_local_files(config)
     unreachable, announced = base_files.remote_files(config)
     named = wrong.union(*(problem.options for problem in problems))
-    missing = building.missing(config)
+    missing = building.find_missing(config)
     silent = {problem.option for problem in missing}  # report a missing value only once
     found = [problem for problem in missing if problem.option not in named]
     failed: dict[str, bool] = {}
     for stage, ask in _stages(config, images, unreachable, failed).items():
         said: list[Problem] = []
         with _tolerant(bool(problems), said):
-            said += problems_of(ask()) if stage != "fit" or wrong.isdisjoint(SHAPING) else ()
+            said += as_problems(ask()) if stage != "fit" or wrong.isdisjoint(SHAPING) else ()
         failed[stage] = bool(said)
         for problem in said:
             again = stage in ("images", "model", "length") and problem.option in RULED & named
@@ -149,17 +149,17 @@ def judged(
         family = families.family_for(config)
         remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]
         resumes = not (failed["length"] or any(one.option == "resume" for one in found))
-        remarks += _changed(config, images) if resumes else []
-        remarks += [] if failed["network"] else methods.notes(config)
-        remarks += [] if failed["model"] or failed["other adapters"] else adapter_files.notes(config)
-        remarks += [] if config.compile.compile_fullgraph else _graphs(config, images, failed)
-        remarks += [] if failed["optimizer"] else optimizers.notes(config)
+        remarks += _find_changed_options(config, images) if resumes else []
+        remarks += [] if failed["network"] else methods.method_notes(config)
+        remarks += [] if failed["model"] or failed["other adapters"] else adapter_files.find_relative_notes(config)
+        remarks += [] if config.compile.compile_fullgraph else _find_graph_problems(config, images, failed)
+        remarks += [] if failed["optimizer"] else optimizers.optimizer_notes(config)
         remarks += [] if failed["samples"] else sample_prompts.idle_prompts(config, family)
         remarks += [unlisted] if (unlisted := registry.unusable()) else []
         of_machine = [*_single_process(config), *_sixteen_bits(config), *_missing_gpu_features(config)]
         remarks += [one for one in of_machine if one.option not in {p.option for p in (*problems, *found)}]
-        remarks += ineffective.remarks(config, [*problems, *found, *remarks, *building.notes(config)])
-    return found, [remark for remark in problems_of(remarks) if wrong.isdisjoint(remark.options)]
+        remarks += ineffective.remarks(config, [*problems, *found, *remarks, *building.config_notes(config)])
+    return found, [remark for remark in as_problems(remarks) if wrong.isdisjoint(remark.options)]
 
 
 def _stages(
@@ -172,19 +172,19 @@ def _stages(
         "model": lambda: families.family_for(config).problems(),
         "images": lambda: images.problems,
         "length": lambda: training_length.length_problems(config, images),
-        "network": lambda: [*methods.problems(config), *unreachable],
-        "optimizer": lambda: optimizers.problems(config),
-        "save": lambda: save.problems(config),
+        "network": lambda: [*methods.find_method_problems(config), *unreachable],
+        "optimizer": lambda: optimizers.find_optimizer_problems(config),
+        "save": lambda: save.find_output_problems(config),
         "space": lambda: _space(config),
         "alone": lambda: _alone(config),
         "samples": lambda: sample_prompts.unusable_prompts(config),
         "machine": lambda: _machine(config),
-        "hub": lambda: hub.problems(config),
-        "trackers": lambda: trackers.problems(config),
+        "hub": lambda: hub.find_upload_problems(config),
+        "trackers": lambda: trackers.find_tracker_problems(config),
         "resume": lambda: _resumed(config),
-        "other adapters": lambda: adapter_files.problems(config),
+        "other adapters": lambda: adapter_files.find_adapter_problems(config),
         "rates": lambda: optimizers.zero_rate_problems(config),
-        "graphs": lambda: _graphs(config, images, failed) if config.compile.compile_fullgraph else [],
+        "graphs": lambda: _find_graph_problems(config, images, failed) if config.compile.compile_fullgraph else [],
         "fit": lambda: [] if any(map(failed.get, FITTED)) else _fitted(config, failed),
     }
 
@@ -209,27 +209,27 @@ def _fitted(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[Problem]:
     if failed["resume"]:
         config = replace(config, steps=replace(config.steps, resume=None))
     if failed["rates"]:  # pretend that something is trained
-        rates = {name: rate for name, rate in RATES.items() if hasattr(config.optim, name)}
+        rates = {name: rate for name, rate in RATE_DEFAULTS.items() if hasattr(config.optim, name)}
         config = replace(config, optim=replace(config.optim, **rates))
-    yield from meta_model.problems(config)
+    yield from meta_model.find_model_file_problems(config)
 
 
-def _graphs(config: RunConfig, images: data.Check, failed: Mapping[str, bool]) -> Iterator[Problem]:
+def _find_graph_problems(config: RunConfig, images: data.Check, failed: Mapping[str, bool]) -> Iterator[Problem]:
     # An error with compile_fullgraph; otherwise blocks only run more slowly.
     if not any(map(failed.get, COUNTED)):
-        yield from graph_limit.problems(config, images.images, _device())
+        yield from graph_limit.find_graph_limit_problems(config, images.images, _device())
 
 
 def _single_process(config: RunConfig) -> Iterator[Problem]:
     """Remark on options for several processes in a run with only one."""
-    if processes() == 1:
+    if process_count() == 1:
         for name in schema.changed(config).get("distributed", {}):
             yield ineffective.remark(name, "it is for several processes, and this is one")
 
 
 def _sixteen_bits(config: RunConfig) -> Iterator[Problem]:
     """Remark on a 16-bit dtype that the model exceeds, or that the GPU only emulates."""
-    device, kind, facts = _device(), config.precision.mixed_precision, families.facts(config.family)
+    device, kind, facts = _device(), config.precision.mixed_precision, families.facts_of(config.family)
     if kind == "fp16" and facts.exceeds_fp16:
         instead = together(["bf16", *["full_bf16"] * config.precision.full_fp16])
         yield Problem(
@@ -243,7 +243,7 @@ def _sixteen_bits(config: RunConfig) -> Iterator[Problem]:
     if kind == "bf16" and is_old and not facts.exceeds_fp16:
         half = {"mixed_precision": "fp16"}
         with contextlib.suppress(ConfigError):  # other options may need bf16, which leaves no advice
-            building.replace(config, **half)
+            building.replace_options(config, **half)
             yield Problem("mixed_precision", "= bf16: this GPU emulates it, which is slow; fp16 is fast here", fix=half)
 
 
@@ -281,12 +281,12 @@ def _resumed(config: RunConfig) -> Iterator[Problem]:
         yield from resume_check.problems(Path(config.steps.resume), config)
 
 
-def _changed(config: RunConfig, images: data.Check) -> list[Problem]:
+def _find_changed_options(config: RunConfig, images: data.Check) -> list[Problem]:
     """Remark on what the config changes in the training that it resumes."""
     if not config.steps.resume or config.steps.resume_from_huggingface:
         return []
     steps = training_length.expected_length(config, images)
-    alone = processes() == 1  # several processes share an epoch
+    alone = process_count() == 1  # several processes share an epoch
     return resume_check.changes(config, steps.total if steps and alone else None)
 
 
@@ -307,11 +307,11 @@ def _alone(config: RunConfig) -> Iterator[Problem]:
     if not config.save.output_dir or not first_process():  # the others belong to the first one's run
         return
     for folder in (Path(config.save.output_dir) / "runs").glob("*"):
-        run = reader.at(folder)
+        run = reader.run_at(folder)
         mine = os.environ.get("KOHYA_RUN_DIR") == str(folder.absolute())
         if run.active and not mine and run.facts.get("output_name") == config.save.output_name:
             template = ": a training that writes these files is {state}; stop it, or choose another name"
-            yield Problem("output_name", template, state=Message(run.state), fix=save.free_name(config))
+            yield Problem("output_name", template, state=Message(run.state), fix=save.free_output_name(config))
 
 
 def _device() -> Any:
@@ -340,11 +340,11 @@ def _machine(config: RunConfig) -> Iterator[Problem]:
             ": accelerate is told to offload shards to CPU memory (fsdp_offload_params), which is not supported: "
             "set it to false in `accelerate config`",
         )
-    if processes() > 1 and config.memory.blocks_to_swap and not config.adapters and not config.optim.stepped_early:
+    if process_count() > 1 and config.memory.blocks_to_swap and not config.adapters and not config.optim.stepped_early:
         yield Problem(
             "blocks_to_swap",
             ": on several GPUs a whole model can be swapped only with fused_backward_pass and Adafactor; "
             "add these, or leave blocks_to_swap out",
         )
     if config.compile.compile and not config.compile.compile_fallback:
-        yield from checks.problems(config.compile, device)
+        yield from checks.find_compile_problems(config.compile, device)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from library import families
-from library.check.estimate import BYTES, GIB, SLACK, MemoryEstimate
+from library.check.estimate import BYTES, BYTES_PER_GIB, SLACK, MemoryEstimate
 from library.config.problems import ConfigError, Message
 from library.config.run_config import RunConfig
 from library.measuring.model_stats import model_stats
@@ -25,7 +25,7 @@ def sentences(needs: MemoryEstimate, config: RunConfig) -> Iterator[tuple[str, M
     if not config.sample.wanted:
         return
     try:
-        size = largest(config)
+        size = largest_sample(config)
     except (ConfigError, OSError):  # reported elsewhere
         return
     peak = peak_of(needs, config, size)
@@ -45,16 +45,18 @@ def peak_of(needs: MemoryEstimate, config: RunConfig, size: tuple[int, int]) -> 
     activations.
     """
     each = 4 if config.model.float32_vae else BYTES[config.precision.mixed_precision]
-    decoding = families.facts(config.family).decoder_memory * each / 2 * size[0] * size[1] / SQUARE
-    return (sum(needs.parts.get(name, 0.0) for name in HELD) + model_stats(config).vae * each / GIB + decoding) * SLACK
+    decoding = families.facts_of(config.family).decoder_memory * each / 2 * size[0] * size[1] / SQUARE
+    return (
+        sum(needs.parts.get(name, 0.0) for name in HELD) + model_stats(config).vae * each / BYTES_PER_GIB + decoding
+    ) * SLACK
 
 
-def largest(config: RunConfig) -> tuple[int, int]:
+def largest_sample(config: RunConfig) -> tuple[int, int]:
     """Return width and height of the largest sample image. Raises ConfigError if the prompt file is unreadable."""
     if not config.sample.sample_prompts:
-        return caption_prompts.SIDE, caption_prompts.SIDE
+        return caption_prompts.MAX_SAMPLE_SIDE, caption_prompts.MAX_SAMPLE_SIDE
     family = families.family_for(config)
-    found = prompts.read(Path(config.sample.sample_prompts))
+    found = prompts.read_prompts(Path(config.sample.sample_prompts))
     whole = [prompts.with_defaults(one, family.sample_defaults, family.sample_multiple) for one in found]
     sizes = [(one.width or 0, one.height or 0) for one in whole]
     return max(sizes, key=lambda size: size[0] * size[1], default=(0, 0))

@@ -19,14 +19,14 @@ from library import data, families
 from library.check import estimate as fitting
 from library.check import isolated, preflight, preview_memory
 from library.compiler import checks
-from library.config.building import Reading, draft, replace, working_fix
+from library.config.building import Reading, draft, replace_options, working_fix
 from library.config.command import Launch
 from library.config.formats import toml_value
 from library.config.json_types import JsonObject
 from library.config.problems import Message, MessageLike, Problem, counted, ngettext, together
-from library.config.problems import read as read_problem
+from library.config.problems import problem_from_json as read_problem
 from library.config.run_config import RunConfig
-from library.config.schema import options, section_options
+from library.config.schema import options_of, section_options
 from library.data import held_out
 from library.data.encoding import existing, wanted_latents
 from library.data.images import ImageSet
@@ -56,9 +56,9 @@ TOPICS = {
     "sample": "samples",
 }
 ORDER = ("model", "images", "captions", "caches", "training", "GPU", "compiling", "samples", "disk", "other")
-LAUNCH = section_options(Launch)
+LAUNCH_OPTIONS = section_options(Launch)
 NO_GPU = Message("no GPU was found: trainings run on the processor, too slow for full-size models")
-GIB = 2**30
+BYTES_PER_GIB = 2**30
 MANY = 20_000  # maximum caption variants to generate for counting
 ABSURD = 8  # times the available memory; no estimate is wrong by that much
 
@@ -108,14 +108,14 @@ class Report:
         }
 
 
-def report(config: RunConfig, reading: Reading[Any] | None = None) -> Report:
+def make_report(config: RunConfig, reading: Reading[Any] | None = None) -> Report:
     """Check everything that can be known before a model is loaded.
 
     `reading` is the result of reading this config, if that found problems or notes.
     """
     reading = reading or Reading(config, [], [])
-    found = preflight.look(reading)
-    problems, remarks = preflight.judged(config, found, reading)
+    found = preflight.scan_images(reading)
+    problems, remarks = preflight.evaluate(config, found, reading)
     problems = [*reading.problems, *problems] if reading.known else reading.problems
     gpu, memory = graphics()
     findings = [Finding(topic(problem, config), "bad", problem, working_fix(problem, config)) for problem in problems]
@@ -126,36 +126,40 @@ def report(config: RunConfig, reading: Reading[Any] | None = None) -> Report:
     # Counts and estimates may be impossible with contradictory values.
     with contextlib.suppress(Exception) if problems else contextlib.nullcontext():
         if not problems:
-            needs = fitting.estimate(_batched(config, found.images), largest(found.images, config), gpu, memory)
+            needs = fitting.estimate(_batched(config, found.images), largest_bucket(found.images, config), gpu, memory)
             findings += _about_the_fit(needs, config)
             findings += [Finding("samples", *said) for said in preview_memory.sentences(needs, config)]
         settled = {f.topic for f in findings if f.verdict == "bad" or f.topic == "captions"}
-        findings += [finding for finding in _facts(config, found, gpu, memory) if finding.topic not in settled]
-    return Report(tuple(sorted(findings, key=_place)), needs)
+        findings += [
+            finding for finding in _collect_findings(config, found, gpu, memory) if finding.topic not in settled
+        ]
+    return Report(tuple(sorted(findings, key=_sort_key)), needs)
 
 
-def asked() -> None:
+def answer_requests() -> None:
     """Print the reports on the forms given as JSON on stdin, as JSON; see `library.check.isolated`."""
     print(json.dumps([_asked(given) for given in json.load(sys.stdin)]))
 
 
 def _asked(given: JsonObject) -> JsonObject:
     cls = config_class(given["script"])
-    read = {name: options(cls)[name].read(value) for name, value in given["values"].items()}
+    read = {name: options_of(cls)[name].read(value) for name, value in given["values"].items()}
     config = draft(cls, read)
     known = [read_problem(one) for one in given["problems"]]
     made = Reading(config, known, [], frozenset(given["wrong"]))
-    return report(config, made).as_json()
+    return make_report(config, made).as_json()
 
 
-def _place(finding: Finding) -> tuple[int, int]:
+def _sort_key(finding: Finding) -> tuple[int, int]:
     return ("bad", "hint", "ok").index(finding.verdict), ORDER.index(finding.topic)
 
 
 def topic(problem: Problem, config: RunConfig) -> str:
     """Return the topic of a problem, by its option unless the problem states it."""
-    option = options(type(config)).get(problem.option)
-    by_option = TOPICS.get(option.section, "other") if option else "GPU" if problem.option in LAUNCH else "other"
+    option = options_of(type(config)).get(problem.option)
+    by_option = (
+        TOPICS.get(option.section, "other") if option else "GPU" if problem.option in LAUNCH_OPTIONS else "other"
+    )
     return problem.topic or by_option
 
 
@@ -164,10 +168,10 @@ def graphics() -> tuple[str, float | None]:
     if not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"):
         return "", None
     properties = torch.cuda.get_device_properties(0)
-    return properties.name, properties.total_memory / GIB
+    return properties.name, properties.total_memory / BYTES_PER_GIB
 
 
-def largest(images: ImageSet | None, config: RunConfig) -> tuple[int, int]:
+def largest_bucket(images: ImageSet | None, config: RunConfig) -> tuple[int, int]:
     """Return the bucket with most pixels (width, height), reference images included; without images the resolution,
     plus required reference images of that size.
     """
@@ -181,13 +185,13 @@ def _batched(config: RunConfig, images: ImageSet | None) -> RunConfig:
     """Return the config with the largest batch size that its images fill."""
     counts = [len(members) for members in images.buckets().values()] if images else []
     most = max(counts, default=config.data.train_batch_size)
-    return replace(config, train_batch_size=most) if most < config.data.train_batch_size else config
+    return replace_options(config, train_batch_size=most) if most < config.data.train_batch_size else config
 
 
 # ---- what is well
 
 
-def _facts(config: RunConfig, found: data.Check, gpu: str, memory: float | None) -> Iterator[Finding]:
+def _collect_findings(config: RunConfig, found: data.Check, gpu: str, memory: float | None) -> Iterator[Finding]:
     images, masks = found.images, found.masks
     model = model_stats(config)
     if model.counted:
@@ -196,13 +200,13 @@ def _facts(config: RunConfig, found: data.Check, gpu: str, memory: float | None)
             "model", "ok", Message("{title}: {many} parameters in the image model", title=config.title, many=many)
         )
     if images and images.items:
-        yield Finding("images", "ok", _images(config, images))
+        yield Finding("images", "ok", _say_images(config, images))
         yield from _several_sizes(images)
         if said := held_out.by_folder(images):
             yield Finding("images", "ok", said)
-        yield from _captions(images)
+        yield from _check_captions(images)
         yield from [Finding("images", "ok", masks)] if masks else []
-        yield from _caches(config, images)
+        yield from _check_caches(config, images)
     optim = config.optim
     yield Finding(
         "training",
@@ -219,8 +223,8 @@ def _facts(config: RunConfig, found: data.Check, gpu: str, memory: float | None)
         yield _disk(config)
 
 
-def _images(config: RunConfig, images: ImageSet) -> Message:
-    counts = data.summary(images)
+def _say_images(config: RunConfig, images: ImageSet) -> Message:
+    counts = data.summarise_images(images)
     clock = Clock.of(config, counts["batches_per_epoch"])
     template, steps = "{images} in {buckets}, {batches} per epoch:  {steps} are {epochs} epochs", "{count} steps"
     if clock.total == 1:
@@ -229,7 +233,7 @@ def _images(config: RunConfig, images: ImageSet) -> Message:
         template,
         images=counted(counts["images"], "image"),
         buckets=counted(len(counts["buckets"]), "bucket"),
-        batches=_batches(counts["batches_per_epoch"]),
+        batches=_say_batches(counts["batches_per_epoch"]),
         steps=Message(steps, count=f"{clock.total:,}"),
         epochs=f"{clock.total / clock.per_epoch:,.1f}",
     )
@@ -243,17 +247,17 @@ def _several_sizes(images: ImageSet) -> Iterator[Finding]:
         yield Finding("images", "ok", Message(template, count=len(sizes), sizes=shown))
 
 
-def _batches(count: int) -> Message:
+def _say_batches(count: int) -> Message:
     return ngettext("{count} batch", "{count} batches", count)
 
 
-def _captions(images: ImageSet) -> Iterator[Finding]:
+def _check_captions(images: ImageSet) -> Iterator[Finding]:
     empty = sum(not image.caption.strip() for image in images.items)
     if not empty:
         yield Finding("captions", "ok", "every image has a caption or the words of its folder")
 
 
-def _caches(config: RunConfig, images: ImageSet) -> Iterator[Finding]:
+def _check_caches(config: RunConfig, images: ImageSet) -> Iterator[Finding]:
     if config.cache.text:
         yield _encodings(config, images)
     if not config.cache.cache_latents_to_disk:
@@ -291,7 +295,7 @@ def _compiling(config: RunConfig, on_gpu: bool) -> Finding:
     if not config.compile.compile:
         return Finding("compiling", "ok", "torch.compile is off")
     device = torch.device("cuda" if on_gpu else "cpu")
-    if found := list(checks.problems(config.compile, device)):  # with compile_fallback these are no errors
+    if found := list(checks.find_compile_problems(config.compile, device)):  # with compile_fallback these are no errors
         return Finding("compiling", "hint", Message("{problem}; compile_fallback trains without it", problem=found[0]))
     return Finding("compiling", "ok", Message("{backend} can compile here", backend=config.compile.compile_backend))
 
@@ -334,7 +338,7 @@ def saved_size(config: RunConfig) -> float:
     """Return the approximate bytes of a saved file."""
     model = model_stats(config)
     numbers = fitting.trained_parameters(config, model)
-    if not config.adapters and families.facts(config.family).saves_all_parts:
+    if not config.adapters and families.facts_of(config.family).saves_all_parts:
         numbers = model.denoiser + model.encoders + model.vae
     return numbers * fitting.saved_bytes(config)
 
@@ -349,7 +353,7 @@ def _saves(config: RunConfig) -> float:
 
 
 def _about_the_fit(needs: fitting.MemoryEstimate, config: RunConfig) -> Iterator[Finding]:
-    most = needs.memory or psutil.virtual_memory().total / GIB
+    most = needs.memory or psutil.virtual_memory().total / BYTES_PER_GIB
     if needs.peak > ABSURD * most:
         yield Finding(
             "GPU",
@@ -372,7 +376,7 @@ def _about_the_fit(needs: fitting.MemoryEstimate, config: RunConfig) -> Iterator
         yield Finding("GPU", "ok", needs.sentence())
 
 
-def lines(found: Sequence[Finding]) -> Iterator[str]:
+def report_lines(found: Sequence[Finding]) -> Iterator[str]:
     """Return the findings as lines for a terminal."""
     mark = {"ok": "  ok", "hint": "hint", "bad": " FIX"}
     for finding in found:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from library import data
 from library.config import ineffective, schema
-from library.config.environment import processes
+from library.config.environment import process_count
 from library.config.problems import Problem, counted, together
 from library.config.run_config import RunConfig
-from library.config.sections.learning import LONGEST
-from library.data.length import Length, length
+from library.config.sections.learning import MAX_STEPS
+from library.data.length import Length, training_length
 from library.optim import lr_schedule
 from library.train.saving import resume_check
 from library.train.step.clock import Clock
@@ -21,7 +21,7 @@ def expected_length(config: RunConfig, images: data.Check) -> Length | None:
     found = images.images
     if not found or not found.items:
         return None
-    return length(config.steps, data.summary(found)["batches_per_epoch"])
+    return training_length(config.steps, data.summarise_images(found)["batches_per_epoch"])
 
 
 def length_problems(config: RunConfig, images: data.Check) -> Iterator[Problem]:
@@ -29,11 +29,11 @@ def length_problems(config: RunConfig, images: data.Check) -> Iterator[Problem]:
     whole = expected_length(config, images)
     if not whole or not images.images:
         return
-    if whole.total > LONGEST:
+    if whole.total > MAX_STEPS:
         epochs, total = f"{config.steps.max_train_epochs:,}", f"{whole.total:,}"
         yield Problem("max_train_epochs", ": {epochs} epochs are {total} steps; lower it", epochs=epochs, total=total)
-    Clock.of(config, data.summary(images.images)["batches_per_epoch"])
-    yield from lr_schedule.too_long(config, whole.total * processes())
+    Clock.of(config, data.summarise_images(images.images)["batches_per_epoch"])
+    yield from lr_schedule.too_long(config, whole.total * process_count())
     every = config.optim.ema_every_n_steps
     if config.optim.ema_decay and every > whole.total:
         yield Problem(
@@ -63,7 +63,7 @@ def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
         return
     yield from _late_saves(config, images)
     yield from _unused_held_out(config, images, whole)
-    given = schema.values(config)
+    given = schema.option_values(config)
     for end, unit in ((whole.total, "step"), (whole.epochs, "epoch")):
         for name in (f"{what}_every_n_{unit}s" for what in ("sample", "validate", "save")):
             if (given.get(name) or 0) > end:
@@ -89,7 +89,7 @@ def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
 
 def _validations(config: RunConfig, whole: Length) -> tuple[int, int]:
     """Remark on a patience longer than the training."""
-    given = schema.values(config)
+    given = schema.option_values(config)
     steps = given.get("validate_every_n_steps")
     at_epochs = (given.get("validate_every_n_epochs") or 1) * whole.per_epoch
     if not steps:
@@ -102,7 +102,7 @@ def _unused_held_out(config: RunConfig, images: data.Check, whole: Length) -> It
     """Held-out images that the training ends before measuring, and a patience that it ends before."""
     if not images.images or not images.images.validation:
         return
-    patience, known = config.steps.early_stop_patience, schema.options(type(config))
+    patience, known = config.steps.early_stop_patience, schema.options_of(type(config))
     number, first = _validations(config, whole)
     if number and patience and patience >= number:
         yield ineffective.remark(
@@ -135,7 +135,7 @@ def _late_saves(config: RunConfig, images: data.Check) -> Iterator[Problem]:
     """Remark on chosen steps of files beyond the end."""
     if not images.images:
         return
-    batches = data.summary(images.images, processes())["batches_per_epoch"]
+    batches = data.summarise_images(images.images, process_count())["batches_per_epoch"]
     end, chosen = Clock.of(config, batches).total, config.save.save_at_steps
     count = counted(end, "step")
     if late := [step for step in chosen if step > end]:

@@ -11,7 +11,7 @@ from library.cli import cache_data
 from library.config.arguments import Arguments
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
-from library.jobs.work import joined
+from library.jobs.work import join_work
 from library.runs import reader
 
 GB = 1e9
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Show the cache, or reduce it; or cache a data set. Raises ConfigError while a training may need it."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in cache_data.SCRIPTS:
-        return cache_data.start(argv[0], [*argv[1:]])
+        return cache_data.start_caching(argv[0], [*argv[1:]])
     about = "Show or clean the cache of compiled code. kohya cache latents and kohya cache text cache a data set."
     parser = Arguments("kohya cache", description=about)
     parser.add_argument("what", nargs="?", choices=sorted(cache_data.SCRIPTS), help="cache a data set: its own --help")
@@ -33,22 +33,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{asked.what} comes first: kohya cache {asked.what} --help")
     if asked.limit is not None and not 0 <= asked.limit < math.inf:
         raise ConfigError("--limit must be at least 0, got {limit}", limit=f"{asked.limit:g}")
-    with joined("cache") as work:
+    with join_work("cache") as work:
         changes = asked.clean or asked.limit is not None
-        found = _less(asked.clean, asked.limit) if changes else show()
+        found = _less(asked.clean, asked.limit) if changes else describe_cache()
         work.store(found)
-    print(json.dumps(found, indent=1) if asked.json else text(found))
+    print(json.dumps(found, indent=1) if asked.json else cache_text(found))
     return 0
 
 
-def show() -> JsonObject:
+def describe_cache() -> JsonObject:
     """Return the kept code, the last used folder first, and the limit."""
     from library.compiler import cache
 
     root = cache.default_root()
     kept = [
         {"name": name, "bytes": size, "used": (root / name).stat().st_mtime}
-        for name, size in cache.folders(root).items()
+        for name, size in cache.cache_folders(root).items()
     ]
     most = cache.limit(root=root)
     return {"kind": "cache", "folder": str(root), "finished": True, "removed": 0, "limit": most, "kept": kept}
@@ -62,16 +62,16 @@ def _less(clean: bool, limit: float | None) -> JsonObject:
         raise ConfigError(
             "{run} is training and may be compiling: stop it, or wait until it has ended", run=training.id
         )
-    before = sum(folder["bytes"] for folder in show()["kept"])
+    before = sum(folder["bytes"] for folder in describe_cache()["kept"])
     if limit is not None:
         cache.limit(int(limit * GB))
     if clean:
-        cache.clean()
-    after = show()
+        cache.clean_cache()
+    after = describe_cache()
     return after | {"removed": before - sum(folder["bytes"] for folder in after["kept"])}
 
 
-def text(found: JsonObject) -> str:
+def cache_text(found: JsonObject) -> str:
     """Return the same in words."""
     rows = []
     for folder in found["kept"]:
@@ -80,7 +80,7 @@ def text(found: JsonObject) -> str:
         rows.append([folder["name"], f"{folder['bytes'] / GB:.2f} GB", used])
     total = sum(folder["bytes"] for folder in found["kept"])
     first = f"{total / GB:.2f} GB of compiled code in {found['folder']}, at most {found['limit'] / GB:.1f} GB"
-    lines = [first, *(report.columns(rows) if rows else ())]
+    lines = [first, *(report.align_columns(rows) if rows else ())]
     if found["removed"]:
         lines.append(f"{found['removed'] / GB:.2f} GB removed")
     return "\n".join(lines)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from library import families
 from library.cli import train_script
-from library.cli.launch import script_of, split_file, split_launch
-from library.cli.main import DONE, MISUSED, complain
+from library.cli.launch import script_of_toml, split_file, split_launch
+from library.cli.main import EXIT_DONE, EXIT_MISUSED, complain
 from library.config import environment
 from library.config.building import Reading
 from library.config.problems import ConfigError, Message, either
 from library.config.run_config import RunConfig
-from library.jobs.work import ahead_of, joined
+from library.jobs.work import ahead_of, join_work
 from library.runs import foreground, gpu_slots, keys
 from library.runs.gpu_wait import free_devices
 from library.runs.launcher import starting
@@ -38,7 +38,7 @@ Options are those of the training script and of the launcher: --num_processes 2 
 each for its share. {families} say for which family it is where no TOML does."""
 
 
-def start(kind: str, argv: list[str]) -> int:
+def start_caching(kind: str, argv: list[str]) -> int:
     """Check the options here, then cache in separate processes, on GPUs that no training uses; return the launcher's
     exit code.
     """
@@ -46,30 +46,30 @@ def start(kind: str, argv: list[str]) -> int:
         argv = ["--config_file", *argv]
     how, flags, wrong = split_launch(argv)
     if _wants_help(argv):
-        print(usage(kind))
-        return DONE if argv else MISUSED
+        print(cache_usage(kind))
+        return EXIT_DONE if argv else EXIT_MISUSED
     read_options(kind, flags)  # reports mistakes before a launcher has loaded torch
-    if problems := [*wrong, *gpu_slots.problems(how)]:
-        return complain("\n".join(map(str, problems)), MISUSED)
+    if problems := [*wrong, *gpu_slots.find_launch_problems(how)]:
+        return complain("\n".join(map(str, problems)), EXIT_MISUSED)
     path, flags = split_file(flags)
     work = ahead_of("cache")
     with work, free_devices(how, work.wait) as own:
-        arguments, variables = starting(path or "", SCRIPTS[kind], **gpu_slots.launch_options(how, own))
-        variables |= keys.environment() | gpu_slots.environment(own)
+        arguments, variables = starting(path or "", SCRIPTS[kind], **gpu_slots.options_for_devices(how, own))
+        variables |= keys.key_environment() | gpu_slots.device_environment(own)
         work.hand_on()
-        return foreground.run([*(arguments if path else arguments[:-2]), *flags], variables)
+        return foreground.run_in_foreground([*(arguments if path else arguments[:-2]), *flags], variables)
 
 
 def main(kind: str, argv: list[str]) -> int:
     """Cache in this process, or its share of several, and return the exit code."""
     if _wants_help(argv):
-        print(usage(kind))
-        return DONE if argv else MISUSED
+        print(cache_usage(kind))
+        return EXIT_DONE if argv else EXIT_MISUSED
     try:
         reading = read_options(kind, argv)
         from library.train.caching import make_caches  # loads torch
 
-        with joined("cache") as work:
+        with join_work("cache") as work:
             last = ""
 
             def report(phase: Message, done: int, total: int) -> None:
@@ -89,7 +89,7 @@ def main(kind: str, argv: list[str]) -> int:
         if environment.first_process():
             print("Stopped: what was written stays, and the next run goes on from there.", flush=True)
         return train_script.INTERRUPTED
-    return DONE
+    return EXIT_DONE
 
 
 def read_options(kind: str, argv: list[str]) -> Reading[RunConfig]:
@@ -100,19 +100,19 @@ def read_options(kind: str, argv: list[str]) -> Reading[RunConfig]:
     if len(named) > 1:
         raise ConfigError("{flags}: choose one family", flags=", ".join(f"--{family}" for family in named))
     if path and not named:
-        script = script_of(train_script.config_path(path) or Path(path))
+        script = script_of_toml(train_script.config_path(path) or Path(path))
     elif named:
         script = families.lora_script(named[0])
     else:
         every = either([f"--{family}" for family in families.FAMILIES])
         raise ConfigError("write for which family: {every}, or name a TOML with --config_file", every=every)
-    reading = train_script.read(families.config_class(script), [*flags, *FORCED[kind]])
+    reading = train_script.read_command_line(families.config_class(script), [*flags, *FORCED[kind]])
     if reading.problems:
         train_script.fail(ConfigError(*reading.problems))
     return reading
 
 
-def usage(kind: str) -> str:
+def cache_usage(kind: str) -> str:
     """Return the help of one kind."""
     flags = ", ".join(f"--{family}" for family in families.FAMILIES)
     first = families.FAMILIES[0]

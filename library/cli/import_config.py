@@ -6,17 +6,17 @@ from pathlib import Path
 
 from library import importers
 from library.config.arguments import Arguments
-from library.config.building import missing
-from library.config.command import printable
+from library.config.building import find_missing
+from library.config.command import quote_command
 from library.config.formats import to_toml
 from library.config.json_types import JsonObject
-from library.config.outside_files import read_text
+from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError, Problem, counted
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
 from library.importers import musubi
 
-DONE, FAILED, MISUSED = 0, 1, 2
+EXIT_DONE, EXIT_FAILED, EXIT_MISUSED = 0, 1, 2
 SUFFIX = {"sample_prompts": ".prompts.txt", "dataset_config": ".dataset.toml"}
 
 
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-o", "--output", type=Path, help="where to write; an existing file is never overwritten")
     parser.add_argument(
         "--script",
-        type=musubi.script_of,
+        type=musubi.our_script,
         choices=list(RUNS),
         metavar="SCRIPT",
         default="",
@@ -55,17 +55,17 @@ def main(argv: list[str]) -> int:
         parser.error("--json does not go with --to kohya_ss, which prints JSON in any case")
     if asked.json:
         return _in_json(asked.file, asked.script, asked.output)
-    if importers.is_dataset(found := importers.parse(asked.file)):
-        return _dataset(found, asked.output)
-    made = importers.load(asked.file, configs(), asked.script)
+    if importers.is_foreign_dataset(found := importers.parse_file(asked.file)):
+        return _convert_dataset_file(found, asked.output)
+    made = importers.import_file(asked.file, configs(), asked.script)
     if asked.to:
         return _export(made, asked.base, asked.output)
     if asked.output:
         made = _write(made, asked.output, asked.file)
     else:
-        print(_toml(made, asked.file), end="")
+        print(_imported_toml(made, asked.file), end="")
     _say(made, asked.output)
-    return FAILED if made.problems else DONE
+    return EXIT_FAILED if made.problems else EXIT_DONE
 
 
 def _say(made: importers.Imported, path: Path | None) -> None:
@@ -77,30 +77,30 @@ def _say(made: importers.Imported, path: Path | None) -> None:
     for name in () if path else made.texts:
         print(f"{name} has to be a file of its own: with -o it is written beside the config", file=shown)
     if path:
-        print(f"wrote {path}; look at it with: {printable(['kohya', 'check', str(path)])}", file=shown)
+        print(f"wrote {path}; look at it with: {quote_command(['kohya', 'check', str(path)])}", file=shown)
 
 
 def _blanks(made: importers.Imported) -> list[Problem]:
-    return missing(made.with_files(dict.fromkeys(made.texts, "beside")).config)
+    return find_missing(made.with_files(dict.fromkeys(made.texts, "beside")).config)
 
 
 def _in_json(file: Path, script: str, path: Path | None) -> int:
     """Convert, and print the report as one JSON object, even if the file is rejected."""
     try:
-        if importers.is_dataset(found := importers.parse(file)):
-            text, notes = importers.dataset(found)
+        if importers.is_foreign_dataset(found := importers.parse_file(file)):
+            text, notes = importers.convert_foreign_dataset(found)
             if path:
                 _write_new(path, text)
             account: JsonObject = {"notes": notes, "problems": [], "files": {"dataset_config": text}}
         else:
-            made = importers.load(file, configs(), script)
+            made = importers.import_file(file, configs(), script)
             made = _write(made, path, file) if path else made
             account = {**made.account(), "missing": _blanks(made)}
     except ConfigError as wrong:
         print(json.dumps({"errors": wrong.problems}, ensure_ascii=False, default=str))
-        return FAILED
+        return EXIT_FAILED
     print(json.dumps({**account, "wrote": str(path) if path else None}, ensure_ascii=False, default=str))
-    return FAILED if account["problems"] else DONE
+    return EXIT_FAILED if account["problems"] else EXIT_DONE
 
 
 def diff(argv: list[str]) -> int:
@@ -120,37 +120,37 @@ def diff(argv: list[str]) -> int:
     asked = parser.parse_args(argv)
     try:
         files = [path / "run.toml" if path.is_dir() else path for path in (asked.first, asked.second)]
-        first, second = (importers.load(path, configs(), asked.script) for path in files)
+        first, second = (importers.import_file(path, configs(), asked.script) for path in files)
     except ConfigError as wrong:
         for line in wrong.problems:
             print(f"error: {line}", file=sys.stderr)
-        return MISUSED
-    found = importers.differences(first.config, second.config)
+        return EXIT_MISUSED
+    found = importers.compare_configs(first.config, second.config)
     for path, made in ((asked.first, first), (asked.second, second)):
         ignored = f", {counted(len(made.of('ignored')), 'key')!s} ignored" if made.of("ignored") else ""
         print(f"{path}: {made.trainer}, {made.config.script}{ignored}")
     for name, one, two in found:
         print(f"  {name}: {one} -> {two}")
     print(f"{len(found)} option{'s differ' if len(found) > 1 else ' differs'}" if found else "no option differs")
-    return FAILED if found else DONE
+    return EXIT_FAILED if found else EXIT_DONE
 
 
-def _toml(made: importers.Imported, source: Path) -> str:
+def _imported_toml(made: importers.Imported, source: Path) -> str:
     config = made.config
     comment = f"{config.title}: accelerate launch sd-scripts/{config.script}.py --config_file THIS_FILE"
     return to_toml(config, f"{comment}\nimported from {source.name} ({made.trainer})")
 
 
-def _dataset(found: JsonObject, path: Path | None) -> int:
+def _convert_dataset_file(found: JsonObject, path: Path | None) -> int:
     """Write or print a dataset file of musubi-tuner in our format."""
-    text, notes = importers.dataset(found)
+    text, notes = importers.convert_foreign_dataset(found)
     if path is None:
         print(text, end="")
     else:
         _write_new(path, text)
     for line in [*(f"note: {note}" for note in notes), *([f"wrote {path}: name it as dataset_config"] if path else [])]:
         print(line, file=sys.stdout if path else sys.stderr)
-    return DONE
+    return EXIT_DONE
 
 
 def _write_new(path: Path, text: str) -> None:
@@ -163,8 +163,10 @@ def _write_new(path: Path, text: str) -> None:
 def _export(made: importers.Imported, base: Path | None, path: Path | None) -> int:
     """Write or print the JSON of kohya_ss's page, and print what has no place there."""
     prompts = made.config.sample.sample_prompts
-    text = made.texts.get("sample_prompts") or (read_text(prompts) if prompts and Path(prompts).is_file() else "")
-    fields, lost = importers.export(made.config, configs(), importers.parse(base) if base else None, text)
+    text = made.texts.get("sample_prompts") or (
+        read_outside_text(prompts) if prompts and Path(prompts).is_file() else ""
+    )
+    fields, lost = importers.export(made.config, configs(), importers.parse_file(base) if base else None, text)
     written = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
     if path is None:
         print(written, end="")
@@ -176,7 +178,7 @@ def _export(made: importers.Imported, base: Path | None, path: Path | None) -> i
     if path:
         keys, tab = str(counted(len(fields), "key")), importers.tab_title(fields)
         print(f"wrote {path} ({keys}): load it in the {tab} tab of kohya_ss", file=shown)
-    return DONE
+    return EXIT_DONE
 
 
 def _write(made: importers.Imported, path: Path, source: Path) -> importers.Imported:
@@ -191,5 +193,5 @@ def _write(made: importers.Imported, path: Path, source: Path) -> importers.Impo
     with clear_errors(path):
         for name, file in beside.items():
             write_atomic(file, made.texts[name])
-        write_atomic(path, _toml(made, source))
+        write_atomic(path, _imported_toml(made, source))
     return made

@@ -9,7 +9,7 @@ from pathlib import Path
 from library import importers
 from library.bench import shell
 from library.cli import train_script
-from library.cli.main import DONE, MISUSED, complain
+from library.cli.main import EXIT_DONE, EXIT_MISUSED, complain
 from library.config.building import Layer, read_layers
 from library.config.command import Launch
 from library.config.formats import read_toml
@@ -17,7 +17,7 @@ from library.config.json_types import JsonObject
 from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig, of_told_kind
-from library.config.schema import options, section_options
+from library.config.schema import options_of, section_options
 from library.families import RUNS, config_class
 from library.recipes.preset_files import path_today
 from library.runs import foreground, gpu_slots, keys
@@ -25,7 +25,7 @@ from library.runs.launcher import starting
 from library.sampling import shell as sampling
 
 SCRIPTS = textwrap.fill(", ".join(RUNS), 100, initial_indent="  ", subsequent_indent="  ")
-LAUNCH = {name: option for name, option in section_options(Launch).items() if name != "mixed_precision"}
+LAUNCH_FLAGS = {name: option for name, option in section_options(Launch).items() if name != "mixed_precision"}
 TRAIN_USAGE = f"""kohya train SCRIPT --config_file RUN.toml [options]
 kohya train [SCRIPT] RUN.toml [options]
 
@@ -38,52 +38,54 @@ Options are those of the script (kohya train SCRIPT --help), and those of the la
 
 # `accelerate launch` loads torch for seconds before a script could report a wrong flag.
 # Why: docs/decisions/2026-11-20-check-before-launch.md
-def train(argv: list[str]) -> int:
+def launch_training(argv: list[str]) -> int:
     """Check the options here, then train; return the exit code of the training or of its launcher."""
     if not argv or argv[0] in ("-h", "--help"):
         print(TRAIN_USAGE)
-        return DONE if argv else MISUSED
+        return EXIT_DONE if argv else EXIT_MISUSED
     what, *rest = argv
     how, flags, wrong = split_launch(rest)
     if what.lower().endswith(".toml"):
         flags = ["--config_file", what, *flags]
-        what = script_of(Path(what))
+        what = script_of_toml(Path(what))
     flags = with_config(flags)
     # Check here first, as a launcher loads torch for seconds before the script can report mistakes.
-    reading = train_script.read(config_class(what), flags, LAUNCH)
-    if problems := [*reading.problems, *wrong, *gpu_slots.problems(how)]:
+    reading = train_script.read_command_line(config_class(what), flags, LAUNCH_FLAGS)
+    if problems := [*reading.problems, *wrong, *gpu_slots.find_launch_problems(how)]:
         reading = dataclasses.replace(reading, problems=problems)
-        return complain("\n".join(map(str, [*problems, *train_script.beyond(reading)])), MISUSED)
+        return complain("\n".join(map(str, [*problems, *train_script.problems_beyond_reading(reading)])), EXIT_MISUSED)
     path, flags = split_file(flags)
     arguments, variables = starting(path or "", what, **how)
-    return foreground.run([*(arguments if path else arguments[:-2]), *flags], variables | keys.environment())
+    return foreground.run_in_foreground(
+        [*(arguments if path else arguments[:-2]), *flags], variables | keys.key_environment()
+    )
 
 
-def probe(argv: list[str]) -> int:
+def launch_probe(argv: list[str]) -> int:
     """Try a few steps with a config, and report what fits."""
     from library.bench.probe import main  # loads torch
 
-    return main(argv, script_of)
+    return main(argv, script_of_toml)
 
 
-def bench(argv: list[str]) -> int:
-    return shell.main(argv, script_of)
+def launch_bench(argv: list[str]) -> int:
+    return shell.main(argv, script_of_toml)
 
 
 def sample(argv: list[str]) -> int:
-    return sampling.main(argv, script_of)
+    return sampling.main(argv, script_of_toml)
 
 
-def script_of(path: Path) -> str:
+def script_of_toml(path: Path) -> str:
     """Return the script of a TOML: by its first line, as in our own files, else by the file's name, else by its
     options. Raises ConfigError if unclear.
     """
     path = path_today(path)
-    if script := importers.named(path, {script: config_class(script) for script in RUNS}):
+    if script := importers.script_in_name(path, {script: config_class(script) for script in RUNS}):
         return script
     given = read_toml(path)
     importers.refuse_data(load_toml(path), path)
-    known = {script: set(options(config_class(script))) for script in RUNS}
+    known = {script: set(options_of(config_class(script))) for script in RUNS}
     # An option that only some scripts have points to those; unknown names are no evidence.
     telling = {name for name in given if any(name in names for names in known.values())}
     asked = of_told_kind(telling, {script: config_class(script) for script in RUNS})
@@ -100,7 +102,7 @@ def script_of(path: Path) -> str:
 
 
 def _has_its_files(config: type[RunConfig], given: set[str], shared: set[str]) -> bool:
-    own = {o.name for o in options(config).values() if o.section == "model" and o.kind == "file"} - shared
+    own = {o.name for o in options_of(config).values() if o.section == "model" and o.kind == "file"} - shared
     return not own or bool(own & given)
 
 
@@ -108,7 +110,7 @@ def split_launch(argv: list[str]) -> tuple[JsonObject, list[str], list[Problem]]
     """Return the launcher's options by name, the rest, and problems of the former. Shared options (mixed_precision) go
     to the script.
     """
-    return train_script.take_flags(LAUNCH, argv)
+    return train_script.take_flags(LAUNCH_FLAGS, argv)
 
 
 def with_config(flags: list[str]) -> list[str]:

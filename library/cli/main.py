@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from library.config import environment, problems
 from library.imports import without_collecting
 
-DONE, FAILED, MISUSED, STOPPED = 0, 1, 2, 130
+EXIT_DONE, EXIT_FAILED, EXIT_MISUSED, EXIT_STOPPED = 0, 1, 2, 130
 
 
 @dataclass(frozen=True)
@@ -51,34 +51,34 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand. Returns the exit code: 0 success, 1 failure, 2 wrong usage."""
     with environment.reader_may_leave():
-        return _run(sys.argv[1:] if argv is None else argv)
-    return DONE
+        return _run_command(sys.argv[1:] if argv is None else argv)
+    return EXIT_DONE
 
 
-def _run(argv: list[str]) -> int:
+def _run_command(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(usage())
-        return DONE
+        print(command_usage())
+        return EXIT_DONE
     if argv[0] == "--version":
         print(importlib.metadata.version("kohya-trainer"))
-        return DONE
+        return EXIT_DONE
     if argv[0] not in COMMANDS:
         close = difflib.get_close_matches(argv[0], COMMANDS, n=1)
         meant = f" Did you mean {close[0]}?" if close else ""
-        return complain(f"there is no command called {argv[0]}.{meant} kohya --help lists all", MISUSED)
+        return complain(f"there is no command called {argv[0]}.{meant} kohya --help lists all", EXIT_MISUSED)
     environment.print_any_text()
     try:
         with without_collecting():
             entry = pkgutil.resolve_name(COMMANDS[argv[0]].entry)
         return entry(argv[1:])
     except problems.ConfigError as wrong:
-        return complain(str(wrong), FAILED)
+        return complain(str(wrong), EXIT_FAILED)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
-        return STOPPED
+        return EXIT_STOPPED
 
 
-def usage() -> str:
+def command_usage() -> str:
     lines = [f"  {name:<9} {command.about}" for name, command in COMMANDS.items()]
     return "\n".join(["kohya COMMAND [options]", "", *lines, "", "kohya COMMAND --help says more about one of them."])
 

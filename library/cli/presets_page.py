@@ -5,28 +5,28 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from library.config.formats import read_toml, toml_value
-from library.config.schema import flat
-from library.families import every
+from library.config.schema import flatten_sections
+from library.families import all_families
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "presets.md"
-TABLES = re.compile(r"(<!-- values -->\n).*?(<!-- /values -->)", re.DOTALL)
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
+PRESETS_PAGE = PROJECT_ROOT / "docs" / "presets.md"
+VALUES_BLOCK = re.compile(r"(<!-- values -->\n).*?(<!-- /values -->)", re.DOTALL)
 PROFILES = "compile"  # folder of presets that only set compiling, for any model
 
 Values = dict[str, str]
 Columns = dict[str, Values]  # column title -> option -> value
 
 
-def tables() -> str:
+def preset_tables() -> str:
     """Return a table per model and kind of training, with a column per GPU size."""
     groups: dict[str, Columns] = {}
     for path in _presets():
         title, column = _heading(path)
-        groups.setdefault(title, {})[column] = values(path)
-    return "\n".join(f"### {title}\n\n{table(columns)}" for title, columns in _joined(groups).items())
+        groups.setdefault(title, {})[column] = preset_values(path)
+    return "\n".join(f"### {title}\n\n{preset_table(columns)}" for title, columns in _joined(groups).items())
 
 
-def table(columns: Mapping[str, Values]) -> str:
+def preset_table(columns: Mapping[str, Values]) -> str:
     """Return a table with one row per option that any column sets."""
     names = list(dict.fromkeys(name for column in columns.values() for name in column))
     lines = [f"| option | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
@@ -35,28 +35,33 @@ def table(columns: Mapping[str, Values]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def values(path: Path) -> Values:
-    return {name: toml_value(value).replace("|", "\\|") for name, value in flat(read_toml(path)).items()}
+def preset_values(path: Path) -> Values:
+    return {name: toml_value(value).replace("|", "\\|") for name, value in flatten_sections(read_toml(path)).items()}
 
 
 def with_tables(text: str) -> str:
-    return TABLES.sub(lambda match: f"{match[1]}\n{tables()}\n{match[2]}", text)
+    return VALUES_BLOCK.sub(lambda match: f"{match[1]}\n{preset_tables()}\n{match[2]}", text)
 
 
 def _presets() -> list[Path]:
     """Return presets by family, kind and memory; those for any model last."""
-    folders = [*(facts.name for facts in every()), PROFILES]
+    folders = [*(facts.name for facts in all_families()), PROFILES]
     return sorted(
-        (path for path in (ROOT / "presets").glob("*/*.toml") if path.parent.name in folders),
-        key=lambda path: (folders.index(path.parent.name), not path.stem.startswith("lora"), _kind(path), _size(path)),
+        (path for path in (PROJECT_ROOT / "presets").glob("*/*.toml") if path.parent.name in folders),
+        key=lambda path: (
+            folders.index(path.parent.name),
+            not path.stem.startswith("lora"),
+            _preset_kind(path),
+            _preset_memory(path),
+        ),
     )
 
 
-def _kind(path: Path) -> str:
+def _preset_kind(path: Path) -> str:
     return re.sub(r"-\d+gb$", "", path.stem)
 
 
-def _size(path: Path) -> int:
+def _preset_memory(path: Path) -> int:
     match = re.search(r"-(\d+)gb$", path.stem)
     return int(match[1]) if match else 0
 
@@ -67,7 +72,7 @@ def _heading(path: Path) -> tuple[str, str]:
     if path.parent.name == PROFILES:
         return "Compile profiles, for any model", f"`{PROFILES}/{path.stem}`"
     title, _, size = first.partition(":")[0].rpartition(" on ")
-    return f"{title} (`{path.parent.name}/{_kind(path)}-...`)", size
+    return f"{title} (`{path.parent.name}/{_preset_kind(path)}-...`)", size
 
 
 def _joined(groups: Mapping[str, Columns]) -> dict[str, Columns]:
@@ -83,8 +88,8 @@ def _joined(groups: Mapping[str, Columns]) -> dict[str, Columns]:
 
 
 def main() -> None:
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
-    print(f"wrote the values in {PAGE}")
+    PRESETS_PAGE.write_text(with_tables(PRESETS_PAGE.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
+    print(f"wrote the values in {PRESETS_PAGE}")
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ def train(config: RunConfig, notes: Sequence[Problem] | None = None, began: floa
     """
     logging_setup.listen(config.log)
     if config.data.debug_dataset:
-        return preflight.show(config)
+        return preflight.print_dataset(config)
     config = hub.fetched(config)
     paths.tidy(config)
-    remarks = preflight.check(config)
+    remarks = preflight.check_before_training(config)
     preflight.load_named_code(config)
-    with output_lock.held(config):
-        return run_training(config, remarks, building.notes(config) if notes is None else notes, began)
+    with output_lock.hold_output_name(config):
+        return run_training(config, remarks, building.config_notes(config) if notes is None else notes, began)

@@ -24,7 +24,7 @@ from library.config.json_types import JsonObject
 from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
-from library.config.schema import flat, options
+from library.config.schema import flatten_sections, options_of
 from library.config.values import Option, closest, did_you_mean
 from library.families.shared import read_ahead
 from library.imports import without_collecting
@@ -32,19 +32,19 @@ from library.recipes.preset_files import path_today
 from library.runs import refusal
 
 C = TypeVar("C", bound=RunConfig)
-OWN = ("config_file", "output_config", "help")
+SCRIPT_FLAGS = ("config_file", "output_config", "help")
 NO_MEMORY = (
     "the computer ran out of memory (RAM), or reached a limit on it ({why}): close other programs, or raise the limit"
 )
 INTERRUPTED = 130  # the shells' exit code of Ctrl+C
-PATIENCE = 5.0  # maximum seconds between the starts of processes launched together
+MAX_START_GAP = 5.0  # maximum seconds between the starts of processes launched together
 
 
-def parse(config: type[C], argv: list[str] | None = None) -> C:
+def config_from_argv(config: type[C], argv: list[str] | None = None) -> C:
     """Return the config: defaults < --config_file < flags. On mistakes print one line each on stderr and
     exit with 2.
     """
-    reading = read(config, argv)
+    reading = read_command_line(config, argv)
     if reading.problems:
         fail(ConfigError(*reading.problems))
     _tell(reading.notes)
@@ -60,16 +60,16 @@ def main(config: type, argv: list[str] | None = None) -> int:
     and ends with 0.
     """
     environment.print_any_text()
-    reading = read(config, argv)
+    reading = read_command_line(config, argv)
     if reading.problems:
         # Only the process that prints loads torch to find more mistakes.
-        fail(ConfigError(*reading.problems, *(beyond(reading) if environment.first_process() else ())))
+        fail(ConfigError(*reading.problems, *(problems_beyond_reading(reading) if environment.first_process() else ())))
     _tell(reading.notes)
     try:
-        environment.check()
+        environment.check_cache_variables()
         model = Path(reading.config.model.pretrained_model_name_or_path or "")
         if model.exists():
-            read_ahead.begin(model, families.facts(config.family).denoiser_prefix)
+            read_ahead.start_reading(model, families.facts_of(config.family).denoiser_prefix)
         if (
             reading.config.memory.blocks_to_swap and "torch" not in sys.modules
         ):  # torch reads the variable when it is loaded
@@ -95,7 +95,7 @@ def main(config: type, argv: list[str] | None = None) -> int:
     return 0
 
 
-def beyond(reading: Reading[Any]) -> list[Problem]:
+def problems_beyond_reading(reading: Reading[Any]) -> list[Problem]:
     """Return further problems of a training: its files, packages and this machine. Loads torch.
 
     Empty if a config file could not be read, as its content is then unknown.
@@ -104,17 +104,17 @@ def beyond(reading: Reading[Any]) -> list[Problem]:
         return []
     found: list[Problem] = []
     try:
-        environment.check()
+        environment.check_cache_variables()
     except ConfigError as e:
         found = e.problems
-        environment.forget()
+        environment.forget_problems()
     with without_collecting():
         from library.check import preflight
 
-    return [*found, *preflight.beyond(reading)]
+    return [*found, *preflight.further_problems(reading)]
 
 
-def read(config: type[C], argv: list[str] | None = None, also: Iterable[str] = ()) -> Reading[C]:
+def read_command_line(config: type[C], argv: list[str] | None = None, also: Iterable[str] = ()) -> Reading[C]:
     """Build a config from a command line and the file it names, with every problem of both at once.
 
     --help and --output_config act and exit. `also` are further flags of the command, already taken out, for which an
@@ -126,7 +126,7 @@ def read(config: type[C], argv: list[str] | None = None, also: Iterable[str] = (
             print(help_text(config))
         raise SystemExit(0)
     path, writing = config_path(flags.pop("config_file", None)), flags.pop("output_config", False)
-    reading = _read(config, flags, problems, None if writing else path)
+    reading = _read_flags(config, flags, problems, None if writing else path)
     if writing:
         if reading.problems:
             fail(ConfigError(*reading.problems))
@@ -136,20 +136,20 @@ def read(config: type[C], argv: list[str] | None = None, also: Iterable[str] = (
     return reading
 
 
-def _read(config: type[C], flags: JsonObject, problems: list[Problem], path: Path | None) -> Reading[C]:
+def _read_flags(config: type[C], flags: JsonObject, problems: list[Problem], path: Path | None) -> Reading[C]:
     layers, unreadable = [Layer(flags, "--")], _spoken_of(config, problems)
     if environment.shards_asked() == 2:
         layers.insert(0, Layer({"fsdp": True}, "accelerate's config"))
     if path:
         try:
             twice: list[Problem] = []
-            layers.insert(0, Layer(flat(load_toml(path), twice), path.name))
+            layers.insert(0, Layer(flatten_sections(load_toml(path), twice), path.name))
             problems = [*problems, *(problem.replaced(place=layers[0].place) for problem in twice)]
         except ConfigError as e:
             # Rules across options cannot be checked without the file, but the flags' own values can.
             found = [*problems, *e.problems]
-            known = {name: value for name, value in flags.items() if name in options(config)}
-            read_section(options(config), Layer(known, "--"), found)
+            known = {name: value for name, value in flags.items() if name in options_of(config)}
+            read_section(options_of(config), Layer(known, "--"), found)
             return Reading(draft(config, {}), found, [], known=False)
     reading = read_layers(config, layers, unreadable)
     return replace(reading, problems=[*problems, *reading.problems], known="config_file" not in unreadable)
@@ -157,9 +157,9 @@ def _read(config: type[C], flags: JsonObject, problems: list[Problem], path: Pat
 
 def _spoken_of(config: type, problems: list[Problem]) -> set[str]:
     """Return the options of invalid flags, or those probably meant."""
-    known = options(config)
+    known = options_of(config)
     names = {problem.option.removeprefix("no-") for problem in problems} - {""}
-    return {name if name in known else closest(name, [*known, *OWN]) for name in names} - {""}
+    return {name if name in known else closest(name, [*known, *SCRIPT_FLAGS]) for name in names} - {""}
 
 
 def _tell(notes: list[Problem]) -> None:
@@ -173,8 +173,8 @@ def read_flags(config: type[RunConfig], argv: list[str], also: Iterable[str] = (
     Everything up to the next `--flag` belongs to a flag, so negative numbers need no special care; a value that begins
     with two dashes is written --flag=value.
     """
-    known, found, problems = options(config), dict[str, Any](), list[Problem]()
-    for flag, given in _groups(argv):
+    known, found, problems = options_of(config), dict[str, Any](), list[Problem]()
+    for flag, given in _group_by_flag(argv):
         if flag in ("-h", "--help"):
             return {"help": True}, []
         if not flag.startswith("--"):
@@ -185,7 +185,7 @@ def read_flags(config: type[RunConfig], argv: list[str], also: Iterable[str] = (
         if name.startswith("no-") and (off := known.get(name[3:])) and off.type is bool:
             found[off.name] = "false"
             problems += [_flag(name, "takes no value")] * bool(given)
-        elif name in OWN:
+        elif name in SCRIPT_FLAGS:
             found[name] = True if name == "output_config" else given[0] if len(given) == 1 else None
             problems += [_flag(name, "takes one value")] * (name == "config_file" and len(given) != 1)
         elif name not in known:
@@ -194,7 +194,7 @@ def read_flags(config: type[RunConfig], argv: list[str], also: Iterable[str] = (
             if is_old or getattr(config, "script_with", lambda _: "")(name):
                 found[name] = given[0] if given else True
             else:
-                meant = did_you_mean(name, [*understood(config), *OWN, *also])
+                meant = did_you_mean(name, [*understood(config), *SCRIPT_FLAGS, *also])
                 problems.append(_flag(name, "is not an option{hint}", hint=meant))
         elif problem := _take(known[name], given, found):
             problems.append(problem)
@@ -227,7 +227,7 @@ def take_flags(known: Mapping[str, Option], argv: list[str]) -> tuple[JsonObject
     return found, rest, problems
 
 
-def _groups(argv: list[str]) -> list[tuple[str, list[str]]]:
+def _group_by_flag(argv: list[str]) -> list[tuple[str, list[str]]]:
     """Return the command line as flags with their values; a stray value at the start is its own group."""
     groups: list[tuple[str, list[str]]] = []
     for token in argv:
@@ -292,7 +292,7 @@ def help_text(config: type) -> str:
     parser.add_argument("-h", "--help", action="store_true", help="show this text")
     parser.add_argument("--config_file", metavar="FILE", help="TOML with options, flat or in tables")
     parser.add_argument("--output_config", action="store_true", help="write the options to --config_file, and exit")
-    add_arguments(parser, options(config))
+    add_arguments(parser, options_of(config))
     return parser.format_help()
 
 
@@ -319,5 +319,5 @@ def fail(error: Exception | str, code: int = 2) -> NoReturn:
         if isinstance(error, ConfigError):
             refusal.refuse(error)
     else:  # a launcher kills all processes once one has failed, maybe before the printing one gets here
-        time.sleep(PATIENCE)
+        time.sleep(MAX_START_GAP)
     raise SystemExit(code)

@@ -22,8 +22,8 @@ from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.data import finding
 from library.data.images import ImageSet
-from library.families.recognition import recognised
-from library.methods.small_files import names_of
+from library.families.recognition import recognise_file
+from library.methods.small_files import tensor_names_of
 from library.runs import layout
 from library.sampling import generate
 from library.sampling import plan as sampling
@@ -32,7 +32,7 @@ from library.sampling.plan import Column
 from library.sampling.prompts import Prompt
 
 COMPARISON = "comparison.json"
-CAPTIONS = 4  # prompts made from captions
+PROMPTS_FROM_CAPTIONS = 4  # prompts made from captions
 LOOKED_AT = 200  # training images to encode
 HASHED = 2000  # training images to hash
 NO_ENCODER = "Likeness to the training pictures was not measured: add --encoder dinov2 (downloaded once, 350 MB)."
@@ -118,7 +118,7 @@ class FileComparer:
         config = plan.model_config(self.config)
         base = [(Path(path), weight) for path, weight in _base_weights(self.config)]
         columns = [Column(str(one.title), (*base, (one.path, 1.0))) for one in self.comparison.files]
-        model = generate.open_model(config, (path for one in columns for path, _ in one.loras), self.report)
+        model = generate.open_sampling_model(config, (path for one in columns for path, _ in one.loras), self.report)
         sample = self._sampler(model, config)
         for number, column in enumerate(columns):
             self._column(number, column, model, sample, config)
@@ -131,14 +131,14 @@ class FileComparer:
         device = torch.device("cpu")
         for number, file in enumerate(self.comparison.files):
             config = plan.model_config(self.config, file.path)
-            model = generate.open_model(config, (), self.report)
+            model = generate.open_sampling_model(config, (), self.report)
             sample = self._sampler(model, config)
             self._column(number, Column(str(file.title), ()), model, sample, config)
             if self._measure and self.config.trains_whole_encoders:
                 self._measure.forget_text()
             device = model.world.device
             del model, sample
-            _free(device)
+            _free_memory(device)
         return device
 
     def _sampler(self, model: OpenModel, config: RunConfig) -> ColumnSampler:
@@ -159,7 +159,7 @@ class FileComparer:
 
         def keep(row: int, image: Image.Image) -> None:
             path = made.folder / f"{row:02d}_{number:02d}.png"
-            facts = sampling.metadata(sample.prompts[row], column, str(file.path), model.applied.tagged)
+            facts = sampling.image_metadata(sample.prompts[row], column, str(file.path), model.applied.tagged)
             generate.save_image(image, path, facts)
             made.pictures[row][number] = str(path)
             self.report(Message("generating"), done + row + 1, total)
@@ -172,13 +172,13 @@ class FileComparer:
     def _judge(self, encoder: ImageEncoder | None, device: torch.device) -> None:
         """Find copies, measure likeness and propose a file."""
         made = self.comparison
-        _free(device)
+        _free_memory(device)
         known = [image.path for image in self.images.items if not image.is_reg] if self.images else []
         if known:
-            looks = TrainingLooks(_spread(known, HASHED), self.report)
+            looks = TrainingLooks(_evenly_spread(known, HASHED), self.report)
             made.copies = [[looks.nearest(path) for path in row] for row in made.pictures]
         if encoder and known:
-            self._look(encoder, _spread(known, LOOKED_AT), device)
+            self._look(encoder, _evenly_spread(known, LOOKED_AT), device)
         elif not encoder:
             made.notes.append(Message(NO_ENCODER))
         measured = zip(made.files, made.losses, made.likeness, made.copied, strict=True)
@@ -197,11 +197,11 @@ class FileComparer:
                     made.copies[row][at] = made.copies[row][at] or training[int(place)]
 
 
-def survey(config: RunConfig, report: Report) -> tuple[ImageSet | None, list[Message]]:
+def survey_run_images(config: RunConfig, report: Report) -> tuple[ImageSet | None, list[Message]]:
     """Return the images of a run's data set; None with an explaining note if they are no longer readable."""
     try:
         report(Message("reading the data set"), 0, 1)
-        found = finding.survey(config, report, keep=False)
+        found = finding.survey_data(config, report, keep=False)
         if found.problems:
             raise ConfigError(*found.problems)
         return found.images, []
@@ -218,7 +218,7 @@ def caption_prompts(images: ImageSet | None) -> list[Prompt]:
     first = {image.encoded_caption: image for image in own}
     return [
         Prompt(caption, width=image.fit.bucket[0], height=image.fit.bucket[1])
-        for caption, image in _spread([*first.items()], CAPTIONS)
+        for caption, image in _evenly_spread([*first.items()], PROMPTS_FROM_CAPTIONS)
     ]
 
 
@@ -228,10 +228,10 @@ def sound(files: Sequence[SavedFile], config: RunConfig) -> tuple[list[SavedFile
     for file in files:
         try:
             if file.path.is_file() and (config.adapters or file.path.suffix == ".safetensors"):
-                if not names_of(file.path):
+                if not tensor_names_of(file.path):
                     raise ConfigError("{path} holds no tensors", path=file.path)
             elif file.path.is_dir():
-                recognised(file.path)
+                recognise_file(file.path)
             kept.append(file)
         except ConfigError as error:
             wrong.append(error.problems[0])
@@ -244,14 +244,14 @@ def _base_weights(config: RunConfig) -> Sequence[tuple[str, float]]:
     return methods.base_weights(config) if isinstance(config, AdapterRun) else ()
 
 
-def _spread(known: Sequence[Any], most: int) -> list[Any]:
+def _evenly_spread(known: Sequence[Any], most: int) -> list[Any]:
     """Return at most `most` items of a list, evenly spread."""
     if len(known) <= most:
         return [*known]
     return [known[at * len(known) // most] for at in range(most)]
 
 
-def _free(device: torch.device) -> None:
+def _free_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

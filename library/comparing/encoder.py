@@ -13,18 +13,20 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Report
 from library.downloads import model_folder
 
-ENCODERS = {"dinov2": "facebook/dinov2-base", "clip": "openai/clip-vit-large-patch14"}
+ENCODER_REPOSITORIES = {"dinov2": "facebook/dinov2-base", "clip": "openai/clip-vit-large-patch14"}
 COPY = 0.95  # cosine similarity from which two images count as near copies
 SURE = 0.99  # the same for training images that are very similar to each other
-KINDS = ("Model", "ImageProcessor")
-AT_ONCE = 16  # batch size
+AUTO_CLASSES = ("Model", "ImageProcessor")
+PICTURES_PER_BATCH = 16  # batch size
 
 
-def folder_of(name: str, into: Path, report: Report) -> Path:
+def encoder_folder(name: str, into: Path, report: Report) -> Path:
     """Return the folder of an encoder: dinov2, clip and Hugging Face ids are downloaded once into `into`; other names
     are folders.
     """
-    found = model_folder.find(ENCODERS.get(name.lower(), name), model_folder.TRANSFORMERS, into, report)
+    found = model_folder.find_model_folder(
+        ENCODER_REPOSITORIES.get(name.lower(), name), model_folder.TRANSFORMERS, into, report
+    )
     if not found.is_dir():
         template = "--encoder {name} is not there: write dinov2, clip or the folder of an image encoder"
         raise ConfigError(template, name=name)
@@ -40,7 +42,7 @@ class ImageEncoder:
         here: JsonObject = {"local_files_only": True, "trust_remote_code": False}
         try:
             # Import only if likeness is requested.
-            model, processor = (families.load(f"transformers.models.auto:Auto{name}") for name in KINDS)
+            model, processor = (families.load_object(f"transformers.models.auto:Auto{name}") for name in AUTO_CLASSES)
             self._model: Any = model.from_pretrained(str(folder), use_safetensors=True, **here).eval()
             self._processor: Any = processor.from_pretrained(str(folder), **here)
         except Exception as error:  # any error of an unknown model's folder
@@ -57,9 +59,9 @@ class ImageEncoder:
         """Return unit-length features [N, D], float32 on the CPU. Raises ConfigError for an unreadable image."""
         self._model.to(device)
         made = []
-        for start in range(0, len(paths), AT_ONCE):
+        for start in range(0, len(paths), PICTURES_PER_BATCH):
             report(Message("looking at pictures"), start, len(paths))
-            pictures = [_picture(path) for path in paths[start : start + AT_ONCE]]
+            pictures = [_open_picture(path) for path in paths[start : start + PICTURES_PER_BATCH]]
             pixels = self._processor(images=pictures, return_tensors="pt")["pixel_values"].to(device)
             with torch.inference_mode():
                 made.append(self._features(pixels).float().cpu())
@@ -85,7 +87,7 @@ def threshold(training: torch.Tensor) -> float:
     return max(COPY, min(SURE, float(alike.max())))
 
 
-def _picture(path: str) -> Image.Image:
+def _open_picture(path: str) -> Image.Image:
     try:
         with Image.open(path) as image:
             return image.convert("RGB")

@@ -12,18 +12,18 @@ from library.config.problems import Message, Report
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.data.batch import Batch
-from library.data.encoding import generator_of as latent_generator
+from library.data.encoding import image_generator as latent_generator
 from library.data.held_out import plain_options
 from library.data.images import ImageSet
 from library.data.loading import Batches
 from library.families.base import NoisedBatch
 from library.families.capabilities import TakesControls
 from library.sampling.generate import OpenModel
-from library.train.evaluation.validation import generator_of
+from library.train.evaluation.validation import validation_generator
 from library.train.step.loss import LossFunction
 from library.train.step.rng import StepGenerators
 
-FEW = 8  # images to measure if none are held out
+MEASURED_IMAGES = 8  # images to measure if none are held out
 
 
 class AppliedMethod:
@@ -78,7 +78,9 @@ class HeldOutLoss:
     def _at(self, level: float, number: int, batch: Batch, measure: LossFunction) -> Tensor:
         def noise(latents: Tensor) -> NoisedBatch:
             timesteps = torch.full((len(latents),), level, device=latents.device)
-            return measure.family.noised(latents, generator_of(self._seed, number, level, latents.device), timesteps)
+            return measure.family.noised(
+                latents, validation_generator(self._seed, number, level, latents.device), timesteps
+            )
 
         return measure(batch, noise)
 
@@ -101,7 +103,7 @@ class HeldOutLoss:
                 assert batch.pixels is not None
                 # Like the training, which caches latents outside of mixed precision.
                 with torch.no_grad() if self.config.cache.latents else model.computing():
-                    own = generator_of(self._seed, number, "image", device)
+                    own = validation_generator(self._seed, number, "image", device)
                     cached = [latent_generator(path, places[path].fit.bucket) for path in batch.paths]
                     generator = cached if self.config.cache.latents else own
                     latents = model.family.latents(model.components, batch.pixels, generator)
@@ -128,6 +130,6 @@ def measured_on(images: ImageSet) -> tuple[ImageSet, bool]:
     if images.validation:
         return images.validation, True
     own = [image for image in images.items if not image.is_reg] or images.items
-    chosen = own[:: max(1, len(own) // FEW)][:FEW]
+    chosen = own[:: max(1, len(own) // MEASURED_IMAGES)][:MEASURED_IMAGES]
     items = [replace(image, repeats=1, subset=plain_options(image.subset)) for image in chosen]
     return ImageSet(items, images.datasets), False

@@ -11,14 +11,14 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Message, counted
 from library.config.run_config import RunConfig
-from library.config.schema import flat, options, values
+from library.config.schema import flatten_sections, option_values, options_of
 from library.runs import layout, lineage, reader, resume
 from library.sampling import prompts as prompt_files
 from library.sampling.prompts import Prompt
 
-KINDS = ("lora", "finetune")  # kinds of trainings whose files can be compared
-ENDINGS = (".safetensors", ".ckpt", ".pt")
-MOST = 8  # files compared by default
+COMPARED_KINDS = ("lora", "finetune")  # kinds of trainings whose files can be compared
+COMPARED_SUFFIXES = (".safetensors", ".ckpt", ".pt")
+MAX_COMPARED_FILES = 8  # files compared by default
 AVERAGE = "-ema"
 SEED = 1  # for prompts without a seed
 # Training options that a finished file does not need: compiling, several GPUs, and memory for gradients.
@@ -62,10 +62,10 @@ def run_of(name: str) -> reader.RecordedRun:
     if folder.is_dir():
         inner = sorted(folder.glob(f"runs/*/{layout.RUN}"), key=lambda path: path.stat().st_mtime)
         if (folder / layout.RUN).is_file() or inner:
-            return reader.at((folder if (folder / layout.RUN).is_file() else inner[-1].parent).resolve())
+            return reader.run_at((folder if (folder / layout.RUN).is_file() else inner[-1].parent).resolve())
         raise ConfigError("{folder} is no folder of a run: there is no {name} in it", folder=folder, name=layout.RUN)
     try:
-        return reader.run(name)
+        return reader.find_run(name)
     except KeyError:
         template = "{name} is no run: write the id that the page shows, the folder of a run, or nothing for the newest"
         raise ConfigError(template, name=name) from None
@@ -73,17 +73,17 @@ def run_of(name: str) -> reader.RecordedRun:
 
 def is_comparable(run: reader.RecordedRun) -> bool:
     script = str(run.facts.get("script") or "")
-    return script in families.RUNS and families.config_class(script).kind in KINDS and bool(_saved(run))
+    return script in families.RUNS and families.config_class(script).kind in COMPARED_KINDS and bool(_saved(run))
 
 
 def _with_earlier(run: reader.RecordedRun) -> list[tuple[reader.RecordedRun, JsonObject]]:
     """Return the events of a run's files, preceded by those of the runs that it resumes, up to its start."""
     told = [(run, event) for event in _saved(run)]
     folder, most = run.folder, math.inf
-    while (before := lineage.earlier(folder)) is not None:
+    while (before := lineage.parent_run(folder)) is not None:
         folder, at = before
         most = min(most, math.inf if at is None else at)
-        earlier = reader.at(folder)
+        earlier = reader.run_at(folder)
         told = [*((earlier, event) for event in _saved(earlier) if _step(event) <= most), *told]
     return told
 
@@ -98,7 +98,9 @@ def _saved(run: reader.RecordedRun) -> Sequence[JsonObject]:
     return [event for event in found if event.get("file") and not str(event["file"]).rstrip("/\\").endswith("-state")]
 
 
-def files_of(run: reader.RecordedRun, most: int = MOST) -> tuple[list[SavedFile], list[Message]]:
+def saved_files_of_run(
+    run: reader.RecordedRun, most: int = MAX_COMPARED_FILES
+) -> tuple[list[SavedFile], list[Message]]:
     """Return the files of a run and of the runs that it resumes, earliest first, and what is left out.
 
     At most `most`, evenly spread; the last one is always included. Raises ConfigError without any.
@@ -109,7 +111,7 @@ def files_of(run: reader.RecordedRun, most: int = MOST) -> tuple[list[SavedFile]
     known: dict[Path, int] = {}
     gone: list[str] = []
     for own, event in told:
-        path = _place(own, str(event["file"]))
+        path = _locate_saved_file(own, str(event["file"]))
         if path is None:
             gone.append(Path(str(event["file"])).name)
         else:
@@ -118,7 +120,9 @@ def files_of(run: reader.RecordedRun, most: int = MOST) -> tuple[list[SavedFile]
     newest = {(step, path.stem.endswith(AVERAGE)): path for path, step in known.items()}
     files = sorted((SavedFile(path, step) for (step, _), path in newest.items()), key=lambda one: (one.step, one.path))
     if not files:
-        raise ConfigError("the files that {run} has saved are gone: {names}", run=run.id, names=", ".join(gone[:MOST]))
+        raise ConfigError(
+            "the files that {run} has saved are gone: {names}", run=run.id, names=", ".join(gone[:MAX_COMPARED_FILES])
+        )
     notes = []
     if gone:
         notes.append(Message("{count} that the run has saved are gone.", count=counted(len(set(gone)), "file")))
@@ -131,28 +135,28 @@ def files_of(run: reader.RecordedRun, most: int = MOST) -> tuple[list[SavedFile]
     return files, notes
 
 
-def _place(run: reader.RecordedRun, name: str) -> Path | None:
+def _locate_saved_file(run: reader.RecordedRun, name: str) -> Path | None:
     """Return where a saved file is, even if its whole folder was moved."""
     recorded = Path(str(run.facts.get("folder") or "."), name)
     for path in (recorded, run.folder.parent.parent / recorded.name):
-        if (path.is_file() and path.suffix.lower() in ENDINGS) or (path / "model_index.json").is_file():
+        if (path.is_file() and path.suffix.lower() in COMPARED_SUFFIXES) or (path / "model_index.json").is_file():
             return path
     return None
 
 
-def config_of(run: reader.RecordedRun) -> RunConfig:
+def config_of_run(run: reader.RecordedRun) -> RunConfig:
     """Return a run's config, with its drawn seed. Raises ConfigError if it cannot be compared."""
     script = str(run.facts.get("script") or "")
     if script not in families.RUNS:
         template = "{run} was made by {script}, which this version does not have"
         raise ConfigError(template, run=run.id, script=script or "an unknown script")
     kind = families.config_class(script)
-    if kind.kind not in KINDS:
+    if kind.kind not in COMPARED_KINDS:
         template = "the files of {run} are no LoRA and no model: compare them in the tab Try it, or with kohya sample"
         raise ConfigError(template, run=run.id)
     toml = run.folder / layout.TOML
-    given = flat(load_toml(toml)) if toml.is_file() else flat(resume.settings(run))
-    known = options(kind)
+    given = flatten_sections(load_toml(toml)) if toml.is_file() else flatten_sections(resume.run_settings(run))
+    known = options_of(kind)
     read = {name: known[name].read(value) for name, value in given.items() if name in known and value is not None}
     if isinstance(seed := run.facts.get("seed"), int):
         read["seed"] = seed
@@ -164,10 +168,10 @@ def config_of(run: reader.RecordedRun) -> RunConfig:
 def model_config(config: RunConfig, model: Path | None = None) -> RunConfig:
     """Return the config to open a model that a run has trained or started from, with training-only options off."""
     kind = families.config_class(families.lora_script(config.family))
-    known = options(kind)
+    known = options_of(kind)
     kept = {
         name: value
-        for name, value in values(config).items()
+        for name, value in option_values(config).items()
         if name in known and name not in LEFT_OUT and known[name].section not in LEFT_OUT_SECTIONS
     }
     if model is not None:
@@ -175,11 +179,11 @@ def model_config(config: RunConfig, model: Path | None = None) -> RunConfig:
     return draft(kind, kept)
 
 
-def prompts_of(run: reader.RecordedRun, config: RunConfig) -> list[Prompt]:
+def prompts_of_run(run: reader.RecordedRun, config: RunConfig) -> list[Prompt]:
     """Return the prompts of a run's samples, from its file or its record; none if it has none."""
     place = Path(str(config.sample.sample_prompts or ""))
     if config.sample.sample_prompts and place.is_file():
-        return prompt_files.read(place)
+        return prompt_files.read_prompts(place)
     told = reader.progress(run.folder).update().events.get("sample", ())
     return [Prompt(text) for text in dict.fromkeys(str(event.get("prompt") or "") for event in told) if text]
 

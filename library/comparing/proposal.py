@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from library.config.problems import Message, counted, listed
+from library.config.problems import Message, counted, join_messages
 
 CLOSE = 0.002  # losses within this share of the lowest count as equal
-FEWEST = "lowest held-out loss of the files that copy the fewest training pictures"
+FEWEST_COPIES = "lowest held-out loss of the files that copy the fewest training pictures"
 FEWEST_OF_TRAINED = "lowest loss, on images that it was trained on, of the files that copy the fewest training pictures"
 
 
@@ -42,7 +42,7 @@ def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
         best = known[0][1]
         parts = [Message("the held-out losses of all files hardly differ, so an early one")]
     elif min(every)[0] < lowest:
-        parts = [Message(FEWEST if held_out else FEWEST_OF_TRAINED)]
+        parts = [Message(FEWEST_COPIES if held_out else FEWEST_OF_TRAINED)]
     else:
         parts = [
             Message("lowest held-out loss") if held_out else Message("lowest loss on images that it was trained on")
@@ -50,7 +50,7 @@ def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
     parts += _about_copies(scores, best)
     if not held_out:
         parts.append(Message("such a loss favours later files: hold images out with validation_split"))
-    return ProposedFile(best, Message("{file}: {reasons}", file=scores[best].title, reasons=listed(parts, "; ")))
+    return ProposedFile(best, Message("{file}: {reasons}", file=scores[best].title, reasons=join_messages(parts, "; ")))
 
 
 def _by_likeness(scores: Sequence[FileScore]) -> ProposedFile:
@@ -59,7 +59,7 @@ def _by_likeness(scores: Sequence[FileScore]) -> ProposedFile:
         return ProposedFile(None, Message("Nothing could be measured: choose by the pictures."))
     best = min(known)[-1]
     parts = [Message("most like the training pictures"), *_about_copies(scores, best)]
-    return ProposedFile(best, Message("{file}: {reasons}", file=scores[best].title, reasons=listed(parts, "; ")))
+    return ProposedFile(best, Message("{file}: {reasons}", file=scores[best].title, reasons=join_messages(parts, "; ")))
 
 
 def _about_copies(scores: Sequence[FileScore], best: int) -> list[Message]:

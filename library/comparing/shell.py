@@ -10,34 +10,34 @@ from library.comparing import plan
 from library.config.arguments import Arguments
 from library.config.problems import ConfigError
 from library.downloads.shell import default_folder
-from library.jobs.work import joined
+from library.jobs.work import join_work
 from library.runs import gpu_slots
 from library.runs.gpu_wait import free_devices
-from library.sampling.shell import prompts_of
+from library.sampling.shell import prompts_to_sample
 
 if TYPE_CHECKING:
     from library.comparing.compute import Comparison
 
-DONE = 0
+EXIT_DONE = 0
 
 
 def main(argv: list[str]) -> int:
     """Compare and return 0. Raises ConfigError."""
-    asked = parser().parse_args(argv)
+    asked = build_compare_parser().parse_args(argv)
     if asked.files < 1:
         raise ConfigError("--files {count}: write how many files are compared at most, such as 8", count=asked.files)
-    given = prompts_of(asked)
+    given = prompts_to_sample(asked)
     run = plan.run_of(asked.run)
-    with joined("compare") as work, free_devices({"cpu": asked.cpu}, work.wait) as own:
-        os.environ.update(gpu_slots.environment(own))
-        compare = families.load("library.comparing.work:compare")  # loads torch, which detects GPUs only once
+    with join_work("compare") as work, free_devices({"cpu": asked.cpu}, work.wait) as own:
+        os.environ.update(gpu_slots.device_environment(own))
+        compare = families.load_object("library.comparing.work:compare")  # loads torch, which detects GPUs only once
         made = compare(run, asked, given, work)
-        for line in lines(made):
+        for line in comparison_lines(made):
             print(line)
-    return DONE
+    return EXIT_DONE
 
 
-def parser() -> argparse.ArgumentParser:
+def build_compare_parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
     made = Arguments(
         "kohya compare",
@@ -52,7 +52,11 @@ def parser() -> argparse.ArgumentParser:
         help="measure likeness with an image encoder; dinov2 (350 MB) and clip (1.7 GB) are downloaded once",
     )
     made.add_argument(
-        "--files", type=int, default=plan.MOST, metavar="N", help="most files, evenly spread (default: %(default)s)"
+        "--files",
+        type=int,
+        default=plan.MAX_COMPARED_FILES,
+        metavar="N",
+        help="most files, evenly spread (default: %(default)s)",
     )
     made.add_argument("--prompt", action="append", default=[], help="what to generate, as a line of a prompt file")
     made.add_argument(
@@ -67,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def lines(made: "Comparison") -> list[str]:
+def comparison_lines(made: "Comparison") -> list[str]:
     """Return the printed lines: one per file, the proposal, and what was left out."""
     said = []
     for at, file in enumerate(made.files):

@@ -14,26 +14,28 @@ from library.jobs.terminal import progress_line
 from library.jobs.work import JobRecord
 from library.runs import reader
 from library.sampling import generate
-from library.sampling.plan import check_size
+from library.sampling.plan import check_image_count
 from library.sampling.prompts import Prompt
 
-FOLDER = "compare"
+COMPARE_FOLDER = "compare"
 
 
-def compare(run: reader.RecordedRun, asked: argparse.Namespace, given: list[Prompt], work: JobRecord) -> Comparison:
+def compare_files(
+    run: reader.RecordedRun, asked: argparse.Namespace, given: list[Prompt], work: JobRecord
+) -> Comparison:
     """Compare the files of a run as given on the command line. Finds mistakes before loading the model."""
     report: Report = work.phase if work.folder else progress_line()
-    config = plan.config_of(run)
-    plan.files_of(run, asked.files)  # before an encoder is downloaded
-    place = encoder.folder_of(asked.encoder, asked.into, report) if asked.encoder else None
+    config = plan.config_of_run(run)
+    plan.saved_files_of_run(run, asked.files)  # before an encoder is downloaded
+    place = encoder.encoder_folder(asked.encoder, asked.into, report) if asked.encoder else None
     eye = encoder.ImageEncoder(place) if place else None
     with _started_in(run), tokenizers.trained_from(config.model.pretrained_model_name_or_path):
-        files, notes = plan.files_of(run, asked.files)
+        files, notes = plan.saved_files_of_run(run, asked.files)
         files, damaged = compute.sound(files, config)
-        images, unread = compute.survey(config, report)
-        prompts = given or plan.prompts_of(run, config) or compute.caption_prompts(images)
+        images, unread = compute.survey_run_images(config, report)
+        prompts = given or plan.prompts_of_run(run, config) or compute.caption_prompts(images)
         prompts = plan.with_seed(prompts, asked.seed)
-        check_size(len(files), prompts)
+        check_image_count(len(files), prompts)
         generate.check_before(plan.model_config(config, None if config.adapters else files[0].path), prompts)
         folder = new_folder(run.folder)
         made = Comparison(run.id, folder, files, [*notes, *damaged, *unread])
@@ -51,7 +53,7 @@ def _started_in(run: reader.RecordedRun) -> contextlib.AbstractContextManager[ob
 
 def new_folder(run: Path) -> Path:
     """Create a folder for this comparison in the run's folder. Raises ConfigError on failure."""
-    name = f"{FOLDER}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{COMPARE_FOLDER}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in range(100):
         place = run / (f"{name}-{number}" if number else name)
         with clear_errors(place), contextlib.suppress(FileExistsError):

@@ -36,7 +36,7 @@ class BlockCall:
     @property
     def largest_tensor(self) -> int:
         """Bytes of the largest argument."""
-        given = decoded(self.given, torch.device("meta"))
+        given = decode_argument(self.given, torch.device("meta"))
         return max((t.nbytes for t in pytree.tree_leaves(given) if isinstance(t, Tensor)), default=0)
 
 
@@ -52,7 +52,7 @@ def noted(denoiser: nn.Module, log: CompileLog) -> Iterator[list[BlockCall]]:
     calls: list[BlockCall] = []
 
     def note(block: nn.Module, args: Any, kwargs: Any) -> None:
-        given = encoded([list(args), kwargs])
+        given = encode_argument([list(args), kwargs])
         if (key := (type(block), json.dumps(given))) not in known:
             known.add(key)
             # Graphs depend on autocast, too: its dtype and whether casts are cached.
@@ -68,26 +68,26 @@ def noted(denoiser: nn.Module, log: CompileLog) -> Iterator[list[BlockCall]]:
         log.on_call = None
 
 
-def encoded(value: Any) -> JsonObject:
+def encode_argument(value: Any) -> JsonObject:
     """Arguments as JSON: a tensor is its shape, strides, type, and whether it wants a gradient."""
     if isinstance(value, Tensor):
         return {"tensor": [list(value.shape), list(value.stride()), str(value.dtype), value.requires_grad]}
     if isinstance(value, dict):
-        return {"dict": {name: encoded(one) for name, one in value.items()}}
+        return {"dict": {name: encode_argument(one) for name, one in value.items()}}
     if isinstance(value, list | tuple):
-        return {type(value).__name__: [encoded(one) for one in value]}
+        return {type(value).__name__: [encode_argument(one) for one in value]}
     if value is None or isinstance(value, bool | int | float | str):
         return {"plain": value}
     raise NotDescribed(type(value).__name__)
 
 
-def decoded(value: Any, device: torch.device) -> Any:
+def decode_argument(value: Any, device: torch.device) -> Any:
     """Rebuild arguments from their description, with random numbers in the tensors."""
     ((kind, content),) = value.items()
     if kind == "dict":
-        return {name: decoded(one, device) for name, one in content.items()}
+        return {name: decode_argument(one, device) for name, one in content.items()}
     if kind in ("list", "tuple"):
-        return {"list": list, "tuple": tuple}[kind](decoded(one, device) for one in content)
+        return {"list": list, "tuple": tuple}[kind](decode_argument(one, device) for one in content)
     if kind == "plain":
         return content
     shape, strides, dtype, learns = content
@@ -101,7 +101,7 @@ def repeat(denoiser: nn.Module, call: BlockCall, device: torch.device) -> None:
     discarded.
     """
     block = denoiser.get_submodule(call.path)
-    args, kwargs = decoded(call.given, device)
+    args, kwargs = decode_argument(call.given, device)
     dtype = _dtype(call.autocast) if call.autocast else None
     with torch.autocast(device.type, dtype, enabled=bool(call.autocast), cache_enabled=call.cached_casts):
         for hook in denoiser._forward_pre_hooks.values():  # adapters scale their factors once per pass (FactorCache)

@@ -17,15 +17,15 @@ from torch import nn
 
 from library.compiler import cache, cudagraph, torch_private
 from library.compiler.block_inputs import BlockInputs
-from library.compiler.checks import hooked, problems
-from library.compiler.entry import shape_of, with_canonical_inputs
+from library.compiler.checks import find_compile_problems, hooked
+from library.compiler.entry import graph_shape, with_canonical_inputs
 from library.compiler.log import CompileLog, Speedup
-from library.compiler.torch_settings import SETTINGS, limit_of, version, wanted_settings
+from library.compiler.torch_settings import THREAD_SETTINGS, limit_of, torch_version, wanted_settings
 from library.config.compile_modes import MODES, RECORDED_MODES
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, counted
 
-__all__ = ["problems"]  # with what is defined below
+__all__ = ["find_compile_problems"]  # with what is defined below
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def torch_compile_options(args: Any, sizes: int = 1) -> JsonObject:
     }
     if args.compile_mode not in (None, "default"):
         chosen["mode"] = args.compile_mode
-    if (limit := limit_of(args, sizes)) and version() >= (2, 13):
+    if (limit := limit_of(args, sizes)) and torch_version() >= (2, 13):
         # The keyword holds in every thread; the config value is invisible to autograd's threads (pytorch#186537).
         chosen["recompile_limit"] = limit
     return chosen
@@ -96,11 +96,11 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     """
     device = next((p.device for p in model.parameters() if p.device.type != "cpu"), torch.device("cpu"))
     blocks = [block for group in target_blocks for block in group]
-    if wrong := [*problems(args, device, disable_linear), *hooked(model, blocks)]:
+    if wrong := [*find_compile_problems(args, device, disable_linear), *hooked(model, blocks)]:
         raise ConfigError(*wrong)
-    cache.use(getattr(args, "compile_cache_dir", None), device)
+    cache.use_cache(getattr(args, "compile_cache_dir", None), device)
     sizes = max((given.sizes for given in (inputs or {}).values()), default=1)
-    SETTINGS.want(wanted_settings(args, device, sizes))
+    THREAD_SETTINGS.want(wanted_settings(args, device, sizes))
     log = log or CompileLog()
     log.listen()
     backends, options, known = backends or {}, torch_compile_options(args, sizes), bool(blocks)
@@ -111,7 +111,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         kind = type(block).__name__
         given = (inputs or {}).get(block, (inputs or {}).get(kind))
         place = (given.level, given.before_trainable) if given else ()
-        shape = (*shape_of(block), backends.get(block, args.compile_backend), *place)
+        shape = (*graph_shape(block), backends.get(block, args.compile_backend), *place)
         streams = given.streams if given else ()
         dynamic = given.dynamic if given and options["dynamic"] is None else ()
         learns = not given.before_trainable if given else kind in learning
@@ -125,7 +125,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         options["dynamic"] = False
     if device.type == "cuda" and args.compile_mode in RECORDED_MODES:
         options["mode"] = RECORDED_MODES[args.compile_mode]
-        cudagraph.attach(model, log)
+        cudagraph.record_denoiser_calls(model, log)
     log.prepare(functools.partial(_begin, options=options, backends=backends), blocks)
     if waiting := getattr(args, "compile_compare_steps", 0):
         log.speedup = Speedup(waiting, functools.partial(log.begin_some, blocks))
@@ -210,7 +210,7 @@ def is_compile_error(error: BaseException) -> bool:
     return False
 
 
-def why(error: BaseException, torch_file: str = torch.__file__) -> str:
+def compile_error_cause(error: BaseException, torch_file: str = torch.__file__) -> str:
     """The line of a compiler's error output that names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     if " " in torch_file and any("cannot find" in line for line in lines):

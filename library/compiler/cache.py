@@ -26,24 +26,24 @@ from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.files import write_atomic
 
 LIMIT = 8 * 2**30  # bytes over all folders, where `limit` was not called
-SETTINGS = "limit.json"
+LIMIT_FILE = "limit.json"
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 _told: dict[str, str] = {}  # environment variables set by `use`, which it may change again
 
 
-def use(given: str | None, device: torch.device) -> Path:
+def use_cache(given: str | None, device: torch.device) -> Path:
     """Set PyTorch's cache folder and return it. A folder named by an environment variable takes precedence.
 
     Raises ConfigError if a folder that the user chose is unusable. If only the default is, PyTorch's temporary folder
     is used instead.
     """
-    if wrong := [*problems(given, device)]:
+    if wrong := [*find_cache_problems(given, device)]:
         raise ConfigError(*wrong)
     chosen, default = _in_environment(), default_cache_dir()
     folder = Path(chosen or given or default_root() / key(device))
     if why := _why_unusable(folder, device) or _not_made(folder):
         if chosen or given:
-            raise ConfigError(_unusable(given, folder, why))
+            raise ConfigError(_unusable_cache(given, folder, why))
         return Path(default)
     # A value that somebody else has set stays.
     for name, inner in ((INDUCTOR, folder), ("TRITON_CACHE_DIR", folder / "triton")):
@@ -53,15 +53,15 @@ def use(given: str | None, device: torch.device) -> Path:
     same_cache_keys()
     if not chosen:
         # A folder from the environment is the user's, and is not pruned.
-        prune(folder if given else default_root(), keep=folder)
+        prune_cache(folder if given else default_root(), keep=folder)
     return folder
 
 
-def problems(given: str | None, device: torch.device) -> Iterator[Problem]:
+def find_cache_problems(given: str | None, device: torch.device) -> Iterator[Problem]:
     """Yield why the chosen folder cannot be used. Creates nothing."""
     named = _in_environment() or given
     if named and (why := _why_unusable(Path(named), device)):
-        yield _unusable(given, Path(named), why)
+        yield _unusable_cache(given, Path(named), why)
 
 
 def _in_environment() -> str | None:
@@ -70,7 +70,7 @@ def _in_environment() -> str | None:
     return None if chosen in (default_cache_dir(), _told.get(INDUCTOR)) else chosen
 
 
-def _unusable(given: str | None, folder: Path, why: MessageLike) -> Problem:
+def _unusable_cache(given: str | None, folder: Path, why: MessageLike) -> Problem:
     if given and not _in_environment():
         option = "compile_cache_dir"
         return Problem(
@@ -107,7 +107,7 @@ def key(device: torch.device) -> str:
     """Return what compiled code depends on besides the code itself."""
     name = platform.machine() or "cpu"
     if device.type == "cuda":
-        name = f"{torch.cuda.get_device_name(device)}-triton{_triton()}-driver{_driver()}"
+        name = f"{torch.cuda.get_device_name(device)}-triton{_triton()}-driver{_driver_cuda()}"
     python = "".join(map(str, platform.python_version_tuple()[:2]))
     full = re.sub(r"[^\w.]+", "-", f"{torch.__version__}-py{python}-{name}").lower()
     if sys.platform != "win32":
@@ -124,7 +124,7 @@ def _triton() -> str:
     return ""
 
 
-def _driver() -> int:
+def _driver_cuda() -> int:
     """Return the newest CUDA version that the NVIDIA driver supports, 0 without one. Does not touch a GPU."""
     number = ctypes.c_int()
     with contextlib.suppress(OSError, AttributeError):
@@ -133,14 +133,14 @@ def _driver() -> int:
     return number.value
 
 
-def folders(root: Path | None = None) -> dict[str, int]:
+def cache_folders(root: Path | None = None) -> dict[str, int]:
     """Bytes per cache folder: one for each combination of PyTorch, Python and device."""
     root = root or default_root()
     found = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()] if root.is_dir() else []
-    return {path.name: size(path) for path in sorted(found, key=_used, reverse=True)}
+    return {path.name: cache_size(path) for path in sorted(found, key=_used, reverse=True)}
 
 
-def size(folder: Path | None = None) -> int:
+def cache_size(folder: Path | None = None) -> int:
     """Bytes in a folder, by default in the whole cache. Files that vanish meanwhile count as 0."""
     total = 0
     for path in (folder or default_root()).rglob("*"):
@@ -151,13 +151,13 @@ def size(folder: Path | None = None) -> int:
     return total
 
 
-def clean(root: Path | None = None, name: str | None = None) -> int:
+def clean_cache(root: Path | None = None, name: str | None = None) -> int:
     """Delete all compiled code, or one of `folders`; return the freed bytes.
 
     A running training has loaded its code and continues; its next start compiles again.
     """
     root = root or default_root()
-    known = folders(root)
+    known = cache_folders(root)
     if name is not None and name not in known:
         raise ConfigError(
             "there is no compiled code called {name}; there is {known}",
@@ -167,7 +167,7 @@ def clean(root: Path | None = None, name: str | None = None) -> int:
     chosen = known if name is None else {name: known[name]}
     for folder in chosen:
         shutil.rmtree(root / folder, ignore_errors=True)  # on Windows a file in use stays
-    return sum(chosen.values()) - sum(size(root / folder) for folder in chosen)
+    return sum(chosen.values()) - sum(cache_size(root / folder) for folder in chosen)
 
 
 def limit(number: int | None = None, root: Path | None = None) -> int:
@@ -175,28 +175,28 @@ def limit(number: int | None = None, root: Path | None = None) -> int:
     root = root or default_root()
     if number is None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return max(int(json.loads((root / SETTINGS).read_text(encoding="utf-8"))["bytes"]), 0)
+            return max(int(json.loads((root / LIMIT_FILE).read_text(encoding="utf-8"))["bytes"]), 0)
         return LIMIT
     if number < 0:
         raise ConfigError("a cache has no less than 0 bytes; give 0 to keep nothing but what is in use")
     root.mkdir(parents=True, exist_ok=True)
-    write_atomic(root / SETTINGS, json.dumps({"bytes": number}))
-    prune(root)
+    write_atomic(root / LIMIT_FILE, json.dumps({"bytes": number}))
+    prune_cache(root)
     return number
 
 
-def prune(root: Path, keep: Path | None = None, most: int | None = None) -> None:
+def prune_cache(root: Path, keep: Path | None = None, most: int | None = None) -> None:
     """Delete the least recently used code until the rest fits the limit: whole folders first, then single graphs of the
     folder in use (`keep`). If `root` is that folder, only it is pruned.
     """
     most = limit(root=default_root() if keep == root else root) if most is None else most
-    others = [] if keep == root else [root / name for name in folders(root)]
+    others = [] if keep == root else [root / name for name in cache_folders(root)]
     if keep:
         # Folders are pruned by age, and reading from one does not change its time.
         os.utime(keep)
     last = keep or next(iter(others), None)
-    left = {folder: size(folder) for folder in others if folder != last}
-    kept = size(last) if last else 0
+    left = {folder: cache_size(folder) for folder in others if folder != last}
+    kept = cache_size(last) if last else 0
     for folder in reversed(left):
         if kept + sum(left.values()) <= most:
             return

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from library.compiler import cache, torch_private
-from library.compiler.torch_settings import version
+from library.compiler.torch_settings import torch_version
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.values import quoted
 
@@ -19,15 +19,15 @@ MINIMUM_TORCH = (2, 11)
 ALWAYS = {"inductor", "eager", "aot_eager"}  # backends of every supported PyTorch
 FALLBACK = {"compile_fallback": True}
 # Backends that PyTorch lists although they are in another package -> that package.
-PACKAGES = {"tvm": "tvm", "openxla": "torch_xla", "openxla_eval": "torch_xla"}
+BACKEND_PACKAGES = {"tvm": "tvm", "openxla": "torch_xla", "openxla_eval": "torch_xla"}
 # PyTorch does not guard on hooks, so a compiled block would silently ignore them.
 # Why: docs/decisions/2026-11-20-no-hooks-inside-compiled-blocks.md
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def problems(args: Any, device: torch.device, disable_linear: bool = False) -> Iterator[Problem]:
+def find_compile_problems(args: Any, device: torch.device, disable_linear: bool = False) -> Iterator[Problem]:
     """Yield why blocks cannot be compiled here. Loads no model."""
-    if version() < MINIMUM_TORCH:
+    if torch_version() < MINIMUM_TORCH:
         need = ".".join(map(str, MINIMUM_TORCH))
         yield Problem(
             "compile",
@@ -51,7 +51,7 @@ def problems(args: Any, device: torch.device, disable_linear: bool = False) -> I
         yield Problem("compile_fullgraph", ": cannot hold while Linear layers are kept out of the graph; switch it off")
     if args.compile_backend == "inductor" and (why := _no_inductor(device)):
         yield Problem("compile", ": {why}", why=why, fix=FALLBACK)
-    yield from cache.problems(getattr(args, "compile_cache_dir", None), device)
+    yield from cache.find_cache_problems(getattr(args, "compile_cache_dir", None), device)
 
 
 def _unknown_backends(args: Any) -> Iterator[Problem]:
@@ -61,7 +61,7 @@ def _unknown_backends(args: Any) -> Iterator[Problem]:
     if {args.compile_backend, *of_some} <= ALWAYS:  # listing them loads torch._dynamo, which takes seconds
         return
     # PyTorch does not list backends whose names begin with an underscore.
-    missing = {name for name, package in PACKAGES.items() if find_spec(package) is None}
+    missing = {name for name, package in BACKEND_PACKAGES.items() if find_spec(package) is None}
     every, listed = (
         {*torch.compiler.list_backends(exclude_tags=tags)} - missing for tags in ((), ("debug", "experimental"))
     )
@@ -74,7 +74,7 @@ def _unknown_backends(args: Any) -> Iterator[Problem]:
                     option,
                     ": the backend {name} is in the package {package}, which is not installed; choose one of {known}",
                     name=name,
-                    package=PACKAGES[name],
+                    package=BACKEND_PACKAGES[name],
                     known=known,
                     fix=fix,
                 )

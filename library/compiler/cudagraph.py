@@ -53,7 +53,7 @@ def leave_default_stream() -> None:
 
 # Inductor records per compiled block and again for each block that shares it: a FLUX.1 step took 17 s (H200).
 # Why: docs/decisions/2026-11-22-cuda-graphs-of-the-whole-denoiser.md
-def attach(denoiser: nn.Module, log: CompileLog, reserve: int | None = None) -> None:
+def record_denoiser_calls(denoiser: nn.Module, log: CompileLog, reserve: int | None = None) -> None:
     """Record every call of a denoiser that needs gradients, once per size, and replay it afterwards.
 
     With a `reserve` (bytes for the optimizer's states), record only while that much memory stays free and a replay is

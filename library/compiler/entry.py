@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from library.compiler import torch_private
 from library.compiler.subclass import COMPILED, clone_code, keep_class_name
-from library.compiler.torch_settings import SETTINGS
+from library.compiler.torch_settings import THREAD_SETTINGS
 
 Shape = tuple[tuple[str, tuple[int, ...], torch.dtype, bool], ...]
 
 
-def shape_of(block: nn.Module) -> Shape:
+def graph_shape(block: nn.Module) -> Shape:
     """Return what separates graphs within a class: names, sizes and types of weights, and which are trained."""
     return tuple((name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in block.named_parameters())
 
@@ -50,7 +50,7 @@ def with_canonical_inputs(
             log = self.__dict__["_compile_log"]
             if log.on_call:
                 log.on_call(self, given, kwargs)
-            SETTINGS.hold()
+            THREAD_SETTINGS.hold()
             # Without gradients a checkpoint has nothing to recompute, which PyTorch rejects.
             with log.inside(kind), torch.set_grad_enabled(in_graph and torch.is_grad_enabled()):
                 return super().__call__(*given, **kwargs)

@@ -13,7 +13,7 @@ from library.compiler import torch_private
 from library.config.json_types import JsonObject
 from library.config.problems import Message, MessageLike, Report, counted
 
-KEPT = 4096  # events that PyTorch buffers for us; one step can produce more than its default of 64
+MAX_TORCH_EVENTS = 4096  # events that PyTorch buffers for us; one step can produce more than its default of 64
 
 RESUMED = "torch_dynamo_resume_in_"  # PyTorch's name prefix for the rest of a function after a graph break
 
@@ -191,7 +191,7 @@ class CompileLog:
         """Start to record compilations. Idempotent; `torch.compiler.reset()` ends it."""
         if self._listening:
             return
-        torch_private.listen_to_compiler(self._started, KEPT)
+        torch_private.listen_to_compiler(self._started, MAX_TORCH_EVENTS)
         self._listening = True
 
     def drain(self) -> list[CompiledGraph]:

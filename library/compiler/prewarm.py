@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from library.compiler import cache, torch_private
-from library.compiler.checks import problems
+from library.compiler.checks import find_compile_problems
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 
@@ -46,10 +46,10 @@ def prewarm_before_steps(config: RunConfig, device: torch.device) -> contextlib.
 
 
 def _wanted(args: Any, device: torch.device) -> bool:
-    if not args.compile or args.compile_backend != "inductor" or any(problems(args, device)):
+    if not args.compile or args.compile_backend != "inductor" or any(find_compile_problems(args, device)):
         return False
     try:
-        cache.use(getattr(args, "compile_cache_dir", None), device)
+        cache.use_cache(getattr(args, "compile_cache_dir", None), device)
     except ConfigError:
         if not getattr(args, "compile_fallback", False):
             raise
@@ -69,8 +69,8 @@ def _compile_small_graph(kind: str) -> None:
         seen = graph.call_function(F.scaled_dot_product_attention, (heads, heads, heads))
         graph.output((graph.call_function(F.gelu, (seen,)),))
         module = torch.fx.GraphModule(nn.Module(), graph)
-        given = [torch.ones(2, 16, 64, device=kind), torch.ones(64, 64, device=kind, requires_grad=True)]
-        (answer,) = torch_private.warm_inductor(module, given, processes=kind == "cuda")(*given)
-        torch.autograd.grad(answer.sum(), given[1])
+        tensors = [torch.ones(2, 16, 64, device=kind), torch.ones(64, 64, device=kind, requires_grad=True)]
+        (answer,) = torch_private.warm_inductor(module, tensors, processes=kind == "cuda")(*tensors)
+        torch.autograd.grad(answer.sum(), tensors[1])
     except Exception as error:
         logger.debug("the compiler could not be prepared: %s", error)

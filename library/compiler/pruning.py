@@ -15,8 +15,8 @@ from pathlib import Path
 
 # Folders of PyTorch and Triton with one sub-folder per graph or kernel. Their sources, and what a C++ compiler made of
 # these, lie beside them in folders named by two letters of the file's name.
-KEPT = ("aotautograd", "fxgraph", "triton")
-LETTERS, NAME = 2, 52
+CACHE_FOLDERS = ("aotautograd", "fxgraph", "triton")
+LETTERS, NAME_LENGTH = 2, 52
 LOOKED_AT = (".py", ".json")  # `repair` reads these at every start, so their access time says nothing
 
 
@@ -32,7 +32,7 @@ class Piece:
 def trim(folder: Path, most: int) -> int:
     """Delete the least recently used pieces until at most `most` bytes are left; return how many are."""
     # Only files of PyTorch and Triton count, as the user may have chosen a folder with other files.
-    pieces = sorted(_pieces(folder), key=lambda piece: piece.used)
+    pieces = sorted(_cache_pieces(folder), key=lambda piece: piece.used)
     left = sum(piece.size for piece in pieces)
     for piece in pieces:
         if left <= most:
@@ -49,19 +49,19 @@ def repair(folder: Path) -> int:
 
     PyTorch detects and replaces other damaged files, but not these. Returns the number of deleted pieces.
     """
-    sources = (file for place in _lettered(folder) for file in place.glob("c*.py") if len(file.stem) == NAME)
-    damaged = [*filter(_is_changed, sources), *filter(_is_torn, _folders(folder / "triton"))]
+    sources = (file for place in _lettered(folder) for file in place.glob("c*.py") if len(file.stem) == NAME_LENGTH)
+    damaged = [*filter(_is_changed, sources), *filter(_is_torn, _leaf_folders(folder / "triton"))]
     for path in damaged:
         _remove(path)
     return len(damaged)
 
 
-def _pieces(folder: Path) -> Iterator[Piece]:
-    for place in (place for name in KEPT for place in _folders(folder / name)):
+def _cache_pieces(folder: Path) -> Iterator[Piece]:
+    for place in (place for name in CACHE_FOLDERS for place in _leaf_folders(folder / name)):
         found = [piece for file in place.iterdir() if (piece := _piece(file))]
         yield Piece(place, max((p.used for p in found), default=0.0), sum(p.size for p in found))
     for place in _lettered(folder):
-        yield from (piece for file in place.iterdir() if len(file.name) > NAME and (piece := _piece(file)))
+        yield from (piece for file in place.iterdir() if len(file.name) > NAME_LENGTH and (piece := _piece(file)))
 
 
 def _piece(file: Path) -> Piece | None:
@@ -72,7 +72,7 @@ def _piece(file: Path) -> Piece | None:
     return None
 
 
-def _folders(root: Path) -> Iterator[Path]:
+def _leaf_folders(root: Path) -> Iterator[Path]:
     """Yield the folders below `root` that contain files."""
     for place, _, files in os.walk(root):
         if files:
@@ -91,7 +91,7 @@ def _is_changed(file: Path) -> bool:
         digest = hashlib.sha256(file.read_bytes().strip()).digest()
     except OSError:
         return False
-    return file.stem != "c" + base64.b32encode(digest)[: NAME - 1].decode().lower()
+    return file.stem != "c" + base64.b32encode(digest)[: NAME_LENGTH - 1].decode().lower()
 
 
 def _is_torn(place: Path) -> bool:

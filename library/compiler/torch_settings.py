@@ -20,7 +20,7 @@ QUIET = {"autotune_num_choices_displayed": 0, "max_autotune_report_choices_stats
 
 # Since torch 2.12 a setting holds only in the thread that set it.
 # Why: docs/decisions/2026-11-22-switches-in-every-thread.md
-def version() -> tuple[int, int]:
+def torch_version() -> tuple[int, int]:
     major, minor = torch.__version__.split("+")[0].split(".")[:2]
     return int(major), int(minor)
 
@@ -58,13 +58,13 @@ class ThreadSettings(threading.local):
             self.held = self.wanted
 
 
-SETTINGS = ThreadSettings()
+THREAD_SETTINGS = ThreadSettings()
 
 
 # Settings are global, so a later training or test in this process would inherit them.
 # Why: docs/decisions/2026-11-22-switches-are-put-back.md
 @contextlib.contextmanager
-def settings_kept() -> Iterator[None]:
+def keep_torch_settings() -> Iterator[None]:
     """Restore what compiling sets for the whole process: options, stance, stream, order of graphs.
 
     Other threads restore their options when they next compile. For attention kernels and matrix precision see
@@ -77,7 +77,7 @@ def settings_kept() -> Iterator[None]:
         try:
             yield
         finally:
-            SETTINGS.want([])
+            THREAD_SETTINGS.want([])
             torch_private.keep_graphs_in_order(False)
             if torch.cuda.is_initialized():
                 torch.cuda.set_stream(before or torch.cuda.default_stream())
@@ -116,7 +116,7 @@ def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[Set
     if hasattr(functorch, "autograd_cache_allow_custom_autograd_functions"):
         # 8-bit products have their own backward; it is part of the graph, so the cache distinguishes it.
         wanted.append((functorch, "autograd_cache_allow_custom_autograd_functions", True))
-    if (limit := limit_of(args, sizes)) and version() < (2, 13):
+    if (limit := limit_of(args, sizes)) and torch_version() < (2, 13):
         wanted.append((dynamo, "recompile_limit", limit))
     # PyTorch would list all kernels that it has tried for each product, in hundreds of lines.
     for name, quiet in QUIET.items() if args.compile_mode in TUNED_MODES else ():

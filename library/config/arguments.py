@@ -22,7 +22,7 @@ class Arguments(argparse.ArgumentParser):
         """Exit with argparse's message and the probably intended word."""
         words = {word.partition("=")[0] for word in self._given}
         known = {word for word in self._words() if word.startswith("-") or word in message} - words
-        told = (did_you_mean(word, _alike(word, known)) for word in sorted(words) if word in message)
+        told = (did_you_mean(word, _same_sort(word, known)) for word in sorted(words) if word in message)
         meant = next((str(meant) for meant in told if meant), "")
         super().error(message + meant)
 
@@ -37,5 +37,5 @@ class Arguments(argparse.ArgumentParser):
                     yield from parser._words()
 
 
-def _alike(word: str, known: set[str]) -> set[str]:
+def _same_sort(word: str, known: set[str]) -> set[str]:
     return {one for one in known if one.startswith("-") == word.startswith("-")}

@@ -24,7 +24,7 @@ def chosen_blocks(text: str, kinds: Mapping[str, str]) -> list[BlockChoice]:
     """Parse "double:0-9,single:all=aot_eager". Raises ConfigError for an unknown kind, range or backend."""
     found: list[BlockChoice] = []
     classes, kind = classes_by_word(kinds), ""
-    for part in _parts(text):
+    for part in _split_choices(text):
         where, equals, backend = (text.strip() for text in part.partition("="))
         name, colon, numbers = where.rpartition(":")
         kind = name.strip() if colon else kind
@@ -52,7 +52,7 @@ def steps_by_word(text: str, kinds: Mapping[str, str]) -> list[tuple[str, int]]:
     """Parse "transformer:20, resnet:80" into steps by word; "" is the word of a lone step. Raises ConfigError."""
     found: dict[str, int] = {}
     classes, known = classes_by_word(kinds), set[str]()
-    for part in _parts(text):
+    for part in _split_choices(text):
         name, colon, step = (t.strip() for t in part.rpartition(":"))
         if not re.fullmatch(r"\d{1,9}", step) or (colon and name not in classes):
             raise ConfigError(
@@ -111,7 +111,7 @@ def never_begun(text: str, kinds: Mapping[str, str], last: int) -> Iterator[Prob
         )
 
 
-def _parts(text: str) -> Iterator[str]:
+def _split_choices(text: str) -> Iterator[str]:
     return filter(None, (part.strip() for part in text.split(",")))
 
 

@@ -8,11 +8,11 @@ from typing import Any, Generic, TypeVar
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name
 from library.config.run_config import RunConfig
-from library.config.schema import options, section_options, values
+from library.config.schema import option_values, options_of, section_options
 from library.config.values import Option, closest, did_you_mean
 
 C = TypeVar("C", bound=RunConfig)
-FOLLOWED = 4  # maximum rules that a fix may break in sequence
+MAX_FIX_CHAIN = 4  # maximum rules that a fix may break in sequence
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Reading(Generic[C]):
     known: bool = True  # false if a file could not be read at all, so that its options are unknown
 
 
-def build(config: type[C], values: JsonMapping, source: str = "", notes: list[MessageLike] | None = None) -> C:
+def build_config(config: type[C], values: JsonMapping, source: str = "", notes: list[MessageLike] | None = None) -> C:
     """Build a checked config from values by option name.
 
     Raises ConfigError with every problem, a line each. Remarks (an ignored key, an option without effect) are appended
@@ -69,7 +69,7 @@ def read_layers(config: type[C], layers: Iterable[Layer], unreadable: Collection
 
     `unreadable` are options that somebody tried to set in a way that could not be parsed.
     """
-    known, meant_for = options(config), set[str]()
+    known, meant_for = options_of(config), set[str]()
     problems: list[Problem] = []
     remarks: list[Problem] = []
     old_known: Mapping[str, Option] = getattr(config, "old", {})
@@ -112,15 +112,15 @@ def draft(config: type[C], read: JsonMapping) -> C:
     return _assemble(config, read)
 
 
-def replace(config: C, **changes: Any) -> C:
-    return build(type(config), {**values(config), **changes}, notes=[])
+def replace_options(config: C, **changes: Any) -> C:
+    return build_config(type(config), {**option_values(config), **changes}, notes=[])
 
 
-def missing(config: RunConfig) -> list[Problem]:
+def find_missing(config: RunConfig) -> list[Problem]:
     return list(_ask(config, "missing"))
 
 
-def notes(config: RunConfig) -> list[Problem]:
+def config_notes(config: RunConfig) -> list[Problem]:
     return list(_ask(config, "notes"))
 
 
@@ -130,11 +130,11 @@ def working_fix(problem: Problem, config: RunConfig) -> JsonObject:
     If the problem's own fix breaks a rule, that rule's fix is added; if this fails, the switch that caused the problem
     is turned off.
     """
-    known = options(type(config))
+    known = options_of(type(config))
     wanted = {name: value for name, value in problem.fix.items() if name in known}
     if not wanted:
         return {}
-    before = read_layers(type(config), [Layer(values(config))])
+    before = read_layers(type(config), [Layer(option_values(config))])
     found = _completed(problem, wanted, before)
     switch = known.get(problem.option)
     if found is None and switch and switch.type is bool and not switch.default:
@@ -148,10 +148,10 @@ def _completed(problem: Problem, wanted: JsonObject, before: Reading[C]) -> Json
     Empty if the problem remains, None if the rules contradict each other.
     """
     stood = {_rule(one) for one in before.problems} - {_rule(problem)}
-    for _ in range(FOLLOWED):
-        reading = read_layers(type(before.config), [Layer({**values(before.config), **wanted})])
+    for _ in range(MAX_FIX_CHAIN):
+        reading = read_layers(type(before.config), [Layer({**option_values(before.config), **wanted})])
         broken = next((one for one in reading.problems if _rule(one) not in stood), None)
-        if problem.replaced(place="") in [*reading.problems, *missing(reading.config), *reading.notes]:
+        if problem.replaced(place="") in [*reading.problems, *find_missing(reading.config), *reading.notes]:
             return {}
         if broken is None:
             return wanted
@@ -184,7 +184,7 @@ def _resolve(
     config: type[RunConfig], layer: Layer, name: str, value: Any, problems: list[Problem], remarks: list[Problem]
 ) -> str | None:
     """Return the option of a name, or None if there is nothing to set; explain that in `problems` or `remarks`."""
-    place, known = layer.place, options(config)
+    place, known = layer.place, options_of(config)
     if name in known:
         return name
     if new := getattr(config, "aliases", {}).get(name):
@@ -211,20 +211,20 @@ def _resolve(
 
 def understood(config: type[RunConfig]) -> list[str]:
     tables = (getattr(config, table, {}) for table in ("aliases", "retired", "foreign", "old"))
-    return [*options(config), *(name for table in tables for name in table)]
+    return [*options_of(config), *(name for table in tables for name in table)]
 
 
 def _assemble(config: type[C], read: JsonMapping) -> C:
     parts: dict[str, JsonObject] = {f.name: {} for f in dataclasses.fields(config)}  # type: ignore[arg-type]
     for name, value in read.items():
-        parts[options(config)[name].section][name] = value
+        parts[options_of(config)[name].section][name] = value
     return config(**{f.name: f.default_factory(**parts[f.name]) for f in dataclasses.fields(config)})  # type: ignore
 
 
 def _ask(config: RunConfig, what: str) -> Iterator[Problem]:
     if hasattr(config, what):
         yield from getattr(config, what)()
-    for name in dict.fromkeys(option.section for option in options(type(config)).values()):
+    for name in dict.fromkeys(option.section for option in options_of(type(config)).values()):
         part = getattr(config, name)
         if hasattr(part, what):
             yield from getattr(part, what)(config)

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from library.config.outside_files import read_text
+from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError
 
-LARGEST = 3_000_000  # maximum bytes of a source file
-DEEPEST = 30  # maximum depth of classes and modules to follow
+MAX_SOURCE_BYTES = 3_000_000  # maximum bytes of a source file
+MAX_BASES_DEPTH = 30  # maximum depth of classes and modules to follow
 # Modules that define the base classes expected by options, by class name.
 EXPECTED = {
     "Optimizer": ("torch.optim", "torch.optim.optimizer"),
@@ -27,7 +27,7 @@ Known = bool | None  # whether something derives from a class; None if only runn
 
 def derives(module: str, name: str, base: str) -> Known:
     """Return whether a class of a module derives from one of `EXPECTED`; None if its source does not show it."""
-    return _derives(module, name, base, DEEPEST)
+    return _derives(module, name, base, MAX_BASES_DEPTH)
 
 
 def _derives(module: str, name: str, base: str, left: int) -> Known:
@@ -35,7 +35,7 @@ def _derives(module: str, name: str, base: str, left: int) -> Known:
         return True
     if module.partition(".")[0] in sys.stdlib_module_names:
         return False
-    tree = source(module) if left else None
+    tree = module_source(module) if left else None
     if tree is None:
         return None
     found = [*_definitions(tree, name)]
@@ -72,7 +72,7 @@ def _expression(given: ast.expr, module: str, base: str, left: int) -> Known:
     if isinstance(given, ast.Subscript):  # Generic[T]
         return _expression(given.value, module, base, left)
     if isinstance(given, ast.Name):
-        tree = source(module)
+        tree = module_source(module)
         is_own = tree is not None and any(True for _ in _definitions(tree, given.id))
         is_plain = not is_own and hasattr(builtins, given.id)
         return False if is_plain else _derives(module, given.id, base, left)
@@ -83,10 +83,10 @@ def _expression(given: ast.expr, module: str, base: str, left: int) -> Known:
 
 def _imported(module: str, name: str) -> str:
     """Return the module that a name in another module refers to; for `import a.b` the name is a."""
-    tree = source(module)
+    tree = module_source(module)
     for one in _definitions(tree, name) if tree else ():
         if isinstance(one, ast.Import):
-            alias = next(each for each in one.names if _bound(each) == name)
+            alias = next(each for each in one.names if _bound_name(each) == name)
             return alias.name if alias.asname else name
         if isinstance(one, ast.ImportFrom):
             real = next(each.name for each in one.names if (each.asname or each.name) == name)
@@ -122,7 +122,7 @@ def _definitions(tree: ast.Module, name: str) -> Iterator[ast.stmt]:
             names = {one.name}
         elif isinstance(one, ast.Import | ast.ImportFrom):
             is_whole = isinstance(one, ast.Import)
-            names = {_bound(alias) if is_whole else alias.asname or alias.name for alias in one.names}
+            names = {_bound_name(alias) if is_whole else alias.asname or alias.name for alias in one.names}
         else:
             written = (each for each in ast.walk(one) if isinstance(each, ast.Name))
             names = {each.id for each in written if isinstance(each.ctx, ast.Store | ast.Del)}
@@ -130,7 +130,7 @@ def _definitions(tree: ast.Module, name: str) -> Iterator[ast.stmt]:
             yield one
 
 
-def _bound(alias: ast.alias) -> str:
+def _bound_name(alias: ast.alias) -> str:
     return alias.asname or alias.name.partition(".")[0]
 
 
@@ -147,13 +147,13 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def is_package(module: str) -> bool:
-    spec = spec_of(module)
+    spec = find_module(module)
     return spec is not None and spec.submodule_search_locations is not None
 
 
-def source(module: str) -> ast.Module | None:
+def module_source(module: str) -> ast.Module | None:
     """Return the parsed source of a module; None without readable source."""
-    spec = spec_of(module)
+    spec = find_module(module)
     if spec is None or not spec.origin or Path(spec.origin).suffix != ".py":
         return None
     try:
@@ -167,12 +167,12 @@ def source(module: str) -> ast.Module | None:
 def _parsed(path: str, changed: int) -> ast.Module | None:
     """Parse a file; `changed` invalidates the cache."""
     try:
-        return ast.parse(read_text(path, LARGEST))
+        return ast.parse(read_outside_text(path, MAX_SOURCE_BYTES))
     except (ConfigError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
-def spec_of(module: str) -> importlib.machinery.ModuleSpec | None:
+def find_module(module: str) -> importlib.machinery.ModuleSpec | None:
     """Locate a module."""
     # Without importing its parent packages, as `find_spec` would.
     root, *inner = module.split(".")

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from library.config import code_bases
 from library.config.problems import Message
 from library.config.run_config import RunConfig
-from library.config.schema import options, values
+from library.config.schema import option_values, options_of
 from library.config.values import did_you_mean
 
 # Modules whose classes are offered, including submodules of packages.
-LISTED = (
+OFFERED_MODULES = (
     "torch.optim",
     "transformers.optimization",
     "diffusers.optimization",
@@ -37,11 +37,11 @@ BASES = {"optimizer_type": "Optimizer", "lr_scheduler_type": "LRScheduler"}  # r
 
 
 def code_options(config: type[RunConfig]) -> tuple[str, ...]:
-    return tuple(name for name, option in options(config).items() if option.kind == "code")
+    return tuple(name for name, option in options_of(config).items() if option.kind == "code")
 
 
 def is_listed(module: str) -> bool:
-    return any(module == one or module.startswith(f"{one}.") for one in LISTED)
+    return any(module == one or module.startswith(f"{one}.") for one in OFFERED_MODULES)
 
 
 def may_look(module: str) -> bool:
@@ -49,12 +49,12 @@ def may_look(module: str) -> bool:
 
 
 def is_absent(name: str) -> bool:
-    return code_bases.spec_of(name.partition(".")[0]) is None
+    return code_bases.find_module(name.partition(".")[0]) is None
 
 
 def unlisted(config: RunConfig) -> Mapping[str, str]:
     """Return names of unlisted code by the option that names it."""
-    given, known = values(config), options(type(config))
+    given, known = option_values(config), options_of(type(config))
     found: dict[str, str] = {}
     for option in code_options(type(config)):
         names = sorted(config.compile.backends) if option == BACKEND else [str(given[option] or "")]
@@ -73,7 +73,7 @@ def why_not_class(module: str, name: str, option: str) -> Message | str:
     """
     if why := why_not_module(module):
         return why
-    found = _names(module)
+    found = _names_in_module(module)
     if found and name in found.functions:
         return Message("{module}.{name} is a function and no class", module=module, name=name)
     named = next((one for one in found.classes | found.others if one.lower() == name.lower()), name) if found else name
@@ -88,7 +88,7 @@ def why_not_network(module: str) -> Message | str:
     """Return why a module cannot create a network, "" if it can, from its file alone."""
     if why := why_not_module(module):
         return why
-    found = _names(module)
+    found = _names_in_module(module)
     if found is None or CREATE in found.functions | found.others or found.is_open:
         return ""
     return Message("{module} has no create_network", module=module)
@@ -101,7 +101,7 @@ def why_not_module(module: str) -> Message | str:
         return Message("{module} belongs to Python itself and holds nothing that trains", module=module)
     if not all(part.isidentifier() for part in module.split(".")) or module.endswith("__main__"):
         return Message("{module} is not the name of a module", module=module)
-    return Message("there is no module {module}", module=module) if code_bases.spec_of(module) is None else ""
+    return Message("there is no module {module}", module=module) if code_bases.find_module(module) is None else ""
 
 
 class _Names:
@@ -120,6 +120,6 @@ class _Names:
         self.is_open = self.is_open or any(alias.name == "*" for alias in imported)
 
 
-def _names(module: str) -> _Names | None:
-    tree = code_bases.source(module)
+def _names_in_module(module: str) -> _Names | None:
+    tree = code_bases.module_source(module)
     return _Names(tree.body) if tree else None

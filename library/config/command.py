@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from library.config.building import Layer, read_section
 from library.config.problems import ConfigError, Problem, option_name
-from library.config.reading import count
+from library.config.reading import parse_count
 from library.config.schema import opt
 from library.config.values import did_you_mean, quoted
 
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ROOT / "sd-scripts"
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = PROJECT_ROOT / "sd-scripts"
 MANY = 4096  # upper limit of processes, machines and threads
 EXTRA = "extra_accelerate_launch_args"
 OTHER_SCRIPTS = ("-m", "-h", "--module", "--no_python", "--help")  # these would start something other than the training
@@ -35,10 +35,15 @@ class Launch:
     machine_rank: int | None = opt(None, "number of this machine, from 0", min=0, advanced=True)
     main_process_ip: str | None = opt(None, "address of the first machine", label="Main process IP", advanced=True)
     main_process_port: int | None = opt(
-        None, "port for the processes to meet at", parse=count, max=65535, advanced=True
+        None, "port for the processes to meet at", parse=parse_count, max=65535, advanced=True
     )
     num_cpu_threads_per_process: int | None = opt(
-        None, "processor threads of each process", label="CPU threads per process", parse=count, max=MANY, advanced=True
+        None,
+        "processor threads of each process",
+        label="CPU threads per process",
+        parse=parse_count,
+        max=MANY,
+        advanced=True,
     )
     mixed_precision: Literal["no", "fp16", "bf16"] = opt(
         "no", "for the launcher only; the training uses the value of the config"
@@ -46,12 +51,12 @@ class Launch:
     extra_accelerate_launch_args: tuple[str, ...] = opt((), "more arguments for accelerate launch", advanced=True)
 
 
-def command(config_path: str | Path, script: str, **how: Any) -> list[str]:
+def training_command(config_path: str | Path, script: str, **how: Any) -> list[str]:
     """Return the arguments that train with a config file: this Python, `accelerate launch`, the script, the file.
 
     `how` sets fields of Launch; None keeps the default. Raises ConfigError for invalid values.
     """
-    launch = launch_options(how)
+    launch = check_launch_options(how)
     one = {
         "--num_processes": launch.num_processes,
         "--num_machines": launch.num_machines,
@@ -78,7 +83,7 @@ def command(config_path: str | Path, script: str, **how: Any) -> list[str]:
     return [*arguments, str(SCRIPTS / f"{script.removesuffix('.py')}.py"), "--config_file", str(config_path)]
 
 
-def launch_options(how: dict[str, Any]) -> Launch:
+def check_launch_options(how: dict[str, Any]) -> Launch:
     """Return checked launch options from values of any origin. Raises ConfigError with every problem."""
     problems: list[Problem] = []
     launch = _launch(how, problems)
@@ -119,7 +124,7 @@ def _launch(how: Mapping[str, Any], problems: list[Problem]) -> Launch:
 
 def _extra(launch: Launch) -> Iterator[Problem]:
     """Return arguments that accelerate lacks, or that contradict the options of the same name."""
-    given, known = launch.extra_accelerate_launch_args, _flags()
+    given, known = launch.extra_accelerate_launch_args, _launcher_flags()
     if given and not given[0].startswith("-"):
         yield Problem(EXTRA, ": {given} belongs to no option; write --option value", given=quoted(given[0]))
     own = {field.name: getattr(launch, field.name) for field in fields(Launch)}
@@ -144,7 +149,7 @@ def _extra(launch: Launch) -> Iterator[Problem]:
 
 
 @lru_cache(maxsize=1)
-def _flags() -> frozenset[str]:
+def _launcher_flags() -> frozenset[str]:
     """Return the flags of the installed accelerate's launcher; empty if it is not installed."""
     # Its source is parsed, not run, as importing it loads torch.
     spec = importlib.util.find_spec("accelerate")
@@ -155,7 +160,7 @@ def _flags() -> frozenset[str]:
     return frozenset(flag for text in texts for flag in re.findall(r"[\"'](--[a-z][a-z0-9_]+)[\"']", text))
 
 
-def printable(arguments: list[str]) -> str:
+def quote_command(arguments: list[str]) -> str:
     """Return the command as typed: quoted for this platform's shell."""
     if sys.platform == "win32":
         return subprocess.list2cmdline(arguments)

@@ -21,7 +21,7 @@ class OldBlocks:
 OLD_BLOCKS = section_options(OldBlocks)
 
 
-def blocks(old: JsonMapping, given: bool) -> tuple[JsonObject, list[Problem]]:
+def convert_blocks_to_swap(old: JsonMapping, given: bool) -> tuple[JsonObject, list[Problem]]:
     """Convert checked values by old name to blocks_to_swap, if that must be set, with a remark.
 
     `given`: blocks_to_swap is set already and wins, even if 0. Disabled old options give no remark. As in sd-scripts:

@@ -15,7 +15,7 @@ from library.config.building import Layer, read_section
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_json, load_toml
 from library.config.problems import ConfigError, Problem
-from library.config.reading import LARGEST, extension, positive_pair, range_of_sizes, separator, sizes
+from library.config.reading import MAX_SIDE, parse_extension, parse_resolution, positive_pair, range_of_sizes, separator
 from library.config.run_config import RunConfig
 from library.config.schema import changed, opt, section_options
 from library.config.sections.captions import clashes_with_cache
@@ -45,7 +45,7 @@ class SubsetConfig:
     alpha_mask: bool = opt(False, "use the transparency of images as mask")
     class_tokens: str | None = opt(None, "caption of images that have no caption file")
     num_repeats: int = opt(1, "how often each image is seen per epoch", min=0, ceiling=100_000)
-    caption_extension: str = opt(".caption", "ending of caption files", parse=extension)
+    caption_extension: str = opt(".caption", "ending of caption files", parse=parse_extension)
     cache_info: bool = opt(False, "remember captions and sizes in metadata_cache.json")
     shuffle_caption: bool = opt(False, "shuffle the tags of a caption each time")
     caption_separator: str = opt(",", "what separates tags", parse=separator)
@@ -98,12 +98,14 @@ class DatasetConfig:
     `replace(dataset.template, image_dir=..., num_repeats=..., class_tokens=..., is_reg=...)`.
     """
 
-    resolution: tuple[int, int] | None = opt(None, "width and height to train at, or several sizes", parse=sizes)
+    resolution: tuple[int, int] | None = opt(
+        None, "width and height to train at, or several sizes", parse=parse_resolution
+    )
     batch_size: int = opt(1, "images per step and GPU", min=1, ceiling=10_000)
     enable_bucket: bool = opt(False, "keep each image's shape")
-    min_bucket_reso: int = opt(256, "shortest side of a bucket", min=1, ceiling=LARGEST)
-    max_bucket_reso: int = opt(1024, "longest side of a bucket", min=1, ceiling=LARGEST)
-    bucket_reso_steps: int = opt(64, "sides of buckets are multiples of this", min=1, ceiling=LARGEST)
+    min_bucket_reso: int = opt(256, "shortest side of a bucket", min=1, ceiling=MAX_SIDE)
+    max_bucket_reso: int = opt(1024, "longest side of a bucket", min=1, ceiling=MAX_SIDE)
+    bucket_reso_steps: int = opt(64, "sides of buckets are multiples of this", min=1, ceiling=MAX_SIDE)
     bucket_no_upscale: bool = opt(False, "never enlarge an image")
     network_multiplier: float = opt(1.0, "kept for old files; not used")
     validation_split: float = opt(0.0, "share of the images that is held out", min=0.0, max=1.0)
@@ -132,12 +134,16 @@ SUBSET_KEYS = section_options(SubsetConfig)
 # [general] and [[datasets]] may contain their own values, and defaults for their subsets.
 DATASET_KEYS = {k: o for k, o in SUBSET_KEYS.items() if k not in SUBSET_ONLY} | dict(section_options(DatasetConfig))
 SUFFIXES = (".toml", ".json")
-MUSUBI = {"image_directory", "image_jsonl_file", "cache_directory"}  # keys of another trainer's dataset files
+MUSUBI_DATASET_KEYS = {
+    "image_directory",
+    "image_jsonl_file",
+    "cache_directory",
+}  # keys of another trainer's dataset files
 # Names of the run's options that differ.
 RUN_NAMES = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
 
 
-def load(config: RunConfig) -> tuple[DatasetConfig, ...]:
+def load_datasets(config: RunConfig) -> tuple[DatasetConfig, ...]:
     """Return the data of a run. Raises ConfigError with every problem of its dataset file, a line each."""
     made, problems = drafted(config)
     if problems:
@@ -150,7 +156,7 @@ def drafted(config: RunConfig) -> tuple[tuple[DatasetConfig, ...], list[Problem]
     if config.data.dataset_config:
         problems: list[Problem] = []
         try:
-            return _datasets(config.data.dataset_config, config, problems), problems
+            return _datasets_of_file(config.data.dataset_config, config, problems), problems
         except ConfigError as error:  # about the whole file, so add the option's name
             whole = [Problem("dataset_config", ": {problem}", problem=problem) for problem in error.problems]
             return (), whole
@@ -164,13 +170,13 @@ def drafted(config: RunConfig) -> tuple[tuple[DatasetConfig, ...], list[Problem]
     return tuple(replace(base, **known) for base in bases), []
 
 
-def _datasets(path: str | Path, config: RunConfig, problems: list[Problem]) -> tuple[DatasetConfig, ...]:
+def _datasets_of_file(path: str | Path, config: RunConfig, problems: list[Problem]) -> tuple[DatasetConfig, ...]:
     """Return the datasets of one file, with the run's options as defaults; append problems.
 
     Raises ConfigError only if it cannot continue.
     """
-    found, name = tables(Path(path)), Path(path).name
-    if MUSUBI & {key for table in _tables(found, "datasets", name, []) for key in table}:
+    found, name = read_tables(Path(path)), Path(path).name
+    if MUSUBI_DATASET_KEYS & {key for table in _tables_of_key(found, "datasets", name, []) for key in table}:
         template = (
             "{name} is written for musubi-tuner: on the page, Load config rewrites it, and in a shell "
             "`kohya import {path}` does"
@@ -181,11 +187,13 @@ def _datasets(path: str | Path, config: RunConfig, problems: list[Problem]) -> t
         for key in found
         if key not in ("general", "datasets")
     ]
-    behind = (_from_run(config), _read(found.get("general", {}), DATASET_KEYS, f"{name} [general]", problems))
+    behind = (_from_run(config), _read_table(found.get("general", {}), DATASET_KEYS, f"{name} [general]", problems))
     made: list[DatasetConfig] = []
-    for i, table in enumerate(_tables(found, "datasets", name, problems), 1):
+    for i, table in enumerate(_tables_of_key(found, "datasets", name, problems), 1):
         before = len(problems)
-        own = [replace(one, table=i - 1) for one in _dataset(table, f"{name} dataset {i}", behind, problems)]
+        own = [
+            replace(one, table=i - 1) for one in _read_datasets_of_table(table, f"{name} dataset {i}", behind, problems)
+        ]
         made += own
         # A rule about an unreadable value would only repeat that it is wrong.
         spoken = {option for problem in problems[before:] for option in problem.options}
@@ -201,12 +209,12 @@ def _datasets(path: str | Path, config: RunConfig, problems: list[Problem]) -> t
 def decided(config: RunConfig) -> list[str]:
     """Return options of the run that have no effect because the dataset file sets them for every image."""
     try:
-        found = tables(Path(config.data.dataset_config or ""))
+        found = read_tables(Path(config.data.dataset_config or ""))
     except ConfigError:  # reported elsewhere
         return []
-    general, every = found.get("general"), _tables(found, "datasets", "", [])
+    general, every = found.get("general"), _tables_of_key(found, "datasets", "", [])
     shared = set(general if isinstance(general, Mapping) else ())
-    own = [{*table} | set.intersection(*map(set, _tables(table, "subsets", "", []) or [{}])) for table in every]
+    own = [{*table} | set.intersection(*map(set, _tables_of_key(table, "subsets", "", []) or [{}])) for table in every]
     said = shared | set.intersection(*own or [set()])
     names = {RUN_NAMES.get(key, key) for key in said & {*DATASET_KEYS, *SUBSET_KEYS}}
     return [name for members in changed(config).values() for name in members if name in names]
@@ -249,17 +257,19 @@ def _wrong(source: str, key: str, template: str, **facts: Any) -> Problem:
     return Problem(key, template, place=place, topic="images", **facts)
 
 
-def _dataset(table: JsonMapping, source: str, behind: Layers, problems: list[Problem]) -> list[DatasetConfig]:
+def _read_datasets_of_table(
+    table: JsonMapping, source: str, behind: Layers, problems: list[Problem]
+) -> list[DatasetConfig]:
     own = {k: v for k, v in table.items() if k != "subsets"}
     for key in [k for k in own if closest(k, [*DATASET_KEYS, "subsets"]) == "subsets"]:
         hint = did_you_mean(key, ["subsets"])
         problems.append(_wrong(source, key, "is not a known key{hint}", hint=hint, also="subsets"))
         del own[key]
-    layers = (*behind, _read(own, DATASET_KEYS, source, problems))
+    layers = (*behind, _read_table(own, DATASET_KEYS, source, problems))
     subsets: dict[str, SubsetConfig] = {}
     repeated: list[str] = []
-    for i, inner in enumerate(_tables(table, "subsets", source, problems), 1):
-        subset = _make(SubsetConfig, *layers, _read(inner, SUBSET_KEYS, f"{source} subset {i}", problems))
+    for i, inner in enumerate(_tables_of_key(table, "subsets", source, problems), 1):
+        subset = _make(SubsetConfig, *layers, _read_table(inner, SUBSET_KEYS, f"{source} subset {i}", problems))
         if not {"image_dir", "metadata_file"} & {closest(key, SUBSET_KEYS) for key in inner}:
             problems.append(_wrong(f"{source} subset {i}", "image_dir", "is not set; name the folder of its images"))
         if not (place := subset.metadata_file or subset.image_dir):
@@ -272,7 +282,7 @@ def _dataset(table: JsonMapping, source: str, behind: Layers, problems: list[Pro
     return [replace(dataset, **own) for dataset in _at_each_size(*layers)]
 
 
-def _read(table: Any, known: Mapping[str, Option], source: str, problems: list[Problem]) -> JsonObject:
+def _read_table(table: Any, known: Mapping[str, Option], source: str, problems: list[Problem]) -> JsonObject:
     """Parse the values of one table, with advice about keys of other levels."""
     if not isinstance(table, Mapping):
         problems.append(_wrong(source, "", "must be a table, got {table}", table=quoted(table)))
@@ -288,7 +298,7 @@ def _read(table: Any, known: Mapping[str, Option], source: str, problems: list[P
     return read_section(known, Layer(here, source), problems)
 
 
-def _tables(table: JsonMapping, key: str, source: str, problems: list[Problem]) -> list[Any]:
+def _tables_of_key(table: JsonMapping, key: str, source: str, problems: list[Problem]) -> list[Any]:
     found = table.get(key, [])
     if isinstance(found, list) and all(isinstance(t, Mapping) for t in found):
         return found
@@ -297,7 +307,7 @@ def _tables(table: JsonMapping, key: str, source: str, problems: list[Problem]) 
     return []
 
 
-def tables(path: Path) -> JsonObject:
+def read_tables(path: Path) -> JsonObject:
     """Return the tables of a dataset file. Raises ConfigError if it cannot be parsed."""
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError("{path} must end in one of {suffixes}", path=path, suffixes=", ".join(SUFFIXES))

@@ -23,7 +23,7 @@ NO_MEMORY = (
     "error 1455",
 )
 # Proxy and certificate variables, in upper and lower case.
-NETWORK = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir")
+NETWORK_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir")
 SWITCHED_ON = ("1", "true", "yes", "on")  # values that accelerate reads as true
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # variables of PyTorch's allocator settings
@@ -62,7 +62,7 @@ def lacks_memory(error: BaseException) -> bool:
     return any(sign in str(error) for sign in NO_MEMORY)
 
 
-def check() -> None:
+def check_cache_variables() -> None:
     """Raise ConfigError if the chosen cache folder cannot be created."""
     if not (wanted := os.environ.get(CACHE)):
         return
@@ -92,14 +92,14 @@ def expand_segments() -> None:
 def without_network_settings() -> Iterator[None]:
     """Hide proxy and certificate variables within this context."""
     # A package that creates a client on import would fail at a wrong one, even if the client is never used.
-    known = {name: os.environ.pop(name) for name in [*os.environ] if name.lower() in NETWORK}
+    known = {name: os.environ.pop(name) for name in [*os.environ] if name.lower() in NETWORK_VARIABLES}
     try:
         yield
     finally:
         os.environ.update(known)
 
 
-def processes() -> int:
+def process_count() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -114,6 +114,6 @@ def first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def forget() -> None:
+def forget_problems() -> None:
     """Allow loading PyTorch in this process anyway, to check for other mistakes."""
     os.environ.pop(CACHE, None)

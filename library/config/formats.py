@@ -7,7 +7,7 @@ from library.config.json_types import JsonObject
 from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
-from library.config.schema import changed, flat
+from library.config.schema import changed, flatten_sections
 
 
 def read_toml(path: str | Path) -> JsonObject:
@@ -16,10 +16,10 @@ def read_toml(path: str | Path) -> JsonObject:
     Raises ConfigError like `load_toml`, and for an option in two tables.
     """
     twice: list[Problem] = []
-    found = flat(load_toml(path), twice)
+    tables = flatten_sections(load_toml(path), twice)
     if twice:
         raise ConfigError(*(problem.replaced(place=f"in {Path(path).name}: ") for problem in twice))
-    return found
+    return tables
 
 
 def to_toml(config: RunConfig, comment: str = "", secrets: bool = False) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from library.config.problems import Message, MessageLike, Problem, option_name
 from library.config.run_config import INEFFECTIVE_EVERYWHERE, Rule, RunConfig
-from library.config.schema import options, values
+from library.config.schema import option_values, options_of
 from library.config.sections import AdapterRun, EmbeddingRun
 
 
@@ -24,15 +24,15 @@ def remark(name: str, reason: MessageLike, **arguments: Any) -> Problem:
 def remarks(config: RunConfig, others: Iterable[MessageLike]) -> Iterator[Problem]:
     """Return a remark on each set option without effect, unless other remarks cover it."""
     named = {name for one in others if isinstance(one, Problem) for name in one.options}
-    ineffective, known = ineffective_options(config), options(type(config))
-    for name, value in values(config).items():
+    ineffective, known = ineffective_options(config), options_of(type(config))
+    for name, value in option_values(config).items():
         if name in ineffective and name not in named and value != known[name].default:
             yield remark(name, ineffective[name]).replaced(fix={name: known[name].default})
 
 
 def ineffective_options(config: RunConfig) -> dict[str, Message]:
     """Return options without effect -> the reason, a text that continues "No effect:"."""
-    known = options(type(config))
+    known = options_of(type(config))
     fixed = {**INEFFECTIVE_EVERYWHERE, **config.ineffective}
     found = {name: reason for name, reason in fixed.items() if name in known}
     for names, applies, reason in _rules(config):
@@ -44,9 +44,9 @@ def ineffective_options(config: RunConfig) -> dict[str, Message]:
 def _rules(config: RunConfig) -> Iterator[Rule]:
     yield from SHARED
     yield from config.ineffective_rules
-    yield from BESIDE if config.adapters else WHOLE
+    yield from ADAPTER_RULES if config.adapters else WHOLE_MODEL_RULES
     yield from ADAPTERS if isinstance(config, AdapterRun) else ()
-    yield from WORDS if isinstance(config, EmbeddingRun) else ()
+    yield from EMBEDDING_RULES if isinstance(config, EmbeddingRun) else ()
 
 
 def _scheduler(config: RunConfig, *names: str) -> bool:
@@ -60,7 +60,7 @@ def _is_logged(config: RunConfig) -> bool:
     return bool(config.log.logging_dir or config.log.log_with)
 
 
-def _dataset(config: RunConfig) -> bool:
+def _has_no_dataset_file(config: RunConfig) -> bool:
     return not config.data.dataset_config
 
 
@@ -96,7 +96,7 @@ SHARED: tuple[Rule, ...] = (
     ),
     ("compile_mode", lambda c: c.compile.compile_backend == "inductor", "only inductor has modes"),
     ("checkpoint_keep_attention", lambda c: c.memory.checkpointing, "gradient_checkpointing is off"),
-    ("train_data_dir reg_data_dir in_json", _dataset, "dataset_config describes the images"),
+    ("train_data_dir reg_data_dir in_json", _has_no_dataset_file, "dataset_config describes the images"),
     (
         "reg_data_dir caption_extension cache_info",
         lambda c: not c.data.in_json or c.data.dataset_config,
@@ -196,13 +196,13 @@ SHARED: tuple[Rule, ...] = (
     ),
 )
 
-BESIDE: tuple[Rule, ...] = (
+ADAPTER_RULES: tuple[Rule, ...] = (
     ("int8_rotation", lambda c: c.precision.int8_compute or c.precision.auto_compute, "int8_compute is off"),
     ("prior_loss_weight", lambda c: c.data.reg_data_dir or c.data.dataset_config, "reg_data_dir is not set"),
     ("fused_backward_pass", lambda c: False, "adapters have few gradients to save"),
 )
 
-WORDS: tuple[Rule, ...] = (
+EMBEDDING_RULES: tuple[Rule, ...] = (
     (
         "shuffle_caption caption_tag_dropout_rate caption_prefix caption_suffix enable_wildcard token_warmup_step "
         "secondary_separator",
@@ -226,7 +226,7 @@ ADAPTERS: tuple[Rule, ...] = (
     ),
 )
 
-WHOLE: tuple[Rule, ...] = (
+WHOLE_MODEL_RULES: tuple[Rule, ...] = (
     (
         "fp8_base int8_base fp8_compute int8_compute int8_rotation auto_compute",
         lambda c: False,

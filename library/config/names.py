@@ -1,7 +1,7 @@
 """Names in old command lines and TOML files that are no options here, each with what to do instead."""
 
 # Other spellings of existing options, read as those with a note.
-ALIASES: dict[str, str] = {
+OPTION_ALIASES: dict[str, str] = {
     "caption_extention": "caption_extension",
     "skip_latents_validity_check": "skip_cache_check",
 }

@@ -23,15 +23,15 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
 
 # Maximum bytes by kind of file; real files have a hundredth of it.
-SETTINGS = 1_000_000  # of a config, a data set, prompts
+MAX_SETTINGS_BYTES = 1_000_000  # of a config, a data set, prompts
 CAPTION = 100_000  # of the caption of one image
 LIST = 512_000_000  # of an image list, with 300 bytes per image
 TOKENIZER = 64_000_000  # of a tokenizer file; the largest vocabularies have 35 MB
 YAML = 100_000  # smaller, as the YAML parser is slow
-DEEPEST = 50  # maximum nesting of tables
+MAX_TABLE_DEPTH = 50  # maximum nesting of tables
 LONGEST_NAME = 5000  # maximum characters of a key; image lists have paths as keys
 LONGEST_NUMBER = 40  # maximum digits
-PATIENCE = 10.0  # time limit in seconds for parsing YAML
+YAML_TIMEOUT = 10.0  # time limit in seconds for parsing YAML
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # Lone surrogates, which JSON can contain. In keys, U+DC80 to U+DCFF are bytes of file names that are not UTF-8.
@@ -69,7 +69,7 @@ def check_regular(path: str | Path) -> os.stat_result:
 
 
 @contextlib.contextmanager
-def opened(path: str | Path) -> Iterator[BinaryIO]:
+def open_outside(path: str | Path) -> Iterator[BinaryIO]:
     """Open a regular file for reading. Raises ConfigError like `check_regular`, or if it is unreadable."""
     check_regular(path)
     try:
@@ -85,9 +85,9 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def read_bytes(path: str | Path, most: int = SETTINGS) -> bytes:
+def read_bytes(path: str | Path, most: int = MAX_SETTINGS_BYTES) -> bytes:
     """Return the content of a regular file. Raises ConfigError for any other, and above `most` bytes."""
-    with opened(path) as file:
+    with open_outside(path) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(most + 1) or b"" if size <= most else b""
     if max(size, len(data)) > most:
@@ -95,7 +95,7 @@ def read_bytes(path: str | Path, most: int = SETTINGS) -> bytes:
     return data
 
 
-def check_size(path: str | Path, most: int = SETTINGS) -> None:
+def check_file_size(path: str | Path, most: int = MAX_SETTINGS_BYTES) -> None:
     """Raise ConfigError like `read_bytes`, for a file that a package's own parser will open."""
     if (size := check_regular(path).st_size) > most:
         raise _too_large(path, size, most)
@@ -106,18 +106,18 @@ def _too_large(path: str | Path, size: int, most: int) -> ConfigError:
     return ConfigError(template, path=path, size=f"{size:,}", most=f"{most:,}")
 
 
-def read_text(path: str | Path, most: int = SETTINGS) -> str:
+def read_outside_text(path: str | Path, most: int = MAX_SETTINGS_BYTES) -> str:
     """Return the text of a file with "
     " line ends. Raises ConfigError like `read_bytes`, or if it is no text.
     """
     try:
-        text = decoded(read_bytes(path, most))
+        text = decode_text(read_bytes(path, most))
     except UnicodeError:
         raise ConfigError("{path} is not a text file in UTF-8: save it with that encoding", path=path) from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def decoded(data: bytes) -> str:
+def decode_text(data: bytes) -> str:
     """Decode a file's bytes as UTF-8, or as UTF-16 marked by Windows' editor.
 
     Raises UnicodeDecodeError, also for NUL, which unmarked UTF-16 contains.
@@ -134,15 +134,15 @@ def decoded(data: bytes) -> str:
 
 def load_toml(path: str | Path) -> JsonObject:
     """Load a TOML file. Raises ConfigError if it is missing, not text, not TOML, or beyond a limit."""
-    return parse_toml(read_text(path), path)
+    return parse_toml(read_outside_text(path), path)
 
 
-def load_json(path: str | Path, most: int = SETTINGS) -> Any:
+def load_json(path: str | Path, most: int = MAX_SETTINGS_BYTES) -> Any:
     """Load a JSON file. Raises ConfigError if it is missing, not JSON, beyond a limit, or has a duplicate key."""
-    return parse_json(read_text(path, most), path)
+    return parse_json(read_outside_text(path, most), path)
 
 
-def table_of(path: str | Path, most: int = SETTINGS) -> JsonObject:
+def table_of(path: str | Path, most: int = MAX_SETTINGS_BYTES) -> JsonObject:
     """Return the table of an auxiliary JSON file, such as the settings in a model's folder; empty if it is missing,
     beyond a limit, or no table.
     """
@@ -154,7 +154,7 @@ def table_of(path: str | Path, most: int = SETTINGS) -> JsonObject:
 
 
 def load_yaml(path: str | Path) -> Any:
-    return parse_yaml(read_text(path, YAML), path)
+    return parse_yaml(read_outside_text(path, YAML), path)
 
 
 def parse_toml(text: str, path: str | Path) -> JsonObject:
@@ -173,7 +173,7 @@ def parse_toml(text: str, path: str | Path) -> JsonObject:
         raise _too_deep(path) from None
     except ValueError as e:  # a number that Python rejects, or an invalid date
         raise ConfigError("{path} is not valid TOML: {why}{hint}", path=path, why=e, hint="") from None
-    return checked(found, path)
+    return check_values(found, path)
 
 
 def parse_json(text: str | bytes, path: str | Path | Message) -> Any:
@@ -186,7 +186,7 @@ def parse_json(text: str | bytes, path: str | Path | Message) -> Any:
         raise _too_deep(path) from None
     except ValueError as e:
         raise ConfigError("{path} is not valid JSON: {why}", path=path, why=e) from None
-    return checked(found, path)
+    return check_values(found, path)
 
 
 def parse_yaml(text: str, path: str | Path) -> Any:
@@ -199,7 +199,7 @@ def parse_yaml(text: str, path: str | Path) -> Any:
         raise _too_deep(path) from None
     except (yaml.YAMLError, ValueError, OverflowError) as e:
         raise ConfigError("{path} is not valid YAML: {error}", path=path, error=" ".join(str(e).split())) from None
-    return checked(_as_json(found), path)
+    return check_values(_as_json(found), path)
 
 
 def _as_json(value: Any) -> Any:
@@ -216,13 +216,13 @@ class _LimitedLoader(yaml.SafeLoader):
 
     def __init__(self, text: str, path: str | Path) -> None:
         super().__init__(text)
-        self.path, self.level, self.until = path, 0, time.monotonic() + PATIENCE
+        self.path, self.level, self.until = path, 0, time.monotonic() + YAML_TIMEOUT
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             template = "{path} has the alias *{name}; write out what it stands for"
             raise ConfigError(template, path=self.path, name=self.peek_event().anchor)
-        if self.level > DEEPEST:
+        if self.level > MAX_TABLE_DEPTH:
             raise _too_deep(self.path)
         if time.monotonic() > self.until:
             raise ConfigError("{path} takes too long to read: it is no file of settings", path=self.path)
@@ -250,7 +250,7 @@ def once(pairs: Iterable[tuple[Any, Any]], path: str | Path | Message) -> dict[A
 
 
 @contextlib.contextmanager
-def named_by(option: str) -> Iterator[None]:
+def name_option(option: str) -> Iterator[None]:
     """Convert errors of a file to problems of the option that names it."""
     try:
         yield
@@ -261,13 +261,13 @@ def named_by(option: str) -> Iterator[None]:
 # ---- limits
 
 
-def checked(found: Any, path: str | Path | Message) -> Any:
+def check_values(found: Any, path: str | Path | Message) -> Any:
     """Return the values. Raises ConfigError if they are nested too deeply, a key or number is too long, or a text has a
     lone surrogate.
     """
     level, depth = [found], 0
     while level:
-        if (depth := depth + 1) > DEEPEST:
+        if (depth := depth + 1) > MAX_TABLE_DEPTH:
             raise _too_deep(path)
         inner: list[Any] = []
         for value in level:
@@ -299,12 +299,12 @@ def _refuse_long_keys(text: str, path: str | Path) -> None:
     """Raise ConfigError for a dotted key of very many parts."""
     # The parser's time is quadratic in their number.
     bare = _QUOTED.sub("'", text)
-    if any(part.count(".") > DEEPEST for part in re.split(r"[,=\[\]{}\n]", bare)):
+    if any(part.count(".") > MAX_TABLE_DEPTH for part in re.split(r"[,=\[\]{}\n]", bare)):
         raise _too_deep(path)
 
 
 def _too_deep(path: str | Path | Message) -> ConfigError:
-    return ConfigError("{path} has tables within tables more than {most} levels deep", path=path, most=DEEPEST)
+    return ConfigError("{path} has tables within tables more than {most} levels deep", path=path, most=MAX_TABLE_DEPTH)
 
 
 def _too_long(path: str | Path | Message, digits: int) -> ConfigError:

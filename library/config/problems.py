@@ -21,14 +21,14 @@ __all__ = [
     "Message",
     "counted",
     "either",
-    "listed",
+    "join_messages",
     "message_of_json",
     "ngettext",
     "option_name",
     "option_names",
     "option_values",
-    "problems_of",
-    "read",
+    "as_problems",
+    "problem_from_json",
     "together",
 ]
 FLAG = "--"  # the place of an option of a command line
@@ -36,10 +36,10 @@ FLAG = "--"  # the place of an option of a command line
 NAMED = re.compile(r"\w_\w|\b(?:fsdp|sdpa|xformers|lowram|highvram|t5xxl|qwen3)\b")
 SURROGATES = re.compile("[\ud800-\udfff]")
 FIELD = re.compile(r"\{\{|\}\}|\{([^\W\d]\w*)\}|([{}])")  # doubled braces, a plain field, and a brace that is neither
-FACTS = ("also", "fix", "place", "topic", "code")  # of a problem, besides its option and its text
+PROBLEM_FACTS = ("also", "fix", "place", "topic", "code")  # of a problem, besides its option and its text
 
 
-def printable(value: Any) -> str:
+def printable_text(value: Any) -> str:
     """A value as text that any file, terminal or browser takes: bytes of file names that are not UTF-8, which Python
     keeps as surrogates, are shown as \\xe9."""
     return SURROGATES.sub(_byte, str(value))
@@ -63,7 +63,9 @@ class Message:
     plural: str
 
     def __init__(self, template: str, /, **arguments: Any) -> None:
-        filled = {name: value if isinstance(value, Message) else printable(value) for name, value in arguments.items()}
+        filled = {
+            name: value if isinstance(value, Message) else printable_text(value) for name, value in arguments.items()
+        }
         self._set(template=template, arguments=MappingProxyType(filled), plural="")
 
     def _set(self, **facts: Any) -> None:
@@ -201,12 +203,12 @@ class Problem(Message):
 
     def replaced(self, **changes: Any) -> "Problem":
         """Return a copy with another option, place or fix."""
-        facts = {name: getattr(self, name) for name in FACTS}
+        facts = {name: getattr(self, name) for name in PROBLEM_FACTS}
         given: dict[str, Any] = {"option": self.option, "template": self.template, **facts, **self.arguments}
         return Problem(**given | changes)
 
     def as_json(self) -> JsonObject:
-        facts = {name: getattr(self, name) for name in FACTS}
+        facts = {name: getattr(self, name) for name in PROBLEM_FACTS}
         return {**super().as_json(), "option": self.option, **facts, "also": sorted(self.also)}
 
 
@@ -230,13 +232,13 @@ def option_name(name: str) -> OptionName:
 
 
 def option_names(names: Iterable[str]) -> Message:
-    return listed([*map(option_name, names)])
+    return join_messages([*map(option_name, names)])
 
 
 def option_values(shown: Mapping[str, str]) -> Message:
     """Options with their values as text: "a = 1, b = true"."""
     template = "{option} = {value}"
-    return listed([Message(template, option=option_name(name), value=value) for name, value in shown.items()])
+    return join_messages([Message(template, option=option_name(name), value=value) for name, value in shown.items()])
 
 
 MessageLike = str | Message  # plain text from the user or another program, or a sentence of ours
@@ -254,7 +256,7 @@ def ngettext(template: str, plural: str, count: int, **arguments: Any) -> Messag
     return made
 
 
-def listed(texts: Sequence[MessageLike], between: str = ", ") -> Message:
+def join_messages(texts: Sequence[MessageLike], between: str = ", ") -> Message:
     template = between.join(f"{{part{at}}}" for at in range(len(texts)))
     return Message(template, **{f"part{at}": text for at, text in enumerate(texts)})
 
@@ -262,33 +264,35 @@ def listed(texts: Sequence[MessageLike], between: str = ", ") -> Message:
 def either(names: Iterable[MessageLike]) -> MessageLike:
     """Names as a choice of one: "a", "a or b", "a, b or c"."""
     *first, last = [*names] or [""]
-    return Message("{first} or {last}", first=listed(first), last=last) if first else last
+    return Message("{first} or {last}", first=join_messages(first), last=last) if first else last
 
 
 def together(names: Iterable[MessageLike]) -> MessageLike:
     *first, last = [*names] or [""]
-    return Message("{first} and {last}", first=listed(first), last=last) if first else last
+    return Message("{first} and {last}", first=join_messages(first), last=last) if first else last
 
 
 Report = Callable[[Message, int, int], None]  # current work, done, total; may raise to end the work
 
 
-def read(sent: JsonMapping) -> Problem:
+def problem_from_json(sent: JsonMapping) -> Problem:
     """Return the problem that `Problem.as_json` wrote."""
-    return Problem(**{name: sent[name] for name in ("option", "template", *FACTS)}, **_arguments(sent))
+    return Problem(
+        **{name: sent[name] for name in ("option", "template", *PROBLEM_FACTS)}, **_arguments_from_json(sent)
+    )
 
 
-def _arguments(sent: JsonMapping) -> JsonObject:
+def _arguments_from_json(sent: JsonMapping) -> JsonObject:
     return {name: message_of_json(one) if isinstance(one, dict) else one for name, one in sent["arguments"].items()}
 
 
 def message_of_json(sent: JsonMapping) -> Message:
     """Return the message, problem or option name that `as_json` wrote."""
     if "option" in sent:
-        return read(sent)
+        return problem_from_json(sent)
     if sent.get("isOption"):
         return OptionName(sent["template"])
-    made = Message(sent["template"], **_arguments(sent))
+    made = Message(sent["template"], **_arguments_from_json(sent))
     made._set(plural=sent.get("plural", ""))
     return made
 
@@ -297,15 +301,15 @@ class ConfigError(ValueError):
     """Everything the user must fix, in `problems`. As text it has a line for each."""
 
     def __init__(self, *problems: MessageLike, **arguments: Any) -> None:
-        self.problems = [Problem("", str(problems[0]), **arguments)] if arguments else [*problems_of(problems)]
+        self.problems = [Problem("", str(problems[0]), **arguments)] if arguments else [*as_problems(problems)]
         super().__init__("\n".join(map(str, self.problems)))
 
     @property
     def said(self) -> Message:
-        return self.problems[0] if len(self.problems) == 1 else listed(self.problems, "\n")
+        return self.problems[0] if len(self.problems) == 1 else join_messages(self.problems, "\n")
 
 
-def problems_of(texts: Iterable[MessageLike]) -> Iterator[Problem]:
+def as_problems(texts: Iterable[MessageLike]) -> Iterator[Problem]:
     """Convert texts to problems: messages become one each, plain texts one per line.
 
     A message with a plural, or with an argument named like a fact of problems, becomes the argument of one.
@@ -314,7 +318,7 @@ def problems_of(texts: Iterable[MessageLike]) -> Iterator[Problem]:
         if isinstance(text, Problem):
             yield text
         elif isinstance(text, Message):
-            is_plain = not (text.plural or text.arguments.keys() & {"option", "template", *FACTS})
+            is_plain = not (text.plural or text.arguments.keys() & {"option", "template", *PROBLEM_FACTS})
             arguments: dict[str, Any] = {**text.arguments} if is_plain else {"said": text}
             yield Problem("", text.template if is_plain else "{said}", **arguments)
         else:

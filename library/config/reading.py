@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from library.config.problems import ConfigError
-from library.config.values import WIDE, quoted, to_float, to_int, to_str
+from library.config.values import WIDE_CHARACTERS, parse_finite, quoted, to_int, to_str
 
-LARGEST = 65536  # maximum pixels of a side
+MAX_SIDE = 65536  # maximum pixels of a side
 # Maximum rank of an adapter. No layer has so many rows, but LoKr reads a rank above them, usually 100000, as "whole
 # matrices".
 LARGEST_RANK = 1_000_000
@@ -19,7 +19,7 @@ OF_RESOLUTION = (
 )
 
 
-def count(value: Any) -> int | None:
+def parse_count(value: Any) -> int | None:
     """Parse a count; forms write "not set" as 0."""
     result = to_int(value)
     if result < 0:
@@ -33,7 +33,7 @@ def count_or_off(value: Any) -> int | None:
 
 def minutes(value: Any) -> float | None:
     """Parse a time in minutes; forms write "not set" as 0."""
-    result = to_float(value)
+    result = parse_finite(value)
     if not 0 <= result < float("inf"):
         raise ConfigError("must be a number of minutes above 0 (or 0 for not set), got {value}", value=quoted(value))
     return result or None
@@ -41,22 +41,22 @@ def minutes(value: Any) -> float | None:
 
 def steps_or_share(value: Any) -> int | float:
     """Parse steps (100), or a share of the training (0.05, "5%")."""
-    if isinstance(value, str) and value.translate(WIDE).strip().endswith("%"):
-        result = to_float(value.strip()[:-1]) / 100
+    if isinstance(value, str) and value.translate(WIDE_CHARACTERS).strip().endswith("%"):
+        result = parse_finite(value.strip()[:-1]) / 100
     else:
-        result = to_float(value)
+        result = parse_finite(value)
     return int(result) if result >= 1 else result if result else 0
 
 
 def resolution(value: Any) -> str:
     """A resolution as text: 1024 or [1024, 1024] -> "1024" or "1024,1024"; several sizes -> "512;1024,768"."""
-    sizes(value)  # raises for invalid combinations
-    return ";".join(",".join(map(str, _sides(part, OF_RESOLUTION))) for part in _size_parts(value))
+    parse_resolution(value)  # raises for invalid combinations
+    return ";".join(",".join(map(str, _parse_sides(part, OF_RESOLUTION))) for part in _size_parts(value))
 
 
 # sd-scripts reads two numbers as width and height, others as two squares; only a semicolon is unambiguous.
 # Why: docs/decisions/2026-11-27-several-sizes.md
-def sizes(value: Any) -> tuple[tuple[int, int], ...]:
+def parse_resolution(value: Any) -> tuple[tuple[int, int], ...]:
     """Return the sizes of a resolution as (width, height), one number being a square.
 
     Two numbers are width and height of one size, as in sd-scripts; three or more are squares. Semicolons separate
@@ -65,7 +65,7 @@ def sizes(value: Any) -> tuple[tuple[int, int], ...]:
     parts = _size_parts(value)
     if len(parts) > MOST_SIZES:
         raise ConfigError("must be at most {most} sizes, got {count}", most=MOST_SIZES, count=len(parts))
-    found = [(sides[0], sides[-1]) for sides in (_sides(part, OF_RESOLUTION) for part in parts)]
+    found = [(sides[0], sides[-1]) for sides in (_parse_sides(part, OF_RESOLUTION) for part in parts)]
     if twice := next((size for size in found if found.count(size) > 1), None):
         shown = ",".join(map(str, dict.fromkeys(twice)))
         raise ConfigError("names the size {size} more than once: write each size once", size=shown)
@@ -79,7 +79,7 @@ def _size_parts(value: Any) -> list[Any]:
         return [value] if len(value) <= 2 and are_sides else list(value)
     if not isinstance(value, str):
         return [value]
-    text = value.translate(WIDE).strip().rstrip(";")
+    text = value.translate(WIDE_CHARACTERS).strip().rstrip(";")
     if ";" in text:
         return text.split(";")
     if "," in text and re.search(r"\d\s*[xX×*]\s*\d", text):  # 512x512,1024x768
@@ -90,54 +90,56 @@ def _size_parts(value: Any) -> list[Any]:
 
 def positive_pair(value: Any) -> tuple[int, int]:
     """Parse a resolution as (width, height); one number means a square."""
-    sides = _sides(value)
+    sides = _parse_sides(value)
     return sides[0], sides[-1]
 
 
-def _sides(value: Any, expected: str = ONE_SIZE) -> list[int]:
-    sides = _parts(value, to_int, r"\s*[,xX×*\s]\s*")
+def _parse_sides(value: Any, expected: str = ONE_SIZE) -> list[int]:
+    sides = _read_parts(value, to_int, r"\s*[,xX×*\s]\s*")
     if len(sides) not in (1, 2) or min(sides) < 1:
         raise ConfigError(expected, value=quoted(value))
-    if max(sides) > LARGEST:
+    if max(sides) > MAX_SIDE:
         raise ConfigError(
-            "must be at most {largest} pixels on a side, got {value}", largest=LARGEST, value=quoted(value)
+            "must be at most {largest} pixels on a side, got {value}", largest=MAX_SIDE, value=quoted(value)
         )
     return sides
 
 
-def pair(value: Any) -> str:
+def parse_pair(value: Any) -> str:
     """Parse two numbers, the smaller first: "2.0,4.0" or [2.0, 4.0] -> "2.0,4.0"."""
-    sides = _parts(value, to_float)
+    sides = _read_parts(value, parse_finite)
     if len(sides) != 2 or not 0 < sides[0] <= sides[1]:
         raise ConfigError("must be two numbers, the smaller first (2.0,4.0), got {value}", value=quoted(value))
     return f"{sides[0]},{sides[1]}"
 
 
 def range_of_sizes(value: Any) -> tuple[float, float]:
-    low, high = pair(value).split(",")
+    low, high = parse_pair(value).split(",")
     return float(low), float(high)
 
 
-def numbers(value: Any) -> str:
+def parse_numbers(value: Any) -> str:
     """Numbers at least 0, with commas between: "1e-5,0" or [1e-5, 0] -> "1e-05,0.0"."""
-    found = _parts(value, to_float)
+    found = _read_parts(value, parse_finite)
     if not found or min(found) < 0:
         raise ConfigError("must be numbers of at least 0 with commas between, got {value}", value=quoted(value))
     return ",".join(map(str, found))
 
 
-def _parts(value: Any, read: Callable[[Any], Any], between: str = ",") -> list[Any]:
+def _read_parts(value: Any, read: Callable[[Any], Any], between: str = ",") -> list[Any]:
     """Parse each part of a list or text; empty if one fails."""
     try:
         parts = (
-            list(value) if isinstance(value, list | tuple) else re.split(between, to_str(value).translate(WIDE).strip())
+            list(value)
+            if isinstance(value, list | tuple)
+            else re.split(between, to_str(value).translate(WIDE_CHARACTERS).strip())
         )
         return [read(part) for part in parts]
     except ValueError:
         return []
 
 
-def extension(value: Any) -> str:
+def parse_extension(value: Any) -> str:
     """Parse a file name's extension, with its dot."""
     text = to_str(value).strip()
     if set(text) & set("/\\\0"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from library.config import converted, schema
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.names import ALIASES, FOREIGN, RETIRED
+from library.config.names import FOREIGN, OPTION_ALIASES, RETIRED
 from library.config.problems import Message, MessageLike, Problem
 from library.config.values import Option
 
@@ -169,7 +169,7 @@ class RunConfig:
     # An option -> a script that has it, or "": this room knows of no scripts, those who make one of it do.
     script_with: ClassVar[Callable[[str], str]] = staticmethod(lambda option: "")
 
-    aliases: ClassVar[Mapping[str, str]] = ALIASES
+    aliases: ClassVar[Mapping[str, str]] = OPTION_ALIASES
     retired: ClassVar[Mapping[str, str]] = RETIRED
     foreign: ClassVar[Mapping[str, str]] = FOREIGN
     old: ClassVar[Mapping[str, Option]] = {}  # options that `convert` makes others of
@@ -201,7 +201,7 @@ class RunConfig:
 
         `given` are the options that are set besides.
         """
-        return converted.blocks(old, "blocks_to_swap" in given)
+        return converted.convert_blocks_to_swap(old, "blocks_to_swap" in given)
 
     def check(self) -> Iterator[Problem]:
         """Refuse what this version cannot do yet, so that no flag is accepted and ignored."""
@@ -213,7 +213,7 @@ class RunConfig:
     def refusal(cls, name: str, value: Any) -> Problem | None:
         """The problem of an option that differs from its default and cannot be used in this script yet."""
         reason = cls.pending.get(name) or cls.pending.get(f"{name}={value}", "")
-        fix = {name: schema.options(cls)[name].default}
+        fix = {name: schema.options_of(cls)[name].default}
         return Problem(name, "does not work yet: {reason}", reason=Message(reason), fix=fix) if reason else None
 
     def notes(self) -> Iterator[Problem]:

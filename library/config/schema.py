@@ -36,12 +36,12 @@ def opt(default: Any, help: str, **hints: Any) -> Any:
     return dataclasses.field(default=default, metadata={"help": help, **hints})
 
 
-def section(cls: type[S]) -> S:
+def define_section(cls: type[S]) -> S:
     return dataclasses.field(default_factory=cls)  # type: ignore[return-value]
 
 
 @functools.cache
-def options(config: type) -> Mapping[str, Option]:
+def options_of(config: type) -> Mapping[str, Option]:
     """Every option of a config class by name, in the order of its sections (`order`) and of their declaration."""
     found: dict[str, Option] = {}
     for part in sorted(dataclasses.fields(config), key=lambda f: getattr(config, "order", (f.name,)).index(f.name)):
@@ -73,8 +73,8 @@ def _option(field: dataclasses.Field, hint: Any, section: str) -> Option:
     return Option(field.name, section, kind, many, optional, choices, is_open, field.default, field.metadata)
 
 
-def values(config: Any) -> JsonObject:
-    return {o.name: getattr(getattr(config, o.section), o.name) for o in options(type(config)).values()}
+def option_values(config: Any) -> JsonObject:
+    return {o.name: getattr(getattr(config, o.section), o.name) for o in options_of(type(config)).values()}
 
 
 def changed(config: Any, secrets: bool = False) -> dict[str, JsonObject]:
@@ -83,14 +83,14 @@ def changed(config: Any, secrets: bool = False) -> dict[str, JsonObject]:
     Tokens and keys are left out unless `secrets` is set.
     """
     out: dict[str, JsonObject] = {}
-    for name, value in values(config).items():
-        o = options(type(config))[name]
+    for name, value in option_values(config).items():
+        o = options_of(type(config))[name]
         if value != o.default and (secrets or o.kind != "secret"):
             out.setdefault(o.section, {})[name] = value
     return out
 
 
-def flat(sections: JsonMapping, problems: list[Problem] | None = None) -> JsonObject:
+def flatten_sections(sections: JsonMapping, problems: list[Problem] | None = None) -> JsonObject:
     """Remove one level of tables: {"optim": {"learning_rate": 1}} -> {"learning_rate": 1}.
 
     An option in two tables is ambiguous: it is appended to `problems`, or raised as ConfigError without such a list.
@@ -113,5 +113,5 @@ def flat(sections: JsonMapping, problems: list[Problem] | None = None) -> JsonOb
 
 
 def defaults(config: Any, *names: str) -> JsonObject:
-    known = options(type(config))
+    known = options_of(type(config))
     return {name: known[name].default for name in names if name in known}

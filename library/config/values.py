@@ -18,7 +18,7 @@ from typing import Any
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 
-KINDS = {
+TYPE_WORDS = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
@@ -32,9 +32,9 @@ TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 CODE = re.compile(r"[^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*")  # the name of a class, a module or a backend
 LONGEST_CODE = 200  # maximum characters of such a name
 MAX_WRONG = 10  # values of one option that are named as wrong; more are counted
-LARGEST = 10**12  # larger numbers have no meaning in a training, and are infinite in half precision
+MAX_NUMBER = 10**12  # larger numbers have no meaning in a training, and are infinite in half precision
 LIMITS = "limits"  # problem code of a number beyond its limits
-WIDE = {0x3000: " ", 0x2212: "-", **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}}
+WIDE_CHARACTERS = {0x3000: " ", 0x2212: "-", **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}}
 # Whitespace, and direction marks that Windows adds to paths copied from a dialog.
 AROUND = " \t\r\n\u00a0\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff"
 QUOTES = {'"': '"', "'": "'", "\u201c": "\u201d"}
@@ -83,7 +83,11 @@ class Option:
         """Describe the expected value in words."""
         if self.choices and not self.open:
             return Message("one of {choices}", choices=", ".join(map(str, self.choices)))
-        return Message("{one}, or several", one=Message(KINDS[self.type])) if self.many else Message(KINDS[self.type])
+        return (
+            Message("{one}, or several", one=Message(TYPE_WORDS[self.type]))
+            if self.many
+            else Message(TYPE_WORDS[self.type])
+        )
 
     def read(self, value: Any) -> Any:
         """Parse a value of any origin into the declared type. Raises ConfigError without the option's name.
@@ -107,7 +111,7 @@ class Option:
         if value is None:
             return ""
         if self.many:
-            return join(value)
+            return join_words(value)
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     def _unset(self) -> Any:
@@ -148,11 +152,11 @@ class Option:
             return [value]
         # People separate numbers by commas ("1e-4, 1e-5"); in text a comma may be part of the value (betas=0.9,0.99).
         if self.type not in (int, float):
-            return split(value)
-        value = value.translate(WIDE)
+            return split_words(value)
+        value = value.translate(WIDE_CHARACTERS)
         if re.search(r"\d,0\d", value):  # otherwise "0,0001" would be the two numbers 0 and 1
             raise self._refused(value, _pointed(value))
-        return split(value.replace(",", " "))
+        return split_words(value.replace(",", " "))
 
     def _one(self, value: Any) -> Any:
         if self.kind in ("file", "folder"):
@@ -195,7 +199,7 @@ class Option:
                     value=quoted(value),
                 )
             )
-        ceiling = self.hints.get("ceiling", LARGEST if self.type is float else None)
+        ceiling = self.hints.get("ceiling", MAX_NUMBER if self.type is float else None)
         if ceiling is not None and value > ceiling:
             raise ConfigError("must be at most {ceiling}, got {value}", ceiling=f"{ceiling:,}", value=quoted(value))
         return value
@@ -232,11 +236,11 @@ def to_bool(value: Any) -> bool:
     raise ValueError(value)
 
 
-def to_float(value: Any) -> float:
+def parse_finite(value: Any) -> float:
     """Parse a finite number, possibly text ("5e-5"). Infinity and NaN are invalid for every option."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(value)
-    result = float(value.translate(WIDE) if isinstance(value, str) else value)
+    result = float(value.translate(WIDE_CHARACTERS) if isinstance(value, str) else value)
     if not math.isfinite(result):
         raise ValueError(value)
     return result
@@ -248,7 +252,7 @@ def to_int(value: Any) -> int:
         return int(value)  # exact for any length, unlike float
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    result = to_float(value)
+    result = parse_finite(value)
     if not result.is_integer():
         raise ValueError(value)
     return int(result)
@@ -288,7 +292,7 @@ def to_table(value: Any) -> JsonObject:
 CONVERT: dict[type, Callable[[Any], Any]] = {
     bool: to_bool,
     int: to_int,
-    float: to_float,
+    float: parse_finite,
     str: to_str,
     Path: to_path,
     dict: to_table,
@@ -321,12 +325,12 @@ def _pointed(value: Any) -> str:
     grouped = re.fullmatch(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+\s*", value)
     other = value.strip().replace(",", "" if grouped else ".")
     with contextlib.suppress(ValueError):
-        to_float(other)
+        parse_finite(other)
         return other
     return ""
 
 
-def split(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Split text at whitespace outside quotes."""
     # A backslash is an ordinary character, as Windows paths need.
     lexer = shlex.shlex(text, posix=True)
@@ -337,7 +341,7 @@ def split(text: str) -> list[str]:
         raise ConfigError("has a quote that is never closed: {text}", text=quoted(text)) from None
 
 
-def join(items: Any) -> str:
+def join_words(items: Any) -> str:
     """Join items into one line that `split` splits again."""
     return " ".join(_quoted(str(item)) for item in items)
 

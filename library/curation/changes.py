@@ -20,7 +20,7 @@ from library.data.threads import spread
 
 MOST_REPEATS = 10_000
 UNFIT = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
-CAPTIONS = (".txt", ".caption")
+CAPTION_SUFFIXES = (".txt", ".caption")
 # Names of caches of any model after that of the image: latents with their size or without, and text outputs.
 CACHE = (
     rf"(\.npz|({UPRIGHT})?_\d{{2,}}x\d{{2,}}_\w+\.(npz|safetensors)|_te_outputs(_v\d+)?\.npz"
@@ -28,7 +28,7 @@ CACHE = (
 )
 
 
-def caption(collection: ImageCollection, name: str, text: str, expected: str | None) -> Picture:
+def change_caption(collection: ImageCollection, name: str, text: str, expected: str | None) -> Picture:
     """Write the caption of one image. `expected` is its current text as the caller last read it (None: no file).
 
     Raises ConfigError when the file differs: another program wrote it meanwhile.
@@ -50,7 +50,7 @@ def caption(collection: ImageCollection, name: str, text: str, expected: str | N
     return picture
 
 
-def put_back(collection: ImageCollection, change: str, names: Sequence[str]) -> tuple[int, int]:
+def restore_captions(collection: ImageCollection, change: str, names: Sequence[str]) -> tuple[int, int]:
     """Restore the captions of images from before a change. Returns how many were restored, and how many skipped.
 
     Captions that were altered since are skipped. The restoration is a change of its own.
@@ -59,14 +59,18 @@ def put_back(collection: ImageCollection, change: str, names: Sequence[str]) -> 
     with trash.lock(collection.root.resolve()):
         files = (Path(collection.find(name).caption_file) for name in names)
         wanted = {file.parent.resolve() / file.name for file in files}
-        changed = [one for one in trash.texts(collection.root, change) if one.path in wanted and one.now != one.before]
-        found = [one for one in changed if one.now == one.after]
-        with trash.Change(collection.root, f"Put back {counted(len(found), 'caption')}") as back:
-            back.write({one.path: one.before for one in found if one.before is not None})
-            back.remove([one.path for one in found if one.before is None])
+        changed = [
+            changed_text
+            for changed_text in trash.changed_texts(collection.root, change)
+            if changed_text.path in wanted and changed_text.now != changed_text.before
+        ]
+        unchanged = [one for one in changed if one.now == one.after]
+        with trash.Change(collection.root, f"Put back {counted(len(unchanged), 'caption')}") as back:
+            back.write({one.path: one.before for one in unchanged if one.before is not None})
+            back.remove([one.path for one in unchanged if one.before is None])
         for name in names:
             reread(collection, collection.find(name))
-    return len(found), len(changed) - len(found)
+    return len(unchanged), len(changed) - len(unchanged)
 
 
 def changeable(collection: ImageCollection, pictures: Sequence[Picture] = ()) -> None:
@@ -102,18 +106,18 @@ def edit_tags(
     with trash.lock(collection.root.resolve()):
         spread(partial(reread, collection), list(pictures), report, Message("reading captions"))
         changed = preview(pictures, edit)
-        with trash.Change(collection.root, _title(edit, len(changed))) as change:
+        with trash.Change(collection.root, _change_title(edit, len(changed))) as change:
             change.write({Path(p.caption_file): after for p, after in changed}, report)
         for picture in pictures:
             reread(collection, picture)
     return len(changed)
 
 
-def remove(collection: ImageCollection, names: Sequence[str]) -> int:
+def remove_images(collection: ImageCollection, names: Sequence[str]) -> int:
     """Move images, with their captions and caches, into the trash. Returns how many images."""
     pictures = [collection.find(name) for name in dict.fromkeys(names)]
     changeable(collection, pictures)
-    others = [p for p in collection.pictures if p.name not in {one.name for one in pictures}]
+    others = [p for p in collection.pictures if p.name not in {picture.name for picture in pictures}]
     kept = {os.path.splitext(p.path)[0] for p in others}
     alone = [p for p in pictures if os.path.splitext(p.path)[0] not in kept]
     names_in = {folder: sorted(os.listdir(folder)) for folder in {Path(p.path).parent for p in alone}}
@@ -137,11 +141,11 @@ def companions(image: Path, names: Sequence[str]) -> list[Path]:
     others = tuple(f"{other}_" for other, ending in pairs if ending.lower() in known and other.startswith(f"{stem}_"))
     # cat_2_flux_te.npz looks like a cache of cat.png, but belongs to cat_2.png if that exists.
     mine = [name for name in near if cache.fullmatch(name) and not name.startswith(others)]
-    captions = [name for name in near if name in (stem + ending for ending in CAPTIONS)]
+    captions = [name for name in near if name in (stem + ending for ending in CAPTION_SUFFIXES)]
     return [image.with_name(name) for name in sorted({*mine, *captions})]
 
 
-def compare(collection: ImageCollection, report: Report | None = None) -> None:
+def find_similar_groups(collection: ImageCollection, report: Report | None = None) -> None:
     """Find identical and similar images, and store their groups in the collection."""
     # Several images of a training may be of one file.
     pictures = list({p.path: p for p in collection.pictures if not p.broken}.values())
@@ -192,7 +196,7 @@ def gather(collection: ImageCollection, repeats: int, words: str) -> str:
     """Move the images directly in the opened folder, with their captions, into <repeats>_<words>. Returns that name."""
     changeable(collection)
     name = folder_name(repeats, words)
-    here = folders.listing(collection.root)
+    here = folders.list_folder(collection.root)
     images = [collection.root / image for image in here.images]
     if not images:
         raise ConfigError("no images lie directly in {root}: there is nothing to move", root=collection.root)
@@ -214,18 +218,20 @@ def bring(collection: ImageCollection, source: Path, repeats: int, words: str, r
     target = collection.root / name
     if source.resolve() == target.resolve():
         raise ConfigError("{source} is that folder already", source=source)
-    images = [source / image for image in folders.listing(source).images]
+    images = [source / image for image in folders.list_folder(source).images]
     if not images:
         raise ConfigError("no images lie directly in {source}: there is nothing to copy", source=source)
     names = sorted(os.listdir(source))
-    files = dict.fromkeys([*images, *(f for i in images for f in companions(i, names) if f.suffix.lower() in CAPTIONS)])
+    files = dict.fromkeys(
+        [*images, *(f for i in images for f in companions(i, names) if f.suffix.lower() in CAPTION_SUFFIXES)]
+    )
     copied = counted(len(images), "image")
     with trash.lock(collection.root.resolve()), trash.Change(collection.root, f"Copied {copied} into {name}") as change:
         change.copy([(file, target / file.name) for file in files], report)
     return name
 
 
-def _title(edit: Edit, count: int) -> str:
+def _change_title(edit: Edit, count: int) -> str:
     what = {
         "add": f"Added {edit.put!r} to",
         "remove": f"Removed {edit.find!r} from",

@@ -10,12 +10,12 @@ from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.run_config import RunConfig
 from library.data import augment, captions
 from library.data.buckets import BucketFit, Buckets, Size
-from library.data.images import Image, ImageSet, bucket_rules, summary
-from library.data.length import length
+from library.data.images import Image, ImageSet, bucket_rules, summarise_images
+from library.data.length import training_length
 
 May = Callable[[str], bool]  # whether the target of a path may be read
 
-LARGEST = 16384  # pixels of a side; no model generates that many
+MAX_BUCKET_SIDE = 16384  # pixels of a side; no model generates that many
 MOST_SEEN = 10_000_000  # images of an epoch; more is a mistake in a folder's name
 
 
@@ -104,7 +104,7 @@ class ImageCollection:
 
     @property
     def rules(self) -> Buckets:
-        return bucket_rules(datasets.load(self.config)[0])
+        return bucket_rules(datasets.load_datasets(self.config)[0])
 
     def find(self, name: str) -> Picture:
         """An image by its name. Raises ConfigError for an unknown name."""
@@ -121,8 +121,8 @@ class ImageCollection:
         images = self._images()
         if (seen := sum(image.repeats for image in images.items)) > MOST_SEEN:
             raise ConfigError("an epoch would have {seen} pictures: lower the repeats", seen=f"{seen:,}")
-        counts = summary(images, self.world)
-        long = length(self.config.steps, counts["batches_per_epoch"])
+        counts = summarise_images(images, self.world)
+        long = training_length(self.config.steps, counts["batches_per_epoch"])
         sizes = sorted({dataset.batch_size for dataset in images.datasets})
         return {
             **counts,
@@ -136,7 +136,7 @@ class ImageCollection:
     def _images(self) -> ImageSet:
         """The images of a training without the damaged ones."""
         if self.found is None:
-            made = datasets.load(self.config)  # one at each size
+            made = datasets.load_datasets(self.config)  # one at each size
             used = [picture for picture in self.pictures if picture.used and picture.fit is not None]
             items = [
                 Image(p.path, p.size, p.words, p.repeats, base.template, position, fit)
@@ -149,17 +149,17 @@ class ImageCollection:
         return replace(self.found, items=[image for image in self.found.items if image.path not in broken])
 
 
-def check(config: RunConfig) -> None:
+def check_buckets(config: RunConfig) -> None:
     """Raise ConfigError when the bucket options of a config are impossible."""
     problems = []
-    for dataset in datasets.load(config):
+    for dataset in datasets.load_datasets(config):
         if not dataset.resolution:
             problems.append("resolution: write the size of the images, such as 1024")
             continue
         rules = bucket_rules(dataset)
         problems += list(rules.problems())
-        if max(*rules.resolution, rules.largest) > LARGEST:
+        if max(*rules.resolution, rules.largest) > MAX_BUCKET_SIDE:
             template = "resolution and max_bucket_reso: no side may have more than {most} pixels"
-            problems.append(Message(template, most=LARGEST))
+            problems.append(Message(template, most=MAX_BUCKET_SIDE))
     if problems:
         raise ConfigError(*dict.fromkeys(problems))

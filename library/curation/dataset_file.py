@@ -21,9 +21,9 @@ from tomlkit.items import AoT
 from library.config.dataset import DATASET_KEYS, SUBSET_KEYS, DatasetConfig, SubsetConfig
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.outside_files import load_json, load_toml, read_text
+from library.config.outside_files import load_json, load_toml, read_outside_text
 from library.config.problems import ConfigError, Problem
-from library.config.reading import sizes
+from library.config.reading import parse_resolution
 
 # The options of a data set, and of each of its folders, in a form.
 OF_DATASET = (
@@ -78,19 +78,22 @@ class DatasetTable:
     at: int | None = None
 
 
-def read(path: Path) -> list[DatasetTable]:
+def read_dataset_tables(path: Path) -> list[DatasetTable]:
     """The data sets of a file. Raises ConfigError where it cannot be read as tables."""
     return [
         DatasetTable(
-            _texts(table, OF_DATASET),
-            [FolderTable(_texts(inner, OF_FOLDER), i) for i, inner in enumerate(_inner(table, "subsets", path))],
+            _field_texts(table, OF_DATASET),
+            [
+                FolderTable(_field_texts(inner, OF_FOLDER), i)
+                for i, inner in enumerate(_inner_tables(table, "subsets", path))
+            ],
             at,
         )
-        for at, table in enumerate(_inner(_plain(path), "datasets", path))
+        for at, table in enumerate(_inner_tables(_without_comments(path), "datasets", path))
     ]
 
 
-def described(datasets: Sequence[DatasetConfig]) -> list[DatasetTable]:
+def tables_of_datasets(datasets: Sequence[DatasetConfig]) -> list[DatasetTable]:
     return [DatasetTable({}, [FolderTable(_of_names(one)) for one in dataset.subsets]) for dataset in datasets]
 
 
@@ -106,7 +109,7 @@ def inherited(config: DatasetConfig | SubsetConfig, texts: Mapping[str, str]) ->
     known = {name: getattr(config, name) for name in shown if not texts.get(name)}
     if isinstance(config, DatasetConfig) and "resolution" in known:
         known["resolution"] = config.sizes  # this data set may be one of several sizes
-    return {name: _text(name, value) for name, value in known.items()}
+    return {name: _field_text(name, value) for name, value in known.items()}
 
 
 def written(path: Path, wanted: Sequence[DatasetTable]) -> str:
@@ -114,17 +117,17 @@ def written(path: Path, wanted: Sequence[DatasetTable]) -> str:
 
     Raises ConfigError with each invalid value, and for a file whose format cannot be preserved.
     """
-    expected = _plain(path) if path.exists() else {}
+    expected = _without_comments(path) if path.exists() else {}
     problems: list[Problem] = []
     _change(expected, wanted, dict, problems)
     if problems:
         raise ConfigError(*problems)
     if path.suffix.lower() == ".json":
         return json.dumps(expected, indent=2, ensure_ascii=False) + "\n"
-    text = read_text(path) if path.exists() else COMMENT
+    text = read_outside_text(path) if path.exists() else COMMENT
     is_windows = path.exists() and b"\r\n" in path.read_bytes()
     try:
-        made = _toml(text, wanted)
+        made = _dataset_toml(text, wanted)
         good = tomllib.loads(made) == expected
     except (TOMLKitError, tomllib.TOMLDecodeError, TypeError, AttributeError, KeyError, IndexError, ValueError):
         good, made = False, ""
@@ -139,7 +142,7 @@ def written(path: Path, wanted: Sequence[DatasetTable]) -> str:
     return made.replace("\n", "\r\n") if is_windows else made
 
 
-def _toml(text: str, wanted: Sequence[DatasetTable]) -> str:
+def _dataset_toml(text: str, wanted: Sequence[DatasetTable]) -> str:
     """A TOML file with these data sets. Tables are added and removed as text, and tomlkit changes values: it attributes
     the comments above a table to the previous table, and would remove them with that."""
     with contextlib.suppress(tomllib.TOMLDecodeError, KeyError):  # tables within one line
@@ -161,7 +164,7 @@ def _toml(text: str, wanted: Sequence[DatasetTable]) -> str:
 def _rearranged(text: str, wanted: Sequence[DatasetTable]) -> str:
     """The text with the wanted tables and their new options; comments belong to the table below them."""
     tables = tomllib.loads(text).get("datasets", [])
-    before, *others = _blocks(text)
+    before, *others = _split_blocks(text)
     made, at, folder, ends = [before], -1, -1, {-1: 0}  # ends: the last block of each data set
     for block in others:
         name = HEADER.search(block)
@@ -173,9 +176,9 @@ def _rearranged(text: str, wanted: Sequence[DatasetTable]) -> str:
         one = next((one for one in wanted if one.at == at), None)
         inner = next((inner for inner in one.folders if inner.at == folder), None) if one else None
         if kind == "datasets" and one:
-            block = _longer(block, _lines(one.texts, OF_DATASET, tables[at]))
+            block = _longer(block, _new_option_lines(one.texts, OF_DATASET, tables[at]))
         elif kind == "datasets.subsets" and inner:
-            block = _longer(block, _lines(inner.texts, OF_FOLDER, tables[at]["subsets"][folder]))
+            block = _longer(block, _new_option_lines(inner.texts, OF_FOLDER, tables[at]["subsets"][folder]))
         if not kind.startswith("datasets") or (one and (inner or folder < 0)):
             made.append(block)
         if kind.startswith("datasets"):
@@ -186,15 +189,15 @@ def _rearranged(text: str, wanted: Sequence[DatasetTable]) -> str:
             line
             for inner in one.folders
             if inner.at is None
-            for line in ("", "[[datasets.subsets]]", *_lines(inner.texts, OF_FOLDER, {}))
+            for line in ("", "[[datasets.subsets]]", *_new_option_lines(inner.texts, OF_FOLDER, {}))
         ]
         if one.at is None:
-            added = ["", "[[datasets]]", *_lines(one.texts, OF_DATASET, {}), *added]
+            added = ["", "[[datasets]]", *_new_option_lines(one.texts, OF_DATASET, {}), *added]
         made[last] = _longer(made[last], added)
     return "".join(made)
 
 
-def _lines(texts: Mapping[str, str], names: Sequence[str], there: JsonMapping) -> list[str]:
+def _new_option_lines(texts: Mapping[str, str], names: Sequence[str], there: JsonMapping) -> list[str]:
     new = {name: text.strip() for name in names if name not in there and (text := texts.get(name, "")).strip()}
     return [f"{name} = {toml_value(_literal(name, KNOWN[name].read(text)))}" for name, text in new.items()]
 
@@ -210,7 +213,7 @@ def _longer(block: str, lines: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in (*there[:end], *new, *there[end:]))
 
 
-def _blocks(text: str) -> list[str]:
+def _split_blocks(text: str) -> list[str]:
     """The text before the first table, then each table with the comments directly above it."""
     lines = text.splitlines(keepends=True)
     starts = [0]
@@ -223,30 +226,30 @@ def _blocks(text: str) -> list[str]:
     return ["".join(lines[a:b]) for a, b in pairwise([*starts, len(lines)])]
 
 
-def _plain(path: Path) -> JsonObject:
+def _without_comments(path: Path) -> JsonObject:
     tables = load_json(path) if path.suffix.lower() == ".json" else load_toml(path)
     if not isinstance(tables, dict):
         raise ConfigError(Problem("dataset_config", ": {path} holds no tables", path=path))
     return tables
 
 
-def _inner(table: JsonMapping, key: str, path: Path) -> list[JsonObject]:
+def _inner_tables(table: JsonMapping, key: str, path: Path) -> list[JsonObject]:
     found = table.get(key, [])
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise ConfigError(Problem("dataset_config", ": {key} in {path} are no tables", key=key, path=path))
     return found
 
 
-def _texts(table: JsonMapping, names: Sequence[str]) -> dict[str, str]:
-    return {name: _text(name, table[name]) for name in names if name in table}
+def _field_texts(table: JsonMapping, names: Sequence[str]) -> dict[str, str]:
+    return {name: _field_text(name, table[name]) for name in names if name in table}
 
 
-def _text(name: str, value: Any) -> str:
+def _field_text(name: str, value: Any) -> str:
     """Return a value as text of its field."""
     # Even an invalid one, so that it can be corrected.
     if name == "resolution" and value:
         with contextlib.suppress(ConfigError):
-            return ";".join(",".join(map(str, dict.fromkeys(size))) for size in sizes(value))
+            return ";".join(",".join(map(str, dict.fromkeys(size))) for size in parse_resolution(value))
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
     return KNOWN[name].text(value)
@@ -289,7 +292,7 @@ def _put(
 ) -> None:
     """Write the options that differ, and remove those that are empty."""
     for name in names:
-        before, now = _text(name, table[name]) if name in table else "", texts.get(name, "").strip()
+        before, now = _field_text(name, table[name]) if name in table else "", texts.get(name, "").strip()
         if now == before.strip():
             continue
         if not now:
@@ -307,7 +310,7 @@ def _literal(name: str, value: Any) -> Any:
     """A value as in a file: a square resolution is one number, several sizes are a text, and Windows paths need no
     escapes."""
     if name == "resolution" and len(value) > 1:
-        return _text(name, value)
+        return _field_text(name, value)
     if name == "resolution":
         ((width, height),) = value
         return width if width == height else [width, height]

@@ -21,15 +21,15 @@ def found(config: RunConfig) -> tuple[DatasetConfig, list[Problem]]:
     return finding.with_folders(survey, dataset), survey.problems
 
 
-def is_flat(folder: str | None) -> bool:
-    return Path(folder or "").is_dir() and folders.is_flat(Path(folder or ""))
+def is_flat_folder(folder: str | None) -> bool:
+    return Path(folder or "").is_dir() and folders.has_flat_images(Path(folder or ""))
 
 
-def count(folder: Path) -> int:
-    return len(folders.listing(folder).images)
+def count_images(folder: Path) -> int:
+    return len(folders.list_folder(folder).images)
 
 
-def named(one: FolderTable) -> list[FolderTable]:
+def read_folder_name(one: FolderTable) -> list[FolderTable]:
     """An added folder with the options from its name; a parent of folders named <repeats>_<words> becomes these."""
     folder = Path(one.texts.get("image_dir", ""))
     if one.at is not None or one.texts.get("num_repeats") or not folder.is_dir():

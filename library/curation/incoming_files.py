@@ -14,7 +14,7 @@ from library.data.caption_files import read_caption
 from library.data.pixels import check_file, extensions
 from library.files import RESERVED, clear_errors
 
-CAPTIONS = (".txt", ".caption")
+CAPTION_SUFFIXES = (".txt", ".caption")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "AVIF", "JXL")  # that may be decoded, whatever the extension
 LARGEST_IMAGE, LARGEST_CAPTION = 256_000_000, 1_000_000  # bytes
 MOST_PIXELS = 120_000_000
@@ -30,13 +30,13 @@ def safe_name(sent: str) -> str:
     return ("_" if RESERVED.fullmatch(stem) else "") + stem + suffix.lower()
 
 
-def refusal(name: str, num_bytes: int) -> Message | None:
+def refuse_file(name: str, num_bytes: int) -> Message | None:
     """Why a file of this name and length is rejected, or None."""
     suffix = os.path.splitext(name)[1]
     known = sorted(extensions())
-    if suffix not in known and suffix not in CAPTIONS:
+    if suffix not in known and suffix not in CAPTION_SUFFIXES:
         return Message("is neither an image ({known}) nor a caption (.txt)", known=", ".join(known))
-    most = LARGEST_CAPTION if suffix in CAPTIONS else LARGEST_IMAGE
+    most = LARGEST_CAPTION if suffix in CAPTION_SUFFIXES else LARGEST_IMAGE
     if not 0 < num_bytes <= most:
         return Message("is empty") if num_bytes <= 0 else Message("has more than {most} MB", most=most // 1_000_000)
     return None
@@ -44,7 +44,7 @@ def refusal(name: str, num_bytes: int) -> Message | None:
 
 def check_content(path: Path, name: str) -> None:
     """Raise ConfigError unless the content of a file matches its name: an image that can be decoded safely, or text."""
-    if os.path.splitext(name)[1] in CAPTIONS:
+    if os.path.splitext(name)[1] in CAPTION_SUFFIXES:
         try:
             text = read_caption(path)
         except UnicodeError:
@@ -71,11 +71,11 @@ def check_content(path: Path, name: str) -> None:
 
 def checksum(path: Path, num_bytes: int) -> int:
     """The CRC-32 of the first bytes of a file, to tell files apart; not secure against forgery."""
-    found = 0
+    crc = 0
     with open(path, "rb") as file:
         while num_bytes > 0 and (piece := file.read(min(num_bytes, 1 << 20))):
-            found, num_bytes = zlib.crc32(piece, found), num_bytes - len(piece)
-    return found
+            crc, num_bytes = zlib.crc32(piece, crc), num_bytes - len(piece)
+    return crc
 
 
 def free_names(names: Sequence[str], taken: Collection[str]) -> dict[str, str]:
@@ -90,14 +90,14 @@ def free_names(names: Sequence[str], taken: Collection[str]) -> dict[str, str]:
     for members in pairs.values():
         suffixes = [os.path.splitext(name)[1] for name in members]
         reserved = {*suffixes, *(images if not images.isdisjoint(suffixes) else ())}
-        stems = numbered(os.path.splitext(members[0])[0])
+        stems = numbered_stems(os.path.splitext(members[0])[0])
         stem = next(one for one in stems if used.isdisjoint(f"{one}{suffix}".lower() for suffix in reserved))
         used |= {f"{stem}{suffix}".lower() for suffix in suffixes}
         found |= {name: stem + suffix for name, suffix in zip(members, suffixes, strict=True)}
     return found
 
 
-def numbered(stem: str) -> Iterator[str]:
+def numbered_stems(stem: str) -> Iterator[str]:
     """A stem, then the stem with suffixes 2, 3, ..."""
     yield stem
     for number in range(2, 1_000_000):
@@ -110,7 +110,7 @@ def put(source: Path, folder: Path, name: str) -> Path:
     Nothing is overwritten: the system creates the name atomically, and refuses an existing one.
     """
     stem, suffix = os.path.splitext(name)
-    for candidate in numbered(stem):
+    for candidate in numbered_stems(stem):
         path = folder / f"{candidate}{suffix}"
         with clear_errors(path):
             if _takes_name(source, path):

@@ -18,7 +18,7 @@ class Proposal(NamedTuple):
 
 def proposals(config: RunConfig, most: int) -> list[Proposal]:
     """Return up to `most` random captions of the images that a config names. Raises ConfigError without any."""
-    found = finding.survey(config, keep=False)
+    found = finding.survey_data(config, keep=False)
     captioned = [image for image in found.images.items if image.caption.strip() and not image.is_reg]
     if not captioned:
         raise ConfigError(*found.problems or ["The images have no captions: write them in the tab Data set first."])

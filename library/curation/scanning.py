@@ -12,15 +12,15 @@ from library.data import folder_problems, folders
 from library.data.buckets import Buckets, Size
 from library.data.caption_files import about_odd_files, odd_files, read_caption
 from library.data.folders import Listing
-from library.data.orientation import orientation, swapped
+from library.data.orientation import orientation, turned_size
 from library.data.pixels import check_file, header_size
-from library.data.preflight import FEW
+from library.data.preflight import MAX_WHOLE_IMAGES
 from library.data.threads import spread
 
 OTHER_ENDINGS = (".txt", ".caption")
 
 
-def opened(
+def scan_collection(
     root: Path, config: RunConfig, report: Report | None = None, may: May = lambda path: True
 ) -> ImageCollection:
     """Scan a folder: one that holds folders named <repeats>_<words>, or one with images.
@@ -30,11 +30,11 @@ def opened(
     """
     collection = ImageCollection(root, config, may=may)
     try:
-        _find(collection)
+        _scan_folders(collection)
     except OSError as error:
         raise ConfigError("{root} cannot be listed: {why}", root=root, why=error.strerror or error) from None
     collection.notes += sharing(collection)
-    examine(collection, collection.pictures, report)
+    examine_pictures(collection, collection.pictures, report)
     rules = collection.rules
     for picture in collection.pictures:
         fitted(picture, rules)
@@ -42,12 +42,12 @@ def opened(
     return collection
 
 
-def examine(collection: ImageCollection, pictures: list[Picture], report: Report | None = None) -> None:
+def examine_pictures(collection: ImageCollection, pictures: list[Picture], report: Report | None = None) -> None:
     """Read the files of images: size, whether they can be decoded, and their captions."""
-    whole = len(pictures) <= FEW
-    facts = spread(partial(_facts, collection, whole), pictures, report, Message("scanning images"))
+    whole = len(pictures) <= MAX_WHOLE_IMAGES
+    facts = spread(partial(_picture_facts, collection, whole), pictures, report, Message("scanning images"))
     for picture, (size, broken, turn) in zip(pictures, facts, strict=True):
-        picture.size = swapped(size, turn) if collection.config.data.exif_rotation else size
+        picture.size = turned_size(size, turn) if collection.config.data.exif_rotation else size
         picture.broken, picture.turned = broken, turn != 1
     spread(partial(reread, collection), pictures, report, Message("reading captions"))
 
@@ -77,11 +77,11 @@ def reread(collection: ImageCollection, picture: Picture) -> None:
         picture.foreign, picture.caption = True, bytes(error.object).decode("utf-8", "replace")
 
 
-def _find(collection: ImageCollection) -> None:
-    here = folders.listing(collection.root)
-    inner = [(name, found) for name in here.folders if (found := _inner(collection, name)) is not None]
+def _scan_folders(collection: ImageCollection) -> None:
+    here = folders.list_folder(collection.root)
+    inner = [(name, found) for name in here.folders if (found := _list_inner(collection, name)) is not None]
     has_concepts = any(folders.concept(collection.root / name) for name, _ in inner)
-    flat, own = folders.is_flat(collection.root), folders.concept(collection.root)
+    flat, own = folders.has_flat_images(collection.root), folders.concept(collection.root)
     why = "" if flat or not has_concepts else "images directly in the folder are not used beside <repeats>_<words>"
     given = collection.config.data.dataset_repeats
     repeats, words = (own.repeats, own.words) if own and not flat else (given, "")
@@ -93,7 +93,7 @@ def _find(collection: ImageCollection) -> None:
             reason = "it has 0 repeats"
         place = ImageFolder(name, concept.repeats if concept else 1, concept.words if concept else "", 0, reason)
         _take(collection, listing, place)
-        deeper = [one for one in listing.folders if folders.listing(collection.root / name / one).images]
+        deeper = [folder for folder in listing.folders if folders.list_folder(collection.root / name / folder).images]
         if deeper:
             collection.notes.append(
                 Message(
@@ -112,12 +112,12 @@ def _find(collection: ImageCollection) -> None:
         )
 
 
-def _inner(collection: ImageCollection, name: str) -> Listing | None:
+def _list_inner(collection: ImageCollection, name: str) -> Listing | None:
     """A folder in the opened one, or None when it may not be read."""
     if not _safe(collection, os.path.join(collection.root, name)):
         return None
     try:
-        return folders.listing(collection.root / name)
+        return folders.list_folder(collection.root / name)
     except OSError as error:
         collection.notes.append(Message("{name} cannot be listed: {why}", name=name, why=error.strerror or error))
         return None
@@ -176,16 +176,16 @@ def _safe(collection: ImageCollection, path: str) -> bool:
     return not os.path.islink(path) or collection.may(path)
 
 
-def _facts(collection: ImageCollection, whole: bool, picture: Picture) -> tuple[Size, str, int]:
+def _picture_facts(collection: ImageCollection, whole: bool, picture: Picture) -> tuple[Size, str, int]:
     if not _safe(collection, picture.path):
         return (0, 0), "it is a link that leads out of the folders of this page", 1
     if picture.broken:
         return (0, 0), picture.broken, 1
-    return _known(picture.path, picture.modified, picture.num_bytes, whole)
+    return _remembered_facts(picture.path, picture.modified, picture.num_bytes, whole)
 
 
 @lru_cache(maxsize=1 << 17)
-def _known(path: str, modified: int, num_bytes: int, whole: bool) -> tuple[Size, str, int]:
+def _remembered_facts(path: str, modified: int, num_bytes: int, whole: bool) -> tuple[Size, str, int]:
     """Size as stored, why it cannot be decoded, and its EXIF orientation; time and length are cache keys."""
     size = header_size(path, modified, num_bytes)
     if min(size) < 1:

@@ -11,12 +11,12 @@ from library.data.preflight import MUCH_CUT
 
 MUCH_LARGER = 1.5
 Test = Callable[[ImageCollection, Picture], bool]
-KINDS: dict[str, tuple[str, Test]] = {
+PICTURE_KINDS: dict[str, tuple[str, Test]] = {
     "all": ("All images", lambda a, p: True),
     "missing": ("Without a caption", lambda a, p: p.caption is None),
     "empty": ("Empty caption", lambda a, p: p.caption is not None and not p.words and not p.foreign),
     "foreign": ("Caption that cannot be read", lambda a, p: p.foreign),
-    "lines": ("Caption of several lines", lambda a, p: len(captions.lines(p.caption or "").split("\n")) > 1),
+    "lines": ("Caption of several lines", lambda a, p: len(captions.caption_lines(p.caption or "").split("\n")) > 1),
     "broken": ("Broken images", lambda a, p: bool(p.broken)),
     "unused": ("Not used", lambda a, p: bool(p.unused)),
     "cut": ("Cropped by more than 20 %", lambda a, p: p.used and max(p.cut) > MUCH_CUT),
@@ -28,15 +28,17 @@ KINDS: dict[str, tuple[str, Test]] = {
 }
 
 
-def choose(
+def select_pictures(
     collection: ImageCollection, kind: str, words: str = "", folder: str | None = None, trigger: str = ""
 ) -> list[Picture]:
     """The images of a kind, of a folder, whose name or caption has these words; `trigger`: for those without it."""
-    if kind not in KINDS and kind != "trigger":
-        raise ConfigError("show is {kind}: use one of {kinds}", kind=repr(kind), kinds=", ".join(KINDS))
+    if kind not in PICTURE_KINDS and kind != "trigger":
+        raise ConfigError("show is {kind}: use one of {kinds}", kind=repr(kind), kinds=", ".join(PICTURE_KINDS))
     has = tags.trigger(trigger) if trigger.strip() else None
     test: Test = (
-        KINDS[kind][1] if kind in KINDS else lambda a, p: has is not None and p.role != "reg" and not has(p.words)
+        PICTURE_KINDS[kind][1]
+        if kind in PICTURE_KINDS
+        else lambda a, p: has is not None and p.role != "reg" and not has(p.words)
     )
     wanted = words.casefold().strip()
     found = [
@@ -49,10 +51,12 @@ def choose(
     return sorted(found, key=lambda p: (collection.doubles[p.name], p.name)) if kind == "double" else found
 
 
-def counts(collection: ImageCollection, trigger: str = "") -> dict[str, int]:
+def count_kinds(collection: ImageCollection, trigger: str = "") -> dict[str, int]:
     """The number of images of each kind."""
-    found = {kind: sum(map(partial(test, collection), collection.pictures)) for kind, (_, test) in KINDS.items()}
+    kinds = {
+        kind: sum(map(partial(test, collection), collection.pictures)) for kind, (_, test) in PICTURE_KINDS.items()
+    }
     if trigger.strip():
         has = tags.trigger(trigger)
-        found["trigger"] = sum(p.role != "reg" and not has(p.words) for p in collection.pictures)
-    return found
+        kinds["trigger"] = sum(p.role != "reg" and not has(p.words) for p in collection.pictures)
+    return kinds

@@ -8,45 +8,45 @@ from library.config.run_config import RunConfig
 from library.curation import sources
 from library.curation.collection import MOST_SEEN
 from library.data import finding
-from library.data.images import summary
-from library.data.length import length
+from library.data.images import summarise_images
+from library.data.length import training_length
 
 
-def counted(config: RunConfig, may: Callable[[str], bool], world: int = 1) -> JsonObject:
+def count_by_folder(config: RunConfig, may: Callable[[str], bool], world: int = 1) -> JsonObject:
     """The counts of a training with this number of processes, by folder and in total.
 
     A folder is named by its data set and its source. `may` says which paths may be read; images elsewhere raise
     ConfigError, as do files that cannot be read.
     """
     sources.guard(config, may)
-    found = finding.survey(config, keep=False)
-    tables = [dataset.table for dataset in found.images.datasets]  # of which several may be one at several sizes
+    survey = finding.survey_data(config, keep=False)
+    tables = [dataset.table for dataset in survey.images.datasets]  # of which several may be one at several sizes
     rows: dict[tuple[int, str], JsonObject] = {}
-    for position, dataset in enumerate(found.images.datasets):
+    for position, dataset in enumerate(survey.images.datasets):
         for subset in dataset.subsets:
-            row = {"dataset": tables[position], "source": sources.source(subset), "images": 0, "seen": 0}
-            rows[tables[position], sources.source(subset)] = {**row, "captioned": 0, "held": 0}
+            row = {"dataset": tables[position], "source": sources.source_of_subset(subset), "images": 0, "seen": 0}
+            rows[tables[position], sources.source_of_subset(subset)] = {**row, "captioned": 0, "held": 0}
     learned: set[tuple[str, int]] = set()
-    for image in found.images.items:
-        row = rows[tables[image.dataset], sources.source(image.subset)]
+    for image in survey.images.items:
+        row = rows[tables[image.dataset], sources.source_of_subset(image.subset)]
         row["seen"] += image.repeats
         if (image.path, tables[image.dataset]) in learned:  # at another size
             continue
         learned.add((image.path, tables[image.dataset]))
         row["images"] += 1
         row["captioned"] += bool(image.caption_file or image.subset.metadata_file)
-    for image in found.images.validation.items if found.images.validation else ():
+    for image in survey.images.validation.items if survey.images.validation else ():
         if (image.path, tables[image.dataset]) not in learned:
             learned.add((image.path, tables[image.dataset]))
-            rows[tables[image.dataset], sources.source(image.subset)]["held"] += 1
+            rows[tables[image.dataset], sources.source_of_subset(image.subset)]["held"] += 1
     seen = sum(row["seen"] for row in rows.values())
     if seen > MOST_SEEN:
         raise ConfigError("an epoch would have {seen} pictures: lower the repeats", seen=f"{seen:,}")
-    total = summary(found.images, world)
+    total = summarise_images(survey.images, world)
     # Messages about a single folder are shown by its row.
     flat = {row["source"] for row in rows.values()} == {config.data.train_data_dir}
-    warnings = [one for one in found.warnings if not (flat and one.option == "train_data_dir")]
-    long = length(config.steps, total["batches_per_epoch"])
+    warnings = [warning for warning in survey.warnings if not (flat and warning.option == "train_data_dir")]
+    long = training_length(config.steps, total["batches_per_epoch"])
     return {
         "rows": [*rows.values()],
         "images": total["images"],
@@ -56,6 +56,6 @@ def counted(config: RunConfig, may: Callable[[str], bool], world: int = 1) -> Js
         "steps_per_epoch": long.per_epoch,
         "steps": long.total,
         "epochs": long.epochs,
-        "problems": found.problems,
-        "warnings": [*found.other_captions, *warnings],
+        "problems": survey.problems,
+        "warnings": [*survey.other_captions, *warnings],
     }

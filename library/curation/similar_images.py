@@ -15,7 +15,7 @@ Hash = tuple[int, int]
 # Rescaling and saving again change a few bits, another image about half of them.
 # Why: docs/decisions/2026-11-20-similar-images.md
 NEAR = 10  # of 128 bits may differ; noise and rescaling change fewer, another image about 64
-PLAIN = 2.0  # spread of grey levels below which a hash is meaningless
+MIN_SPREAD = 2.0  # spread of grey levels below which a hash is meaningless
 ROWS = 512
 
 
@@ -51,10 +51,10 @@ def looks(path: str) -> Hash | None:
     except (ConfigError, OSError):
         return None
     grey = np.asarray(backed.convert("L").resize((9, 9), Image.Resampling.BOX), dtype=np.int16)
-    if grey.std() < PLAIN:
+    if grey.std() < MIN_SPREAD:
         return None
     right, down = grey[:8, 1:] > grey[:8, :-1], grey[1:, :8] > grey[:-1, :8]
-    return _number(right), _number(down)
+    return _number_of_bits(right), _number_of_bits(down)
 
 
 def near(hashes: Sequence[Hash | None], most: int = NEAR) -> list[list[int]]:
@@ -81,5 +81,5 @@ def near(hashes: Sequence[Hash | None], most: int = NEAR) -> list[list[int]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _number(bits: np.ndarray) -> int:
+def _number_of_bits(bits: np.ndarray) -> int:
     return int.from_bytes(np.packbits(bits.flatten()).tobytes(), "big")

@@ -25,7 +25,7 @@ ELSEWHERE = "it lies outside of the opened folder: open {folder} to change it"
 
 # The trainer's own survey is used, so that the tab's counts cannot differ from the training's.
 # Why: docs/decisions/2026-11-20-data-set-tab-counts-as-the-trainer.md
-def opened(
+def scan_sources(
     config: RunConfig, report: Report | None = None, may: May = lambda path: True, world: int = 1
 ) -> ImageCollection:
     """Scan the images of a training: of its image folder, or of all sources that its config names.
@@ -36,11 +36,11 @@ def opened(
     data = config.data
     held_back = isinstance(config, AdapterRun) and config.validation.validation_split
     if not (data.dataset_config or data.in_json or data.reg_data_dir or held_back):
-        collection = scanning.opened(Path(data.train_data_dir or ""), config, report, may)
+        collection = scanning.scan_collection(Path(data.train_data_dir or ""), config, report, may)
         collection.world = world
         return collection
     guard(config, may)
-    found = finding.survey(config, report, keep=False)
+    found = finding.survey_data(config, report, keep=False)
     described = data.dataset_config or data.in_json
     if described:
         name = Path(described).name
@@ -49,31 +49,31 @@ def opened(
             root, config, may=may, fixed=Message("{name} describes these images: open one of their folders", name=name)
         )
     else:
-        collection = scanning.opened(Path(data.train_data_dir or ""), config, report, may)
+        collection = scanning.scan_collection(Path(data.train_data_dir or ""), config, report, may)
     collection.world, collection.found, collection.problems = world, found.images, found.problems
     notes = dict.fromkeys([*found.other_captions, *found.warnings, *scanning.sharing(collection)])
     if any(subset.random_crop for dataset in found.images.datasets for subset in dataset.subsets):
         notes["Crops are random: the shading shows a center crop."] = None
     collection.notes = list(notes)
-    _add(collection, found, report)
+    _add_images(collection, found, report)
     return collection
 
 
 def guard(config: RunConfig, may: May) -> None:
     """Raise ConfigError when a config names a path that may not be read."""
     named: dict[str, None] = {}
-    for dataset in datasets.load(config):
+    for dataset in datasets.load_datasets(config):
         for subset in dataset.subsets:
             second = (subset.conditioning_data_dir, *subset.control_directories)
             named |= dict.fromkeys(p for p in (subset.image_dir, subset.metadata_file, *second) if p)
-            _allow(named, may)
+            _check_allowed(named, may)
             if subset.metadata_file:
-                entries = metadata.read(subset.metadata_file, subset.image_dir)
+                entries = metadata.read_metadata_file(subset.metadata_file, subset.image_dir)
                 named |= dict.fromkeys(os.path.dirname(path) for one in entries for path in (one.path, *one.controls))
-    _allow(named, may)
+    _check_allowed(named, may)
 
 
-def _allow(named: dict[str, None], may: May) -> None:
+def _check_allowed(named: dict[str, None], may: May) -> None:
     if outside := [path for path in named if not may(path)]:
         raise ConfigError(
             "{some}: outside of the folders of this page; start it with --root FOLDER", some=some(outside)
@@ -90,17 +90,19 @@ class _Places:
         self.collection, self.found = collection, found
         self.known: dict[tuple[int, str], ImageFolder] = {}
         every = [(i, s) for i, dataset in enumerate(found.images.datasets) for s in dataset.subsets]
-        self.shared = Counter(source(subset) for subset in {id(subset): subset for _, subset in every}.values())
+        self.shared = Counter(
+            source_of_subset(subset) for subset in {id(subset): subset for _, subset in every}.values()
+        )
         self.made: dict[int, ImageFolder] = {}  # by id of the subset, which may be trained at several sizes
         self.own = {place.path: place for place in collection.places}
         for position, subset in every:
             self._make(position, subset)
 
     def of(self, image: Image) -> ImageFolder:
-        return self.known[image.dataset, source(image.subset)]
+        return self.known[image.dataset, source_of_subset(image.subset)]
 
     def _make(self, position: int, subset: SubsetConfig) -> None:
-        path = source(subset)
+        path = source_of_subset(subset)
         if path in self.own:
             self.known[position, path] = self.own[path]
             return
@@ -133,11 +135,11 @@ class _Places:
         self.collection.places.append(place)
 
 
-def source(subset: SubsetConfig) -> str:
+def source_of_subset(subset: SubsetConfig) -> str:
     return subset.metadata_file or subset.image_dir or ""
 
 
-def _add(collection: ImageCollection, found: Survey, report: Report | None) -> None:
+def _add_images(collection: ImageCollection, found: Survey, report: Report | None) -> None:
     """Add the trainer's images to a collection, except those that it already has."""
     places, own = _Places(collection, found), {picture.path: picture for picture in collection.pictures}
     added: list[Picture] = []
@@ -145,7 +147,7 @@ def _add(collection: ImageCollection, found: Survey, report: Report | None) -> N
     for image in found.images.items:
         mark = image.path, found.images.datasets[image.dataset].table
         if image.path not in own and mark not in learned:  # else it is there at another size
-            added.append(_picture(found, places.of(image), image, "reg" if image.is_reg else ""))
+            added.append(_picture_of_image(found, places.of(image), image, "reg" if image.is_reg else ""))
         learned.add(mark)
     for image in found.images.validation.items if found.images.validation else ():
         mark = image.path, found.images.datasets[image.dataset].table
@@ -154,15 +156,15 @@ def _add(collection: ImageCollection, found: Survey, report: Report | None) -> N
         if image.path in own:
             own[image.path].role, own[image.path].repeats = "held", 1
         else:
-            added.append(_picture(found, places.of(image), image, "held"))
+            added.append(_picture_of_image(found, places.of(image), image, "held"))
         learned.add(mark)
     for image in found.copies:
-        added.append(_picture(found, places.of(image), image, "reg" if image.is_reg else ""))
+        added.append(_picture_of_image(found, places.of(image), image, "reg" if image.is_reg else ""))
         added[-1].unused = HELD_OUT
     added += _left_out(found, places, {*own, *(picture.path for picture in added)})
     there = [picture for picture in added if picture.modified]  # of the others there may be only latents
     fits = [picture.size for picture in there]
-    scanning.examine(collection, there, report)
+    scanning.examine_pictures(collection, there, report)
     for picture, size in zip(there, fits, strict=True):
         picture.size = picture.size if picture.broken or not min(size) else size  # a metadata file takes precedence
         if picture.fit is None and not picture.broken and not picture.unused:
@@ -174,7 +176,7 @@ def _add(collection: ImageCollection, found: Survey, report: Report | None) -> N
     collection.hold([*collection.pictures, *added])
 
 
-def _picture(found: Survey, place: ImageFolder, image: Image, role: str) -> Picture:
+def _picture_of_image(found: Survey, place: ImageFolder, image: Image, role: str) -> Picture:
     has_metadata = bool(image.subset.metadata_file)
     made = _bare(found, place, image.path, image.subset)
     made.repeats, made.size, made.fit, made.role = image.repeats, image.size, image.fit, role
@@ -206,7 +208,7 @@ def _left_out(found: Survey, places: _Places, seen: set[str]) -> list[Picture]:
     spare, made = set(found.unused), []
     for position, dataset in enumerate(found.images.datasets):
         for subset in dataset.subsets:
-            place = places.known[position, source(subset)]
+            place = places.known[position, source_of_subset(subset)]
             if not subset.image_dir or place.path in places.own:
                 continue
             here: Listing = found.files(subset.image_dir)

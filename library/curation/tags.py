@@ -26,7 +26,7 @@ class Edit:
             raise ConfigError(
                 "action is {action}: use one of {actions}", action=repr(self.action), actions=", ".join(ACTIONS)
             )
-        if self.action == "add" and not split(self.put, self.separator):
+        if self.action == "add" and not split_tags(self.put, self.separator):
             raise ConfigError("tags to add: write at least one")
         if self.action != "add" and not self.find.strip(" " if self.action == "replace_text" else None):
             raise ConfigError(
@@ -39,12 +39,12 @@ class Edit:
             flags = 0 if self.match_case else re.IGNORECASE
             return re.sub(re.escape(self.find), lambda _: self.put, caption, flags=flags)
         if not caption.strip() and self.action == "add":
-            return self._joined(split(self.put, self.separator))
+            return self._joined(split_tags(self.put, self.separator))
         return "".join(self._line(line) for line in caption.splitlines(keepends=True))
 
     def _line(self, line: str) -> str:
         bare = line.rstrip("\r\n")
-        old = split(bare, self.separator)
+        old = split_tags(bare, self.separator)
         if not old:
             return line
         new = {"add": self._added, "remove": self._removed, "replace_tag": self._replaced}[self.action](old)
@@ -52,20 +52,20 @@ class Edit:
 
     def _added(self, old: list[str]) -> list[str]:
         there = set(map(self._key, old))
-        fresh = [tag for tag in split(self.put, self.separator) if self._key(tag) not in there]
+        fresh = [tag for tag in split_tags(self.put, self.separator) if self._key(tag) not in there]
         return [*old, *fresh] if self.at_end else [*fresh, *old]
 
     def _removed(self, old: list[str]) -> list[str]:
-        gone = set(map(self._key, split(self.find, self.separator)))
+        gone = set(map(self._key, split_tags(self.find, self.separator)))
         return [tag for tag in old if self._key(tag) not in gone]
 
     def _replaced(self, old: list[str]) -> list[str]:
         """The new tags replace the first of the old ones; a tag that exists already is not duplicated."""
-        gone = set(map(self._key, split(self.find, self.separator)))
+        gone = set(map(self._key, split_tags(self.find, self.separator)))
         if gone.isdisjoint(map(self._key, old)):
             return old
         new, there = [], {self._key(tag) for tag in old} - gone
-        fresh = [tag for tag in split(self.put, self.separator) if self._key(tag) not in there]
+        fresh = [tag for tag in split_tags(self.put, self.separator) if self._key(tag) not in there]
         for tag in old:
             if self._key(tag) in gone:
                 new += fresh
@@ -82,7 +82,7 @@ class Edit:
         return gap.join(tags)
 
 
-def split(text: str, separator: str = ",") -> list[str]:
+def split_tags(text: str, separator: str = ",") -> list[str]:
     return [tag for part in text.split(separator or ",") if (tag := part.strip())]
 
 
@@ -96,7 +96,7 @@ def frequencies(captions: Iterable[str], separator: str = ",", prefix: str = "")
     counted: Counter[str] = Counter()
     shown: dict[str, str] = {}
     for caption in captions:
-        found = [tag for line in caption.splitlines() for tag in split(line, separator)]
+        found = [tag for line in caption.splitlines() for tag in split_tags(line, separator)]
         counted.update({tag.casefold() for tag in found})
         for tag in found:
             shown.setdefault(tag.casefold(), tag)

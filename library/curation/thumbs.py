@@ -24,7 +24,7 @@ _at_once = threading.Semaphore(2)  # whole images in memory
 _pruned = [0.0]
 
 
-def root() -> Path:
+def thumbnail_folder() -> Path:
     return cache_folder() / "thumbnails"
 
 
@@ -46,7 +46,7 @@ def thumb(path: str | Path, side: int = SIDES[0], upright: bool = False) -> byte
         "utf-8", "surrogateescape"
     )
     name = hashlib.blake2b(known, digest_size=16).hexdigest()
-    kept = root() / name[:2] / f"{name}.webp"
+    kept = thumbnail_folder() / name[:2] / f"{name}.webp"
     try:
         return kept.read_bytes()
     except OSError:
@@ -56,11 +56,11 @@ def thumb(path: str | Path, side: int = SIDES[0], upright: bool = False) -> byte
         write_atomic(kept, made)
     if time.time() - _pruned[0] > DAY:
         _pruned[0] = time.time()
-        threading.Thread(target=prune, name="thumbnails", daemon=True).start()
+        threading.Thread(target=prune_thumbnails, name="thumbnails", daemon=True).start()
     return made
 
 
-def opened(path: str | Path) -> Image.Image:
+def open_image(path: str | Path) -> Image.Image:
     """An image after checks of its header and size. Raises ConfigError otherwise."""
     extensions()
     try:
@@ -78,10 +78,10 @@ def opened(path: str | Path) -> Image.Image:
     return with_limit
 
 
-def prune(limit: int = LIMIT) -> int:
+def prune_thumbnails(limit: int = LIMIT) -> int:
     """Remove the oldest thumbnails until the rest fits into `limit` bytes. Returns the bytes that are left."""
     files = []
-    for path in root().glob("*/*.webp"):
+    for path in thumbnail_folder().glob("*/*.webp"):
         try:
             about = path.stat()
             files.append((about.st_mtime, about.st_size, path))
@@ -97,7 +97,7 @@ def prune(limit: int = LIMIT) -> int:
 
 
 def _thumbnail(path: str | Path, side: int, upright: bool) -> bytes:
-    with _at_once, opened(path) as image:
+    with _at_once, open_image(path) as image:
         try:
             image.draft("RGB", (side, side))  # JPEG is decoded at down to an eighth of its size where that is enough
             shown = orientation.upright(image) if upright else image

@@ -26,9 +26,9 @@ from library.data.threads import spread
 from library.files import clean_up, clear_errors, need_space, write_atomic
 from library.runs import process
 
-FOLDER, ABOUT, JOURNAL, KEPT = ".trash", "operation.json", "journal.jsonl", "files"
+FOLDER, ABOUT, JOURNAL, KEPT_FILES_FOLDER = ".trash", "operation.json", "journal.jsonl", "files"
 OPEN, DONE, UNDONE = "open", "done", "undone"
-SHOWN = 50
+MAX_CHANGES_SHOWN = 50
 
 _locks: dict[str, threading.Lock] = {}
 
@@ -97,7 +97,7 @@ class Change:
     def write(self, texts: Mapping[Path, str], report: Report | None = None) -> int:
         """Write text files, each atomically. Returns how many differ from their previous content."""
         texts = {_inside(self.root, path): text for path, text in texts.items()}
-        before = {path: _text(path) for path in texts}
+        before = {path: _read_text_of(path) for path in texts}
         changed = {path: text for path, text in texts.items() if before[path] != text}
         self._journal({"write": self._name(p), "before": before[p], "after": text} for p, text in changed.items())
         encoded = [(path, text.encode("utf-8", "surrogateescape")) for path, text in changed.items()]
@@ -126,9 +126,9 @@ class Change:
         """Move files into the trash."""
         names = [self._name(_inside(self.root, path)) for path in paths]
         place = self.folder.relative_to(self.root).as_posix()
-        self._journal({"move": name, "to": f"{place}/{KEPT}/{name}"} for name in names)
+        self._journal({"move": name, "to": f"{place}/{KEPT_FILES_FOLDER}/{name}"} for name in names)
         for name in names:
-            target = self.folder / KEPT / name
+            target = self.folder / KEPT_FILES_FOLDER / name
             with clear_errors(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.rename(self.root / name, target)
@@ -138,7 +138,7 @@ class Change:
         """Write files of any kind; existing files are moved into the trash."""
         targets = {_inside(self.root, path): content for path, content in contents.items()}
         self.remove([path for path in targets if os.path.lexists(path)])
-        self._journal({"copy": self._name(path), "sum": _sum(content)} for path, content in targets.items())
+        self._journal({"copy": self._name(path), "sum": _checksum(content)} for path, content in targets.items())
         for path, content in targets.items():
             write_atomic(path, content)
         self.count += len(targets)
@@ -171,7 +171,7 @@ class Change:
 
 
 def history(root: str | Path) -> list[PastChange]:
-    return [past for past in _all(Path(root).resolve()) if past.state != UNDONE][:SHOWN]
+    return [past for past in _all(Path(root).resolve()) if past.state != UNDONE][:MAX_CHANGES_SHOWN]
 
 
 def undo(root: str | Path, report: Report | None = None) -> Undone:
@@ -181,7 +181,7 @@ def undo(root: str | Path, report: Report | None = None) -> Undone:
         last = next((past for past in _all(root) if past.state != UNDONE), None)
         if last is None:
             raise ConfigError("there is nothing to undo")
-        about = _about(last.folder)
+        about = _read_change_facts(last.folder)
         if last.state == OPEN and process.alive(about):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=repr(last.title))
         count, left = _take_back(root, last.folder, report)
@@ -189,20 +189,20 @@ def undo(root: str | Path, report: Report | None = None) -> Undone:
         return Undone(last.title, count, tuple(left))
 
 
-def texts(root: str | Path, change: str) -> list[TextChange]:
+def changed_texts(root: str | Path, change: str) -> list[TextChange]:
     """The text files that a change wrote, by its id. Raises ConfigError when there is no such change."""
     root = Path(root).resolve()
     past = next((past for past in _all(root) if past.id == change), None)
     if past is None:
         raise ConfigError("this change is not there any more: open the folder again")
     found: dict[Path, tuple[str | None, str]] = {}
-    for line in _lines(past.folder):
+    for line in _journal_lines(past.folder):
         before, after = line.get("before"), line.get("after")
         if isinstance(after, str) and (before is None or isinstance(before, str)):
             with contextlib.suppress(ConfigError):
-                path = _inside(root, _named(root, line.get("write")))
+                path = _inside(root, _validated_path(root, line.get("write")))
                 found[path] = found.get(path, (before, ""))[0], after
-    return [TextChange(path, before, after, _text(path)) for path, (before, after) in found.items()]
+    return [TextChange(path, before, after, _read_text_of(path)) for path, (before, after) in found.items()]
 
 
 def lock(root: Path) -> threading.Lock:
@@ -221,21 +221,21 @@ def _trash(root: Path) -> Path:
 
 def _all(root: Path) -> Iterator[PastChange]:
     """Every change, the last one first."""
-    for day in sorted(_folders(_trash(root)), reverse=True):
-        for folder in sorted(_folders(day), reverse=True):
-            if about := _about(folder):
-                count = about.get("count") or sum(1 for _ in _lines(folder))
+    for day in sorted(_folders_below(_trash(root)), reverse=True):
+        for folder in sorted(_folders_below(day), reverse=True):
+            if about := _read_change_facts(folder):
+                count = about.get("count") or sum(1 for _ in _journal_lines(folder))
                 yield PastChange(folder, str(about.get("title")), float(about["when"]), str(about.get("state")), count)
 
 
-def _folders(place: Path) -> list[Path]:
+def _folders_below(place: Path) -> list[Path]:
     try:
         return [path for path in place.iterdir() if path.is_dir() and not path.is_symlink()]
     except OSError:
         return []
 
 
-def _about(folder: Path) -> JsonObject:
+def _read_change_facts(folder: Path) -> JsonObject:
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         return about if isinstance(about, dict) and isinstance(about.get("when"), int | float) else {}
@@ -243,7 +243,7 @@ def _about(folder: Path) -> JsonObject:
         return {}
 
 
-def _lines(folder: Path) -> Iterator[JsonObject]:
+def _journal_lines(folder: Path) -> Iterator[JsonObject]:
     """The lines of the journal. An incomplete last line is skipped: its step was not started."""
     try:
         text = (folder / JOURNAL).read_text(encoding="ascii", errors="replace")
@@ -263,7 +263,7 @@ def _lines(folder: Path) -> Iterator[JsonObject]:
 
 def _take_back(root: Path, folder: Path, report: Report | None = None) -> tuple[int, list[str]]:
     """Undo a journal from its end. Returns the number of undone steps, and the files altered since. Idempotent."""
-    lines = list(_lines(folder))[::-1]
+    lines = list(_journal_lines(folder))[::-1]
     step = partial(_take_back_one, root, folder)
     only_texts = all("write" in line for line in lines) and len({str(line["write"]) for line in lines}) == len(lines)
     # Texts of different files do not depend on each other; moves do.
@@ -278,14 +278,14 @@ def _take_back_one(root: Path, folder: Path, line: JsonObject) -> bool | None:
     """Undo one step. True: undone; False: it had not been done; None: the file was altered since."""
     kind = next(iter(line), "")
     try:
-        path = _inside(root, _named(root, line.get(kind)))
+        path = _inside(root, _validated_path(root, line.get(kind)))
         return {"write": _unwrite, "move": _unmove, "copy": _uncopy}[kind](root, folder, path, line)
     except (KeyError, ConfigError, OSError):
         return None
 
 
 def _unwrite(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | None:
-    before, now = line.get("before"), _text(path)
+    before, now = line.get("before"), _read_text_of(path)
     if now == before:
         return False
     if now != line.get("after"):
@@ -298,7 +298,7 @@ def _unwrite(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | N
 
 
 def _unmove(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | None:
-    there = _inside(root, _named(root, line.get("to")), own=folder)
+    there = _inside(root, _validated_path(root, line.get("to")), own=folder)
     if not os.path.lexists(there):
         return False if os.path.lexists(path) else None
     if os.path.lexists(path):
@@ -311,7 +311,7 @@ def _unmove(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | No
 def _uncopy(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | None:
     if not os.path.lexists(path):
         return False
-    if "sum" in line and (not path.is_file() or _sum(path.read_bytes()) != line["sum"]):
+    if "sum" in line and (not path.is_file() or _checksum(path.read_bytes()) != line["sum"]):
         return None
     target = folder / "undone" / path.relative_to(root)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -319,7 +319,7 @@ def _uncopy(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | No
     return True
 
 
-def _sum(content: bytes) -> str:
+def _checksum(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
@@ -329,7 +329,7 @@ def _remove_empty(root: Path, lines: Iterable[JsonMapping]) -> None:
         place = PurePosixPath(name).parent
         while place.parts and FOLDER not in place.parts:
             try:
-                _inside(root, _named(root, str(place))).rmdir()
+                _inside(root, _validated_path(root, str(place))).rmdir()
             except (ConfigError, OSError):
                 break
             place = place.parent
@@ -340,7 +340,7 @@ def _sweep(root: Path, lines: Iterable[JsonMapping]) -> None:
     names: dict[Path, set[str]] = {}
     for line in lines:
         try:
-            path = _inside(root, _named(root, line.get("write", line.get("copy"))))
+            path = _inside(root, _validated_path(root, line.get("write", line.get("copy"))))
             names.setdefault(path.parent, set()).add(path.name)
         except ConfigError:
             continue
@@ -348,7 +348,7 @@ def _sweep(root: Path, lines: Iterable[JsonMapping]) -> None:
         clean_up(folder, own.__contains__)
 
 
-def _named(root: Path, name: Any) -> Path:
+def _validated_path(root: Path, name: Any) -> Path:
     """A path of a journal, validated: a folder from elsewhere may contain a malicious journal."""
     pure = PurePosixPath(name) if isinstance(name, str) else PurePosixPath("/")
     foreign = os.name == "nt" and any(sign in str(name) for sign in "\\:")
@@ -366,7 +366,7 @@ def _inside(root: Path, path: Path, own: Path | None = None) -> Path:
     return real
 
 
-def _text(path: Path) -> str | None:
+def _read_text_of(path: Path) -> str | None:
     """The text of a file, with other bytes than UTF-8 as surrogate escapes. None: there is no file."""
     try:
         return path.read_bytes().decode("utf-8", "surrogateescape")

@@ -1,7 +1,16 @@
 """The data of a training: images are found, captioned, sorted into buckets, encoded once, and put into batches."""
 
 from library.data.finding import scan
-from library.data.images import Image, ImageSet, summary
-from library.data.preflight import Check, check, problems, warnings
+from library.data.images import Image, ImageSet, summarise_images
+from library.data.preflight import Check, check_data, data_warnings, find_data_problems
 
-__all__ = ["Check", "Image", "ImageSet", "check", "problems", "scan", "summary", "warnings"]
+__all__ = [
+    "Check",
+    "Image",
+    "ImageSet",
+    "check_data",
+    "find_data_problems",
+    "scan",
+    "summarise_images",
+    "data_warnings",
+]

@@ -117,15 +117,15 @@ def _fit(rules: Buckets, size: Size) -> BucketFit | None:
         return _cover(rules.resolution, size)
     if rules.no_upscale:
         return _shrink(rules.resolution[0] * rules.resolution[1], rules.step, size)
-    known = _known(rules.resolution, rules.smallest, rules.largest, rules.step)
-    if size in known:
+    sizes = _known_sizes(rules.resolution, rules.smallest, rules.largest, rules.step)
+    if size in sizes:
         return BucketFit(size, size)
     aspect = size[0] / size[1]
-    return _cover(min(known, key=lambda bucket: abs(bucket[0] / bucket[1] - aspect)), size)
+    return _cover(min(sizes, key=lambda bucket: abs(bucket[0] / bucket[1] - aspect)), size)
 
 
 @lru_cache(maxsize=64)
-def _known(resolution: Size, smallest: int, largest: int, step: int) -> dict[Size, None]:
+def _known_sizes(resolution: Size, smallest: int, largest: int, step: int) -> dict[Size, None]:
     return dict.fromkeys(resolutions(resolution, smallest, largest, step))
 
 
@@ -146,8 +146,8 @@ def _shrink(area: int, step: int, size: Size) -> BucketFit | None:
 def _shrunk(area: int, step: int, aspect: float) -> Size:
     """Round one side to the grid: the one that changes the aspect ratio less once the other is rounded, too."""
     width = math.sqrt(area * aspect)
-    by_width, by_height = _rounded(width, step), _rounded(area / width, step)
-    height, other = _rounded(by_width / aspect, step), _rounded(by_height * aspect, step)
+    by_width, by_height = _round_to_step(width, step), _round_to_step(area / width, step)
+    height, other = _round_to_step(by_width / aspect, step), _round_to_step(by_height * aspect, step)
     width_error = abs(by_width / height - aspect) if height else math.inf
     height_error = abs(other / by_height - aspect) if by_height else math.inf
     if width_error < height_error:
@@ -155,7 +155,7 @@ def _shrunk(area: int, step: int, aspect: float) -> Size:
     return int(by_height * aspect + 0.5), by_height
 
 
-def _rounded(side: float, step: int) -> int:
+def _round_to_step(side: float, step: int) -> int:
     return int(side + 0.5) // step * step
 
 

@@ -35,7 +35,7 @@ BROKEN = (
     zipfile.BadZipFile,
     SafetensorError,
 )
-LARGEST = 2**30  # limit of an unpacked cache in bytes, 100 times the latents of an image in 100 sizes
+MAX_CACHE_BYTES = 2**30  # limit of an unpacked cache in bytes, 100 times the latents of an image in 100 sizes
 MASK = "alpha_mask"  # prefix of mask names
 TYPE = re.compile(r"_(bfloat16|float\d+\w*|u?int\d+|bool)$")
 
@@ -60,10 +60,10 @@ class CacheFile(Protocol):
 
 
 @contextmanager
-def opened(file: str) -> Iterator[CacheFile]:
+def open_cache_file(file: str) -> Iterator[CacheFile]:
     """Open a file of either format; raise one of BROKEN if it is damaged."""
     if file.endswith(".safetensors"):
-        if Path(file).stat().st_size > LARGEST:
+        if Path(file).stat().st_size > MAX_CACHE_BYTES:
             raise ValueError("it is too large for a cache")
         if SURROGATES.search(file):
             yield _Safetensors(_InMemory(Path(file).read_bytes()))
@@ -76,12 +76,12 @@ def opened(file: str) -> Iterator[CacheFile]:
     if not isinstance(npz, np.lib.npyio.NpzFile) or npz.zip is None:
         raise ValueError("it is no .npz archive")
     with npz:
-        if sum(entry.file_size for entry in npz.zip.infolist()) > LARGEST:
+        if sum(entry.file_size for entry in npz.zip.infolist()) > MAX_CACHE_BYTES:
             raise ValueError("what is packed into it is too large for a cache")
         yield _Npz(npz)
 
 
-def write(file: str, arrays: Mapping[str, np.ndarray], facts: Mapping[str, str]) -> None:
+def write_cache_file(file: str, arrays: Mapping[str, np.ndarray], facts: Mapping[str, str]) -> None:
     """Write arrays and texts; in .safetensors the dtype is appended to names. In .npz 8-bit masks become float32 in
     0..1, as in sd-scripts.
     """

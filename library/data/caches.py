@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 LATENT = 8  # pixels per latent, for all families
 MADE_FROM = "made_from"
-KEPT = re.compile(r"(?:latents|alpha_mask|control_\d+|original_size|crop_ltrb|made_from)(?:_flipped)?(_\d+x\d+|)")
+KEPT_ARRAYS = re.compile(
+    r"(?:latents|alpha_mask|control_\d+|original_size|crop_ltrb|made_from)(?:_flipped)?(_\d+x\d+|)"
+)
 SEVERAL = re.compile(r"latents(_\d+x\d+|)")
 FORMAT = "1.0.1"  # of musubi-tuner's caches
 EMPTY_CAPTION = "empty-caption"  # file stem of its outputs
@@ -128,7 +130,7 @@ def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = Fals
     if trust:
         return os.path.exists(wanted.file)
     try:
-        with cache_files.opened(wanted.file) as file:
+        with cache_files.open_cache_file(wanted.file) as file:
             if not _has_size(file, wanted):
                 return False
             stamp = _stamp(file, wanted.tail)
@@ -140,7 +142,9 @@ def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = Fals
         return False
     # How a deleted image was decoded cannot be checked.
     names = ["resized", "interpolation"] + ["read"] * os.path.exists(wanted.image)
-    if any(stamp.get(name) != wanted.cut.get(name) for name in names) or not identity.same(stamp.get("vae"), vae):
+    if any(stamp.get(name) != wanted.cut.get(name) for name in names) or not identity.is_same_network(
+        stamp.get("vae"), vae
+    ):
         return False
     same = stamps.same_image(wanted.image, stamp.get("image"))
     return same and stamps.same_controls(wanted.controls, stamp.get("controls", []))
@@ -149,7 +153,7 @@ def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = Fals
 def has_size(wanted: Wanted) -> bool:
     """Return whether the file has latents of this size, whatever they were made from."""
     try:
-        with cache_files.opened(wanted.file) as file:
+        with cache_files.open_cache_file(wanted.file) as file:
             return _has_size(file, wanted)
     except BROKEN:
         return False
@@ -161,12 +165,15 @@ def _has_size(file: CacheFile, wanted: Wanted) -> bool:
 
 def read_latents(wanted: Wanted) -> dict[str, np.ndarray]:
     """Read latents [C, h, w] and the other wanted arrays, by the names of `Wanted.arrays`."""
-    with cache_files.opened(wanted.file) as file:
+    with cache_files.open_cache_file(wanted.file) as file:
         found = {name: file.array(wanted.key(name)) for name in wanted.arrays}
     # In musubi-tuner's format latents of some families have a frame dimension; in our earlier files all have it.
     found = {name: array[:, 0] if array.ndim == 4 else array for name, array in found.items()}
     square = wanted.cache.square
-    return {name: _spread(array, square) if square > 1 and array.ndim == 3 else array for name, array in found.items()}
+    return {
+        name: _spread_squares(array, square) if square > 1 and array.ndim == 3 else array
+        for name, array in found.items()
+    }
 
 
 def write_latents(wanted: Wanted, arrays: Mapping[str, np.ndarray], stamp: JsonMapping) -> None:
@@ -186,7 +193,7 @@ def write_latents(wanted: Wanted, arrays: Mapping[str, np.ndarray], stamp: JsonM
     else:
         content["original_size" + wanted.tail] = np.array(wanted.size)
         content["crop_ltrb" + wanted.tail] = np.array(crop_ltrb(wanted.fit.bucket, wanted.size))
-    cache_files.write(wanted.file, content, facts)
+    cache_files.write_cache_file(wanted.file, content, facts)
 
 
 # ---- text
@@ -210,7 +217,7 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
         return os.path.exists(file)
     options = stamp.get("options", {})
     try:
-        with cache_files.opened(file) as found:
+        with cache_files.open_cache_file(file) as found:
             shapes = {key: found.shape((names or {}).get(key, key)) for key in lengths}
             present = all((names or {}).get(key, key) in found.names for key in lengths)
             if not present or any(length not in (None, *shapes[key][:1]) for key, length in lengths.items()):
@@ -229,14 +236,14 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
     same = all(made.get(name) == stamp.get(name) for name in ("caption", "template"))
     return (
         same
-        and identity.same(made.get("encoders"), stamp["encoders"])
+        and identity.is_same_network(made.get("encoders"), stamp["encoders"])
         and stamps.same_controls(shown, made.get("controls", []))
     )
 
 
-def read_text(file: str, keys: Iterable[str], names: Mapping[str, str] | None = None) -> dict[str, np.ndarray]:
+def read_text_cache(file: str, keys: Iterable[str], names: Mapping[str, str] | None = None) -> dict[str, np.ndarray]:
     """Read the outputs of the text encoders by name, as float32."""
-    with cache_files.opened(file) as found:
+    with cache_files.open_cache_file(file) as found:
         arrays = {key: found.array((names or {}).get(key, key)) for key in keys}
     return {key: value.astype(np.float32) if value.dtype.kind == "f" else value for key, value in arrays.items()}
 
@@ -252,7 +259,7 @@ def write_text(
     else:
         flags = {key: np.array(value) for key, value in stamp.get("options", {}).items() if isinstance(value, bool)}
         content = {**arrays, **flags}
-    cache_files.write(file, content, facts)
+    cache_files.write_cache_file(file, content, facts)
 
 
 def text_stamp(caption: str, encoders: JsonMapping | None, options: JsonMapping, template: str = "") -> JsonObject:
@@ -275,7 +282,7 @@ def _squares(latents: np.ndarray, side: int) -> np.ndarray:
     return parts.reshape(-1, height // side, width // side)
 
 
-def _spread(squares: np.ndarray, side: int) -> np.ndarray:
+def _spread_squares(squares: np.ndarray, side: int) -> np.ndarray:
     """The inverse of `_squares`."""
     channels, height, width = squares.shape
     parts = squares.reshape(-1, side, side, height, width).transpose(0, 3, 1, 4, 2)
@@ -330,7 +337,7 @@ def _is_younger(file: str, sources: Sequence[str]) -> bool:
 def _others(wanted: Wanted) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return the arrays and texts of other sizes in the file that belong to the current image."""
     try:
-        with cache_files.opened(wanted.file) as file:
+        with cache_files.open_cache_file(wanted.file) as file:
             if wanted.cache.architecture:  # its keys contain the size of a reference image, not of the image itself
                 if any(not _still_same_image(file, wanted, name[len(MADE_FROM) :]) for name in _made_from(file)):
                     return {}, {}
@@ -339,7 +346,7 @@ def _others(wanted: Wanted) -> tuple[dict[str, np.ndarray], dict[str, str]]:
                 }
             tails = {found[1] for key in file.names if (found := SEVERAL.fullmatch(key))} - {wanted.tail}
             good = {tail for tail in tails if _still_same_image(file, wanted, tail)}
-            kept = (key for key in file.names if (found := KEPT.fullmatch(key)) and found[1] in good)
+            kept = (key for key in file.names if (found := KEPT_ARRAYS.fullmatch(key)) and found[1] in good)
             return {key: file.array(key) for key in kept}, {}
     except BROKEN:
         return {}, {}
@@ -356,7 +363,7 @@ def _still_same_image(file: CacheFile, wanted: Wanted, tail: str) -> bool:
     return stamps.same_image(wanted.image, stamp.get("image"))
 
 
-def unreadable(file: str | Path, error: Exception) -> ConfigError:
+def unreadable_cache(file: str | Path, error: Exception) -> ConfigError:
     """Return the error for a cache that is unreadable when it is needed."""
     if isinstance(error, FileNotFoundError):
         return ConfigError(

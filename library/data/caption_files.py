@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from library.config.dataset import SubsetConfig
-from library.config.outside_files import CAPTION, decoded, read_bytes
+from library.config.outside_files import CAPTION, decode_text, read_bytes
 from library.config.problems import Message, Problem, counted, ngettext
 from library.data.folders import Listing, about_images, some
 from library.data.metadata import AUTOMATIC
 
-USUAL = (".txt", ".caption")
-TEXTS = (*USUAL, ".text", ".cap", ".tags", ".json", ".md")  # other programs write these beside images
+CAPTION_SUFFIXES = (".txt", ".caption")
+TEXTS = (*CAPTION_SUFFIXES, ".text", ".cap", ".tags", ".json", ".md")  # other programs write these beside images
 
 
 class Missing(NamedTuple):
@@ -32,7 +32,7 @@ def read_caption(path: str | Path) -> str:
     is neither UTF-8 nor marked UTF-16.
     """
     os.stat(path)
-    return decoded(read_bytes(path, CAPTION))
+    return decode_text(read_bytes(path, CAPTION))
 
 
 def caption_file(here: Listing, image: str, extension: str) -> str:
@@ -47,9 +47,9 @@ def odd_files(here: Listing, images: Collection[str]) -> list[str]:
     """Return text files that seem to belong to these images but are not named like captions: a.png.txt,
     A.txt, a.json.
     """
-    wanted = {_plain(name) for name in images} | {_plain(os.path.splitext(name)[0]) for name in images}
+    wanted = {_fold_name(name) for name in images} | {_fold_name(os.path.splitext(name)[0]) for name in images}
     parts = ((name, *os.path.splitext(name)) for name in here.names)
-    return sorted(name for name, stem, suffix in parts if suffix.lower() in TEXTS and _plain(stem) in wanted)
+    return sorted(name for name, stem, suffix in parts if suffix.lower() in TEXTS and _fold_name(stem) in wanted)
 
 
 def about_odd_files(here: Listing, files: Collection[str], extension: str) -> Iterator[Problem]:
@@ -76,7 +76,7 @@ def about_missing(subset: SubsetConfig, here: Listing, images: list[str], files:
     ending = subset.caption_extension
     stems = {os.path.splitext(name)[0] for name in images}
     endings = Counter(os.path.splitext(name)[1] for name in here.names if os.path.splitext(name)[0] in stems)
-    other = next((e for e in (*USUAL, ".TXT") if e != ending and endings[e]), None)
+    other = next((e for e in (*CAPTION_SUFFIXES, ".TXT") if e != ending and endings[e]), None)
     if other and len(bare) == len(files):
         template = (
             "{folder}: {files} not used, since caption_extension is '{extension}'; "
@@ -113,5 +113,5 @@ def about_missing(subset: SubsetConfig, here: Listing, images: list[str], files:
     return Missing(None, said)
 
 
-def _plain(name: str) -> str:
+def _fold_name(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold()

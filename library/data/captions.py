@@ -41,7 +41,7 @@ def process(
         return ""
     caption = _expanded(caption, random) if options.enable_wildcard else caption.split("\n", 1)[0]
     if options.shuffle_caption or options.token_warmup_step > 0 or options.caption_tag_dropout_rate > 0:
-        caption = joined(_tags(caption, options, random, moment), options.caption_separator)
+        caption = join_tags(_tags(caption, options, random, moment), options.caption_separator)
     caption = _without_marks(caption, options)
     return random.choice(change.sentences) if change.sentences else change.of_prompt(caption)
 
@@ -96,7 +96,7 @@ def _line_with_affixes(caption: str, options: SubsetConfig) -> str:
     return f"{caption} {options.caption_suffix}" if options.caption_suffix else caption
 
 
-def joined(tags: Sequence[str], separator: str) -> str:
+def join_tags(tags: Sequence[str], separator: str) -> str:
     return (separator if separator[-1:].isspace() else f"{separator} ").join(tags)
 
 
@@ -104,7 +104,7 @@ def first_line(text: str) -> str:
     return text.strip().split("\n", 1)[0].strip()
 
 
-def lines(text: str) -> str:
+def caption_lines(text: str) -> str:
     return "\n".join(line for line in map(str.strip, text.split("\n")) if line)
 
 
@@ -116,14 +116,16 @@ def with_tags(caption: str, tags: str, options: SubsetConfig) -> str:
     tags = tags.replace("\n", separator)
     if not caption:
         return tags
-    return "\n".join(f"{line}{separator}{tags}" if tags else line for line in lines(caption).split("\n"))
+    return "\n".join(f"{line}{separator}{tags}" if tags else line for line in caption_lines(caption).split("\n"))
 
 
 def _without_marks(caption: str, options: SubsetConfig) -> str:
     """Remove the marks of kept or joined tags, which no model should learn."""
     mark = options.keep_tokens_separator
     if mark and mark in caption:
-        caption = joined([tag for part in _parts(caption, options) for tag in part], options.caption_separator)
+        caption = join_tags(
+            [tag for part in _split_fixed_tags(caption, options) for tag in part], options.caption_separator
+        )
     if options.secondary_separator:
         caption = caption.replace(options.secondary_separator, options.caption_separator)
     return caption
@@ -146,7 +148,7 @@ def _expanded(caption: str, random: Random) -> str:
 
 
 def _tags(caption: str, options: SubsetConfig, random: Random, moment: Moment) -> list[str]:
-    fixed, flexible, suffix = _parts(caption, options)
+    fixed, flexible, suffix = _split_fixed_tags(caption, options)
     flexible = flexible[: _warmed_up(len(flexible), options, moment)]
     if options.shuffle_caption:
         random.shuffle(flexible)
@@ -155,20 +157,20 @@ def _tags(caption: str, options: SubsetConfig, random: Random, moment: Moment) -
     return fixed + flexible + suffix
 
 
-def _parts(caption: str, options: SubsetConfig) -> tuple[list[str], list[str], list[str]]:
+def _split_fixed_tags(caption: str, options: SubsetConfig) -> tuple[list[str], list[str], list[str]]:
     """Split a caption into tags kept in front, tags that are shuffled, and tags kept at the end."""
     mark = options.keep_tokens_separator
     if mark and mark in caption:
         sections = (caption.split(mark, 2) + [""])[:3]
-        fixed, flexible, suffix = ([tag for tag in _split(part, options) if tag] for part in sections)
+        fixed, flexible, suffix = ([tag for tag in _split_caption(part, options) if tag] for part in sections)
         return fixed, flexible, suffix
     # Empty tags are kept here and removed above, as upstream does: the count of kept tokens depends on it.
-    tags = _split(caption.strip(), options)
+    tags = _split_caption(caption.strip(), options)
     keep = max(options.keep_tokens, 0)
     return tags[:keep], tags[keep:], []
 
 
-def _split(text: str, options: SubsetConfig) -> list[str]:
+def _split_caption(text: str, options: SubsetConfig) -> list[str]:
     return [tag.strip() for tag in text.split(options.caption_separator)]
 
 

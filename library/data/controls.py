@@ -10,14 +10,16 @@ from library.config.dataset import SubsetConfig
 from library.config.problems import Problem, counted
 from library.config.run_config import ControlUse
 from library.data.buckets import BucketFit, Buckets, Size
-from library.data.folders import MASK_LABEL, Listing, about_images, place_of, some
+from library.data.folders import MASK_LABEL, Listing, about_images, real_place, some
 from library.data.images import ControlImage, Image
 from library.data.pixels import header_size
 
 if TYPE_CHECKING:
     from library.data.survey import Survey
 
-STEP = 16  # sides of reference images are multiples of this many pixels: one token of all models that take them
+SIDE_MULTIPLE = (
+    16  # sides of reference images are multiples of this many pixels: one token of all models that take them
+)
 UNLIMITED = (1 << 16, 1 << 16)
 NUMBERED = re.compile(r"(.+)_(\d+)")
 
@@ -41,7 +43,7 @@ def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
             result.unpaired.setdefault((subset.conditioning_data_dir, here.folder), []).append(image.path)
             return ""
         result.beside.setdefault(here.folder, set()).add(name)
-    if 0 in (size := size_of(result, here.path(name))):
+    if 0 in (size := stored_image_size(result, here.path(name))):
         result.problems.append(about_images("{path} cannot be read as an image", path=here.path(name)))
     elif size != image.size:
         wanted = f"{image.size[0]}x{image.size[1]}"
@@ -102,10 +104,10 @@ def without_pictures(result: "Survey") -> Iterator[Problem]:
 
 def without_images(result: "Survey") -> Iterator[Problem]:
     """Masks, control and reference images that belong to no image."""
-    own = {place_of(folder) for folder in {os.path.dirname(one.path) for one in result.images.items}}
+    own = {real_place(folder) for folder in {os.path.dirname(one.path) for one in result.images.items}}
     for folder, used in sorted(result.beside.items()):
         spare = [name for name in result.files(folder).images if name not in used]
-        if spare and place_of(folder) not in own:
+        if spare and real_place(folder) not in own:
             yield about_images(
                 "images in {folder} that belong to no training image, and are not used: {names}",
                 folder=folder,
@@ -142,7 +144,7 @@ def controls_of(
                 )
             )
         return ()
-    found = named or _beside(result, subset, image)
+    found = named or _reference_files(result, subset, image)
     least = max(use.least, bool(subset.control_directories))  # with a folder set, every image needs one
     lost = not named and not all(os.path.isdir(folder) for folder in subset.more_control_directories)
     few = len(found) < least and not (subset.is_reg and not found)
@@ -153,7 +155,7 @@ def controls_of(
         result.problems.append(_wrong_number(subset, image, len(found), use))
     made = []
     for path in found:
-        size = size_of(result, path)
+        size = stored_image_size(result, path)
         fit = control_fit(subset, size, image.fit.bucket) if min(size) > 0 else None
         if fit is None:
             wrong = "the reference image {path} does not exist"
@@ -173,13 +175,13 @@ def control_fit(subset: SubsetConfig, size: Size, bucket: Size) -> BucketFit | N
     """
     area = subset.control_resolution
     if subset.no_resize_control:
-        return Buckets(area or UNLIMITED, no_upscale=True, step=STEP).fit(size)
+        return Buckets(area or UNLIMITED, no_upscale=True, step=SIDE_MULTIPLE).fit(size)
     if area:
-        return Buckets(area, smallest=STEP, largest=4 * max(area), step=STEP).fit(size)
+        return Buckets(area, smallest=SIDE_MULTIPLE, largest=4 * max(area), step=SIDE_MULTIPLE).fit(size)
     return Buckets(bucket, enabled=False).fit(size)
 
 
-def _beside(result: "Survey", subset: SubsetConfig, image: Image) -> tuple[str, ...]:
+def _reference_files(result: "Survey", subset: SubsetConfig, image: Image) -> tuple[str, ...]:
     return tuple(path for folder in subset.control_directories for path in _named_like(result, subset, folder, image))
 
 
@@ -232,7 +234,7 @@ def _wrong_number(subset: SubsetConfig, image: Image, number: int, use: ControlU
     )
 
 
-def size_of(result: "Survey", path: str) -> Size:
+def stored_image_size(result: "Survey", path: str) -> Size:
     """Return the decoded width and height of an image file, from its header; (0, 0) if it is missing or no image."""
     folder, name = os.path.split(path)
     here = result.files(folder)

@@ -3,34 +3,34 @@
 from collections.abc import Iterator
 
 from library import data
-from library.config.building import replace
+from library.config.building import replace_options
 from library.config.problems import ConfigError, counted
 from library.config.run_config import RunConfig
-from library.data.images import ImageSet, summary
+from library.data.images import ImageSet, summarise_images
 from library.data.loading import Batches
 
 
-def lines(config: RunConfig, seed: int) -> Iterator[str]:
+def dataset_lines(config: RunConfig, seed: int) -> Iterator[str]:
     """Yield the data sets, their buckets, and every batch of the first epoch: sizes, final captions, weights.
 
     Raises ConfigError with every problem of the data.
     """
-    config = replace(config, cache_info=False)  # cache_info would write files
-    checked = data.check(config, config.grid)
+    config = replace_options(config, cache_info=False)  # cache_info would write files
+    checked = data.check_data(config, config.grid)
     if checked.problems:
         raise ConfigError(*checked.problems)
     images = data.scan(config)
     yield from (f"note: {warning}" for warning in checked.warnings)
     yield from [str(checked.masks)] if checked.masks else []
     yield from _sets(images)
-    yield from _batches(Batches(images, config, seed), config)
+    yield from _batch_lines(Batches(images, config, seed), config)
     if images.validation:
         yield f"used for validation: {len(images.validation)}"
         yield from (f"  {image.path}" for image in images.validation.items)
 
 
 def _sets(images: ImageSet) -> Iterator[str]:
-    counts = summary(images)
+    counts = summarise_images(images)
     yield (
         f"{counted(counts['images'], 'image')} ({counts['regularisation']} of them regularisation), seen "
         f"{counted(counts['repeats'], 'time')} in {_batches_in(counts['batches_per_epoch'])} per epoch"
@@ -48,7 +48,7 @@ def _sets(images: ImageSet) -> Iterator[str]:
             yield f"  bucket {width}x{height}: {counted(row['images'], 'image')}, {_batches_in(row['batches'])}"
 
 
-def _batches(batches: Batches, config: RunConfig) -> Iterator[str]:
+def _batch_lines(batches: Batches, config: RunConfig) -> Iterator[str]:
     for draw in batches.draws(1):
         parts = list(batches.choices(draw))
         width, height = parts[0].image.fit.bucket

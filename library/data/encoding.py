@@ -57,13 +57,13 @@ class Latents:
         try:
             found = caches.read_latents(wanted)
         except caches.BROKEN as e:
-            raise caches.unreadable(wanted.file, e) from e
+            raise caches.unreadable_cache(wanted.file, e) from e
         if found["latents"].shape[-2:] != wanted.shape:
-            raise caches.unreadable(wanted.file, ValueError(f"its latents are {found['latents'].shape}"))
+            raise caches.unreadable_cache(wanted.file, ValueError(f"its latents are {found['latents'].shape}"))
         return found
 
 
-def encode(
+def encode_missing_caches(
     images: "ImageSet",
     family: Family,
     components: ModelComponents,
@@ -82,7 +82,7 @@ def encode(
     if config.cache.latents:
         images.latents = _latents(every, work)
     if config.cache.text:
-        images.text = text_encoding.texts(images, work)
+        images.text = text_encoding.encode_captions(images, work)
     if images.validation:
         images.validation.latents, images.validation.text = images.latents, images.text
     if world.device.type == "cuda":
@@ -169,7 +169,7 @@ def _encode_images(todo: list[Wanted], work: EncodingJob, keep: Callable[[Wanted
     batches = _by_size(todo, work.config.cache.vae_batch_size)
 
     def encoded() -> Iterator[list[tuple[Wanted, Arrays]]]:
-        for pictures in ahead(_opened, batches, num_workers(LOADERS)):
+        for pictures in ahead(_open_pictures, batches, num_workers(LOADERS)):
             yield _encoded(pictures, work)
 
     def kept(batch: list[tuple[Wanted, Arrays]]) -> int:
@@ -202,18 +202,18 @@ class _Pictures(NamedTuple):
     controls: list[torch.Tensor]  # [B,3,H,W] in -1..1: first the first one of each image, then the second, ...
 
 
-def _opened(batch: list[Wanted]) -> _Pictures:
+def _open_pictures(batch: list[Wanted]) -> _Pictures:
     colours, masks = [], []
     controls: list[list[torch.Tensor]] = [[] for _ in batch[0].controls]
     for wanted in batch:
-        picture = pixels.read(wanted.image, wanted.how, alpha=wanted.mask)
+        picture = pixels.read_pixels(wanted.image, wanted.how, alpha=wanted.mask)
         pixels.expect_size(wanted.image, picture, wanted.size)
-        picture = pixels.look(picture, augment.middle(wanted.fit), wanted.interpolation or None)
+        picture = pixels.apply_view(picture, augment.middle(wanted.fit), wanted.interpolation or None)
         colours.append(pixels.to_tensor(picture[:, :, :3]))
         if wanted.mask:
             masks.append(picture[:, :, 3])
         for row, control in zip(controls, wanted.controls, strict=True):
-            row.append(control_pixels.shown(control, wanted.interpolation or None))
+            row.append(control_pixels.control_input(control, wanted.interpolation or None))
     return _Pictures(batch, torch.stack(colours), masks, [torch.stack(row) for row in controls])
 
 
@@ -235,7 +235,7 @@ def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[Wanted, Array
     for ending in ["", *["_flipped"] * batch[0].flip]:
         seen = colours.flip(-1) if ending else colours
         with torch.no_grad():
-            generators = [generator_of(wanted.image, wanted.fit.bucket) for wanted in batch]
+            generators = [image_generator(wanted.image, wanted.fit.bucket) for wanted in batch]
             keep(f"latents{ending}", work.family.latents(work.components, seen, generator=generators))
             for number, control in enumerate(controls):
                 assert isinstance(work.family, TakesControls)
@@ -246,7 +246,7 @@ def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[Wanted, Array
     return list(zip(batch, found, strict=True))
 
 
-def generator_of(image: str, bucket: Size) -> torch.Generator:
+def image_generator(image: str, bucket: Size) -> torch.Generator:
     """Return a random generator per image."""
     # Its latents must depend neither on its batch nor on the run.
     name = f"{os.path.basename(image)} {bucket}"

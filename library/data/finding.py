@@ -24,13 +24,13 @@ def scan(config: RunConfig, report: Report | None = None) -> ImageSet:
 
     Raises ConfigError with every problem, one per line.
     """
-    found = survey(config, report)
+    found = survey_data(config, report)
     if found.problems:
         raise ConfigError(*found.problems)
     return found.images
 
 
-def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -> Survey:
+def survey_data(config: RunConfig, report: Report | None = None, keep: bool = True) -> Survey:
     """Scan all data that a config names, and collect problems instead of stopping at the first.
 
     With `keep` false nothing is written, whatever cache_info says.
@@ -45,12 +45,12 @@ def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -
     for position, dataset in enumerate(every):
         if dataset.resolution is None and all(problem.option != "resolution" for problem in result.problems):
             result.problems.append(Problem("resolution", "is not set: 1024 is usual"))
-        images = _images_of(result, position, _sized(dataset))
+        images = _images_of(result, position, _with_valid_sizes(dataset))
         learned.append([image for image in images if not image.is_reg])
         regular.append([image for image in images if image.is_reg])
-    began = held_out.earlier(config)
-    split = held_out.apart(every, learned, regular, config.steps.seed or 0, began)
-    result.copies, result.warnings = split.copies, [*result.warnings, *held_out.warnings(split, began)]
+    began = held_out.resumed_split(config)
+    split = held_out.hold_out(every, learned, regular, config.steps.seed or 0, began)
+    result.copies, result.warnings = split.copies, [*result.warnings, *held_out.split_warnings(split, began)]
     train, validation = ImageSet([], every, held_out=split.marks), ImageSet([], every, is_validation=True)
     for dataset, own, held, beside in zip(every, split.learned, split.held_out, split.regular, strict=True):
         train.items += own + _balanced(result, beside, own)
@@ -83,8 +83,10 @@ def _why_none(config: RunConfig, validation: ImageSet) -> Problem:
 def _learned_as_regular(config: RunConfig, every: tuple[DatasetConfig, ...]) -> Iterator[Problem]:
     """Folders whose images are both learned and regularisation images."""
     subsets = [subset for dataset in every for subset in dataset.subsets if subset.image_dir and subset.num_repeats]
-    learned = {folders.place_of(subset.image_dir or "") for subset in subsets if not subset.is_reg}
-    regular = dict.fromkeys(s.image_dir for s in subsets if s.is_reg and folders.place_of(s.image_dir or "") in learned)
+    learned = {folders.real_place(subset.image_dir or "") for subset in subsets if not subset.is_reg}
+    regular = dict.fromkeys(
+        s.image_dir for s in subsets if s.is_reg and folders.real_place(s.image_dir or "") in learned
+    )
     if regular:
         yield Problem(
             "is_reg" if config.data.dataset_config else "reg_data_dir",
@@ -95,7 +97,7 @@ def _learned_as_regular(config: RunConfig, every: tuple[DatasetConfig, ...]) -> 
         )
 
 
-def _sized(dataset: DatasetConfig) -> DatasetConfig:
+def _with_valid_sizes(dataset: DatasetConfig) -> DatasetConfig:
     """A data set with valid bucket sizes, to find other mistakes where its own are invalid."""
     dataset = dataset if dataset.resolution else replace(dataset, resolution=PLACEHOLDER, enable_bucket=False)
     return replace(dataset, enable_bucket=False) if any(bucket_rules(dataset).problems()) else dataset
@@ -125,7 +127,7 @@ def with_folders(result: Survey, dataset: DatasetConfig) -> DatasetConfig:
             result.problems += problems
             continue
         result.warnings += folder_problems.warnings_of_parent(option, Path(parent), repeats)
-        if option == "train_data_dir" and repeats > 1 and not folders.is_flat(Path(parent)):
+        if option == "train_data_dir" and repeats > 1 and not folders.has_flat_images(Path(parent)):
             result.warnings.append(
                 Problem("dataset_repeats", "has no effect: the folders of images say their repeats in their names")
             )

@@ -12,7 +12,7 @@ from library.data.folders import (
     about_images,
     concept,
     concepts,
-    is_flat,
+    has_flat_images,
     looked_into,
     some,
 )
@@ -67,7 +67,7 @@ def problems_of_parent(option: str, parent: str | Path) -> Iterator[Problem]:
         return
     found = concepts(parent)
     yield from (_too_often(option, one) for one in found if one.repeats > MOST_REPEATS)
-    if found or is_flat(parent):
+    if found or has_flat_images(parent):
         return
     yield _without_concepts(option, parent)
 
@@ -138,7 +138,7 @@ def _with_images(parent: Path) -> Iterator[Path]:
 
 def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[Problem]:
     """What in a folder of images is not used, or likely a mistake; `repeats` are those of a flat folder."""
-    here, flat = looked_into(parent), is_flat(parent)
+    here, flat = looked_into(parent), has_flat_images(parent)
     skipped = [name for name in here.folders if concept(parent / name) is None and looked_into(parent / name).images]
     if skipped and not flat:
         yield Problem(

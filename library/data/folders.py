@@ -16,8 +16,8 @@ from library.data.pixels import ALWAYS, PLUGINS, extensions
 OTHER_FORMATS = {".gif", ".tif", ".tiff", ".heic", ".heif", ".jfif"}
 UPRIGHT = "_upright"  # in names of caches of images that are turned by their EXIF orientation
 CACHED_SIZE = re.compile(rf"(.+)_(\d{{2,}})x(\d{{2,}})({UPRIGHT})?_\w+\.(?:npz|safetensors)")
-LABELS = MASK_LABEL, CONDITION_LABEL = ("-masklabel", "-condlabel")  # of equal length
-SHOWN = 20  # messages of one kind; the rest is counted
+FILE_LABELS = MASK_LABEL, CONDITION_LABEL = ("-masklabel", "-condlabel")  # of equal length
+MAX_MESSAGES_PER_KIND = 20  # messages of one kind; the rest is counted
 MANY_REPEATS = 500  # a folder called 2024_holiday is a year, not a number of repeats
 
 
@@ -82,7 +82,7 @@ class Concept(NamedTuple):
     words: str
 
 
-def listing(folder: str | Path) -> Listing:
+def list_folder(folder: str | Path) -> Listing:
     """List a folder. Hidden files, such as the ._ twins that macOS leaves, and __MACOSX are not there.
 
     A broken link to an image counts as an image of no bytes, so that it is reported like others that cannot be read.
@@ -108,7 +108,7 @@ def listing(folder: str | Path) -> Listing:
                 _remember(found, cached, _file(entry).modified)
     stems = {os.path.splitext(name)[0] for name in found.images}
     for stem in stems:
-        if stem.endswith(LABELS) and stem[: -len(MASK_LABEL)] in stems:
+        if stem.endswith(FILE_LABELS) and stem[: -len(MASK_LABEL)] in stems:
             found.labels |= {name: found.images.pop(name) for name in [*found.images] if name.startswith(f"{stem}.")}
     found.images = dict(sorted(found.images.items()))
     found.stems = {os.path.splitext(name)[0] for name in found.images}
@@ -125,7 +125,7 @@ def _plain_form(name: str) -> str:
 def looked_into(folder: str | Path) -> Listing:
     """List a folder, or set `unreadable`: some folders of a drive are closed even to its owner."""
     try:
-        return listing(folder)
+        return list_folder(folder)
     except OSError as e:
         return Listing(os.fspath(folder), unreadable=e.strerror or str(e))
 
@@ -160,7 +160,7 @@ def concepts(parent: Path) -> list[Concept]:
     return [one for one in found if one is not None and one.repeats > 0]
 
 
-def is_flat(parent: Path) -> bool:
+def has_flat_images(parent: Path) -> bool:
     """Whether the training images are directly in this folder, as in other trainers.
 
     Folders named <repeats>_<words> take precedence: with them, or in one that is named so, sd-scripts' rule holds.
@@ -175,15 +175,15 @@ def is_flat(parent: Path) -> bool:
 
 def trained(parent: Path, repeats: int) -> list[Concept]:
     """The folders of a training's images: those inside `parent`, or `parent` itself with these repeats."""
-    return [Concept(parent, repeats, "")] if is_flat(parent) else concepts(parent)
+    return [Concept(parent, repeats, "")] if has_flat_images(parent) else concepts(parent)
 
 
 def same_place(one: str | Path, other: str | Path) -> bool:
     """Whether two paths lead to the same file or folder."""
-    return place_of(one) == place_of(other)
+    return real_place(one) == real_place(other)
 
 
-def place_of(path: str | Path) -> str:
+def real_place(path: str | Path) -> str:
     """Where a path leads, the same for all ways to write it."""
     return os.path.normcase(os.path.realpath(path))
 
@@ -203,9 +203,9 @@ def about_images(template: str, **facts: Any) -> Problem:
 
 def capped(problems: list[Problem]) -> Iterator[Problem]:
     """The first SHOWN problems of one kind, then the number of the others."""
-    yield from problems[:SHOWN]
-    if len(problems) > SHOWN:
-        yield about_images("and {count} more like these", count=len(problems) - SHOWN)
+    yield from problems[:MAX_MESSAGES_PER_KIND]
+    if len(problems) > MAX_MESSAGES_PER_KIND:
+        yield about_images("and {count} more like these", count=len(problems) - MAX_MESSAGES_PER_KIND)
 
 
 def capped_by_kind(problems: Iterable[Problem]) -> Iterator[Problem]:

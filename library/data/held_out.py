@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from library.config.dataset import DatasetConfig, SubsetConfig
 from library.config.outside_files import load_json
-from library.config.problems import ConfigError, Message, Problem, counted, listed
+from library.config.problems import ConfigError, Message, Problem, counted, join_messages
 from library.config.run_config import RunConfig
 from library.data.folders import about_images, some
 from library.data.threads import spread
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from library.data.images import Image, ImageSet
 
 IN_STATE = "held_out"  # the key of a state's facts
-LARGEST = 1 << 26  # limit of a state's facts in bytes; they contain the losses of an epoch
-PIECE = 1 << 14  # bytes of each hashed piece
+MAX_STATE_FACTS_BYTES = 1 << 26  # limit of a state's facts in bytes; they contain the losses of an epoch
+PIECE_BYTES = 1 << 14  # bytes of each hashed piece
 MOST_SHOWN = 20  # folders listed
 
 
@@ -52,12 +52,12 @@ class Earlier:
     marks: frozenset[str] | None
 
 
-def earlier(config: RunConfig) -> Earlier | None:
+def resumed_split(config: RunConfig) -> Earlier | None:
     """Return the split of the state that a config resumes; None without a readable one."""
     if not config.steps.resume:
         return None
     try:
-        facts = load_json(Path(config.steps.resume) / STATE_FACTS, LARGEST)
+        facts = load_json(Path(config.steps.resume) / STATE_FACTS, MAX_STATE_FACTS_BYTES)
     except ConfigError:
         return None  # resuming reports an unreadable state
     if not isinstance(facts, dict) or "version" not in facts:
@@ -66,7 +66,7 @@ def earlier(config: RunConfig) -> Earlier | None:
     return Earlier(frozenset(map(str, marks)) if isinstance(marks, list) else None)
 
 
-def apart(
+def hold_out(
     datasets: Sequence[DatasetConfig],
     learned: "Sequence[list[Image]]",
     regular: "Sequence[list[Image]]",
@@ -87,7 +87,7 @@ def apart(
     before = began.marks or frozenset() if began is not None else frozenset()
     seeds = [seed if dataset.validation_seed is None else dataset.validation_seed for dataset in datasets]
     contents = [[marks[image.path] for image in images] for images in learned]
-    fresh = _chosen(contents, shares, seeds)
+    fresh = _choose_marks(contents, shares, seeds)
     chosen = before if before & set(marks.values()) else fresh
     made = Split(marks=tuple(sorted(chosen | before)))  # including images that are gone and may come back
     made.fresh = sum(one in fresh for share, own in zip(shares, contents, strict=True) if share for one in own)
@@ -100,7 +100,7 @@ def apart(
     return made
 
 
-def _chosen(contents: Sequence[Sequence[str]], shares: Sequence[float], seeds: Sequence[int]) -> set[str]:
+def _choose_marks(contents: Sequence[Sequence[str]], shares: Sequence[float], seeds: Sequence[int]) -> set[str]:
     """Return the marks to hold out of data sets with these marks.
 
     An image held out of one data set counts for the others, too. A data set prefers images that no earlier one has, so
@@ -128,10 +128,10 @@ def _rank(mark: str, seed: int) -> str:
 
 def _marks(images: "Iterable[Image]") -> dict[str, str]:
     paths = [*dict.fromkeys(image.path for image in images)]
-    return dict(zip(paths, spread(mark, paths), strict=True))
+    return dict(zip(paths, spread(digest_image, paths), strict=True))
 
 
-def mark(path: str) -> str:
+def digest_image(path: str) -> str:
     """Return a digest of an image's content: its length and three pieces of it; of its name if only latents
     are left.
     """
@@ -140,7 +140,7 @@ def mark(path: str) -> str:
         about = os.stat(path)
         return _of_content(path, about.st_mtime_ns, about.st_size)
     except OSError:
-        return _digest(os.path.basename(path).encode("utf-8", "surrogatepass"))
+        return _digest_content(os.path.basename(path).encode("utf-8", "surrogatepass"))
 
 
 @lru_cache(maxsize=1 << 18)
@@ -148,13 +148,13 @@ def _of_content(path: str, modified: int, num_bytes: int) -> str:
     del modified
     with open(path, "rb") as f:
         pieces = [num_bytes.to_bytes(8)]
-        for place in (0, num_bytes // 2, max(0, num_bytes - PIECE)):
+        for place in (0, num_bytes // 2, max(0, num_bytes - PIECE_BYTES)):
             f.seek(place)
-            pieces.append(f.read(PIECE))
-    return _digest(b"".join(pieces))
+            pieces.append(f.read(PIECE_BYTES))
+    return _digest_content(b"".join(pieces))
 
 
-def _digest(content: bytes) -> str:
+def _digest_content(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
@@ -212,7 +212,7 @@ def by_folder(images: "ImageSet") -> Message | None:
     """Return how many images are held out of which folder; None if none are."""
     if not images.validation:
         return None
-    held, every = _folders(images.validation.items), _folders([*images.items, *images.validation.items])
+    held, every = _marks_by_folder(images.validation.items), _marks_by_folder([*images.items, *images.validation.items])
     names = Counter(os.path.basename(os.path.normpath(place)) for place in every)
     rows = [
         Message(
@@ -223,14 +223,14 @@ def by_folder(images: "ImageSet") -> Message | None:
         )
         for place, paths in held.items()
     ]
-    shown = listed(rows[:MOST_SHOWN])
+    shown = join_messages(rows[:MOST_SHOWN])
     if len(rows) > MOST_SHOWN:
         shown = Message("{shown} and {more} more", shown=shown, more=len(rows) - MOST_SHOWN)
     counts = {"held": sum(map(len, held.values())), "count": sum(map(len, every.values()))}
     return Message("{held} of {count} images held out for validation: {folders}", **counts, folders=shown)
 
 
-def warnings(split: Split, began: Earlier | None) -> Iterator[Problem]:
+def split_warnings(split: Split, began: Earlier | None) -> Iterator[Problem]:
     """Return images in neither part or in both, and what the split of a resumed state changes."""
     if split.copies:
         paths = sorted({image.path for image in split.copies})
@@ -263,7 +263,7 @@ def _of_state(split: Split, before: frozenset[str], held: set[str]) -> Iterator[
             "on",
             topic="images",
         )
-    elif not any(mark(path) in before for path in held):
+    elif not any(digest_image(path) in before for path in held):
         yield Problem(
             "validation_split",
             ": the images that the training of this state held out are gone, so those held out from now on have been "
@@ -281,7 +281,7 @@ def _of_state(split: Split, before: frozenset[str], held: set[str]) -> Iterator[
         )
 
 
-def _folders(images: "Iterable[Image]") -> Mapping[str, set[str]]:
+def _marks_by_folder(images: "Iterable[Image]") -> Mapping[str, set[str]]:
     found: dict[str, set[str]] = {}
     for image in images:
         if not image.is_reg:

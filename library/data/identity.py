@@ -12,13 +12,13 @@ from library.config.problems import ConfigError
 from library.families.base import ModelComponents
 from library.files import cache_folder, write_atomic
 
-MARKS = 32  # sampled weights
+SAMPLED_WEIGHTS = 32  # sampled weights
 # Relative rounding error by dtype.
-ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+ROUNDING_ERRORS = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 SMALLEST = 2.0**-24  # the absolute error of float16 for small numbers
 
 
-def fingerprint(*networks: Any) -> JsonObject:
+def fingerprint_networks(*networks: Any) -> JsonObject:
     """Identify networks: `exact`, a hash of weights; their dtype `type`, and a sample of them as numbers."""
     import torch
 
@@ -33,8 +33,12 @@ def fingerprint(*networks: Any) -> JsonObject:
             ):  # vectors are often all 0 or 1, which identifies nothing
                 types.add(str(tensor.dtype).removeprefix("torch."))
                 ends.append(float(piece[-1]))
-    marks = [ends[i * len(ends) // MARKS] for i in range(min(MARKS, len(ends)))] if len(ends) >= MARKS else ends
-    coarsest = max(types, key=lambda kind: ROUNDING.get(kind, 1.0), default="")
+    marks = (
+        [ends[i * len(ends) // SAMPLED_WEIGHTS] for i in range(min(SAMPLED_WEIGHTS, len(ends)))]
+        if len(ends) >= SAMPLED_WEIGHTS
+        else ends
+    )
+    coarsest = max(types, key=lambda kind: ROUNDING_ERRORS.get(kind, 1.0), default="")
     return {"exact": digest.hexdigest(), "type": coarsest, "marks": marks}
 
 
@@ -48,8 +52,8 @@ def of_components(components: ModelComponents, names: Sequence[str]) -> JsonObje
     """
     waiting = [components.deferred[name] for name in names if name in components.deferred]
     if not waiting:
-        return fingerprint(*_networks(components, names))
-    facts = [[one.kind, [[str(f), *_version(f)] for f in one.files]] for one in waiting]
+        return fingerprint_networks(*_networks(components, names))
+    facts = [[one.kind, [[str(f), *_file_version(f)] for f in one.files]] for one in waiting]
     place = cache_folder() / "networks" / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}.json"
     with contextlib.suppress(ConfigError, OSError, ValueError):
         found = json.loads(place.read_text(encoding="utf-8"))
@@ -59,7 +63,7 @@ def of_components(components: ModelComponents, names: Sequence[str]) -> JsonObje
         components.read_vae()
     else:
         components.read_encoders()
-    made = fingerprint(*_networks(components, names))
+    made = fingerprint_networks(*_networks(components, names))
     with contextlib.suppress(ConfigError, OSError):  # if this fails, the networks are read again the next time
         write_atomic(place, json.dumps(made))
     return made
@@ -69,12 +73,12 @@ def _networks(components: ModelComponents, names: Sequence[str]) -> list[Any]:
     return [components.vae if name == "vae" else components.encoders[name] for name in names]
 
 
-def _version(file: Path) -> tuple[int, int]:
+def _file_version(file: Path) -> tuple[int, int]:
     about = file.stat()
     return about.st_size, about.st_mtime_ns
 
 
-def same(made: Any, now: JsonMapping | None) -> bool:
+def is_same_network(made: Any, now: JsonMapping | None) -> bool:
     """Return whether the fingerprint `made` of a cache matches the networks `now`, in any dtype.
 
     Without networks (None) any fingerprint matches. In the same dtype all sampled weights must be equal. Caches of
@@ -87,9 +91,9 @@ def same(made: Any, now: JsonMapping | None) -> bool:
     if made.get("exact") == now["exact"]:
         return True
     kinds, marks = {str(made.get("type")), now["type"]}, made.get("marks")
-    if len(kinds) == 1 or not kinds <= ROUNDING.keys() or not isinstance(marks, list):
+    if len(kinds) == 1 or not kinds <= ROUNDING_ERRORS.keys() or not isinstance(marks, list):
         return False
     if not marks or len(marks) != len(now["marks"]) or not all(isinstance(mark, int | float) for mark in marks):
         return False
-    off = 1.25 * max(ROUNDING[kind] for kind in kinds)
+    off = 1.25 * max(ROUNDING_ERRORS[kind] for kind in kinds)
     return all(abs(a - b) <= off * abs(b) + SMALLEST for a, b in zip(marks, now["marks"], strict=True))

@@ -142,7 +142,7 @@ def balance(regular: Sequence[Image], needed: int) -> list[Image]:
     return used
 
 
-def summary(images: ImageSet, world: int = 1) -> JsonObject:
+def summarise_images(images: ImageSet, world: int = 1) -> JsonObject:
     """Return counts for the log and the run's record: images, repeats, buckets, batches per epoch and process."""
     rows, batches = [], 0
     for (position, bucket, *references), members in images.buckets().items():

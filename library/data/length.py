@@ -14,7 +14,7 @@ class Length(NamedTuple):
     epochs: int
 
 
-def length(steps: Steps, num_batches: int) -> Length:
+def training_length(steps: Steps, num_batches: int) -> Length:
     """Return the length for a number of batches per epoch and process; each epoch ends with a step, as in
     accelerate.
     """

@@ -28,7 +28,7 @@ from library.data.buckets import BucketFit, Size, crop_ltrb
 from library.data.cache_files import as_mask
 from library.data.caches import LATENT
 from library.data.captions import Moment
-from library.data.length import length
+from library.data.length import training_length
 from library.data.ordering import Draw, draws
 from library.data.threads import ahead, num_workers
 
@@ -176,7 +176,7 @@ class Batches:
 
     def _moment(self, draw: Draw) -> Moment:
         """The optimizer step of a batch."""
-        whole, window = length(self.config.steps, len(self)), self.config.steps.gradient_accumulation_steps
+        whole, window = training_length(self.config.steps, len(self)), self.config.steps.gradient_accumulation_steps
         return Moment((draw.epoch - 1) * whole.per_epoch + draw.index // window, draw.epoch, whole.total)
 
     @functools.cached_property
@@ -211,19 +211,19 @@ class Batches:
             controls = [torch.from_numpy(arrays[name]).float() for name in names]
         else:
             view = view_of(image, self.images.datasets[image.dataset].enable_bucket, chosen.random, flip)
-            pixel, alpha = _from_file(image, view, chosen.random)
+            pixel, alpha = _load_from_file(image, view, chosen.random)
             controls = []
         paint = _region_to_paint(chosen, view)
         if pixel is not None and paint is not None:
             controls = [pixel * (1 - paint)]
         elif pixel is not None:
             shown = chosen.controls.values()
-            controls = [control_pixels.shown(one, image.interpolation, flip) for one in shown]
+            controls = [control_pixels.control_input(one, image.interpolation, flip) for one in shown]
         if self.config.control_images.guided:
-            seen = pixels.look(pixels.read(image.mask_file, image.how), view, image.interpolation)
+            seen = pixels.apply_view(pixels.read_pixels(image.mask_file, image.how), view, image.interpolation)
             controls = [pixels.to_tensor(seen)]
         mask = self._loss_mask(image, view, alpha, is_painted=paint is not None)
-        size = size_of(image, flip)
+        size = size_conditioning(image, flip)
         return BatchSample(chosen.caption, size, chosen.weight, latents, pixel, text, mask, controls, paint)
 
     def _loss_mask(self, image: "Image", view: augment.View, alpha: Tensor | None, is_painted: bool) -> Tensor | None:
@@ -233,7 +233,7 @@ class Batches:
             return None if is_painted else alpha
         if not image.mask_file:
             return alpha
-        seen = pixels.look(pixels.read_mask(image.mask_file, image.how), view, image.interpolation)
+        seen = pixels.apply_view(pixels.read_mask(image.mask_file, image.how), view, image.interpolation)
         return torch.from_numpy(seen.astype(np.float32) / 255)
 
 
@@ -260,7 +260,7 @@ def _region_to_paint(chosen: ImageChoices, view: augment.View) -> Tensor | None:
     first = next(iter(chosen.controls.values()), None)
     if first is None or not first.is_masked:
         return None
-    return control_pixels.paint_mask(first, view, chosen.image.interpolation)
+    return control_pixels.inpainting_region(first, view, chosen.image.interpolation)
 
 
 def latent_area(kind: Kind) -> int:
@@ -289,7 +289,7 @@ def view_of(image: "Image", bucketed: bool, random: Random, flip: bool) -> augme
     return augment.anywhere(fit, random, flip)
 
 
-def size_of(image: "Image", flip: bool) -> list[int]:
+def size_conditioning(image: "Image", flip: bool) -> list[int]:
     """SDXL's size conditioning: original height and width, crop top and left, target height and width."""
     width, height = image.fit.bucket
     left, top, right, _ = crop_ltrb(image.fit.bucket, image.size)
@@ -304,10 +304,10 @@ def _from_cache(image: "Image", arrays: dict[str, np.ndarray], flip: bool) -> tu
     return latents, mask.flip(-1) if flip else mask
 
 
-def _from_file(image: "Image", view: augment.View, random: Random) -> tuple[Tensor, Tensor | None]:
-    picture = pixels.read(image.path, image.how, alpha=image.subset.alpha_mask)
+def _load_from_file(image: "Image", view: augment.View, random: Random) -> tuple[Tensor, Tensor | None]:
+    picture = pixels.read_pixels(image.path, image.how, alpha=image.subset.alpha_mask)
     pixels.expect_size(image.path, picture, image.size)
-    picture = pixels.look(picture, view, image.interpolation)
+    picture = pixels.apply_view(picture, view, image.interpolation)
     colours = np.ascontiguousarray(picture[:, :, :3])
     if image.subset.color_aug:
         colours = augment.color(colours, random)

@@ -16,8 +16,8 @@ from library.data.images import Image
 from library.data.survey import Survey
 from library.data.threads import spread
 
-MOST = 500  # masks to decode; of more, this many at equal distances
-LABELS = 16  # smaller values are class numbers, or the noise of a black JPEG
+MAX_DECODED_MASKS = 500  # masks to decode; of more, this many at equal distances
+MAX_CLASS_VALUE = 16  # smaller values are class numbers, or the noise of a black JPEG
 LARGEST_BYTE, LARGEST_WORD = 255, 65535
 WHOLE, DECIMAL = "whole", "decimal"
 ALIKE = 8  # tolerance for values of one colour after JPEG or an editor
@@ -103,7 +103,7 @@ OF_FILES = (
         "masks with values of 0 and 1, of which 1 is nearly black: {paths}; multiply the values by 255",
     ),
     Mistake(
-        lambda mask: 1 < mask.brightest < LABELS and not mask.is_small,
+        lambda mask: 1 < mask.brightest < MAX_CLASS_VALUE and not mask.is_small,
         "all masks are nearly black, with values below 16 of 255, so next to nothing would be learned: {paths}; paint "
         "what should be learned white",
         "masks that are nearly black, with values below 16 of 255, so next to nothing of their images is learned: "
@@ -134,13 +134,13 @@ NOTHING_TO_PAINT = Mistake(
 )
 
 
-def judged(config: RunConfig, found: Survey, report: Report | None = None) -> Masks:
+def check_masks(config: RunConfig, found: Survey, report: Report | None = None) -> Masks:
     """Inspect the masks of a training. Other checks report masks that cannot be decoded."""
     use = config.control_images
     each = {(image.path, image.mask_file): image for image in found.images.items}  # once, even at several sizes
     images = [image for image in each.values() if not (use.guided or image.has_random_masks)]
     masks = [mask for image in images if (mask := _mask_of(config, image))]
-    some_masks = masks[:: -(-len(masks) // MOST) or 1]
+    some_masks = masks[:: -(-len(masks) // MAX_DECODED_MASKS) or 1]
     contents = spread(lambda mask: _content(found, mask), some_masks, report, Message("checking masks"))
     known = [(mask, content) for mask, content in zip(some_masks, contents, strict=True) if content]
     of_files = [(mask, content) for mask, content in known if not mask.is_alpha]
@@ -203,16 +203,16 @@ def _content(found: Survey, mask: Mask) -> Content | None:
     here = found.files(folder)
     file = here.images.get(name) or here.labels.get(name)
     try:
-        return _read(mask.path, mask.is_alpha, file.modified, file.num_bytes) if file else None
+        return _read_mask(mask.path, mask.is_alpha, file.modified, file.num_bytes) if file else None
     except ConfigError:
         return None
 
 
 @lru_cache(maxsize=1 << 16)
-def _read(path: str, is_alpha: bool, modified: int, num_bytes: int) -> Content:
+def _read_mask(path: str, is_alpha: bool, modified: int, num_bytes: int) -> Content:
     """Decode a mask. Time and length are part of the cache key."""
     del modified, num_bytes
-    colors = pixels.read(path, alpha=True)
+    colors = pixels.read_pixels(path, alpha=True)
     red, alpha = colors[:, :, 0], colors[:, :, 3]
     counts = alpha if is_alpha else red
     is_flat = not is_alpha and all(int(np.ptp(colors[:, :, at])) < ALIKE for at in range(3))

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from library.config.json_types import JsonObject
-from library.config.outside_files import LIST, load_json, parse_json, read_text
+from library.config.outside_files import LIST, load_json, parse_json, read_outside_text
 from library.config.problems import ConfigError, Message, Problem
 from library.config.values import quoted
-from library.data.captions import joined
+from library.data.captions import join_tags
 from library.files import json_text, write_atomic
 
 CACHE_NAME = "metadata_cache.json"
 HUB = "file_name"  # column of the Hugging Face Hub: an image beside the file
 PATHS = ("image_path", HUB, "image", "path")
-WORDS = ("caption", "text", "prompt")
-TABLES = (".csv", ".tsv")
+CAPTION_KEYS = ("caption", "text", "prompt")
+TABLE_SUFFIXES = (".csv", ".tsv")
 AUTOMATIC = ("metadata.jsonl", "metadata.csv", "metadata.parquet")  # files that the Hub reads by default
 CONTROL = re.compile(r"control_path_[0-9]{1,6}")  # keys of several reference images in musubi-tuner
 
@@ -42,7 +42,9 @@ class Row(NamedTuple):
     about: Any
 
 
-def read(metadata_file: str | Path, image_dir: str | Path | None, separator: str = ",") -> list[MetadataEntry]:
+def read_metadata_file(
+    metadata_file: str | Path, image_dir: str | Path | None, separator: str = ","
+) -> list[MetadataEntry]:
     """Read a metadata file: {key: {"caption", "tags", "image_size"}}, a list or lines of {"image_path", ...} or
     {"file_name", "text"} as on the Hugging Face Hub, or a table of these columns (CSV, TSV).
 
@@ -57,11 +59,11 @@ def read(metadata_file: str | Path, image_dir: str | Path | None, separator: str
             path=source,
             example='{"file_name": "0001.png", "text": "a cat"}',
         )
-    rows = _rows(read_text(source, LIST), source, problems)
+    rows = _rows(read_outside_text(source, LIST), source, problems)
     folder = _folder_of(rows, source, image_dir)
     for row in rows:
         try:
-            found.append(_entry(row, folder, source, separator))
+            found.append(_metadata_entry(row, folder, source, separator))
         except ConfigError as e:
             problems += e.problems
     if problems:
@@ -89,7 +91,7 @@ class RememberedFacts:
 
     def size(self, path: str, changed: int) -> tuple[int, int] | None:
         """Return the cached width and height of an image last changed at this time (in ns), else None."""
-        return _size(self._about.get(path, {}).get("resolution")) if changed <= self._modified else None
+        return _valid_size(self._about.get(path, {}).get("resolution")) if changed <= self._modified else None
 
     def caption(self, path: str, file: str, whole: bool) -> str | None:
         """Return the caption of an image from this file, if it is cached and the file has not changed.
@@ -133,7 +135,7 @@ def write_cache(folder: Path, known: Mapping[str, Remembered]) -> None:
 def _rows(text: str, source: Path, problems: list[Problem]) -> list[Row]:
     """Yield all images of a file. Lines that name none are appended to `problems`."""
     suffix = source.suffix.lower()
-    if suffix in TABLES:
+    if suffix in TABLE_SUFFIXES:
         listed = _of_table(text, source, problems)
     elif suffix == ".jsonl":
         listed = _of_lines(text, source, problems)
@@ -161,7 +163,7 @@ def _rows(text: str, source: Path, problems: list[Problem]) -> list[Row]:
                 )
             )
     names = sorted({str(name) for row in rows for name in row.about})
-    if not {*PATHS}.issuperset(names) and {*WORDS, "tags"}.isdisjoint(names):
+    if not {*PATHS}.issuperset(names) and {*CAPTION_KEYS, "tags"}.isdisjoint(names):
         problems.append(
             Problem(
                 "",
@@ -232,7 +234,7 @@ def _folder_of(rows: Sequence[Row], source: Path, image_dir: str | Path | None) 
     return image_dir
 
 
-def _entry(row: Row, folder: str | Path | None, source: Path, separator: str) -> MetadataEntry:
+def _metadata_entry(row: Row, folder: str | Path | None, source: Path, separator: str) -> MetadataEntry:
     about = row.about
     if not isinstance(about, Mapping):
         raise ConfigError(
@@ -252,7 +254,7 @@ def _entry(row: Row, folder: str | Path | None, source: Path, separator: str) ->
                 key=quoted(path),
             )
     path, *controls = (os.path.join(folder or "", path) for path in paths)
-    words = next((about[name] for name in WORDS if about.get(name)), "")
+    words = next((about[name] for name in CAPTION_KEYS if about.get(name)), "")
     if not isinstance(words, str | int | float):
         raise ConfigError(
             "metadata file {source}, {where}: its caption must be text, got {value}",
@@ -268,11 +270,11 @@ def _entry(row: Row, folder: str | Path | None, source: Path, separator: str) ->
             where=row.where,
             value=quoted(tags),
         )
-    listed = joined([str(tag) for tag in tags], separator) if isinstance(tags, list) else str(tags)
-    return MetadataEntry(path, str(words), listed, _size(about.get("image_size")), tuple(controls))
+    listed = join_tags([str(tag) for tag in tags], separator) if isinstance(tags, list) else str(tags)
+    return MetadataEntry(path, str(words), listed, _valid_size(about.get("image_size")), tuple(controls))
 
 
-def _size(value: Any) -> tuple[int, int] | None:
+def _valid_size(value: Any) -> tuple[int, int] | None:
     if not isinstance(value, list | tuple) or len(value) != 2:
         return None
     return (value[0], value[1]) if all(isinstance(side, int) and side > 0 for side in value) else None

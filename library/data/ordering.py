@@ -39,7 +39,7 @@ def draws(
     rows: list[list[tuple[tuple[int, ...], int]]] = []
     left: list[tuple[tuple[int, ...], int]] = []
     for key, members in buckets.items():
-        batches = _batches(members, sizes[key], Random(f"{seed} {epoch} {key}"))
+        batches = _shuffled_batches(members, sizes[key], Random(f"{seed} {epoch} {key}"))
         full = len(batches) // world * world
         rows += [
             [(batch, i * sizes[key]) for i, batch in enumerate(batches[start : start + world])]
@@ -56,7 +56,7 @@ def draws(
     return [Draw(epoch, index, *row[rank]) for index, row in enumerate(rows)]
 
 
-def _batches(members: Sequence[int], size: int, random: Random) -> list[tuple[int, ...]]:
+def _shuffled_batches(members: Sequence[int], size: int, random: Random) -> list[tuple[int, ...]]:
     mixed = list(members)
     random.shuffle(mixed)
     return [tuple(mixed[start : start + size]) for start in range(0, len(mixed), size)]

@@ -77,7 +77,7 @@ def _has_exif(png: BinaryIO) -> bool:
     return False
 
 
-def swapped(size: tuple[int, int], turn: int) -> tuple[int, int]:
+def turned_size(size: tuple[int, int], turn: int) -> tuple[int, int]:
     """Return the (width, height) after turning an image of this orientation upright, or back."""
     return (size[1], size[0]) if turn in SIDEWAYS else size
 

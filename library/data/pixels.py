@@ -14,7 +14,7 @@ from PIL import Image, features
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.data.augment import View
-from library.data.orientation import orientation, swapped, upright
+from library.data.orientation import orientation, turned_size, upright
 
 # OpenCV's constants as numbers, so that this table does not load it. Nearest is INTER_NEAREST_EXACT, as in sd-scripts.
 BILINEAR, CUBIC, AREA, NEAREST = 1, 2, 3, 6
@@ -33,7 +33,7 @@ class Decoding:
     ground: str = ""
 
     def size(self, path: str, stored: tuple[int, int]) -> tuple[int, int]:
-        return swapped(stored, orientation(path)) if self.upright else stored
+        return turned_size(stored, orientation(path)) if self.upright else stored
 
     def turns(self, path: str) -> bool:
         return self.upright and orientation(path) != 1
@@ -91,12 +91,12 @@ def check_file(path: str, whole: bool = True) -> str:
     try:
         extensions()
         with Image.open(path) as image:
-            if _is_sound(path, image, whole):
+            if _is_undamaged(path, image, whole):
                 return ""
         with Image.open(path) as image:
             image.load()
     except Exception as e:
-        return _reason(e)
+        return _decoding_error(e)
     return ""
 
 
@@ -121,7 +121,7 @@ def hides_colours(path: str, modified: int, num_bytes: int) -> bool:
         return False
 
 
-def read(path: str | Path, how: Decoding = AS_STORED, alpha: bool = False) -> np.ndarray:
+def read_pixels(path: str | Path, how: Decoding = AS_STORED, alpha: bool = False) -> np.ndarray:
     """Decode an image to RGB, or RGBA.
 
     Raises ConfigError, naming the file, if it cannot be decoded.
@@ -137,13 +137,13 @@ def read(path: str | Path, how: Decoding = AS_STORED, alpha: bool = False) -> np
         raise ConfigError("{path} is missing: it was there when the training started", path=path) from None
     except Exception as e:
         raise ConfigError(
-            "{path} cannot be read as an image ({reason}): replace or remove it", path=path, reason=_reason(e)
+            "{path} cannot be read as an image ({reason}): replace or remove it", path=path, reason=_decoding_error(e)
         ) from e
 
 
 def read_mask(path: str | Path, how: Decoding = AS_STORED) -> np.ndarray:
     """Decode the red channel of a mask image, uint8 [H,W]: 255 is full loss weight, 0 none. Raises as `read`."""
-    return read(path, Decoding(how.upright))[:, :, 0]
+    return read_pixels(path, Decoding(how.upright))[:, :, 0]
 
 
 def mask_channel(image: Image.Image) -> Image.Image:
@@ -160,7 +160,7 @@ def wide_values(path: str | Path) -> np.ndarray | None:
             return np.asarray(image) if image.mode.startswith(("I", "F")) else None
     except Exception as e:
         raise ConfigError(
-            "{path} cannot be read as an image ({reason}): replace or remove it", path=path, reason=_reason(e)
+            "{path} cannot be read as an image ({reason}): replace or remove it", path=path, reason=_decoding_error(e)
         ) from e
 
 
@@ -179,20 +179,20 @@ def expect_size(path: str, picture: np.ndarray, size: tuple[int, int]) -> None:
         )
 
 
-def look(picture: np.ndarray, view: View, interpolation: str | None = None) -> np.ndarray:
+def apply_view(picture: np.ndarray, view: View, interpolation: str | None = None) -> np.ndarray:
     """Scale, crop and flip an image to a `view`."""
     if picture.shape[1::-1] != view.resized:
-        picture = resize(picture, view.resized, interpolation)
+        picture = resize_pixels(picture, view.resized, interpolation)
     width, height = view.size
     picture = picture[view.top : view.top + height, view.left : view.left + width]
     return np.ascontiguousarray(picture[:, ::-1] if view.flip else picture)
 
 
-def resize(picture: np.ndarray, size: tuple[int, int], interpolation: str | None = None) -> np.ndarray:
+def resize_pixels(picture: np.ndarray, size: tuple[int, int], interpolation: str | None = None) -> np.ndarray:
     """Scale to (width, height): by area if no side is enlarged, else Lanczos, unless an interpolation is set."""
     if picture.ndim == 3 and picture.shape[2] == 4:  # scale alpha separately, as Pillow would premultiply the colours
-        colours = resize(np.ascontiguousarray(picture[:, :, :3]), size, interpolation)
-        return np.dstack([colours, resize(np.ascontiguousarray(picture[:, :, 3]), size, interpolation)])
+        colours = resize_pixels(np.ascontiguousarray(picture[:, :, :3]), size, interpolation)
+        return np.dstack([colours, resize_pixels(np.ascontiguousarray(picture[:, :, 3]), size, interpolation)])
     shrinks = size[0] <= picture.shape[1] and size[1] <= picture.shape[0]
     method = interpolation.lower() if interpolation else "area" if shrinks else "lanczos"
     if method in ("lanczos", "box"):
@@ -242,7 +242,7 @@ def _alpha_least(image: Image.Image) -> float:
     return float(least) if isinstance(least, int | float) else 255.0
 
 
-def _is_sound(path: str, image: Image.Image, whole: bool) -> bool:
+def _is_undamaged(path: str, image: Image.Image, whole: bool) -> bool:
     """Return whether an opened file is undamaged, by its checksums or its end; False if only decoding can tell.
 
     A wrong bit in a JPEG or BMP only changes pixels; a PNG or WebP becomes undecodable.
@@ -276,7 +276,7 @@ def _ends_well(path: str, kind: str) -> bool:
     return False
 
 
-def _reason(error: Exception) -> str:
+def _decoding_error(error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError):
         return "it has too many pixels to be decoded safely"
     return str(error).splitlines()[0].strip(" .") if str(error) else type(error).__name__

@@ -12,8 +12,8 @@ from library.config.problems import SURROGATES, Message, Problem, Report, counte
 from library.config.run_config import RunConfig
 from library.config.sections import EmbeddingRun
 from library.data import finding, mask_check
-from library.data.controls import size_of
-from library.data.folders import SHOWN, about_images, capped_by_kind, some
+from library.data.controls import stored_image_size
+from library.data.folders import MAX_MESSAGES_PER_KIND, about_images, capped_by_kind, some
 from library.data.idle_options import overridden, without_effect
 from library.data.images import Image, ImageSet, bucket_rules
 from library.data.orientation import orientation
@@ -22,7 +22,7 @@ from library.data.survey import Survey
 from library.data.threads import spread
 from library.files import LONGEST_NAME
 
-FEW = 500  # images that are read as a whole while somebody fills in a form
+MAX_WHOLE_IMAGES = 500  # images that are read as a whole while somebody fills in a form
 MUCH_CUT = 0.2  # share of width or height
 MOST_DECODED = 100  # images that are decoded to see whether they hide colours
 OPAQUE = (".jpg", ".jpeg", ".bmp")  # formats without transparency
@@ -38,22 +38,22 @@ class Check(NamedTuple):
     masks: Message | None = None  # how many images have one, and how much of their area counts
 
 
-def problems(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:
+def find_data_problems(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:
     """What has to be fixed in the data before a training can start; bucket sides are multiples of `grid` pixels."""
-    yield from check(config, grid, report).problems
+    yield from check_data(config, grid, report).problems
 
 
-def warnings(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:
+def data_warnings(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:
     """Likely mistakes in the data: captions that are not found, images that are not used, and so on."""
-    yield from check(config, grid, report).warnings
+    yield from check_data(config, grid, report).warnings
 
 
-def check(config: RunConfig, grid: int, report: Report | None = None, quick: bool = False) -> Check:
+def check_data(config: RunConfig, grid: int, report: Report | None = None, quick: bool = False) -> Check:
     """Check all data once: folders, images, captions, buckets, options that exclude each other.
 
     With `quick` only headers and ends are read of the images of large data sets, as while somebody fills in a form.
     """
-    found = finding.survey(config, report)
+    found = finding.survey_data(config, report)
     images = [*found.images.items, *(found.images.validation.items if found.images.validation else ())]
     stops, notes = [*capped_by_kind(found.problems)], list(found.warnings)
     to_disk = config.cache.cache_latents_to_disk
@@ -64,7 +64,7 @@ def check(config: RunConfig, grid: int, report: Report | None = None, quick: boo
             stops += [problem for problem in bucket_rules(dataset).problems(grid) if problem.option not in reported]
     stops += _without_the_word(config, images)
     copied = list(mask_check.copies(config, found))
-    masks = mask_check.judged(config, found, report)
+    masks = mask_check.check_masks(config, found, report)
     stops += [*(problem for is_error, problem in copied if is_error), *masks.problems]
     if to_disk:
         stops += [*_sharing_a_cache(images), *_too_long_for_a_cache(images), *_closed_to_caches(found, images)]
@@ -95,7 +95,7 @@ def _damaged(
         elif not to_disk or here.known_size(name, image.how.turns(image.path)) is None:
             beside = (image.mask_file, *(path for one in image.controls for path in (one.path, one.mask)))
             # Those without an image header were reported when they were found.
-            opened |= {image.path, *(path for path in beside if path and 0 not in size_of(found, path))}
+            opened |= {image.path, *(path for path in beside if path and 0 not in stored_image_size(found, path))}
     doubtful, gone = sorted(opened), sorted({*gone})
     if gone and not to_disk:
         yield about_images(
@@ -104,14 +104,14 @@ def _damaged(
             gone=some(gone),
             fix={"cache_latents_to_disk": True},
         )
-    whole = not quick or len(doubtful) <= FEW
+    whole = not quick or len(doubtful) <= MAX_WHOLE_IMAGES
     reasons = spread(partial(check_file, whole=whole), doubtful, report, Message("checking images"))
     bad = [f"{path} ({reason})" for path, reason in zip(doubtful, reasons, strict=True) if reason]
     if bad:
         yield about_images(
             "{count} cannot be decoded; replace or remove: {bad}",
             count=counted(len(bad), "image"),
-            bad=some(bad, SHOWN),
+            bad=some(bad, MAX_MESSAGES_PER_KIND),
         )
 
 

@@ -14,7 +14,7 @@ from library.data import captions, folder_problems, folders, metadata
 from library.data.buckets import Buckets, Size
 from library.data.caption_files import about_missing, caption_file, read_caption
 from library.data.controls import NUMBERED, controls_of, mask_of
-from library.data.folders import SHOWN, about_images, capped, some
+from library.data.folders import MAX_MESSAGES_PER_KIND, about_images, capped, some
 from library.data.images import Image
 from library.data.pixels import header_size
 from library.data.survey import FoundImage, Survey
@@ -78,7 +78,7 @@ def _is_trained(subset: SubsetConfig, name: str) -> bool:
 
 def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
     try:
-        entries = metadata.read(subset.metadata_file or "", subset.image_dir, subset.caption_separator)
+        entries = metadata.read_metadata_file(subset.metadata_file or "", subset.image_dir, subset.caption_separator)
     except ConfigError as e:
         result.problems += capped([problem.replaced(topic="images") for problem in e.problems])
         return []
@@ -143,7 +143,7 @@ def read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) ->
             about_images(
                 "{count} cannot be read as images: {broken}",
                 count=counted(len(broken), "file"),
-                broken=some(broken, SHOWN),
+                broken=some(broken, MAX_MESSAGES_PER_KIND),
             )
         )
     if empty := [one.caption_file for one, _, words in good if one.caption_file and not words]:
@@ -187,14 +187,14 @@ def _facts(
     except (OSError, UnicodeError, ConfigError) as e:
         return size, e
     if subset.enable_wildcard:
-        return size, captions.lines(text)
+        return size, captions.caption_lines(text)
     _count_unread(result, subset, one.caption_file, text)
     return size, captions.first_line(text)
 
 
 def _count_unread(result: Survey, subset: SubsetConfig, name: str, text: str, others: int = 0) -> None:
     """Count the unused lines of a caption, in addition to `others`."""
-    if more := 0 if subset.enable_wildcard else captions.lines(text).count("\n") + others:
+    if more := 0 if subset.enable_wildcard else captions.caption_lines(text).count("\n") + others:
         result.unread[name] = more
 
 

@@ -113,18 +113,18 @@ class Texts:
             return known or self.memory[phrase_of(image, image.encoded_caption, self.template)]
         file = self.files.get((image.path, words)) or self.files[image.path, image.encoded_caption]
         try:
-            found = caches.read_text(file, self.cache.stored, self.cache.names)
+            found = caches.read_text_cache(file, self.cache.stored, self.cache.names)
         except caches.BROKEN as e:
-            raise caches.unreadable(file, e) from e
+            raise caches.unreadable_cache(file, e) from e
         if self.cache.mask:
             found[self.cache.mask] = np.ones(len(found[self.cache.stored[0]]), np.int64)
         return found
 
 
-def texts(images: "ImageSet", work: EncodingJob) -> Texts:
+def encode_captions(images: "ImageSet", work: EncodingJob) -> Texts:
     """Encode the uncached captions of these images and those for validation. Returns the cache."""
     cache, template = work.family.text_cache, template_of(work.family)
-    captions = list(_captions(images, work.config.cache.cached_caption_variants, cache))
+    captions = list(_captions_to_encode(images, work.config.cache.cached_caption_variants, cache))
     if not work.config.cache.cache_text_encoder_outputs_to_disk:
         memory: dict[Phrase, Arrays] = {}
         phrases = dict.fromkeys(phrase_of(image, words, template) for _, image, words in captions)
@@ -136,7 +136,9 @@ def texts(images: "ImageSet", work: EncodingJob) -> Texts:
     lengths = {**dict.fromkeys(cache.stored), **({} if cache.mask else work.family.text_lengths)}
     options = {name: getattr(work.config.model, name, None) for name in cache.options}
     entries = _entries_by_file(captions, cache.suffix, bool(template))
-    store.files = {(image.path, words): file for file, image, words in _files(captions, cache.suffix, bool(template))}
+    store.files = {
+        (image.path, words): file for file, image, words in _caption_caches(captions, cache.suffix, bool(template))
+    }
     if template:
         refuse_other_references([image for _, image, _ in captions])
 
@@ -172,7 +174,7 @@ def texts(images: "ImageSet", work: EncodingJob) -> Texts:
     return store
 
 
-def _captions(images: "ImageSet", variants: int, cache: TextCache) -> "Iterator[tuple[int, Image, str]]":
+def _captions_to_encode(images: "ImageSet", variants: int, cache: TextCache) -> "Iterator[tuple[int, Image, str]]":
     """Yield all captions to encode: the number of a variant or NO_CAPTION, the image, and the words."""
     for image in images.items:
         known = [image.variant(number) for number in range(variants)]
@@ -183,7 +185,7 @@ def _captions(images: "ImageSet", variants: int, cache: TextCache) -> "Iterator[
         yield 0, image, image.encoded_caption
 
 
-def _files(
+def _caption_caches(
     captions: "Iterable[tuple[int, Image, str]]", suffix: str, with_pictures: bool
 ) -> "Iterator[tuple[str, Image, str]]":
     """Return the file of each caption, with its image and its words."""
@@ -197,7 +199,7 @@ def _files(
 def _has_stamp(file: str) -> bool:
     """Return whether a cache stores its provenance; those of sd-scripts do not."""
     try:
-        with cache_files.opened(file) as found:
+        with cache_files.open_cache_file(file) as found:
             return found.fact(caches.MADE_FROM) is not None
     except caches.BROKEN:
         return False
@@ -211,7 +213,7 @@ def _entries_by_file(
     """
     # A file has room for one caption, encoded with references of one size.
     found: dict[str, Entry] = {}
-    for file, image, words in _files(captions, suffix, with_pictures):
+    for file, image, words in _caption_caches(captions, suffix, with_pictures):
         known = found.setdefault(file, Entry(image, words))
         if with_pictures and [one.fit for one in known.image.controls] != [one.fit for one in image.controls]:
             raise ConfigError(

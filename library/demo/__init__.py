@@ -10,44 +10,44 @@ from pathlib import Path
 
 from library import families
 from library.config.arguments import Arguments
-from library.config.building import build
-from library.config.command import printable
+from library.config.building import build_config
+from library.config.command import quote_command
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.demo import summary
-from library.demo.configs import name_of
-from library.demo.files import Demo, prepare
-from library.jobs.work import joined
+from library.demo.configs import toml_name
+from library.demo.files import Demo, prepare_demo
+from library.jobs.work import join_work
 from library.runs import foreground, gpu_slots, reader
 from library.runs.launcher import starting
 
-VARIANTS = tuple(name for known in families.every() for name in known.demo_variants)
+DEMO_VARIANTS = tuple(name for known in families.all_families() for name in known.demo_variants)
 
 
 # Why: docs/decisions/2026-11-20-demo-is-a-package.md
 def main(argv: list[str] | None = None) -> int:
     """Run the command. Returns 0, or raises ConfigError."""
-    asked = _arguments().parse_args(argv)
+    asked = _build_demo_parser().parse_args(argv)
     wanted = families.FAMILIES if asked.family == "all" else (asked.family,)
     # A CPU takes minutes to compile, and gains little.
     compiled = gpu_slots.has_gpu() if asked.compile is None else asked.compile
-    with joined("demo") as work:
-        demo = prepare(Path(asked.out).absolute(), wanted, compiled)
+    with join_work("demo") as work:
+        demo = prepare_demo(Path(asked.out).absolute(), wanted, compiled)
         work.store({"configs": {name: str(path) for name, path in demo.configs.items()}})
     if asked.no_train:
         print(f"Ready in {demo.folder}: {', '.join(path.name for path in demo.configs.values())}")
         return 0
     lines = []
     for model in wanted:
-        lines.append(compare(demo, model, asked.steps, compiled))
-    print("\n".join(["", *lines, *closing(demo, wanted[0])]))
+        lines.append(train_and_compare(demo, model, asked.steps, compiled))
+    print("\n".join(["", *lines, *demo_closing_lines(demo, wanted[0])]))
     return 0
 
 
-def _arguments() -> argparse.ArgumentParser:
+def _build_demo_parser() -> argparse.ArgumentParser:
     parser = Arguments("kohya demo", description="Make a tiny model and images, and train a LoRA on them.")
-    names, default = (*families.FAMILIES, *VARIANTS, "all"), families.SHOWN_BY_DEMO
+    names, default = (*families.FAMILIES, *DEMO_VARIANTS, "all"), families.SHOWN_BY_DEMO
     # Variants share their family's graphs, so compiling them, too, would double the time and show nothing new.
     which = f"which model; all: one of each family, without its relatives (default: {default})"
     parser.add_argument("--family", choices=names, default=default, help=which)
@@ -62,27 +62,27 @@ def _arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def compare(demo: Demo, model: str, steps: int | None, compiled: bool) -> str:
+def train_and_compare(demo: Demo, model: str, steps: int | None, compiled: bool) -> str:
     """Train a LoRA with and without torch.compile, from the same seed; return a summary of both."""
     script = families.lora_script(families.owner(model))
-    toml = demo.configs[name_of(script, model)]
-    config = build(families.config_class(script), read_toml(toml))
+    toml = demo.configs[toml_name(script, model)]
+    config = build_config(families.config_class(script), read_toml(toml))
     name, runs = config.save.output_name or "", {}
-    runs["eager"] = train(toml, script, config, f"{name}-eager", ["--no-compile"], steps)
+    runs["eager"] = train_headless(toml, script, config, f"{name}-eager", ["--no-compile"], steps)
     if compiled:
         # Without a C++ compiler the LoRA is still trained; the summary says why it was not compiled.
-        runs["compiled"] = train(toml, script, config, name, ["--compile", "--compile_fallback"], steps)
-    return summary.text(model, {kind: summary.read(folder) for kind, folder in runs.items()}, config)
+        runs["compiled"] = train_headless(toml, script, config, name, ["--compile", "--compile_fallback"], steps)
+    return summary.summary_text(model, {kind: summary.read_outcome(folder) for kind, folder in runs.items()}, config)
 
 
-def train(toml: Path, script: str, config: RunConfig, name: str, flags: list[str], steps: int | None) -> Path:
+def train_headless(toml: Path, script: str, config: RunConfig, name: str, flags: list[str], steps: int | None) -> Path:
     """Start one headless training and wait for it; return its run's folder. Raises ConfigError on failure."""
     output = Path(config.save.output_dir or "")
-    name = free_name(output, name)
+    name = free_demo_name(output, name)
     flags = ["--output_name", name, *flags, *(["--max_train_steps", str(steps)] if steps else [])]
-    print(f"\n> {printable(['kohya', 'train', script, '--config_file', str(toml), *flags])}\n", flush=True)
+    print(f"\n> {quote_command(['kohya', 'train', script, '--config_file', str(toml), *flags])}\n", flush=True)
     arguments, variables = starting(toml, script)
-    code = foreground.run([*arguments, *flags], variables)
+    code = foreground.run_in_foreground([*arguments, *flags], variables)
     found = sorted((output / "runs").glob(f"{name}-*"), key=lambda folder: folder.stat().st_mtime)
     if code:
         log = f"; its log: {found[-1] / 'log.txt'}" if found else ""
@@ -91,12 +91,12 @@ def train(toml: Path, script: str, config: RunConfig, name: str, flags: list[str
         )
     if not found:
         raise ConfigError("the demo's training left no record in {folder}", folder=output / "runs")
-    if reader.at(found[-1]).state == "stopped":
+    if reader.run_at(found[-1]).state == "stopped":
         raise KeyboardInterrupt
     return found[-1]
 
 
-def free_name(output: Path, name: str) -> str:
+def free_demo_name(output: Path, name: str) -> str:
     """Return `name`, or `name-2` and so on: the first that no earlier demo has used, so that nothing is overwritten."""
     number, candidate = 1, name
     while any(output.glob(f"{candidate}.*")) or any((output / "runs").glob(f"{candidate}-[0-9]*-*")):
@@ -105,11 +105,11 @@ def free_name(output: Path, name: str) -> str:
     return candidate
 
 
-def closing(demo: Demo, model: str) -> list[str]:
+def demo_closing_lines(demo: Demo, model: str) -> list[str]:
     """Return the last lines: where the files are, and what to do next."""
     kohya = Path(sys.executable).with_name("kohya")
     script = families.lora_script(families.owner(model))
-    again = [str(kohya), "train", script, "--config_file", str(demo.configs[name_of(script, model)])]
+    again = [str(kohya), "train", script, "--config_file", str(demo.configs[toml_name(script, model)])]
     return [
         f"Everything is in {demo.folder}",
         f"  images    {demo.images}",
@@ -117,5 +117,5 @@ def closing(demo: Demo, model: str) -> list[str]:
         f"  configs   {', '.join(path.name for path in demo.configs.values())}",
         f"  results   {demo.folder / 'output'}",
         "Next: open the page (./setup.sh gui), or change a TOML and train again:",
-        f"  {printable(again)}",
+        f"  {quote_command(again)}",
     ]

@@ -12,8 +12,11 @@ from library.files import write_atomic
 Line = tuple[str, Any, str]
 Tables = dict[str, list[Line]]
 
-ENDINGS = {"finetune": "full", "textual-inversion": "word"}  # suffixes of results' names that differ from the kind
-RATES = {
+RESULT_ENDINGS = {
+    "finetune": "full",
+    "textual-inversion": "word",
+}  # suffixes of results' names that differ from the kind
+DEMO_RATES = {
     "lora": (5e-3, "real: 1e-4"),
     "finetune": (1e-3, "real: 1e-5"),
     "textual-inversion": (5e-3, "real: 5e-4"),
@@ -22,7 +25,7 @@ RATES = {
 WORD = "zorb"  # contained in all captions of the demo
 
 
-def write(
+def write_demo_configs(
     folder: Path, models: Mapping[str, Mapping[str, Path]], images: Path, output: Path, compiled: bool
 ) -> dict[str, Path]:
     """Write `<script>.toml` for every family in `models`, `<variant>_<script>.toml` for a variant; return the files by
@@ -30,33 +33,33 @@ def write(
     """
     written = {}
     for model, files in models.items():
-        for script in families.facts(families.owner(model)).scripts:
-            name = name_of(script, model)
+        for script in families.facts_of(families.owner(model)).scripts:
+            name = toml_name(script, model)
             path = folder / f"{name}.toml"
             if not path.exists():
-                write_atomic(path, text(script, files, images, output, model, compiled))
+                write_atomic(path, demo_toml(script, files, images, output, model, compiled))
             written[name] = path
     return written
 
 
-def name_of(script: str, model: str) -> str:
+def toml_name(script: str, model: str) -> str:
     return script if model == families.owner(model) else f"{model}_{script}"
 
 
-def title(script: str, model: str) -> str:
+def title_of_training(script: str, model: str) -> str:
     """Describe what a script trains, for a family or variant."""
     config = families.config_class(script)
-    facts = families.facts(config.family)
+    facts = families.facts_of(config.family)
     name = facts.demo_variants.get(model, facts.title)
     return {"lora": f"LoRA for {name}", "finetune": f"Fine-tuning of {name}"}.get(config.kind, config.title)
 
 
-def text(
+def demo_toml(
     script: str, models: Mapping[str, Path], images: Path, output: Path, model: str, compiled: bool = False
 ) -> str:
     """Return the TOML of one script, for a family or variant, with or without compiling."""
     config = families.config_class(script)
-    family = families.facts(config.family)
+    family = families.facts_of(config.family)
     shown = images.with_name("references")
     tables: Tables = {
         "data": [
@@ -80,7 +83,7 @@ def text(
         else [("compile", False, "real, on a GPU: true")],
         "save": [
             ("output_dir", str(output), ""),
-            ("output_name", f"{model}-{ENDINGS.get(config.kind, config.kind)}", ""),
+            ("output_name", f"{model}-{RESULT_ENDINGS.get(config.kind, config.kind)}", ""),
             ("save_model_as", "safetensors", ""),
             ("save_precision", "fp16", ""),
         ],
@@ -100,17 +103,17 @@ def text(
     order = [name for name in ("model", "noise", *tables) if name in own or name in tables]
     tables = {name: [*tables.get(name, ()), *own.get(name, ())] for name in dict.fromkeys(order)}
     head = [
-        f"# {title(script, model)}, on the tiny model and the dozen images that the demo made.",
+        f"# {title_of_training(script, model)}, on the tiny model and the dozen images that the demo made.",
         "# For a real training, change the paths and the values whose comment says so. Start it with:",
-        f"#   kohya train {script} --config_file {name_of(script, model)}.toml",
+        f"#   kohya train {script} --config_file {toml_name(script, model)}.toml",
     ]
-    blocks = ["\n".join([f"[{table}]", *map(_line, lines)]) for table, lines in tables.items()]
+    blocks = ["\n".join([f"[{table}]", *map(_toml_line, lines)]) for table, lines in tables.items()]
     return "\n".join(head) + "\n\n" + "\n\n".join(blocks) + "\n"
 
 
 def _learning(kind: str, module: str) -> Tables:
     """Return the options of what is trained, and its rate."""
-    rate, real = RATES[kind]
+    rate, real = DEMO_RATES[kind]
     tables: Tables = {}
     if kind == "lora":
         tables["network"] = [
@@ -130,7 +133,7 @@ def _learning(kind: str, module: str) -> Tables:
     return {**tables, "optim": [("optimizer_type", "AdamW", ""), ("learning_rate", rate, real)]}
 
 
-def _line(line: Line) -> str:
+def _toml_line(line: Line) -> str:
     name, value, remark = line
     written = f"{name} = {toml_value(value)}"
     return f"{written}  # {remark}" if remark else written

@@ -25,25 +25,25 @@ class Demo:
     configs: Mapping[str, Path]  # script, of a relative <relative>_<script> -> its TOML
 
 
-def prepare(folder: Path, families: Iterable[str], compiled: bool = False) -> Demo:
+def prepare_demo(folder: Path, families: Iterable[str], compiled: bool = False) -> Demo:
     """Create missing files of a demo in `folder`, or in `folder-2` and so on if that contains something else.
 
     `families` may include variants, which have their own models and TOML files; new ones are set to `compiled`.
     """
-    folder = _place(folder)
+    folder = _free_demo_folder(folder)
     if not (folder / RECORD).exists():
-        write_atomic(folder / RECORD, json.dumps({"demo": fingerprint()}) + "\n")
+        write_atomic(folder / RECORD, json.dumps({"demo": fingerprint_demo()}) + "\n")
     pictures = folder / "images"
-    _once(pictures, images.write)
+    _once(pictures, images.draw_images)
     _once(folder / "references", lambda place: images.write_references(pictures, place))
     for family in families:
-        _once(folder / "models" / family, lambda place, family=family: _model(family, place))
-    models = {known.parent.name: _files(known) for known in sorted((folder / "models").glob("*/files.json"))}
-    written = configs.write(folder, models, pictures, folder / "output", compiled)
+        _once(folder / "models" / family, lambda place, family=family: _write_demo_model(family, place))
+    models = {known.parent.name: _demo_file_paths(known) for known in sorted((folder / "models").glob("*/files.json"))}
+    written = configs.write_demo_configs(folder, models, pictures, folder / "output", compiled)
     return Demo(folder, pictures, models, written)
 
 
-def fingerprint() -> str:
+def fingerprint_demo() -> str:
     """Return what the files of a demo depend on; a change makes an older demo's files obsolete."""
     here = Path(__file__).resolve().parent
     sources = [
@@ -54,7 +54,7 @@ def fingerprint() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:16]
 
 
-def _place(folder: Path) -> Path:
+def _free_demo_folder(folder: Path) -> Path:
     """The first of folder, folder-2, ... that is new, empty, or a demo made by this version."""
     number, candidate = 1, folder
     while not _fits(candidate):
@@ -72,7 +72,7 @@ def _fits(folder: Path) -> bool:
         return False
     if (folder / RECORD).exists():
         try:
-            return json.loads((folder / RECORD).read_text(encoding="utf-8")).get("demo") == fingerprint()
+            return json.loads((folder / RECORD).read_text(encoding="utf-8")).get("demo") == fingerprint_demo()
         except (ValueError, AttributeError):
             return False
     return not any(folder.iterdir())
@@ -92,7 +92,7 @@ def _once(folder: Path, fill: Callable[[Path], object]) -> None:
     os.replace(unfinished, folder)
 
 
-def _model(family: str, place: Path) -> None:
+def _write_demo_model(family: str, place: Path) -> None:
     """Create a tiny checkpoint of a family or variant, and a list of its files."""
     module = random_module(owner(family))
     made = module.write(place, sizes=module.VARIANTS[family]) if family != owner(family) else module.write(place)
@@ -101,5 +101,5 @@ def _model(family: str, place: Path) -> None:
     write_atomic(place / "files.json", json.dumps(relative, indent=1) + "\n")
 
 
-def _files(known: Path) -> dict[str, Path]:
+def _demo_file_paths(known: Path) -> dict[str, Path]:
     return {name: known.parent / path for name, path in json.loads(known.read_text(encoding="utf-8")).items()}

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 Colour = tuple[int, int, int]
 Box = tuple[float, float, float]  # centre x, centre y, radius, in pixels
 
-SIZES = ((128, 128), (176, 96), (96, 176), (160, 128), (128, 160), (144, 144))  # width, height
+IMAGE_SIZES = ((128, 128), (176, 96), (96, 176), (160, 128), (128, 160), (144, 144))  # width, height
 GROUNDS: dict[str, Colour] = {
     "green meadow": (126, 186, 92),
     "night sky": (28, 34, 74),
@@ -24,7 +24,7 @@ GROUNDS: dict[str, Colour] = {
 SCALE = 4  # supersampling factor, which smooths the edges
 
 
-def write(folder: Path, seed: int = 0, sizes: Sequence[tuple[int, int]] = SIZES) -> Path:
+def draw_images(folder: Path, seed: int = 0, sizes: Sequence[tuple[int, int]] = IMAGE_SIZES) -> Path:
     """Draw a dozen captioned images into `N_name` folders below `folder`, always the same for the same seed.
 
     Each concept gets an image of every size (width, height), six at most.
@@ -35,7 +35,7 @@ def write(folder: Path, seed: int = 0, sizes: Sequence[tuple[int, int]] = SIZES)
         place.mkdir(parents=True)
         grounds = rng.sample(list(GROUNDS), len(sizes))
         for number, (size, ground) in enumerate(zip(sizes, grounds, strict=True), start=1):
-            picture, where = _picture(size, GROUNDS[ground], draw, rng)
+            picture, where = _draw_picture(size, GROUNDS[ground], draw, rng)
             picture.save(place / f"{number:02d}.png")
             caption = f"{what}, {where}, {ground}\n"
             (place / f"{number:02d}.txt").write_text(caption, encoding="utf-8", newline="\n")
@@ -52,7 +52,7 @@ def write_references(images: Path, folder: Path) -> Path:
     return folder
 
 
-def _picture(size: tuple[int, int], ground: Colour, draw: Callable, rng: random.Random) -> tuple[Image.Image, str]:
+def _draw_picture(size: tuple[int, int], ground: Colour, draw: Callable, rng: random.Random) -> tuple[Image.Image, str]:
     """Return one image, and a description of where the thing is in it."""
     width, height = size[0] * SCALE, size[1] * SCALE
     picture = Image.new("RGB", (width, height), ground)

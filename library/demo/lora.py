@@ -6,12 +6,12 @@ from pathlib import Path
 
 from library import families
 from library.config.run_config import RunConfig
-from library.families.shared.diffusers_layers import ADAPTER
+from library.families.shared.diffusers_layers import ADAPTER_ENDINGS
 
 
 # diffusers' own converters decide, as they are what users will load the file with.
 # Why: docs/decisions/2026-11-20-lora-checked-with-diffusers.md
-def check(file: Path, config: RunConfig) -> tuple[int, list[str]]:
+def check_lora_layers(file: Path, config: RunConfig) -> tuple[int, list[str]]:
     """Return how many layers of diffusers' model the file's adapters fit, and what fits nowhere (key or size, a line
     each).
 
@@ -26,17 +26,17 @@ def check(file: Path, config: RunConfig) -> tuple[int, list[str]]:
         return 0, [f"diffusers cannot convert the file: {error}"]
     wrong = []
     for name, tensor in converted.items():
-        layer, which = _split(name)
+        layer, which = _layer_and_dimension(name)
         if layer not in sizes:
             wrong.append(f"{name}: diffusers has no such layer")
         elif tensor.shape[which] != sizes[layer][which]:
             wrong.append(f"{name}: {tensor.shape[which]} features, the layer has {sizes[layer][which]}")
-    return len({_split(name)[0] for name in converted}) if not wrong else 0, wrong
+    return len({_layer_and_dimension(name)[0] for name in converted}) if not wrong else 0, wrong
 
 
-def _split(name: str) -> tuple[str, int]:
+def _layer_and_dimension(name: str) -> tuple[str, int]:
     """Return the layer's name, and the dimension that an adapter must match: 1 (input) for A, 0 (output) for B."""
-    for which, ending in ((1, ADAPTER[0]), (0, ADAPTER[1])):
+    for which, ending in ((1, ADAPTER_ENDINGS[0]), (0, ADAPTER_ENDINGS[1])):
         if name.endswith(ending):
             return name.removesuffix(ending), which
     return name, 0

@@ -7,19 +7,19 @@ from pathlib import Path
 from library import families
 from library.config.json_types import JsonObject
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "measured"
+MEASURED_FOLDER = Path(__file__).resolve().parents[2] / "docs" / "measured"
 
 
-def gain(family: str, folder: Path = FOLDER) -> str:
+def gain(family: str, folder: Path = MEASURED_FOLDER) -> str:
     """Describe the newest figures of a LoRA step with checkpointing, eager and compiled, with their file.
 
     Without any, refer to the documentation of figures.
     """
-    title = families.facts(family).title
+    title = families.facts_of(family).title
     for path in sorted(folder.glob("*.json"), reverse=True):
         known = json.loads(path.read_text(encoding="utf-8"))
-        eager = min(_steps(known, family, compiled=False), default=None)
-        fast = min(_steps(known, family, compiled=True), default=None)
+        eager = min(_step_rows(known, family, compiled=False), default=None)
+        fast = min(_step_rows(known, family, compiled=True), default=None)
         if eager and fast:
             note = known["machine"].get("note", "")
             return (
@@ -30,7 +30,7 @@ def gain(family: str, folder: Path = FOLDER) -> str:
     return "docs/dev/performance.md says what compiling gives with full-size models on a GPU."
 
 
-def _steps(known: JsonObject, family: str, compiled: bool) -> Iterator[tuple[int, float, str]]:
+def _step_rows(known: JsonObject, family: str, compiled: bool) -> Iterator[tuple[int, float, str]]:
     """Return number of settings, seconds per step and settings of each row; the fewest settings show
     compiling alone.
     """

@@ -45,9 +45,9 @@ class Outcome:
 
 # Everything that the demo prints can be looked up in the record afterwards.
 # Why: docs/decisions/2026-11-20-demo-reads-the-record.md
-def read(folder: Path) -> Outcome:
+def read_outcome(folder: Path) -> Outcome:
     """Return the outcome of the run in `folder`."""
-    facts, (events, _) = reader.at(folder).facts, reader.events(folder)
+    facts, (events, _) = reader.run_at(folder).facts, reader.read_events(folder)
     steps = [e for e in events if e["kind"] == "step" and isinstance(e.get("loss"), int | float)]
     compiled = facts.get("compile") or {}
     file = Path(facts.get("output_dir", ""), f"{facts.get('output_name')}.safetensors")
@@ -70,35 +70,37 @@ def speed_of(steps: list[JsonObject]) -> float | None:
     return (half[-1]["step"] - half[0]["step"]) / (half[-1]["t"] - half[0]["t"])
 
 
-def difference(one: Outcome, other: Outcome) -> float | None:
+def largest_difference(one: Outcome, other: Outcome) -> float | None:
     shared = one.losses.keys() & other.losses.keys()
     return max((abs(one.losses[s] - other.losses[s]) / max(abs(one.losses[s]), 1e-12) for s in shared), default=None)
 
 
-def text(model: str, outcomes: Mapping[str, Outcome], config: RunConfig) -> str:
+def summary_text(model: str, outcomes: Mapping[str, Outcome], config: RunConfig) -> str:
     """Return lines about the runs of a family or variant: `outcomes` by "eager" and, if tried, "compiled"."""
     steps = str(counted(len(outcomes["eager"].losses), "step"))
-    lines = [f"{configs.title(config.script, model)}, {steps}", *table(outcomes), ""]
+    lines = [f"{configs.title_of_training(config.script, model)}, {steps}", *outcome_table(outcomes), ""]
     eager, fast = outcomes["eager"], outcomes.get("compiled")
-    if fast and fast.compiled and (apart := difference(eager, fast)) is not None:
+    if fast and fast.compiled and (apart := largest_difference(eager, fast)) is not None:
         lines.append(f"  With and without compile the losses differ by at most {apart:.2g} of their size.")
         lines += [f"  {line}" for line in verdict(config.family, eager, fast)]
     if fast and fast.fallback:
         lines.append(f"  It was not compiled: {fast.fallback}")
     if file := (fast or eager).file:
-        lines += [f"  {fits(file, config)}", f"  The LoRA: {file}"]
+        lines += [f"  {describe_diffusers_fit(file, config)}", f"  The LoRA: {file}"]
     return "\n".join([*lines, f"  Its record: {(fast or eager).folder}", ""])
 
 
-def table(outcomes: Mapping[str, Outcome]) -> list[str]:
+def outcome_table(outcomes: Mapping[str, Outcome]) -> list[str]:
     """Return the figures, a column per run."""
     rows: dict[str, list[str]] = {
         "": [kind if o.compiled or kind == "eager" else f"not {kind}" for kind, o in outcomes.items()],
-        "steps per second": [shown(o.speed, ".2f") for o in outcomes.values()],
+        "steps per second": [format_number(o.speed, ".2f") for o in outcomes.values()],
         "compile seconds": [compile_time(o) for o in outcomes.values()],
-        "graphs": [shown(o.compiled.get("num_graphs"), "d") for o in outcomes.values()],
-        "recompiles": [shown(o.compiled.get("recompiles"), "d") for o in outcomes.values()],
-        "loss, first to last": [f"{shown(o.first, '.4f')} to {shown(o.last, '.4f')}" for o in outcomes.values()],
+        "graphs": [format_number(o.compiled.get("num_graphs"), "d") for o in outcomes.values()],
+        "recompiles": [format_number(o.compiled.get("recompiles"), "d") for o in outcomes.values()],
+        "loss, first to last": [
+            f"{format_number(o.first, '.4f')} to {format_number(o.last, '.4f')}" for o in outcomes.values()
+        ],
     }
     return [f"  {name:<20}" + "".join(f"{cell:>20}" for cell in cells) for name, cells in rows.items()]
 
@@ -126,16 +128,16 @@ def verdict(family: str, eager: Outcome, fast: Outcome) -> list[str]:
 
 def compile_time(outcome: Outcome) -> str:
     cached = " (from cache)" if outcome.compiled.get("cache_hits") else ""
-    return shown(outcome.compiled.get("seconds"), ".1f") + cached
+    return format_number(outcome.compiled.get("seconds"), ".1f") + cached
 
 
-def shown(value: float | None, form: str) -> str:
+def format_number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def fits(file: Path, config: RunConfig) -> str:
+def describe_diffusers_fit(file: Path, config: RunConfig) -> str:
     """Say whether diffusers can use a LoRA file."""
-    matched, wrong = lora.check(file, config)
+    matched, wrong = lora.check_lora_layers(file, config)
     if wrong:
         return "\n    ".join([f"In diffusers {len(wrong)} of its keys fit nowhere:", *wrong[:5]])
     return f"Loads into diffusers: {counted(matched, 'layer')!s}, no key left over."

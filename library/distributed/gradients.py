@@ -75,7 +75,7 @@ class GradientAverager:
         """`parameters` roughly in the order in which gradients arrive, the same in all processes."""
         self._ranks, self._last, self._due = ranks, False, 0
         self._sent: deque[SentBucket] = deque()
-        self.buckets = [Bucket(some) for some in cut(parameters)]
+        self.buckets = [Bucket(some) for some in group_tensors(parameters)]
         if len(self.buckets) > 1:  # send the first while the others are computed
             for bucket in self.buckets:
                 for p in bucket.parameters:
@@ -132,7 +132,7 @@ def by_arrival(method: TrainingMethod) -> list[nn.Parameter]:
 @torch.no_grad()
 def broadcast(tensors: Iterable[Tensor]) -> None:
     """Overwrite tensors in place with the values of the first process."""
-    for some in cut(list(tensors)):
+    for some in group_tensors(list(tensors)):
         flat = some[0].new_empty(sum(t.numel() for t in some))
         views = views_of(flat, shapes_of(some))
         foreach_copy_(views, some)
@@ -145,7 +145,7 @@ def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         foreach_copy_([to for to, _ in pairs], [new for _, new in pairs])
 
 
-def cut(tensors: Sequence[Any]) -> Iterator[list[Any]]:
+def group_tensors(tensors: Sequence[Any]) -> Iterator[list[Any]]:
     """Group tensors by dtype into about BUCKET_BYTES each, in the order in which groups are complete."""
     open_groups: dict[torch.dtype, list[Any]] = {}
     for tensor in tensors:

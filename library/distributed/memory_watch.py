@@ -9,8 +9,8 @@ import torch
 
 from library.compiler import cudagraph
 
-SPACING = 2.0  # seconds between two reads of the memory in use; one costs as much as the rest of a log line
-GIB = 2**30
+READ_INTERVAL = 2.0  # seconds between two reads of the memory in use; one costs as much as the rest of a log line
+BYTES_PER_GIB = 2**30
 
 
 class MemoryWatch:
@@ -25,10 +25,10 @@ class MemoryWatch:
         """
         if time.monotonic() < self._next:
             return {}
-        self._next = time.monotonic() + SPACING
+        self._next = time.monotonic() + READ_INTERVAL
         on_gpu = self._device.type == "cuda"
         held = torch.cuda.memory_reserved(self._device) if on_gpu else self._process.memory_info().rss
-        return {"memory_gb": round(held / GIB, 2)}
+        return {"memory_gb": round(held / BYTES_PER_GIB, 2)}
 
     def peaks(self) -> dict[str, float | None]:
         """Return peak memory in GiB: of tensors on the GPU (None without one), and of RAM."""
@@ -39,12 +39,12 @@ class MemoryWatch:
             import resource  # missing on Windows
 
             ram = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        return {"peak_memory_gb": gpu and round(gpu / GIB, 2), "peak_ram_gb": round(ram / GIB, 2)}
+        return {"peak_memory_gb": gpu and round(gpu / BYTES_PER_GIB, 2), "peak_ram_gb": round(ram / BYTES_PER_GIB, 2)}
 
     def hardware(self, processes: int) -> dict[str, Any]:
         """Return the device, its memory and the number of processes for the run's record."""
         found: dict[str, Any] = {"device": str(self._device), "processes": processes}
         if self._device.type == "cuda":
             properties = torch.cuda.get_device_properties(self._device)
-            found |= {"gpu": properties.name, "gpu_memory_gb": round(properties.total_memory / GIB, 1)}
+            found |= {"gpu": properties.name, "gpu_memory_gb": round(properties.total_memory / BYTES_PER_GIB, 1)}
         return found

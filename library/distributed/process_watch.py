@@ -42,7 +42,7 @@ class ProcessWatch:
     @property
     def newest(self) -> dict[str, Path]:
         """Return the last saved state according to the run's record, which the first process writes; empty if none."""
-        state = resume.newest_state(reader.RecordedRun(self._run, layout.load(self._run / layout.RUN)))
+        state = resume.newest_state(reader.RecordedRun(self._run, layout.load_facts(self._run / layout.RUN)))
         return {"state": state} if state and state.is_dir() else {}
 
     def watch(self, why: Callable[[], ConfigError], stopped: Callable[[], bool]) -> None:
@@ -74,7 +74,7 @@ class ProcessWatch:
         if self._record or not self._is_first_gone():
             return
         before = [one for rank, one in self._known.items() if rank < self._rank]
-        facts = layout.load(self._run / layout.RUN)
+        facts = layout.load_facts(self._run / layout.RUN)
         if any(map(process.alive, before)) or facts.get("state") in layout.FINAL:
             return
         if facts and 0 in self._known:

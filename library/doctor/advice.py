@@ -5,11 +5,11 @@ from pathlib import Path
 
 from library import families
 from library.config.json_types import JsonObject
-from library.config.problems import Message, listed
-from library.measuring.candidates import shown
+from library.config.problems import Message, join_messages
+from library.measuring.candidates import format_changes
 from library.runs import machine
 
-PRESETS = Path(__file__).resolve().parents[2] / "presets"
+PRESETS_FOLDER = Path(__file__).resolve().parents[2] / "presets"
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class MachineFacts:
     compiles: bool = False  # torch.compile works on the device that trains
 
 
-def options(found: MachineFacts) -> JsonObject:
+def advised_for_machine(found: MachineFacts) -> JsonObject:
     """Return options that suit any training here."""
     made: JsonObject = {"compile": found.compiles}
     if not found.memory_gb:
@@ -36,11 +36,12 @@ def options(found: MachineFacts) -> JsonObject:
     return made
 
 
-def presets(found: MachineFacts) -> dict[str, str]:
+def fitting_presets(found: MachineFacts) -> dict[str, str]:
     """Return the fitting LoRA preset by family, as kohya_gui names it: flux/lora-24gb."""
     fitting: dict[str, str] = {}
     sized = [
-        (int(path.stem.removeprefix("lora-").removesuffix("gb")), path) for path in PRESETS.glob("*/lora-[0-9]*gb.toml")
+        (int(path.stem.removeprefix("lora-").removesuffix("gb")), path)
+        for path in PRESETS_FOLDER.glob("*/lora-[0-9]*gb.toml")
     ]
     for gigabytes, path in sorted(sized):  # the largest that fits wins
         if machine.has_memory(found.memory_gb, gigabytes):
@@ -48,16 +49,18 @@ def presets(found: MachineFacts) -> dict[str, str]:
     return fitting
 
 
-def sentence(found: MachineFacts) -> Message:
+def advice_sentence(found: MachineFacts) -> Message:
     """Return the advice in words."""
     if not found.memory_gb:
         how = Message("with compile") if found.compiles else Message("without compile")
         template = "without a GPU only tiny models can be trained, {how}; rent or add an NVIDIA GPU of 8 GB or more"
         return Message(template, how=how)
-    known = presets(found).items()
-    ready = [Message("{model} LoRA: preset {name}", model=families.facts(one).title, name=name) for one, name in known]
+    known = fitting_presets(found).items()
+    ready = [
+        Message("{model} LoRA: preset {name}", model=families.facts_of(one).title, name=name) for one, name in known
+    ]
     if not ready:
         ready.append(Message("no preset fits into so little memory; 8 GB are the least"))
     if found.fp8:
         ready.append(Message("fp8 works, which speeds up a frozen base"))
-    return listed([shown(options(found)), *ready], "; ")
+    return join_messages([format_changes(advised_for_machine(found)), *ready], "; ")

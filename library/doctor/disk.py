@@ -14,7 +14,7 @@ from library.runs.registry import data_folder
 FREE_SPACE, LEAST_SPACE = 20.0, 1.0  # GB; caches, samples and a few checkpoints of a small run; one LoRA file
 
 
-def disk() -> MachineFinding:
+def check_disk() -> MachineFinding:
     """Report free space of the current folder."""
     free = shutil.disk_usage(Path.cwd()).free / 1e9
     if free < LEAST_SPACE:
@@ -27,7 +27,7 @@ def disk() -> MachineFinding:
     return ok("disk", Message("{size} GB free in {folder}", **known), free_gb=round(free, 1))
 
 
-def folders() -> MachineFinding:
+def check_folders() -> MachineFinding:
     """Report the folders of downloads, compiled code and the list of runs."""
     where = {"models": HF_HUB_CACHE, "compiled": str(cache.default_root()), "runs": str(data_folder())}
     for path in where.values():
@@ -43,7 +43,7 @@ def folders() -> MachineFinding:
 def compiled_code() -> MachineFinding:
     """Report the size of compiled code."""
     root = cache.default_root()
-    size = cache.size(root) if root.is_dir() else 0
+    size = cache.cache_size(root) if root.is_dir() else 0
     template = "{size} GB of compiled code in {folder}"
     if size:
         template = "{size} GB of compiled code in {folder}; kohya cache --clean removes it"

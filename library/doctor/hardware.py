@@ -10,10 +10,10 @@ import torch
 from torch.cuda.nccl import version as nccl_version
 
 from library.compiler import cache, torch_private
-from library.compiler.blocks import why
-from library.compiler.checks import problems
+from library.compiler.blocks import compile_error_cause
+from library.compiler.checks import find_compile_problems
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, listed
+from library.config.problems import ConfigError, Message, MessageLike, join_messages
 from library.config.sections import Compile
 from library.doctor import kernels
 from library.doctor.finding import MachineFinding, bad, hint, ok
@@ -22,7 +22,7 @@ from library.runs import machine
 SWITCHED_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")  # set to 1, torch.compile silently does nothing
 
 
-def torch_build() -> MachineFinding:
+def check_torch_build() -> MachineFinding:
     """Report the build of PyTorch."""
     target = f"CUDA {torch.version.cuda}" if torch.version.cuda else Message("the CPU")
     text = Message("{version}, built for {target}", version=torch.__version__, target=target)
@@ -58,7 +58,7 @@ def gpu() -> MachineFinding:
             }
         )
     template = "{name}, {memory_gb} GB ({free_gb} free), capability {capability}"
-    return ok("gpu", listed([Message(template, **about) for about in devices], "; "), devices=devices)
+    return ok("gpu", join_messages([Message(template, **about) for about in devices], "; "), devices=devices)
 
 
 def driver() -> MachineFinding:
@@ -123,7 +123,9 @@ def compile_on(device: str) -> MachineFinding:
             raise RuntimeError("it was run, and not compiled")
     except Exception as error:
         template = "does not work on {device}: {reason}; train without --compile"
-        return hint("compile", Message(template, device=device, reason=why(error)), device=device, works=False)
+        return hint(
+            "compile", Message(template, device=device, reason=compile_error_cause(error)), device=device, works=False
+        )
     seconds = time.perf_counter() - began
     text = Message("works on {device} ({seconds} s)", device=device, seconds=f"{seconds:.1f}")
     return ok("compile", text, device=device, works=True, seconds=round(seconds, 2))
@@ -135,18 +137,18 @@ def _hindered(device: str) -> MessageLike:
         return Message("{name} in the environment switches it off; unset it", name=off)
     usual = Compile()
     try:
-        cache.use(None, torch.device(device))
-        found = [one.about if one.option else one for one in problems(usual, torch.device(device))]
+        cache.use_cache(None, torch.device(device))
+        found = [one.about if one.option else one for one in find_compile_problems(usual, torch.device(device))]
     except ConfigError as error:
         return error.said
     return found[0] if found else ""
 
 
-def attention() -> MachineFinding:
+def check_attention() -> MachineFinding:
     """Report which attention kernels work, and how fast each is in training."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    found = kernels.attention(device)
-    extras = kernels.packages()
+    found = kernels.time_attention(device)
+    extras = kernels.attention_packages()
     data: JsonObject = {"device": device, "works": list(found), "packages": extras}
     if device == "cpu":
         return ok("attention", "", **data)
@@ -167,11 +169,11 @@ def tf32() -> MachineFinding:
     return ok("tf32", text if works else Message("this GPU has none, so float32 is slow: use fp16"), works=works)
 
 
-def fp8() -> MachineFinding:
+def check_fp8() -> MachineFinding:
     """Report whether the GPU multiplies fp8."""
     if not torch.cuda.is_available():
         return ok("fp8", "")
-    works = torch.cuda.get_device_capability() >= (8, 9) and kernels.fp8()
+    works = torch.cuda.get_device_capability() >= (8, 9) and kernels.fp8_works()
     text = Message("fp8 matrix products work (fp8_compute)")
     return ok(
         "fp8",

@@ -11,11 +11,11 @@ from library.compiler import torch_private
 from library.measuring import timing
 
 KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cuDNN": "CUDNN_ATTENTION", "math": "MATH"}
-PACKAGES = {"flash_attn": "flash-attn", "xformers": "xformers", "sageattention": "sageattention"}
+KERNEL_PACKAGES = {"flash_attn": "flash-attn", "xformers": "xformers", "sageattention": "sageattention"}
 SHAPE = {"cuda": (1, 24, 4096, 128), "cpu": (1, 2, 64, 32)}  # batch, heads, tokens, width of a head; FLUX.1 at 1024
 
 
-def attention(device: str) -> dict[str, float]:
+def time_attention(device: str) -> dict[str, float]:
     """Return the attention kernels that work here, forward and backward, with the milliseconds of both,
     fastest first.
     """
@@ -33,7 +33,7 @@ def attention(device: str) -> dict[str, float]:
             continue
         try:
             with warnings.catch_warnings(action="ignore"), sdpa_kernel(getattr(SDPBackend, backend)):
-                found[name] = timing.measure(both, torch.device(device), timing.TimingPlan(steps=5, warmup=1)).p50
+                found[name] = timing.measure_call(both, torch.device(device), timing.TimingPlan(steps=5, warmup=1)).p50
         except (RuntimeError, AttributeError):
             continue
     if device == "cuda":
@@ -41,11 +41,11 @@ def attention(device: str) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda kernel: kernel[1]))
 
 
-def packages() -> list[str]:
-    return [name for module, name in PACKAGES.items() if find_spec(module)]
+def attention_packages() -> list[str]:
+    return [name for module, name in KERNEL_PACKAGES.items() if find_spec(module)]
 
 
-def fp8() -> bool:
+def fp8_works() -> bool:
     """Return whether fp8 products with row scales work and give correct results."""
     a, b = (torch.randn(64, 64, device="cuda") for _ in range(2))
     (x, by_row), (y, by_column) = _in_8_bits(a), _in_8_bits(b)

@@ -17,15 +17,15 @@ import psutil
 from library.config import environment as surroundings
 from library.config.arguments import Arguments
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, listed
+from library.config.problems import ConfigError, Message, join_messages
 from library.doctor import advice
 from library.doctor.finding import MachineFinding, bad, hint, ok
-from library.jobs.work import joined
-from library.packages import PACKAGES as OPTIONAL
+from library.jobs.work import join_work
+from library.packages import PACKAGE_NAMES as OPTIONAL
 from library.packages import locked as locked_versions
 from library.setup import installation
 
-PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "numpy")
+REPORTED_PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "numpy")
 EXTRAS = ("triton", *OPTIONAL.values(), "torchao")
 
 
@@ -36,36 +36,36 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="leave out the compile check, which takes a few seconds")
     asked = parser.parse_args(argv)
     found: list[MachineFinding] = []
-    with joined("doctor") as work:
-        for finding in examine(quick=asked.quick):
+    with join_work("doctor") as work:
+        for finding in examine_machine(quick=asked.quick):
             found.append(finding)
             if not asked.json:
-                print(line(finding), flush=True)
+                print(finding_line(finding), flush=True)
             work.phase(Message(finding.topic), len(found))
-            work.store({"kind": "doctor", "finished": False, **report(found)})
-        work.store({"kind": "doctor", "finished": True, **report(found)})
-    healthy = report(found)["healthy"]
+            work.store({"kind": "doctor", "finished": False, **findings_as_json(found)})
+        work.store({"kind": "doctor", "finished": True, **findings_as_json(found)})
+    healthy = findings_as_json(found)["healthy"]
     if asked.json:
-        print(json.dumps(report(found), indent=1, default=str))
+        print(json.dumps(findings_as_json(found), indent=1, default=str))
     else:
-        print("\n" + closing(found))
+        print("\n" + closing_line(found))
     return 0 if healthy else 1
 
 
-def closing(found: list[MachineFinding]) -> str:
+def closing_line(found: list[MachineFinding]) -> str:
     """Return the last line: whether a training can run here, and its limitations."""
-    if not report(found)["healthy"]:
+    if not findings_as_json(found)["healthy"]:
         return "Fix what is marked with ✗, then run this again."
     without = [name for finding in found for name in finding.data.get("without", ())]
     return f"This machine can train, but without {', '.join(without)}." if without else "This machine can train."
 
 
-def report(found: list[MachineFinding]) -> JsonObject:
+def findings_as_json(found: list[MachineFinding]) -> JsonObject:
     healthy = all(finding.verdict != "bad" for finding in found)
     return {"healthy": healthy, "findings": [asdict(finding) for finding in found]}
 
 
-def line(finding: MachineFinding) -> str:
+def finding_line(finding: MachineFinding) -> str:
     """Return a finding as a line of text: a mark, the topic, and the text."""
     mark = {"ok": "✓", "hint": "·", "bad": "✗"}[finding.verdict]
     if (sys.stdout.encoding or "").lower().replace("-", "") != "utf8":
@@ -73,7 +73,7 @@ def line(finding: MachineFinding) -> str:
     return f"{mark} {finding.topic:<12} {finding.text}"
 
 
-def examine(quick: bool = False) -> Iterator[MachineFinding]:
+def examine_machine(quick: bool = False) -> Iterator[MachineFinding]:
     """Yield all findings in reading order."""
     # A generator, since loading torch takes seconds.
     found: list[MachineFinding] = []
@@ -90,17 +90,21 @@ def examine(quick: bool = False) -> Iterator[MachineFinding]:
                 found.append(finding)
                 yield finding
 
-    yield from findings([system, packages, foreign_library, environment, network])
+    yield from findings([system, check_packages, foreign_library, check_environment, network])
     try:  # loads torch, after its cache folder is known to exist
         from library.doctor import disk, hardware, optional
     except Exception as error:
         template = "cannot be loaded ({error}); run ./setup.sh install"
         yield bad("torch", Message(template, error=f"{type(error).__name__}: {error}"))
         return
-    yield from findings([hardware.torch_build, hardware.gpu, hardware.driver, optional.optimizers, hardware.compiler])
+    yield from findings(
+        [hardware.check_torch_build, hardware.gpu, hardware.driver, optional.optimizers, hardware.compiler]
+    )
     yield from findings([] if quick else [hardware.compile_cpu, hardware.compile_gpu])
-    yield from findings([hardware.attention, hardware.tf32, hardware.fp8])
-    yield from findings([disk.disk, disk.folders, disk.compiled_code, home_page, lambda: settings(found)])
+    yield from findings([hardware.check_attention, hardware.tf32, hardware.check_fp8])
+    yield from findings(
+        [disk.check_disk, disk.check_folders, disk.compiled_code, home_page, lambda: suggest_settings(found)]
+    )
 
 
 def system() -> MachineFinding:
@@ -115,11 +119,11 @@ def system() -> MachineFinding:
     return ok("system", text, **data)
 
 
-def packages() -> MachineFinding:
+def check_packages() -> MachineFinding:
     """Report the installed packages, and whether they are the tested versions."""
-    found = {name: installed(name) for name in (*PACKAGES, *EXTRAS)}
+    found = {name: installed_version(name) for name in (*REPORTED_PACKAGES, *EXTRAS)}
     text = ", ".join(f"{name} {version}" for name, version in found.items() if version)
-    missing = [name for name in PACKAGES if not found[name]]
+    missing = [name for name in REPORTED_PACKAGES if not found[name]]
     if missing:
         return bad("packages", Message("missing: {names}; run ./setup.sh install", names=", ".join(missing)), **found)
     locked = locked_versions()
@@ -130,11 +134,11 @@ def packages() -> MachineFinding:
     ]
     if other:
         template = "not the tested versions: {versions}; ./setup.sh install sets them"
-        return hint("packages", Message(template, versions=listed(other)), **found)
+        return hint("packages", Message(template, versions=join_messages(other)), **found)
     return ok("packages", text, **found)
 
 
-def installed(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
     """The version of an installed package, or None."""
     try:
         return importlib.metadata.version(name)
@@ -147,15 +151,15 @@ def installed(name: str) -> str | None:
 def foreign_library() -> MachineFinding:
     """Another project's `library` package would be imported in place of ours, or ours in place of its."""
     found = list(installation.foreign())
-    return bad("packages", listed(found, "; ")) if found else ok("packages", "")
+    return bad("packages", join_messages(found, "; ")) if found else ok("packages", "")
 
 
-def environment() -> MachineFinding:
+def check_environment() -> MachineFinding:
     """Report a cache folder in the environment that cannot be created."""
     # PyTorch exits at it on import.
     wanted = os.environ.get(surroundings.CACHE)
     try:
-        surroundings.check()
+        surroundings.check_cache_variables()
     except ConfigError as error:
         del os.environ[surroundings.CACHE]  # continue the other checks without it
         return bad("environment", error.said, folder=wanted)
@@ -167,7 +171,9 @@ def network() -> MachineFinding:
     # Their values may contain passwords, so only names are shown.
     import httpx  # used by huggingface_hub for downloads
 
-    given = {name: value for name, value in os.environ.items() if name.lower() in surroundings.NETWORK and value}
+    given = {
+        name: value for name, value in os.environ.items() if name.lower() in surroundings.NETWORK_VARIABLES and value
+    }
     wrong: list[Message] = []
     for name, value in given.items():
         with surroundings.without_network_settings():
@@ -183,10 +189,10 @@ def network() -> MachineFinding:
     if not wrong:
         return ok("network", "")
     template = "models cannot be downloaded nor results uploaded with {variables}; correct what is wrong, or unset it"
-    return hint("network", Message(template, variables=listed(wrong)), variables=list(given))
+    return hint("network", Message(template, variables=join_messages(wrong)), variables=list(given))
 
 
-def settings(found: list[MachineFinding]) -> MachineFinding:
+def suggest_settings(found: list[MachineFinding]) -> MachineFinding:
     """Recommend settings for this machine, based on the other findings."""
     said = {finding.topic: finding.data for finding in found}
     first: JsonMapping = next(iter(said.get("gpu", {}).get("devices") or ()), {})
@@ -200,10 +206,10 @@ def settings(found: list[MachineFinding]) -> MachineFinding:
         # Untested in a quick look; compiling falls back by itself if it fails.
         compiles=compiles.get("cuda" if first else "cpu", not compiles),
     )
-    data = {"options": advice.options(known), "presets": advice.presets(known)}
-    return ok("settings", advice.sentence(known), **data)
+    data = {"options": advice.advised_for_machine(known), "presets": advice.fitting_presets(known)}
+    return ok("settings", advice.advice_sentence(known), **data)
 
 
 def home_page() -> MachineFinding:
-    version = installed("gradio")
+    version = installed_version("gradio")
     return ok("page", f"gradio {version}: kohya gui" if version else "", gradio=version)

@@ -13,10 +13,10 @@ from library.config.problems import ConfigError, MessageLike
 from library.families import recognition
 from library.families.shared import weights
 
-BASE = "pretrained_model_name_or_path"
-MOST = 3000  # maximum files to check
-DEEPEST = 7  # maximum folder depth
-PATIENCE = 4.0  # time limit in seconds for all folders
+MODEL_OPTION = "pretrained_model_name_or_path"
+MAX_CHECKED_FILES = 3000  # maximum files to check
+MAX_FOLDER_DEPTH = 7  # maximum folder depth
+SEARCH_TIMEOUT = 4.0  # time limit in seconds for all folders
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -31,7 +31,7 @@ class FoundModel:
     options: Mapping[str, str | bool]  # that training it requires
 
 
-def find(folders: Iterable[Path], deepest: int = DEEPEST) -> list[FoundModel]:
+def find_models(folders: Iterable[Path], deepest: int = MAX_FOLDER_DEPTH) -> list[FoundModel]:
     """The models in these folders that a training can use, in the order of their paths, down to `deepest` levels.
 
     Only headers are read. Damaged files, single shards, and files beyond the limits above are skipped.
@@ -50,7 +50,7 @@ def find(folders: Iterable[Path], deepest: int = DEEPEST) -> list[FoundModel]:
 
 def _candidates(folders: Iterable[Path], deepest: int) -> Iterator[Path]:
     """Checkpoints and folders of diffusers; links to folders are not followed, hidden folders are skipped."""
-    end, left = time.monotonic() + PATIENCE, MOST
+    end, left = time.monotonic() + SEARCH_TIMEOUT, MAX_CHECKED_FILES
     for top in dict.fromkeys(folders):
         for folder, inside, files in os.walk(top):
             here = Path(folder)
@@ -71,12 +71,13 @@ def _candidates(folders: Iterable[Path], deepest: int) -> Iterator[Path]:
 @lru_cache(maxsize=4096)
 def _looked(path: Path, changed: int, size: int) -> FoundModel | None:
     """The model in a file, if a training can use it. `changed` (modification time) is part of the key of the cache."""
-    about = recognition.recognised(path)
-    uses = {about.family: (BASE,)} if about.family else {}
+    about = recognition.recognise_file(path)
+    uses = {about.family: (MODEL_OPTION,)} if about.family else {}
     if path.is_file() and not about.family:
         shapes = weights.header(path)
         every = {
-            facts.name: tuple(o for o, fits in facts.part_options.items() if fits(shapes)) for facts in families.every()
+            facts.name: tuple(o for o, fits in facts.part_options.items() if fits(shapes))
+            for facts in families.all_families()
         }
         uses = {family: options for family, options in every.items() if options}
     total = size if path.is_file() else sum(one.stat().st_size for one in path.rglob("*.safetensors"))

@@ -25,12 +25,12 @@ from library.families.shared import hub, weights
 from library.files import clear_errors, need_space, write_atomic
 from library.runs import keys, locking, registry
 
-ENDING = ".safetensors"
+WEIGHTS_SUFFIX = ".safetensors"
 HOSTS = ("huggingface.co", "hf.co")  # and their sub-domains: the hub redirects downloads to these
-NAME = re.compile(r"(?!\.)[\w .()+-]{1,150}(?<![. ])", re.ASCII)  # of a file or folder that is created
+SAFE_NAME = re.compile(r"(?!\.)[\w .()+-]{1,150}(?<![. ])", re.ASCII)  # of a file or folder that is created
 RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # names on Windows
 REPOSITORY = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", re.ASCII)
-BLOCK = 2**22  # bytes of one block of hashing
+HASH_BLOCK_BYTES = 2**22  # bytes of one block of hashing
 _guarded = threading.Lock()
 
 
@@ -63,10 +63,10 @@ def is_repository(name: str) -> bool:
 
 
 def token() -> str | None:
-    return os.environ.get("HF_TOKEN") or keys.kept().get("huggingface_token")
+    return os.environ.get("HF_TOKEN") or keys.stored_keys().get("huggingface_token")
 
 
-def repository(name: str, endings: Sequence[str] = (ENDING,)) -> Repository:
+def repository(name: str, endings: Sequence[str] = (WEIGHTS_SUFFIX,)) -> Repository:
     """Get a repository from the hub, with its files of these extensions. Raises ConfigError with the reason when that
     fails."""
     if not is_repository(name):
@@ -74,10 +74,10 @@ def repository(name: str, endings: Sequence[str] = (ENDING,)) -> Repository:
     _guard()
     api, own = huggingface_hub.HfApi(endpoint=constants.ENDPOINT), token() or False
     try:
-        about = hub.answered(lambda: api.model_info(name, token=own, timeout=hub.PATIENCE, files_metadata=True))
+        about = hub.answered(lambda: api.model_info(name, token=own, timeout=hub.HUB_TIMEOUT, files_metadata=True))
         closed = bool(about.gated) and hub.answered(lambda: _is_closed(api, name, own))
     except Exception as e:  # of the network or the hub, from several libraries
-        raise ConfigError(failure(name, e)) from e
+        raise ConfigError(request_failure(name, e)) from e
     found = {}
     for file in about.siblings or ():
         sha256 = file.lfs.sha256 if file.lfs else ""
@@ -94,7 +94,7 @@ def _is_closed(api: huggingface_hub.HfApi, name: str, own: str | bool) -> bool:
     return False
 
 
-def failure(name: str, error: Exception) -> Message:
+def request_failure(name: str, error: Exception) -> Message:
     """Return the message for a failed request about a repository."""
     if isinstance(error, ConfigError):
         return error.problems[0]
@@ -115,11 +115,11 @@ def licence(name: str) -> Message:
     return Message(template, name=name)
 
 
-def place(folder: Path, file: RemoteFile, endings: Sequence[str] = (ENDING,)) -> Path:
+def target_path(folder: Path, file: RemoteFile, endings: Sequence[str] = (WEIGHTS_SUFFIX,)) -> Path:
     """The target of a file: FOLDER/REPOSITORY/NAME. Raises ConfigError for unsafe names."""
     parts = (file.repository.rpartition("/")[2], file.name)
     for part in parts:
-        if not NAME.fullmatch(part) or RESERVED.fullmatch(part):
+        if not SAFE_NAME.fullmatch(part) or RESERVED.fullmatch(part):
             raise ConfigError(
                 "{path} of {repository} has a name that cannot be used for a file",
                 path=file.path[:200],
@@ -146,7 +146,7 @@ def still_needed(path: Path, file: RemoteFile) -> int:
     return file.size
 
 
-def download(file: RemoteFile, path: Path, report: Report) -> Path:
+def download_file(file: RemoteFile, path: Path, report: Report) -> Path:
     """Download a file, or resume that, to a path from `place`. Returns the path.
 
     Raises ConfigError when the download fails, the disk is full, another process downloads the same file, its size or
@@ -154,15 +154,15 @@ def download(file: RemoteFile, path: Path, report: Report) -> Path:
     """
     _guard()
     lock = registry.data_folder() / "downloads" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:24]}.lock"
-    with locking.held(lock, 0.5) as mine:
+    with locking.hold_lock(lock, 0.5) as mine:
         if not mine:
             raise ConfigError("{path} is being downloaded already: wait until that has ended, or stop it", path=path)
         if path.exists():
-            return _same(path, file, report)
+            return _existing_file(path, file, report)
         part = unfinished(path, file)
         with clear_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _fill(part, file, report)
+            _download_rest(part, file, report)
             try:
                 _check(part, path, file, report)
             except ConfigError:
@@ -171,7 +171,7 @@ def download(file: RemoteFile, path: Path, report: Report) -> Path:
             return write_atomic(path, part.replace)
 
 
-def _fill(part: Path, file: RemoteFile, report: Report) -> None:
+def _download_rest(part: Path, file: RemoteFile, report: Report) -> None:
     """Download the remaining bytes of a file."""
     done = part.stat().st_size if part.exists() else 0
     if done > file.size:
@@ -209,7 +209,7 @@ def _fill(part: Path, file: RemoteFile, report: Report) -> None:
         except (ConfigError, KeyboardInterrupt):
             raise
         except errors.HfHubHTTPError as e:
-            raise ConfigError(failure(file.repository, e)) from e
+            raise ConfigError(request_failure(file.repository, e)) from e
         except Exception as e:  # of the network
             if isinstance(e, OSError) and e.errno is not None:  # of the disk
                 raise
@@ -227,11 +227,11 @@ def _check(part: Path, path: Path, file: RemoteFile, report: Report) -> None:
             name=path.name,
             what="size" if size != file.size else "SHA-256",
         )
-    if file.name.endswith(ENDING):
-        weights.entries(part)
+    if file.name.endswith(WEIGHTS_SUFFIX):
+        weights.header_entries(part)
 
 
-def _same(path: Path, file: RemoteFile, report: Report) -> Path:
+def _existing_file(path: Path, file: RemoteFile, report: Report) -> Path:
     """The path of an existing file, if it is the same one."""
     if path.stat().st_size != file.size or (file.sha256 and _sha256(path, file, report) != file.sha256):
         raise ConfigError("{path} exists and is another file: choose another folder, or move it away", path=path)
@@ -241,7 +241,7 @@ def _same(path: Path, file: RemoteFile, report: Report) -> Path:
 def _sha256(path: Path, file: RemoteFile, report: Report) -> str:
     found, done = hashlib.sha256(), 0
     with path.open("rb") as content:
-        while block := content.read(BLOCK):
+        while block := content.read(HASH_BLOCK_BYTES):
             found.update(block)
             done += len(block)
             report(Message("checking {file}", file=file.name), done, file.size)
@@ -252,14 +252,14 @@ def _guard() -> None:
     """Refuse requests of this process to other hosts than the hub's, including redirects."""
     with _guarded:
         session = huggingface_hub.get_session()
-        if _refuse in session.event_hooks["request"]:
+        if _refuse_other_host in session.event_hooks["request"]:
             return
         kind, usual = type(session), session.event_hooks["request"]
-        make = lambda: kind(event_hooks={"request": [*usual, _refuse]}, follow_redirects=True, timeout=None)  # noqa: E731
+        make = lambda: kind(event_hooks={"request": [*usual, _refuse_other_host]}, follow_redirects=True, timeout=None)  # noqa: E731
         huggingface_hub.set_client_factory(make)
 
 
-def _refuse(request: Any) -> None:
+def _refuse_other_host(request: Any) -> None:
     """Raise ConfigError for a request to another host than the hub's. Plain HTTP is allowed only to its own address."""
     own = urlsplit(constants.ENDPOINT)
     host, scheme = request.url.host, request.url.scheme
@@ -271,7 +271,7 @@ def _refuse(request: Any) -> None:
         )
 
 
-def files_of(names: Iterable[str]) -> list[RemoteFile]:
+def remote_files(names: Iterable[str]) -> list[RemoteFile]:
     """Files by `owner/name/path`, in their current versions. Raises ConfigError, also for gated repositories."""
     wanted = [(f"{owner}/{name}", path) for owner, name, path in (f"{text}//".split("/", 2) for text in names)]
     known = {name: repository(name) for name in dict.fromkeys(name for name, _ in wanted)}

@@ -21,7 +21,7 @@ def default_folder() -> Path:
     return Path.home() / "kohya" / "models"
 
 
-def find(name: str) -> Path | None:
+def find_hub_file(name: str) -> Path | None:
     """The file on this computer: in the folder of downloads, or in the cache of huggingface_hub. None if it is in
     neither."""
     found = ID.match(name)
@@ -35,15 +35,15 @@ def find(name: str) -> Path | None:
     return Path(cached) if isinstance(cached, str) else None
 
 
-def download(name: str, report: Report) -> Path:
+def download_hub_file(name: str, report: Report) -> Path:
     """Download the file into the folder of downloads, where its hash and its header are checked. Raises ConfigError."""
-    (file,) = hub.files_of([name])
-    path = hub.place(default_folder(), file)
+    (file,) = hub.remote_files([name])
+    path = hub.target_path(default_folder(), file)
     need_space(path, hub.still_needed(path, file))
-    return hub.download(file, path, report)
+    return hub.download_file(file, path, report)
 
 
-def unreachable(option: str, name: str, why: Message | str) -> Problem:
+def unreachable_file(option: str, name: str, why: Message | str) -> Problem:
     return Problem(option, UNREACHABLE, name=name, why=why)
 
 
@@ -51,6 +51,6 @@ def announced(option: str, name: str) -> Problem:
     """Return the remark that a file will be downloaded, with its size. Queries the hub; raises ConfigError if it is
     unreachable, or lacks the file.
     """
-    (file,) = hub.files_of([name])
-    hub.place(default_folder(), file)
+    (file,) = hub.remote_files([name])
+    hub.target_path(default_folder(), file)
     return Problem(option, ANNOUNCED, name=name, size=size_text(file.size))

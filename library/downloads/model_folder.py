@@ -41,16 +41,16 @@ TRANSFORMERS = FolderFiles(
 TAGGER = FolderFiles((".onnx", ".csv"), (r"model\.onnx",))
 
 
-def is_id(text: str) -> bool:
+def is_repository(text: str) -> bool:
     return hub.is_repository(text) and not Path(text).expanduser().exists()
 
 
-def find(text: str, kind: FolderFiles, into: Path, report: Report) -> Path:
+def find_model_folder(text: str, kind: FolderFiles, into: Path, report: Report) -> Path:
     """The folder of a model: a local path, or one below `into` that is downloaded once by its id.
 
     Raises ConfigError when the hub does not have it, it needs code or other weights, or the disk is full.
     """
-    if not is_id(text):
+    if not is_repository(text):
         return Path(text).expanduser()
     folder = into / text.rpartition("/")[2]
     if _is_complete(folder, text):
@@ -65,10 +65,10 @@ def find(text: str, kind: FolderFiles, into: Path, report: Report) -> Path:
         raise ConfigError(
             "{name} has no {names}: other weights may hold code and are not downloaded", name=text, names=names
         )
-    places = [hub.place(into, file, kind.endings) for file in files]
+    places = [hub.target_path(into, file, kind.endings) for file in files]
     need_space(into, sum(hub.still_needed(path, file) for path, file in zip(places, files, strict=True)))
     for path, file in zip(places, files, strict=True):
-        hub.download(file, path, report)
+        hub.download_file(file, path, report)
     said = {"repository": text, "commit": files[0].commit, "files": {file.name: file.size for file in files}}
     write_atomic(folder / COMPLETE, json.dumps(said, indent=1))
     return folder

@@ -11,29 +11,35 @@ from library.downloads import finding, hub
 from library.downloads.hub_files import default_folder
 from library.families.facts import HubModel
 from library.files import need_space
-from library.jobs.work import joined
+from library.jobs.work import join_work
 
-DONE = 0
+EXIT_DONE = 0
 GB = 1e9
 
 
 def main(argv: list[str]) -> int:
     """List or download models. Returns the exit code 0. Raises ConfigError."""
-    asked = parser().parse_args(argv)
+    asked = build_download_parser().parse_args(argv)
     if asked.way == "list":
-        folders = asked.folders or finding.usual_folders([default_folder(), Path.home(), Path.cwd(), cache()])
+        folders = asked.folders or finding.usual_folders([default_folder(), Path.home(), Path.cwd(), hub_cache()])
         print(
-            "\n".join(f"{model.size / GB:8.2f} GB  {model.words:<34} {model.path}" for model in finding.find(folders))
+            "\n".join(
+                f"{model.size / GB:8.2f} GB  {model.words:<34} {model.path}" for model in finding.find_models(folders)
+            )
             or "no models found: name folders, or download one with kohya models get"
         )
     elif not asked.models:
-        print("\n".join(line(known.title, model) for known in families.every() for model in known.hub_models))
+        print(
+            "\n".join(
+                download_line(known.title, model) for known in families.all_families() for model in known.hub_models
+            )
+        )
     else:
-        _download([file for name in asked.models for file in meant(name)], asked.into)
-    return DONE
+        _download([file for name in asked.models for file in files_of_title(name)], asked.into)
+    return EXIT_DONE
 
 
-def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
+def build_download_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
     """The options, from which the page makes its requests."""
     made = kind("kohya models", description="Find models on this computer, or download them from Hugging Face.")
     ways = made.add_subparsers(dest="way", metavar="WAY", required=True)
@@ -52,24 +58,24 @@ def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.Argument
     return made
 
 
-def cache() -> Path:
+def hub_cache() -> Path:
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     return Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
 
 
-def line(family: str, model: HubModel) -> str:
+def download_line(family: str, model: HubModel) -> str:
     parts = " + ".join(f"{file.path.rpartition('/')[2]} {file.size / GB:.1f} GB" for file in model.files)
     return f"{model.title} ({family}): {sum(file.size for file in model.files) / GB:.1f} GB\n  {parts}"
 
 
-def meant(name: str) -> list[str]:
+def files_of_title(name: str) -> list[str]:
     """Return files as owner/name/path, from a title or such a name. Raises ConfigError."""
-    for known in families.every():
+    for known in families.all_families():
         for model in known.hub_models:
             if model.title.lower() == name.strip().lower():
                 return [f"{file.repository}/{file.path}" for file in model.files]
     if name.count("/") < 2:
-        titles = ", ".join(model.title for known in families.every() for model in known.hub_models)
+        titles = ", ".join(model.title for known in families.all_families() for model in known.hub_models)
         raise ConfigError(
             "{name} is no known model: write owner/name/file.safetensors, or one of {titles}", name=name, titles=titles
         )
@@ -78,10 +84,10 @@ def meant(name: str) -> list[str]:
 
 def _download(names: list[str], folder: Path) -> None:
     """Download files in order; all problems of the files and their targets are reported before the first."""
-    with joined("models") as work:
+    with join_work("models") as work:
         work.phase(Message("asking the hub"))
-        files = hub.files_of(dict.fromkeys(names))
-        places = [hub.place(folder, file) for file in files]
+        files = hub.remote_files(dict.fromkeys(names))
+        places = [hub.target_path(folder, file) for file in files]
         need_space(folder, sum(hub.still_needed(path, file) for path, file in zip(places, files, strict=True)))
         done: list[str] = []
         shown = -1
@@ -95,7 +101,7 @@ def _download(names: list[str], folder: Path) -> None:
                 print(f"\r{what} {now / GB:.2f} / {total / GB:.2f} GB", end="", flush=True)
 
         for path, file in zip(places, files, strict=True):
-            hub.download(file, path, report)
+            hub.download_file(file, path, report)
             done.append(str(path))
             work.store({"files": done})
             print(f"{chr(13) if not work.folder else ''}{path}")

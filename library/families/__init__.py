@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import options
+from library.config.schema import options_of
 from library.config.values import did_you_mean
 from library.families.facts import FamilyFacts
 
@@ -23,25 +23,25 @@ SHOWN_BY_DEMO = "flux"
 
 
 @functools.cache
-def facts(name: str) -> FamilyFacts:
+def facts_of(name: str) -> FamilyFacts:
     return importlib.import_module(f"library.families.{name}.facts").FACTS
 
 
-def every() -> tuple[FamilyFacts, ...]:
-    return tuple(map(facts, FAMILIES))
+def all_families() -> tuple[FamilyFacts, ...]:
+    return tuple(map(facts_of, FAMILIES))
 
 
 # One entry per kind of training, for tabs of the page, chapters of the docs, and cases of tests.
-RUNS = {script: where for known in every() for script, where in known.scripts.items()}
+RUNS = {script: where for known in all_families() for script, where in known.scripts.items()}
 
 
 def owner(name: str) -> str:
     """The family of a name, which may be that of a variant in the demo."""
-    return next(known.name for known in every() if name in (known.name, *known.demo_variants))
+    return next(known.name for known in all_families() if name in (known.name, *known.demo_variants))
 
 
 def titles() -> str:
-    return ", ".join(known.title for known in every())
+    return ", ".join(known.title for known in all_families())
 
 
 def config_class(script: str) -> type[RunConfig]:
@@ -54,31 +54,31 @@ def config_class(script: str) -> type[RunConfig]:
             hint=did_you_mean(name, RUNS),
             runs=", ".join(RUNS),
         )
-    return load(RUNS[name])
+    return load_object(RUNS[name])
 
 
 def lora_script(family: str) -> str:
-    return next(script for script in facts(family).scripts if config_class(script).adapters)
+    return next(script for script in facts_of(family).scripts if config_class(script).adapters)
 
 
 def script_with(option: str) -> str:
-    return next((script for script, where in RUNS.items() if option in options(load(where))), "")
+    return next((script for script, where in RUNS.items() if option in options_of(load_object(where))), "")
 
 
 def family_for(config: RunConfig) -> "Family":
-    return load(facts(config.family).family)(config)
+    return load_object(facts_of(config.family).family)(config)
 
 
-def compiling(config: RunConfig) -> tuple[int, float]:
+def compiling_cost(config: RunConfig) -> tuple[int, float]:
     """The number of graphs that a config compiles, and approximately the seconds that takes on a fast GPU."""
-    known = facts(config.family)
+    known = facts_of(config.family)
     if config.compile.compile_scope == "model":  # as one graph, with the same amount of code
         return 1, known.compile_seconds
     graphs = config.compile.graphs_of(known.graphs)
     return graphs, known.compile_seconds * graphs / sum(known.graphs.values())
 
 
-def load(where: str) -> Any:
+def load_object(where: str) -> Any:
     module, name = where.split(":")
     return getattr(importlib.import_module(module), name)
 

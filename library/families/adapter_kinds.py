@@ -14,7 +14,7 @@ from library.families.network_args import LYCORIS, LycorisArgs
 from library.families.shared.network_args import LayerPreset, NetworkArgs
 
 USUAL_CONVOLUTIONS = {"conv_dim": "4", "conv_alpha": "1"}
-ALIASES = {"": "locon", "lora": "locon"}  # of algo
+ALGO_ALIASES = {"": "locon", "lora": "locon"}  # of algo
 # Arguments without a field: old names, options of the run, and those set by the choice of blocks and presets.
 HIDDEN = (
     "algo",
@@ -28,7 +28,7 @@ HIDDEN = (
     "train_block_indices",
     "verbose",
 )
-LAYERS = ("train_blocks", "train_block_indices", "preset")  # those that choose layers
+LAYER_ARGUMENTS = ("train_blocks", "train_block_indices", "preset")  # those that choose layers
 EVERY = ("train_t5xxl", "bypass_mode")
 CONV = ("conv_dim", "conv_alpha")
 DROPOUTS = ("rank_dropout", "module_dropout")
@@ -61,35 +61,35 @@ class AdapterKind:
         """Arguments that choose layers, beside its fields."""
         named = {name for preset in self.presets for name in preset.arguments}
         blocks = self.args.block_arguments if issubclass(self.args, NetworkArgs) else ()
-        return {*named, *blocks, *(name for name in LAYERS if name in section_options(self.args))}
+        return {*named, *blocks, *(name for name in LAYER_ARGUMENTS if name in section_options(self.args))}
 
     def is_meant(self, module: str, given: Mapping[str, str]) -> bool:
         """Whether a module and its arguments select this kind."""
         if module != self.module:
             return False
         algo = given.get("algo", "").casefold()
-        said = {**given, "algo": ALIASES.get(algo, algo)}
+        said = {**given, "algo": ALGO_ALIASES.get(algo, algo)}
         same = all(said.get(name, "").casefold() == value.casefold() for name, value in self.fixed.items())
         return same and (not self.start or any(name in given for name in (*self.start, "conv_block_dims")))
 
 
 def kinds(family: str) -> list[AdapterKind]:
     """The kinds of a family's adapters, its own first."""
-    found, has_convolutions, presets = [], False, LycorisArgs.presets
-    for module, about in families.facts(family).adapter_modules.items():
-        args: type[NetworkArgs] = families.load(about.args)
+    adapter_kinds, has_convolutions, presets = [], False, LycorisArgs.presets
+    for module, about in families.facts_of(family).adapter_modules.items():
+        args: type[NetworkArgs] = families.load_object(about.args)
         hidden = {*HIDDEN, *args.block_arguments, *(() if args.convolutions else OF_CONVOLUTIONS)}
         names = tuple(name for name in section_options(args) if name not in hidden)
-        title, text = ("LoRA-FA", FROZEN) if about.frozen_down else ("LoRA", USUAL)
+        title, text = ("LoRA-FA", FROZEN) if about.frozen_down else ("LoRA", USUAL_CHOICE)
         plain = tuple(name for name in names if "conv" not in name)
-        made = AdapterKind(
+        adapter_kind = AdapterKind(
             id=module, title=title, about=text, module=module, args=args, names=plain, presets=args.presets
         )
-        found.append(made)
+        adapter_kinds.append(adapter_kind)
         if args.convolutions and not about.frozen_down:
             has_convolutions = True
             presets = (*presets, *LycorisArgs.convolution_presets)
-            found.append(
+            adapter_kinds.append(
                 AdapterKind(
                     id="c3lier",
                     title="LoRA-C3Lier",
@@ -101,11 +101,11 @@ def kinds(family: str) -> list[AdapterKind]:
                     presets=args.presets,
                 )
             )
-    own = section_options(found[0].args)
+    own = section_options(adapter_kinds[0].args)
     absent = {*(() if has_convolutions else OF_CONVOLUTIONS), *(() if "train_t5xxl" in own else ("train_t5xxl",))}
     for algo, (title, text, names) in LYCORIS_KINDS.items():
         fixed = {"algo": "locon", "dora_wd": "True"} if algo == "dora" else {"algo": algo}
-        found.append(
+        adapter_kinds.append(
             AdapterKind(
                 id=algo,
                 title=title,
@@ -117,18 +117,18 @@ def kinds(family: str) -> list[AdapterKind]:
                 presets=presets,
             )
         )
-    return found
+    return adapter_kinds
 
 
 def kind_of(config: AdapterRun, known: Sequence[AdapterKind]) -> AdapterKind | None:
     """The kind that a run's module and arguments select; None for one without fields here. Of several matches, the
     one with the most fixed arguments."""
-    given, module = network_args.texts(config), config.network.module
+    given, module = network_args.network_args_as_text(config), config.network.module
     meant = [kind for kind in known if kind.is_meant(module, given)]
     return max(meant, key=lambda kind: (len(kind.fixed), len(kind.start)), default=None)
 
 
-USUAL = "The usual choice: learns well, and every program reads its files."
+USUAL_CHOICE = "The usual choice: learns well, and every program reads its files."
 C3LIER = "LoRA on the 3x3 convolutions as well: texture and style are learned better, the file is larger."
 FROZEN = "LoRA of which only one half learns: less memory, and it learns less."
 # algo -> title, when to choose it, its arguments. DoRA is LoCon with an argument.

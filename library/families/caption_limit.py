@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 
-def tokens_of(tokenizer: Any, caption: str) -> int:
+def count_caption_tokens(tokenizer: Any, caption: str) -> int:
     return len(tokenizer(caption, add_special_tokens=False, truncation=False).input_ids)
 
 
@@ -16,7 +16,7 @@ class CaptionLimit:
     encoder: str  # short name of encoder and tokenizer
     tokens: int  # of the caption alone
     more: str = ""  # an option and value that raise the limit, "" if there is none
-    count: Callable[[Any, str], int] = tokens_of  # by tokenizer and caption
+    count: Callable[[Any, str], int] = count_caption_tokens  # by tokenizer and caption
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from types import MappingProxyType
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def holds(name: str, *shape: int) -> Callable[[Shapes], bool]:
+def has_tensor(name: str, *shape: int) -> Callable[[Shapes], bool]:
     return lambda shapes: tuple(shapes.get(name, ())) == shape
 
 
@@ -21,7 +21,7 @@ def matching(kinds: Iterable[tuple[str, int | None, str]], shapes: Shapes) -> st
     return ""
 
 
-def nothing(_shapes: Shapes) -> str:
+def recognise_nothing(_shapes: Shapes) -> str:
     """The default of `recognise_part`: the family has no files of its own beside its base models."""
     return ""
 
@@ -62,7 +62,7 @@ class BlockGroup:
     pattern: str  # matches names of adapters in these blocks; its group is the number of the block
 
 
-def block_of(name: str, groups: Iterable[BlockGroup]) -> tuple[int, int] | None:
+def block_of_adapter(name: str, groups: Iterable[BlockGroup]) -> tuple[int, int] | None:
     """The block of an adapter: (number of its group, number of the block); None outside of blocks."""
     for at, group in enumerate(groups):
         if found := re.search(group.pattern, name):
@@ -106,7 +106,7 @@ class FamilyFacts:
     compile_seconds: float  # of compiling them, as measured on an H200
     decoder_memory: float = 1.5  # GiB that the VAE takes in 16 bits to decode 1024 x 1024 pixels, besides its weights
     denoiser_prefix: str = ""  # of the denoiser's tensors in a file that holds the other networks too
-    recognise_part: Callable[[Shapes], str] = nothing  # `recognise` for its VAE and text encoders
+    recognise_part: Callable[[Shapes], str] = recognise_nothing  # `recognise` for its VAE and text encoders
     has_sd_scripts_defaults: bool = True  # whether sd-scripts trains it, so that its defaults apply
     # Fields of a sample prompt for input images -> other options -> the values that they require.
     prompt_images: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=lambda: MappingProxyType({}))

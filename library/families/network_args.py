@@ -19,7 +19,15 @@ from library.config.sections import AdapterRun
 from library.config.values import quoted
 from library.families.shared.network_args import PLACE, LayerPreset, NetworkArgs, index_factors, wrong_argument
 
-PRESETS = ("full", "full-lin", "attn-mlp", "attn-only", "unet-only", "unet-transformer-only", "unet-convblock-only")
+LAYER_PRESETS = (
+    "full",
+    "full-lin",
+    "attn-mlp",
+    "attn-only",
+    "unet-only",
+    "unet-transformer-only",
+    "unet-convblock-only",
+)
 UNMATCHED = "ia3"  # a preset of the package whose names match no layer, as they are compared with whole paths
 DROPPING_OUT = ("lora", "locon", "loha", "lokr", "glora")  # in bypass mode; others never
 WITH_DORA = ("lora", "locon", "loha", "lokr")
@@ -126,14 +134,14 @@ class LycorisArgs:
                 title=run.title,
                 other="preset=full",
             )
-        elif self.preset not in PRESETS and not Path(self.preset).expanduser().is_file():
+        elif self.preset not in LAYER_PRESETS and not Path(self.preset).expanduser().is_file():
             yield wrong_argument(
                 "preset",
                 "{preset} is no file, and none of {presets}",
                 preset=quoted(self.preset),
-                presets=", ".join(PRESETS),
+                presets=", ".join(LAYER_PRESETS),
             )
-        elif self.preset not in PRESETS:
+        elif self.preset not in LAYER_PRESETS:
             try:
                 load_toml(Path(self.preset).expanduser())
             except ConfigError as e:
@@ -147,7 +155,7 @@ class LycorisArgs:
                 rank=rank,
             )
         try:
-            self.chosen_blocks([group.count for group in families.facts(run.family).blocks])
+            self.chosen_blocks([group.count for group in families.facts_of(run.family).blocks])
         except ConfigError as e:
             yield from (one.replaced(option="train_block_indices", place=PLACE, topic="training") for one in e.problems)
 
@@ -166,8 +174,8 @@ class LycorisArgs:
 
 
 def _has_convolutions(family: str) -> bool:
-    modules = families.facts(family).adapter_modules.values()
-    return any(families.load(about.args).convolutions for about in modules)
+    modules = families.facts_of(family).adapter_modules.values()
+    return any(families.load_object(about.args).convolutions for about in modules)
 
 
 LYCORIS = "lycoris.kohya"
@@ -176,13 +184,13 @@ ALGORITHMS = {"dylora": "dylora", "oft": "diag-oft", "loha": "loha", "lokr": "lo
 HINTS = {"dropout": "; write --network_dropout instead"}
 
 
-def problems(config: AdapterRun) -> Iterator[Problem]:
+def find_network_args_problems(config: AdapterRun) -> Iterator[Problem]:
     """Problems of network_module and network_args. Needs no torch."""
     module = config.network.module
     cls = args_class(config)
     if cls is None:
-        if others := [known for known in families.every() if module in known.adapter_modules]:
-            own = next(iter(families.facts(config.family).adapter_modules))
+        if others := [known for known in families.all_families() if module in known.adapter_modules]:
+            own = next(iter(families.facts_of(config.family).adapter_modules))
             others = together([known.title for known in others])
             yield Problem(
                 "network_module",
@@ -195,7 +203,7 @@ def problems(config: AdapterRun) -> Iterator[Problem]:
             )
         elif module.startswith("networks."):
             algorithm = ALGORITHMS.get(module.removeprefix("networks.").split("_")[0])
-            offered = ", ".join((*families.facts(config.family).adapter_modules, LYCORIS))
+            offered = ", ".join((*families.facts_of(config.family).adapter_modules, LYCORIS))
             instead = f"{LYCORIS} with network_args algo={algorithm}" if algorithm else offered
             yield Problem(
                 "network_module",
@@ -282,9 +290,9 @@ def _unused_rank_dropout(args: LycorisArgs) -> Iterator[Problem]:
         )
 
 
-def notes(config: AdapterRun) -> Iterator[Problem]:
+def network_args_notes(config: AdapterRun) -> Iterator[Problem]:
     """Arguments without effect in this run."""
-    args = read(config)
+    args = read_network_args(config)
     if isinstance(args, LycorisArgs):
         yield from _unused_dropout(args, config)
         yield from _unused_rank_dropout(args)
@@ -311,30 +319,30 @@ def notes(config: AdapterRun) -> Iterator[Problem]:
         yield Problem("text_encoder_lr", template, module=config.network.module)
 
 
-def read(config: AdapterRun) -> Any:
+def read_network_args(config: AdapterRun) -> Any:
     """The arguments as the module's own dataclass. Raises ConfigError with all problems."""
-    if wrong := list(problems(config)):
+    if wrong := list(find_network_args_problems(config)):
         raise ConfigError(*wrong)
     cls = args_class(config)
-    return read_leniently(config, cls)[0] if cls else texts(config)
+    return read_leniently(config, cls)[0] if cls else network_args_as_text(config)
 
 
 def args_class(config: AdapterRun) -> type[Any] | None:
     """The class of a run's network_args; None for a module of another family or program."""
-    own = families.facts(config.family).adapter_modules.get(config.network.module)
+    own = families.facts_of(config.family).adapter_modules.get(config.network.module)
     if own:
-        return families.load(own.args)
+        return families.load_object(own.args)
     return LycorisArgs if config.network.module == LYCORIS else None
 
 
-def texts(config: AdapterRun) -> dict[str, str]:
+def network_args_as_text(config: AdapterRun) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in config.network.network_args if "=" in pair)
 
 
 def lycoris_settings(config: AdapterRun) -> JsonObject:
     """Return the arguments for the package as text, but switches as bool."""
     # To the package any text other than "false" is true.
-    known, given = section_options(LycorisArgs), texts(config)
+    known, given = section_options(LycorisArgs), network_args_as_text(config)
     settings = {
         name: known[name].read(text) if known.get(name, known["algo"]).type is bool else text
         for name, text in given.items()

@@ -16,29 +16,29 @@ from library.families.shared import tensor_names, weights
 from library.families.shared.known_files import SHARED, UNKNOWN, UNTRAINED
 
 INDEXES = ("model_index.json", "modular_model_index.json")  # of a pipeline, and of a modular pipeline
-ADAPTER = re.compile(r"lora_(down|up|A|B)|\.hada_w1|\.lokr_w")
+ADAPTER_PATTERN = re.compile(r"lora_(down|up|A|B)|\.hada_w1|\.lokr_w")
 
 
-def described(shapes: Shapes) -> tuple[FamilyFacts | None, str]:
+def family_and_description(shapes: Shapes) -> tuple[FamilyFacts | None, str]:
     return _described(tuple(shapes.items()))
 
 
 @functools.lru_cache(maxsize=32)  # called several times per file in each check of a form
 def _described(entries: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[FamilyFacts | None, str]:
     shapes = dict(entries)
-    if any(map(ADAPTER.search, shapes)):
+    if any(map(ADAPTER_PATTERN.search, shapes)):
         return None, "a LoRA file"
     wrapper = tensor_names.shared_prefix([*shapes])
     plain = {name: shapes[key] for name, key in tensor_names.without_prefix(shapes).items()}
     unwrapped = {name.removeprefix(wrapper): shape for name, shape in shapes.items()}
     if words := matching(UNTRAINED, plain):
         return None, words
-    for facts in families.every():
+    for facts in families.all_families():
         # A file of all networks is recognised by its full names, a denoiser by names without prefix.
         ways = (shapes, unwrapped, plain) if facts.denoiser_prefix else (plain, shapes)
         if words := next(filter(None, map(facts.recognise, ways)), ""):
             return facts, words
-    if words := next(filter(None, (facts.recognise_part(shapes) for facts in families.every())), ""):
+    if words := next(filter(None, (facts.recognise_part(shapes) for facts in families.all_families())), ""):
         return None, words
     if any("joint_blocks.0." in name for name in shapes):
         return None, "an SD3 checkpoint"
@@ -47,8 +47,8 @@ def _described(entries: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[Family
     return None, matching(SHARED, shapes) or UNKNOWN
 
 
-def describe(shapes: Shapes) -> str:
-    return described(shapes)[1]
+def describe_checkpoint(shapes: Shapes) -> str:
+    return family_and_description(shapes)[1]
 
 
 def _stable_diffusion(shapes: Shapes) -> str:
@@ -62,10 +62,10 @@ def _stable_diffusion(shapes: Shapes) -> str:
     return "a U-Net of Stable Diffusion without text encoders"
 
 
-def wrong(path: str | Path, wanted: str) -> ConfigError:
+def wrong_kind_error(path: str | Path, wanted: str) -> ConfigError:
     """Return the error for a file of another kind than the wanted one, with its description."""
     try:
-        found = describe(weights.header(path) if Path(path).suffix.lower() == ".safetensors" else {})
+        found = describe_checkpoint(weights.header(path) if Path(path).suffix.lower() == ".safetensors" else {})
     except ConfigError as e:
         return e
     return ConfigError("{path} is {found}, not {wanted}", path=path, found=found, wanted=wanted)
@@ -95,7 +95,7 @@ def whole_model(path: Path) -> Path | None:
     return None
 
 
-def recognised(path: Path) -> Recognised:
+def recognise_file(path: Path) -> Recognised:
     """Recognise a .safetensors file, possibly sharded, or a diffusers folder of a whole model or its transformer.
 
     Only headers are read. Raises ConfigError when they cannot be.
@@ -105,10 +105,10 @@ def recognised(path: Path) -> Recognised:
         whole = path
     if pipeline := index_of(whole).get("_class_name"):
         words = Message("a diffusers model ({pipeline})", pipeline=pipeline)
-        facts = next((facts for facts in families.every() if pipeline in facts.pipelines), None)
+        facts = next((facts for facts in families.all_families() if pipeline in facts.pipelines), None)
         return Recognised(facts.name, words, facts.model_options.get(pipeline, {})) if facts else Recognised("", words)
     shapes = {name: shape for file in weights.files(path) for name, shape in weights.header(file).items()}
-    facts, words = described(shapes)
+    facts, words = family_and_description(shapes)
     if facts is None or words not in facts.base_models:
         return Recognised("", words)
     return Recognised(facts.name, words, facts.model_options.get(words, {}))
@@ -118,5 +118,5 @@ def proposed_options(path: Path, found: Recognised) -> Mapping[str, str | bool]:
     """Options that a base model requires, from its header, or else from its name, which may be wrong."""
     if found.options or not found.family:
         return found.options
-    named = families.facts(found.family).named_options
+    named = families.facts_of(found.family).named_options
     return next((values for pattern, values in named.items() if re.search(pattern, path.name.lower())), {})

@@ -5,18 +5,18 @@ from library.importers.builder import Configs
 from library.importers.files import (
     FLAT,
     SUFFIXES,
-    dataset,
-    differences,
-    is_dataset,
-    load,
-    named,
+    compare_configs,
+    convert_foreign_dataset,
+    import_content,
+    import_file,
+    is_foreign_dataset,
     of_others,
-    parse,
-    read,
+    parse_file,
     refuse_data,
+    script_in_name,
 )
 from library.importers.kohya_export import export
-from library.importers.kohya_launch import launch
+from library.importers.kohya_launch import read_launch_settings
 from library.importers.kohya_ss import tab_title
 from library.importers.result import Imported, KeyOutcome
 
@@ -26,16 +26,16 @@ __all__ = [
     "Configs",
     "KeyOutcome",
     "Imported",
-    "dataset",
-    "differences",
+    "convert_foreign_dataset",
+    "compare_configs",
     "export",
-    "is_dataset",
-    "launch",
-    "load",
-    "named",
+    "is_foreign_dataset",
+    "read_launch_settings",
+    "import_file",
+    "script_in_name",
     "of_others",
-    "parse",
-    "read",
+    "parse_file",
+    "import_content",
     "refuse_data",
     "tab_title",
     "with_header",

@@ -7,42 +7,42 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.outside_files import opened, parse_json
-from library.config.problems import ConfigError, Message, Problem, listed, option_name
+from library.config.outside_files import open_outside, parse_json
+from library.config.problems import ConfigError, Message, Problem, join_messages, option_name
 from library.config.reading import resolution
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     ONLY,
     equal,
+    equivalent_optimizer,
     load_tables,
-    nearest,
-    optimizer,
     optimizer_args,
     rest,
     said_of,
+    say_nearest,
     set_by,
-    tables,
+    tables_of_list,
 )
 
 TRAINER = "LoRA metadata"
 APPLIES_EXIF = False  # as sd-scripts, which trains images as they are stored
-TABLES = load_tables("adapter_file")
+METADATA_TABLES = load_tables("adapter_file")
 METADATA = "__metadata__"
-LARGEST = 100_000_000  # bytes of a header; that of a LoRA has a few hundred thousand
-ENCODERS = ("lora_te", "text_encoder", "te1", "te2")
+MAX_HEADER_BYTES = 100_000_000  # bytes of a header; that of a LoRA has a few hundred thousand
+ENCODER_PREFIXES = ("lora_te", "text_encoder", "te1", "te2")
 OLD_MODULES = ("networks.dylora", "networks.loha", "networks.lokr", "networks.oft", "networks.oft_flux")
-NAMES = ("ss_sd_model_name", "ss_vae_name")
+MODEL_NAME_KEYS = ("ss_sd_model_name", "ss_vae_name")
 OF_IMAGES = (
     *("resolution", "enable_bucket", "min_bucket_reso", "max_bucket_reso", "bucket_no_upscale", "shuffle_caption"),
     *("keep_tokens", "color_aug", "flip_aug", "random_crop", "caption_dropout_rate", "face_crop_aug_range"),
 )
 
 
-def load(path: Path) -> JsonObject:
+def load_header(path: Path) -> JsonObject:
     """The header of a .safetensors file. Raises ConfigError for another file, and where it has no metadata."""
-    with opened(path) as file:
+    with open_outside(path) as file:
         size = int.from_bytes(file.read(8), "little")
-        text = file.read(size) if 2 <= size <= LARGEST else b""
+        text = file.read(size) if 2 <= size <= MAX_HEADER_BYTES else b""
     if len(text) < max(size, 2):
         raise ConfigError("{path} is not a safetensors file", path=path)
     header = parse_json(text, path)
@@ -60,22 +60,29 @@ def with_header(text: str) -> bytes:
     return len(header).to_bytes(8, "little") + header
 
 
-def fits(found: JsonMapping) -> bool:
+def recognises(found: JsonMapping) -> bool:
     return isinstance(found.get(METADATA), Mapping)
 
 
-def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key of the metadata -> our values and its outcome. Raises ConfigError for unsupported models."""
     facts = {key: value for key, value in found[METADATA].items()}
-    version = _version(facts)
+    version = _base_model_version(facts)
     family = script.partition("_train")[0] or _family(facts, version)
     builder = ImportBuilder(
-        {key: _value(value) for key, value in facts.items()}, script or f"{family}_train_network", TRAINER
+        {key: _parse_stored_value(value) for key, value in facts.items()}, script or f"{family}_train_network", TRAINER
     )
-    for part in (_model, _network, _optimizer, _length, _images, _modelspec):
+    for part in (
+        _import_stored_model,
+        _import_stored_network,
+        _import_stored_optimizer,
+        _import_stored_length,
+        _import_stored_images,
+        _modelspec,
+    ):
         part(builder)
-    _kind(builder, version)
-    if builder.adapters and not any(name.startswith(ENCODERS) for name in found):
+    _import_stored_kind(builder, version)
+    if builder.adapters and not any(name.startswith(ENCODER_PREFIXES) for name in found):
         set_by(
             builder,
             "network_train_unet_only",
@@ -84,36 +91,36 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
         )
     for key in builder.left():
         option = key.removeprefix("ss_")
-        if key in TABLES["ignored"] or not key.startswith("ss_"):
+        if key in METADATA_TABLES["ignored"] or not key.startswith("ss_"):
             continue
         if is_empty(builder.source[key]):
             builder.empty(key)
         else:
-            builder.rename(key, TABLES["renamed"].get(option, option))
-    rest(builder, TABLES["ignored"])
+            builder.rename(key, METADATA_TABLES["renamed"].get(option, option))
+    rest(builder, METADATA_TABLES["ignored"])
     return builder
 
 
-def _value(text: Any) -> Any:
+def _parse_stored_value(text: Any) -> Any:
     """The value that a text of the metadata stands for; numbers stay texts, which options read."""
     return {"None": None, "True": True, "False": False, "null": None}.get(text, text) if isinstance(text, str) else text
 
 
-def _version(facts: JsonMapping) -> str:
+def _base_model_version(facts: JsonMapping) -> str:
     """ss_base_model_version, or what modelspec.architecture says of it; "" where neither is there."""
     if version := str(facts.get("ss_base_model_version") or "").casefold():
         return version
     said = str(facts.get("modelspec.architecture") or "").casefold()
-    return next((version for start, version in TABLES["architectures"].items() if said.startswith(start)), "")
+    return next((version for start, version in METADATA_TABLES["architectures"].items() if said.startswith(start)), "")
 
 
 def _family(facts: JsonMapping, version: str) -> str:
-    family = next((family for start, family in TABLES["versions"].items() if version.startswith(start)), "")
+    family = next((family for start, family in METADATA_TABLES["versions"].items() if version.startswith(start)), "")
     if not family:
         if not version:
             template = "this LoRA does not say which model it was trained on ({key}); name the training with --script"
             raise ConfigError(template, key="ss_base_model_version")
-        others = TABLES["other_versions"].items()
+        others = METADATA_TABLES["other_versions"].items()
         model = next((title for start, title in others if version.startswith(start)), version)
         raise ConfigError(
             "this LoRA was trained on {model}, which is not trained here; {advice}", model=model, advice=ONLY
@@ -121,7 +128,7 @@ def _family(facts: JsonMapping, version: str) -> str:
     return family
 
 
-def _kind(builder: ImportBuilder, version: str) -> None:
+def _import_stored_kind(builder: ImportBuilder, version: str) -> None:
     """Which of the models with the same files it is."""
     values: JsonObject = {}
     if builder.family == "flux" and (kind := version.removeprefix("flux_")) in ("kontext", "fill", "chroma"):
@@ -131,7 +138,7 @@ def _kind(builder: ImportBuilder, version: str) -> None:
         values["model_version"] = name if name == "dev" else name.replace("klein-", "klein-base-")
     elif builder.family == "qwen_image" and "edit" in version:
         values["model_version"] = _edit(str(builder.get("modelspec.architecture") or ""))
-    chosen = listed([builder.script, *([said_of(values)] if values else [])])
+    chosen = join_messages([builder.script, *([said_of(values)] if values else [])])
     set_by(builder, "ss_base_model_version", Message("chooses the script: {script}", script=chosen), values)
     builder.explain("is part of ss_base_model_version", "modelspec.architecture")
     if builder.values.get("model_type") == "chroma":
@@ -144,8 +151,8 @@ def _edit(architecture: str) -> str:
     return f"edit-{number[0]}" if number else "edit"
 
 
-def _model(builder: ImportBuilder) -> None:
-    for key, option in zip(NAMES, ("pretrained_model_name_or_path", "vae"), strict=True):
+def _import_stored_model(builder: ImportBuilder) -> None:
+    for key, option in zip(MODEL_NAME_KEYS, ("pretrained_model_name_or_path", "vae"), strict=True):
         name = str(builder.get(key) or "")
         if name.count("/") == 1 and not name.endswith((".safetensors", ".ckpt")):  # an id of the Hugging Face Hub
             builder.rename(key, option)
@@ -158,7 +165,7 @@ def _model(builder: ImportBuilder) -> None:
             )
 
 
-def _network(builder: ImportBuilder) -> None:
+def _import_stored_network(builder: ImportBuilder) -> None:
     module = str(builder.get("ss_network_module") or "")
     arguments = _table(builder.get("ss_network_args"))
     given = optimizer_args({key: value for key, value in arguments.items() if key != "dropout"})
@@ -189,13 +196,13 @@ def _table(text: Any) -> JsonObject:
     return found if isinstance(found, dict) else {}
 
 
-def _optimizer(builder: ImportBuilder) -> None:
+def _import_stored_optimizer(builder: ImportBuilder) -> None:
     """The class of the optimizer, and its arguments in parentheses."""
     said = str(builder.get("ss_optimizer") or "")
     if not said:
         return
     path, _, inside = said.partition("(")
-    name, why = optimizer(path.rpartition(".")[2])
+    name, why = equivalent_optimizer(path.rpartition(".")[2])
     settings = re.findall(r"(\w+)=(\([^)]*\)|\[[^\]]*\]|[^,()]+)", inside)
     arguments = [f"{key}={value.strip('()[] ').replace(' ', '')}" for key, value in settings]
     values: JsonObject = {"optimizer_type": name} | ({"optimizer_args": arguments} if arguments else {})
@@ -205,24 +212,24 @@ def _optimizer(builder: ImportBuilder) -> None:
         builder.rename("ss_lr_scheduler", "lr_scheduler_type")
 
 
-def _length(builder: ImportBuilder) -> None:
+def _import_stored_length(builder: ImportBuilder) -> None:
     if not builder.number("ss_max_train_steps") and (epochs := builder.number("ss_num_epochs")):
         builder.rename("ss_num_epochs", "max_train_epochs", int(epochs))
     elif "ss_num_epochs" in builder.source:
         builder.ignore("ss_num_epochs", "max_train_steps is set, and wins")
 
 
-def _images(builder: ImportBuilder) -> None:
+def _import_stored_images(builder: ImportBuilder) -> None:
     """How images were read; their folders are named without the path to them."""
     listed = builder.get("ss_datasets")
     try:
         sets = parse_json(listed, "metadata") if isinstance(listed, str) else []
     except ConfigError:
         sets = []
-    sets = tables(sets, "ss_datasets", builder.notes)
+    sets = tables_of_list(sets, "ss_datasets", builder.notes)
     if sets:
         first = sets[0]
-        subsets = tables(first.get("subsets"), "subsets", builder.notes)
+        subsets = tables_of_list(first.get("subsets"), "subsets", builder.notes)
         about = {**(subsets[0] if subsets else {}), **first}
         values: JsonObject = {name: about[name] for name in OF_IMAGES if not is_empty(about.get(name))}
         if isinstance(size := values.get("resolution"), list):
@@ -249,7 +256,7 @@ def _images(builder: ImportBuilder) -> None:
 
 
 def _modelspec(builder: ImportBuilder) -> None:
-    for name, option in TABLES["modelspec"].items():
+    for name, option in METADATA_TABLES["modelspec"].items():
         if builder.get(f"modelspec.{name}") is not None:
             builder.rename(f"modelspec.{name}", option)
     kind = str(builder.get("modelspec.prediction_type") or "")
@@ -271,4 +278,4 @@ def _modelspec(builder: ImportBuilder) -> None:
 
 
 def nearest_prediction(kind: str) -> Message:
-    return equal(kind, "v_parameterization = false") if kind == "epsilon" else nearest(kind, "epsilon")
+    return equal(kind, "v_parameterization = false") if kind == "epsilon" else say_nearest(kind, "epsilon")

@@ -3,77 +3,84 @@
 from collections.abc import Mapping
 
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Message, Problem, listed, option_names
+from library.config.problems import ConfigError, Message, Problem, join_messages, option_names
 from library.importers import aitoolkit_data, aitoolkit_learning
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.shared import (
-    BLOCKS,
+    BLOCK_COUNTS,
     ONLY,
     PART_OPTIONS,
     chooses_chroma,
     chooses_edit,
     chooses_version,
-    dotted,
     equal,
+    flatten_tables,
+    import_keys,
     is_hub_name,
     load_tables,
     merged_from_hub,
-    nearest,
     own_name,
     precision,
     rest,
     said_of,
-    take,
+    say_nearest,
 )
 
 TRAINER = "ai-toolkit"
 APPLIES_EXIF = True  # its data loader calls exif_transpose
-TABLES = load_tables("aitoolkit")
+AITOOLKIT_TABLES = load_tables("aitoolkit")
 TRAINERS = ("sd_trainer", "ui_trainer", "diffusion_trainer")
 
 
-def fits(found: JsonMapping) -> bool:
+def recognises(found: JsonMapping) -> bool:
     inner = found.get("config")
     return isinstance(inner, Mapping) and isinstance(inner.get("process"), list)
 
 
-def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key of the first process -> our values and its outcome. Raises ConfigError for unsupported models."""
     inner = found["config"]
     if not inner["process"] or not isinstance(inner["process"][0], Mapping):
         raise ConfigError("config.process is empty: there is no training in this file")
     process = {"name": inner.get("name"), **inner["process"][0], "meta": found.get("meta")}
-    _refuse(process, str(found.get("job") or "extension"))
-    flat = dotted(process)
-    script = script or _script(flat)
-    defaults = TABLES["defaults"] | (TABLES["adapter_defaults"] if script.endswith("_network") else {})
+    _refuse_process(process, str(found.get("job") or "extension"))
+    flat = flatten_tables(process)
+    script = script or _aitoolkit_script(flat)
+    defaults = AITOOLKIT_TABLES["defaults"] | (
+        AITOOLKIT_TABLES["adapter_defaults"] if script.endswith("_network") else {}
+    )
     for key, other in (("network.rank", "network.linear"), ("network.alpha", "network.linear_alpha")):
         if key in flat:
             defaults.pop(other, None)
     nulls = {key: value for key, value in defaults.items() if flat.get(key) is None}
     builder = ImportBuilder({**flat, **nulls}, script, TRAINER, absent=frozenset(nulls.keys() - flat.keys()))
-    take(builder, TABLES["renamed"])
-    take(builder, {key: option for key, option in TABLES["numbers"].items() if builder.number(key)})
-    for part in (_model, _output, *aitoolkit_learning.PARTS, *aitoolkit_data.PARTS):
+    import_keys(builder, AITOOLKIT_TABLES["renamed"])
+    import_keys(builder, {key: option for key, option in AITOOLKIT_TABLES["numbers"].items() if builder.number(key)})
+    for part in (
+        _import_aitoolkit_model,
+        _import_aitoolkit_output,
+        *aitoolkit_learning.LEARNING_IMPORTS,
+        *aitoolkit_data.DATA_IMPORTS,
+    ):
         part(builder)
     if len(inner["process"]) > 1:
         builder.notes.append(Message("only the first of {count} processes is read", count=len(inner["process"])))
     _other_ways(builder)
-    rest(builder, TABLES["ignored"])
-    if "chroma" in _names(flat) and builder.family == "flux":
+    rest(builder, AITOOLKIT_TABLES["ignored"])
+    if "chroma" in _identifying_strings(flat) and builder.family == "flux":
         chooses_chroma(builder, "model.arch" if builder.get("model.arch") else "model.is_flux")
     return builder
 
 
-def _names(flat: JsonMapping) -> str:
+def _identifying_strings(flat: JsonMapping) -> str:
     return f"{flat.get('model.arch')} {flat.get('model.name_or_path')}".casefold()
 
 
-def _refuse(process: JsonMapping, job: str) -> None:
+def _refuse_process(process: JsonMapping, job: str) -> None:
     """Raise ConfigError, naming the process, if it trains neither a LoRA nor a whole model."""
     kind = str(process.get("type") or "")
     adapter = process.get("adapter")
-    jobs, others = TABLES["other_jobs"], TABLES["other_processes"]
+    jobs, others = AITOOLKIT_TABLES["other_jobs"], AITOOLKIT_TABLES["other_processes"]
     what = jobs.get(job, "")
     if kind not in TRAINERS:
         what = what or others.get(kind, "") or Message("a process of the type {kind}", kind=kind or "(none)")
@@ -95,7 +102,7 @@ def _refuse(process: JsonMapping, job: str) -> None:
         )
 
 
-def _script(flat: JsonMapping) -> str:
+def _aitoolkit_script(flat: JsonMapping) -> str:
     arch = str(flat.get("model.arch") or "").casefold().partition(":")[0]
     name = str(flat.get("model.name_or_path") or "")
     switches = {"model.is_flux": "flux", "model.is_xl": "sdxl"}
@@ -103,12 +110,12 @@ def _script(flat: JsonMapping) -> str:
     known |= {"anima": "anima"}
     known |= dict.fromkeys(("flux2", "flux2_klein_4b", "flux2_klein_9b"), "flux_2")
     known |= dict.fromkeys(("qwen_image_edit", "qwen_image_edit_plus"), "qwen_image")
-    family = known.get(arch, "flux" if arch in TABLES["model_types"] else "")
+    family = known.get(arch, "flux" if arch in AITOOLKIT_TABLES["model_types"] else "")
     if not arch:
         family = next((f for key, f in switches.items() if is_on(flat.get(key))), "")
     if family == "flux" and "flux.2" in name.casefold():
         family = "flux_2"
-    other = next((model for word, model in TABLES["other_models"].items() if word in name.casefold()), "")
+    other = next((model for word, model in AITOOLKIT_TABLES["other_models"].items() if word in name.casefold()), "")
     if not family or (other and family == "flux"):
         model = other or arch or name or "Stable Diffusion 1.5"
         raise ConfigError(
@@ -122,7 +129,7 @@ def _script(flat: JsonMapping) -> str:
 
 def _other_ways(builder: ImportBuilder) -> None:
     """Warn of loss switches without an equivalent: what they train is something else, so the user must decide."""
-    for switch, keys in TABLES["other_ways"].items():
+    for switch, keys in AITOOLKIT_TABLES["other_ways"].items():
         if is_on(builder.get(switch)):
             for key in (switch, *keys):
                 if key in builder.source:
@@ -134,11 +141,11 @@ def _other_ways(builder: ImportBuilder) -> None:
             )
 
 
-def _model(builder: ImportBuilder) -> None:
+def _import_aitoolkit_model(builder: ImportBuilder) -> None:
     words = f"{str(builder.get('model.arch')).casefold()} {own_name(builder.get('model.name_or_path'))}"
-    kind = next((kind for word, kind in TABLES["model_types"].items() if word in words), "")
+    kind = next((kind for word, kind in AITOOLKIT_TABLES["model_types"].items() if word in words), "")
     relative = {"model_type": kind} if kind and builder.family == "flux" else {}
-    chosen = listed([builder.script, *([said_of(relative)] if relative else [])])
+    chosen = join_messages([builder.script, *([said_of(relative)] if relative else [])])
     for key in ("model.is_flux", "model.is_xl", "model.arch"):
         if builder.get(key):
             builder.change(key, Message("chooses the script: {script}", script=chosen), relative)
@@ -150,7 +157,7 @@ def _model(builder: ImportBuilder) -> None:
         encoders = is_on(builder.get("model.quantize_te")) or "model.quantize_te" not in builder.source
         name = "int8_base" if "int" in kind and "8" in kind else "fp8_base" if encoders else "fp8_base_unet"
         same = kind in ("qfloat8", "float8", "int8", "qint8", "uint8")
-        said = equal(kind, name) if same else nearest(kind, name)
+        said = equal(kind, name) if same else say_nearest(kind, name)
         builder.change("model.quantize", said, {name: True})
     elif quantized:
         builder.ignore("model.quantize", "weights that learn have at least 16 bits")
@@ -162,9 +169,9 @@ def _model(builder: ImportBuilder) -> None:
             builder.rename("model.assistant_lora_path", "base_weights", [str(path)])
         else:
             merged_from_hub(builder, "model.assistant_lora_path", str(path))
-    if is_on(builder.get("model.layer_offloading")) and builder.family in BLOCKS:
+    if is_on(builder.get("model.layer_offloading")) and builder.family in BLOCK_COUNTS:
         share = builder.number("model.layer_offloading_transformer_percent")
-        blocks, most = BLOCKS[builder.family]
+        blocks, most = BLOCK_COUNTS[builder.family]
         blocks = min(most, max(1, round((1.0 if share is None else share) * blocks)))
         builder.change("model.layer_offloading", said_of({"blocks_to_swap": blocks}), {"blocks_to_swap": blocks})
         if share is not None:
@@ -177,13 +184,13 @@ def _networks_beside(builder: ImportBuilder) -> None:
     if not (other := builder.get(key)) or other == builder.get("model.name_or_path"):
         builder.explain("it is the model itself", key)
         return
-    unread = {"clip_l"} if "chroma" in _names(builder.source) else set()  # which Chroma does not have
+    unread = {"clip_l"} if "chroma" in _identifying_strings(builder.source) else set()  # which Chroma does not have
     options = (option for option in PART_OPTIONS.get(builder.family, ()) if option not in {*builder.values, *unread})
     beside = dict.fromkeys(options, other)
     builder.change(key, Message("the networks beside the transformer: {names}", names=option_names(beside)), beside)
 
 
-def _output(builder: ImportBuilder) -> None:
+def _import_aitoolkit_output(builder: ImportBuilder) -> None:
     folder, name = builder.get("training_folder"), builder.get("name")
     if folder:
         path = f"{str(folder).rstrip('/')}/{name}" if name else str(folder)
@@ -206,4 +213,4 @@ def _output(builder: ImportBuilder) -> None:
         )
     if is_on(builder.get("logging.use_wandb")):
         builder.change("logging.use_wandb", "log_with = wandb", {"log_with": "wandb"})
-        take(builder, {"logging.project_name": "log_tracker_name"})
+        import_keys(builder, {"logging.project_name": "log_tracker_name"})

@@ -15,37 +15,37 @@ from library.importers.shared import (
     joined_sizes,
     load_tables,
     said_of,
-    tables,
-    texts,
+    tables_of_list,
+    texts_of_list,
     told_datasets,
     told_prompts,
 )
 
-TABLES = load_tables("aitoolkit")["datasets"]
+DATASET_TABLES = load_tables("aitoolkit")["datasets"]
 VIDEOS = "videos are not trained; images are"
 DEFAULTS = {"width": 512, "height": 512, "seed": 0, "sample_steps": 20, "guidance_scale": 7}
 # Options within a prompt: "a cat --w 512 --ctrl_img cat.png".
 IN_PROMPTS = {"w": "width", "h": "height", "d": "seed", "s": "sample_steps", "n": "neg", "l": "guidance_scale"}
-REFERENCES = ("ctrl_img", "ctrl_img_1", "ctrl_img_2", "ctrl_img_3")
+REFERENCE_KEYS = ("ctrl_img", "ctrl_img_1", "ctrl_img_2", "ctrl_img_3")
 
 
 def is_dataset(found: JsonMapping) -> bool:
-    return "config" not in found and any("folder_path" in table for table in tables(found.get("datasets")))
+    return "config" not in found and any("folder_path" in table for table in tables_of_list(found.get("datasets")))
 
 
-def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
+def convert_dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     """Data sets of ai-toolkit -> the text of a dataset file, and a sentence for each key that was left out."""
     left: list[MessageLike] = []
     listed = _with_folders(found.get("datasets"), left)
     if not listed:
         raise ConfigError("no data set in this file has a folder_path")
-    text, notes = _written(listed, WholeTraining(found.get("trigger_word")))
+    text, notes = _aitoolkit_dataset_file(listed, WholeTraining(found.get("trigger_word")))
     return text, [*left, *notes]
 
 
 def _with_folders(value: JsonValue, notes: list[MessageLike]) -> list[JsonMapping]:
     """Return the data sets that name a folder; the others are reported."""
-    listed = tables(value, "datasets", notes)
+    listed = tables_of_list(value, "datasets", notes)
     for number, one in enumerate(listed, 1):
         if is_empty(one.get("folder_path") or one.get("dataset_path")):
             notes.append(
@@ -68,7 +68,7 @@ class WholeTraining:
     references: JsonMapping = field(default_factory=dict)  # options of a subset that has reference images
 
 
-def _written(found: list[JsonMapping], whole: WholeTraining) -> tuple[str, list[MessageLike]]:
+def _aitoolkit_dataset_file(found: list[JsonMapping], whole: WholeTraining) -> tuple[str, list[MessageLike]]:
     """The dataset file, and the sentences."""
     sets, notes = [], []
     for table in found:
@@ -79,12 +79,14 @@ def _written(found: list[JsonMapping], whole: WholeTraining) -> tuple[str, list[
                 own[option] = int(count)
         if not is_on(table.get("buckets", True)):
             own["enable_bucket"] = False
-        subset = {option: value for option, value in _subset(table, whole).items() if option not in whole.without}
+        subset = {
+            option: value for option, value in _aitoolkit_subset(table, whole).items() if option not in whole.without
+        }
         sets.append((own, [subset]))
-        left = sorted(table.keys() - set(TABLES["known"]))
+        left = sorted(table.keys() - set(DATASET_TABLES["known"]))
         left += ["mask_min_value"] if "mask_min_value" in table and not is_empty(table.get("mask_path")) else []
         reasons = dict.fromkeys(left, NOT_HERE) | ({"num_frames": VIDEOS} if "num_frames" in table else {})
-        not_had = (key for option, key in TABLES["subset"].items() if option in whole.without)
+        not_had = (key for option, key in DATASET_TABLES["subset"].items() if option in whole.without)
         reasons |= {key: ENCODED_ONCE for key in not_had if key in table}
         for key, reason in reasons.items():
             if table[key] is True or (not is_empty(table[key]) and table[key] not in (False, 0, 1)):
@@ -100,19 +102,19 @@ def _resolution(value: JsonValue) -> JsonValue:
     return joined_sizes([(side, side) for side in sides]) if sides else value
 
 
-def _datasets(builder: ImportBuilder) -> None:
+def _import_aitoolkit_datasets(builder: ImportBuilder) -> None:
     listed = _with_folders(builder.get("datasets"), builder.notes)
     if not listed:
         return
     word = builder.get("trigger_word")
-    settings = _settings(listed)
+    settings = _aitoolkit_run_options(listed)
     cached = builder.values.get("cache_text_encoder_outputs") or settings.get("cache_text_encoder_outputs")
     without = VARIED if cached else ()  # ai-toolkit does not vary captions that it encodes once
     for option in builder.values.keys() & set(without):
         builder.ignore(builder.keys.pop(option), ENCODED_ONCE)
         del builder.values[option]
-    step = TABLES["steps"].get(builder.family, 0)
-    text, notes = _written(listed, WholeTraining(word, step, without, _reference_sizes(builder)))
+    step = DATASET_TABLES["steps"].get(builder.family, 0)
+    text, notes = _aitoolkit_dataset_file(listed, WholeTraining(word, step, without, _reference_sizes(builder)))
     builder.texts["dataset_config"] = text
     builder.notes += notes
     builder.change("datasets", told_datasets(text), settings)
@@ -125,14 +127,14 @@ def _reference_sizes(builder: ImportBuilder) -> JsonObject:
     """Options for the size of reference images, where ai-toolkit does not scale them to the image's size."""
     key = "model.model_kwargs.match_target_res"
     kind = str(builder.get("model.arch")).casefold().partition(":")[0]
-    found: JsonObject = TABLES["references"].get(kind, {})
+    found: JsonObject = DATASET_TABLES["references"].get(kind, {})
     if is_on(builder.source.get(key)):
         builder.change(key, "reference images get the size of the image that they belong to")
         return {}
     return found
 
 
-def _settings(found: list[JsonMapping]) -> JsonObject:
+def _aitoolkit_run_options(found: list[JsonMapping]) -> JsonObject:
     """Keys of the data sets that are options of the whole training here."""
     on_disk = any(is_on(d.get("cache_latents_to_disk")) for d in found)
     values: JsonObject = {
@@ -151,11 +153,11 @@ def _ending(table: JsonMapping) -> str:
     return ending if ending.startswith(".") else f".{ending}"
 
 
-def _subset(table: JsonMapping, whole: WholeTraining) -> JsonObject:
+def _aitoolkit_subset(table: JsonMapping, whole: WholeTraining) -> JsonObject:
     word = table.get("trigger_word") or whole.word
     subset = {
         "image_dir": table.get("folder_path") or table.get("dataset_path"),
-        **{option: table.get(key) for option, key in TABLES["subset"].items()},
+        **{option: table.get(key) for option, key in DATASET_TABLES["subset"].items()},
         "caption_extension": _ending(table),
         "caption_prefix": f"{word}, " if word else None,
     }
@@ -171,12 +173,13 @@ def _references(table: JsonMapping) -> list[JsonValue]:
     return [folder for folder in listed if not is_empty(folder)]
 
 
-def _samples(builder: ImportBuilder) -> None:
+def _import_aitoolkit_samples(builder: ImportBuilder) -> None:
     listed = builder.get("sample.samples")
-    prompts = [s for s in tables(listed, "sample.samples", builder.notes) if not is_empty(s.get("prompt"))]
+    prompts = [s for s in tables_of_list(listed, "sample.samples", builder.notes) if not is_empty(s.get("prompt"))]
     if not prompts:
         prompts = [
-            {"prompt": prompt} for prompt in texts(builder.get("sample.prompts"), "sample.prompts", builder.notes)
+            {"prompt": prompt}
+            for prompt in texts_of_list(builder.get("sample.prompts"), "sample.prompts", builder.notes)
         ]
     if not prompts or is_on(builder.get("train.disable_sampling")):
         builder.empty("train.skip_first_sample")
@@ -199,7 +202,7 @@ def _samples(builder: ImportBuilder) -> None:
         own = {name: sample[name] if not is_empty(sample.get(name)) else shared[name] for name in flags}
         own["guidance_scale"] = guidance(builder, own["guidance_scale"])
         given = [f"{flag} {own[name]}" for name, flag in flags.items() if own[name] not in (None, False, "")]
-        shown = (sample.get(key) for key in REFERENCES)
+        shown = (sample.get(key) for key in REFERENCE_KEYS)
         given += [f"--ci {path}" for path in shown if not is_empty(path)]
         lines.append(" ".join([*str(sample["prompt"]).replace("[trigger]", word).split(), *given]))
     builder.texts["sample_prompts"] = "\n".join(lines) + "\n"
@@ -221,11 +224,11 @@ def _parsed(sample: JsonMapping) -> JsonObject:
     own: JsonObject = {}
     for flag in flags:
         name, _, value = flag.partition(" ")
-        if name in IN_PROMPTS or name in REFERENCES:
+        if name in IN_PROMPTS or name in REFERENCE_KEYS:
             own[IN_PROMPTS.get(name, name)] = value.strip()
         else:
             words += f" --{flag}"
     return {**sample, **own, "prompt": words}
 
 
-PARTS = (_datasets, _samples)
+DATA_IMPORTS = (_import_aitoolkit_datasets, _import_aitoolkit_samples)

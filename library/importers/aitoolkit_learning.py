@@ -1,11 +1,20 @@
 """Import ai-toolkit's adapters, length, optimizer, schedule, dtypes and noise."""
 
 from library.config.json_types import JsonObject
-from library.config.problems import Message, counted, listed, option_name
+from library.config.problems import Message, counted, join_messages, option_name
 from library.importers.builder import ImportBuilder, is_on, to_number
-from library.importers.shared import equal, load_tables, nearest, optimizer, optimizer_args, plain, precision, said_of
+from library.importers.shared import (
+    equal,
+    equivalent_optimizer,
+    load_tables,
+    optimizer_args,
+    precision,
+    said_of,
+    say_nearest,
+    simplify_name,
+)
 
-TRAINER = "ai-toolkit"
+TRAINER_NAME = "ai-toolkit"
 # In order of precedence.
 RANKS = (
     ("network.rank", "network_dim"),
@@ -18,7 +27,7 @@ CHOOSING = {"sdxl": "block_dims, conv_block_dims", "": "exclude_patterns, includ
 LOSSES = {"mse": {}, "mae": {"loss_type": "l1"}, "pseudo_huber": {"loss_type": "huber", "huber_schedule": "constant"}}
 
 
-def _network(builder: ImportBuilder) -> None:
+def _import_aitoolkit_network(builder: ImportBuilder) -> None:
     if not builder.adapters:
         return
     kind = str(builder.get("network.type") or "lora").casefold()
@@ -39,7 +48,7 @@ def _network(builder: ImportBuilder) -> None:
         builder.change("network.type", equal(kind, f"lycoris.kohya {' '.join(values['network_args'])}"), values)
         builder.explain("becomes one of network_args", "network.lokr_full_rank", "network.lokr_factor")
     else:
-        said = "LoRA" if kind == "lora" else nearest(kind, "LoRA")
+        said = "LoRA" if kind == "lora" else say_nearest(kind, "LoRA")
         builder.change("network.type", said, {"network_args": arguments} if arguments else {})
     for key in builder.left():
         if key.startswith("network.network_kwargs."):
@@ -68,7 +77,7 @@ def _convolutions(builder: ImportBuilder) -> list[str]:
     return arguments
 
 
-def _length(builder: ImportBuilder) -> None:
+def _import_aitoolkit_length(builder: ImportBuilder) -> None:
     """Steps; ai-toolkit's older gradient accumulation counts each batch as a step."""
     steps, batches = int(builder.number("train.steps") or 1000), int(builder.number("train.gradient_accumulation") or 1)
     old = int(builder.number("train.gradient_accumulation_steps") or 1)
@@ -76,7 +85,7 @@ def _length(builder: ImportBuilder) -> None:
     if old > 1 and batches <= 1:
         steps, batches, key = max(1, steps // old), old, "train.gradient_accumulation_steps"
         template = "max_train_steps = {steps}: {trainer} counts each of the {count} batches of a step"
-        said = Message(template, steps=steps, trainer=TRAINER, count=old)
+        said = Message(template, steps=steps, trainer=TRAINER_NAME, count=old)
     elif old < 0:
         builder.ignore("train.gradient_accumulation_steps", "gradients are not added up over a whole epoch here")
     builder.change("train.steps", said, {"max_train_steps": steps})
@@ -86,32 +95,34 @@ def _length(builder: ImportBuilder) -> None:
     builder.empty("train.gradient_accumulation", "train.gradient_accumulation_steps")
 
 
-def _optimizer(builder: ImportBuilder) -> None:
+def _import_aitoolkit_optimizer(builder: ImportBuilder) -> None:
     wanted = builder.get("train.optimizer")
-    name, near = optimizer(wanted)
+    name, near = equivalent_optimizer(wanted)
     builder.change("train.optimizer", near or equal(wanted, name), {"optimizer_type": name})
-    found = {key: value for key, value in builder.source.items() if key.startswith("train.optimizer_params.")}
-    given = {key.rpartition(".")[2]: value for key, value in found.items()}
+    optimizer_keys = {key: value for key, value in builder.source.items() if key.startswith("train.optimizer_params.")}
+    given = {key.rpartition(".")[2]: value for key, value in optimizer_keys.items()}
     if near:
-        for key in found:
+        for key in optimizer_keys:
             builder.ignore(key, Message("it is for {name}, which is not offered here", name=wanted))
         given = {}
-    word = plain(name)
+    word = simplify_name(name)
     if word == "adafactor":
         given = {"relative_step": False, "scale_parameter": False, "warmup_init": False} | given
     elif word in ("adam", "adamw", "adamw8bit", "prodigy", "dadaptadam", "dadaptlion") or "Adam8bit" in name:
         given = {"eps": 1e-6} | given
     if arguments := optimizer_args(given):
         builder.values["optimizer_args"], builder.keys["optimizer_args"] = arguments, "train.optimizer"
-    for key in found.keys() - builder.outcomes.keys():
+    for key in optimizer_keys.keys() - builder.outcomes.keys():
         builder.change(key, "becomes one of optimizer_args")
     rate = builder.number("train.lr")
     if (word.startswith("dadapt") or word == "prodigy") and rate is not None and rate < 0.1:
-        said = Message("{rate} is 1.0 with {name}, as {trainer} does it", rate=f"{rate:g}", name=name, trainer=TRAINER)
+        said = Message(
+            "{rate} is 1.0 with {name}, as {trainer} does it", rate=f"{rate:g}", name=name, trainer=TRAINER_NAME
+        )
         builder.change("train.lr", said, {"learning_rate": 1.0})
 
 
-def _schedule(builder: ImportBuilder) -> None:
+def _import_aitoolkit_schedule(builder: ImportBuilder) -> None:
     name = str(builder.get("train.lr_scheduler"))
     steps = builder.number("train.steps") or 1000
     period = builder.number("train.lr_scheduler_params.total_iters") or steps
@@ -124,9 +135,11 @@ def _schedule(builder: ImportBuilder) -> None:
     elif name == "linear":  # PyTorch's LinearLR rises from a third of the rate to the full rate
         values = {"lr_scheduler": "constant_with_warmup", "lr_warmup_steps": int(period)}
         template = "{trainer}'s linear rises over {steps}; the nearest is {nearest}"
-        said = Message(template, trainer=TRAINER, steps=counted(int(period), "step"), nearest="constant_with_warmup")
+        said = Message(
+            template, trainer=TRAINER_NAME, steps=counted(int(period), "step"), nearest="constant_with_warmup"
+        )
     elif name == "step":
-        values, said = {"lr_scheduler": "constant"}, nearest("step", "constant")
+        values, said = {"lr_scheduler": "constant"}, say_nearest("step", "constant")
     elif warmup := builder.number("train.lr_scheduler_params.num_warmup_steps"):
         values["lr_warmup_steps"] = int(warmup)
     builder.change("train.lr_scheduler", said, values)
@@ -138,7 +151,7 @@ def _schedule(builder: ImportBuilder) -> None:
 def _training(builder: ImportBuilder) -> None:
     dtype = precision(builder.get("train.dtype"))
     half = {} if builder.adapters or dtype == "no" else {f"full_{dtype}": True}
-    said = listed([said_of({"mixed_precision": dtype}), *map(option_name, half)])
+    said = join_messages([said_of({"mixed_precision": dtype}), *map(option_name, half)])
     builder.change("train.dtype", said, {"mixed_precision": dtype, **half})
     encoders = is_on(builder.get("train.train_text_encoder"))
     key = "train.train_text_encoder"
@@ -150,7 +163,7 @@ def _training(builder: ImportBuilder) -> None:
         builder.ignore(key, "this fine-tune trains no text encoder")
     else:
         builder.change(key, "text encoders get adapters, too")
-    _rates(builder, encoders)
+    _import_aitoolkit_rates(builder, encoders)
     if is_on(builder.get("train.ema_config.use_ema")):
         decay = builder.number("train.ema_config.ema_decay") or 0.999
         template = "ema_decay = {decay}; the average is saved beside each file as <name>-ema, not in its place"
@@ -158,7 +171,7 @@ def _training(builder: ImportBuilder) -> None:
         builder.empty("train.ema_config.ema_decay")
 
 
-def _rates(builder: ImportBuilder, encoders: bool) -> None:
+def _import_aitoolkit_rates(builder: ImportBuilder, encoders: bool) -> None:
     """The learning rates of the parts, and which parts are trained."""
     rate = builder.number("train.text_encoder_lr")
     if rate is not None and encoders and builder.adapters:
@@ -205,15 +218,15 @@ def _range(builder: ImportBuilder) -> None:
             builder.ignore(key, Message(template, option=option_name(option)))
 
 
-def _noise(builder: ImportBuilder) -> None:
+def _import_aitoolkit_noise(builder: ImportBuilder) -> None:
     _range(builder)
     kind = str(builder.get("train.loss_type"))
-    known = LOSSES.get(kind)
-    said = "loss_type = l2" if kind == "mse" else nearest(kind, "loss_type = l2")
-    said = equal(kind, said_of({"loss_type": known["loss_type"]})) if known else said
-    builder.change("train.loss_type", said, known or {})
+    loss = LOSSES.get(kind)
+    said = "loss_type = l2" if kind == "mse" else say_nearest(kind, "loss_type = l2")
+    said = equal(kind, said_of({"loss_type": loss["loss_type"]})) if loss else said
+    builder.change("train.loss_type", said, loss or {})
     if (gamma := builder.number("train.snr_gamma")) and "min_snr_gamma" not in builder.values:
-        builder.ignore("train.snr_gamma", nearest("snr_gamma", said_of({"min_snr_gamma": f"{gamma:g}"})))
+        builder.ignore("train.snr_gamma", say_nearest("snr_gamma", said_of({"min_snr_gamma": f"{gamma:g}"})))
     if str(builder.get("train.content_or_style") or "balanced") != "balanced":
         chosen = "min_timestep, max_timestep" if builder.family == "sdxl" else "timestep_sampling"
         said = Message("all timesteps count alike; {names} choose others", names=chosen)
@@ -234,9 +247,16 @@ def _noise(builder: ImportBuilder) -> None:
     own = {"qwen_image": "qwen_", "flux_2": "flux2_"}.get(builder.family, "flux_")
     values["timestep_sampling"] = str(values["timestep_sampling"]).replace("flux_", own)
     said = said_of(values)
-    said = said if kind in ("sigmoid", "linear") else nearest(kind, said)
+    said = said if kind in ("sigmoid", "linear") else say_nearest(kind, said)
     builder.change(key, said, values)
     builder.explain("is part of timestep_sampling", "train.linear_timesteps")
 
 
-PARTS = (_network, _length, _optimizer, _schedule, _training, _noise)
+LEARNING_IMPORTS = (
+    _import_aitoolkit_network,
+    _import_aitoolkit_length,
+    _import_aitoolkit_optimizer,
+    _import_aitoolkit_schedule,
+    _training,
+    _import_aitoolkit_noise,
+)

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from library.config.building import build, draft, understood
+from library.config.building import build_config, draft, understood
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name, option_values, together
 from library.config.run_config import INEFFECTIVE_EVERYWHERE, RunConfig
-from library.config.schema import options
-from library.config.values import Option, closest, did_you_mean, to_float
+from library.config.schema import options_of
+from library.config.values import Option, closest, did_you_mean, parse_finite
 from library.importers.result import Imported, KeyOutcome
 
 Configs = Mapping[str, type]  # script -> its config class
@@ -96,7 +96,7 @@ class ImportBuilder:
             self.values[option], self.keys[option] = value, key
 
 
-def settle(builder: ImportBuilder, configs: Configs) -> Imported:
+def settle_values(builder: ImportBuilder, configs: Configs) -> Imported:
     """Check each value against the options of the script; invalid ones become ignored, with the reason."""
     config, read = configs[builder.script], {}
     for name, value in builder.values.items():
@@ -116,10 +116,10 @@ def settle(builder: ImportBuilder, configs: Configs) -> Imported:
     _drop_shares(builder, read)
     notes, problems = list(builder.notes), list(builder.problems)
     try:
-        made = build(config, read, notes=notes)
+        made = build_config(config, read, notes=notes)
     except ConfigError as error:
         made, problems = draft(config, read), [*problems, *error.problems]
-    texts = {name: text for name, text in builder.texts.items() if name in options(config)}
+    texts = {name: text for name, text in builder.texts.items() if name in options_of(config)}
     result = Imported(builder.trainer, made, (), (), (), texts, builder.guess)
     said = _without_effect(builder, result.with_files(dict.fromkeys(texts, "beside the config")).config)
     notes = [note for note in notes if not (isinstance(note, Problem) and note.code and note.option in said)]
@@ -137,12 +137,12 @@ def _drop_shares(builder: ImportBuilder, read: JsonObject) -> None:
 
 
 def _of_another(name: str, configs: Configs) -> bool:
-    return any(name in options(other) for other in configs.values())
+    return any(name in options_of(other) for other in configs.values())
 
 
 def _unknown_key(config: type[RunConfig], name: str, value: Any, given: JsonMapping) -> KeyOutcome:
     """The outcome of a key that is no option anywhere, with the option that was probably meant."""
-    known = options(config)
+    known = options_of(config)
     hint, meant = did_you_mean(name, understood(config), option_name), closest(name, known)
     fix: JsonObject = {}
     if meant and meant not in given:
@@ -153,18 +153,18 @@ def _unknown_key(config: type[RunConfig], name: str, value: Any, given: JsonMapp
 
 def _without_effect(builder: ImportBuilder, made: RunConfig) -> set[str]:
     """Turn the outcome of each key whose options have no effect in this training into that; returns these options."""
-    idle, known, said = ineffective_options(made), options(type(made)), set[str]()
+    idle, known, said = ineffective_options(made), options_of(type(made)), set[str]()
     for key, outcome in builder.outcomes.items():
         names = [name for name, its_key in builder.keys.items() if its_key == key and name in known]
-        is_idle = all(name in idle and _value(made, name) != known[name].default for name in names)
+        is_idle = all(name in idle and _option_value(made, name) != known[name].default for name in names)
         if outcome.kind in ("kept", "renamed") and names and is_idle:
             builder.outcomes[key] = replace(outcome, kind="ineffective", text=idle[names[0]])
             said.update(names)
     return said
 
 
-def _value(config: RunConfig, name: str) -> Any:
-    return getattr(getattr(config, options(type(config))[name].section), name)
+def _option_value(config: RunConfig, name: str) -> Any:
+    return getattr(getattr(config, options_of(type(config))[name].section), name)
 
 
 def _other_module(config: type[RunConfig], read: JsonMapping, configs: Configs) -> Iterator[Problem]:
@@ -184,7 +184,7 @@ def _other_module(config: type[RunConfig], read: JsonMapping, configs: Configs) 
 
 
 def _modules(config: type[RunConfig]) -> tuple[str, ...]:
-    option = options(config).get("network_module")
+    option = options_of(config).get("network_module")
     return option.choices if option else ()
 
 
@@ -199,7 +199,7 @@ def _mostly_unknown(trainer: str, outcomes: tuple[KeyOutcome, ...]) -> Iterator[
 
 def _outcomes(builder: ImportBuilder, config: type[RunConfig], read: JsonMapping) -> tuple[KeyOutcome, ...]:
     """The outcomes under the names in the file; of the trainer's defaults only those that differ from ours."""
-    known, outcomes = options(config), []
+    known, outcomes = options_of(config), []
     differing: dict[str, dict[str, str]] = {}
     for name, key in builder.keys.items():
         if name in read and read[name] != known[name].default:
@@ -215,7 +215,7 @@ def _outcomes(builder: ImportBuilder, config: type[RunConfig], read: JsonMapping
 
 def _accepted(config: type[RunConfig], name: str, value: Any, configs: Configs) -> Any:
     """The value of an option in its type. Raises ConfigError with the reason when it cannot be set."""
-    option: Option | None = options(config).get(name)
+    option: Option | None = options_of(config).get(name)
     if option is None:
         raise ConfigError(_unknown(config, name, configs))
     if option.kind == "secret":
@@ -235,7 +235,7 @@ def _accepted(config: type[RunConfig], name: str, value: Any, configs: Configs) 
 
 def _ineffective(config: type[RunConfig], name: str, value: Any) -> str:
     """Why an option has no effect in this kind of training; "" where it has one, or is not set."""
-    is_set = value != options(config)[name].default
+    is_set = value != options_of(config)[name].default
     return config.ineffective.get(name) or INEFFECTIVE_EVERYWHERE.get(name, "") if is_set else ""
 
 
@@ -244,7 +244,7 @@ def _unknown(config: type[RunConfig], name: str, configs: Configs) -> MessageLik
     reasons = {**config.retired, **config.foreign}
     if name in reasons:
         return reasons[name]
-    others = [other for other in configs.values() if name in options(other)]
+    others = [other for other in configs.values() if name in options_of(other)]
     others.sort(key=lambda other: other.family != config.family)
     if others and all(other.family != config.family for other in others):
         return Message("it is for {title}", title=others[0].title.split()[0])
@@ -262,6 +262,6 @@ def is_on(value: JsonValue) -> bool:
 def to_number(value: Any) -> float | None:
     """A finite number, which may be text; None for anything else."""
     try:
-        return to_float(value)
+        return parse_finite(value)
     except (ValueError, OverflowError):
         return None

@@ -3,69 +3,69 @@
 from collections.abc import Mapping
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, listed, option_name, option_names
+from library.config.problems import ConfigError, Message, join_messages, option_name, option_names
 from library.importers import diffusion_pipe_data, diffusion_pipe_learning
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.shared import (
-    BLOCKS,
+    BLOCK_COUNTS,
     NO_MODEL,
     ONLY,
     PART_OPTIONS,
     chooses_chroma,
     chooses_edit,
     chooses_version,
-    dotted,
+    flatten_tables,
+    import_keys,
     load_tables,
-    nearest,
     own_name,
     precision,
     rest,
     said_of,
+    say_nearest,
     set_by,
-    tables,
-    take,
-    texts,
+    tables_of_list,
+    texts_of_list,
 )
 
 TRAINER = "diffusion-pipe"
 APPLIES_EXIF = False  # it trains images as they are stored
-TABLES = load_tables("diffusion_pipe")
+PIPE_TABLES = load_tables("diffusion_pipe")
 DECISIVE = {"pipeline_stages", "micro_batch_size_per_gpu", "activation_checkpointing"}
 # The files of a model, in order of precedence, and the option that its VAE and text encoder are.
 TRANSFORMERS = ("model.transformer_path", "model.diffusion_model", "model.checkpoint_path", "model.diffusers_path")
 VAES, ENCODERS = ("model.vae_path", "model.vae"), ("model.text_encoder_path", "model.llm_path", "model.text_encoders")
 
 
-def fits(found: JsonMapping) -> bool:
+def recognises(found: JsonMapping) -> bool:
     model = found.get("model")
     return isinstance(model, Mapping) and "type" in model and not DECISIVE.isdisjoint(found)
 
 
-def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key -> our values and its outcome. Raises ConfigError for unsupported models."""
     data = found.get("dataset")
-    flat = dotted({**found, "dataset": "" if isinstance(data, Mapping) else data})
-    builder = ImportBuilder(flat, script or _script(found), TRAINER)
-    take(builder, TABLES["renamed"])
-    for part in (_model, _precision, _memory, _caches):
+    flat = flatten_tables({**found, "dataset": "" if isinstance(data, Mapping) else data})
+    builder = ImportBuilder(flat, script or _pipe_script(found), TRAINER)
+    import_keys(builder, PIPE_TABLES["renamed"])
+    for part in (_import_pipe_model, _import_pipe_precision, _import_pipe_memory, _import_pipe_caches):
         part(builder)
     _text_adapter(builder)
-    for part in diffusion_pipe_learning.PARTS:
+    for part in diffusion_pipe_learning.LEARNING_IMPORTS:
         part(builder)
-    diffusion_pipe_data.read(builder, data)
-    rest(builder, TABLES["ignored"])
+    diffusion_pipe_data.read_data_file(builder, data)
+    rest(builder, PIPE_TABLES["ignored"])
     if flat.get("model.type") == "chroma" and builder.family == "flux":
         chooses_chroma(builder, "model.type")
     return builder
 
 
-def _script(found: JsonMapping) -> str:
+def _pipe_script(found: JsonMapping) -> str:
     kind = str(found["model"]["type"] or "").strip()
     if not kind:
         raise ConfigError(NO_MODEL, trainer=TRAINER, key="model.type")
-    family = TABLES["families"].get(kind)
+    family = PIPE_TABLES["families"].get(kind)
     if family is None:
-        model = TABLES["other_models"].get(kind, kind)
+        model = PIPE_TABLES["other_models"].get(kind, kind)
         raise ConfigError(
             "this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
             trainer=TRAINER,
@@ -75,18 +75,18 @@ def _script(found: JsonMapping) -> str:
     return f"{family}_train_network" if isinstance(found.get("adapter"), Mapping) else f"{family}_train"
 
 
-def _model(builder: ImportBuilder) -> None:
+def _import_pipe_model(builder: ImportBuilder) -> None:
     """The files of the model, and which of the models with the same files it is."""
     given = [key for key in TRANSFORMERS if builder.get(key)]
     words = " ".join(own_name(builder.get(key)) for key in given)
     kind = {"model_type": "kontext"} if "kontext" in words and builder.family == "flux" else {}
-    chosen = listed([builder.script, *([said_of(kind)] if kind else [])])
+    chosen = join_messages([builder.script, *([said_of(kind)] if kind else [])])
     builder.change("model.type", Message("chooses the script: {script}", script=chosen), kind)
     chooses_version(builder, "model.type", words)
     chooses_edit(builder, "model.type", words)
     if given:
         builder.rename(given[0], "pretrained_model_name_or_path")
-    _parts(builder)
+    _import_pipe_parts(builder)
     beside = [option for option in PART_OPTIONS.get(builder.family, ()) if option not in builder.values]
     beside = [option for option in beside if builder.source.get("model.type") != "chroma" or option != "clip_l"]
     for key in given[1:]:
@@ -99,7 +99,7 @@ def _model(builder: ImportBuilder) -> None:
             )
 
 
-def _parts(builder: ImportBuilder) -> None:
+def _import_pipe_parts(builder: ImportBuilder) -> None:
     """VAE and text encoder in files of their own, and adapters that are merged before the training."""
     options = PART_OPTIONS.get(builder.family, ())
     for key in VAES:
@@ -108,22 +108,22 @@ def _parts(builder: ImportBuilder) -> None:
     encoder = next((option for option in options if option in ("text_encoder", "qwen3")), "")
     for key in ENCODERS if encoder else ():
         value = builder.get(key)
-        listed = tables(value, key, builder.notes) if isinstance(value, list) else []
+        listed = tables_of_list(value, key, builder.notes) if isinstance(value, list) else []
         named = [one.get("path") or one.get("paths") for one in listed]
         path = named[0] if named else value
         if isinstance(path, str) and path:
             builder.rename(key, encoder, path)
     merged = builder.get("model.merge_adapters")
     if isinstance(merged, list) and merged:
-        paths = texts(merged, "model.merge_adapters", builder.notes)
+        paths = texts_of_list(merged, "model.merge_adapters", builder.notes)
         builder.rename("model.merge_adapters", "base_weights", paths)
-    if fused := tables(builder.get("adapter.fuse_adapters"), "adapter.fuse_adapters", builder.notes):
+    if fused := tables_of_list(builder.get("adapter.fuse_adapters"), "adapter.fuse_adapters", builder.notes):
         weights = [one.get("weight", 1.0) for one in fused]
         values: JsonObject = {"base_weights": [str(one.get("path")) for one in fused]}
         builder.change("adapter.fuse_adapters", said_of(values), values | {"base_weights_multiplier": weights})
 
 
-def _precision(builder: ImportBuilder) -> None:
+def _import_pipe_precision(builder: ImportBuilder) -> None:
     half = precision(builder.get("model.dtype") or "bfloat16")
     values: JsonObject = {"mixed_precision": half}
     if not builder.adapters and half != "no":
@@ -138,7 +138,7 @@ def _precision(builder: ImportBuilder) -> None:
         elif kind.startswith("float8"):
             builder.change(key, said_of({"fp8_base_unet": True}), {"fp8_base_unet": True})
         elif kind == "nf4":
-            builder.change(key, nearest(kind, "fp8_base_unet"), {"fp8_base_unet": True})
+            builder.change(key, say_nearest(kind, "fp8_base_unet"), {"fp8_base_unet": True})
         else:
             builder.ignore(key, "frozen weights are kept in mixed_precision")
 
@@ -156,9 +156,9 @@ def _text_adapter(builder: ImportBuilder) -> None:
         set_by(builder, key, "network_args train_llm_adapter=True", {"network_args": arguments})
 
 
-def _memory(builder: ImportBuilder) -> None:
-    if (count := builder.number("blocks_to_swap")) and builder.family in BLOCKS:
-        most = BLOCKS[builder.family][1]
+def _import_pipe_memory(builder: ImportBuilder) -> None:
+    if (count := builder.number("blocks_to_swap")) and builder.family in BLOCK_COUNTS:
+        most = BLOCK_COUNTS[builder.family][1]
         builder.change(
             "blocks_to_swap",
             said_of({"blocks_to_swap": min(int(count), most)}),
@@ -180,7 +180,7 @@ def _memory(builder: ImportBuilder) -> None:
         builder.ignore("model.cache_text_embeddings", "the text encoders learn")
 
 
-def _caches(builder: ImportBuilder) -> None:
+def _import_pipe_caches(builder: ImportBuilder) -> None:
     """Map what it does in every training: caches latents on disk, and text encoder outputs except SDXL's, which are
     trained.
     """

@@ -7,30 +7,30 @@ from typing import Any
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Message, MessageLike, counted, option_name
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import PREPARED, dataset_toml, load_tables, tables, told_datasets
+from library.importers.shared import PREPARED, dataset_toml, load_tables, tables_of_list, told_datasets
 
-TABLES = load_tables("diffusion_pipe")["datasets"]
-STEP = 32  # of buckets
+DATASET_TABLES = load_tables("diffusion_pipe")["datasets"]
+BUCKET_MULTIPLE = 32  # of buckets
 
 
 def is_dataset(found: JsonMapping) -> bool:
-    return "model" not in found and any("path" in table for table in tables(found.get("directory")))
+    return "model" not in found and any("path" in table for table in tables_of_list(found.get("directory")))
 
 
-def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
+def convert_dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     """A file of data sets -> the text of ours, and a sentence for each key that was left out."""
-    return _written(found, {})
+    return _pipe_dataset_file(found, {})
 
 
-def read(builder: ImportBuilder, data: Any) -> None:
+def read_data_file(builder: ImportBuilder, data: Any) -> None:
     """The file of data sets, if it could be read, and the size of batches."""
-    sizes = _batches(builder)
+    sizes = _batch_sizes(builder)
     key = "dataset"
     if isinstance(data, Mapping) and is_dataset(data):
-        text, notes = _written(data, sizes)
+        text, notes = _pipe_dataset_file(data, sizes)
         builder.texts["dataset_config"] = text
         builder.notes += notes
-        settings = _settings(data)
+        settings = _pipe_run_options(data)
         if builder.family != "sdxl" and (count := _variants(data)) > 1:  # its captions are not encoded once
             settings["cached_caption_variants"] = count
         builder.change(key, told_datasets(text), settings)
@@ -40,19 +40,19 @@ def read(builder: ImportBuilder, data: Any) -> None:
         )
 
 
-def _settings(data: JsonMapping) -> JsonObject:
-    masked = any(not is_empty(one.get("mask_path")) for one in tables(data.get("directory")))
+def _pipe_run_options(data: JsonMapping) -> JsonObject:
+    masked = any(not is_empty(one.get("mask_path")) for one in tables_of_list(data.get("directory")))
     return {"masked_loss": True} if masked else {}
 
 
 def _variants(data: JsonMapping) -> int:
     """In how many orders of its tags each caption is encoded: the most of all folders, the written one included."""
-    every = [{**data, **one} for one in tables(data.get("directory"))]
+    every = [{**data, **one} for one in tables_of_list(data.get("directory"))]
     counts = [int(to_number(one.get("cache_shuffle_num")) or is_on(one.get("shuffle_tags"))) for one in every]
     return 1 + max(counts, default=0)
 
 
-def _batches(builder: ImportBuilder) -> dict[int, int]:
+def _batch_sizes(builder: ImportBuilder) -> dict[int, int]:
     """The size of batches by resolution; 0 stands for all."""
     keys = ("image_micro_batch_size_per_gpu", "micro_batch_size_per_gpu")
     used = next((key for key in keys if builder.get(key)), "")
@@ -73,10 +73,10 @@ def _batches(builder: ImportBuilder) -> dict[int, int]:
     return sizes
 
 
-def _written(found: JsonMapping, batches: Mapping[int, int]) -> tuple[str, list[MessageLike]]:
+def _pipe_dataset_file(found: JsonMapping, batches: Mapping[int, int]) -> tuple[str, list[MessageLike]]:
     sets: list[tuple[JsonObject, list[JsonObject]]] = []
     notes: list[MessageLike] = []
-    for table in tables(found.get("directory"), "directory", notes):
+    for table in tables_of_list(found.get("directory"), "directory", notes):
         whole = {**{key: value for key, value in found.items() if key != "directory"}, **table}
         if is_empty(whole.get("path")):
             reason = Message("it names no folder ({key})", key="path")
@@ -84,10 +84,10 @@ def _written(found: JsonMapping, batches: Mapping[int, int]) -> tuple[str, list[
             continue
         _note(whole, notes)
         for size in _sizes(whole.get("resolutions")):
-            own: JsonObject = {"resolution": size, **_buckets(whole, size)}
+            own: JsonObject = {"resolution": size, **_pipe_buckets(whole, size)}
             if (count := batches.get(size[0], batches.get(0, 1))) > 1:
                 own["batch_size"] = count
-            sets.append((own, [_subset(whole)]))
+            sets.append((own, [_pipe_subset(whole)]))
     if not sets:
         raise ConfigError("no data set in this file has a folder of images (path)")
     return dataset_toml({"caption_extension": ".txt"}, sets), notes
@@ -102,19 +102,19 @@ def _sizes(value: JsonValue) -> list[list[int]]:
     return found or [[512, 512]]
 
 
-def _buckets(table: JsonMapping, size: list[int]) -> JsonObject:
+def _pipe_buckets(table: JsonMapping, size: list[int]) -> JsonObject:
     """Buckets between the narrowest and the widest shape, of the same area."""
     if not is_on(table.get("enable_ar_bucket")):
         return {"enable_bucket": False}
     least, most = (to_number(table.get(key)) for key in ("min_ar", "max_ar"))
     side = math.sqrt(size[0] * size[1])
     widest = max(most or 2.0, 1 / (least or 0.5), 1.0)
-    shortest = max(STEP, int(side / math.sqrt(widest) // STEP * STEP))
+    shortest = max(BUCKET_MULTIPLE, int(side / math.sqrt(widest) // BUCKET_MULTIPLE * BUCKET_MULTIPLE))
     longest = int(-(-side * math.sqrt(widest) // 64) * 64)
     return {"enable_bucket": True, "min_bucket_reso": min(256, shortest), "max_bucket_reso": longest}
 
 
-def _subset(table: JsonMapping) -> JsonObject:
+def _pipe_subset(table: JsonMapping) -> JsonObject:
     shuffles = is_on(table.get("shuffle_tags")) or bool(to_number(table.get("cache_shuffle_num")))
     separator = str(table.get("cache_shuffle_delimiter") or ",").strip() or ","
     subset: JsonObject = {
@@ -135,7 +135,7 @@ def _note(table: JsonMapping, notes: list[MessageLike]) -> None:
     repeats = to_number(table.get("num_repeats"))
     if repeats is not None and repeats != round(repeats):
         notes.append(Message("{place}: num_repeats = {repeats} is rounded", place=place, repeats=f"{repeats:g}"))
-    reasons = {key: NOT_HERE for key in table if key not in TABLES["known"]}
+    reasons = {key: NOT_HERE for key in table if key not in DATASET_TABLES["known"]}
     if "ar_buckets" in table or "size_buckets" in table:
         reasons |= dict.fromkeys(
             ("ar_buckets", "size_buckets"),

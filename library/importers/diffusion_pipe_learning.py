@@ -6,21 +6,21 @@ from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     SIZE_SHIFTS,
     equal,
+    equivalent_optimizer,
     load_tables,
-    nearest,
-    optimizer,
     optimizer_args,
-    plain,
     said_of,
+    say_nearest,
     set_by,
+    simplify_name,
 )
 
-TRAINER = "diffusion-pipe"
-TABLES = load_tables("diffusion_pipe")
+TRAINER_NAME = "diffusion-pipe"
+PIPE_TABLES = load_tables("diffusion_pipe")
 FULL_RANK = 100_000  # a rank that stands for whole matrices
 
 
-def _network(builder: ImportBuilder) -> None:
+def _import_pipe_network(builder: ImportBuilder) -> None:
     if not builder.adapters:
         return
     kind, rank = str(builder.get("adapter.type") or "lora"), builder.number("adapter.rank") or 16
@@ -38,15 +38,15 @@ def _network(builder: ImportBuilder) -> None:
         builder.change("adapter.type", equal(kind, f"lycoris.kohya {' '.join(values['network_args'])}"), values)
         builder.explain("becomes one of network_args", "adapter.decompose_factor", "adapter.rank_dropout")
     else:
-        builder.change("adapter.type", "LoRA" if kind == "lora" else nearest(kind, "LoRA"))
-    said = Message("{trainer} has alpha = rank", trainer=TRAINER)
+        builder.change("adapter.type", "LoRA" if kind == "lora" else say_nearest(kind, "LoRA"))
+    said = Message("{trainer} has alpha = rank", trainer=TRAINER_NAME)
     set_by(builder, "adapter.alpha", said, {"network_alpha": rank})
 
 
-def _optimizer(builder: ImportBuilder) -> None:
+def _import_pipe_optimizer(builder: ImportBuilder) -> None:
     wanted = str(builder.get("optimizer.type") or "adamw")
-    near = TABLES["optimizers"].get(plain(wanted), "")
-    name, why = (near, nearest(wanted, near)) if near else optimizer(wanted)
+    near = PIPE_TABLES["optimizers"].get(simplify_name(wanted), "")
+    name, why = (near, say_nearest(wanted, near)) if near else equivalent_optimizer(wanted)
     if not near and not why and name == wanted and "." not in name:
         name = f"pytorch_optimizer.{name}"  # where it looks up all others
     builder.change("optimizer.type", why or equal(wanted, name), {"optimizer_type": name})
@@ -75,7 +75,7 @@ def _optimizer(builder: ImportBuilder) -> None:
             builder.ignore(f"optimizer.{key}", Message("it is for {name}, which is not offered here", name=wanted))
 
 
-def _rates(builder: ImportBuilder) -> None:
+def _import_pipe_rates(builder: ImportBuilder) -> None:
     """SDXL's parts with rates of their own."""
     if builder.family != "sdxl":
         return
@@ -97,7 +97,7 @@ def _rates(builder: ImportBuilder) -> None:
             set_by(builder, key, f"learning_rate_te{number} = {rate:g}", {f"learning_rate_te{number}": rate})
 
 
-def _schedule(builder: ImportBuilder) -> None:
+def _import_pipe_schedule(builder: ImportBuilder) -> None:
     name, warmup = str(builder.get("lr_scheduler") or "constant"), int(builder.number("warmup_steps") or 0)
     fixed = builder.number("force_constant_lr")
     if fixed is not None:
@@ -117,7 +117,7 @@ def _schedule(builder: ImportBuilder) -> None:
     builder.empty("warmup_steps")
 
 
-def _length(builder: ImportBuilder) -> None:
+def _import_pipe_length(builder: ImportBuilder) -> None:
     """Epochs, or steps where the file ends the training by them; examples are counted in steps."""
     epochs, steps = builder.number("epochs"), builder.number("max_steps")
     if steps:
@@ -146,7 +146,7 @@ def _batch(builder: ImportBuilder) -> int:
     return max(1, int(to_number(value) or 1))
 
 
-def _timesteps(builder: ImportBuilder) -> None:
+def _import_pipe_timesteps(builder: ImportBuilder) -> None:
     keys = ("model.timestep_sample_method", "model.sigmoid_scale", "model.shift", "model.flux_shift")
     if builder.family == "sdxl":
         for key in keys:
@@ -168,11 +168,18 @@ def _timesteps(builder: ImportBuilder) -> None:
         scale = builder.number("model.guidance")
         values["guidance_scale"] = 1.0 if scale is None else scale
     said = said_of(values)
-    set_by(builder, keys[0], said if is_same else nearest(method, said), values)
+    set_by(builder, keys[0], said if is_same else say_nearest(method, said), values)
     builder.explain("is part of how timesteps are drawn", *keys[1:], "model.guidance")
     for key in keys[1:]:
         if is_empty(builder.source.get(key)) or builder.source.get(key) is False:
             builder.empty(key)
 
 
-PARTS = (_network, _optimizer, _rates, _schedule, _length, _timesteps)
+LEARNING_IMPORTS = (
+    _import_pipe_network,
+    _import_pipe_optimizer,
+    _import_pipe_rates,
+    _import_pipe_schedule,
+    _import_pipe_length,
+    _import_pipe_timesteps,
+)

@@ -12,48 +12,48 @@ from library.importers.shared import (
     PREPARED,
     dataset_toml,
     equal,
+    equivalent_optimizer,
     load_tables,
-    nearest,
-    optimizer,
     optimizer_args,
     said_of,
+    say_nearest,
     set_by,
-    tables,
+    tables_of_list,
 )
 
 TRAINER = "LoRA_Easy_Training_Scripts"
 APPLIES_EXIF = False  # as sd-scripts
-TABLES = load_tables("easy_scripts")
-PARTS = {"args", "dataset_args"}
+EASY_TABLES = load_tables("easy_scripts")
+ARGUMENT_TABLES = {"args", "dataset_args"}
 SUBSET = {field.name for field in dataclasses.fields(SubsetConfig)}
 REPLACED = "${replace}"  # in names and folders, for easy_name
 
 
-def fits(found: JsonMapping) -> bool:
+def recognises(settings: JsonMapping) -> bool:
     """Whether this is a file of LoRA_Easy_Training_Scripts."""
     return any(
-        key.endswith("_args") and isinstance(value, Mapping) and not PARTS.isdisjoint(value)
-        for key, value in found.items()
+        key.endswith("_args") and isinstance(value, Mapping) and not ARGUMENT_TABLES.isdisjoint(value)
+        for key, value in settings.items()
     )
 
 
-def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key, under its own name -> our values and its outcome. Raises ConfigError for unsupported models."""
-    flat, general = _leaves(found, "args"), _leaves(found, "dataset_args")
-    mode = found.get("train_mode")
+    flat, general = _leaves(settings, "args"), _leaves(settings, "dataset_args")
+    mode = settings.get("train_mode")
     mode = str(mode.get("train_mode") if isinstance(mode, Mapping) else mode or "lora").casefold()
-    script = script or _script(found, flat, is_word=mode not in ("lora", "none"))
-    source = {**general, **flat, **{key: found[key] for key in ("subsets", "train_mode") if key in found}}
+    script = script or _easy_script(settings, flat, is_word=mode not in ("lora", "none"))
+    source = {**general, **flat, **{key: settings[key] for key in ("subsets", "train_mode") if key in settings}}
     builder = ImportBuilder(source, script, TRAINER, keeps_ineffective=True)
     builder.explain(Message("chooses the script: {script}", script=script), "sdxl", "v2", "train_mode")
-    _names(builder)
-    _network(builder)
-    _optimizer(builder)
-    _images(builder, general, tables(found.get("subsets"), "subsets", builder.notes))
+    _import_placeholder_names(builder)
+    _import_easy_network(builder)
+    _import_easy_optimizer(builder)
+    _import_easy_images(builder, general, tables_of_list(settings.get("subsets"), "subsets", builder.notes))
     for key in builder.left():
         value = source[key]
-        if key in TABLES["ignored"]:
-            builder.ignore(key, TABLES["ignored"][key])
+        if key in EASY_TABLES["ignored"]:
+            builder.ignore(key, EASY_TABLES["ignored"][key])
         elif is_empty(value):
             builder.empty(key)
         else:
@@ -61,20 +61,20 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     return builder
 
 
-def _leaves(found: JsonMapping, part: str) -> JsonObject:
+def _leaves(settings: JsonMapping, part: str) -> JsonObject:
     """The options of all tables; those that were typed into its page are tables with their value."""
     leaves: JsonObject = {}
-    for table in found.values():
+    for table in settings.values():
         inner = table.get(part) if isinstance(table, Mapping) else None
         for key, value in inner.items() if isinstance(inner, Mapping) else ():
             leaves[key] = value.get("value") if isinstance(value, Mapping) and "is_dataset" in value else value
     return leaves
 
 
-def _script(found: JsonMapping, flat: JsonMapping, is_word: bool) -> str:
+def _easy_script(settings: JsonMapping, flat: JsonMapping, is_word: bool) -> str:
     if is_on(flat.get("sdxl")):
         return "sdxl_train_textual_inversion" if is_word else "sdxl_train_network"
-    if isinstance(found.get("flux_args"), Mapping) and found["flux_args"].get("args") and not is_word:
+    if isinstance(settings.get("flux_args"), Mapping) and settings["flux_args"].get("args") and not is_word:
         return "flux_train_network"
     model = "Stable Diffusion 2" if is_on(flat.get("v2")) else "Stable Diffusion 1.5"
     raise ConfigError(
@@ -90,20 +90,22 @@ def _replaced(builder: ImportBuilder, value: JsonValue) -> JsonValue:
     return value.replace(REPLACED, name) if isinstance(value, str) else value
 
 
-def _names(builder: ImportBuilder) -> None:
+def _import_placeholder_names(builder: ImportBuilder) -> None:
     for key, value in builder.source.items():
         if isinstance(value, str) and REPLACED in value:
             changed = _replaced(builder, value)
             builder.change(key, f"{key} = {changed}", {key: changed})
 
 
-def _network(builder: ImportBuilder) -> None:
+def _import_easy_network(builder: ImportBuilder) -> None:
     """The arguments of the adapter, which say of which kind it is."""
     if not builder.adapters:
         return
     given = builder.get("network_args")
     pairs = (
-        {TABLES["arguments"].get(key, key): value for key, value in given.items()} if isinstance(given, Mapping) else {}
+        {EASY_TABLES["arguments"].get(key, key): value for key, value in given.items()}
+        if isinstance(given, Mapping)
+        else {}
     )
     arguments = optimizer_args({key: value for key, value in pairs.items() if value is not False})
     if not isinstance(given, Mapping):
@@ -112,7 +114,7 @@ def _network(builder: ImportBuilder) -> None:
     if "block_size" in pairs:
         arguments, module = ["algo=dylora", *arguments], "lycoris.kohya"
     else:
-        module = "lycoris.kohya" if any(one.startswith("algo=") for one in arguments) else usual
+        module = "lycoris.kohya" if any(argument.startswith("algo=") for argument in arguments) else usual
     if is_on(builder.get("fa")):
         module = "networks.lora_fa"
         builder.explain(said_of({"network_module": module}), "fa")
@@ -122,18 +124,20 @@ def _network(builder: ImportBuilder) -> None:
     set_by(builder, "network_args", said_of(shown), values)
 
 
-def _optimizer(builder: ImportBuilder) -> None:
+def _import_easy_optimizer(builder: ImportBuilder) -> None:
     wanted = str(builder.get("optimizer_type") or "")
     if "." in wanted or wanted:
-        name, why = optimizer(wanted.rpartition(".")[2])
+        name, why = equivalent_optimizer(wanted.rpartition(".")[2])
         builder.change("optimizer_type", why or equal(wanted, name), {"optimizer_type": name})
     for key in ("optimizer_args", "lr_scheduler_args"):
         if isinstance(given := builder.get(key), Mapping):
             arguments = optimizer_args(given)
             builder.change(key, f"{key} = {' '.join(arguments)}", {key: arguments})
     schedule = str(builder.get("lr_scheduler_type") or "")
-    if near := TABLES["schedules"].get(schedule.rpartition(".")[2]):
-        builder.change("lr_scheduler_type", nearest(schedule, said_of({"lr_scheduler": near})), {"lr_scheduler": near})
+    if near := EASY_TABLES["schedules"].get(schedule.rpartition(".")[2]):
+        builder.change(
+            "lr_scheduler_type", say_nearest(schedule, said_of({"lr_scheduler": near})), {"lr_scheduler": near}
+        )
         builder.ignore("lr_scheduler", "lr_scheduler_type names another")
         builder.ignore("lr_scheduler_args", Message("it is for {name}, which is not offered here", name=schedule))
         builder.values.pop("lr_scheduler_args", None)
@@ -141,9 +145,9 @@ def _optimizer(builder: ImportBuilder) -> None:
         builder.rename("warmup_ratio", "lr_warmup_steps", min(share, 0.9999))
 
 
-def _images(builder: ImportBuilder, general: JsonMapping, subsets: list[JsonMapping]) -> None:
+def _import_easy_images(builder: ImportBuilder, general: JsonMapping, subsets: list[JsonMapping]) -> None:
     """Options of the images, and the folders, which become a dataset file."""
-    listed = [one for one in subsets if not is_empty(one.get("image_dir"))]
+    listed = [subset for subset in subsets if not is_empty(subset.get("image_dir"))]
     if not listed:
         if (count := builder.number("batch_size")) is not None:
             builder.rename("batch_size", "train_batch_size", int(count))

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.outside_files import load_json, load_toml, load_yaml, read_text
+from library.config.outside_files import load_json, load_toml, load_yaml, read_outside_text
 from library.config.problems import ConfigError, Message, MessageLike
 from library.config.run_config import RunConfig
-from library.config.schema import options, values
+from library.config.schema import option_values, options_of
 from library.config.values import did_you_mean
 from library.importers import (
     adapter_file,
@@ -25,12 +25,12 @@ from library.importers import (
     onetrainer,
     simpletuner,
 )
-from library.importers.builder import Configs, settle
+from library.importers.builder import Configs, settle_values
 from library.importers.named_files import MayRead, everything, with_named_files
 from library.importers.result import Imported
-from library.importers.shared import load_tables, tables
+from library.importers.shared import load_tables, tables_of_list
 
-READERS = (
+IMPORTERS = (
     adapter_file,
     simpletuner,
     diffusion_pipe,
@@ -44,11 +44,11 @@ READERS = (
 # Modules that convert files of data sets, and the importer of the same program.
 DATASETS = {musubi: musubi, aitoolkit_data: aitoolkit, diffusion_pipe_data: diffusion_pipe}
 FLAT = flat.TRAINER
-PROGRAMS = (*(reader.TRAINER for reader in READERS), FLAT)
+PROGRAMS = (*(reader.TRAINER for reader in IMPORTERS), FLAT)
 SUFFIXES = (".json", ".toml", ".yaml", ".yml", ".safetensors")
 
 
-def load(
+def import_file(
     path: str | Path, configs: Configs, script: str = "", preferred: Sequence[str] = (), may_read: MayRead = everything
 ) -> Imported:
     """A file of settings of any supported trainer -> a config and the outcomes of its keys.
@@ -58,14 +58,16 @@ def load(
     any other file, and for an unsupported model.
     """
     path = Path(path)
-    found = parse(path)
+    found = parse_file(path)
     refuse_data(found, path)
     if path.suffix.lower() != ".toml" and not of_others(found):
         template = (
             "{path} is of none of the programs whose settings are read here ({programs}); files of {flat} are TOML"
         )
         raise ConfigError(template, path=path, programs=", ".join(PROGRAMS), flat=FLAT)
-    return read(with_named_files(found, path, may_read), configs, script or named(path, configs), preferred)
+    return import_content(
+        with_named_files(found, path, may_read), configs, script or script_in_name(path, configs), preferred
+    )
 
 
 def refuse_data(found: JsonMapping, path: Path) -> None:
@@ -80,25 +82,25 @@ def refuse_data(found: JsonMapping, path: Path) -> None:
             trainer=DATASETS[kind].TRAINER,
             advice=advice,
         )
-    if tables(found.get("datasets")) and not found.keys() - {"general", "datasets"}:
+    if tables_of_list(found.get("datasets")) and not found.keys() - {"general", "datasets"}:
         raise ConfigError("{path} is a data set file, not a training: name it in dataset_config", path=path)
 
 
-def is_dataset(found: JsonMapping) -> bool:
+def is_foreign_dataset(found: JsonMapping) -> bool:
     return any(kind.is_dataset(found) for kind in DATASETS)
 
 
-def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
+def convert_foreign_dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     """Data sets of another trainer -> the text of a dataset file, and a sentence for each key that was left out."""
     kind = next(kind for kind in DATASETS if kind.is_dataset(found))
-    text, notes = kind.dataset(found)
+    text, notes = kind.convert_dataset(found)
     if DATASETS[kind].APPLIES_EXIF:
         template = "{trainer} turns images as their EXIF orientation says: set exif_rotation = true in the training"
         notes = [*notes, Message(template, trainer=DATASETS[kind].TRAINER)]
     return text, notes
 
 
-def read(found: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()) -> Imported:
+def import_content(found: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()) -> Imported:
     """`load` from the content of a file."""
     if script and script not in configs:
         raise ConfigError(
@@ -108,15 +110,15 @@ def read(found: JsonMapping, configs: Configs, script: str = "", preferred: Sequ
             configs=", ".join(configs),
         )
     _refuse_programs(found)
-    if reader := next((reader for reader in READERS if reader.fits(found)), None):
-        builder = reader.read(found, script)
+    if reader := next((reader for reader in IMPORTERS if reader.recognises(found)), None):
+        builder = reader.read_config(found, script)
         if not script:
             flat.refuse_module(builder.values, configs)
         if reader.APPLIES_EXIF and "exif_rotation" not in builder.values:
             builder.assume("exif_rotation", True)
             builder.keep("exif_rotation")
-        return settle(builder, configs)
-    return settle(flat.read(found, configs, script, preferred), configs)
+        return settle_values(builder, configs)
+    return settle_values(flat.read_flat_file(found, configs, script, preferred), configs)
 
 
 def _refuse_programs(found: JsonMapping) -> None:
@@ -128,11 +130,11 @@ def _refuse_programs(found: JsonMapping) -> None:
             raise ConfigError(template, program=program["title"], programs=", ".join(PROGRAMS))
 
 
-def named(path: Path, configs: Configs) -> str:
+def script_in_name(path: Path, configs: Configs) -> str:
     """The script that a TOML file states in its file name or its first line, as our files do; else ""."""
     if path.suffix.lower() != ".toml":
         return ""
-    first = read_text(path).partition("\n")[0]
+    first = read_outside_text(path).partition("\n")[0]
     said = re.findall(r"sd-scripts/(\w+)\.py", first) if first.startswith("#") else []
     in_name = [script for script in sorted(configs, key=len, reverse=True) if script in path.stem]
     return next((script for script in [*said, *in_name] if script in configs), "")
@@ -140,19 +142,19 @@ def named(path: Path, configs: Configs) -> str:
 
 def of_others(found: JsonMapping) -> bool:
     _refuse_programs(found)
-    return any(reader.fits(found) for reader in READERS)
+    return any(reader.recognises(found) for reader in IMPORTERS)
 
 
-def parse(path: Path) -> JsonObject:
+def parse_file(path: Path) -> JsonObject:
     """The content of a JSON, TOML or YAML file as tables. Raises ConfigError when it cannot be parsed."""
     suffix = path.suffix.lower()
     if suffix == ".toml":
         return load_toml(path)
     if suffix == ".safetensors":
-        return adapter_file.load(path)
+        return adapter_file.load_header(path)
     if suffix not in SUFFIXES:
         raise ConfigError("{path} must end in one of {suffixes}", path=path, suffixes=", ".join(SUFFIXES))
-    if not read_text(path).strip():
+    if not read_outside_text(path).strip():
         raise ConfigError("{path} is empty", path=path)
     found = load_json(path) if suffix == ".json" else load_yaml(path)
     if isinstance(found, list):
@@ -164,7 +166,7 @@ def parse(path: Path) -> JsonObject:
 
 def _refuse_list(found: list[Any], path: Path) -> None:
     """Raise ConfigError for a list, which is only a part of a config of OneTrainer or ai-toolkit."""
-    first = next(iter(tables(found)), {})
+    first = next(iter(tables_of_list(found)), {})
     if "folder_path" in first:
         raise ConfigError(
             "{path} is a data set file of ai-toolkit, not a training: put it under a key datasets", path=path
@@ -179,15 +181,15 @@ def _refuse_list(found: list[Any], path: Path) -> None:
         raise ConfigError("{path} is a file of sample prompts, not a training: {advice}", path=path, advice=advice)
 
 
-def differences(first: Any, second: Any) -> list[tuple[str, str, str]]:
+def compare_configs(first: Any, second: Any) -> list[tuple[str, str, str]]:
     """The options that differ, as (name, first value, second value); "-" where a config has no such option."""
-    one, two = _texts(first), _texts(second)
+    one, two = _option_texts(first), _option_texts(second)
     return [(name, a, b) for name in {**one, **two} if (a := one.get(name, "-")) != (b := two.get(name, "-"))]
 
 
-def _texts(config: RunConfig) -> dict[str, str]:
-    known = options(type(config))
+def _option_texts(config: RunConfig) -> dict[str, str]:
+    known = options_of(type(config))
     return {
         name: "(set)" if value and known[name].kind == "secret" else known[name].text(value) or "not set"
-        for name, value in values(config).items()
+        for name, value in option_values(config).items()
     }

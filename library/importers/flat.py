@@ -4,32 +4,34 @@ import re
 from collections.abc import Iterable, Sequence
 
 from library.config import building, schema
-from library.config.converted import OLD_BLOCKS, blocks
+from library.config.converted import OLD_BLOCKS, convert_blocks_to_swap
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Message, MessageLike, Problem, listed
+from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages
 from library.config.run_config import RunConfig, of_told_kind
-from library.config.schema import options
+from library.config.schema import options_of
 from library.config.values import did_you_mean
 from library.importers.builder import Configs, ImportBuilder, is_empty, is_on
 from library.importers.shared import ONLY, load_tables, own_name
 
 TRAINER = "sd-scripts"
 APPLIES_EXIF = False  # as sd-scripts
-TABLES = load_tables("sd_scripts")
+SD_SCRIPTS_TABLES = load_tables("sd_scripts")
 
 
-def read(found: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()) -> ImportBuilder:
+def read_flat_file(
+    flat: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()
+) -> ImportBuilder:
     """Every key of a flat file -> our values and its outcome. `preferred`: scripts to choose where several fit."""
-    found = schema.flat(found)
-    _refuse(found, configs, script)
+    flat = schema.flatten_sections(flat)
+    _refuse_other_training(flat, configs, script)
     guess = ""
     if not script:
-        script = script_of(found, configs, preferred)
-        guess = _guess(found, script, configs)
-    builder = ImportBuilder(found, script, TRAINER, keeps_ineffective=True, guess=guess)
+        script = find_best_script(flat, configs, preferred)
+        guess = _guess(flat, script, configs)
+    builder = ImportBuilder(flat, script, TRAINER, keeps_ineffective=True, guess=guess)
     _other_algorithm(builder)
     aliases = configs[builder.script].aliases
-    for key, value in found.items():
+    for key, value in flat.items():
         if value is None or value == "":
             builder.empty(key)
         elif key == "torch_compile":
@@ -49,19 +51,23 @@ def old_blocks(builder: ImportBuilder, keys: Iterable[str], given: bool) -> None
     unreadable: list[Problem] = []
     here = {key: builder.source[key] for key in keys if builder.get(key) is not None}
     old = building.read_section(OLD_BLOCKS, building.Layer(here), unreadable)
-    values, problems = blocks(old, given)
-    said = listed(problems, "; ")
+    values, problems = convert_blocks_to_swap(old, given)
+    said = join_messages(problems, "; ")
     for key in here:
         if old.get(key) and values:
             builder.change(key, said, values)
         else:
-            builder.ignore(key, said if key in old else listed(unreadable, "; "))
+            builder.ignore(key, said if key in old else join_messages(unreadable, "; "))
 
 
-def _refuse(found: JsonMapping, configs: Configs, script: str) -> None:
+def _refuse_other_training(settings: JsonMapping, configs: Configs, script: str) -> None:
     """Raise ConfigError for anything but a training of a supported model."""
-    other = next((what for key, what in TABLES["other_keys"].items() if not is_empty(found.get(key))), "")
-    if other := other or TABLES["other_modules"].get(module_of(found)) or ("" if script else _other_model(found)):
+    other = next((what for key, what in SD_SCRIPTS_TABLES["other_keys"].items() if not is_empty(settings.get(key))), "")
+    if (
+        other := other
+        or SD_SCRIPTS_TABLES["other_modules"].get(module_of(settings))
+        or ("" if script else _other_model(settings))
+    ):
         raise ConfigError(
             "this file of {trainer} is for {other}, which is not trained here: use {trainer}; {advice}",
             trainer=TRAINER,
@@ -69,31 +75,36 @@ def _refuse(found: JsonMapping, configs: Configs, script: str) -> None:
             advice=ONLY,
         )
     if not script:
-        refuse_module(found, configs)
-    names = {name for config in configs.values() for name in (*options(config), *config.aliases, *config.foreign)}
-    if names.isdisjoint(found) and (found or not script):
-        near = (listed([f": {name}", hint], "") for name in found if (hint := did_you_mean(name, names)))
+        refuse_module(settings, configs)
+    names = {name for config in configs.values() for name in (*options_of(config), *config.aliases, *config.foreign)}
+    if names.isdisjoint(settings) and (settings or not script):
+        near = (join_messages([f": {name}", hint], "") for name in settings if (hint := did_you_mean(name, names)))
         raise ConfigError("no setting of any training is in this file{hint}", hint=next(near, ""))
 
 
-def module_of(found: JsonMapping) -> str:
+def module_of(settings: JsonMapping) -> str:
     """The network module that a file names, "" where it names none."""
-    return str(found.get("network_module") or "")
+    return str(settings.get("network_module") or "")
 
 
-def _other_model(found: JsonMapping) -> str:
+def _other_model(settings: JsonMapping) -> str:
     """The model of a file that has the options of SDXL and is for an older one, by its switch or its model's name."""
-    if is_on(found.get("v2")):
+    if is_on(settings.get("v2")):
         return "Stable Diffusion 2"
-    name = own_name(found.get("pretrained_model_name_or_path"))
-    return next((title for word, title in TABLES["other_names"].items() if re.search(word, name)), "")
+    name = own_name(settings.get("pretrained_model_name_or_path"))
+    return next((title for word, title in SD_SCRIPTS_TABLES["other_names"].items() if re.search(word, name)), "")
 
 
-def refuse_module(found: JsonMapping, configs: Configs) -> None:
+def refuse_module(settings: JsonMapping, configs: Configs) -> None:
     """Raise ConfigError for a network module that no training here has."""
-    module = module_of(found)
+    module = module_of(settings)
     known = _modules(configs)
-    if module and module not in known and module not in TABLES["algorithms"] and not module.startswith("lycoris."):
+    if (
+        module
+        and module not in known
+        and module not in SD_SCRIPTS_TABLES["algorithms"]
+        and not module.startswith("lycoris.")
+    ):
         advice = "a training that this trainer has no adapters for cannot be imported"
         raise ConfigError(
             Problem(
@@ -109,7 +120,9 @@ def refuse_module(found: JsonMapping, configs: Configs) -> None:
 def _modules(configs: Configs) -> list[str]:
     """The network modules of all trainings."""
     known = (
-        options(config)["network_module"].choices for config in configs.values() if "network_module" in options(config)
+        options_of(config)["network_module"].choices
+        for config in configs.values()
+        if "network_module" in options_of(config)
     )
     return [*dict.fromkeys(module for choices in known for module in choices)]
 
@@ -117,18 +130,18 @@ def _modules(configs: Configs) -> list[str]:
 def _other_algorithm(builder: ImportBuilder) -> None:
     """Note that a module of sd-scripts is an algorithm of LyCORIS here."""
     module = module_of(builder.source)
-    if algorithm := TABLES["algorithms"].get(module):
+    if algorithm := SD_SCRIPTS_TABLES["algorithms"].get(module):
         other = f"lycoris.kohya, network_args = algo={algorithm}"
         fix = {"network_module": "lycoris.kohya", "network_args": [f"algo={algorithm}"]}
         template = "{module} is not offered; write {other}"
         builder.problems.append(Problem("network_module", template, module=module, other=other, fix=fix))
 
 
-def script_of(found: JsonMapping, configs: Configs, preferred: Sequence[str] = ()) -> str:
+def find_best_script(settings: JsonMapping, configs: Configs, preferred: Sequence[str] = ()) -> str:
     """The script whose options include most of the keys, of those that have the network module. Where several fit,
     it is the first of `preferred`. Raises ConfigError when that is ambiguous."""
-    having = {script: config for script, config in configs.items() if _has_module(config, module_of(found))}
-    fit = {script: len(found.keys() & options(config).keys()) for script, config in (having or configs).items()}
+    having = {script: config for script, config in configs.items() if _has_module(config, module_of(settings))}
+    fit = {script: len(settings.keys() & options_of(config).keys()) for script, config in (having or configs).items()}
     best = max(fit.values(), default=0)
     fitting = [script for script, count in fit.items() if count == best]
     if chosen := next((script for script in preferred if script in fitting), ""):
@@ -137,7 +150,7 @@ def script_of(found: JsonMapping, configs: Configs, preferred: Sequence[str] = (
         # FLUX.1 needs options for its own files, so a file without any of them is for SDXL.
         fitting = [script for script in fitting if script.startswith("sdxl")] or fitting
     if len(fitting) > 1:
-        fitting = [*of_told_kind(found, {script: configs[script] for script in fitting})] or fitting
+        fitting = [*of_told_kind(settings, {script: configs[script] for script in fitting})] or fitting
     if len(fitting) > 1:
         raise ConfigError(
             "this file names no training script; choose it with --script: {fitting}", fitting=", ".join(fitting)
@@ -146,16 +159,19 @@ def script_of(found: JsonMapping, configs: Configs, preferred: Sequence[str] = (
 
 
 def _has_module(config: type[RunConfig], module: str) -> bool:
-    return "network_module" in options(config) and module in options(config)["network_module"].choices
+    return "network_module" in options_of(config) and module in options_of(config)["network_module"].choices
 
 
-def _guess(found: JsonMapping, script: str, configs: Configs) -> MessageLike:
+def _guess(settings: JsonMapping, script: str, configs: Configs) -> MessageLike:
     """That the script is a guess, and by what; "" where the network module belongs to one model alone."""
-    module = module_of(found)
-    if module not in TABLES["shared_modules"] and sum(_has_module(config, module) for config in configs.values()) == 1:
+    module = module_of(settings)
+    if (
+        module not in SD_SCRIPTS_TABLES["shared_modules"]
+        and sum(_has_module(config, module) for config in configs.values()) == 1
+    ):
         return ""
-    known = len(found.keys() & options(configs[script]).keys())
+    known = len(settings.keys() & options_of(configs[script]).keys())
     template = (
         "{script} ({title}) is a guess: the file names no script, and {known} of its {count} keys are options of it"
     )
-    return Message(template, script=script, title=configs[script].title, known=known, count=len(found))
+    return Message(template, script=script, title=configs[script].title, known=known, count=len(settings))

@@ -4,18 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from library.config.converted import blocks
+from library.config.converted import convert_blocks_to_swap
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import Message, listed
+from library.config.problems import Message, join_messages
 from library.importers.builder import ImportBuilder, to_number
 from library.importers.result import KeyOutcome
 from library.importers.shared import load_tables
 
-TABLES = load_tables("kohya_ss")
-DROPOUTS: list[str] = TABLES["adapter_fields"]["dropouts"]
+KOHYA_TABLES = load_tables("kohya_ss")
+DROPOUTS: list[str] = KOHYA_TABLES["adapter_fields"]["dropouts"]
 LORA_PLUS = ["loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio"]
 # Where kohya_ss's field and the argument have different names.
-ARGUMENTS: Mapping[str, str] = TABLES["arguments"]
+ARGUMENTS: Mapping[str, str] = KOHYA_TABLES["arguments"]
 FIELDS = {argument: key for key, argument in ARGUMENTS.items()}
 # Values that are the adapter's defaults.
 SILENT: JsonMapping = {"preset": "full", "factor": -1} | dict.fromkeys(
@@ -34,13 +34,13 @@ class AdapterType:
     said: str = ""  # how it differs from its name
 
     def all_fields(self) -> list[str]:
-        return [*(name for group in self.groups for name in TABLES["adapter_fields"][group]), *self.fields]
+        return [*(name for group in self.groups for name in KOHYA_TABLES["adapter_fields"][group]), *self.fields]
 
 
-ADAPTERS = {kind: AdapterType(**table) for kind, table in TABLES["adapters"].items()}
-OWN = {"flux": "Flux1", "anima": "Anima"}  # the LoRA_type of families that have one of their own
-OF = {ADAPTERS[kind].module: kind for kind in OWN.values()}
-ALIASES = {"LoCon": "LyCORIS/LoCon"}
+ADAPTERS = {kind: AdapterType(**table) for kind, table in KOHYA_TABLES["adapters"].items()}
+FAMILY_LORA_TYPES = {"flux": "Flux1", "anima": "Anima"}  # the LoRA_type of families that have one of their own
+OF = {ADAPTERS[kind].module: kind for kind in FAMILY_LORA_TYPES.values()}
+LORA_TYPE_ALIASES = {"LoCon": "LyCORIS/LoCon"}
 # Every field of the page that is an argument of some adapter.
 ALL_FIELDS = {
     *(FIELDS.get(name, name) for adapter in ADAPTERS.values() for name in adapter.all_fields()),
@@ -53,20 +53,20 @@ ALL_FIELDS = {
 }
 
 
-def read(builder: ImportBuilder) -> None:
+def read_lora_type(builder: ImportBuilder) -> None:
     """LoRA_type and the fields that it uses -> network_module and network_args; the other fields are ignored."""
     kind = str(builder.get("LoRA_type") or "Standard")
-    kind = ALIASES.get(kind, kind)
+    kind = LORA_TYPE_ALIASES.get(kind, kind)
     adapter = ADAPTERS.get(kind)
     if adapter is None:
         builder.ignore("LoRA_type", "no adapter of this name is offered; LoRA is used")
         adapter = ADAPTERS["Standard"]
-    own = OWN.get(builder.family, "Standard")
+    own = FAMILY_LORA_TYPES.get(builder.family, "Standard")
     if adapter.module.startswith("networks.") and OF.get(adapter.module, "Standard") != own:  # LoRA for another model
         adapter = ADAPTERS[own]
     module = adapter.module
     algo = [f"algo={adapter.algo}"] if adapter.algo else []
-    arguments = [*algo, *_arguments(builder, adapter, kind)]
+    arguments = [*algo, *_adapter_arguments(builder, adapter, kind)]
     _flux_extras(builder, kind, arguments)
     if "LoRA_type" in builder.source and "LoRA_type" not in builder.outcomes:
         args = {"network_args": arguments} if arguments else {}
@@ -80,7 +80,7 @@ def read(builder: ImportBuilder) -> None:
             builder.ignore(key, Message("adapters of the type {kind} have no such setting", kind=kind))
 
 
-def _arguments(builder: ImportBuilder, adapter: AdapterType, kind: str) -> list[str]:
+def _adapter_arguments(builder: ImportBuilder, adapter: AdapterType, kind: str) -> list[str]:
     made = []
     for name in (*adapter.all_fields(), *LORA_PLUS):
         key = FIELDS.get(name, name)
@@ -109,9 +109,9 @@ def _flux_extras(builder: ImportBuilder, kind: str, arguments: list[str]) -> Non
     if "split_mode" in builder.source and builder.family == "flux":
         if builder.get("split_mode") in (True, "True", "true", 1) and kind == "Flux1":
             arguments.append("train_blocks=single")
-            values, said = blocks({"split_mode": True}, given=bool(builder.number("blocks_to_swap")))
+            values, said = convert_blocks_to_swap({"split_mode": True}, given=bool(builder.number("blocks_to_swap")))
             does = Message("network_args train_blocks=single, as kohya_ss does")
-            builder.change("split_mode", listed([does, *said], "; "), values)
+            builder.change("split_mode", join_messages([does, *said], "; "), values)
         else:
             builder.ignore("split_mode", "set blocks_to_swap instead")
     if builder.get("train_lora_ggpo") in (True, "True", "true", 1):
@@ -127,9 +127,9 @@ def _flux_extras(builder: ImportBuilder, kind: str, arguments: list[str]) -> Non
         builder.ignore("enable_all_linear", "LyCORIS always adapts all linear layers of its preset")
 
 
-def fields(module: str, arguments: Mapping[str, str]) -> tuple[JsonObject, list[str]]:
+def adapter_fields(module: str, arguments: Mapping[str, str]) -> tuple[JsonObject, list[str]]:
     """network_module and network_args -> LoRA_type and its fields, and the arguments without a field."""
-    kind = _kind(module, arguments)
+    kind = _lora_type(module, arguments)
     found: JsonObject = {"LoRA_type": kind}
     lost = []
     for argument, value in arguments.items():
@@ -139,13 +139,13 @@ def fields(module: str, arguments: Mapping[str, str]) -> tuple[JsonObject, list[
         if argument == "train_blocks" and value == "single" and kind == "Flux1":
             found["split_mode"] = True
         elif key in ALL_FIELDS:
-            found[key] = _typed(value)
+            found[key] = _typed_number(value)
         else:
             lost.append(f"{argument}={value}")
     return found, lost
 
 
-def _kind(module: str, arguments: Mapping[str, str]) -> str:
+def _lora_type(module: str, arguments: Mapping[str, str]) -> str:
     if module == "networks.lora_flux":
         return "Flux1"
     if module == "networks.lora_fa":
@@ -157,7 +157,7 @@ def _kind(module: str, arguments: Mapping[str, str]) -> str:
     return next(named, "LyCORIS/LoCon")
 
 
-def _typed(value: str) -> Any:
+def _typed_number(value: str) -> Any:
     if value.casefold() in ("true", "false"):
         return value.casefold() == "true"
     number = to_number(value)

@@ -6,21 +6,21 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike
-from library.config.reading import sizes
+from library.config.reading import parse_resolution
 from library.config.run_config import RunConfig
-from library.config.schema import changed, flat, options, values
+from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.config.sections import AdapterRun, EmbeddingRun
-from library.config.values import join, to_float
+from library.config.values import join_words, parse_finite
 from library.importers import kohya_adapters, kohya_flags, kohya_launch, kohya_ss
-from library.importers.builder import Configs, settle
+from library.importers.builder import Configs, settle_values
 from library.importers.result import Imported
 from library.importers.shared import load_tables
 
 Fields = JsonObject
 
-TABLES = load_tables("kohya_ss")
-PLAIN = frozenset(TABLES["fields"])  # options that are fields of the page under the same name
-TYPED = frozenset(TABLES["flags"])  # flags without a field, for the box of additional parameters
+KOHYA_TABLES = load_tables("kohya_ss")
+SAME_NAMED_FIELDS = frozenset(KOHYA_TABLES["fields"])  # options that are fields of the page under the same name
+TYPED = frozenset(KOHYA_TABLES["flags"])  # flags without a field, for the box of additional parameters
 # Options that share a group of fields: a change of one writes the whole group.
 GROUPS = (
     ("network_module", "network_args"),
@@ -49,7 +49,7 @@ GROUPS = (
     ("use_object_template", "use_style_template"),
 )
 
-KINDS = ("lora", "finetune", "textual-inversion")
+EXPORTED_KINDS = ("lora", "finetune", "textual-inversion")
 OF_WORDS = ("token_string", "init_word", "num_vectors_per_token", "weights")
 
 
@@ -66,40 +66,44 @@ def export(
     all its other keys stay as they are. `prompts` is the text of the file that sample_prompts names, and `launch`
     the settings of the launcher; without it their fields are those of the base.
     """
-    if config.family not in TABLES["renamed"]:
+    if config.family not in KOHYA_TABLES["renamed"]:
         raise ConfigError("kohya_ss does not train {title}: there are no fields for it", title=config.title)
-    if config.kind not in KINDS:
+    if config.kind not in EXPORTED_KINDS:
         raise ConfigError(
             "{title} is not written for kohya_ss: save it as TOML, which sd-scripts reads too", title=config.title
         )
-    tab = _tab(config, base)
+    tab = _export_tab(config, base)
     made, lost = _fields(config, tab, prompts)
-    given = set(values(config))
-    typed = {name: v for name, v in flat(changed(config)).items() if name in _typed(tab) and name not in made}
+    given = set(option_values(config))
+    typed = {
+        name: v
+        for name, v in flatten_sections(changed(config)).items()
+        if name in _options_without_field(tab) and name not in made
+    }
     fields: Fields = dict(base or {})
     if base is None:
-        fields |= _switches(config, tab)
+        fields |= _export_switches(config, tab)
     else:
-        given = _differing(config, settle(kohya_ss.read(base, config.script), configs), prompts)
+        given = _differing(config, settle_values(kohya_ss.read_config(base, config.script), configs), prompts)
     for name in sorted(given & made.keys()):
         fields |= made[name]
-    fields |= kohya_launch.fields(launch, base or {}) if launch is not None else {}
+    fields |= kohya_launch.launch_fields(launch, base or {}) if launch is not None else {}
     _type(fields, given, typed, config)
     return dict(sorted(fields.items())), lost
 
 
 def _differing(config: RunConfig, before: Imported, prompts: str) -> set[str]:
     """The options that differ from those of the base, and all that share fields with them."""
-    old, new = values(before.config), values(config)
+    old, new = option_values(before.config), option_values(config)
     found = {name for name in new if old[name] != new[name]} - {"sample_prompts"}
     found |= {member for group in GROUPS for member in group if found & set(group)}
     return found | ({"sample_prompts"} if before.texts.get("sample_prompts", "").strip() != prompts.strip() else set())
 
 
-def _tab(config: RunConfig, base: JsonMapping | None) -> str:
+def _export_tab(config: RunConfig, base: JsonMapping | None) -> str:
     if base is not None:
         tab = kohya_ss.tab_of(base)
-        if _tab(config, None) != tab and {tab, config.kind} & {"lora", "textual-inversion"}:
+        if _export_tab(config, None) != tab and {tab, config.kind} & {"lora", "textual-inversion"}:
             raise ConfigError(
                 "the base is a file of the tab {titles}, which is not for {title}",
                 titles=kohya_ss.TITLES[tab],
@@ -111,7 +115,7 @@ def _tab(config: RunConfig, base: JsonMapping | None) -> str:
     return "finetune" if config.data.in_json or config.family == "anima" else "dreambooth"
 
 
-def _switches(config: RunConfig, tab: str) -> Fields:
+def _export_switches(config: RunConfig, tab: str) -> Fields:
     sdxl = "sdxl_checkbox" if tab == "finetune" else "sdxl"
     if tab == "textual-inversion":
         return {"sdxl": True, "v2": False}
@@ -126,20 +130,22 @@ def _switches(config: RunConfig, tab: str) -> Fields:
 
 def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields], list[MessageLike]]:
     """Option -> its fields, and sentences about options that no field can express."""
-    known, lost = options(type(config)), []
+    known, lost = options_of(type(config)), []
     keys = _keys(config.family, tab)
     made = {
-        name: {keys[name]: _plain(known[name], keys[name], v)} for name, v in values(config).items() if name in keys
+        name: {keys[name]: _export_value(known[name], keys[name], v)}
+        for name, v in option_values(config).items()
+        if name in keys
     }
     groups = [
-        _adapter(config, lost) if isinstance(config, AdapterRun) else {},
-        _rates(config, tab),
-        _warmup(config),
+        _export_adapter(config, lost) if isinstance(config, AdapterRun) else {},
+        _export_rates(config, tab),
+        _export_warmup(config),
         {"xformers": "sdpa"},
         {"optimizer": config.optim.optimizer},
         {"max_train_steps": config.steps.max_train_steps, "max_train_epochs": config.steps.max_train_epochs or 0},
-        _noise(config, made) if tab == "lora" else {},
-        _folders(config) if tab == "finetune" else {},
+        _export_noise(config, made) if tab == "lora" else {},
+        _export_folders(config) if tab == "finetune" else {},
         _template(config) if isinstance(config, EmbeddingRun) else {},
     ]
     for members, fields in zip(GROUPS, groups, strict=True):
@@ -153,16 +159,16 @@ def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields
     if len(config.data.sizes) > 1:
         said = "resolution: kohya_ss trains at one size, so only the largest of {sizes} is kept"
         lost.append(Message(said, sizes=config.data.resolution))
-    unsupported = flat(changed(config)).keys() - made.keys() - _typed(tab)
+    unsupported = flatten_sections(changed(config)).keys() - made.keys() - _options_without_field(tab)
     lost += [Message("{name} has no field in kohya_ss; it is left out", name=name) for name in sorted(unsupported)]
     return made, lost
 
 
 def _keys(family: str, tab: str) -> dict[str, str]:
     """Option -> its field of the page."""
-    keys = {name: name for name in PLAIN - _typed(tab)}
+    keys = {name: name for name in SAME_NAMED_FIELDS - _options_without_field(tab)}
     keys |= {name: name for name in OF_WORDS} if tab == "textual-inversion" else {}
-    for key, option in (TABLES["renamed"]["any"] | TABLES["renamed"][family]).items():
+    for key, option in (KOHYA_TABLES["renamed"]["any"] | KOHYA_TABLES["renamed"][family]).items():
         old = key == "lora_network_weights" or key.endswith("disable_mmap_load_safetensors")
         if not old and not (tab == "lora" and key in ("flux1_clip_l", "flux1_t5xxl")):
             keys[option] = key
@@ -172,9 +178,9 @@ def _keys(family: str, tab: str) -> dict[str, str]:
     return keys
 
 
-def _plain(option: Any, key: str, value: Any) -> Any:
+def _export_value(option: Any, key: str, value: Any) -> Any:
     if key == "max_resolution":
-        width, height = max(sizes(value or "512"), key=math.prod)
+        width, height = max(parse_resolution(value or "512"), key=math.prod)
         return f"{width},{height}"
     if value is None and option.type in (int, float):
         return 75 if key == "max_token_length" else 0
@@ -185,17 +191,17 @@ def _plain(option: Any, key: str, value: Any) -> Any:
     return value if isinstance(value, bool | int | float) else option.text(value)
 
 
-def _adapter(config: AdapterRun, lost: list[MessageLike]) -> Fields:
+def _export_adapter(config: AdapterRun, lost: list[MessageLike]) -> Fields:
     network = config.network
     arguments = dict(pair.split("=", 1) for pair in network.network_args if "=" in pair)
-    found, rest = kohya_adapters.fields(network.module, arguments)
+    found, rest = kohya_adapters.adapter_fields(network.module, arguments)
     lost += [Message("{name} has no field in kohya_ss; it is left out", name=f"network_args {pair}") for pair in rest]
     # Fields that are no longer set are written empty, or the page keeps their previous values.
     nothing = dict.fromkeys(("conv_dim", "conv_alpha", *kohya_adapters.LORA_PLUS, *kohya_adapters.DROPOUTS), 0)
     return nothing | {"split_mode": False} | found
 
 
-def _rates(config: RunConfig, tab: str) -> Fields:
+def _export_rates(config: RunConfig, tab: str) -> Fields:
     optim, rate = config.optim, config.optim.learning_rate
     fields: Fields = {"learning_rate": rate}
     if isinstance(config, AdapterRun):
@@ -215,13 +221,13 @@ def _rates(config: RunConfig, tab: str) -> Fields:
     return fields
 
 
-def _warmup(config: RunConfig) -> Fields:
-    given = to_float(config.optim.lr_warmup_steps)
+def _export_warmup(config: RunConfig) -> Fields:
+    given = parse_finite(config.optim.lr_warmup_steps)
     share = 0 < given < 1
     return {"lr_warmup": round(given * 100, 6) if share else 0, "lr_warmup_steps": 0 if share else int(given)}
 
 
-def _noise(config: RunConfig, made: Mapping[str, Fields]) -> Fields:
+def _export_noise(config: RunConfig, made: Mapping[str, Fields]) -> Fields:
     noise = config.noise
     fields: Fields = {}
     for name in GROUPS[6]:
@@ -229,8 +235,8 @@ def _noise(config: RunConfig, made: Mapping[str, Fields]) -> Fields:
     return fields | {"noise_offset_type": "Multires" if noise.multires_noise_iterations else "Original"}
 
 
-def _typed(tab: str) -> frozenset[str]:
-    return TYPED | frozenset(TABLES["no_field_of_textual_inversion"]) if tab == "textual-inversion" else TYPED
+def _options_without_field(tab: str) -> frozenset[str]:
+    return TYPED | frozenset(KOHYA_TABLES["no_field_of_textual_inversion"]) if tab == "textual-inversion" else TYPED
 
 
 def _template(config: EmbeddingRun) -> Fields:
@@ -238,7 +244,7 @@ def _template(config: EmbeddingRun) -> Fields:
     return {"template": next(chosen, "caption")}
 
 
-def _folders(config: RunConfig) -> Fields:
+def _export_folders(config: RunConfig) -> Fields:
     fields: Fields = {"image_folder": config.data.train_data_dir or ""}
     if path := config.data.in_json:
         at = max(path.rfind("/"), path.rfind("\\"))
@@ -249,13 +255,13 @@ def _folders(config: RunConfig) -> Fields:
 
 def _type(fields: Fields, names: set[str], typed: JsonMapping, config: RunConfig) -> None:
     """Write the box for additional parameters: its flags that changed are replaced by fields or new values."""
-    known = options(type(config))
+    known = options_of(type(config))
     old = kohya_flags.flags(str(fields.get("additional_parameters") or ""))
     kept = {name: items for name, items in old.items() if name not in names}
     new = {name: _tokens(known[name], value) for name, value in typed.items() if name in names}
     if kept != old or new:
         tokens = [token for name, items in (kept | new).items() for token in (*[f"--{name}"] * bool(name), *items)]
-        fields["additional_parameters"] = join(tokens)
+        fields["additional_parameters"] = join_words(tokens)
 
 
 def _tokens(option: Any, value: Any) -> list[str]:

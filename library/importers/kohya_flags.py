@@ -1,25 +1,25 @@
 """The box for additional parameters of kohya_ss's page: flags that take precedence over its fields."""
 
 from library.config.problems import Message
-from library.config.values import split
+from library.config.values import split_words
 from library.importers.builder import ImportBuilder
 
 
-def read(builder: ImportBuilder) -> None:
+def read_typed_flags(builder: ImportBuilder) -> None:
     """Read the flags in the box, which take precedence over all fields."""
     text = builder.get("additional_parameters")
     if not isinstance(text, str):
         builder.empty("additional_parameters")
         return
-    found = flags(text)
-    alone = found.pop("", [])
-    if "torch_compile" in found:
-        found.pop("torch_compile")
+    typed = flags(text)
+    alone = typed.pop("", [])
+    if "torch_compile" in typed:
+        typed.pop("torch_compile")
         backend = builder.get("dynamo_backend")
-        found["compile"] = []
+        typed["compile"] = []
         if backend and str(backend).casefold() != "no":
-            found.setdefault("compile_backend", [str(backend)])
-    values = {name: (items if len(items) > 1 else items[0]) if items else True for name, items in found.items()}
+            typed.setdefault("compile_backend", [str(backend)])
+    values = {name: (items if len(items) > 1 else items[0]) if items else True for name, items in typed.items()}
     if not values:
         builder.ignore("additional_parameters", "there is no --flag in it")
         return
@@ -38,7 +38,7 @@ def read(builder: ImportBuilder) -> None:
 def flags(text: str) -> dict[str, list[str]]:
     """Split `--seed 5 --network_args a=1 b=2` into flags with their values; under "" what precedes the first flag."""
     found: dict[str, list[str]] = {}
-    for token in split(text):
+    for token in split_words(text):
         if token.startswith("--"):
             name, given, value = token[2:].partition("=")
             found[name] = [value] if given else []

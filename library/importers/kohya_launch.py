@@ -5,72 +5,72 @@ from typing import Any
 from library.config.command import Launch, launch_problems
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message
-from library.config.values import join, split
+from library.config.values import join_words, split_words
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 
 THREADS = 2  # per process: kohya_ss's default, which counts as not set
-WHOLE = ("num_processes", "num_machines", "main_process_port", "num_cpu_threads_per_process")
-KEYS = (*WHOLE, "gpu_ids", "extra_accelerate_launch_args")
+WHOLE_NUMBER_KEYS = ("num_processes", "num_machines", "main_process_port", "num_cpu_threads_per_process")
+KEYS = (*WHOLE_NUMBER_KEYS, "gpu_ids", "extra_accelerate_launch_args")
 PLACE = "on the page it stands in Several GPUs, and in a shell it goes to `kohya train`"
 
 
-def launch(found: JsonMapping) -> JsonObject:
+def read_launch_settings(settings: JsonMapping) -> JsonObject:
     """The launcher's settings in a file of kohya_ss, as values of `Launch`; unreadable values count as not set."""
-    start, read = Launch(), {key: _value(key, found[key]) for key in KEYS if key in found}
+    start, read = Launch(), {key: _launch_value(key, settings[key]) for key in KEYS if key in settings}
     return {
         key: getattr(start, key) if value is None or launch_problems({key: value}) else value
         for key, value in read.items()
     }
 
 
-def read(builder: ImportBuilder, tab: str) -> None:
+def record_launch_keys(builder: ImportBuilder, tab: str) -> None:
     """Record for each key with a value that it is a setting of the launcher."""
     for key in KEYS:
         if key not in builder.source:
             continue
-        value = _value(key, builder.source[key])
+        value = _launch_value(key, builder.source[key])
         if value is None or value == getattr(Launch(), key):
             builder.empty(key)
         elif wrong := launch_problems({key: value}):
             builder.ignore(key, wrong[0])
         else:
-            builder.change(key, Message("{value}: {place}", value=_text(value), place=PLACE))
+            builder.change(key, Message("{value}: {place}", value=_join_tuple(value), place=PLACE))
     if is_on(builder.get("multi_gpu")):
         builder.change("multi_gpu", "num_processes says how many GPUs train together")
     builder.empty("multi_gpu")
 
 
-def fields(chosen: JsonMapping, base: JsonMapping) -> JsonObject:
+def launch_fields(chosen: JsonMapping, base: JsonMapping) -> JsonObject:
     """Values of `Launch` -> their fields, as far as they differ from those of `base`."""
-    start, before = Launch(), launch(base)
-    made: JsonObject = {}
+    start, before = Launch(), read_launch_settings(base)
+    fields: JsonObject = {}
     for key in KEYS:
-        now = _value(key, chosen.get(key))
+        now = _launch_value(key, chosen.get(key))
         now = getattr(start, key) if now is None else now
         if now == before.get(key, getattr(start, key)):
             continue
-        unset = THREADS if key == "num_cpu_threads_per_process" else 0 if key in WHOLE else ""
-        made[key] = unset if now is None else _text(now) if isinstance(now, tuple) else now
-    if "num_processes" in made:
-        made["multi_gpu"] = made["num_processes"] > 1
-    return made
+        unset = THREADS if key == "num_cpu_threads_per_process" else 0 if key in WHOLE_NUMBER_KEYS else ""
+        fields[key] = unset if now is None else _join_tuple(now) if isinstance(now, tuple) else now
+    if "num_processes" in fields:
+        fields["multi_gpu"] = fields["num_processes"] > 1
+    return fields
 
 
-def _value(key: str, given: Any) -> Any:
+def _launch_value(key: str, value: Any) -> Any:
     """The value of a key as of `Launch`; None where it is not set or invalid."""
-    if is_empty(given):
+    if is_empty(value):
         return None
-    if key in WHOLE:
-        number = to_number(given)
+    if key in WHOLE_NUMBER_KEYS:
+        number = to_number(value)
         unset = number is None or number <= 0 or (key == "num_cpu_threads_per_process" and number == THREADS)
         return None if number is None or unset else int(number)
     if key == "gpu_ids":
-        return ",".join(part.strip() for part in str(given).split(",") if part.strip()) or None
+        return ",".join(part.strip() for part in str(value).split(",") if part.strip()) or None
     try:
-        return tuple(given) if isinstance(given, list | tuple) else tuple(split(str(given))) or None
+        return tuple(value) if isinstance(value, list | tuple) else tuple(split_words(str(value))) or None
     except ConfigError:
         return None
 
 
-def _text(value: Any) -> str:
-    return join(value) if isinstance(value, tuple) else str(value)
+def _join_tuple(value: Any) -> str:
+    return join_words(value) if isinstance(value, tuple) else str(value)

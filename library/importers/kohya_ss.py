@@ -6,13 +6,16 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, option_name, option_values
 from library.importers import flat, kohya_adapters, kohya_flags, kohya_launch, kohya_learning
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import ONLY, chooses_chroma, load_tables, nearest, said_of, set_by
+from library.importers.shared import ONLY, chooses_chroma, load_tables, said_of, say_nearest, set_by
 
 TRAINER = "kohya_ss"
 APPLIES_EXIF = False  # as sd-scripts
-TABLES = load_tables("kohya_ss")
+KOHYA_TABLES = load_tables("kohya_ss")
 TITLES = {"lora": "LoRA", "dreambooth": "DreamBooth", "finetune": "Finetune", "textual-inversion": "Textual Inversion"}
-ENDINGS = {"lora": "train_network", "textual-inversion": "train_textual_inversion"}  # of scripts, where not "train"
+SCRIPT_ENDINGS = {
+    "lora": "train_network",
+    "textual-inversion": "train_textual_inversion",
+}  # of scripts, where not "train"
 DROPS_ZEROS = ("lora", "textual-inversion")
 TEMPLATES = {"object template": "use_object_template", "style template": "use_style_template"}
 FAMILY_SWITCHES = {
@@ -25,11 +28,11 @@ FAMILY_SWITCHES = {
 TITLED = {"sdxl": "SDXL", "flux": "FLUX.1", "anima": "Anima"}
 OTHER_SWITCHES = {"hunyuan_image_checkbox": "HunyuanImage", "lumina_checkbox": "Lumina"}
 SWITCHES = {**FAMILY_SWITCHES, **OTHER_SWITCHES}
-OF_OTHER_TABS = {key for tab in TABLES["other_tabs"] for key in tab["keys"]}
+OF_OTHER_TABS = {key for tab in KOHYA_TABLES["other_tabs"] for key in tab["keys"]}
 TELLING = {*SWITCHES, "LoRA_type", "max_resolution", "save_as_bool", "model_list", "optimizer"}
 
 
-def fits(found: JsonMapping) -> bool:
+def recognises(found: JsonMapping) -> bool:
     """Whether this is a file of kohya_ss."""
     telling = TELLING & found.keys()
     beside = OF_OTHER_TABS & found.keys()  # which scripts have as flags, too
@@ -41,7 +44,7 @@ def tab_of(found: JsonMapping) -> str:
 
     Raises ConfigError for files of tabs that do not train.
     """
-    for other in TABLES["other_tabs"]:
+    for other in KOHYA_TABLES["other_tabs"]:
         if found.keys() & set(other["keys"]):
             raise ConfigError(
                 "this file of {trainer} is for {what}, which is not trained here: use {trainer}; {advice}",
@@ -49,13 +52,15 @@ def tab_of(found: JsonMapping) -> str:
                 what=other["title"],
                 advice=ONLY,
             )
-    if found.keys() & set(TABLES["only_textual_inversion"]):
+    if found.keys() & set(KOHYA_TABLES["only_textual_inversion"]):
         return "textual-inversion"
     if {"LoRA_type", "network_dim", "unet_lr"} & found.keys():
         return "lora"
     if {"image_folder", "train_dir"} & found.keys():
         return "finetune"
-    finetune, dreambooth = (len(found.keys() & set(TABLES[keys])) for keys in ("only_finetune", "only_dreambooth"))
+    finetune, dreambooth = (
+        len(found.keys() & set(KOHYA_TABLES[keys])) for keys in ("only_finetune", "only_dreambooth")
+    )
     return "finetune" if finetune > dreambooth else "dreambooth"
 
 
@@ -64,7 +69,7 @@ def tab_title(found: JsonMapping) -> str:
     return TITLES[tab_of(found)]
 
 
-def script_of(found: JsonMapping) -> str:
+def script_of_kohya_file(found: JsonMapping) -> str:
     """The script that a file is for. Raises ConfigError for unsupported models."""
     tab = tab_of(found)
     order = ["sdxl", "flux", "SD3"] if tab == "lora" else ["sdxl", "SD3", "flux"]
@@ -84,38 +89,38 @@ def script_of(found: JsonMapping) -> str:
             title=title,
             none=none,
         )
-    return f"{family}_{ENDINGS.get(tab, 'train')}"
+    return f"{family}_{SCRIPT_ENDINGS.get(tab, 'train')}"
 
 
-def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key of a file -> our values and its outcome. `script` overrides the one of the file.
 
     Missing keys have the initial values of kohya_ss's page, as when that page loads the file.
     """
     tab = tab_of(found)
-    script = script or script_of(found)
+    script = script or script_of_kohya_file(found)
     starts = page_defaults(tab, script.partition("_")[0], found)
     filled = {key: starts[key] if value is None and key in starts else value for key, value in found.items()}
     builder = ImportBuilder(
         {**starts, **filled}, script, f"{TRAINER} ({TITLES[tab]})", absent=frozenset(starts - found.keys())
     )
-    for part in PARTS:
+    for part in TAB_IMPORTS:
         part(builder, tab)
     for key in builder.left():
         if key != "additional_parameters":
-            _plain(builder, key, tab)
+            _import_key(builder, key, tab)
     if str(found.get("model_type") or "").casefold() == "chroma" and builder.family == "flux":
         chooses_chroma(builder, "model_type")
         builder.explain("is set by model_type", "apply_t5_attn_mask", "guidance_scale")
         if builder.values.pop("clip_l", None):
             builder.ignore("clip_l", "there is no CLIP-L in Chroma")
-    kohya_flags.read(builder)
+    kohya_flags.read_typed_flags(builder)
     return builder
 
 
 def page_defaults(tab: str, family: str, found: JsonMapping) -> JsonObject:
     """The initial values of a tab of kohya_ss's page, for keys that a file does not have."""
-    values = TABLES["starts"]["any"] | TABLES["starts"][tab]
+    values = KOHYA_TABLES["starts"]["any"] | KOHYA_TABLES["starts"][tab]
     if family != "sdxl":
         values.pop("train_text_encoder", None)
     elif tab == "dreambooth":  # older files without these fields have one rate for all parts
@@ -130,7 +135,7 @@ def page_defaults(tab: str, family: str, found: JsonMapping) -> JsonObject:
 # ---- keys that are not simply an option
 
 
-def _switches(builder: ImportBuilder, tab: str) -> None:
+def _import_kohya_switches(builder: ImportBuilder, tab: str) -> None:
     for key in SWITCHES.keys() & builder.source.keys():
         chosen = is_on(builder.get(key)) and SWITCHES[key] == builder.family
         if chosen:
@@ -159,7 +164,7 @@ def _old_names(builder: ImportBuilder, tab: str) -> None:
             builder.keep(key, value.replace('"', "").split())
 
 
-def _attention(builder: ImportBuilder, tab: str) -> None:
+def _import_kohya_attention(builder: ImportBuilder, tab: str) -> None:
     value = str(builder.get("xformers") or "none").casefold()
     if "xformers" in builder.source and value in ("xformers", "true", "1"):
         builder.change("xformers", "PyTorch's own attention (sdpa) is as fast and needs no package", {"sdpa": True})
@@ -168,19 +173,19 @@ def _attention(builder: ImportBuilder, tab: str) -> None:
     builder.empty("xformers")
 
 
-def _precision(builder: ImportBuilder, tab: str) -> None:
+def _import_kohya_precision(builder: ImportBuilder, tab: str) -> None:
     if str(builder.get("mixed_precision")).casefold() == "fp8":
         said = "fp8 is not offered for computing; bf16 is used, and fp8_base saves memory"
         builder.change("mixed_precision", said, {"mixed_precision": "bf16"})
 
 
-def _files(builder: ImportBuilder, tab: str) -> None:
+def _import_saved_format(builder: ImportBuilder, tab: str) -> None:
     """The format of the saved file, and the prompts, which are text on kohya_ss's page and a file here."""
     kind = str(builder.get("save_model_as") or "")
     if kind == "same as source model":
         builder.empty("save_model_as")
     elif tab in DROPS_ZEROS and kind and kind not in ("safetensors", "ckpt", "pt"):
-        builder.change("save_model_as", nearest(kind, "safetensors"), {"save_model_as": "safetensors"})
+        builder.change("save_model_as", say_nearest(kind, "safetensors"), {"save_model_as": "safetensors"})
     prompts = builder.get("sample_prompts")
     if not isinstance(prompts, str):
         return
@@ -191,7 +196,7 @@ def _files(builder: ImportBuilder, tab: str) -> None:
         builder.change("sample_prompts", "these are the prompts themselves; here sample_prompts names a file with them")
 
 
-def _folders(builder: ImportBuilder, tab: str) -> None:
+def _import_folders(builder: ImportBuilder, tab: str) -> None:
     """The folders and files of a fine-tune."""
     if tab != "finetune":
         return
@@ -224,9 +229,9 @@ def _word(builder: ImportBuilder, tab: str) -> None:
     builder.empty("template")
 
 
-def _adapter(builder: ImportBuilder, tab: str) -> None:
+def _import_kohya_adapter(builder: ImportBuilder, tab: str) -> None:
     if tab == "lora":
-        kohya_adapters.read(builder)
+        kohya_adapters.read_lora_type(builder)
     if "split_mode" in builder.left():
         builder.ignore("split_mode", "set blocks_to_swap instead; kohya_ss never passes it on")
     if builder.family == "flux":
@@ -234,41 +239,41 @@ def _adapter(builder: ImportBuilder, tab: str) -> None:
         flat.old_blocks(builder, ("double_blocks_to_swap", "single_blocks_to_swap"), given)
 
 
-PARTS: tuple[Callable[[ImportBuilder, str], None], ...] = (
-    _switches,
+TAB_IMPORTS: tuple[Callable[[ImportBuilder, str], None], ...] = (
+    _import_kohya_switches,
     kohya_learning.read_length,
     kohya_learning.read_warmup,
     kohya_learning.read_rates,
     _old_names,
-    _attention,
+    _import_kohya_attention,
     kohya_learning.read_noise,
-    _precision,
-    _files,
-    _folders,
+    _import_kohya_precision,
+    _import_saved_format,
+    _import_folders,
     _word,
-    _adapter,
-    kohya_launch.read,
+    _import_kohya_adapter,
+    kohya_launch.record_launch_keys,
 )
 
 
 # ---- all other keys
 
 
-def _plain(builder: ImportBuilder, key: str, tab: str) -> None:
+def _import_key(builder: ImportBuilder, key: str, tab: str) -> None:
     """A key that is an option, possibly under another name, or has no equivalent."""
     value = builder.source[key]
-    renamed = TABLES["renamed"][builder.family].get(key) or TABLES["renamed"]["any"].get(key)
+    renamed = KOHYA_TABLES["renamed"][builder.family].get(key) or KOHYA_TABLES["renamed"]["any"].get(key)
     # Older versions of the page wrote False for empty fields of these.
     empty = is_empty(value) or value == "False" and key.startswith(("huggingface_", "metadata_", "resume_from_"))
-    if empty or (key in TABLES["zero_is_unset"] and to_number(value) == 0):
+    if empty or (key in KOHYA_TABLES["zero_is_unset"] and to_number(value) == 0):
         builder.empty(key)
-    elif reason := _reason(builder, key, tab):
+    elif reason := _why_meaningless(builder, key, tab):
         builder.ignore(key, reason)
     elif renamed and renamed in builder.values and not is_on(value):
         builder.empty(key)
     elif renamed:
         builder.rename(key, renamed)
-    elif tab in DROPS_ZEROS and key in TABLES["zero_was_dropped"] and to_number(value) == 0:
+    elif tab in DROPS_ZEROS and key in KOHYA_TABLES["zero_was_dropped"] and to_number(value) == 0:
         builder.change(
             key, "0 is kept as written; kohya_ss drops it and trains with the script's default", {key: value}
         )
@@ -278,17 +283,17 @@ def _plain(builder: ImportBuilder, key: str, tab: str) -> None:
         builder.keep(key)
 
 
-def _reason(builder: ImportBuilder, key: str, tab: str) -> MessageLike:
+def _why_meaningless(builder: ImportBuilder, key: str, tab: str) -> MessageLike:
     """Why a key has no meaning in this file, or ""."""
-    other = next((why for start, why in TABLES["other_models"].items() if key.startswith(start)), "")
-    sd3 = "" if tab == "lora" else TABLES["sd3_in_full"].get(key, "")
-    if reason := TABLES["ignored"].get(key) or sd3 or other:
+    other = next((why for start, why in KOHYA_TABLES["other_models"].items() if key.startswith(start)), "")
+    sd3 = "" if tab == "lora" else KOHYA_TABLES["sd3_in_full"].get(key, "")
+    if reason := KOHYA_TABLES["ignored"].get(key) or sd3 or other:
         return reason
     if builder.family not in ("flux", "anima") and key in ("blocks_to_swap", "flux_fused_backward_pass"):
         return "kohya_ss has it for FLUX.1 only"
-    if tab == "textual-inversion" and key in TABLES["never_for_textual_inversion"]:
+    if tab == "textual-inversion" and key in KOHYA_TABLES["never_for_textual_inversion"]:
         return "kohya_ss never passes it on in this tab"
-    if builder.family == "flux" and key in TABLES["never_for_flux"]:
+    if builder.family == "flux" and key in KOHYA_TABLES["never_for_flux"]:
         return "in kohya_ss it is a setting for other models, which a FLUX.1 script never gets"
     others = {"sdxl_": "sdxl", "flux1_": "flux", "anima_": "anima"}
     owner = next((family for start, family in others.items() if key.startswith(start)), builder.family)

@@ -12,7 +12,7 @@ from library.importers.shared import NO_MODEL, ONLY, equal, load_tables, said_of
 
 TRAINER = "lora-scripts"
 APPLIES_EXIF = False  # as sd-scripts
-TABLES = load_tables("lora_scripts")
+LORA_SCRIPTS_TABLES = load_tables("lora_scripts")
 FLAGS = {
     "sample_width": "--w",
     "sample_height": "--h",
@@ -22,29 +22,29 @@ FLAGS = {
     "negative_prompts": "--n",
 }
 DEFAULTS = {"sample_width": 512, "sample_height": 512, "sample_cfg": 7, "sample_steps": 24, "sample_seed": 2333}
-BLOCKS = ("down_lr_weight", "mid_lr_weight", "up_lr_weight", "block_lr_zero_threshold")
+BLOCK_RATE_KEYS = ("down_lr_weight", "mid_lr_weight", "up_lr_weight", "block_lr_zero_threshold")
 PRODIGY = {"prodigy_d0": "d0", "prodigy_d_coef": "d_coef"}
 
 
-def fits(found: JsonMapping) -> bool:
+def recognises(found: JsonMapping) -> bool:
     about = found.get("metadata")
     return "model_train_type" in found or (isinstance(about, Mapping) and "train_type" in about and "data" in found)
 
 
-def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key -> our values and its outcome. Raises ConfigError for unsupported models."""
-    flat = {**schema.flat(found), **_typed(found.get("ui_custom_params"))}
-    builder = ImportBuilder(flat, script or _script(flat), TRAINER, keeps_ineffective=True)
+    flat = {**schema.flatten_sections(found), **_typed_options(found.get("ui_custom_params"))}
+    builder = ImportBuilder(flat, script or _lora_scripts_script(flat), TRAINER, keeps_ineffective=True)
     key = "model_train_type" if "model_train_type" in flat else "train_type"
     builder.change(key, Message("chooses the script: {script}", script=builder.script))
-    for part in (_network, _optimizer, _prompts, _weights):
+    for part in (_import_scripts_network, _import_scripts_optimizer, _import_scripts_prompts, _weights):
         part(builder)
     if "ui_custom_params" in flat:
         builder.explain("its lines are options like the others", "ui_custom_params")
     for name in builder.left():
         value = flat[name]
-        if name in TABLES["ignored"]:
-            builder.ignore(name, TABLES["ignored"][name])
+        if name in LORA_SCRIPTS_TABLES["ignored"]:
+            builder.ignore(name, LORA_SCRIPTS_TABLES["ignored"][name])
         elif is_empty(value):
             builder.empty(name)
         else:
@@ -52,20 +52,20 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     return builder
 
 
-def _typed(text: object) -> JsonObject:
+def _typed_options(text: object) -> JsonObject:
     """Options that were typed as TOML into its page; none where they cannot be read."""
     with contextlib.suppress(ConfigError):
-        return schema.flat(parse_toml(text, "ui_custom_params")) if isinstance(text, str) else {}
+        return schema.flatten_sections(parse_toml(text, "ui_custom_params")) if isinstance(text, str) else {}
     return {}
 
 
-def _script(flat: JsonMapping) -> str:
+def _lora_scripts_script(flat: JsonMapping) -> str:
     kind = str(flat.get("model_train_type") or flat.get("train_type") or "")
-    if script := TABLES["scripts"].get(kind):
+    if script := LORA_SCRIPTS_TABLES["scripts"].get(kind):
         return script
     if not kind:
         raise ConfigError(NO_MODEL, trainer=TRAINER, key="model_train_type")
-    model = TABLES["other_models"].get(kind, kind)
+    model = LORA_SCRIPTS_TABLES["other_models"].get(kind, kind)
     model = "Stable Diffusion 2" if kind.startswith("sd-") and is_on(flat.get("v2")) else model
     raise ConfigError(
         "this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
@@ -75,12 +75,14 @@ def _script(flat: JsonMapping) -> str:
     )
 
 
-def _network(builder: ImportBuilder) -> None:
+def _import_scripts_network(builder: ImportBuilder) -> None:
     """The module, and the fields that are its arguments."""
     if not builder.adapters:
         return
     module, arguments = str(builder.get("network_module") or ""), list[str]()
-    algorithm = TABLES["algorithms"].get(module) or (builder.get("lycoris_algo") if "lycoris" in module else "")
+    algorithm = LORA_SCRIPTS_TABLES["algorithms"].get(module) or (
+        builder.get("lycoris_algo") if "lycoris" in module else ""
+    )
     if algorithm:
         arguments.append(f"algo={algorithm}")
         builder.change(
@@ -91,16 +93,16 @@ def _network(builder: ImportBuilder) -> None:
     blocks = is_on(builder.get("enable_block_weights"))
     if builder.number("dropout"):
         builder.rename("dropout", "network_dropout")
-    for key, name in TABLES["arguments"].items():
+    for key, name in LORA_SCRIPTS_TABLES["arguments"].items():
         value = builder.get(key)
-        if value is None or (key in BLOCKS and not blocks) or value is False:
-            builder.explain("enable_block_weights is off", key) if key in BLOCKS else builder.empty(key)
+        if value is None or (key in BLOCK_RATE_KEYS and not blocks) or value is False:
+            builder.explain("enable_block_weights is off", key) if key in BLOCK_RATE_KEYS else builder.empty(key)
             continue
         arguments.append(f"{name}={value}".replace(" ", ""))
         builder.change(key, "becomes one of network_args")
     builder.explain("becomes one of network_args", "enable_block_weights")
     own = builder.get("network_args_custom")
-    given = [*_lines(own), *_lines(builder.get("network_args"))]
+    given = [*_list_or_lines(own), *_list_or_lines(builder.get("network_args"))]
     names = {one.partition("=")[0].strip() for one in given}
     arguments = [*(one for one in arguments if one.partition("=")[0] not in names), *given]
     builder.explain("becomes one of network_args", "network_args_custom", "network_args")
@@ -108,13 +110,13 @@ def _network(builder: ImportBuilder) -> None:
         set_by(builder, "network_args", said_of({"network_args": " ".join(arguments)}), {"network_args": arguments})
 
 
-def _lines(value: object) -> list[str]:
+def _list_or_lines(value: object) -> list[str]:
     found = value if isinstance(value, list) else str(value or "").splitlines()
     return [str(one).strip() for one in found if str(one).strip()]
 
 
-def _optimizer(builder: ImportBuilder) -> None:
-    arguments = [*_lines(builder.get("optimizer_args")), *_lines(builder.get("optimizer_args_custom"))]
+def _import_scripts_optimizer(builder: ImportBuilder) -> None:
+    arguments = [*_list_or_lines(builder.get("optimizer_args")), *_list_or_lines(builder.get("optimizer_args_custom"))]
     names = {one.partition("=")[0].strip() for one in arguments}
     if str(builder.get("optimizer_type") or "").casefold().startswith("prodigy"):
         for key, name in PRODIGY.items():
@@ -131,7 +133,7 @@ def _optimizer(builder: ImportBuilder) -> None:
         builder.rename("lr_restart_cycles", "lr_scheduler_num_cycles", cycles)
 
 
-def _prompts(builder: ImportBuilder) -> None:
+def _import_scripts_prompts(builder: ImportBuilder) -> None:
     """A file of prompts, or the one prompt of its page."""
     given, file = builder.get("positive_prompts"), str(builder.get("prompt_file") or "").strip()
     off = "enable_preview" in builder.source and not is_on(builder.get("enable_preview"))
@@ -159,7 +161,7 @@ def _weights(builder: ImportBuilder) -> None:
     if not is_on(builder.get("enable_base_weight")):
         builder.explain("enable_base_weight is off", "enable_base_weight", "base_weights", "base_weights_multiplier")
         return
-    files, shares = _lines(builder.get("base_weights")), _lines(builder.get("base_weights_multiplier"))
+    files, shares = _list_or_lines(builder.get("base_weights")), _list_or_lines(builder.get("base_weights_multiplier"))
     builder.explain(Message("is {option} here", option=option_name("base_weights")), "enable_base_weight")
     builder.keep("base_weights", files)
     if shares:

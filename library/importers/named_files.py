@@ -25,17 +25,19 @@ def with_named_files(found: JsonObject, path: Path, may_read: MayRead = everythi
     `may_read` says which of them may be opened.
     """
     origin = Origin(path, may_read)
-    if simpletuner.fits(found):
+    if simpletuner.recognises(found):
         return _of_simpletuner(found, origin)
-    if diffusion_pipe.fits(found):
-        data = _beside(found, "dataset", origin, ".toml")
+    if diffusion_pipe.recognises(found):
+        data = _content_of_named(found, "dataset", origin, ".toml")
         return {**found, "dataset": data} if data and diffusion_pipe_data.is_dataset(data) else found
-    if onetrainer.fits(found):
+    if onetrainer.recognises(found):
         wanted = [("concept_file_name", "concepts"), ("sample_definition_file_name", "samples")]
-        lists = {target: _beside(found, key, origin, ".json") for key, target in wanted if not found.get(target)}
+        lists = {
+            target: _content_of_named(found, key, origin, ".json") for key, target in wanted if not found.get(target)
+        }
         return {**found, **{target: data for target, data in lists.items() if isinstance(data, list)}}
-    if musubi.fits(found):
-        data = _beside(found, "dataset_config", origin, ".toml")
+    if musubi.recognises(found):
+        data = _content_of_named(found, "dataset_config", origin, ".toml")
         return {**found, "dataset_config": data} if data and musubi.is_dataset(data) else found
     return found
 
@@ -53,13 +55,13 @@ def _of_simpletuner(found: JsonObject, origin: Origin) -> JsonObject:
     read = dict(found)
     for key in ("data_backend_config", "user_prompt_library", "lycoris_config"):
         name = key if key in found else f"--{key}"
-        data = _beside(found, name, origin, ".json")
+        data = _content_of_named(found, name, origin, ".json")
         if isinstance(data, list if key == "data_backend_config" else dict):
             read[name] = data
     return read
 
 
-def _beside(found: JsonMapping, key: str, origin: Origin, suffix: str) -> Any:
+def _content_of_named(found: JsonMapping, key: str, origin: Origin, suffix: str) -> Any:
     """The content of the file that a key names, relative to here, its folder, or the one above; None if missing."""
     name, here = str(found.get(key) or ""), origin.path.parent
     for file in (Path(name), here / name, here.parent / name) if name else ():

@@ -12,41 +12,43 @@ from library.importers.shared import (
     chooses_chroma,
     chooses_edit,
     chooses_version,
-    dotted,
     equal,
+    flatten_tables,
+    import_keys,
     load_tables,
     own_name,
     precision,
     rest,
     said_of,
     split_path,
-    take,
 )
 
 TRAINER = "OneTrainer"
 APPLIES_EXIF = True  # its LoadImage (mgds) applies it
 HUB_FILE = re.compile(r"https://huggingface\.co/(?P<repository>[^/]+/[^/]+)/(?:blob|resolve)/[^/]+/(?P<file>.+)")
-TABLES = load_tables("onetrainer")
+ONETRAINER_TABLES = load_tables("onetrainer")
 # Keys of old versions -> current keys.
-OLD = TABLES["old"] | {
+OLD = ONETRAINER_TABLES["old"] | {
     old.format(part=part): new.format(part=part)
-    for part in TABLES["parts"]
-    for old, new in TABLES["old_of_parts"].items()
+    for part in ONETRAINER_TABLES["parts"]
+    for old, new in ONETRAINER_TABLES["old_of_parts"].items()
 }
 
 
-def fits(found: JsonMapping) -> bool:
+def recognises(found: JsonMapping) -> bool:
     keys = found.keys() & {"training_method", "base_model_name", "output_model_destination", "concept_file_name"}
     return str(found.get("model_type") or "").isupper() or "training_method" in keys or len(keys) > 1
 
 
-def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key -> our values and its outcome. Raises ConfigError for unsupported models and methods."""
-    flat, names = today(dotted(found))
+    flat, names = today(flatten_tables(found))
     flat, names = _with_defaults(flat, names)
     source, absent, notes = completed(flat)
-    builder = ImportBuilder(source, _script(source, script), TRAINER, absent=absent, names=names, notes=notes)
-    kind = TABLES["model_types"].get(str(source["model_type"]))
+    builder = ImportBuilder(
+        source, _onetrainer_script(source, script), TRAINER, absent=absent, names=names, notes=notes
+    )
+    kind = ONETRAINER_TABLES["model_types"].get(str(source["model_type"]))
     builder.change("training_method", Message("chooses the script: {script}", script=builder.script))
     said = said_of({"model_type": kind}) if kind else Message("chooses the script: {script}", script=builder.script)
     builder.change("model_type", said, {"model_type": kind} if kind else {})
@@ -58,31 +60,31 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
         builder.change("masked_training", said, {"masked_loss": True})
         if is_on(builder.get("normalize_masked_area_loss")):
             builder.keep("normalize_masked_area_loss")
-    take(builder, TABLES["renamed"] | ({"vae.model_name": "ae"} if builder.family == "flux" else {}))
+    import_keys(builder, ONETRAINER_TABLES["renamed"] | ({"vae.model_name": "ae"} if builder.family == "flux" else {}))
     _own_transformer(builder)
-    _output(builder)
-    for part in (*onetrainer_model.PARTS, *onetrainer_learning.PARTS, *onetrainer_data.PARTS):
+    _import_onetrainer_output(builder)
+    for part in (*onetrainer_model.MODEL_IMPORTS, *onetrainer_learning.LEARNING_IMPORTS, *onetrainer_data.DATA_IMPORTS):
         part(builder)
     unet = {} if builder.family == "sdxl" else {"unet.": "it is no part of this model"}
-    rest(builder, TABLES["ignored"] | unet)
+    rest(builder, ONETRAINER_TABLES["ignored"] | unet)
     if source["model_type"] == "CHROMA_1" and builder.family == "flux":
         chooses_chroma(builder, "model_type")
     return builder
 
 
-def _script(source: JsonMapping, script: str) -> str:
+def _onetrainer_script(source: JsonMapping, script: str) -> str:
     method, model = str(source["training_method"]), str(source["model_type"])
     if method not in ("LORA", "FINE_TUNE"):
-        what = TABLES["other_methods"].get(method, method)
+        what = ONETRAINER_TABLES["other_methods"].get(method, method)
         raise ConfigError(
             "this file of {trainer} trains {what}, which is not trained here: train it there; {advice}",
             trainer=TRAINER,
             what=what,
             advice=ONLY,
         )
-    family = script.partition("_train")[0] or TABLES["models"].get(model)
+    family = script.partition("_train")[0] or ONETRAINER_TABLES["models"].get(model)
     if family is None:
-        titles = TABLES["other_models"]
+        titles = ONETRAINER_TABLES["other_models"]
         model = f"{titles[model]} ({model})" if model in titles else model
         raise ConfigError(
             "this file of {trainer} is for {model}, which is not trained here: train it there; {advice}",
@@ -119,13 +121,13 @@ def _own_transformer(builder: ImportBuilder) -> None:
         )
 
 
-def _output(builder: ImportBuilder) -> None:
+def _import_onetrainer_output(builder: ImportBuilder) -> None:
     if path := builder.get("output_model_destination"):
         folder, name = split_path(str(path))
         values = {"output_dir": folder, "output_name": name} if builder.given("output_model_destination") else {}
         said = said_of({"output_dir": folder, "output_name": name})
         builder.change("output_model_destination", said, values)
-    take(builder, {"output_dtype": "save_precision"}, lambda value: precision(value, "float"))
+    import_keys(builder, {"output_dtype": "save_precision"}, lambda value: precision(value, "float"))
     kind = str(builder.get("output_model_format") or "")
     if kind and not builder.adapters and builder.family == "sdxl":
         ours = {"DIFFUSERS": "diffusers_safetensors", "CKPT": "ckpt"}.get(kind, "safetensors")
@@ -169,9 +171,9 @@ def completed(found: JsonMapping) -> tuple[JsonObject, frozenset[str], list[Mess
     """The settings with OneTrainer's defaults where they are missing or invalid; the keys of the missing ones; and a
     sentence for each invalid one."""
     filled, notes = dict(found), []
-    for key, default in TABLES["defaults"].items():
+    for key, default in ONETRAINER_TABLES["defaults"].items():
         value = found.get(key)
-        if key in TABLES["nullable"] and key in found and value is None:
+        if key in ONETRAINER_TABLES["nullable"] and key in found and value is None:
             continue
         if value is None:
             filled[key] = default
@@ -179,4 +181,4 @@ def completed(found: JsonMapping) -> tuple[JsonObject, frozenset[str], list[Mess
             filled[key] = default
             template = "{key}: {value} is no number, so OneTrainer's default {default} is used"
             notes.append(Message(template, key=key, value=repr(value), default=f"{default:g}"))
-    return filled, frozenset(TABLES["defaults"].keys() - found.keys()), notes
+    return filled, frozenset(ONETRAINER_TABLES["defaults"].keys() - found.keys()), notes

@@ -12,11 +12,11 @@ from library.importers.shared import (
     guidance,
     guidance_flag,
     joined_sizes,
-    nearest,
     said_of,
+    say_nearest,
     small_buckets,
     table_in,
-    tables,
+    tables_of_list,
     told_prompts,
 )
 
@@ -25,7 +25,7 @@ OF_EPOCHS = ("max_train_epochs", "save_every_n_epochs", "sample_every_n_epochs")
 NEAREST = {"INVERTED_PARABOLA": "sigmoid", "SIGMOID": "shift", "BETA": "uniform", "COS_MAP": "sigmoid"}
 
 
-def _timesteps(builder: ImportBuilder) -> None:
+def _import_onetrainer_timesteps(builder: ImportBuilder) -> None:
     """The distribution of timesteps."""
     weight, bias = builder.number("noising_weight") or 0.0, builder.number("noising_bias") or 0.0
     kind = str(builder.get("timestep_distribution") or ("SIGMOID" if weight else "UNIFORM"))
@@ -53,7 +53,7 @@ def _timesteps(builder: ImportBuilder) -> None:
     said = said_of(values)
     key = "timestep_distribution"
     builder.assume(key, kind)
-    builder.change(key, said if is_same else nearest(kind, said), values)
+    builder.change(key, said if is_same else say_nearest(kind, said), values)
     builder.explain("is part of how timesteps are drawn", *keys[1:], "transformer.guidance_scale")
 
 
@@ -84,27 +84,27 @@ def _dynamic(builder: ImportBuilder) -> float:
 
 def _sizes(builder: ImportBuilder) -> list[tuple[int, int]]:
     """The resolutions: "512,1024" are two, "1024x768" is one exact size."""
-    found = []
+    sizes = []
     for text in str(builder.get("resolution") or "").split(","):
         sides = [int(side) for part in text.casefold().split("x") if (side := to_number(part)) and side > 0]
         if sides:
-            found.append((sides[0], sides[-1]))
-    return found
+            sizes.append((sides[0], sides[-1]))
+    return sizes
 
 
-def _images(builder: ImportBuilder) -> None:
+def _import_onetrainer_images(builder: ImportBuilder) -> None:
     """Concepts, which become a dataset file."""
     sizes = _sizes(builder)
     exact = any(one != two for one, two in sizes)
     buckets = is_on(builder.get("aspect_ratio_bucketing")) and not exact
-    listed = tables(builder.get("concepts"), "concepts", builder.notes)
+    listed = tables_of_list(builder.get("concepts"), "concepts", builder.notes)
     for number, one in enumerate(listed, 1):
         if is_empty(one.get("path")) and one.get("enabled", True):
             reason = Message("it names no folder ({key})", key="path")
             builder.notes.append(Message("data set {name} is left out: {reason}", name=number, reason=reason))
     concepts = [c for c in listed if c.get("path") and c.get("enabled", True)]
     if concepts:
-        _dataset(builder, concepts, sizes or [(512, 512)], buckets)
+        _import_concepts(builder, concepts, sizes or [(512, 512)], buckets)
         builder.empty("concept_file_name")
     elif builder.get("concept_file_name"):
         missing = "this file was not found, or cannot be read; name the images with train_data_dir or dataset_config"
@@ -124,7 +124,9 @@ def _images(builder: ImportBuilder) -> None:
     _caching(builder, concepts)
 
 
-def _dataset(builder: ImportBuilder, concepts: list[JsonMapping], sizes: list[tuple[int, int]], buckets: bool) -> None:
+def _import_concepts(
+    builder: ImportBuilder, concepts: list[JsonMapping], sizes: list[tuple[int, int]], buckets: bool
+) -> None:
     general: JsonObject = {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"}
     sets: list[tuple[JsonObject, list[JsonObject]]] = []
     used = []
@@ -136,10 +138,12 @@ def _dataset(builder: ImportBuilder, concepts: list[JsonMapping], sizes: list[tu
             used.append(concept)
     own = {id(c): _override(c) for c in used}
     repeats = {id(c): count for c, count in zip(used, _whole_repeats(builder, used), strict=True)}
-    shared = [_subset(builder, c, repeats[id(c)]) for c in used if not own[id(c)]]
+    shared = [_onetrainer_subset(builder, c, repeats[id(c)]) for c in used if not own[id(c)]]
     sets += [({"resolution": joined_sizes(sizes)}, shared)] if shared else []
     sets += [
-        ({"resolution": joined_sizes(own[id(c)])}, [_subset(builder, c, repeats[id(c)])]) for c in used if own[id(c)]
+        ({"resolution": joined_sizes(own[id(c)])}, [_onetrainer_subset(builder, c, repeats[id(c)])])
+        for c in used
+        if own[id(c)]
     ]
     if sets:
         builder.texts["dataset_config"] = dataset_toml(general, sets)
@@ -147,7 +151,7 @@ def _dataset(builder: ImportBuilder, concepts: list[JsonMapping], sizes: list[tu
 
 
 def _override(concept: JsonMapping) -> list[tuple[int, int]]:
-    image = dict(*tables([concept.get("image")]))
+    image = dict(*tables_of_list([concept.get("image")]))
     if not is_on(image.get("enable_resolution_override")):
         return []
     return _sizes(ImportBuilder({"resolution": image.get("resolution_override")}, "", ""))
@@ -190,7 +194,7 @@ def _is_whole(counts: list[float], factor: int) -> bool:
     )
 
 
-def _subset(builder: ImportBuilder, concept: JsonMapping, repeats: int) -> JsonObject:
+def _onetrainer_subset(builder: ImportBuilder, concept: JsonMapping, repeats: int) -> JsonObject:
     place = Message("concept {path}", path=concept["path"])
     text, image = (table_in(concept, part, place, builder.notes) for part in ("text", "image"))
     path, shuffles = concept["path"], is_on(text.get("enable_tag_shuffling"))
@@ -228,19 +232,19 @@ def _caching(builder: ImportBuilder, concepts: list[JsonMapping]) -> None:
     learns = builder.values.get("train_text_encoder") or (
         builder.adapters and not builder.values.get("network_train_unet_only")
     )
-    texts = [dict(*tables([concept.get("text")])) for concept in concepts]
+    texts = [dict(*tables_of_list([concept.get("text")])) for concept in concepts]
     varied = any(is_on(t.get("enable_tag_shuffling")) or is_on(t.get("tag_dropout_enable")) for t in texts)
     if on and not learns and not varied and not builder.values.get("caption_dropout_rate"):
         values |= {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}
     builder.change("latent_caching", said_of(values), values)
 
 
-def _samples(builder: ImportBuilder) -> None:
+def _import_onetrainer_samples(builder: ImportBuilder) -> None:
     """Prompts of the config, or of the file that it names, to a prompt file."""
-    listed = tables(builder.get("samples"), "samples", builder.notes)
-    found = [s for s in listed if s.get("enabled", True) and not is_empty(s.get("prompt"))]
+    listed = tables_of_list(builder.get("samples"), "samples", builder.notes)
+    enabled = [s for s in listed if s.get("enabled", True) and not is_empty(s.get("prompt"))]
     keys = ("sample_after", "sample_after_unit")
-    if not found:
+    if not enabled:
         if builder.get("sample_definition_file_name"):
             builder.ignore(
                 "sample_definition_file_name",
@@ -249,8 +253,10 @@ def _samples(builder: ImportBuilder) -> None:
         for key in keys:
             builder.change(key, "there are no prompts to sample")
     else:
-        builder.texts["sample_prompts"] = "\n".join(_line(builder, sample) for sample in found) + "\n"
-        builder.change("samples", told_prompts(len(found)))
+        builder.texts["sample_prompts"] = (
+            "\n".join(_onetrainer_prompt_line(builder, sample) for sample in enabled) + "\n"
+        )
+        builder.change("samples", told_prompts(len(enabled)))
         builder.empty("sample_definition_file_name")
         _sample_interval(builder)
     for key in (
@@ -277,7 +283,7 @@ def _sample_interval(builder: ImportBuilder) -> None:
     builder.empty("sample_after")
 
 
-def _line(builder: ImportBuilder, sample: JsonMapping) -> str:
+def _onetrainer_prompt_line(builder: ImportBuilder, sample: JsonMapping) -> str:
     flags = {"width": "--w", "height": "--h", "diffusion_steps": "--s", "negative_prompt": "--n"}
     flags["cfg_scale"] = guidance_flag(builder, chroma=builder.get("model_type") == "CHROMA_1")
     sample = {**sample, "cfg_scale": guidance(builder, sample.get("cfg_scale"))}
@@ -287,4 +293,4 @@ def _line(builder: ImportBuilder, sample: JsonMapping) -> str:
     return " ".join([*words, *(f"{flag} {sample[k]}" for k, flag in flags.items() if not is_empty(sample.get(k)))])
 
 
-PARTS = (_timesteps, _samples, _images)
+DATA_IMPORTS = (_import_onetrainer_timesteps, _import_onetrainer_samples, _import_onetrainer_images)

@@ -5,10 +5,10 @@ import math
 from library.config.json_types import JsonObject
 from library.config.problems import Message, option_name
 from library.importers.builder import ImportBuilder, is_on
-from library.importers.onetrainer_model import ENCODERS, image_part
-from library.importers.shared import equal, load_tables, nearest, optimizer, plain, said_of
+from library.importers.onetrainer_model import ENCODER_KEYS, image_part
+from library.importers.shared import equal, equivalent_optimizer, load_tables, said_of, say_nearest, simplify_name
 
-TABLES = load_tables("onetrainer")
+ONETRAINER_TABLES = load_tables("onetrainer")
 NO_BETAS = (
     "adafactor",
     "sgd",
@@ -24,15 +24,15 @@ NO_EPS = ("lion", "lion8bit", "sgd", "sgd8bit", "schedulefreesgd", "dadaptlion",
 PAIRS = {"adafactor": ("eps={0},{1}", "1e-30", "0.001"), "came": ("eps1={0} eps2={1}", "1e-30", "1e-16")}
 
 
-def _optimizer(builder: ImportBuilder) -> None:
+def _import_onetrainer_optimizer(builder: ImportBuilder) -> None:
     wanted = builder.get("optimizer.optimizer")
-    name, near = optimizer(wanted)
+    name, near = equivalent_optimizer(wanted)
     builder.change("optimizer.optimizer", near or equal(wanted, name), {"optimizer_type": name})
-    word = plain(wanted)
+    word = simplify_name(wanted)
     arguments: list[str] = []
     used = [*_betas(builder, word, arguments), *_eps(builder, word, arguments)]
-    usual = TABLES["argument_defaults"].get(word, {})
-    for argument in dict.fromkeys(["weight_decay", *usual, *TABLES["arguments"].get(word, ())]):
+    usual = ONETRAINER_TABLES["argument_defaults"].get(word, {})
+    for argument in dict.fromkeys(["weight_decay", *usual, *ONETRAINER_TABLES["arguments"].get(word, ())]):
         key = f"optimizer.{argument}"
         value = builder.get(key) if builder.get(key) is not None else usual.get(argument)
         is_off = value is False and argument not in usual and argument != "decouple"
@@ -40,7 +40,7 @@ def _optimizer(builder: ImportBuilder) -> None:
             arguments.append(f"{argument}={value}".replace(" ", ""))
             used.append(key)
     if word.startswith("schedulefree") and (steps := builder.number("learning_rate_warmup_steps")):
-        arguments.append(f"warmup_steps={_batches(builder, steps):g}")
+        arguments.append(f"warmup_steps={_batches_to_steps(builder, steps):g}")
     if arguments:
         builder.values["optimizer_args"], builder.keys["optimizer_args"] = arguments, "optimizer.optimizer"
     builder.explain("becomes one of optimizer_args", *used)
@@ -89,16 +89,16 @@ def _fused(builder: ImportBuilder, name: str) -> None:
         builder.ignore(key, "fused_backward_pass is for Adafactor on whole models, without accumulation")
 
 
-def _batches(builder: ImportBuilder, steps: float) -> float:
+def _batches_to_steps(builder: ImportBuilder, steps: float) -> float:
     """Convert a warm-up in batches to optimizer steps; values up to 1 are a share in both."""
     return steps if steps <= 1 else max(1, int(steps // max(1, builder.number("gradient_accumulation_steps") or 1)))
 
 
-def _schedule(builder: ImportBuilder) -> None:
+def _import_onetrainer_schedule(builder: ImportBuilder) -> None:
     name = str(builder.get("learning_rate_scheduler"))
     warmup = builder.number("learning_rate_warmup_steps") or 0.0
-    chosen, why = TABLES["schedules"].get(name), ""
-    free = plain(builder.get("optimizer.optimizer")).find("schedulefree") >= 0
+    chosen, why = ONETRAINER_TABLES["schedules"].get(name), ""
+    free = simplify_name(builder.get("optimizer.optimizer")).find("schedulefree") >= 0
     values: JsonObject = {}
     if free:
         chosen, warmup, why = "constant", 0.0, "the optimizer needs no schedule"
@@ -113,11 +113,11 @@ def _schedule(builder: ImportBuilder) -> None:
             builder.ignore("learning_rate_min_factor", "only cosine_with_min_lr ends above 0 here")
     if chosen == "constant" and warmup:
         chosen = "constant_with_warmup"
-    said = equal(name, chosen) if chosen and name != "REX" else nearest(name, chosen := chosen or "constant")
+    said = equal(name, chosen) if chosen and name != "REX" else say_nearest(name, chosen := chosen or "constant")
     said = Message("{what}: {why}", what=said, why=why) if why else said
     builder.change("learning_rate_scheduler", said, {"lr_scheduler": chosen, **values})
     if warmup and chosen != "adafactor":
-        steps = _batches(builder, warmup)
+        steps = _batches_to_steps(builder, warmup)
         # A share of 1 would mean one step.
         builder.rename("learning_rate_warmup_steps", "lr_warmup_steps", min(steps, 0.9999) if warmup <= 1 else steps)
     else:
@@ -145,7 +145,7 @@ def _factor(builder: ImportBuilder) -> float:
     return factor
 
 
-def _rates(builder: ImportBuilder) -> None:
+def _import_onetrainer_rates(builder: ImportBuilder) -> None:
     """The trained parts and their learning rates."""
     factor, part = _factor(builder), image_part(builder)
 
@@ -156,8 +156,8 @@ def _rates(builder: ImportBuilder) -> None:
     base, own = rate("learning_rate") or 0.0, rate(f"{part}.learning_rate")
     is_chroma = builder.get("model_type") == "CHROMA_1"  # T5 is its only text encoder
     several = builder.family in ("sdxl", "flux") and not is_chroma
-    learns = [is_on(builder.get(f"{name}.train")) and (several or name == ENCODERS[0]) for name in ENCODERS]
-    rates = [(base if (r := rate(f"{n}.learning_rate")) is None else r) for n in ENCODERS]
+    learns = [is_on(builder.get(f"{name}.train")) and (several or name == ENCODER_KEYS[0]) for name in ENCODER_KEYS]
+    rates = [(base if (r := rate(f"{n}.learning_rate")) is None else r) for n in ENCODER_KEYS]
     rates = [r if on else 0.0 for r, on in zip(rates, learns, strict=True)]
     if builder.adapters:
         builder.change("learning_rate", said_of({"learning_rate": f"{base:g}"}), {"learning_rate": base})
@@ -167,10 +167,10 @@ def _rates(builder: ImportBuilder) -> None:
     else:
         rate_here = base if own is None else own
         builder.change("learning_rate", said_of({"learning_rate": f"{rate_here:g}"}), {"learning_rate": rate_here})
-        _encoders(builder, learns, rates)
+        _import_encoder_training(builder, learns, rates)
     _frozen(builder, part, learns)
     _stops(builder, learns)
-    for name in (part, *ENCODERS):
+    for name in (part, *ENCODER_KEYS):
         for key in (f"{name}.train", f"{name}.learning_rate"):
             if key in builder.left() and builder.source[key] is not None:
                 builder.change(key, "is part of the learning rates")
@@ -186,10 +186,10 @@ def _encoder_adapters(builder: ImportBuilder, learns: list[bool], rates: list[fl
     if builder.family == "flux" and learns[t5]:
         arguments = [*builder.values.get("network_args", ()), "train_t5xxl=True"]
         said = "network_args train_t5xxl=True"
-        builder.change(f"{ENCODERS[t5]}.train", said, {"network_args": arguments})
+        builder.change(f"{ENCODER_KEYS[t5]}.train", said, {"network_args": arguments})
 
 
-def _encoders(builder: ImportBuilder, learns: list[bool], rates: list[float]) -> None:
+def _import_encoder_training(builder: ImportBuilder, learns: list[bool], rates: list[float]) -> None:
     if builder.family != "sdxl":
         if any(learns):
             titles = {"flux": "FLUX.1", "flux_2": "FLUX.2", "zimage": "Z-Image", "anima": "Anima"}
@@ -218,7 +218,7 @@ def _frozen(builder: ImportBuilder, part: str, learns: list[bool]) -> None:
 
 def _stops(builder: ImportBuilder, learns: list[bool]) -> None:
     total = builder.number("epochs") or 0
-    for name, on in zip(ENCODERS, learns, strict=True):
+    for name, on in zip(ENCODER_KEYS, learns, strict=True):
         key, unit = f"{name}.stop_training_after", str(builder.get(f"{name}.stop_training_after_unit") or "EPOCH")
         count = builder.number(key)
         if on and unit != "NEVER" and count and not (unit == "EPOCH" and count >= total):
@@ -227,7 +227,7 @@ def _stops(builder: ImportBuilder, learns: list[bool]) -> None:
         builder.explain("parts learn to the end here", key, f"{key}_unit")
 
 
-def _steps(builder: ImportBuilder) -> None:
+def _import_onetrainer_steps(builder: ImportBuilder) -> None:
     """Gradient clipping, EMA, and the half precision that they depend on."""
     clip = builder.number("clip_grad_norm")
     builder.change("clip_grad_norm", said_of({"max_grad_norm": f"{clip or 0:g}"}), {"max_grad_norm": clip or 0.0})
@@ -243,7 +243,7 @@ def _steps(builder: ImportBuilder) -> None:
         builder.empty("ema", *keys)
 
 
-def _loss(builder: ImportBuilder) -> None:
+def _import_onetrainer_loss(builder: ImportBuilder) -> None:
     kind, strength = str(builder.get("loss_weight_fn")), builder.number("loss_weight_strength")
     gamma = builder.number("min_snr_gamma")
     if gamma and not builder.given("loss_weight_fn"):
@@ -253,7 +253,7 @@ def _loss(builder: ImportBuilder) -> None:
     elif kind == "DEBIASED_ESTIMATION":
         builder.change("loss_weight_fn", "debiased_estimation_loss", {"debiased_estimation_loss": True})
     elif kind not in ("CONSTANT", "SIGMA"):
-        builder.ignore("loss_weight_fn", nearest(kind, "min_snr_gamma = 5"))
+        builder.ignore("loss_weight_fn", say_nearest(kind, "min_snr_gamma = 5"))
     elif kind == "SIGMA":
         said = "timesteps are weighed as in sd3, which needs sigma_scaled predictions; all count the same"
         builder.ignore("loss_weight_fn", said)
@@ -310,7 +310,7 @@ def _intervals(builder: ImportBuilder) -> None:
     builder.explain("belongs to the backups, which are states here", *keys)
 
 
-def _noise(builder: ImportBuilder) -> None:
+def _import_onetrainer_noise(builder: ImportBuilder) -> None:
     for key, option in (("offset_noise_weight", "noise_offset"), ("perturbation_noise_weight", "ip_noise_gamma")):
         if builder.number(key):
             builder.rename(key, option)
@@ -322,4 +322,12 @@ def _noise(builder: ImportBuilder) -> None:
         builder.empty(key)
 
 
-PARTS = (_optimizer, _schedule, _rates, _steps, _loss, _intervals, _noise)
+LEARNING_IMPORTS = (
+    _import_onetrainer_optimizer,
+    _import_onetrainer_schedule,
+    _import_onetrainer_rates,
+    _import_onetrainer_steps,
+    _import_onetrainer_loss,
+    _intervals,
+    _import_onetrainer_noise,
+)

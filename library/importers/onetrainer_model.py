@@ -1,13 +1,13 @@
 """Import OneTrainer's trained parts, their dtypes, and the adapters."""
 
 from library.config.json_types import JsonObject
-from library.config.problems import Message, MessageLike, listed, option_name, option_values
+from library.config.problems import Message, MessageLike, join_messages, option_name, option_values
 from library.importers.builder import ImportBuilder, is_on
-from library.importers.shared import BLOCKS, equal, load_tables, nearest, precision, said_of
+from library.importers.shared import BLOCK_COUNTS, equal, load_tables, precision, said_of, say_nearest
 
 EIGHT = load_tables("onetrainer")["eight_bit_formats"]
 SAME = ("FLOAT_8", "INT_8")
-ENCODERS = ("text_encoder", "text_encoder_2")
+ENCODER_KEYS = ("text_encoder", "text_encoder_2")
 
 
 def image_part(builder: ImportBuilder) -> str:
@@ -45,7 +45,7 @@ def _formats(builder: ImportBuilder) -> None:
     builder.change("train_dtype", said, values)
     key = f"{part}.weight_dtype" if f"{part}.weight_dtype" in builder.source else "weight_dtype"
     if kept in EIGHT and builder.adapters:
-        encoders = [name for name in ENCODERS if dtype(builder, name) in EIGHT]
+        encoders = [name for name in ENCODER_KEYS if dtype(builder, name) in EIGHT]
         _eight_bits(builder, key, kept, bool(encoders))
     elif key in builder.source:
         own = half if half in ("bf16", "fp16") else "float32"
@@ -60,14 +60,14 @@ def _eight_bits(builder: ImportBuilder, key: str, kept: str, encoders: bool) -> 
     if kept in ("FLOAT_W8A8", "FLOAT_W8A8_COMPRESSED"):
         ours["fp8_compute"] = True
     is_same = kept in SAME or "W8A8" in kept
-    builder.change(key, ", ".join(ours) if is_same else nearest(kept, ", ".join(ours)), ours)
+    builder.change(key, ", ".join(ours) if is_same else say_nearest(kept, ", ".join(ours)), ours)
     if builder.values["mixed_precision"] == "no":
         builder.values["mixed_precision"] = "bf16"
         builder.notes.append(Message("mixed_precision is bf16 instead of float32, which {name} needs", name=name))
 
 
 def _other_formats(builder: ImportBuilder) -> None:
-    for name in ENCODERS:
+    for name in ENCODER_KEYS:
         if builder.get(f"{name}.weight_dtype"):
             said = "text encoders have the format of fp8_base where that is set, else mixed_precision"
             builder.change(f"{name}.weight_dtype", said)
@@ -105,18 +105,18 @@ def _adapters(builder: ImportBuilder) -> None:
     arguments: list[str] = []
     if kind == "LORA" and not is_on(builder.get("lora_decompose")):
         said, module = "LoRA", {}
-        arguments = _layers(builder, int(rank), alpha or 1.0)
+        arguments = _import_adapter_layers(builder, int(rank), alpha or 1.0)
     else:
-        said, algo = _lycoris(builder, kind)
+        said, algo = _import_onetrainer_lycoris(builder, kind)
         module = {"network_module": "lycoris.kohya"}
         arguments = algo + _preset(builder)
         if dtype(builder, image_part(builder)) in EIGHT:
             arguments.append("bypass_mode=True")
     values = {**module, "network_args": arguments} if arguments else module
-    builder.change("peft_type", listed([said, " ".join(arguments)]) if arguments else said, values)
+    builder.change("peft_type", join_messages([said, " ".join(arguments)]) if arguments else said, values)
 
 
-def _lycoris(builder: ImportBuilder, kind: str) -> tuple[MessageLike, list[str]]:
+def _import_onetrainer_lycoris(builder: ImportBuilder, kind: str) -> tuple[MessageLike, list[str]]:
     decompose = ["dora_wd=True"] if is_on(builder.get("lora_decompose")) else []
     if kind == "LOKR":
         if size := builder.number("lokr_dim"):
@@ -133,7 +133,7 @@ def _lycoris(builder: ImportBuilder, kind: str) -> tuple[MessageLike, list[str]]
     elif kind == "LOHA":
         said, algo = equal("LoHa", "LyCORIS"), ["algo=loha"]
     elif kind.startswith("OFT"):
-        said, algo = nearest("OFT", "LyCORIS"), ["algo=diag-oft"]
+        said, algo = say_nearest("OFT", "LyCORIS"), ["algo=diag-oft"]
     else:
         said, algo = equal(kind, "LyCORIS"), ["algo=lora", *decompose]
     for key in builder.left():
@@ -151,12 +151,12 @@ def _filter(builder: ImportBuilder) -> str:
 
 def _preset(builder: ImportBuilder) -> list[str]:
     chosen = _filter(builder)
-    known = {"attn-mlp": "attn-mlp", "attn-only": "attn-only", "blocks": "attn-mlp"}
-    _say_layers(builder, equal(chosen, f"preset={known.get(chosen, 'full')}"))
-    return [f"preset={known[chosen]}"] if chosen in known else []
+    presets = {"attn-mlp": "attn-mlp", "attn-only": "attn-only", "blocks": "attn-mlp"}
+    _say_layers(builder, equal(chosen, f"preset={presets.get(chosen, 'full')}"))
+    return [f"preset={presets[chosen]}"] if chosen in presets else []
 
 
-def _layers(builder: ImportBuilder, rank: int, alpha: float) -> list[str]:
+def _import_adapter_layers(builder: ImportBuilder, rank: int, alpha: float) -> list[str]:
     """The layers that get adapters, as arguments of networks.lora and networks.lora_flux."""
     chosen = _filter(builder)
     if builder.family == "sdxl":
@@ -164,7 +164,7 @@ def _layers(builder: ImportBuilder, rank: int, alpha: float) -> list[str]:
             _say_layers(builder, "full: convolutions get adapters, too (conv_dim, conv_alpha)")
             return [f"conv_dim={rank}", f"conv_alpha={alpha:g}"]
         same = chosen == "attn-mlp" or chosen == "attentions"
-        _say_layers(builder, "attn-mlp is what LoRA does here" if same else nearest(chosen, "attn-mlp"))
+        _say_layers(builder, "attn-mlp is what LoRA does here" if same else say_nearest(chosen, "attn-mlp"))
         return []
     if builder.family in ("qwen_image", "zimage") and chosen in ("full", "blocks"):
         _say_layers(builder, Message("{layers}: the modulation gets adapters, too", layers=chosen))
@@ -177,7 +177,7 @@ def _layers(builder: ImportBuilder, rank: int, alpha: float) -> list[str]:
         _say_layers(builder, "attn-mlp: the modulation gets no adapters")
         return ["img_mod_dim=0", "txt_mod_dim=0", "single_mod_dim=0"] if builder.family == "flux" else []
     same = Message("all layers of the blocks get adapters")
-    _say_layers(builder, same if chosen in ("full", "blocks") else nearest(chosen, same))
+    _say_layers(builder, same if chosen in ("full", "blocks") else say_nearest(chosen, same))
     return []
 
 
@@ -196,8 +196,8 @@ def _checkpointing(builder: ImportBuilder) -> None:
     offloaded = offloaded and builder.source.get("enable_activation_offloading", True) is not False
     values: JsonObject = {"gradient_checkpointing": word in ("ON", "TRUE", "1", "CPU_OFFLOADED")}
     said = said_of({"gradient_checkpointing": str(values["gradient_checkpointing"]).lower()})
-    if share and builder.family in BLOCKS:
-        blocks, most = BLOCKS[builder.family]
+    if share and builder.family in BLOCK_COUNTS:
+        blocks, most = BLOCK_COUNTS[builder.family]
         values["blocks_to_swap"] = min(most, max(1, round(share * blocks)))
         option = said_of({"blocks_to_swap": values["blocks_to_swap"]})
         said = Message("{option}, for {share} of the layers", option=option, share=f"{share:g}")
@@ -217,7 +217,7 @@ def _checkpointing(builder: ImportBuilder) -> None:
             builder.ignore(key, Message("said by {part}; it is not supported for other parts", part=part))
 
 
-def _captions(builder: ImportBuilder) -> None:
+def _import_onetrainer_captions(builder: ImportBuilder) -> None:
     """Options of captions for the text encoders."""
     if builder.family == "flux":
         own = "text_encoder" if builder.get("model_type") == "CHROMA_1" else "text_encoder_2"  # which of them is T5
@@ -236,13 +236,13 @@ def _captions(builder: ImportBuilder) -> None:
     ):
         if key in builder.left():
             builder.ignore(key, "the layer and length that the model was made with are used")
-    rates = [builder.number(f"{name}.dropout_probability") or 0.0 for name in ENCODERS]
+    rates = [builder.number(f"{name}.dropout_probability") or 0.0 for name in ENCODER_KEYS]
     if any(rates):
         template = "{option}; both text encoders miss the same captions here"
         said = Message(template, option=option_values({"caption_dropout_rate": f"{max(rates):g}"}))
-        for name, rate in zip(ENCODERS, rates, strict=True):
+        for name, rate in zip(ENCODER_KEYS, rates, strict=True):
             if rate:
                 builder.change(f"{name}.dropout_probability", said, {"caption_dropout_rate": max(rates)})
 
 
-PARTS = (_formats, _adapters, _checkpointing, _captions)
+MODEL_IMPORTS = (_formats, _adapters, _checkpointing, _import_onetrainer_captions)

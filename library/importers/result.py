@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Message, MessageLike, Problem, counted, listed, option_name
+from library.config.problems import Message, MessageLike, Problem, counted, join_messages, option_name
 from library.config.run_config import RunConfig
-from library.config.schema import changed, flat, options
+from library.config.schema import changed, flatten_sections, options_of
 
 Kind = Literal["kept", "renamed", "changed", "ineffective", "ignored", "unknown", "empty", "default"]
 TO_FIX = "to fix: {problem}"
@@ -41,7 +41,7 @@ class Imported:
         """A copy whose options name the files that were written, by option."""
         config = self.config
         for name, path in paths.items():
-            part = options(type(config))[name].section
+            part = options_of(type(config))[name].section
             config = replace(config, **{part: replace(getattr(config, part), **{name: path})})
         return replace(self, config=config)
 
@@ -56,7 +56,7 @@ class Imported:
             Message("{key} is now {option}", key=outcome.key, option=option_name(str(outcome.text)))
             for outcome in self.of("renamed")
         ]
-        every = listed(self._defaults())
+        every = join_messages(self._defaults())
         template = "not in the file, so {trainer} has: {values}"
         defaults = [Message(template, trainer=self.program, values=every)] if every else []
         grouped = _grouped(self.of("ignored"))
@@ -85,7 +85,7 @@ class Imported:
     def account(self) -> JsonObject:
         """The whole report as JSON."""
         outcomes = [{"key": one.key, "became": one.kind, "text": one.text, **_meant(one)} for one in self.outcomes]
-        settings = {name: _plain(value) for name, value in flat(changed(self.config)).items()}
+        settings = {name: _as_json(value) for name, value in flatten_sections(changed(self.config)).items()}
         remarks = {"notes": list(self.notes), "problems": list(self.problems), "files": dict(self.texts)}
         head = {"trainer": self.trainer, "script": self.config.script, "guessed": self.guess}
         return {**head, "settings": settings, "keys": outcomes, **remarks}
@@ -132,10 +132,10 @@ def _grouped(outcomes: Iterable[KeyOutcome]) -> list[tuple[MessageLike, str]]:
 
 
 def _meant(outcome: KeyOutcome) -> JsonObject:
-    return {"fix": {name: _plain(value) for name, value in outcome.fix.items()}} if outcome.fix else {}
+    return {"fix": {name: _as_json(value) for name, value in outcome.fix.items()}} if outcome.fix else {}
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """A value of an option as JSON."""
     if isinstance(value, tuple):
         return list(value)

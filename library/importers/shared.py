@@ -10,18 +10,18 @@ from typing import Any, get_args
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Message, MessageLike, Problem, ngettext, option_values
-from library.config.problems import listed as listed_texts
-from library.config.reading import sizes
+from library.config.problems import join_messages as listed_texts
+from library.config.reading import parse_resolution
 from library.config.sections.learning import OptimizerName
 from library.config.values import quoted
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, to_number
 from library.importers.result import KeyOutcome
 
-FULL = {"fp32", "float32", "float_32", "float", "no"}
+FULL_PRECISION_WORDS = {"fp32", "float32", "float_32", "float", "no"}
 ONLY = Message("this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image, Z-Image and Anima")
 NO_MODEL = "this file of {trainer} names no model in {key}; name the training with --script"
 # Blocks that a share refers to (double blocks of FLUX, and pairs of single ones), and how many can be swapped.
-BLOCKS = {"flux": (38, 35), "flux_2": (20, 19), "qwen_image": (60, 59), "zimage": (30, 29), "anima": (28, 26)}
+BLOCK_COUNTS = {"flux": (38, 35), "flux_2": (20, 19), "qwen_image": (60, 59), "zimage": (30, 29), "anima": (28, 26)}
 # The timestep_sampling that shifts by the size of an image, by family.
 SIZE_SHIFTS = {
     "flux": "flux_shift",
@@ -57,12 +57,12 @@ def load_tables(program: str) -> JsonObject:
     return {**found, "ignored": reasons}
 
 
-def dotted(found: JsonMapping, before: str = "") -> JsonObject:
+def flatten_tables(found: JsonMapping, before: str = "") -> JsonObject:
     """Nested tables -> keys with dots. Lists are unchanged."""
     flat: JsonObject = {}
     for key, value in found.items():
         if isinstance(value, Mapping) and value:
-            flat |= dotted(value, f"{before}{key}.")
+            flat |= flatten_tables(value, f"{before}{key}.")
         else:
             flat[f"{before}{key}"] = value
     return flat
@@ -120,7 +120,7 @@ def guidance(builder: ImportBuilder, scale: JsonValue) -> JsonValue:
     return scale if builder.family != "zimage" or number is None else f"{max(0.0, number - 1.0):g}"
 
 
-def tables(value: JsonValue, key: str = "", notes: list[MessageLike] | None = None) -> list[JsonMapping]:
+def tables_of_list(value: JsonValue, key: str = "", notes: list[MessageLike] | None = None) -> list[JsonMapping]:
     """Return the tables of a list; none for any other value. Other entries are reported in `notes`, by `key`."""
     listed = value if isinstance(value, list) else []
     others = [
@@ -137,7 +137,7 @@ def tables(value: JsonValue, key: str = "", notes: list[MessageLike] | None = No
     return [table for table in listed if isinstance(table, Mapping)]
 
 
-def texts(value: JsonValue, key: str, notes: list[MessageLike]) -> list[str]:
+def texts_of_list(value: JsonValue, key: str, notes: list[MessageLike]) -> list[str]:
     """Return the texts and numbers of a list as texts; other entries are reported in `notes`."""
     listed = value if isinstance(value, list) else []
     others = [
@@ -167,7 +167,9 @@ def table_in(outer: JsonMapping, key: str, place: MessageLike, notes: list[Messa
     return {}
 
 
-def take(builder: ImportBuilder, names: Mapping[str, str], read: Callable[[Any], Any] = lambda value: value) -> None:
+def import_keys(
+    builder: ImportBuilder, names: Mapping[str, str], read: Callable[[Any], Any] = lambda value: value
+) -> None:
     """Import keys that are options of the same or another name."""
     for key, option in names.items():
         if (value := builder.get(key)) is not None:
@@ -198,10 +200,10 @@ def precision(value: JsonValue, full: str = "no") -> str:
     """The name of a dtype -> ours; `full` for all but 16-bit dtypes."""
     word = str(value).casefold()
     half = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16"}.get(word.replace("_", ""))
-    return half or (full if word in FULL else str(value))
+    return half or (full if word in FULL_PRECISION_WORDS else str(value))
 
 
-def plain(name: object) -> str:
+def simplify_name(name: object) -> str:
     """The name in lower case, without punctuation: ADAMW_8BIT and adamw8bit are the same."""
     return "".join(letter for letter in str(name).casefold() if letter.isalnum())
 
@@ -210,7 +212,7 @@ def equal(theirs: object, ours: MessageLike) -> Message:
     return Message("{theirs} is {ours} here", theirs=theirs, ours=ours)
 
 
-def nearest(theirs: object, ours: MessageLike) -> Message:
+def say_nearest(theirs: object, ours: MessageLike) -> Message:
     return Message("{theirs} is not offered here; the nearest is {ours}", theirs=theirs, ours=ours)
 
 
@@ -239,12 +241,12 @@ def merged_from_hub(builder: ImportBuilder, key: str, path: str) -> None:
 
 
 def said_of(values: JsonMapping) -> Message:
-    return option_values({name: _shown(value) for name, value in values.items()})
+    return option_values({name: _value_text(value) for name, value in values.items()})
 
 
-def _shown(value: JsonValue) -> str:
+def _value_text(value: JsonValue) -> str:
     if isinstance(value, list):
-        return " ".join(map(_shown, value))
+        return " ".join(map(_value_text, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -257,14 +259,14 @@ def optimizer_args(values: JsonMapping) -> list[str]:
     return arguments
 
 
-def optimizer(name: object) -> tuple[str, MessageLike]:
+def equivalent_optimizer(name: object) -> tuple[str, MessageLike]:
     """The equivalent optimizer, and a sentence where it differs: ("AdamW8bit", "")."""
-    tables, word = load_tables("optimizers"), plain(name)
+    tables, word = load_tables("optimizers"), simplify_name(name)
     known = tables["same"].get(tables["nearest"].get(word, word))
     if known is None:
         return str(name), ""
     here = next(choice for choice in known if choice in get_args(OptimizerName) or choice == known[-1])
-    return here, nearest(name, here) if word in tables["nearest"] else ""
+    return here, say_nearest(name, here) if word in tables["nearest"] else ""
 
 
 def split_path(path: str) -> tuple[str, str]:
@@ -296,7 +298,7 @@ def joined_sizes(found: Sequence[Sequence[int]]) -> JsonValue:
 def small_buckets(resolution: JsonValue) -> JsonObject:
     """A lower bucket limit for resolutions below our default limit, which the other trainers do not have."""
     try:
-        found = sizes(resolution)
+        found = parse_resolution(resolution)
     except ConfigError:
         return {}
     least = min(side for size in found for side in size)

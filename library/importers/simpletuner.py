@@ -3,11 +3,11 @@
 import re
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, listed, option_name, option_names
+from library.config.problems import ConfigError, Message, join_messages, option_name, option_names
 from library.importers import simpletuner_data, simpletuner_learning
 from library.importers.builder import ImportBuilder, is_empty, is_on
 from library.importers.shared import (
-    BLOCKS,
+    BLOCK_COUNTS,
     ENCODED_ONCE,
     NO_MODEL,
     ONLY,
@@ -16,21 +16,21 @@ from library.importers.shared import (
     chooses_edit,
     chooses_version,
     equal,
+    import_keys,
     is_hub_name,
     load_tables,
     merged_from_hub,
-    nearest,
     own_name,
     precision,
     rest,
     said_of,
+    say_nearest,
     set_by,
-    take,
 )
 
 TRAINER = "SimpleTuner"
 APPLIES_EXIF = True  # its TrainingSample calls exif_transpose
-TABLES = load_tables("simpletuner")
+SIMPLETUNER_TABLES = load_tables("simpletuner")
 ADAPTERS_ALONE = ("lora_rank", "lora_alpha", "lora_dropout", "lora_type", "init_lora", "lycoris_config")
 OTHER_METHODS = {
     "controlnet": "ControlNet",
@@ -40,64 +40,73 @@ OTHER_METHODS = {
 }
 
 
-def fits(found: JsonMapping) -> bool:
+def recognises(settings: JsonMapping) -> bool:
     """Whether this is a file of SimpleTuner."""
-    keys = {key.removeprefix("--") for key in found}
+    keys = {key.removeprefix("--") for key in settings}
     telling = {"data_backend_config", "model_flavour", "lora_rank", "base_model_precision"}
     return "model_family" in keys and not telling.isdisjoint(keys)
 
 
-def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key -> our values and its outcome. Raises ConfigError for unsupported models and methods."""
-    given, names = _today(found)
-    _refuse(given)
-    script = script or _script(given)
-    defaults = {key: value for key, value in TABLES["defaults"].items() if is_empty(given.get(key))}
+    given, names = _today(settings)
+    _refuse_method(given)
+    script = script or _simpletuner_script(given)
+    defaults = {key: value for key, value in SIMPLETUNER_TABLES["defaults"].items() if is_empty(given.get(key))}
     if not script.endswith("_network"):
         defaults.pop("lora_rank", None)
     absent = frozenset(defaults.keys() - given.keys())
     builder = ImportBuilder({**given, **defaults}, script, TRAINER, absent=absent, names=names)
-    take(builder, TABLES["renamed"])
-    take(builder, {key: option for key, option in TABLES["numbers"].items() if builder.number(key)})
-    for part in (_model, _precision, _output, *simpletuner_learning.PARTS, *simpletuner_data.PARTS, _text):
+    import_keys(builder, SIMPLETUNER_TABLES["renamed"])
+    import_keys(builder, {key: option for key, option in SIMPLETUNER_TABLES["numbers"].items() if builder.number(key)})
+    for part in (
+        _import_simpletuner_model,
+        _import_simpletuner_precision,
+        _import_simpletuner_output,
+        *simpletuner_learning.SIMPLETUNER_IMPORTS,
+        *simpletuner_data.DATA_IMPORTS,
+        _import_captions,
+    ):
         part(builder)
     if not builder.adapters:
         for key in ADAPTERS_ALONE:
             if key in builder.source:
                 builder.ignore(key, "the whole model is trained")
-                builder.values.pop(TABLES["renamed"].get(key, TABLES["numbers"].get(key, "")), None)
-    rest(builder, TABLES["ignored"])
+                builder.values.pop(
+                    SIMPLETUNER_TABLES["renamed"].get(key, SIMPLETUNER_TABLES["numbers"].get(key, "")), None
+                )
+    rest(builder, SIMPLETUNER_TABLES["ignored"])
     if given.get("model_family") == "chroma" and builder.family == "flux":
         chooses_chroma(builder, "model_family")
     return builder
 
 
-def _today(found: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
+def _today(settings: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
     """The keys without -- and under their current names, and {current name: name in the file} of those."""
-    given: JsonObject = {}
+    current: JsonObject = {}
     names: dict[str, str] = {}
-    for key, value in found.items():
+    for key, value in settings.items():
         plain = key.removeprefix("--")
-        new = TABLES["old"].get(plain, plain)
-        new = plain if new in given else new
-        given[new] = value
+        new = SIMPLETUNER_TABLES["old"].get(plain, plain)
+        new = plain if new in current else new
+        current[new] = value
         if new != key:
             names[new] = key
-    return given, names
+    return current, names
 
 
-def _refuse(given: JsonMapping) -> None:
+def _refuse_method(settings: JsonMapping) -> None:
     """Raise ConfigError, naming the method, if it trains neither a LoRA nor a whole model."""
     what = next(
         (
             what
             for key, what in OTHER_METHODS.items()
-            if not is_empty(given.get(key)) and (is_on(given[key]) or key == "distillation_method")
+            if not is_empty(settings.get(key)) and (is_on(settings[key]) or key == "distillation_method")
         ),
         "",
     )
-    kind = str(given.get("model_type") or "full").casefold()
-    if "refiner" in str(given.get("model_flavour")):
+    kind = str(settings.get("model_type") or "full").casefold()
+    if "refiner" in str(settings.get("model_flavour")):
         what = what or OTHER_METHODS["refiner_training"]
     if kind not in ("lora", "full"):
         what = what or kind
@@ -110,47 +119,47 @@ def _refuse(given: JsonMapping) -> None:
         )
 
 
-def _script(given: JsonMapping) -> str:
-    kind = str(given.get("model_family") or "").casefold()
+def _simpletuner_script(settings: JsonMapping) -> str:
+    kind = str(settings.get("model_family") or "").casefold()
     if not kind:
         raise ConfigError(NO_MODEL, trainer=TRAINER, key="model_family")
-    family = TABLES["families"].get(kind)
+    family = SIMPLETUNER_TABLES["families"].get(kind)
     if family is None:
-        model = TABLES["other_models"].get(kind, kind)
+        model = SIMPLETUNER_TABLES["other_models"].get(kind, kind)
         raise ConfigError(
             "this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
             trainer=TRAINER,
             model=model,
             advice=ONLY,
         )
-    return f"{family}_train_network" if str(given.get("model_type")).casefold() == "lora" else f"{family}_train"
+    return f"{family}_train_network" if str(settings.get("model_type")).casefold() == "lora" else f"{family}_train"
 
 
-def _model(builder: ImportBuilder) -> None:
+def _import_simpletuner_model(builder: ImportBuilder) -> None:
     """The files of the model, and which of the models with the same files it is."""
     kind, flavour = str(builder.get("model_family")), str(builder.get("model_flavour") or "")
-    known = TABLES["models"].get(kind, {})
+    models = SIMPLETUNER_TABLES["models"].get(kind, {})
     key = "pretrained_model_name_or_path"
-    base = builder.get(key) or known.get(flavour) or next(iter(known.values()), None)
+    base = builder.get(key) or models.get(flavour) or next(iter(models.values()), None)
     words = f"{flavour} {own_name(base)}".casefold()
     relative = next((one for one in ("kontext", "krea") if one in words and builder.family == "flux"), "")
     values = {"model_type": relative} if relative else {}
-    chosen = listed([builder.script, *([said_of(values)] if values else [])])
+    chosen = join_messages([builder.script, *([said_of(values)] if values else [])])
     builder.change("model_family", Message("chooses the script: {script}", script=chosen), values)
     builder.change("model_type", Message("chooses the script: {script}", script=builder.script))
     chooses_version(builder, "model_family", re.sub(r"^klein", "klein-base", words))
-    chooses_edit(builder, "model_family", own_name(known.get(flavour) or base))
+    chooses_edit(builder, "model_family", own_name(models.get(flavour) or base))
     if base:
         builder.assume(key, base)
         builder.keep(key, base)
     _assistant(builder, flavour)
-    _parts(builder, base)
+    _import_other_networks(builder, base)
 
 
 def _assistant(builder: ImportBuilder, flavour: str) -> None:
     """Map the adapter that SimpleTuner by default merges into a distilled model before the training."""
     key = "assistant_lora_path"
-    usual = TABLES["assistants"].get(f"{builder.get('model_family')} {flavour or 'turbo'}")
+    usual = SIMPLETUNER_TABLES["assistants"].get(f"{builder.get('model_family')} {flavour or 'turbo'}")
     path = builder.get(key) or usual
     if (name := builder.get("assistant_lora_weight_name")) and str(path).count("/") == 1:
         path = f"{path}/{name}"
@@ -165,14 +174,14 @@ def _assistant(builder: ImportBuilder, flavour: str) -> None:
     builder.empty("disable_assistant_lora", "assistant_lora_strength", "assistant_lora_inference_strength")
 
 
-def _parts(builder: ImportBuilder, base: object) -> None:
+def _import_other_networks(builder: ImportBuilder, base: object) -> None:
     """Networks that are not those of the base model."""
     own = {
         "pretrained_vae_model_name_or_path": "ae" if builder.family == "flux" else "vae",
         "pretrained_t5_model_name_or_path": "t5xxl",
         "qwen_text_encoder_model_name_or_path": "text_encoder",
     }
-    take(builder, own)
+    import_keys(builder, own)
     key = next(
         (
             f"pretrained_{part}_model_name_or_path"
@@ -190,7 +199,7 @@ def _parts(builder: ImportBuilder, base: object) -> None:
         builder.change("pretrained_model_name_or_path", said, beside)
 
 
-def _precision(builder: ImportBuilder) -> None:
+def _import_simpletuner_precision(builder: ImportBuilder) -> None:
     half = precision(builder.get("mixed_precision") or "bf16")
     values: JsonObject = {"mixed_precision": half}
     if not builder.adapters and half != "no":
@@ -205,9 +214,9 @@ def _precision(builder: ImportBuilder) -> None:
     else:
         option = "fp8_base_unet" if "fp8" in kind or "float8" in kind else "int8_base"
         same = "8" in kind.partition("-")[0]
-        builder.change(key, equal(kind, option) if same else nearest(kind, option), {option: True})
-    if (count := builder.number("musubi_blocks_to_swap")) and builder.family in BLOCKS:
-        builder.values["blocks_to_swap"] = min(int(count), BLOCKS[builder.family][1])
+        builder.change(key, equal(kind, option) if same else say_nearest(kind, option), {option: True})
+    if (count := builder.number("musubi_blocks_to_swap")) and builder.family in BLOCK_COUNTS:
+        builder.values["blocks_to_swap"] = min(int(count), BLOCK_COUNTS[builder.family][1])
     backend = str(builder.get("dynamo_backend") or "no").casefold()
     if backend not in ("no", "none"):
         values = {"compile": True, "compile_backend": backend}
@@ -215,7 +224,7 @@ def _precision(builder: ImportBuilder) -> None:
     builder.empty("dynamo_backend")
 
 
-def _output(builder: ImportBuilder) -> None:
+def _import_simpletuner_output(builder: ImportBuilder) -> None:
     every = builder.number("checkpoint_step_interval")
     epochs = builder.number("checkpoint_epoch_interval")
     if epochs:
@@ -240,13 +249,13 @@ def _output(builder: ImportBuilder) -> None:
         builder.rename("report_to", "log_with", report)
         if "logging_dir" not in builder.values and report != "wandb":
             set_by(builder, "logging_dir", said_of({"logging_dir": "logs"}), {"logging_dir": "logs"})
-        take(builder, {"tracker_project_name": "log_tracker_name"})
+        import_keys(builder, {"tracker_project_name": "log_tracker_name"})
         if report == "wandb":
-            take(builder, {"tracker_run_name": "wandb_run_name"})
+            import_keys(builder, {"tracker_run_name": "wandb_run_name"})
     builder.explain("nothing is logged", "report_to", "tracker_project_name") if report == "none" else None
 
 
-def _text(builder: ImportBuilder) -> None:
+def _import_captions(builder: ImportBuilder) -> None:
     """Caches of captions, which exclude what changes them, and the length of captions."""
     values = {"cache_latents": True, "cache_latents_to_disk": True}
     values |= {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}

@@ -13,36 +13,36 @@ from library.importers.shared import (
     guidance_flag,
     load_tables,
     said_of,
-    tables,
+    tables_of_list,
     told_prompts,
 )
 
-TABLES = load_tables("simpletuner")["datasets"]
-TRAINER = "SimpleTuner"
+DATASET_TABLES = load_tables("simpletuner")["datasets"]
+TRAINER_NAME = "SimpleTuner"
 OTHER_KINDS = {"video": "videos", "audio": "audio"}
 HELPERS = ("text_embeds", "image_embeds", "conditioning", "conditioning_image_embeds", "eval", "caption")
 
 
 def is_datasets(found: JsonValue) -> bool:
-    listed = tables(found)
+    listed = tables_of_list(found)
     return bool(listed) and all("id" in table for table in listed)
 
 
-def _datasets(builder: ImportBuilder) -> None:
+def _import_simpletuner_datasets(builder: ImportBuilder) -> None:
     key, listed = "data_backend_config", builder.get("data_backend_config")
     if not is_datasets(listed):
         _without_datasets(builder, key)
         return
     used = [
         one
-        for one in tables(listed, key, builder.notes)
+        for one in tables_of_list(listed, key, builder.notes)
         if not is_on(one.get("disabled")) and not is_on(one.get("disable"))
     ]
     kinds = {str(one.get("dataset_type") or "image") for one in used}
     if "image" not in kinds and (other := next((OTHER_KINDS[kind] for kind in kinds if kind in OTHER_KINDS), "")):
         raise ConfigError(
             "this file of {trainer} trains on {what}, which is not done here: use {trainer} for it",
-            trainer=TRAINER,
+            trainer=TRAINER_NAME,
             what=other,
         )
     beside = {str(one["id"]): one for one in used if one.get("dataset_type") == "conditioning"}
@@ -62,7 +62,7 @@ def _datasets(builder: ImportBuilder) -> None:
         table = {**{name: value for name, value in shared.items() if not is_empty(value)}, **one}
         if _is_left_out(builder, table):
             continue
-        subset = _subset(builder, table, beside)
+        subset = _simpletuner_subset(builder, table, beside)
         masked = masked or "conditioning_data_dir" in subset
         sets.append((_own(builder, table), [subset]))
         _note(builder, one)
@@ -76,7 +76,7 @@ def _datasets(builder: ImportBuilder) -> None:
 def _without_datasets(builder: ImportBuilder, key: str) -> None:
     """Say why there are no data sets, and take the size of the images from the settings alone."""
     listed = builder.get(key)
-    if unnamed := [str(at) for at, table in enumerate(tables(listed), 1) if "id" not in table]:
+    if unnamed := [str(at) for at, table in enumerate(tables_of_list(listed), 1) if "id" not in table]:
         template = "data sets in it have no id, by which others name them ({numbers}): give each one, and import again"
         builder.ignore(key, Message(template, numbers=", ".join(unnamed)))
     elif listed:
@@ -133,7 +133,7 @@ def _own(builder: ImportBuilder, table: JsonMapping) -> JsonObject:
     return own | ({"batch_size": int(count)} if count and count > 1 else {})
 
 
-def _subset(builder: ImportBuilder, table: JsonMapping, beside: Mapping[str, JsonMapping]) -> JsonObject:
+def _simpletuner_subset(builder: ImportBuilder, table: JsonMapping, beside: Mapping[str, JsonMapping]) -> JsonObject:
     strategy, words = str(table.get("caption_strategy") or "textfile"), table.get("instance_prompt")
     subset: JsonObject = {
         "image_dir": table["instance_data_dir"],
@@ -167,15 +167,15 @@ def _conditions(table: JsonMapping, beside: Mapping[str, JsonMapping]) -> Iterat
 
 def _note(builder: ImportBuilder, table: JsonMapping) -> None:
     """A sentence for each key of a data set that has no equivalent."""
-    for key in sorted(table.keys() - set(TABLES["known"])):
+    for key in sorted(table.keys() - set(DATASET_TABLES["known"])):
         value = table[key]
         if not is_empty(value) and value not in (False, 0):
             place = Message("data set {name}", name=table["id"])
-            reason = "images of every size are trained" if key in SIZES else NOT_HERE
+            reason = "images of every size are trained" if key in SIZE_KEYS else NOT_HERE
             builder.notes.append(Message("{place}: {key} is ignored: {reason}", place=place, key=key, reason=reason))
 
 
-SIZES = (
+SIZE_KEYS = (
     "minimum_image_size",
     "maximum_image_size",
     "target_downsample_size",
@@ -186,7 +186,7 @@ SIZES = (
 )
 
 
-def _samples(builder: ImportBuilder) -> None:
+def _import_simpletuner_samples(builder: ImportBuilder) -> None:
     library, one = builder.get("user_prompt_library"), builder.get("validation_prompt")
     prompts = [str(text) for text in library.values() if not is_empty(text)] if isinstance(library, Mapping) else []
     prompts = [*([str(one)] if one else []), *prompts]
@@ -213,7 +213,7 @@ def _samples(builder: ImportBuilder) -> None:
             "user_prompt_library",
         )
         return
-    builder.texts["sample_prompts"] = "\n".join(_line(builder, prompt) for prompt in prompts) + "\n"
+    builder.texts["sample_prompts"] = "\n".join(_simpletuner_prompt_line(builder, prompt) for prompt in prompts) + "\n"
     builder.explain(told_prompts(len(prompts)), *keys, "user_prompt_library")
     if by_epoch:
         builder.rename("validation_epoch_interval", "sample_every_n_epochs", int(by_epoch))
@@ -225,7 +225,7 @@ def _samples(builder: ImportBuilder) -> None:
     builder.explain("samples are generated", "validation_disable")
 
 
-def _line(builder: ImportBuilder, prompt: str) -> str:
+def _simpletuner_prompt_line(builder: ImportBuilder, prompt: str) -> str:
     """A prompt with the settings that SimpleTuner has for all."""
     sides = str(builder.get("validation_resolution") or "1024x1024").split(",")[0].casefold().split("x")
     width, height = (int(to_number(side) or 1024) for side in (sides[0], sides[-1]))
@@ -243,4 +243,4 @@ def _line(builder: ImportBuilder, prompt: str) -> str:
     return " ".join([*prompt.split(), *given])
 
 
-PARTS = (_datasets, _samples)
+DATA_IMPORTS = (_import_simpletuner_datasets, _import_simpletuner_samples)

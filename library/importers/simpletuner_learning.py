@@ -9,30 +9,30 @@ from library.importers.builder import ImportBuilder, is_on, to_number
 from library.importers.shared import (
     SIZE_SHIFTS,
     equal,
+    equivalent_optimizer,
     load_tables,
-    nearest,
-    optimizer,
     optimizer_args,
-    plain,
     said_of,
+    say_nearest,
     set_by,
+    simplify_name,
 )
 
-TABLES = load_tables("simpletuner")
+SIMPLETUNER_TABLES = load_tables("simpletuner")
 FULL_RANK = 10_000  # a rank of LoKr that stands for whole matrices
-PACKAGES = re.compile(r"^(optimi|bnb|ao|torch|deepspeed)-")
+OPTIMIZER_PREFIX = re.compile(r"^(optimi|bnb|ao|torch|deepspeed)-")
 BETAS = (("optimizer_beta1", "adam_beta1"), ("optimizer_beta2", "adam_beta2"))
 DIFFUSION_ALONE = ("snr_gamma", "noise_offset", "offset_noise", "input_perturbation", "use_soft_min_snr")
 
 
-def _network(builder: ImportBuilder) -> None:
+def _import_simpletuner_network(builder: ImportBuilder) -> None:
     if not builder.adapters:
         return
     kind = str(builder.get("lora_type") or "standard").casefold()
     rank, settings = builder.number("lora_rank") or 16, builder.get("lycoris_config")
     alpha = builder.number("lora_alpha")
     if kind == "lycoris" and isinstance(settings, Mapping):
-        _lycoris(builder, settings)
+        _import_simpletuner_lycoris(builder, settings)
         for key in ("lora_rank", "lora_alpha", "lora_dropout"):
             if key in builder.source:
                 builder.ignore(key, "lycoris_config says it")
@@ -54,7 +54,7 @@ def _network(builder: ImportBuilder) -> None:
         builder.ignore("lycoris_config", "lora_type is not lycoris")
 
 
-def _lycoris(builder: ImportBuilder, settings: Mapping[str, object]) -> None:
+def _import_simpletuner_lycoris(builder: ImportBuilder, settings: Mapping[str, object]) -> None:
     """The settings of a LyCORIS file."""
     algorithm = str(settings.get("algo") or "lokr")
     rank, alpha = (to_number(settings.get(key)) for key in ("linear_dim", "linear_alpha"))
@@ -65,7 +65,7 @@ def _lycoris(builder: ImportBuilder, settings: Mapping[str, object]) -> None:
     left = {"algo", "linear_dim", "linear_alpha", "multiplier", "apply_preset", "full_matrix"}
     arguments += optimizer_args({key: value for key, value in settings.items() if key not in left})
     quantized = {"fp8_base_unet", "int8_base"} & builder.values.keys()
-    if quantized and not any(one.startswith("bypass_mode") for one in arguments):
+    if quantized and not any(argument.startswith("bypass_mode") for argument in arguments):
         arguments.append("bypass_mode=True")
     values: JsonObject = {"network_module": "lycoris.kohya", "network_args": arguments}
     values |= {"network_dim": int(rank)} if rank else {}
@@ -76,12 +76,12 @@ def _lycoris(builder: ImportBuilder, settings: Mapping[str, object]) -> None:
         builder.notes.append(Message("chosen layers are said by network_args ({names})", names="preset"))
 
 
-def _optimizer(builder: ImportBuilder) -> None:
+def _import_simpletuner_optimizer(builder: ImportBuilder) -> None:
     wanted = str(builder.get("optimizer"))
-    bare = PACKAGES.sub("", wanted.casefold())
-    near = TABLES["optimizers"].get(plain(bare), "")
-    name, why = (near, nearest(wanted, near)) if near else optimizer(bare)
-    name = "bitsandbytes.optim.AdEMAMix8bit" if plain(bare).startswith("ademamix8") else name
+    bare = OPTIMIZER_PREFIX.sub("", wanted.casefold())
+    near = SIMPLETUNER_TABLES["optimizers"].get(simplify_name(bare), "")
+    name, why = (near, say_nearest(wanted, near)) if near else equivalent_optimizer(bare)
+    name = "bitsandbytes.optim.AdEMAMix8bit" if simplify_name(bare).startswith("ademamix8") else name
     builder.change("optimizer", why or equal(wanted, name), {"optimizer_type": name})
     settings: JsonObject = {}
     betas = [next((n for key in pair if (n := builder.number(key)) is not None), None) for pair in BETAS]
@@ -93,7 +93,7 @@ def _optimizer(builder: ImportBuilder) -> None:
             settings[argument] = builder.number(key)
             builder.explain("becomes one of optimizer_args", key)
     own = builder.get("optimizer_config")
-    pairs = own.items() if isinstance(own, Mapping) else _pairs(own)
+    pairs = own.items() if isinstance(own, Mapping) else _parse_settings(own)
     settings |= dict(pairs)
     if arguments := optimizer_args(settings):
         builder.values["optimizer_args"], builder.keys["optimizer_args"] = arguments, "optimizer"
@@ -107,23 +107,23 @@ def _optimizer(builder: ImportBuilder) -> None:
     builder.explain("is part of max_grad_norm", "grad_clip_method")
 
 
-def _pairs(text: object) -> list[tuple[str, str]]:
+def _parse_settings(text: object) -> list[tuple[str, str]]:
     """Settings that are written as "a=1,b=2"."""
     found = (one.partition("=") for one in str(text or "").split(","))
     return [(name.strip(), value.strip()) for name, sign, value in found if sign]
 
 
-def _schedule(builder: ImportBuilder) -> None:
+def _import_simpletuner_schedule(builder: ImportBuilder) -> None:
     name = str(builder.get("lr_scheduler"))
     known = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial")
     warmup = builder.number("lr_warmup_steps")
     ours = name if name in known else "constant"
     ours = "constant_with_warmup" if ours == "constant" and warmup else ours
-    free = "schedulefree" in plain(builder.get("optimizer"))
+    free = "schedulefree" in simplify_name(builder.get("optimizer"))
     ours = "constant" if free or (ours == "constant_with_warmup" and not warmup) else ours
     builder.change(
         "lr_scheduler",
-        said_of({"lr_scheduler": ours}) if name in known else nearest(name, ours),
+        said_of({"lr_scheduler": ours}) if name in known else say_nearest(name, ours),
         {"lr_scheduler": ours},
     )
     for key, option, schedule in (
@@ -138,7 +138,7 @@ def _schedule(builder: ImportBuilder) -> None:
         builder.ignore("lr_end", "only cosine_with_min_lr ends above 0 here")
 
 
-def _length(builder: ImportBuilder) -> None:
+def _import_simpletuner_length(builder: ImportBuilder) -> None:
     steps, epochs = builder.number("max_train_steps"), builder.number("num_train_epochs")
     if steps and steps > 0:
         builder.keep("max_train_steps", int(steps))
@@ -158,7 +158,7 @@ def _length(builder: ImportBuilder) -> None:
             builder.explain("use_ema is off", key)
 
 
-def _loss(builder: ImportBuilder) -> None:
+def _import_simpletuner_loss(builder: ImportBuilder) -> None:
     kind = str(builder.get("loss_type") or "l2").casefold()
     ours = {"smoothl1": "smooth_l1", "smooth_l1": "smooth_l1", "huber": "huber"}.get(kind, "l2")
     if "loss_type" in builder.source:
@@ -167,7 +167,7 @@ def _loss(builder: ImportBuilder) -> None:
         for key in DIFFUSION_ALONE:
             if key in builder.source:
                 builder.ignore(key, "it is for diffusion models, and this model is trained by flow matching")
-                builder.values.pop(TABLES["numbers"].get(key, ""), None)
+                builder.values.pop(SIMPLETUNER_TABLES["numbers"].get(key, ""), None)
         return
     if is_on(builder.get("offset_noise")):
         builder.change("offset_noise", "is noise_offset", {"noise_offset": builder.number("noise_offset") or 0.1})
@@ -176,7 +176,7 @@ def _loss(builder: ImportBuilder) -> None:
         builder.ignore("noise_offset", "offset_noise is off")
 
 
-def _timesteps(builder: ImportBuilder) -> None:
+def _import_simpletuner_timesteps(builder: ImportBuilder) -> None:
     keys = (
         "flow_schedule_shift",
         "flow_sigmoid_scale",
@@ -210,8 +210,15 @@ def _timesteps(builder: ImportBuilder) -> None:
         values["guidance_scale"] = 1.0 if scale is None or mode != "constant" else scale
         builder.explain("is guidance_scale", "flux_guidance_mode", "flux_guidance_value")
     said = said_of(values)
-    builder.change(keys[0], nearest("beta", said) if beta else said, values)
+    builder.change(keys[0], say_nearest("beta", said) if beta else said, values)
     builder.explain("is part of how timesteps are drawn", *keys[1:])
 
 
-PARTS = (_network, _optimizer, _schedule, _length, _loss, _timesteps)
+SIMPLETUNER_IMPORTS = (
+    _import_simpletuner_network,
+    _import_simpletuner_optimizer,
+    _import_simpletuner_schedule,
+    _import_simpletuner_length,
+    _import_simpletuner_loss,
+    _import_simpletuner_timesteps,
+)

@@ -98,7 +98,7 @@ class CommandForms:
             about = (action.help or "").replace("%(default)s", default)
             suggestions = self.suggestions.get(action.dest, {})
             yield CommandField(
-                action.dest, flag, _kind(action), label, about, default, choices, action.required, suggestions
+                action.dest, flag, _field_kind(action), label, about, default, choices, action.required, suggestions
             )
 
 
@@ -107,7 +107,7 @@ def _filled(fields: tuple[CommandField, ...], values: JsonMapping, guard: Guard)
     words, missing = [], []
     for field in fields:
         given = values.get(field.name)
-        made = list(_words(field, given, guard))
+        made = list(_field_words(field, given, guard))
         if field.required and not made:
             missing.append(Message("{field}: this must be filled in", field=Message(field.label)))
         words += made
@@ -116,7 +116,7 @@ def _filled(fields: tuple[CommandField, ...], values: JsonMapping, guard: Guard)
     return words
 
 
-def _kind(action: argparse.Action) -> str:
+def _field_kind(action: argparse.Action) -> str:
     if action.dest == "loras":
         return "files"
     if action.nargs == 0:
@@ -132,7 +132,7 @@ def _kind(action: argparse.Action) -> str:
     return "number" if action.type in (int, float) else "text"
 
 
-def _words(field: CommandField, given: Any, guard: Guard) -> Iterator[str]:
+def _field_words(field: CommandField, given: Any, guard: Guard) -> Iterator[str]:
     """Return the words of one field; none if it is empty."""
     if field.kind == "flag":
         if given is True:

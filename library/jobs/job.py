@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from library.config.command import ROOT
+from library.config.command import PROJECT_ROOT
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
 from library.files import write_atomic
@@ -25,9 +25,9 @@ from library.runs import layout, process, reader, registry
 from library.runs import start as launching
 
 JOB, RESULT, STOP = "job.json", "result.json", "stop"
-FOLDER = "KOHYA_JOB_DIR"  # environment variable: the folder of this process' job
-KEPT = 12  # folders to keep per kind, as a trace can have a hundred megabytes
-PATIENCE = 20.0  # seconds until a process' launcher must be on record
+JOB_FOLDER_VARIABLE = "KOHYA_JOB_DIR"  # environment variable: the folder of this process' job
+MAX_FOLDERS_PER_KIND = 12  # folders to keep per kind, as a trace can have a hundred megabytes
+LAUNCH_TIMEOUT = 20.0  # seconds until a process' launcher must be on record
 GONE = "It ended without a message."
 
 
@@ -55,34 +55,34 @@ class BackgroundJob(reader.ProcessFolder):
 
     @property
     def result(self) -> JsonObject:
-        return layout.load(self.folder / RESULT)
+        return layout.load_facts(self.folder / RESULT)
 
     @property
     def log(self) -> str:
         return reader.tail(self.folder)
 
 
-def root() -> Path:
+def jobs_folder() -> Path:
     return registry.data_folder() / "jobs"
 
 
-def every(*kinds: str) -> list[BackgroundJob]:
-    found = [at(path.parent) for kind in kinds for path in root().glob(f"{kind}-*/{JOB}")]
+def jobs_of_kinds(*kinds: str) -> list[BackgroundJob]:
+    found = [job_at(path.parent) for kind in kinds for path in jobs_folder().glob(f"{kind}-*/{JOB}")]
     return sorted(found, key=lambda job: job.started, reverse=True)
 
 
-def find(job_id: Any) -> BackgroundJob:
+def find_job(job_id: Any) -> BackgroundJob:
     """Return one job by its id. Raises ConfigError if there is none."""
-    if layout.is_id(job_id) and (root() / job_id / JOB).is_file():
-        return at(root() / job_id)
+    if layout.is_run_id(job_id) and (jobs_folder() / job_id / JOB).is_file():
+        return job_at(jobs_folder() / job_id)
     raise ConfigError("This is not there any more: load the page again.")
 
 
-def at(folder: Path) -> BackgroundJob:
+def job_at(folder: Path) -> BackgroundJob:
     """Return the job in this folder. If its process has ended without a result, mark it as failed."""
-    facts, asked = layout.load(folder / JOB), (folder / STOP).exists()
+    facts, asked = layout.load_facts(folder / JOB), (folder / STOP).exists()
     if facts.get("state") == "running" and not _lives(folder, facts):
-        facts = layout.load(folder / JOB)  # it may have ended normally between both reads
+        facts = layout.load_facts(folder / JOB)  # it may have ended normally between both reads
         if facts.get("state") == "running":
             ended = {"state": "stopped", "error": ""} if asked else {"state": "interrupted", "error": GONE}
             facts |= {**ended, "ended": time.time(), "doing": None}
@@ -95,20 +95,20 @@ def at(folder: Path) -> BackgroundJob:
 def _lives(folder: Path, facts: JsonMapping) -> bool:
     if known := _identity(folder, facts):
         return process.alive(known)
-    return time.time() - facts.get("started", 0) < PATIENCE  # it may just be starting
+    return time.time() - facts.get("started", 0) < LAUNCH_TIMEOUT  # it may just be starting
 
 
 def _identity(folder: Path, facts: JsonMapping) -> JsonObject:
     """Return the process' identity as recorded by itself, or earlier by its launcher."""
-    return dict(facts) if "pid" in facts else layout.load(folder / layout.LAUNCHER)
+    return dict(facts) if "pid" in facts else layout.load_facts(folder / layout.LAUNCHER)
 
 
 def new(kind: str) -> Path:
     """Create a folder; delete the oldest ones of this kind."""
-    for old in every(kind)[KEPT - 1 :]:
+    for old in jobs_of_kinds(kind)[MAX_FOLDERS_PER_KIND - 1 :]:
         if not old.active:
             shutil.rmtree(old.folder, ignore_errors=True)
-    folder = root() / layout.new_id(kind)
+    folder = jobs_folder() / layout.new_id(kind)
     try:
         folder.mkdir(parents=True)
     except OSError as error:
@@ -120,40 +120,40 @@ def new(kind: str) -> Path:
     return folder
 
 
-def start(
+def start_job(
     kind: str, arguments: Sequence[str], folder: Path | None = None, environment: Mapping[str, str] = os.environ
 ) -> BackgroundJob:
     """Run `kohya <arguments>` as a separate process, in a folder created by `new`."""
     folder = folder or new(kind)
     facts = {"kind": kind, "state": "running", "started": time.time(), "arguments": list(arguments)}
     layout.store(folder / JOB, facts)
-    given = {**environment, FOLDER: str(folder)}
+    given = {**environment, JOB_FOLDER_VARIABLE: str(folder)}
     try:
-        child = launching.detached(command(arguments), folder / layout.LOG, given, str(ROOT))
+        child = launching.detached(job_command(arguments), folder / layout.LOG, given, str(PROJECT_ROOT))
     except OSError as error:
         layout.store(folder / JOB, {**facts, "state": "failed", "error": str(error)})
         raise ConfigError("{kind} could not be started: {why}", kind=kind, why=error.strerror or error) from error
     with contextlib.suppress(psutil.Error):  # it has already ended and recorded how
         layout.store(folder / layout.LAUNCHER, process.identity(child.pid))
-    return at(folder)
+    return job_at(folder)
 
 
-def command(arguments: Sequence[str]) -> list[str]:
+def job_command(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "library.cli.main", *arguments]
 
 
-def stop(job: BackgroundJob, at_once: bool = False) -> BackgroundJob:
+def stop_job(job: BackgroundJob, at_once: bool = False) -> BackgroundJob:
     """Request a job to stop at its next step; the second request, or `at_once`, ends it. Its results so far
     are kept.
     """
     if not job.active:
         return job
     if at_once or job.state == "stopping":
-        if living := process.find(_identity(job.folder, job.facts)):
+        if living := process.find_process(_identity(job.folder, job.facts)):
             process.end([living])
-        facts = layout.load(job.folder / JOB)
+        facts = layout.load_facts(job.folder / JOB)
         if facts.get("state") != "finished":  # overrides any other state that the process recorded
             ended = {"state": "stopped", "error": "", "ended": time.time(), "doing": None}
             layout.store(job.folder / JOB, {**facts, **ended})
     write_atomic(job.folder / STOP, "")
-    return at(job.folder)
+    return job_at(job.folder)

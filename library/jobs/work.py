@@ -12,11 +12,11 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Report
-from library.jobs.job import FOLDER, JOB, RESULT, STOP, new
+from library.jobs.job import JOB, JOB_FOLDER_VARIABLE, RESULT, STOP, new
 from library.jobs.terminal import progress_line
 from library.runs import layout, process
 
-MISUSED = 2  # exit code of a command without arguments
+EXIT_MISUSED = 2  # exit code of a command without arguments
 OFTEN = 0.2  # minimum seconds between two records of the same phase
 
 
@@ -36,7 +36,7 @@ class JobRecord:
         if threading.current_thread() is threading.main_thread():
             self._usual = signal.signal(signal.SIGTERM, _interrupt)
         if self.folder:
-            self._facts = {"started": time.time(), **layout.load(self.folder / JOB)}
+            self._facts = {"started": time.time(), **layout.load_facts(self.folder / JOB)}
             self._write(kind=self.kind, state="running", **process.identity())
         return self
 
@@ -80,16 +80,16 @@ class JobRecord:
             layout.store(self.folder / JOB, self._facts)
 
 
-def joined(kind: str) -> JobRecord:
+def join_work(kind: str) -> JobRecord:
     """Return the record of a command that has a folder only if the page started it."""
     # SIGTERM ends it like Ctrl+C, so that partial results are kept and cleaned up.
-    given = os.environ.pop(FOLDER, None)  # child processes must not inherit it
+    given = os.environ.pop(JOB_FOLDER_VARIABLE, None)  # child processes must not inherit it
     return JobRecord(kind, Path(given) if given else None)
 
 
 def ahead_of(kind: str) -> JobRecord:
     """Return the record of a command that starts another process, which then joins it; until then this one may wait."""
-    given = os.environ.get(FOLDER)
+    given = os.environ.get(JOB_FOLDER_VARIABLE)
     return JobRecord(kind, Path(given) if given else None)
 
 
@@ -102,15 +102,15 @@ def run_command(
     """Run a command of a shell or the page; without arguments print its help. Return the exit code."""
     if not argv:
         known.print_help()
-        return MISUSED
+        return EXIT_MISUSED
     asked = known.parse_args(argv)
-    with joined(kind) as record:
+    with join_work(kind) as record:
         return work(asked, record.phase if record.folder else progress_line())
 
 
-def begin(kind: str, folder: Path | None = None) -> JobRecord:
+def begin_work(kind: str, folder: Path | None = None) -> JobRecord:
     """Return the record of a command that keeps its result: in the given folder, its job's, or a new one."""
-    found = joined(kind)
+    found = join_work(kind)
     return JobRecord(kind, folder or found.folder or new(kind))
 
 

@@ -24,7 +24,7 @@ from library.masking.segmenter import SegmentationModel
 SKIP, REPLACE = EXISTING = ("skip", "replace")
 FOLDER, ALPHA = INTO = ("folder", "alpha")
 CLEAR = (".png", ".webp")  # formats that can be transparent, and are written losslessly
-MOST = thumbs.PIXELS  # pixels of an image that gets a mask
+MAX_IMAGE_PIXELS = thumbs.PIXELS  # pixels of an image that gets a mask
 RED = (220, 30, 60)
 
 
@@ -79,7 +79,9 @@ def mask_file(image: Path, images: Path, masks: Path, known: dict[Path, folders.
     return place.with_name(name) if name else usual
 
 
-def make(images: Path, masks: Path, segmenter: SegmentationModel, options: MaskOptions, report: Report) -> Written:
+def make_masks(
+    images: Path, masks: Path, segmenter: SegmentationModel, options: MaskOptions, report: Report
+) -> Written:
     """Make masks for the images of a folder and its sub-folders. After an interruption the written files are kept, and
     can be undone as one change of the folder of masks, or of the images where they become transparent.
 
@@ -109,7 +111,7 @@ def make_of_alpha(images: Path, masks: Path, options: MaskOptions, report: Repor
     done = Written(skipped=skipped)
     with trash.Change(masks, "Masks of transparency", keep=True) as change:
         for at, (image, file) in enumerate(todo, 1):
-            alpha = _alpha(image, done.unreadable)
+            alpha = _alpha_mask(image, done.unreadable)
             if alpha is not None:
                 change.put({file: png(options.grey(np.asarray(alpha, np.float32) / 255), image)})
                 done.written += 1
@@ -117,7 +119,7 @@ def make_of_alpha(images: Path, masks: Path, options: MaskOptions, report: Repor
     return done
 
 
-def replace(
+def replace_mask(
     masks: Path, file: Path, content: bytes, size: tuple[int, int], image: Path | None = None, upright: bool = False
 ) -> None:
     """Write a painted mask: a PNG with the proportions of the displayed image, converted to grey and scaled to the
@@ -125,12 +127,12 @@ def replace(
 
     Raises ConfigError for anything else.
     """
-    if size[0] * size[1] > MOST or not all(size):
+    if size[0] * size[1] > MAX_IMAGE_PIXELS or not all(size):
         raise ConfigError("{name} has too many pixels for a mask", name=file.stem)
     with io.BytesIO(content) as data:
         try:
             with Image.open(data, formats=["PNG"]) as painted:
-                if painted.width * painted.height > MOST or max(painted.size) > 4096:
+                if painted.width * painted.height > MAX_IMAGE_PIXELS or max(painted.size) > 4096:
                     raise ConfigError("this mask has too many pixels: load the page again")
                 if abs(painted.width * size[1] - painted.height * size[0]) > max(*size, *painted.size):
                     raise ConfigError("this mask has not the shape of its image: open the folder again")
@@ -149,7 +151,7 @@ def replace(
 def transparent(path: Path, grey: Image.Image) -> bytes:
     """An image with a mask as its alpha channel: the same colours, losslessly in its own format."""
     out = io.BytesIO()
-    with thumbs.opened(path) as image:
+    with thumbs.open_image(path) as image:
         made = image.convert("RGBA")  # keeps the colours of transparent pixels
         turn = orientation_of(image)
         made.putalpha(turned_back(grey, turn))
@@ -168,9 +170,9 @@ def png(grey: Image.Image, image: Path | None = None, upright: bool = True) -> b
     return out.getvalue()
 
 
-def _alpha(path: Path, unreadable: list[str]) -> Image.Image | None:
+def _alpha_mask(path: Path, unreadable: list[str]) -> Image.Image | None:
     try:
-        with thumbs.opened(path) as image:
+        with thumbs.open_image(path) as image:
             has = "A" in image.getbands() or "transparency" in image.info
             return turned_upright(image).convert("RGBA").getchannel("A") if has else None
     except Exception:  # as for captions
@@ -180,7 +182,7 @@ def _alpha(path: Path, unreadable: list[str]) -> Image.Image | None:
 
 def _is_transparent(path: Path) -> bool:
     try:
-        with thumbs.opened(path) as image:
+        with thumbs.open_image(path) as image:
             return "A" in image.getbands() or "transparency" in image.info
     except ConfigError:
         return False  # it is reported when it is read
@@ -221,7 +223,7 @@ def tinted(file: Path, side: int, upright: bool = False) -> bytes:
     """
     small = Image.new("L", (1, 1), 255)
     if file.is_file():
-        with thumbs.opened(file) as image:
+        with thumbs.open_image(file) as image:
             try:
                 small = pixels.mask_channel(turned_upright(image) if upright else image)
             except Exception as error:  # decoders' exceptions have no common class
@@ -234,7 +236,7 @@ def tinted(file: Path, side: int, upright: bool = False) -> bytes:
     return out.getvalue()
 
 
-def count(images: Path, masks: Path) -> int:
+def count_masked_images(images: Path, masks: Path) -> int:
     """The number of images of a folder and its sub-folders that have a mask."""
     if not masks.is_dir():
         return 0

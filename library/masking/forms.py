@@ -1,11 +1,11 @@
 """Forms of the page for masks: the options of `kohya mask` with titles and labels."""
 
 from library.jobs.forms import CommandForms
-from library.masking.shell import parser
+from library.masking.shell import build_mask_parser
 
 FORMS = CommandForms(
     "mask",
-    parser,
+    build_mask_parser,
     {"model": "Segmentation model", "alpha": "Transparency"},
     {
         "folder": "Images",

@@ -11,10 +11,10 @@ from PIL import Image
 from library.captioning.describer import check_folder, chosen_device
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
-from library.curation.tags import split
+from library.curation.tags import split_tags
 
 BY_WORDS = "clipseg"
-SHOWN = 12  # classes that a message lists
+MAX_CLASSES_LISTED = 12  # classes that a message lists
 
 
 class SegmentationModel:
@@ -25,7 +25,7 @@ class SegmentationModel:
     ) -> None:
         """`words`: what to segment, separated by commas; for a model of classes their names. `threshold`: the least
         probability of a pixel, for CLIPSeg. Raises ConfigError when the folder is not a segmentation model."""
-        self.name, self.words, self.threshold = folder.name, split(words), threshold
+        self.name, self.words, self.threshold = folder.name, split_tags(words), threshold
         self.batch_size = max(1, batch_size)
         if not self.words:
             raise ConfigError("words: write what is to be learned, such as person, or dog, cat")
@@ -33,7 +33,7 @@ class SegmentationModel:
             raise ConfigError("threshold is {value}: it is a probability between 0 and 1", value=f"{threshold:g}")
         kind = check_folder(folder)
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
-        self.model, self.processor = _loaded(folder, kind)
+        self.model, self.processor = _load_segmenter(folder, kind)
         self.device = chosen_device(device)
         self.model.to(self.device).eval().requires_grad_(False)
         self.classes = [] if kind == BY_WORDS else self._classes()
@@ -61,7 +61,7 @@ class SegmentationModel:
         """The indices of the classes that the words name."""
         names: dict[str, list[int]] = {}
         for number, label in self.model.config.id2label.items():
-            for name in {str(label), *split(str(label).replace(";", ","))}:
+            for name in {str(label), *split_tags(str(label).replace(";", ","))}:
                 names.setdefault(name.casefold(), []).append(int(number))
         missing = [word for word in self.words if word.casefold() not in names]
         if missing:
@@ -69,12 +69,12 @@ class SegmentationModel:
                 "{model} knows no class {word}: it knows {names}",
                 model=self.name,
                 word=missing[0],
-                names=_some(list(self.model.config.id2label.values())),
+                names=_first_names(list(self.model.config.id2label.values())),
             )
         return sorted({number for word in self.words for number in names[word.casefold()]})
 
 
-def _loaded(folder: Path, kind: str) -> tuple[Any, Any]:
+def _load_segmenter(folder: Path, kind: str) -> tuple[Any, Any]:
     """The model and its processor."""
     # Imported from their own modules: from `transformers.models`, type checkers would read every model.
     from transformers.models.auto import (
@@ -110,6 +110,6 @@ def _loaded(folder: Path, kind: str) -> tuple[Any, Any]:
         raise ConfigError("{folder} cannot be used for masks: {first}", folder=folder, first=first) from error
 
 
-def _some(names: Sequence[object]) -> str:
-    shown = ", ".join(map(str, names[:SHOWN]))
-    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
+def _first_names(names: Sequence[object]) -> str:
+    shown = ", ".join(map(str, names[:MAX_CLASSES_LISTED]))
+    return shown if len(names) <= MAX_CLASSES_LISTED else f"{shown} and {len(names) - MAX_CLASSES_LISTED} more"

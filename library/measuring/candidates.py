@@ -18,7 +18,7 @@ from library.config.values import did_you_mean
 Overrides = dict[str, Any]  # options that differ from the config of the training
 
 # Every candidate starts from these: nothing is compiled, and nothing is recomputed.
-PLAIN: JsonMapping = {
+BASELINE_CHANGES: JsonMapping = {
     "compile": False,
     "compile_scope": "blocks",
     "compile_autotune": False,
@@ -31,7 +31,7 @@ PLAIN: JsonMapping = {
     "checkpoint_keep_attention": False,
     "cpu_offload_checkpointing": False,
 }
-COMPILED = {"compile": True}
+COMPILE_CHANGES = {"compile": True}
 CKPT = {"gradient_checkpointing": True}
 
 
@@ -46,43 +46,49 @@ class Candidate:
     usual: bool = True  # measured unless others are named
 
     def chosen(self) -> JsonObject:
-        return {**PLAIN, **self.options} if self.name != OWN else dict(self.options)
+        return {**BASELINE_CHANGES, **self.options} if self.name != OWN_SETTINGS else dict(self.options)
 
 
-OWN = "yours"  # a run's own settings, from its TOML
+OWN_SETTINGS = "yours"  # a run's own settings, from its TOML
 
 ALL = (
     Candidate("eager", "eager, without gradient checkpointing"),
     Candidate("checkpointing", "eager, gradient checkpointing: the usual setting", CKPT),
-    Candidate("compiled", "blocks compiled in place", COMPILED),
-    Candidate("compiled+checkpointing", "compiled, gradient checkpointing", {**COMPILED, **CKPT}),
+    Candidate("compiled", "blocks compiled in place", COMPILE_CHANGES),
+    Candidate("compiled+checkpointing", "compiled, gradient checkpointing", {**COMPILE_CHANGES, **CKPT}),
     Candidate(
         "compiled+attention",
         "compiled, gradient checkpointing that keeps attention outputs",
-        {**COMPILED, **CKPT, "checkpoint_keep_attention": True},
+        {**COMPILE_CHANGES, **CKPT, "checkpoint_keep_attention": True},
     ),
     Candidate(
-        "compiled+budget", "compiled, half of the activations kept", {**COMPILED, "compile_activation_budget": 0.5}
+        "compiled+budget",
+        "compiled, half of the activations kept",
+        {**COMPILE_CHANGES, "compile_activation_budget": 0.5},
     ),
     Candidate(
         "compiled+fp8-base",
         "compiled, gradient checkpointing, frozen base in fp8",
-        {**COMPILED, **CKPT, "fp8_base": True},
+        {**COMPILE_CHANGES, **CKPT, "fp8_base": True},
         "cuda",
     ),
     Candidate(
         "compiled+swap",
         "compiled, gradient checkpointing, 20 blocks swapped to CPU memory",
-        {**COMPILED, **CKPT, "blocks_to_swap": 20},
+        {**COMPILE_CHANGES, **CKPT, "blocks_to_swap": 20},
         "cuda",
         usual=False,
     ),
-    Candidate("compiled+dynamic", "compiled once for all sizes", {**COMPILED, "compile_dynamic": "true"}, usual=False),
-    Candidate("compiled-model", "the whole model compiled as one", {**COMPILED, "compile_scope": "model"}, usual=False),
+    Candidate(
+        "compiled+dynamic", "compiled once for all sizes", {**COMPILE_CHANGES, "compile_dynamic": "true"}, usual=False
+    ),
+    Candidate(
+        "compiled-model", "the whole model compiled as one", {**COMPILE_CHANGES, "compile_scope": "model"}, usual=False
+    ),
     Candidate(
         "cuda-graphs",
         "compiled, replayed as CUDA graphs (reduce-overhead)",
-        {**COMPILED, "compile_mode": "reduce-overhead", "cuda_graphs": "auto"},
+        {**COMPILE_CHANGES, "compile_mode": "reduce-overhead", "cuda_graphs": "auto"},
         "cuda",
         usual=False,
     ),
@@ -97,26 +103,30 @@ ALL = (
     Candidate(
         "max-autotune",
         "compiled, kernels autotuned (max-autotune)",
-        {**COMPILED, "compile_mode": "max-autotune-no-cudagraphs"},
+        {**COMPILE_CHANGES, "compile_mode": "max-autotune-no-cudagraphs"},
         "cuda",
         usual=False,
     ),
-    Candidate("int8", "compiled, frozen base in int8", {**COMPILED, "int8_base": True}, "cuda", usual=False),
+    Candidate("int8", "compiled, frozen base in int8", {**COMPILE_CHANGES, "int8_base": True}, "cuda", usual=False),
     Candidate(
         "int8-products",
         "compiled, int8 matrix products",
-        {**COMPILED, "int8_base": True, "int8_compute": True},
+        {**COMPILE_CHANGES, "int8_base": True, "int8_compute": True},
         "cuda",
         usual=False,
     ),
     Candidate(
-        "fp8", "compiled, fp8 matrix products", {**COMPILED, "fp8_base": True, "fp8_compute": True}, "cuda", usual=False
+        "fp8",
+        "compiled, fp8 matrix products",
+        {**COMPILE_CHANGES, "fp8_base": True, "fp8_compute": True},
+        "cuda",
+        usual=False,
     ),
 )
 NAMED = {candidate.name: candidate for candidate in ALL}
 
 
-def choose(names: Iterable[str], own: bool, device: str, known: Iterable[str]) -> list[Candidate]:
+def choose_candidates(names: Iterable[str], own: bool, device: str, known: Iterable[str]) -> list[Candidate]:
     """Return the candidates to measure, the baseline first. `own`: whether a run's settings are compared as well.
 
     Without names these are the usual ones; `all` means every one that this device can run and whose options (`known`)
@@ -124,7 +134,7 @@ def choose(names: Iterable[str], own: bool, device: str, known: Iterable[str]) -
     """
     asked = [name for part in names for name in part.split(",") if name]
     fitting = [c for c in ALL if (not c.needs or c.needs == device) and set(c.options) <= set(known)]
-    yours = [Candidate(OWN, "the run's own settings")] if own else []
+    yours = [Candidate(OWN_SETTINGS, "the run's own settings")] if own else []
     if not asked:
         return [*yours, *(c for c in fitting if c.usual)]
     if asked == ["all"]:
@@ -166,7 +176,7 @@ def saving_memory(config: RunConfig) -> Iterator[Overrides]:
         yield {"fp8_base": True}
     if config.data.train_batch_size > 1:
         yield {"train_batch_size": max(1, config.data.train_batch_size // 2)}
-    most = families.facts(config.family).most_blocks_swapped
+    most = families.facts_of(config.family).most_blocks_swapped
     if (config.memory.blocks_to_swap or 0) < most:
         yield {"blocks_to_swap": min((config.memory.blocks_to_swap or 0) + 8, most)}
     stay = config.memory.checkpoint_keep_attention or config.compile.records_graphs
@@ -179,7 +189,7 @@ def saving_memory(config: RunConfig) -> Iterator[Overrides]:
         yield lighter if config.precision.full_bf16 else {"full_bf16": True}
 
 
-def advised(changes: Overrides, config: RunConfig) -> MessageLike:
+def advise_changes(changes: Overrides, config: RunConfig) -> MessageLike:
     """Return changes of a config as advice: "use fp8_base", "lower train_batch_size"."""
 
     def one(name: str, value: Any) -> Message:
@@ -187,14 +197,14 @@ def advised(changes: Overrides, config: RunConfig) -> MessageLike:
             shown = option_name(name)
             shown = shown if isinstance(value, bool) else Message("{option} {value}", option=shown, value=value)
             return Message("use {name}", name=shown)
-        now = schema.values(config).get(name)
+        now = schema.option_values(config).get(name)
         template = "set {name}" if not now else "lower {name}" if value < now else "raise {name}"
         return Message(template, name=option_name(name))
 
     return together(one(name, value) for name, value in changes.items())
 
 
-def shown(changes: JsonMapping) -> str:
+def format_changes(changes: JsonMapping) -> str:
     return ", ".join(f"{name} = {str(value).lower()}" for name, value in changes.items())
 
 

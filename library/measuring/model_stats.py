@@ -64,13 +64,13 @@ def model_stats(config: RunConfig) -> ModelStats:
         shapes = family.stored_shapes()
     if "denoiser" not in shapes:
         return published(config)
-    found = count(family, shapes, counted=True)
-    encoders = families.random_module(family.name).random().encoders
+    tensors = count_tensors(family, shapes, counted=True)
+    encoders = families.random_module(family.name).make_networks().encoders
     if missing := {"vae", *encoders} - set(shapes):
         whole = published(config)
-        vae = whole.vae if "vae" in missing else found.vae
-        return replace(found, vae=vae, encoders=whole.encoders if missing - {"vae"} else found.encoders)
-    return found
+        vae = whole.vae if "vae" in missing else tensors.vae
+        return replace(tensors, vae=vae, encoders=whole.encoders if missing - {"vae"} else tensors.encoders)
+    return tensors
 
 
 def published(config: RunConfig) -> ModelStats:
@@ -78,18 +78,22 @@ def published(config: RunConfig) -> ModelStats:
     family = families.family_for(config)
     module = families.random_module(family.name)
     networks = _without_memory(family.name, module.model_sizes(config, full=True))
-    module.adopt(family, networks["denoiser"])
+    module.adopt_denoiser(family, networks["denoiser"])
     shapes = {part: {n: tuple(p.shape) for n, p in net.named_parameters()} for part, net in networks.items()}
-    return count(family, shapes, counted=False)
+    return count_tensors(family, shapes, counted=False)
 
 
 @lru_cache(maxsize=8)
 def _without_memory(family: str, sizes: Hashable) -> Mapping[str, "nn.Module"]:
-    made = families.random_module(family).random(sizes)
-    return {"denoiser": made.denoiser(), "vae": made.vae(), **{name: make() for name, make in made.encoders.items()}}
+    networks = families.random_module(family).make_networks(sizes)
+    return {
+        "denoiser": networks.denoiser(),
+        "vae": networks.vae(),
+        **{name: make() for name, make in networks.encoders.items()},
+    }
 
 
-def count(family: Family, shapes: Mapping[str, Shapes], counted: bool) -> ModelStats:
+def count_tensors(family: Family, shapes: Mapping[str, Shapes], counted: bool) -> ModelStats:
     """Count the tensors of a family's networks, given by part ("denoiser", "vae", encoders) and name."""
     kinds = {cost.container: (kind, cost) for kind, cost in family.block_costs.items()}
     inside: dict[str, tuple[str, BlockCost, dict[str, tuple[int, ...]]]] = {}  # by path of a block
@@ -109,12 +113,12 @@ def count(family: Family, shapes: Mapping[str, Shapes], counted: bool) -> ModelS
     for path, (kind, cost, own) in inside.items():
         sides = [side for shape in own.values() if len(shape) == 2 for side in shape]
         ((width, _),) = Counter(sides).most_common(1)  # most matrices of a block read or write its stream
-        blocks.append(BlockStats(kind, _numbers(own), width, _downsampling(family, path), sum(sides), cost))
+        blocks.append(BlockStats(kind, _count_numbers(own), width, _downsampling(family, path), sum(sides), cost))
     return ModelStats(
         tuple(blocks),
-        _numbers(shapes["denoiser"]) - sum(block.parameters for block in blocks),
-        sum(_numbers(own) for part, own in shapes.items() if part not in ("denoiser", "vae")),
-        _numbers(shapes.get("vae", {})),
+        _count_numbers(shapes["denoiser"]) - sum(block.parameters for block in blocks),
+        sum(_count_numbers(own) for part, own in shapes.items() if part not in ("denoiser", "vae")),
+        _count_numbers(shapes.get("vae", {})),
         counted,
         family.swap_plan,
         family.utilization,
@@ -126,5 +130,5 @@ def _downsampling(family: Family, path: str) -> int:
     return int(family.patch_size * 2**level)
 
 
-def _numbers(shapes: Shapes) -> int:
+def _count_numbers(shapes: Shapes) -> int:
     return sum(map(math.prod, shapes.values()))

@@ -43,12 +43,12 @@ def data_sheet_rate(gpu: str) -> float:
     return next((rate for part, rate in DATA_SHEETS.items() if part in gpu), 0)
 
 
-def tokens(config: RunConfig, block: BlockStats, size: tuple[int, int]) -> int:
+def count_block_tokens(config: RunConfig, block: BlockStats, size: tuple[int, int]) -> int:
     """Return the tokens of an image of `size` (width, height in pixels) in a block, plus the text's if it
     reads both.
     """
     image_tokens = (size[0] // 8 // block.downsampling) * (size[1] // 8 // block.downsampling)
-    if block.is_convolution or not (text_tokens := families.facts(config.family).text_tokens):
+    if block.is_convolution or not (text_tokens := families.facts_of(config.family).text_tokens):
         return image_tokens
     return image_tokens + (config.model.text_tokens or text_tokens)
 
@@ -57,7 +57,7 @@ def operations_of_image(config: RunConfig, model: ModelStats, size: tuple[int, i
     """Return the operations of one image's forward and backward pass; a product of n x k and k x m has 2 n k m."""
     forward = 0.0
     for block in model.blocks:
-        count = tokens(config, block, size)
+        count = count_block_tokens(config, block, size)
         attention = 4 * count**2 * block.width if not block.is_convolution else 0
         forward += 2 * block.parameters * count * block.cost.used + attention
     memory = config.memory  # what the backward pass recomputes, as a share of a forward pass

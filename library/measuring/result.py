@@ -5,8 +5,8 @@
 
 from dataclasses import dataclass
 
-from library.config.problems import Message, MessageLike, counted, listed
-from library.measuring.candidates import Overrides, shown
+from library.config.problems import Message, MessageLike, counted, join_messages
+from library.measuring.candidates import Overrides, format_changes
 
 OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "ALLOC_FAILED", "ran out of memory")  # parts of error messages
 MEMORY_MARGIN = 0.92  # share of the GPU's memory that chosen settings may use
@@ -33,7 +33,7 @@ class Measured:
 
     def sentence(self, of_steps: bool = True) -> Message:
         """Return memory, seconds of a step (or batch), graphs and compiling; or why it cannot be used."""
-        what = shown(self.changes) or Message("as it is")
+        what = format_changes(self.changes) or Message("as it is")
         if self.why:
             return Message("{settings}: {found}", settings=what, found=self.why)
         found = [Message("{memory} GB at its peak", memory=f"{self.peak:.1f}")]
@@ -44,4 +44,4 @@ class Measured:
             found.append(counted(self.graphs, "graph"))
         if self.compiling:
             found.append(Message("{seconds} s to compile", seconds=f"{self.compiling:.1f}"))
-        return Message("{settings}: {found}", settings=what, found=listed(found))
+        return Message("{settings}: {found}", settings=what, found=join_messages(found))

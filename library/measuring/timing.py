@@ -16,10 +16,10 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.measuring.result import OUT_OF_MEMORY
 
-GIB = 2**30
+BYTES_PER_GIB = 2**30
 MATRICES = {"cuda": (4096, 8192), "cpu": (512, 1024)}  # sides of the square matrices that `matmul_rate` multiplies
 RATE_SECONDS = 0.4  # for each of them
-FEWEST = 3  # measured repetitions at least
+MIN_REPETITIONS = 3  # measured repetitions at least
 SETTLED = 1.15  # warm-up continues while a repetition is faster than the previous one by more than this
 
 
@@ -60,24 +60,24 @@ class Timing:
         }
 
 
-def measure(call: Callable[[], Any], device: torch.device, plan: TimingPlan) -> Timing:
+def measure_call(call: Callable[[], Any], device: torch.device, plan: TimingPlan) -> Timing:
     """Warm up until the time is steady, then measure. Raises what `call` raises."""
     began = time.perf_counter()
     took, last = 0.0, math.inf
     for number in range(plan.warmup * 3):
-        took = timed(call, device)
+        took = time_call(call, device)
         if number + 1 >= plan.warmup and took > last / SETTLED:
             break
         last = took
     warmed = time.perf_counter() - began
     if device.type == "cuda":  # the allocator's cache stays, or the first repetition would allocate again
         torch.cuda.reset_peak_memory_stats(device)
-    number = min(plan.steps, max(FEWEST, int(plan.seconds / max(took, 1e-9))))
+    number = min(plan.steps, max(MIN_REPETITIONS, int(plan.seconds / max(took, 1e-9))))
     each, peak = (_on_gpu if device.type == "cuda" else _on_cpu)(call, device, number)
     return Timing(tuple(each), warmed, peak)
 
 
-def timed(call: Callable[[], Any], device: torch.device) -> float:
+def time_call(call: Callable[[], Any], device: torch.device) -> float:
     """Return the seconds of one call, until the device has finished."""
     wait(device)
     began = time.perf_counter()
@@ -86,14 +86,14 @@ def timed(call: Callable[[], Any], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def failure(error: Exception) -> str:
+def measuring_failure(error: Exception) -> str:
     """Return why something could not be measured, in one line."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return OUT_OF_MEMORY[0]
     if isinstance(error, ConfigError):
         return " ".join(str(error).splitlines())
     kind = "" if blocks.is_compile_error(error) else f"{type(error).__name__}: "
-    return f"{kind}{blocks.why(error)}"
+    return f"{kind}{blocks.compile_error_cause(error)}"
 
 
 def wait(device: torch.device) -> None:
@@ -101,7 +101,7 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def clean(device: torch.device) -> None:
+def release_memory(device: torch.device) -> None:
     """Release unreferenced memory."""
     gc.collect()
     if device.type == "cuda":
@@ -118,15 +118,15 @@ def _on_gpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple
         event.record()
     torch.cuda.synchronize(device)
     each = [before.elapsed_time(after) for before, after in zip(events, events[1:], strict=False)]
-    return each, cudagraph.peak(device) / GIB
+    return each, cudagraph.peak(device) / BYTES_PER_GIB
 
 
 def _on_cpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple[list[float], float]:
     each, peak, own = [], 0, psutil.Process()
     for _ in range(number):
-        each.append(timed(call, device) * 1000)
+        each.append(time_call(call, device) * 1000)
         peak = max(peak, own.memory_info().rss)
-    return each, peak / GIB
+    return each, peak / BYTES_PER_GIB
 
 
 def measure_passes(
@@ -141,11 +141,11 @@ def measure_passes(
         torch.cuda.reset_peak_memory_stats(device)
     first, steady = 0.0, 0.0
     for call, share in passes:
-        times = [timed(call, device) for _ in range(1 + repeats)]
+        times = [time_call(call, device) for _ in range(1 + repeats)]
         usual = statistics.median(times[1:])
         first += times[0] - usual
         steady += usual * share
-    return steady, max(first, 0.0), cudagraph.peak(device) / GIB if device.type == "cuda" else 0.0
+    return steady, max(first, 0.0), cudagraph.peak(device) / BYTES_PER_GIB if device.type == "cuda" else 0.0
 
 
 def matmul_rate(on: torch.device, dtype: torch.dtype) -> JsonObject:
@@ -154,7 +154,7 @@ def matmul_rate(on: torch.device, dtype: torch.dtype) -> JsonObject:
     for size in MATRICES[on.type]:
         a, b = (torch.randn(size, size, device=on, dtype=dtype) for _ in range(2))
         plan = TimingPlan(steps=2000, seconds=RATE_SECONDS)
-        rate = 2 * size**3 / measure(lambda a=a, b=b: torch.mm(a, b), on, plan).p50 / 1e9
+        rate = 2 * size**3 / measure_call(lambda a=a, b=b: torch.mm(a, b), on, plan).p50 / 1e9
         if rate > best["tflops"]:
             best |= {"tflops": round(rate, 3 if rate < 10 else 1), "size": size}
     return best

@@ -21,7 +21,7 @@ from library.config.problems import ConfigError, Problem
 
 KERNELS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH"}
 # Newer flash attention that replaces PyTorch's own: its name there, and the packages that contain it.
-PACKAGES = {"flash3": ("FA3", ("flash_attn_interface",)), "flash4": ("FA4", ("flash_attn", "flash_attn.cute"))}
+FLASH_PACKAGES = {"flash3": ("FA3", ("flash_attn_interface",)), "flash4": ("FA4", ("flash_attn", "flash_attn.cute"))}
 # 24 heads of 128 over 4608 tokens on an H200, both passes: cuDNN 1.7 ms, flash 3.3 ms, memory-efficient 6.7 ms.
 # Why: docs/decisions/2026-11-20-cudnn-attention-on-9-0.md
 # By compute capability, from the fastest kernel in training to the one that always works. cuDNN's was measured
@@ -56,7 +56,7 @@ def prefer(device: torch.device, kernel: str = "auto") -> str:
             _chosen.enter_context(sdpa_kernel(SDPBackend.MATH))
         return KERNELS.get(kernel, "")
     if kernel != "auto":
-        order = ("flash" if kernel in PACKAGES else kernel,)
+        order = ("flash" if kernel in FLASH_PACKAGES else kernel,)
     elif not (order := ORDERS.get(torch.cuda.get_device_capability(device), ()) if _has_cudnn() else ()):
         return PYTORCHS_ORDER
     if torch.cuda.is_available():
@@ -68,11 +68,11 @@ def prefer(device: torch.device, kernel: str = "auto") -> str:
     # Why: docs/decisions/2026-11-20-attention-kernels-in-an-order.md
     others = [SDPBackend(number) for number in torch_private.sdp_priority_order() if SDPBackend(number) not in first]
     _chosen.enter_context(sdpa_kernel(first + others, set_priority=True))
-    return kernel.upper() if kernel in PACKAGES else KERNELS[order[0]]
+    return kernel.upper() if kernel in FLASH_PACKAGES else KERNELS[order[0]]
 
 
 @contextlib.contextmanager
-def settings_kept() -> Iterator[None]:
+def keep_attention_settings() -> Iterator[None]:
     """Restore on exit whatever this module sets for the whole process."""
     precision, benchmark = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
     try:
@@ -96,14 +96,14 @@ def offered(device: torch.device) -> tuple[str, ...]:
         return ("flash", "math")
     if device.type != "cuda":
         return ()
-    newer = tuple(name for name, (_, modules) in PACKAGES.items() if all(map(find_spec, modules)))
+    newer = tuple(name for name, (_, modules) in FLASH_PACKAGES.items() if all(map(find_spec, modules)))
     return (*(name for name in KERNELS if name != "cudnn" or _has_cudnn()), *newer)
 
 
 def _replace_flash(kernel: str) -> None:
     """Replace PyTorch's flash attention by a newer one, or restore it. Raises ConfigError on failure."""
     current = torch.nn.attention.current_flash_attention_impl()
-    wanted = PACKAGES.get(kernel, (None,))[0]
+    wanted = FLASH_PACKAGES.get(kernel, (None,))[0]
     if wanted == current:
         return
     try:
@@ -142,7 +142,7 @@ class AttentionRecorder(TorchFunctionMode):
         return "" if kernel in self.able else self.unable.get(kernel or "", "")
 
     def _changes(self, name: str) -> bool:
-        newer = name in PACKAGES
+        newer = name in FLASH_PACKAGES
         number = int(getattr(SDPBackend, KERNELS["flash" if newer else name]))
         return name in self.able and (newer or self.usual != {number})
 
@@ -152,7 +152,7 @@ class AttentionRecorder(TorchFunctionMode):
         for name in offered(self.device):
             if name in self.able:
                 continue
-            backend = getattr(SDPBackend, KERNELS["flash" if name in PACKAGES else name])
+            backend = getattr(SDPBackend, KERNELS["flash" if name in FLASH_PACKAGES else name])
             if why := _refused(backend, given, named):
                 self.unable[name] = why
             else:

@@ -16,14 +16,14 @@ from library.compiler.subclass import (
     CHECKPOINTED_OUTSIDE,
     keep_class_name,
 )
-from library.compiler.torch_settings import version
+from library.compiler.torch_settings import torch_version
 from library.memory import host_inputs
 
 
 # Why: docs/decisions/2026-11-20-what-is-kept-for-backward.md
 # Without a policy torch 2.11 keeps the outputs of all autograd functions, 15 GB per image of FLUX.1.
 # Why: docs/decisions/2026-11-20-checkpoints-ask-every-operation.md
-def wrap(
+def checkpoint_blocks(
     blocks: Iterable[Sequence[nn.Module]],
     offload_from: torch.device | None = None,
     keep_attention: bool = False,
@@ -78,7 +78,7 @@ _keeping_nothing.cache_hash = "nothing"  # type: ignore[attr-defined]
 def _keeps_function_outputs() -> bool:
     """Return whether compiled checkpoints keep the outputs of autograd functions, such as 8-bit products."""
     # PyTorch 2.11 does, which took 15 GB of FLUX.1 per image; 2.13 consults the policy for every operation.
-    return version() < (2, 13)
+    return torch_version() < (2, 13)
 
 
 @functools.cache

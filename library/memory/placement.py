@@ -11,7 +11,9 @@ from library.families.base import Family, WeightPlacement
 from library.memory import prepare, swapping
 
 
-def placement(family: Family, config: RunConfig, device: torch.device) -> Callable[[nn.Module], WeightPlacement] | None:
+def plan_placement(
+    family: Family, config: RunConfig, device: torch.device
+) -> Callable[[nn.Module], WeightPlacement] | None:
     """Return a function from a denoiser on the meta device to the placement of its weights; None if all stay on the
     host at first.
 

@@ -115,7 +115,9 @@ def _checkpoint(given: _Preparation) -> None:
         around = options.compile and options.compile_scope == "inner"
         own_gradients = precision.fp8_compute or precision.int8_compute
         offload_from = given.device if memory.cpu_offload_checkpointing else None
-        checkpointing.wrap(given.blocks, offload_from, memory.checkpoint_keep_attention, around, own_gradients)
+        checkpointing.checkpoint_blocks(
+            given.blocks, offload_from, memory.checkpoint_keep_attention, around, own_gradients
+        )
 
 
 def _compile(given: _Preparation) -> None:
@@ -186,7 +188,7 @@ def _record_graphs(denoiser: nn.Module, config: Any, device: torch.device, log: 
         return why
     learning = sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
     room = 0 if config.optim.stepped_early else BYTES_OF_ADAM * learning
-    cudagraph.attach(denoiser, log, None if config.compile.records_graphs else room)
+    cudagraph.record_denoiser_calls(denoiser, log, None if config.compile.records_graphs else room)
     return ""
 
 

@@ -13,10 +13,18 @@ from library.methods import embedding, full, lllite, lora, lora_files, lycoris
 from library.methods.base import TrainingMethod
 from library.methods.full import FullFinetune
 
-__all__ = ["FullFinetune", "TrainingMethod", "attach", "base_weights", "notes", "problems", "reads_encoders"]
+__all__ = [
+    "FullFinetune",
+    "TrainingMethod",
+    "attach_method",
+    "base_weights",
+    "method_notes",
+    "find_method_problems",
+    "reads_encoders",
+]
 
 
-def attach(components: ModelComponents, family: Family, config: RunConfig) -> TrainingMethod:
+def attach_method(components: ModelComponents, family: Family, config: RunConfig) -> TrainingMethod:
     """Freeze the model, create the trained parameters, and return the method. Call it once, before dtypes, devices and
     compiling are set.
     """
@@ -24,17 +32,18 @@ def attach(components: ModelComponents, family: Family, config: RunConfig) -> Tr
         if network is not None:
             network.requires_grad_(False)
     if isinstance(config, EmbeddingRun):
-        return embedding.attach(components, family, config)
+        return embedding.attach_words(components, family, config)
     if isinstance(config, ControlRun):
-        return lllite.attach(components, family, config)
+        return lllite.attach_lllite(components, family, config)
     if not isinstance(config, AdapterRun):
-        return full.attach(components, family, config)
+        return full.unfreeze_model(components, family, config)
     for path, multiplier in base_weights(config):
         tensors = lora_files.plain_file("base_weights", path, config.family)
-        unmatched = lora.merge(components, family, tensors, multiplier)
+        unmatched = lora.merge_base_weights(components, family, tensors, multiplier)
         lora_files.report_unmatched("base_weights", path, unmatched, len(lora_files.by_name(tensors)))
     is_ours = config.network.module.startswith("networks.")
-    return (lora if is_ours else lycoris).attach(components, family, config)
+    attach = lora.attach_lora if is_ours else lycoris.attach_lycoris
+    return attach(components, family, config)
 
 
 def reads_encoders(config: RunConfig) -> bool:
@@ -56,16 +65,16 @@ def base_weights(config: AdapterRun) -> list[tuple[str, float]]:
     return list(zip(files, (*multipliers, *[1.0] * len(files)), strict=False))
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def find_method_problems(config: RunConfig) -> Iterator[Problem]:
     """Return problems of the training method that depend on files and installed packages."""
     if isinstance(config, EmbeddingRun):
-        yield from embedding.problems(config)
+        yield from embedding.find_embedding_problems(config)
     if isinstance(config, ControlRun):
-        yield from lllite.problems(config)
+        yield from lllite.find_lllite_problems(config)
     if not isinstance(config, AdapterRun):
         return
-    yield from network_args.problems(config)
-    yield from lycoris.problems(config)
+    yield from network_args.find_network_args_problems(config)
+    yield from lycoris.find_lycoris_problems(config)
     files = {"network_weights": config.network.network_weights}
     files |= {f"base_weights {i}": path for i, path in enumerate(config.network.base_weights or (), 1)}
     for option, path in files.items():
@@ -76,6 +85,6 @@ def problems(config: RunConfig) -> Iterator[Problem]:
                 yield about_absent(option, path, "" if option == "network_weights" else FILE)
 
 
-def notes(config: RunConfig) -> Iterator[Problem]:
+def method_notes(config: RunConfig) -> Iterator[Problem]:
     if isinstance(config, AdapterRun):
-        yield from network_args.notes(config)
+        yield from network_args.network_args_notes(config)

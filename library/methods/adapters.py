@@ -326,7 +326,7 @@ def keep_mask(like: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
     return (torch.rand(shape, device=like.device) >= p).to(like.dtype)
 
 
-def fits(weight: Tensor, tensors: Mapping[str, Tensor]) -> bool:
+def factors_fit(weight: Tensor, tensors: Mapping[str, Tensor]) -> bool:
     """Return whether a file's adapter factors, of any rank, fit a layer with a weight of this size."""
     down, up, alpha = tensors["lora_down.weight"], tensors.get("lora_up.weight"), tensors.get("alpha")
     if up is None or min(down.ndim, up.ndim) < 2 or (alpha is not None and alpha.numel() != 1):

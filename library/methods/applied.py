@@ -12,16 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from library.adapter_files.changes import LayerChange
-from library.adapter_files.names import PARTS
+from library.adapter_files.names import TENSOR_ROLES
 from library.config.problems import ConfigError
 from library.families.base import Family, ModelComponents
 from library.methods import targets
-from library.methods.adapters import cast_like, fits, saved_alpha
+from library.methods.adapters import cast_like, factors_fit, saved_alpha
 from library.methods.lora import AdapterLocation, networks
 from library.methods.lora_files import by_name, file_of
 
 LORA = ("lora_down.weight", "lora_up.weight")
-PLAIN = {*LORA, "alpha"}
+PLAIN_ROLES = {*LORA, "alpha"}
 NORMS = (nn.LayerNorm, nn.GroupNorm)
 
 
@@ -30,8 +30,8 @@ class AppliedChange:
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.stored, self.strength = dict(tensors), 0.0
-        self.change = LayerChange({PARTS.get(name, name): tensor for name, tensor in tensors.items()})
-        self._is_plain = self.stored.keys() <= PLAIN
+        self.change = LayerChange({TENSOR_ROLES.get(name, name): tensor for name, tensor in tensors.items()})
+        self._is_plain = self.stored.keys() <= PLAIN_ROLES
         self._on_device: dict[str, Tensor] = {}  # filled while it is in use
         self._ready: LayerChange | None = None
 
@@ -66,7 +66,7 @@ class AppliedChange:
         assert isinstance(weight, Tensor)
         if isinstance(layer, NORMS) != (self.change.kind.title == "norm") or self.change.missing:
             return False
-        return fits(weight, self.stored) if self._is_plain else self.change.fits(tuple(weight.shape))
+        return factors_fit(weight, self.stored) if self._is_plain else self.change.fits(tuple(weight.shape))
 
     def _on(self, device: torch.device) -> LayerChange:
         if self._ready is None:
@@ -98,7 +98,7 @@ class AppliedLoras:
         self._hooked: dict[str, list[AppliedChange]] = {}
         self.changes_text = False  # whether a file adapts a text encoder
         for part, root in networks(components).items():
-            for path, name, layer in _layers(root, part, family):
+            for path, name, layer in _adaptable_layers(root, part, family):
                 for known in filter(None, (name, AdapterLocation(part, path).alias)):
                     self._layers[known] = part, layer
 
@@ -112,7 +112,7 @@ class AppliedLoras:
         for name, tensors in known.items():
             part, layer = self._layers[name]
             change = AppliedChange(tensors)
-            if change.change.missing and not change.change.parts.keys() & PARTS.values():
+            if change.change.missing and not change.change.parts.keys() & TENSOR_ROLES.values():
                 raise ConfigError(
                     "{path} holds {name}, which is neither LoRA nor a kind of LyCORIS", path=path, name=name
                 )
@@ -150,9 +150,9 @@ def own_weight(layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
     return (weight.float() * scale).to(x.device)
 
 
-def _layers(root: nn.Module, part: str, family: Family) -> Iterator[tuple[str, str, nn.Module]]:
+def _adaptable_layers(root: nn.Module, part: str, family: Family) -> Iterator[tuple[str, str, nn.Module]]:
     """Yield path, file name and module of everything that an adapter may change."""
-    for found in targets.layers(root, part, family.adapter_name, ()):
+    for found in targets.find_target_layers(root, part, family.adapter_name, ()):
         yield found.path, found.name, found.layer
     for path, module in root.named_modules():
         if isinstance(module, NORMS) and module.weight is not None:

@@ -9,9 +9,9 @@ from torch import Tensor
 from library.config.problems import ConfigError
 from library.families.base import Family, ModelComponents
 from library.families.capabilities import HasControlledLayers
-from library.methods.lllite import BEGINNING, PARTS, ControlledLinear, ControlPicture, show_picture
+from library.methods.lllite import BEGINNING, TENSOR_GROUPS, ControlledLinear, ControlPicture, show_picture
 from library.methods.lora_files import by_name
-from library.methods.small_files import tensors_of
+from library.methods.small_files import read_tensors
 
 
 class AppliedControl(ControlledLinear):
@@ -42,7 +42,7 @@ class AppliedControls:
         """Read a file; it starts switched off. Raises ConfigError if it is for another model."""
         if not isinstance(self._family, HasControlledLayers):
             raise ConfigError("{path} is a LLLite file, which this model cannot follow: leave it out", path=path)
-        family, found = self._family, by_name(tensors_of(path, "a LLLite file"))
+        family, found = self._family, by_name(read_tensors(path, "a LLLite file"))
         places = {
             family.control_name(place): (place, halvings)
             for place, halvings in family.controlled_layers(self._denoiser)
@@ -69,7 +69,7 @@ class AppliedControls:
             while isinstance(plain, AppliedControl):
                 plain = plain.layer
             made = AppliedControl(plain, halvings, sizes, 0.0)
-            own = {key: value for key, value in tensors.items() if key.partition(".")[0] in PARTS}
+            own = {key: value for key, value in tensors.items() if key.partition(".")[0] in TENSOR_GROUPS}
             missing = made.load_state_dict(own, strict=False).missing_keys
             if left := [key for key in missing if not key.startswith("layer.")]:
                 raise KeyError(left[0])
@@ -78,7 +78,7 @@ class AppliedControls:
                 "{path}: {name} has another size than this model's layer: it is for another model", path=path, name=name
             ) from e
         made.layer = layer
-        for part in PARTS:
+        for part in TENSOR_GROUPS:
             # Not frozen, as frozen layers of the model would be stored in 8 bits.
             getattr(made, part).requires_grad_(True)
         made.picture = self._picture or ControlPicture()

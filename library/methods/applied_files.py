@@ -7,7 +7,7 @@ from library.families.base import Family, ModelComponents
 from library.methods.applied import AppliedLoras
 from library.methods.applied_controls import AppliedControls, is_control
 from library.methods.applied_words import AppliedWords, is_embedding
-from library.methods.small_files import names_of
+from library.methods.small_files import tensor_names_of
 
 
 class AppliedFiles:
@@ -27,7 +27,7 @@ class AppliedFiles:
 
     def add(self, path: Path) -> None:
         """Read a file; it starts switched off. Raises ConfigError if it is of no known kind, or for another model."""
-        names = names_of(path)
+        names = tensor_names_of(path)
         if is_embedding(names, self._parts):
             self.words.add(path)
             self._has_words = True

@@ -11,7 +11,7 @@ from library.config.problems import ConfigError, counted
 from library.families.base import ModelComponents
 from library.families.shared import added_words
 from library.methods.embedding import WordVectors
-from library.methods.small_files import tensors_of
+from library.methods.small_files import read_tensors
 
 TRIGGER = "modelspec.trigger_phrase"
 
@@ -34,17 +34,19 @@ class AppliedWords:
         found = {name: vectors.reshape(-1, vectors.shape[-1]) for name, vectors in _vectors(path).items()}
         number = max(map(len, found.values()))
         for name, encoder in self._parts.encoders.items():
-            known = encoder.get_input_embeddings()  # type: ignore[operator]
-            width = (known.known if isinstance(known, WordVectors) else known).weight.shape[1]
+            input_embeddings = encoder.get_input_embeddings()  # type: ignore[operator]
+            width = (
+                input_embeddings.known if isinstance(input_embeddings, WordVectors) else input_embeddings
+            ).weight.shape[1]
             if name not in found or found[name].shape != (number, width):
                 template = "{path} is an embedding for another model: it lacks {vectors} of {width} numbers for {name}"
                 vectors = counted(number, "vector")
                 raise ConfigError(template, path=path, vectors=vectors, width=width, name=name)
         words = [f"embedding{len(self._known)}vector{at}" for at in range(number)]
         for name, encoder in self._parts.encoders.items():
-            first = added_words.add(self._parts.tokenizers[name], words)
-            known = encoder.get_input_embeddings()  # type: ignore[operator]
-            layer = WordVectors(known, first, found[name].float()).requires_grad_(False)
+            first = added_words.add_words(self._parts.tokenizers[name], words)
+            input_embeddings = encoder.get_input_embeddings()  # type: ignore[operator]
+            layer = WordVectors(input_embeddings, first, found[name].float()).requires_grad_(False)
             encoder.set_input_embeddings(layer)  # type: ignore[operator]
         written = re.compile(rf"(?<!\w){re.escape(_word_of(path) or self._word or path.stem)}(?!\w)", re.IGNORECASE)
         self._known[path] = written, " ".join(words)
@@ -61,10 +63,10 @@ class AppliedWords:
 
 
 def _vectors(path: Path) -> dict[str, Tensor]:
-    found = tensors_of(path, "an embedding file")
-    if not found or any(not isinstance(one, Tensor) or one.dim() not in (1, 2) for one in found.values()):
+    tensors = read_tensors(path, "an embedding file")
+    if not tensors or any(not isinstance(one, Tensor) or one.dim() not in (1, 2) for one in tensors.values()):
         raise ConfigError("{path} is no embedding file", path=path)
-    return found
+    return tensors
 
 
 def _word_of(path: Path) -> str:

@@ -44,11 +44,11 @@ class TrainingMethod(ABC):
 
     def snapshot(self) -> dict[str, Tensor]:
         """The values of `named`, for a saved state; not copied."""
-        return snapshot.take(self.named())
+        return snapshot.take_values(self.named())
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore a snapshot, bit for bit. Raises ConfigError if it belongs to another network."""
-        snapshot.put_back(self.named(), tensors)
+        snapshot.restore_values(self.named(), tensors)
 
     def note_gradients(self) -> None:  # noqa: B027 - most methods take nothing from the gradients
         """Before a step: take from the gradients what the next forward pass needs."""
@@ -61,7 +61,7 @@ class TrainingMethod(ABC):
         return {}
 
 
-def dtype_of(config: RunConfig) -> torch.dtype:
+def trained_dtype(config: RunConfig) -> torch.dtype:
     """Return the dtype of parameters beside a frozen model: float32, unless full_fp16 or full_bf16 is set."""
     if config.precision.full_bf16:
         return torch.bfloat16

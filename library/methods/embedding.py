@@ -14,14 +14,14 @@ from library.config.problems import ConfigError, Problem, counted
 from library.config.sections import EmbeddingRun
 from library.families.base import Family, ModelComponents
 from library.families.shared import added_words
-from library.methods.base import dtype_of
+from library.methods.base import trained_dtype
 from library.methods.frozen_base import FrozenBaseMethod
-from library.methods.small_files import tensors_of
+from library.methods.small_files import read_tensors
 
 log = logging.getLogger(__name__)
 
 STATE = "embedding."  # prefix of text encoder names in a saved state
-NOTHING = "nothing is trained: learning_rate is 0; 5e-4 is usual"
+NOTHING_TRAINED = "nothing is trained: learning_rate is 0; 5e-4 is usual"
 
 
 class WordVectors(nn.Module):
@@ -43,7 +43,7 @@ class LearnedWords(FrozenBaseMethod):
     """The vectors of new words, by text encoder."""
 
     def __init__(self, layers: Mapping[str, WordVectors], config: EmbeddingRun) -> None:
-        super().__init__(config, "embedding", tuple(layers), NOTHING)
+        super().__init__(config, "embedding", tuple(layers), NOTHING_TRAINED)
         self.layers = dict(layers)
 
     def named(self) -> dict[str, nn.Parameter]:
@@ -54,18 +54,18 @@ class LearnedWords(FrozenBaseMethod):
         return {name.removeprefix(STATE): vectors for name, vectors in super().state_dict(dtype).items()}
 
 
-def attach(components: ModelComponents, family: Family, config: EmbeddingRun) -> LearnedWords:
+def attach_words(components: ModelComponents, family: Family, config: EmbeddingRun) -> LearnedWords:
     """Add the new words to the tokenizers and their vectors to the text encoders. The model must be frozen already."""
-    given = tensors_of(config.embedding.weights, "an embedding file") if config.embedding.weights else None
+    given = read_tensors(config.embedding.weights, "an embedding file") if config.embedding.weights else None
     layers = {}
     for name, encoder in components.encoders.items():
-        known, tokenizer = _embedding(encoder), components.tokenizers[name]
-        begins = added_words.tokens(tokenizer, config.embedding.init_word or "")
+        known, tokenizer = _input_embedding(encoder), components.tokenizers[name]
+        begins = added_words.word_tokens(tokenizer, config.embedding.init_word or "")
         vectors = _beginning(known.weight.detach(), begins, len(config.embedding.words))
         if given is not None:
             vectors = _taken(name, given, vectors, config)
-        first = added_words.add(tokenizer, config.embedding.words)
-        layers[name] = WordVectors(known, first, vectors.to(dtype_of(config)))
+        first = added_words.add_words(tokenizer, config.embedding.words)
+        layers[name] = WordVectors(known, first, vectors.to(trained_dtype(config)))
         encoder.set_input_embeddings(layers[name])  # type: ignore[operator]
         if len(begins) > 1 and len(begins) != len(vectors):
             log.warning(
@@ -78,12 +78,12 @@ def attach(components: ModelComponents, family: Family, config: EmbeddingRun) ->
     return LearnedWords(layers, config)
 
 
-def problems(config: EmbeddingRun) -> Iterator[Problem]:
+def find_embedding_problems(config: EmbeddingRun) -> Iterator[Problem]:
     if (path := config.embedding.weights) and not Path(path).is_file():
         yield about_absent("weights", path)
 
 
-def _embedding(encoder: nn.Module) -> nn.Embedding:
+def _input_embedding(encoder: nn.Module) -> nn.Embedding:
     return encoder.get_input_embeddings()  # type: ignore[operator]
 
 

@@ -68,7 +68,7 @@ class _CastAndScale(torch.autograd.Function):
         strengths = [s for s, g in zip(ctx.strengths, gradients, strict=True) if g is not None]
         if not scaled_in(ctx.made_in):
             strengths = [None] * len(arrived)
-        done = iter(_scaled(_cast(arrived, ctx.learned_in), strengths, ctx.multiplier) if arrived else ())
+        done = iter(_scaled(_cast_copies(arrived, ctx.learned_in), strengths, ctx.multiplier) if arrived else ())
         return None, None, None, *(None if g is None else next(done) for g in gradients)
 
 
@@ -79,7 +79,7 @@ def _cast_and_scale(
     with torch.no_grad():
         if not scaled_in(dtype):
             strengths = [None] * len(factors)
-        return _cast(_scaled(factors, strengths, multiplier), dtype)
+        return _cast_copies(_scaled(factors, strengths, multiplier), dtype)
 
 
 def _scaled(tensors: Sequence[Tensor], strengths: Sequence[float | None], multiplier: Tensor) -> Sequence[Tensor]:
@@ -93,7 +93,7 @@ def _scaled(tensors: Sequence[Tensor], strengths: Sequence[float | None], multip
     return [t if s is None else next(done) for t, s in zip(tensors, strengths, strict=True)]
 
 
-def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
+def _cast_copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
     """Copies in this dtype, each with memory of its own."""
     made = [torch.empty_like(t, dtype=dtype) for t in tensors]
     torch_private.foreach_copy_(made, list(tensors))

@@ -13,12 +13,12 @@ from library.config.run_config import RunConfig
 from library.families.base import Family, ModelComponents
 from library.families.capabilities import HasBlockRates, HasFrozenParts, WritesFolders
 from library.methods.base import TrainingMethod
-from library.methods.sharding import ShardedModel, rows_of
+from library.methods.sharding import ShardedModel, rows_of_parameter
 
 # CLIP-L is read at its last layer but one, without the pooled vector, so these parameters get no gradient.
 UNREAD = ("encoder.layers.{last}.", "final_layer_norm.")
-RATES = {"clip_l": "learning_rate_te1", "clip_g": "learning_rate_te2"}
-LABELS = {"clip_l": "text_encoder1", "clip_g": "text_encoder2"}
+ENCODER_RATES = {"clip_l": "learning_rate_te1", "clip_g": "learning_rate_te2"}
+ENCODER_LABELS = {"clip_l": "text_encoder1", "clip_g": "text_encoder2"}
 
 
 class FullFinetune(TrainingMethod):
@@ -67,7 +67,9 @@ class FullFinetune(TrainingMethod):
         """All trained parameters for a saved state; not copied."""
         taken = super().snapshot()
         if shards := self.shards:
-            taken |= {name: shards.whole(name.partition(".")[2]) for name, p in self.named().items() if rows_of(p)}
+            taken |= {
+                name: shards.whole(name.partition(".")[2]) for name, p in self.named().items() if rows_of_parameter(p)
+            }
         return taken
 
     def train(self, mode: bool = True) -> "FullFinetune":
@@ -85,7 +87,7 @@ class FullFinetune(TrainingMethod):
         return {name: p for name, p in every.items() if p.requires_grad}
 
 
-def attach(components: ModelComponents, family: Family, config: RunConfig) -> FullFinetune:
+def unfreeze_model(components: ModelComponents, family: Family, config: RunConfig) -> FullFinetune:
     """Unfreeze the trained parameters, in groups by learning rate. The model must be frozen already."""
     groups = [*_denoiser_groups(components, family, config), *_encoder_groups(components, config)]
     return FullFinetune(components, family, [g for g in groups if g["lr"] and g["params"]])
@@ -116,14 +118,14 @@ def _encoder_groups(components: ModelComponents, config: RunConfig) -> Iterator[
     if not config.trains_whole_encoders:
         return
     for name, encoder in components.encoders.items():
-        if encoder is None or name not in RATES:
+        if encoder is None or name not in ENCODER_RATES:
             continue
-        own = getattr(config.optim, RATES[name])
+        own = getattr(config.optim, ENCODER_RATES[name])
         rate = config.optim.learning_rate if own is None else own
-        yield {"params": _read(name, encoder), "lr": rate, "name": LABELS[name]}
+        yield {"params": _parameters_in_use(name, encoder), "lr": rate, "name": ENCODER_LABELS[name]}
 
 
-def _read(name: str, encoder: nn.Module) -> list[nn.Parameter]:
+def _parameters_in_use(name: str, encoder: nn.Module) -> list[nn.Parameter]:
     """Return the encoder's parameters that affect its output."""
     if name != "clip_l":
         return list(encoder.parameters())

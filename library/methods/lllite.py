@@ -16,13 +16,13 @@ from library.config.problems import ConfigError, Problem
 from library.config.sections import ControlRun
 from library.families.base import Family, ModelComponents
 from library.families.capabilities import HasControlledLayers
-from library.methods.base import dtype_of
+from library.methods.base import trained_dtype
 from library.methods.frozen_base import FrozenBaseMethod
-from library.methods.small_files import tensors_of
+from library.methods.small_files import read_tensors
 
-PARTS = ("conditioning1", "down", "mid", "up")  # parts of a name in a file
+TENSOR_GROUPS = ("conditioning1", "down", "mid", "up")  # parts of a name in a file
 BEGINNING = "lllite_"  # prefix of all names in a file
-NOTHING = "nothing is trained: learning_rate is 0; 2e-4 is usual"
+NOTHING_TRAINED = "nothing is trained: learning_rate is 0; 2e-4 is usual"
 
 
 class ControlPicture:
@@ -39,7 +39,7 @@ class ControlledLinear(nn.Module):
         super().__init__()
         channels, width = sizes
         self.layer, self.dropout = layer, dropout
-        self.conditioning1 = _embedding(channels, halvings + 1)
+        self.conditioning1 = _control_embedding(channels, halvings + 1)
         self.down = nn.Sequential(nn.Linear(layer.in_features, width), nn.ReLU())
         self.mid = nn.Sequential(nn.Linear(width + channels, width), nn.ReLU())
         self.up = nn.Sequential(nn.Linear(width, layer.in_features))
@@ -64,7 +64,7 @@ class LLLite(FrozenBaseMethod):
     """All controlled layers of a denoiser, by their names in files."""
 
     def __init__(self, layers: Mapping[str, ControlledLinear], config: ControlRun) -> None:
-        super().__init__(config, "unet", ("denoiser",), NOTHING)
+        super().__init__(config, "unet", ("denoiser",), NOTHING_TRAINED)
         self.layers = dict(layers)
 
     def named(self) -> dict[str, nn.Parameter]:
@@ -72,14 +72,14 @@ class LLLite(FrozenBaseMethod):
         every = (
             (f"{name}.{part}.{rest}", p)
             for name, layer in self.layers.items()
-            for part in PARTS
+            for part in TENSOR_GROUPS
             for rest, p in getattr(layer, part).named_parameters()
         )
         return dict(every)
 
     def load(self, path: str) -> None:
         """Load a file. ConfigError if its layers or sizes differ."""
-        given, here = tensors_of(path, "a LLLite file"), self.named()
+        given, here = read_tensors(path, "a LLLite file"), self.named()
         odd = sorted(
             name
             for name in given.keys() | here.keys()
@@ -106,7 +106,7 @@ class LLLite(FrozenBaseMethod):
         return self
 
 
-def attach(components: ModelComponents, family: Family, config: ControlRun) -> LLLite:
+def attach_lllite(components: ModelComponents, family: Family, config: ControlRun) -> LLLite:
     """Add small networks beside the layers that the family names. The model must be frozen already."""
     assert isinstance(family, HasControlledLayers)  # only such families have this script
     control, picture = config.control, show_picture(components.denoiser)
@@ -116,8 +116,8 @@ def attach(components: ModelComponents, family: Family, config: ControlRun) -> L
         layer: Any = components.denoiser.get_submodule(path)
         sizes = control.cond_emb_dim or 0, control.network_dim or 0
         made = ControlledLinear(layer, halvings, sizes, control.network_dropout or 0.0)
-        for part in PARTS:
-            getattr(made, part).to(layer.weight.device, dtype_of(config))
+        for part in TENSOR_GROUPS:
+            getattr(made, part).to(layer.weight.device, trained_dtype(config))
         made.picture = picture
         setattr(components.denoiser.get_submodule(parent), child, made)
         layers[family.control_name(path)] = made
@@ -129,17 +129,17 @@ def attach(components: ModelComponents, family: Family, config: ControlRun) -> L
 
 def show_picture(denoiser: Any) -> ControlPicture:
     """Make a denoiser accept a control image among its conditions; return the holder that its layers read."""
-    denoiser.__class__ = _shown(type(denoiser))
+    denoiser.__class__ = _with_control_input(type(denoiser))
     denoiser.control_picture = ControlPicture()
     return denoiser.control_picture
 
 
-def problems(config: ControlRun) -> Iterator[Problem]:
+def find_lllite_problems(config: ControlRun) -> Iterator[Problem]:
     if (path := config.control.network_weights) and not Path(path).is_file():
         yield about_absent("network_weights", path)
 
 
-def _embedding(channels: int, depth: int) -> nn.Sequential:
+def _control_embedding(channels: int, depth: int) -> nn.Sequential:
     """Layers from pixels to `channels` at the size of latents halved `depth` - 1 times, as in upstream's files."""
     half = channels // 2
     steps = {1: [(channels, 2)], 2: [(channels, 4)], 3: [(half, 4), (channels, 2)]}[depth]
@@ -165,7 +165,7 @@ def _embedded(layers: nn.Sequential, pixels: Tensor) -> Tensor:
 
 
 @functools.cache
-def _shown(cls: type[nn.Module]) -> type[nn.Module]:
+def _with_control_input(cls: type[nn.Module]) -> type[nn.Module]:
     """Return a denoiser class that accepts the control image among its conditions."""
 
     # As an argument it becomes an input of recorded passes.

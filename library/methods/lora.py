@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.adapter_files.names import names_of
+from library.adapter_files.names import lora_names_of
 from library.adapter_files.storage import exact
 from library.config.problems import ConfigError, Message, Problem
 from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.methods import ggpo, targets
-from library.methods.adapters import Adapter, AdapterSpec, adapter_class, fits, saved_alpha
-from library.methods.base import TrainingMethod, dtype_of
+from library.methods.adapters import Adapter, AdapterSpec, adapter_class, factors_fit, saved_alpha
+from library.methods.base import TrainingMethod, trained_dtype
 from library.methods.factor_cache import FactorCache
 from library.methods.lora_files import Unmatched, by_name, plain_file, report_unmatched
 from library.methods.targets import AdapterPlan, TargetLayer
 
 log = logging.getLogger(__name__)
 
-NOTHING = (
+NOTHING_TRAINED = (
     "nothing is trained: every learning rate is 0, or network_args chose no layer; "
     "set learning_rate, or leave out what limits the layers in network_args"
 )
@@ -49,15 +49,15 @@ class LoraAdapters(TrainingMethod):
     def __init__(self, adapters: dict[str, Adapter], places: dict[str, AdapterLocation], config: AdapterRun) -> None:
         """`adapters` and where they are, by their name in the file."""
         self.adapters, self.places = adapters, places
-        known = names_of(config.family)
+        known = lora_names_of(config.family)
         self.file_names = {name: known.file_name(place.part, place.path, name) for name, place in places.items()}
         self.factor_caches = []
         self._noisy = [adapter for adapter in adapters.values() if adapter.spec.noise]
-        self.args = network_args.read(config)
-        self._groups = [g for g in _groups(self, config) if g["lr"] and g["params"]]
+        self.args = network_args.read_network_args(config)
+        self._groups = [g for g in _parameter_groups(self, config) if g["lr"] and g["params"]]
         learning = {id(p) for p in self.parameters()}
         if not learning:
-            raise ConfigError(NOTHING)
+            raise ConfigError(NOTHING_TRAINED)
         self.trained_parts: dict[str, bool] = {}
         for name, place in places.items():
             for parameter in own_parameters(adapters[name]):
@@ -84,7 +84,7 @@ class LoraAdapters(TrainingMethod):
         found = {names.get(name, name): values for name, values in by_name(tensors).items()}
         for name in self.adapters.keys() & found.keys():
             try:
-                if "lora_up.weight" in found[name] and not fits(self.adapters[name].weight, found[name]):
+                if "lora_up.weight" in found[name] and not factors_fit(self.adapters[name].weight, found[name]):
                     misfits.append(name)
                     continue
                 self.adapters[name].load(found[name])
@@ -148,7 +148,7 @@ class LoraAdapters(TrainingMethod):
         return {name: p for name, p in every if name.partition(".")[2].startswith(own)} | remembered
 
 
-def attach(components: ModelComponents, family: Family, config: AdapterRun) -> LoraAdapters:
+def attach_lora(components: ModelComponents, family: Family, config: AdapterRun) -> LoraAdapters:
     """Put adapters into the denoiser and the text encoders as the config says. The model must be frozen already."""
     plan, network = targets.plan(config, family.adapter_targets), config.network
     file = network.network_weights
@@ -156,7 +156,7 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
     sizes = by_name(weights) if weights is not None and network.dim_from_weights else None
     adapters, places = {}, {}
     for root, found, spec, kind in _targets(components, family, plan, sizes):
-        adapters[found.name] = kind.around(found.layer, spec, dtype_of(config))
+        adapters[found.name] = kind.around(found.layer, spec, trained_dtype(config))
         parent, _, child = found.path.rpartition(".")
         setattr(root.get_submodule(parent), child, adapters[found.name])
         places[found.name] = AdapterLocation(found.part, found.path)
@@ -171,7 +171,7 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
 
 
 @torch.no_grad()
-def merge(
+def merge_base_weights(
     components: ModelComponents, family: Family, tensors: Mapping[str, Tensor], multiplier: float = 1.0
 ) -> Unmatched:
     """Add a LoRA to the weights of the model itself (`base_weights`).
@@ -180,11 +180,11 @@ def merge(
     """
     found, used, misfits = by_name(tensors), set(), []
     for part, root in networks(components).items():
-        for layer in targets.layers(root, part, family.adapter_name, ()):
+        for layer in targets.find_target_layers(root, part, family.adapter_name, ()):
             name = layer.name if layer.name in found else AdapterLocation(part, layer.path).alias
             if "lora_down.weight" in found.get(name, {}):
                 used.add(name)
-                if fits(layer.layer.weight, found[name]):
+                if factors_fit(layer.layer.weight, found[name]):
                     _merge_product(layer.layer, found[name], multiplier)
                 else:
                     misfits.append(name)
@@ -227,15 +227,15 @@ def _targets(
         if not plan.wants(part):
             continue
         blocks = plan.blocks if part == "denoiser" else family.text_adapter_targets
-        for found in targets.layers(root, part, family.adapter_name, blocks):
-            spec = plan.spec(found) if sizes is None else _from_file(found, plan, sizes)
+        for found in targets.find_target_layers(root, part, family.adapter_name, blocks):
+            spec = plan.spec(found) if sizes is None else _spec_from_file(found, plan, sizes)
             if spec and (kind := adapter_class(found.layer, spec)):
                 chosen.append((root, found, spec, kind))
     return chosen
 
 
 # Why: docs/decisions/2026-11-22-foreign-lora-files-are-renamed.md
-def _from_file(found: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]]) -> AdapterSpec | None:
+def _spec_from_file(found: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]]) -> AdapterSpec | None:
     """`dim_from_weights`: the adapters of the file, each with its own rank and alpha."""
     tensors = sizes.get(found.name) or sizes.get(AdapterLocation(found.part, found.path).alias)
     if not tensors or "lora_down.weight" not in tensors:
@@ -267,7 +267,7 @@ def _log_adapters(method: LoraAdapters) -> None:
 # ---- learning rates
 
 
-def _groups(method: LoraAdapters, config: AdapterRun) -> Iterator[dict[str, Any]]:
+def _parameter_groups(method: LoraAdapters, config: AdapterRun) -> Iterator[dict[str, Any]]:
     """Parameter groups, text encoders first: by part, by block where these have weights, by pattern and for LoRA+."""
     optim, args = config.optim, method.args
     ratio = args.loraplus_text_encoder_lr_ratio or args.loraplus_lr_ratio

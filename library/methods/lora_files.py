@@ -12,7 +12,7 @@ from library.adapter_files import adapters as adapter_files
 from library.adapter_files.names import DOWN, UP
 from library.adapter_files.storage import is_finite
 from library.config.problems import ConfigError, Message, Problem, counted
-from library.methods.small_files import tensors_of
+from library.methods.small_files import read_tensors
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def file_of(path: str | Path, family: str) -> dict[str, Tensor]:
     the rank is the sum of the parts'. ConfigError when the file is not there or not one.
     """
     path = Path(path)
-    tensors = tensors_of(path, "a LoRA file")
+    tensors = read_tensors(path, "a LoRA file")
     return adapter_files.kohya_named(path, tensors, family) if path.suffix == ".safetensors" else tensors
 
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from library import packages
-from library.adapter_files.names import names_of
-from library.adapter_files.storage import exact, holds, is_finite
+from library.adapter_files.names import lora_names_of
+from library.adapter_files.storage import exact, is_finite, keeps_numbers
 from library.compiler.subclass import with_gradient
 from library.config import code_names
 from library.config.json_types import JsonMapping, JsonObject
@@ -31,7 +31,7 @@ from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.methods import lora
-from library.methods.base import TrainingMethod, dtype_of
+from library.methods.base import TrainingMethod, trained_dtype
 from library.methods.lora import AdapterLocation
 from library.methods.lora_files import Unmatched, file_of, report_unmatched
 from library.methods.lycoris_denoiser import FilteredDenoiser, left_out
@@ -45,12 +45,12 @@ class LycorisAdapters(TrainingMethod):
     def __init__(self, network: Any, places: dict[str, AdapterLocation], config: AdapterRun) -> None:
         """`places` of adapters by their names."""
         self.network, self._config = network, config
-        known = names_of(config.family)
+        known = lora_names_of(config.family)
         self.file_names = {name: known.file_name(place.part, place.path, name) for name, place in places.items()}
         self._groups = self._make_groups()
         learning = {id(p) for g in self._groups for p in g["params"]}
         if not learning:
-            raise ConfigError(lora.NOTHING)
+            raise ConfigError(lora.NOTHING_TRAINED)
         self.trained_parts: dict[str, bool] = {}
         for adapter in network.loras:
             for parameter in adapter.parameters():
@@ -67,7 +67,9 @@ class LycorisAdapters(TrainingMethod):
             if rest == "alpha":
                 tensor = tensor * blocks.get(name, 1)
                 kind = dtype or tensor.dtype
-                stored = exact(tensor, kind) if holds(kind, tensor) and is_finite(tensor) else tensor.to("cpu", kind)
+                stored = (
+                    exact(tensor, kind) if keeps_numbers(kind, tensor) and is_finite(tensor) else tensor.to("cpu", kind)
+                )
             else:
                 stored = tensor.detach().to("cpu", dtype or tensor.dtype)
             out[f"{self.file_names[name]}.{rest}"] = stored.contiguous()
@@ -75,7 +77,7 @@ class LycorisAdapters(TrainingMethod):
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> Unmatched:
         """Load a file of the same kind of network, with its alpha; returns what does not match."""
-        before = {id(adapter): _alpha(adapter) for adapter in self.network.loras}
+        before = {id(adapter): _adapter_alpha(adapter) for adapter in self.network.loras}
         unused = unused_alphas(tensors)
         useful = {name: tensor for name, tensor in tensors.items() if name not in unused}
         for name, size in block_sizes(self.network).items():
@@ -94,7 +96,7 @@ class LycorisAdapters(TrainingMethod):
         for adapter in self.network.loras:
             known = before[id(adapter)]
             if known and isinstance(getattr(adapter, "scale", None), float):
-                adapter.scale *= _alpha(adapter) / known
+                adapter.scale *= _adapter_alpha(adapter) / known
         missing = [name for name in missing if name not in unused]
         blocks = (".up_list.", ".down_list.")
         missing = [name for name in missing if not (taken and any(block in name for block in blocks))]
@@ -144,18 +146,18 @@ def unused_alphas(names: Collection[str]) -> set[str]:
     return {f"{layer}.alpha" for layer in layers if f"{layer}.lokr_w1" in names and f"{layer}.lokr_w2" in names}
 
 
-def problems(config: AdapterRun) -> Iterator[Problem]:
+def find_lycoris_problems(config: AdapterRun) -> Iterator[Problem]:
     """A sentence when the package of the network module is not installed."""
     module = config.network.module
     if module.startswith("networks."):
         return
     package = module.split(".")[0]
-    if not packages.installed(package):
-        yield Problem("network_module", "{module} {absent}", module=module, absent=packages.absent(package))
+    if not packages.is_installed(package):
+        yield Problem("network_module", "{module} {absent}", module=module, absent=packages.not_installed(package))
     elif why := code_names.why_not_network(module):
         template = "{module}: {why}; write lycoris.kohya, or leave it empty"
         yield Problem("network_module", template, module=module, why=why)
-    elif error := packages.failure(package) if package in packages.PACKAGES else "":
+    elif error := packages.loading_failure(package) if package in packages.PACKAGE_NAMES else "":
         yield Problem("network_module", "{module} {broken}", module=module, broken=packages.broken(package, error))
 
 
@@ -184,19 +186,19 @@ def load_module(name: str) -> Any:
     return module
 
 
-def attach(components: ModelComponents, family: Family, config: AdapterRun) -> LycorisAdapters:
+def attach_lycoris(components: ModelComponents, family: Family, config: AdapterRun) -> LycorisAdapters:
     """Let the package put its adapters into the model. Raises ConfigError when it is absent or does not fit."""
-    if wrong := [*problems(config), *network_args.problems(config)]:
+    if wrong := [*find_lycoris_problems(config), *network_args.find_network_args_problems(config)]:
         raise ConfigError(*wrong)
     dim, alpha, settings = _wanted_network(config)
-    encoders = _encoders(components, config, settings)
+    encoders = _trained_encoders(components, config, settings)
     network = _create_network(components, encoders, family, config, (dim, alpha, settings))
-    places = _name(network, {**encoders, "denoiser": components.denoiser}, family)
+    places = _name_adapters(network, {**encoders, "denoiser": components.denoiser}, family)
     device = next(components.denoiser.parameters()).device
     learns_denoiser = not config.network.network_train_text_encoder_only
     network.apply_to(list(encoders.values()), components.denoiser, bool(encoders), learns_denoiser)
     for adapter in network.loras:
-        _put_into_its_layer(adapter, device, dtype_of(config))
+        _put_into_its_layer(adapter, device, trained_dtype(config))
     method = LycorisAdapters(network, places, config)
     if weights := config.network.network_weights:
         _load_weights(method, weights, config.family)
@@ -207,7 +209,9 @@ def _wanted_network(config: AdapterRun) -> tuple[int, float, JsonObject]:
     """Rank, alpha and the package's other arguments: of the config, or of a file with what the config says besides."""
     network = config.network
     is_lycoris = network.module == network_args.LYCORIS
-    settings: JsonObject = {**(network_args.lycoris_settings(config) if is_lycoris else network_args.texts(config))}
+    settings: JsonObject = {
+        **(network_args.lycoris_settings(config) if is_lycoris else network_args.network_args_as_text(config))
+    }
     dim, alpha = network.network_dim or 4, network.network_alpha
     if network.dim_from_weights:
         dim, alpha, stored = _of_file(network.network_weights)
@@ -274,7 +278,7 @@ def _adapted_or_not(adapter: Any, *args: Any, **kwargs: Any) -> Any:
     return adapter.forward(*args, **kwargs) if adapter.multiplier else adapter.org_forward(*args, **kwargs)
 
 
-def _alpha(adapter: Any) -> float:
+def _adapter_alpha(adapter: Any) -> float:
     return float(getattr(adapter, "alpha", 0) or 0)
 
 
@@ -319,7 +323,7 @@ def _of_file(path: Any) -> tuple[int, float, dict[str, str]]:
     try:
         arguments = parse_json(facts.get("ss_network_args", "{}"), path)
         own = {name: str(value) for name, value in arguments.items() if name != "dropout"}
-        if own.get("preset") not in network_args.PRESETS:  # a file of whoever made this one
+        if own.get("preset") not in network_args.LAYER_PRESETS:  # a file of whoever made this one
             own.pop("preset", None)
         return int(facts["ss_network_dim"]), float(facts["ss_network_alpha"]), own
     except (KeyError, ValueError, AttributeError) as e:
@@ -334,14 +338,14 @@ def _of_file(path: Any) -> tuple[int, float, dict[str, str]]:
         ) from e
 
 
-def _encoders(components: ModelComponents, config: AdapterRun, settings: JsonMapping) -> dict[str, nn.Module]:
+def _trained_encoders(components: ModelComponents, config: AdapterRun, settings: JsonMapping) -> dict[str, nn.Module]:
     if not config.network.encoders_learn:
         return {}
     t5 = str(settings.get("train_t5xxl", "")).lower() in ("true", "1")
     return {n: e for n, e in components.encoders.items() if e is not None and (n != "t5xxl" or t5)}
 
 
-def _name(network: Any, roots: Mapping[str, nn.Module], family: Family) -> dict[str, AdapterLocation]:
+def _name_adapters(network: Any, roots: Mapping[str, nn.Module], family: Family) -> dict[str, AdapterLocation]:
     """Give each adapter the name sd-scripts' users expect. Returns where they are, by name."""
     where = {id(module): (part, path) for part, root in roots.items() for path, module in root.named_modules()}
     places = {}

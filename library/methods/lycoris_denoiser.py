@@ -8,7 +8,7 @@ from library import families
 from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family
-from library.families.facts import BlockGroup, block_of
+from library.families.facts import BlockGroup, block_of_adapter
 from library.methods.lycoris_presets import OF_ATTENTION
 
 # What the package would find in our denoiser by name or class, but not in sd-scripts' U-Net, where these have other
@@ -33,7 +33,7 @@ class FilteredDenoiser:
 
 def left_out(denoiser: nn.Module, family: Family, config: AdapterRun) -> set[str]:
     """Paths of modules that get no adapters, by what network_args chooses for LyCORIS."""
-    args, groups = network_args.read(config), families.facts(config.family).blocks
+    args, groups = network_args.read_network_args(config), families.facts_of(config.family).blocks
     if not isinstance(args, network_args.LycorisArgs):
         return set()
     found: set[str] = set()
@@ -52,7 +52,7 @@ def left_out(denoiser: nn.Module, family: Family, config: AdapterRun) -> set[str
 def _blocks_of_layers(denoiser: nn.Module, family: Family, groups: Iterable[BlockGroup]) -> dict[str, tuple[int, int]]:
     """The paths of all layers in blocks -> the group of the block, and its number in it."""
     layers = (path for path, module in denoiser.named_modules() if not [*module.children()])
-    found = ((path, block_of(family.adapter_name("denoiser", path), groups)) for path in layers)
+    found = ((path, block_of_adapter(family.adapter_name("denoiser", path), groups)) for path in layers)
     return {path: block for path, block in found if block}
 
 

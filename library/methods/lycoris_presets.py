@@ -25,7 +25,7 @@ def known_presets(preset: str, denoiser: nn.Module) -> Iterator[None]:
     before = dict(known)
     classes = known[OF_ATTENTION].get("unet_target_module", [])
     known[OF_ATTENTION] = {**known[OF_ATTENTION], "unet_target_module": [*classes, *sorted(own)]}
-    if preset not in (*network_args.PRESETS, network_args.UNMATCHED):
+    if preset not in (*network_args.LAYER_PRESETS, network_args.UNMATCHED):
         known[preset] = _preset_of_file(preset)
     try:
         yield

@@ -20,7 +20,7 @@ from library.compiler.torch_private import LazyTensor
 
 State = dict[str, Any]  # an optimizer's state_dict
 
-DONE = -1  # sent by the first process when it needs no further tensor
+END_OF_TENSORS = -1  # sent by the first process when it needs no further tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +35,19 @@ class Rows:
         return whole[self.first : self.last]
 
 
-def rows_of(p: Tensor) -> Rows | None:
+def rows_of_parameter(p: Tensor) -> Rows | None:
     """Return which rows of a weight a parameter holds; None for a whole one."""
     return vars(p).get("rows")
 
 
 def whole_shape(p: Tensor) -> torch.Size:
-    rows = rows_of(p)
+    rows = rows_of_parameter(p)
     return rows.shape if rows else p.shape
 
 
 def own_part(whole: Tensor, p: Tensor) -> Tensor:
     """Return this process' rows of a tensor that belongs to a parameter, such as an optimizer state."""
-    rows = rows_of(p)
+    rows = rows_of_parameter(p)
     return rows.own(whole) if rows else whole
 
 
@@ -127,7 +127,7 @@ class ShardedModel:
         squares = torch.zeros(2, device=self._device)  # sums for sharded and for whole parameters
         learning = [p for p in parameters if p.grad is not None]
         for whole in (False, True):
-            some = [p.grad for p in learning if p.grad is not None and (rows_of(p) is None) == whole]
+            some = [p.grad for p in learning if p.grad is not None and (rows_of_parameter(p) is None) == whole]
             if some:
                 norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in some]
                 squares[int(whole)] = torch.stack(norms).square().sum()
@@ -157,12 +157,12 @@ class ShardedModel:
         try:
             yield
         finally:
-            self._announce(DONE)
+            self._announce(END_OF_TENSORS)
             self._forget_offers()
 
     def serve(self) -> None:
         """In all other processes: send the requested rows to the first one until it sends DONE."""
-        while (number := self._announce(DONE)) != DONE:
+        while (number := self._announce(END_OF_TENSORS)) != END_OF_TENSORS:
             self._gather(number)
         self._forget_offers()
 
@@ -207,7 +207,7 @@ class ShardedModel:
         def offered(value: Tensor, p: nn.Parameter, rows: Rows) -> Tensor:
             return self.offer(value, rows) if value.shape == p.shape else value
 
-        return _changed(state, weights, offered)
+        return _change_state(state, weights, offered)
 
 
 def own_state(state: State, weights: Sequence[nn.Parameter]) -> State:
@@ -216,16 +216,16 @@ def own_state(state: State, weights: Sequence[nn.Parameter]) -> State:
     def own(value: Tensor, p: nn.Parameter, rows: Rows) -> Tensor:
         return rows.own(value).to(p.device, copy=True) if value.shape == rows.shape else value
 
-    return _changed(state, weights, own)
+    return _change_state(state, weights, own)
 
 
-def _changed(
+def _change_state(
     state: State, weights: Sequence[nn.Parameter], change: Callable[[Tensor, nn.Parameter, Rows], Tensor]
 ) -> State:
     found: dict[int, State] = {}
     for number, values in state["state"].items():
         p, found[number] = weights[number], dict(values)
         for key, value in values.items():
-            if isinstance(value, Tensor) and (rows := rows_of(p)):
+            if isinstance(value, Tensor) and (rows := rows_of_parameter(p)):
                 found[number][key] = change(value, p, rows)
     return {**state, "state": found}

@@ -11,7 +11,7 @@ from library.config import environment
 from library.config.problems import ConfigError
 
 
-def tensors_of(path: str | Path, what: str) -> dict[str, Tensor]:
+def read_tensors(path: str | Path, what: str) -> dict[str, Tensor]:
     """Return the tensors of a .safetensors, .pt or .ckpt file by name. Raises ConfigError if it is missing, or not
     `what`.
     """
@@ -32,11 +32,11 @@ def tensors_of(path: str | Path, what: str) -> dict[str, Tensor]:
         raise ConfigError("{path} is not {what}: {why}", path=path, what=what, why=why) from e
 
 
-def names_of(path: str | Path) -> set[str]:
+def tensor_names_of(path: str | Path) -> set[str]:
     """Return the tensor names of such a file; of .safetensors from its header alone. Raises ConfigError as above."""
     path = Path(path)
     if path.suffix != ".safetensors" or not path.is_file():
-        return set(tensors_of(path, "a file of tensors"))
+        return set(read_tensors(path, "a file of tensors"))
     try:
         with safe_open(path, "pt") as file:
             return set(file.keys())

@@ -5,16 +5,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from library.config.problems import ConfigError, Message, Problem, counted, listed
+from library.config.problems import ConfigError, Message, Problem, counted, join_messages
 from library.methods.sharding import own_part, whole_shape
 
 
-def take(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def take_values(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The parameters' values by name; not copied."""
     return {name: parameter.detach() for name, parameter in named.items()}
 
 
-def differing(
+def differing_tensors(
     here: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]], changes: Message | None = None
 ) -> Problem | None:
     """Return the problem if names or shapes of trained and saved tensors differ; `changes` are the options
@@ -29,7 +29,7 @@ def differing(
         if names
     ]
     if not what and (odd := sorted(name for name in here if here[name] != saved[name])):
-        sizes = {"theirs": _shown(saved[odd[0]]), "ours": _shown(here[odd[0]])}
+        sizes = {"theirs": _format_shape(saved[odd[0]]), "ours": _format_shape(here[odd[0]])}
         what = [Message("{layer} has the shape {theirs} in the state and {ours} here", layer=odd[0], **sizes)]
     if not what:
         return None
@@ -37,26 +37,26 @@ def differing(
         return Problem(
             "resume",
             ": the state was made with other networks than this config describes ({what}); resume with its own config",
-            what=listed(what, "; "),
+            what=join_messages(what, "; "),
         )
     return Problem(
         "resume",
         ": the state was made with other networks than this config describes ({what}), as {changes}; set this back, or "
         "start another training from the weights that it has saved",
-        what=listed(what, "; "),
+        what=join_messages(what, "; "),
         changes=changes,
     )
 
 
-def _shown(shape: tuple[int, ...]) -> str:
+def _format_shape(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "1"
 
 
 @torch.no_grad()
-def put_back(named: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+def restore_values(named: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     """Copy saved values into the parameters. Raises ConfigError, changing nothing, if names or shapes differ."""
     here, saved = ({name: tuple(whole_shape(tensor)) for name, tensor in some.items()} for some in (named, tensors))
-    if problem := differing(here, saved):
+    if problem := differing_tensors(here, saved):
         raise ConfigError(problem)
     for name, parameter in named.items():
         parameter.copy_(own_part(tensors[name], parameter))

@@ -77,7 +77,7 @@ def plan(config: AdapterRun, blocks: tuple[str, ...]) -> AdapterPlan:
     """Return the plan of a config. `blocks` are the class names that the family offers. Raises ConfigError for wrong
     arguments.
     """
-    network, args = config.network, network_args.read(config)
+    network, args = config.network, network_args.read_network_args(config)
     return AdapterPlan(
         args=args,
         rank=network.network_dim or DEFAULT_RANK,
@@ -88,11 +88,11 @@ def plan(config: AdapterRun, blocks: tuple[str, ...]) -> AdapterPlan:
         blocks=args.classes(blocks),
         denoiser=not network.network_train_text_encoder_only,
         encoders=network.encoders_learn,
-        frozen_down=families.facts(config.family).adapter_modules[network.module].frozen_down,
+        frozen_down=families.facts_of(config.family).adapter_modules[network.module].frozen_down,
     )
 
 
-def layers(
+def find_target_layers(
     root: nn.Module, part: str, name_of: Callable[[str, str], str], blocks: tuple[str, ...]
 ) -> Iterator[TargetLayer]:
     """Yield every linear layer and convolution of a network in tree order, with its block."""

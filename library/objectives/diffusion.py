@@ -35,7 +35,7 @@ def alphas(terminal_zero: bool = False) -> Tensor:
     return ((root - root[-1]) * root[0] / (root[0] - root[-1])) ** 2
 
 
-def weights(loss: sections.Loss, v_prediction: bool) -> Tensor:
+def diffusion_loss_weights(loss: sections.Loss, v_prediction: bool) -> Tensor:
     """Return the loss weight of each timestep, float32 [1000]: the product of all enabled weightings.
 
     The signal-to-noise ratio is that before `zero_terminal_snr`, as in sd-scripts.
@@ -88,7 +88,9 @@ class Diffusion:
         self.options, self.v_prediction, self.scale = noise, v_prediction, scale
         alpha_bar = alphas(noise.zero_terminal_snr)
         thresholds = huber_thresholds(loss, alpha_bar)
-        self._host = Tables(alpha_bar.sqrt(), (1.0 - alpha_bar).sqrt(), weights(loss, v_prediction), thresholds)
+        self._host = Tables(
+            alpha_bar.sqrt(), (1.0 - alpha_bar).sqrt(), diffusion_loss_weights(loss, v_prediction), thresholds
+        )
         self._tables: dict[torch.device, Tables] = {}
 
     def tables(self, device: torch.device) -> Tables:

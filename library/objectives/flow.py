@@ -17,7 +17,7 @@ from library.config.problems import ConfigError
 from library.objectives.base import NoisedBatch
 
 Line = tuple[tuple[int, float], tuple[int, float]]  # two points: number of image tokens, and mu
-LINE: Line = sections.Flow.shift_line
+DEFAULT_SHIFT_LINE: Line = sections.Flow.shift_line
 TABLE = 1000  # length of the table that `timestep_sampling = sigma` draws from
 REDRAWS = 1000  # draws per image with preserve_distribution_shape, all at once, so that nothing synchronises
 NO_SNR = "huber_schedule: snr needs a schedule that flow matching does not have; set it to constant or exponential"
@@ -43,7 +43,7 @@ def noised(
         latents=(1 - share) * latents + share * (eps + perturbation(latents, noise, generator)),
         timesteps=sigmas,
         target=eps - latents,
-        weight=weights(sigmas, noise),
+        weight=flow_loss_weights(sigmas, noise),
         sigmas=sigmas,
         huber_c=huber_threshold(sigmas, loss),
     )
@@ -70,12 +70,12 @@ def sampled(latents: Tensor, noise: sections.Flow, generator: torch.Generator) -
     """
     count, (low, high) = latents.shape[0], noise.timestep_range
     if noise.timestep_sampling != "sigma" and noise.redraws_timesteps:
-        return inside(drawn(count * REDRAWS, latents, noise, generator), count, low, high)
+        return sigmas_in_range(drawn(count * REDRAWS, latents, noise, generator), count, low, high)
     sigmas = drawn(count, latents, noise, generator)
     return sigmas if noise.timestep_sampling == "sigma" else sigmas * (high - low) + low
 
 
-def inside(sigmas: Tensor, count: int, low: float, high: float) -> Tensor:
+def sigmas_in_range(sigmas: Tensor, count: int, low: float, high: float) -> Tensor:
     """Return the first `count` of these sigmas in the range; if too few, scale others into it."""
     fits = (sigmas >= low) & (sigmas <= high)
     order = torch.argsort((~fits).to(torch.uint8), stable=True)[:count]
@@ -132,18 +132,18 @@ def shifted(sigmas: Tensor, shift: float) -> Tensor:
     return shift * sigmas / (1 + (shift - 1) * sigmas)
 
 
-def shift_of_tokens(tokens: int, line: Line = LINE) -> float:
+def shift_of_tokens(tokens: int, line: Line = DEFAULT_SHIFT_LINE) -> float:
     """Return mu for a number of image tokens: linear through two points and beyond. The shift is e^mu."""
     (few, low), (many, high) = line
     return low + (tokens - few) * (high - low) / (many - few)
 
 
-def shift_of_size(height: int, width: int, line: Line = LINE) -> float:
+def shift_of_size(height: int, width: int, line: Line = DEFAULT_SHIFT_LINE) -> float:
     """Return mu for latents of a height and width; a token is a square of 2 by 2."""
     return shift_of_tokens((height // 2) * (width // 2), line)
 
 
-def schedule(steps: int, tokens: int, shift: bool = True) -> list[float]:
+def flow_sigmas(steps: int, tokens: int, shift: bool = True) -> list[float]:
     """Return the steps + 1 sigmas of a sampling run, from 1 to 0; shifted by the number of tokens (dev) or not
     (schnell).
     """
@@ -151,7 +151,7 @@ def schedule(steps: int, tokens: int, shift: bool = True) -> list[float]:
     return (shifted(line, math.exp(shift_of_tokens(tokens))) if shift else line).tolist()
 
 
-def weights(sigmas: Tensor, noise: sections.Flow) -> Tensor:
+def flow_loss_weights(sigmas: Tensor, noise: sections.Flow) -> Tensor:
     """Return the loss weight of each image [B]: weighting_scheme, which FLUX.1 applies only to sigma_scaled
     predictions.
     """

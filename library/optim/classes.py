@@ -16,24 +16,24 @@ from library.config.run_config import RunConfig
 from library.config.values import did_you_mean, quoted
 from library.imports import without_collecting, without_optional
 from library.optim.names import FREE, SPECS, OptimizerSpec
-from library.optim.names import spec_of as spec_named
+from library.optim.names import optimizer_spec as spec_named
 
 # Optimizers with independent state per weight that step in its dtype, in addition to all of three packages.
 ALONE = ("came", "adammini", "muon")
 
 
-def spec_of(config: RunConfig) -> OptimizerSpec:
+def chosen_optimizer(config: RunConfig) -> OptimizerSpec:
     return spec_named(config.optim.optimizer)
 
 
-def arguments(config: RunConfig, given: JsonMapping | None = None) -> JsonObject:
+def optimizer_arguments(config: RunConfig, given: JsonMapping | None = None) -> JsonObject:
     """Return optimizer_args, or `given` instead, over the defaults of the table. Raises ConfigError naming every
     unreadable argument.
     """
     if given is None:
         given = read_arguments(config.optim.optimizer_args, "optimizer_args")
-    own = {**spec_of(config).defaults, **given}
-    if spec_of(config) is SPECS["adafactor"]:
+    own = {**chosen_optimizer(config).defaults, **given}
+    if chosen_optimizer(config) is SPECS["adafactor"]:
         own.setdefault("relative_step", True)
         if own.get("warmup_init"):
             own["relative_step"] = True
@@ -41,21 +41,21 @@ def arguments(config: RunConfig, given: JsonMapping | None = None) -> JsonObject
 
 
 def relative_step(config: RunConfig) -> bool:
-    return spec_of(config) is SPECS["adafactor"] and bool(arguments(config).get("relative_step"))
+    return chosen_optimizer(config) is SPECS["adafactor"] and bool(optimizer_arguments(config).get("relative_step"))
 
 
 def is_schedule_free(config: RunConfig) -> bool:
     """Whether the optimizer keeps an average that must be swapped in for samples and saving."""
-    cls = spec_of(config)
+    cls = chosen_optimizer(config)
     if cls is SPECS["prodigyplusschedulefree"]:
-        return bool(arguments(config).get("use_schedulefree", True))
+        return bool(optimizer_arguments(config).get("use_schedulefree", True))
     return "ScheduleFree" in cls.name
 
 
 def steps_alone(config: RunConfig) -> bool:
     """Return whether all optimizer state belongs to single weights, and steps keep the dtype of the parameters."""
     # Excluded are bitsandbytes' 8-bit and paged optimizers, and those that adapt the learning rate from all weights.
-    cls = spec_of(config)
+    cls = chosen_optimizer(config)
     if cls in [SPECS[name] for name in ALONE]:
         return True
     return cls.module in ("torch.optim", "lion_pytorch", "transformers.optimization") and cls.name != "LBFGS"
@@ -64,7 +64,7 @@ def steps_alone(config: RunConfig) -> bool:
 def steps_rows(config: RunConfig) -> bool:
     """Return whether the optimizer is elementwise, so that rows of a weight can be stepped separately."""
     # 8-bit optimizers scale states by blocks, which differ between a row and the whole weight.
-    cls = spec_of(config)
+    cls = chosen_optimizer(config)
     others = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
     return cls.module in ("torch.optim", "lion_pytorch", FREE) and cls.name not in others
 
@@ -99,7 +99,7 @@ def read_arguments(pairs: Iterable[str], option: str) -> JsonObject:
 def missing_package(module: str) -> MessageLike:
     """Return what to install if the module's package is missing, "" if it is there."""
     package = module.split(".")[0]
-    return "" if packages.installed(package) else packages.absent(package)
+    return "" if packages.is_installed(package) else packages.not_installed(package)
 
 
 def load_subclass(cls: OptimizerSpec, base: type) -> type:

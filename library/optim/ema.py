@@ -15,7 +15,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.methods import TrainingMethod
-from library.methods.sharding import ShardedModel, own_part, rows_of, whole_shape
+from library.methods.sharding import ShardedModel, own_part, rows_of_parameter, whole_shape
 
 
 # Half precision would lose the small steps of the average, and stochastic rounding would make it noisy.
@@ -89,7 +89,7 @@ class ExponentialMovingAverage:
         """Return the average by parameter index."""
         found = {f"{i:05d}": value.contiguous() for i, value in enumerate(self.values)}
         for name, p in zip(found, self._parameters, strict=True):
-            if self._shards and (rows := rows_of(p)):
+            if self._shards and (rows := rows_of_parameter(p)):
                 found[name] = self._shards.offer(found[name], rows)
         return found
 

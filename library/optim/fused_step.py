@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from library.config.problems import ConfigError
-from library.methods.sharding import rows_of, whole_shape
-from library.optim.stochastic_rounding import StepRNG, write
+from library.methods.sharding import rows_of_parameter, whole_shape
+from library.optim.stochastic_rounding import StepRNG, write_rounded
 
 Group = dict[str, Any]
 WIDENED = 2**24  # weights in float32 at a time; a larger tensor is its own bundle
@@ -76,9 +76,9 @@ class PartialOptimizer:
 
     def _write_back(self, p: nn.Parameter, master_param: nn.Parameter, generator: torch.Generator) -> None:
         if p.dtype in HALF:
-            rows = rows_of(p)
-            write(p, master_param.data, generator, rows)
-            self._narrow(master_param, p, lambda into, exact: write(into, exact, generator, rows))
+            rows = rows_of_parameter(p)
+            write_rounded(p, master_param.data, generator, rows)
+            self._narrow(master_param, p, lambda into, exact: write_rounded(into, exact, generator, rows))
         master_param.grad = None
         # Free the float32 copy until the next step.
         master_param.data = master_param.new_empty(0)
@@ -174,10 +174,10 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         if len(state_dict.get("bundles", ())) != len(self.bundles):
             raise ConfigError("resume: the state is of a run with another optimizer; resume with its own config")
         self.steps = state_dict["steps"]
-        for group, known in zip(self.param_groups, state_dict["groups"], strict=True):
-            group.update(known)
-        for bundle, known in zip(self.bundles, state_dict["bundles"], strict=True):
-            bundle.load_state_dict(known)
+        for group, stored_group in zip(self.param_groups, state_dict["groups"], strict=True):
+            group.update(stored_group)
+        for bundle, stored_group in zip(self.bundles, state_dict["bundles"], strict=True):
+            bundle.load_state_dict(stored_group)
 
 
 # ---- how a group is cut

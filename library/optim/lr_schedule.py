@@ -18,14 +18,14 @@ from library.config.values import did_you_mean
 from library.optim import trial
 from library.optim.classes import (
     OptimizerSpec,
-    arguments,
+    chosen_optimizer,
     import_class,
     is_schedule_free,
     load_subclass,
     missing_package,
+    optimizer_arguments,
     read_arguments,
     relative_step,
-    spec_of,
     unknown_arguments,
 )
 
@@ -48,12 +48,12 @@ FUNCTIONS = {
 }
 
 
-def schedule(optimizer: Optimizer, config: RunConfig, total_steps: int) -> LRScheduler:
+def make_schedule(optimizer: Optimizer, config: RunConfig, total_steps: int) -> LRScheduler:
     """Return the learning rate over `total_steps` scheduler steps (optimizer steps times processes).
 
     Warm-up and decay given as shares refer to that total. Raises ConfigError with the messages of `problems`.
     """
-    if wrong := list(problems(config)):
+    if wrong := list(find_schedule_problems(config)):
         raise ConfigError(*wrong)
     own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
     if wrong := list(too_long(config, total_steps)):
@@ -75,14 +75,14 @@ def _build(optimizer: Optimizer, config: RunConfig, own: JsonObject, total_steps
     """Return a config's schedule for an optimizer. Raises its class' errors for impossible arguments."""
     if config.optim.lr_scheduler_type:
         return load_subclass(_custom(config), LRScheduler)(optimizer, **own)
-    name, given = _chosen(config)
+    name, given = _chosen_schedule(config)
     if name == "adafactor":
         initial = float(given) if given else config.optim.learning_rate
         return import_class(FUNCTIONS[name])(optimizer, initial_lr=initial)
-    return import_class(FUNCTIONS[name])(optimizer, **{**_settings(name, config.optim, total_steps), **own})
+    return import_class(FUNCTIONS[name])(optimizer, **{**_schedule_settings(name, config.optim, total_steps), **own})
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def find_schedule_problems(config: RunConfig) -> Iterator[Problem]:
     """Return what is wrong with the choice of schedule, a sentence each."""
     try:
         own, is_read = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args"), True
@@ -119,7 +119,7 @@ def too_long(config: RunConfig, total: int) -> Iterator[Problem]:
     yield from _ends_early(config, total)
     if not _falls_at_the_end(config):
         return
-    warm, decay = steps_of(optim.lr_warmup_steps, total), steps_of(optim.lr_decay_steps, total)
+    warm, decay = steps_of_share(optim.lr_warmup_steps, total), steps_of_share(optim.lr_decay_steps, total)
     if warm < total < warm + decay:  # a longer warm-up alone just ends early, which is only a remark
         yield Problem(
             "lr_decay_steps",
@@ -135,7 +135,7 @@ def too_long(config: RunConfig, total: int) -> Iterator[Problem]:
 def _ends_early(config: RunConfig, total: int) -> Iterator[Problem]:
     chosen = config.optim.lr_scheduler_type or config.optim.lr_scheduler
     is_plain = not (config.optim.lr_scheduler_args or config.optim.lr_scheduler_type or chosen == "polynomial")
-    if is_plain or [*problems(config)]:
+    if is_plain or [*find_schedule_problems(config)]:
         return
     if config.optim.lr_scheduler_type and not code_names.may_look(_custom(config).module):
         return
@@ -173,7 +173,7 @@ def has_lists(config: RunConfig) -> bool:
     return any(isinstance(one, list | tuple) for one in own.values())
 
 
-def notes(config: RunConfig) -> Iterator[Problem]:
+def schedule_notes(config: RunConfig) -> Iterator[Problem]:
     """Return what is allowed but rarely intended: a warm-up that an optimizer ignores, a decay that never begins."""
     if without := own_warmup(config):
         yield without
@@ -196,7 +196,7 @@ def _falls_at_the_end(config: RunConfig) -> bool:
 
 def _needs(name: str, config: RunConfig, own: JsonObject) -> Iterator[Problem]:
     optim = config.optim
-    if name == "adafactor" and spec_of(config).name != "Adafactor":
+    if name == "adafactor" and chosen_optimizer(config).name != "Adafactor":
         yield Problem(
             "lr_scheduler",
             "adafactor goes with optimizer_type Adafactor only, not {optimizer}",
@@ -253,13 +253,16 @@ def load_problems(config: RunConfig, own: JsonObject | None = None, is_read: boo
     except ConfigError as e:
         yield Problem("lr_scheduler_type", NO_SCHEDULER, chosen=chosen, why=e.said)
         return
-    if wrong := [*_unusable(made, own, cls.name), *unknown_arguments(made, own, "lr_scheduler_args", cls.name)]:
+    if wrong := [
+        *_unusable_schedule(made, own, cls.name),
+        *unknown_arguments(made, own, "lr_scheduler_args", cls.name),
+    ]:
         yield from wrong
     elif is_read and (why := _tried(config, own)):
         yield Problem("lr_scheduler_args", NOT_TAKEN, title=cls.name, why=why)
 
 
-def _unusable(made: type, own: JsonObject, title: str) -> Iterator[Problem]:
+def _unusable_schedule(made: type, own: JsonObject, title: str) -> Iterator[Problem]:
     """Return what a schedule requires that text cannot express, or that is missing."""
     needed = [*_needed(made.__init__)]
     beyond = [one.name for one in needed if re.search("Callable|LRScheduler", str(one.annotation))]
@@ -304,15 +307,15 @@ def _tried(config: RunConfig, own: JsonObject, total: int | None = None, rates: 
     # The number of groups is unknown before the model is, so try each.
     most = max((len(one) for one in own.values() if isinstance(one, list | tuple)), default=1)
     groups = rates or [rate] * (most if 0 < most <= MAX_GROUPS else 1)
-    cls = spec_of(config)
+    cls = chosen_optimizer(config)
     is_known = not missing_package(cls.module) and code_names.may_look(cls.module)
     try:
-        given = arguments(config)
+        given = optimizer_arguments(config)
     except ConfigError:  # reported for optimizer_args
         given = {}
     spec = cls if is_known else OptimizerSpec("torch.optim", "AdamW")
     length = total or int(config.steps.max_train_steps)
-    return trial.schedule(
+    return trial.try_schedule(
         spec, given if is_known else {}, groups, lambda made: _build(made, config, own, length), total or 1
     )
 
@@ -322,7 +325,7 @@ def _custom(config: RunConfig) -> OptimizerSpec:
     return OptimizerSpec(module or "torch.optim.lr_scheduler", name)
 
 
-def _chosen(config: RunConfig) -> tuple[str, str]:
+def _chosen_schedule(config: RunConfig) -> tuple[str, str]:
     """Return the schedule's name and the text after its colon. Adafactor with relative_step has its own."""
     name, _, given = config.optim.lr_scheduler.partition(":")
     if relative_step(config):
@@ -330,12 +333,12 @@ def _chosen(config: RunConfig) -> tuple[str, str]:
     return name, given
 
 
-def steps_of(value: int | float, total: int) -> int:
+def steps_of_share(value: int | float, total: int) -> int:
     return int(value * total) if isinstance(value, float) else value
 
 
-def _settings(name: str, optim: Optim, total: int) -> JsonObject:
-    warmup, decay = steps_of(optim.lr_warmup_steps, total), steps_of(optim.lr_decay_steps, total)
+def _schedule_settings(name: str, optim: Optim, total: int) -> JsonObject:
+    warmup, decay = steps_of_share(optim.lr_warmup_steps, total), steps_of_share(optim.lr_decay_steps, total)
     # More warm-up steps than steps are allowed, as in sd-scripts and all schedules: the rate just stops on its way up.
     plain: JsonObject = {"num_warmup_steps": warmup}
     whole = {**plain, "num_training_steps": total}

@@ -69,7 +69,7 @@ SPECS = {
 }
 
 
-def spec_of(name: str) -> OptimizerSpec:
+def optimizer_spec(name: str) -> OptimizerSpec:
     """Return the spec of an optimizer: a line of the table, torch.optim.<Name>, or module.Class."""
     module, _, cls = name.rpartition(".")
     known = SPECS.get(cls.lower())
@@ -80,25 +80,25 @@ def spec_of(name: str) -> OptimizerSpec:
 
 def package_problem(name: str) -> MessageLike:
     """Return why an optimizer's package cannot be used, without importing it; "" if it can."""
-    package = spec_of(name).package
-    if not packages.installed(package):
-        return packages.absent(package)
-    error = packages.failure(package) if package in packages.PACKAGES else ""
+    package = optimizer_spec(name).package
+    if not packages.is_installed(package):
+        return packages.not_installed(package)
+    error = packages.loading_failure(package) if package in packages.PACKAGE_NAMES else ""
     return packages.broken(package, error) if error else ""
 
 
-def nearest(name: str) -> str:
+def working_optimizer(name: str) -> str:
     """Return the nearest optimizer whose package works."""
-    own = spec_of(name)
-    others = (other for other in own.instead if spec_of(other).package != own.package)
+    own = optimizer_spec(name)
+    others = (other for other in own.instead if optimizer_spec(other).package != own.package)
     return next((other for other in others if not package_problem(other)), "AdamW")
 
 
 def advice(config: RunConfig) -> tuple[Message, JsonObject]:
     """Return what to set if an optimizer's package does not work: in words, and as option values."""
     name = config.optim.optimizer
-    other = nearest(name)
-    if not spec_of(name).finds_rate or spec_of(other).finds_rate:
+    other = working_optimizer(name)
+    if not optimizer_spec(name).finds_rate or optimizer_spec(other).finds_rate:
         return Message("set optimizer_type = {other}", other=other), other_optimizer(config, other)
     rate = config.usual_rate
     advice = Message("set optimizer_type = {other} and learning_rate = {rate}", other=other, rate=rate)

@@ -19,23 +19,31 @@ from library.methods import TrainingMethod
 from library.optim import fused_step, names, trial
 from library.optim.classes import (
     OptimizerSpec,
-    arguments,
+    chosen_optimizer,
     import_class,
     is_schedule_free,
     load_subclass,
     missing_package,
+    optimizer_arguments,
     package_class,
     relative_step,
-    spec_of,
     steps_alone,
     steps_rows,
     unknown_arguments,
 )
-from library.optim.lr_schedule import load_problems, schedule
-from library.optim.lr_schedule import notes as schedule_notes
-from library.optim.lr_schedule import problems as schedule_problems
+from library.optim.lr_schedule import find_schedule_problems as schedule_problems
+from library.optim.lr_schedule import load_problems, make_schedule, schedule_notes
 
-__all__ = ["averaged", "describe", "eval_mode", "notes", "optimizer", "problems", "schedule", "train_mode"]
+__all__ = [
+    "averaged",
+    "describe_optimizer",
+    "eval_mode",
+    "optimizer_notes",
+    "make_optimizer",
+    "find_optimizer_problems",
+    "make_schedule",
+    "train_mode",
+]
 
 log = logging.getLogger(__name__)
 
@@ -55,26 +63,26 @@ USUAL_RATES = (
 )
 
 
-def optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> Any:
+def make_optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> Any:
     """Return the optimizer of all trained parameters, one group per learning rate. Call it after they are placed.
 
     AdamW is fused on CUDA, unless optimizer_args disable that. Weights in half precision, and those stepped within the
     backward pass, are stepped in bundles, with rounding seeded by `seed`. Raises ConfigError with the messages of
     `problems`.
     """
-    if wrong := list(problems(config)):
+    if wrong := list(find_optimizer_problems(config)):
         raise ConfigError(*wrong)
     groups = method.groups()
-    if wrong := _rates(config, {group["name"]: group["lr"] for group in groups}):
+    if wrong := _find_rates_problem(config, {group["name"]: group["lr"] for group in groups}):
         raise ConfigError(wrong)
     if relative_step(config):  # Adafactor sets its own rate and rejects another
         groups = [{key: value for key, value in group.items() if key != "lr"} for group in groups]
-    log.info("optimizer %s, %s", describe(config), ", ".join(f"{g['name']} {g.get('lr')}" for g in groups))
+    log.info("optimizer %s, %s", describe_optimizer(config), ", ".join(f"{g['name']} {g.get('lr')}" for g in groups))
     cut = bundled(method, groups, config)
     return (
-        fused_step.PartitionedOptimizer(groups, cut, functools.partial(_construct, config), seed)
+        fused_step.PartitionedOptimizer(groups, cut, functools.partial(_construct_optimizer, config), seed)
         if cut
-        else _construct(config, groups)
+        else _construct_optimizer(config, groups)
     )
 
 
@@ -93,8 +101,8 @@ def bundled(method: TrainingMethod, groups: list[dict[str, Any]], config: RunCon
     return fused_step.by_size if half and steps_alone(config) else None
 
 
-def _construct(config: RunConfig, groups: list[dict[str, Any]]) -> Any:
-    cls, own = spec_of(config), arguments(config)
+def _construct_optimizer(config: RunConfig, groups: list[dict[str, Any]]) -> Any:
+    cls, own = chosen_optimizer(config), optimizer_arguments(config)
     always = dict(cls.always)
     # Swapped weights are on the host now and may be stepped there; fused kernels support both.
     with_cuda = any(p.is_cuda for group in groups for p in group["params"])
@@ -114,15 +122,15 @@ def _construct(config: RunConfig, groups: list[dict[str, Any]]) -> Any:
         ) from error
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def find_optimizer_problems(config: RunConfig) -> Iterator[Problem]:
     """Problems of the choice of optimizer and its arguments."""
-    cls, own = spec_of(config), {}
+    cls, own = chosen_optimizer(config), {}
     try:
-        own = arguments(config)
+        own = optimizer_arguments(config)
     except ConfigError as e:
         yield from e.problems
     is_refused = cls.name.lower() == "automagic"  # the option's own rules reject it
-    if not is_refused and (unusable := _unusable(cls)):
+    if not is_refused and (unusable := _unusable_package(cls)):
         advice, fix = names.advice(config)
         yield Problem(
             "optimizer_type",
@@ -158,16 +166,16 @@ def problems(config: RunConfig) -> Iterator[Problem]:
         )
     if isinstance(config, AdapterRun):
         rates = {"unet_lr": config.optim.unet_lr, "text_encoder_lr": next(iter(config.optim.text_encoder_lr), None)}
-        if wrong := _rates(config, rates):
+        if wrong := _find_rates_problem(config, rates):
             yield wrong
     yield from schedule_problems(config)
 
 
-def _rates(config: RunConfig, rates: Mapping[str, float | None]) -> Problem | None:
+def _find_rates_problem(config: RunConfig, rates: Mapping[str, float | None]) -> Problem | None:
     """Return the problem that rates differ although the optimizer supports only one, and would raise at its
     first step.
     """
-    if not spec_of(config).one_rate or len({rate for rate in rates.values() if rate}) < 2:
+    if not chosen_optimizer(config).one_rate or len({rate for rate in rates.values() if rate}) < 2:
         return None
     given = together([f"{name} {rate}" for name, rate in rates.items()])
     fix = {
@@ -187,7 +195,7 @@ def _rates(config: RunConfig, rates: Mapping[str, float | None]) -> Problem | No
 
 def zero_rate_problems(config: RunConfig) -> Iterator[Problem]:
     """Return the problem that every learning rate is 0."""
-    if spec_of(config) is names.SPECS["adafactor"]:
+    if chosen_optimizer(config) is names.SPECS["adafactor"]:
         return
     rates = _rates_of_adapters(config) if isinstance(config, AdapterRun) else _rates_of_models(config)
     if rates and not any(rates.values()):
@@ -226,10 +234,10 @@ def _rates_of_models(config: RunConfig) -> dict[str, float]:
     return found
 
 
-def notes(config: RunConfig) -> Iterator[Problem]:
+def optimizer_notes(config: RunConfig) -> Iterator[Problem]:
     """Return options that are probably unintended, or have no effect."""
-    name = spec_of(config).name
-    if spec_of(config).finds_rate and config.optim.learning_rate <= 0.1:
+    name = chosen_optimizer(config).name
+    if chosen_optimizer(config).finds_rate and config.optim.learning_rate <= 0.1:
         yield Problem(
             "learning_rate",
             "{rate} is small for {name}, which adapts its own: use about 1.0",
@@ -290,14 +298,14 @@ def named_code_problems(config: RunConfig) -> Iterator[Problem]:
     """Return what is wrong with classes of unlisted packages, which are imported before anything else."""
     unlisted = code_names.unlisted(config)
     if "optimizer_type" in unlisted:
-        yield from _load_problems(spec_of(config), arguments(config), config.optim.optimizer)
+        yield from _load_problems(chosen_optimizer(config), optimizer_arguments(config), config.optim.optimizer)
     if "lr_scheduler_type" in unlisted:
         yield from load_problems(config)
 
 
-def describe(config: RunConfig) -> str:
+def describe_optimizer(config: RunConfig) -> str:
     """The optimizer as metadata names it: module.Class(k=v,...)."""
-    cls, own = spec_of(config), arguments(config)
+    cls, own = chosen_optimizer(config), optimizer_arguments(config)
     made = package_class(import_class(cls))
     text = ",".join(f"{key}={value}" for key, value in own.items())
     return f"{made.__module__}.{made.__name__}" + (f"({text})" if text else "")
@@ -324,17 +332,17 @@ def averaged(made: Any) -> Iterator[None]:
         train_mode(made)
 
 
-def _unusable(cls: OptimizerSpec) -> MessageLike:
+def _unusable_package(cls: OptimizerSpec) -> MessageLike:
     """Return why an optimizer's package cannot be used, and how to install it; tries a step."""
     if absent := missing_package(cls.package):
         return absent
-    error = tried(cls) if cls in names.SPECS.values() and cls.package in packages.PACKAGES else ""
+    error = tried(cls) if cls in names.SPECS.values() and cls.package in packages.PACKAGE_NAMES else ""
     return packages.broken(cls.package, error) if error else ""
 
 
 def tried(cls: OptimizerSpec) -> str:
     """Return the error of this optimizer when it stepped a small weight here, "" if none."""
-    packages.remember(cls.package, error := trial.optimizer(cls))
+    packages.remember(cls.package, error := trial.try_optimizer(cls))
     return error
 
 
@@ -358,6 +366,6 @@ def _load_problems(cls: OptimizerSpec, own: dict[str, Any], title: str) -> Itera
     ]
     yield from unknown
     # Optimizers of the table without changed arguments were already tried with their package.
-    if not unknown and (own or cls not in names.SPECS.values()) and (error := trial.arguments(cls, own)):
+    if not unknown and (own or cls not in names.SPECS.values()) and (error := trial.try_arguments(cls, own)):
         template = ": {title} does not take these values ({why})" if own else ": {title} cannot be used ({why})"
         yield Problem("optimizer_args" if own else "optimizer_type", template, title=title, why=error)

@@ -13,11 +13,11 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.optim import optimizers, trial
-from library.optim.classes import arguments, read_arguments, spec_of
+from library.optim.classes import chosen_optimizer, optimizer_arguments, read_arguments
 
 Groups = list[dict[str, Any]]
 # These affect how a step is computed, not its result, so this process' own values apply.
-KERNELS = ("fused", "foreach", "capturable", "differentiable")
+KERNEL_SETTINGS = ("fused", "foreach", "capturable", "differentiable")
 RATES, WEIGHTS = ("lr", "initial_lr"), ("params", "name")
 ESTIMATE = ("d", "d0", "d_prev", "d_max")  # the step size estimated by Prodigy and D-Adaptation, and its start
 
@@ -33,14 +33,16 @@ class Saved:
     rescheduled: bool  # whether the config has another schedule or number of steps
 
 
-def described(optimizer: Any) -> JsonObject:
+def describe_groups(optimizer: Any) -> JsonObject:
     """Return the settings of all groups as JSON values, equal ones once. Call it before the first step, when they equal
     the config's.
     """
     kinds: list[str] = []
     numbers = []
-    for group in _groups(optimizer):
-        text = json.dumps(_plain({name: value for name, value in group.items() if name not in WEIGHTS}), sort_keys=True)
+    for group in _all_groups(optimizer):
+        text = json.dumps(
+            _json_value({name: value for name, value in group.items() if name not in WEIGHTS}), sort_keys=True
+        )
         if text not in kinds:
             kinds.append(text)
         numbers.append(kinds.index(text))
@@ -60,26 +62,26 @@ def take_over(
     moved = saved.rescheduled or _has_other_rates(optimizer, saved)
     if moved:  # before loading puts the saved rates into the groups
         _advance(schedule, int(saved.schedule.get("last_epoch", 0)), config)
-    own = [dict(group) for group in _groups(optimizer)]
+    own = [dict(group) for group in _all_groups(optimizer)]
     load(saved.optimizer)
     if not moved:
         schedule.load_state_dict(saved.schedule)
     changed = changed_arguments(saved.settings, config)
     before = _read_described(saved.groups, len(own))
     updates = []
-    for group, new, made in zip(_groups(optimizer), own, before, strict=True):
+    for group, new, made in zip(_all_groups(optimizer), own, before, strict=True):
         names = {*_changed_names(group, new, made, changed), *(name for name in RATES if moved and name in new)}
         updates.append({name: new[name] for name in names})
     if not any(updates):
         return
     with optimizers.averaged(optimizer):  # a schedule-free optimizer derives the averaged weights from its betas
-        for group, update in zip(_groups(optimizer), updates, strict=True):
+        for group, update in zip(_all_groups(optimizer), updates, strict=True):
             group.update(update)
 
 
 def changed_arguments(settings: JsonMapping, config: RunConfig) -> set[str]:
     """Return the names in optimizer_args whose values differ from a state's."""
-    before, now = _saved_arguments(settings, config), arguments(config)
+    before, now = _saved_arguments(settings, config), optimizer_arguments(config)
     if before is None:
         return set()
     return {name for name in before.keys() | now.keys() if before.get(name, ...) != now.get(name, ...)}
@@ -97,7 +99,10 @@ def needs_other_memory(settings: JsonMapping, config: RunConfig) -> bool:
     before = _saved_arguments(settings, config)
     if before is None or not changed_arguments(settings, config):
         return False
-    known, needed = trial.memory(spec_of(config), before), trial.memory(spec_of(config), arguments(config))
+    known, needed = (
+        trial.optimizer_state_shapes(chosen_optimizer(config), before),
+        trial.optimizer_state_shapes(chosen_optimizer(config), optimizer_arguments(config)),
+    )
     return not needed.items() <= known.items() if known and needed else False
 
 
@@ -107,10 +112,10 @@ def _saved_arguments(settings: JsonMapping, config: RunConfig) -> JsonObject | N
         given = read_arguments(settings["optimizer_args"] or (), "optimizer_args")
     except (KeyError, ConfigError):
         return None
-    return arguments(config, given)
+    return optimizer_arguments(config, given)
 
 
-def _groups(optimizer: Any) -> Groups:
+def _all_groups(optimizer: Any) -> Groups:
     bundles = getattr(optimizer, "bundles", ())
     return [*optimizer.param_groups, *(group for bundle in bundles for group in bundle.optimizer.param_groups)]
 
@@ -129,8 +134,8 @@ def _read_described(found: JsonMapping | None, count: int) -> list[JsonObject | 
 
 def _use_own_kernels(state: JsonMapping, optimizer: Any) -> None:
     # The placement of the state's tensors depends on these settings.
-    for stored, own in zip(_stored_groups(state), _groups(optimizer), strict=False):
-        stored.update({name: own[name] for name in KERNELS if name in stored and name in own})
+    for stored, own in zip(_stored_groups(state), _all_groups(optimizer), strict=False):
+        stored.update({name: own[name] for name in KERNEL_SETTINGS if name in stored and name in own})
 
 
 def _has_other_rates(optimizer: Any, saved: Saved) -> bool:
@@ -169,17 +174,17 @@ def _changed_names(group: JsonMapping, new: JsonMapping, made: JsonMapping | Non
     since `made`.
     """
     for name, value in new.items():
-        if name in (*RATES, *WEIGHTS, *KERNELS, *ESTIMATE) or isinstance(value, Tensor):
+        if name in (*RATES, *WEIGHTS, *KERNEL_SETTINGS, *ESTIMATE) or isinstance(value, Tensor):
             continue
         if name not in group:  # kept by another schedule or a newer package
             yield name
         elif made is None:
             if name in changed:
                 yield name
-        elif name in made and _plain(value) != made[name] and _plain(group[name]) == made[name]:
+        elif name in made and _json_value(value) != made[name] and _json_value(group[name]) == made[name]:
             yield name
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """Return a value as it returns from JSON; a tensor, which only training sets, becomes None."""
     return json.loads(json.dumps(value, default=lambda found: None if isinstance(found, Tensor) else str(found)))

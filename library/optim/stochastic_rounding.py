@@ -33,7 +33,7 @@ class StepRNG:
 # Rounding to nearest would drop every update smaller than half a step of the dtype.
 # Why: docs/decisions/2026-11-22-stochastic-rounding.md
 @torch.no_grad()
-def write(into: Tensor, exact: Tensor, generator: torch.Generator, rows: Rows | None = None) -> None:
+def write_rounded(into: Tensor, exact: Tensor, generator: torch.Generator, rows: Rows | None = None) -> None:
     """Write float32 values into a tensor of equal shape, with stochastic rounding to bfloat16, else to the nearest.
     `rows` is the tensor's part of a weight, which is rounded as in the whole.
     """

@@ -27,7 +27,7 @@ SIZE = (64, 128)  # large enough for 8-bit kernels, which leave small tensors to
 OF_DEVICES = {"capturable", "fused", "foreach"}  # arguments that only some devices support
 TRIED_STEPS = 3  # optimizer steps to try, as the first does not use its state
 MAX_SCHEDULE_STEPS = 5000  # steps to try one by one, about 0.1 s
-ROUNDING = 1e-9  # tolerated negative end of a rate that falls to zero, relative to its start
+ALLOWED_UNDERSHOOT = 1e-9  # tolerated negative end of a rate that falls to zero, relative to its start
 
 
 class PackageExitError(Exception):
@@ -37,16 +37,16 @@ class PackageExitError(Exception):
 def package(module: str) -> str:
     """Return why a package does not work, "" if it does; cached."""
     cls = next((spec for spec in SPECS.values() if spec.package == module), None)
-    error = optimizer(cls) if cls else _loaded(module)
+    error = try_optimizer(cls) if cls else _try_import(module)
     packages.remember(module, error)
     return error
 
 
-def optimizer(cls: OptimizerSpec) -> str:
+def try_optimizer(cls: OptimizerSpec) -> str:
     """Return why an optimizer cannot step any weight, "" if it can."""
     try:
         with _quiet():
-            weight = torch.nn.Parameter(torch.ones(SIZE, device=device()))
+            weight = torch.nn.Parameter(torch.ones(SIZE, device=trial_device()))
             made = import_class(cls)([{"params": [weight], "name": "trial"}], lr=1.0, **cls.always, **cls.defaults)
             if callable(switch := getattr(made, "train", None)):
                 switch()
@@ -58,16 +58,16 @@ def optimizer(cls: OptimizerSpec) -> str:
     return "" if moved == moved else "its first step ends in NaN"
 
 
-def arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
+def try_arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
     """Return why an optimizer rejects these arguments or cannot step with them, "" if it can."""
     try:
         with _quiet():
             sizes = [SIZE] if cls.module == "torch.optim" and cls.name == "Muon" else [SIZE, SIZE[:1]]
             # Open a GPU only if it matters, as it may be busy with another training.
-            on_device = cls.package in packages.PACKAGES or not OF_DEVICES.isdisjoint(own)
-            where = device() if on_device else "cpu"
+            on_device = cls.package in packages.PACKAGE_NAMES or not OF_DEVICES.isdisjoint(own)
+            where = trial_device() if on_device else "cpu"
             weights = [torch.nn.Parameter(torch.ones(size, device=where)) for size in sizes]
-            made = _construct(cls, own, [{"params": weights, "name": "trial"}], 1e-3)
+            made = _construct_for_trial(cls, own, [{"params": weights, "name": "trial"}], 1e-3)
             for _ in range(TRIED_STEPS):
                 for weight in weights:
                     weight.grad = torch.full_like(weight, 0.5)
@@ -78,7 +78,7 @@ def arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
     return "" if is_finite else "its first steps end in NaN"
 
 
-def schedule(
+def try_schedule(
     cls: OptimizerSpec,
     own: Mapping[str, Any],
     rates: Sequence[float],
@@ -92,7 +92,7 @@ def schedule(
     groups = [{"params": [w], "lr": rate} for w, rate in zip(weights, rates, strict=True)]
     try:
         with _quiet():
-            optimizer = _construct(cls, own, groups, rates[0])
+            optimizer = _construct_for_trial(cls, own, groups, rates[0])
     except Exception:  # reported for the optimizer
         optimizer = torch.optim.SGD(groups, lr=rates[0], momentum=0.9)
     try:
@@ -101,7 +101,7 @@ def schedule(
             for step in range(1, min(total, MAX_SCHEDULE_STEPS) + 1):
                 made.step()
                 for group in optimizer.param_groups:
-                    if not -max(rates) * ROUNDING <= float(group["lr"]) < math.inf:
+                    if not -max(rates) * ALLOWED_UNDERSHOOT <= float(group["lr"]) < math.inf:
                         return f"its learning rate is {float(group['lr']):g} at step {step}"
             if total > MAX_SCHEDULE_STEPS:
                 made.last_epoch = total - 1
@@ -111,7 +111,7 @@ def schedule(
     return ""
 
 
-def _construct(cls: OptimizerSpec, own: Mapping[str, Any], groups: list[dict[str, Any]], rate: float) -> Any:
+def _construct_for_trial(cls: OptimizerSpec, own: Mapping[str, Any], groups: list[dict[str, Any]], rate: float) -> Any:
     """Return an optimizer that is ready to step. Adafactor with relative_step sets its own rate and rejects another."""
     given = None if own.get("relative_step") else rate
     if given is None:
@@ -122,15 +122,15 @@ def _construct(cls: OptimizerSpec, own: Mapping[str, Any], groups: list[dict[str
     return made
 
 
-def memory(cls: OptimizerSpec, own: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def optimizer_state_shapes(cls: OptimizerSpec, own: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the tensors that an optimizer keeps for a matrix and a vector, as name -> shape; {} if no step is
     possible.
     """
-    weights = {"matrix": torch.ones(SIZE, device=device()), "vector": torch.ones(SIZE[0], device=device())}
+    weights = {"matrix": torch.ones(SIZE, device=trial_device()), "vector": torch.ones(SIZE[0], device=trial_device())}
     learned = {name: torch.nn.Parameter(weight) for name, weight in weights.items()}
     try:
         with _quiet():
-            made = _construct(cls, own, [{"params": [*learned.values()], "name": "trial"}], 1e-3)
+            made = _construct_for_trial(cls, own, [{"params": [*learned.values()], "name": "trial"}], 1e-3)
             for weight in learned.values():
                 weight.grad = torch.full_like(weight, 0.5)
             made.step()
@@ -144,7 +144,7 @@ def memory(cls: OptimizerSpec, own: Mapping[str, Any]) -> dict[str, tuple[int, .
     }
 
 
-def device() -> str:
+def trial_device() -> str:
     """Return the device on which a training of this process steps."""
     if not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"):
         return "cpu"
@@ -161,7 +161,7 @@ def short_reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0].strip()[:200].rstrip(':. ')}" if lines else type(error).__name__
 
 
-def _loaded(module: str) -> str:
+def _try_import(module: str) -> str:
     try:
         with _quiet():
             importlib.import_module(module)

@@ -32,10 +32,10 @@ def dataset_stats(
         "num_epochs": epochs,
         "tag_frequency": tag_frequency(images.items),
     }
-    datasets = [_dataset(images, position) for position in range(len(images.datasets))]
+    datasets = [_dataset_facts(images, position) for position in range(len(images.datasets))]
     if config.data.dataset_config or len(datasets) > 1:
-        return out | {"datasets": datasets, "dataset_dirs": _folders(images.items, None)}
-    return out | _single(images, datasets[0], total_batch_size)
+        return out | {"datasets": datasets, "dataset_dirs": _count_by_folder(images.items, None)}
+    return out | _single_dataset_facts(images, datasets[0], total_batch_size)
 
 
 def tag_frequency(items: Iterable[Any]) -> dict[str, dict[str, int]]:
@@ -48,7 +48,7 @@ def tag_frequency(items: Iterable[Any]) -> dict[str, dict[str, int]]:
     return {folder: dict(counter) for folder, counter in found.items()}
 
 
-def _single(images: Any, dataset: JsonMapping, total_batch_size: int) -> JsonObject:
+def _single_dataset_facts(images: Any, dataset: JsonMapping, total_batch_size: int) -> JsonObject:
     template = images.datasets[0]
     subset = template.subsets[0] if template.subsets else template.template
     same = ("batch_size_per_device", "resolution", "enable_bucket", "min_bucket_reso", "max_bucket_reso", "bucket_info")
@@ -60,12 +60,12 @@ def _single(images: Any, dataset: JsonMapping, total_batch_size: int) -> JsonObj
             key: getattr(subset, key)
             for key in ("color_aug", "flip_aug", "random_crop", "shuffle_caption", "keep_tokens")
         },
-        "dataset_dirs": _folders(images.items, False),
-        "reg_dataset_dirs": _folders(images.items, True),
+        "dataset_dirs": _count_by_folder(images.items, False),
+        "reg_dataset_dirs": _count_by_folder(images.items, True),
     }
 
 
-def _dataset(images: Any, position: int) -> JsonObject:
+def _dataset_facts(images: Any, position: int) -> JsonObject:
     dataset = images.datasets[position]
     items = [image for image in images.items if image.dataset == position]
     subsets: dict[int, list[Any]] = {}
@@ -82,12 +82,12 @@ def _dataset(images: Any, position: int) -> JsonObject:
         "max_bucket_reso": dataset.max_bucket_reso,
         "resize_interpolation": dataset.resize_interpolation,
         "tag_frequency": tag_frequency(items),
-        "bucket_info": _buckets(items) if dataset.enable_bucket else None,
-        "subsets": [_subset(members) for members in subsets.values()],
+        "bucket_info": _bucket_facts(items) if dataset.enable_bucket else None,
+        "subsets": [_subset_facts(members) for members in subsets.values()],
     }
 
 
-def _subset(members: list[Any]) -> JsonObject:
+def _subset_facts(members: list[Any]) -> JsonObject:
     subset = members[0].subset
     out = {"img_count": len(members), "num_repeats": subset.num_repeats}
     out |= {key: getattr(subset, key) for key in SUBSET}
@@ -97,7 +97,7 @@ def _subset(members: list[Any]) -> JsonObject:
     return out | {"image_dir": folder, "class_tokens": subset.class_tokens, "is_reg": subset.is_reg}
 
 
-def _buckets(items: list[Any]) -> JsonObject:
+def _bucket_facts(items: list[Any]) -> JsonObject:
     counts = Counter()
     for image in items:
         counts[image.fit.bucket] += image.repeats
@@ -106,7 +106,7 @@ def _buckets(items: list[Any]) -> JsonObject:
     return {"buckets": rows, "mean_img_ar_error": sum(errors) / len(errors) if errors else 0.0}
 
 
-def _folders(items: list[Any], is_reg: bool | None) -> dict[str, dict[str, int]]:
+def _count_by_folder(items: list[Any], is_reg: bool | None) -> dict[str, dict[str, int]]:
     """{folder's name: {"n_repeats", "img_count"}}, of regularisation images, of the others, or of all."""
     found: dict[str, dict[str, int]] = {}
     for image in items:

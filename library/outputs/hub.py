@@ -9,13 +9,13 @@ from typing import Any
 
 import huggingface_hub
 
-from library.config.building import replace
+from library.config.building import replace_options
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
 from library.config.run_config import RunConfig
 from library.outputs.paths import saved_kind
 
-KINDS = {"dataset": "datasets/", "space": "spaces/"}  # kinds of repositories -> prefix of their address
+REPOSITORY_PREFIXES = {"dataset": "datasets/", "space": "spaces/"}  # kinds of repositories -> prefix of their address
 
 
 # A wrong token must fail before hours of training, a broken network must not end them.
@@ -48,10 +48,10 @@ class Uploads:
                     ": {repo} can be neither found nor made ({reason}); check the name, "
                     "the token's right to write and the network, or leave it out",
                     repo=options.huggingface_repo_id,
-                    reason=_reason(e),
+                    reason=_first_line(e),
                 )
             ) from e
-        address = f"https://huggingface.co/{KINDS.get(self._kind or '', '')}{options.huggingface_repo_id}"
+        address = f"https://huggingface.co/{REPOSITORY_PREFIXES.get(self._kind or '', '')}{options.huggingface_repo_id}"
         self._run.say(f"Saved files are uploaded to {address}")
 
     def add(self, path: Path) -> None:
@@ -91,7 +91,7 @@ class Uploads:
                 Message(
                     "{file} could not be uploaded ({reason}); it is in {folder}",
                     file=path.name,
-                    reason=_reason(e),
+                    reason=_first_line(e),
                     folder=path.parent,
                 )
             )
@@ -103,7 +103,7 @@ class Uploads:
         return self._options.huggingface_repo_type or None
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def find_upload_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield why nothing could be uploaded, as far as known without the network."""
     if not config.hub.huggingface_repo_id or config.hub.huggingface_token:
         return
@@ -136,7 +136,7 @@ def fetched(config: RunConfig) -> Any:
                 ": {state} could not be downloaded ({reason}); check the name and the network, and "
                 "set HF_TOKEN when it is private",
                 state=config.steps.resume,
-                reason=_reason(e),
+                reason=_first_line(e),
             )
         ) from e
     if folder is None:
@@ -148,7 +148,7 @@ def fetched(config: RunConfig) -> Any:
                 where=place,
             )
         )
-    return replace(config, resume=os.fspath(folder), resume_from_huggingface=False)
+    return replace_options(config, resume=os.fspath(folder), resume_from_huggingface=False)
 
 
 def address(text: str) -> tuple[str, str, str | None, str | None]:
@@ -158,6 +158,6 @@ def address(text: str) -> tuple[str, str, str | None, str | None]:
     return f"{owner}/{name}", place.strip("/"), revision or None, kind or None
 
 
-def _reason(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     line = (str(error).strip().splitlines() or [""])[0]
     return re.sub(r"\s*\(Request ID:[^)]*\)", "", line).rstrip(" .") or type(error).__name__

@@ -18,7 +18,7 @@ from pathlib import Path
 from library import families
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.run_config import RunConfig
-from library.config.schema import values
+from library.config.schema import option_values
 from library.config.sections import AdapterRun
 from library.families.base import Family
 
@@ -43,7 +43,7 @@ JSON = ("network_args", "datasets", "tag_frequency", "dataset_dirs", "reg_datase
 
 
 EXTRAS = ("usage_hint", "merged_from", "trigger_phrase", "preprocessor", "is_negative_embedding")
-PLAIN = ("author", "description", "license", "tags")
+PLAIN_TEXTS = ("author", "description", "license", "tags")
 
 
 class MetadataBuilder:
@@ -77,10 +77,10 @@ class MetadataBuilder:
         }
         facts |= _network_args(config)
         if self._hashes is None:
-            return _texts({key: facts[key] for key in LEAST if key in facts}) | spec
+            return _metadata_texts({key: facts[key] for key in LEAST if key in facts}) | spec
         facts |= self._hashes.result()
         facts |= {"training_finished_at": time.time(), "steps": step, "epoch": epoch, "seed": seed}
-        return _texts(facts) | spec
+        return _metadata_texts(facts) | spec
 
 
 class Hashes:
@@ -138,17 +138,17 @@ def modelspec(config: RunConfig, architecture: str) -> dict[str, str]:
     out = {
         "sai_model_spec": "1.0.1",
         "architecture": architecture + suffix,
-        "implementation": families.facts(config.family).implementation,
+        "implementation": families.facts_of(config.family).implementation,
         "title": meta.metadata_title or config.save.output_name or f"{kind}@{now.timestamp():.0f}",
         "resolution": f"{width}x{height}",
         "date": now.isoformat(),
-        "implementation_version": _version(),
-        **{key: getattr(meta, f"metadata_{key}") for key in (*PLAIN, *EXTRAS)},
+        "implementation_version": _program_version(),
+        **{key: getattr(meta, f"metadata_{key}") for key in (*PLAIN_TEXTS, *EXTRAS)},
         "thumbnail": _thumbnail(meta.metadata_thumbnail),
     }
     if word := config.caption_change.words.partition(" ")[0]:  # the first vector's word, which prompts use
         out["trigger_phrase"] = meta.metadata_trigger_phrase or word
-    if families.facts(config.family).has_prediction_type:
+    if families.facts_of(config.family).has_prediction_type:
         out["prediction_type"] = "v" if config.model.v_parameterization else "epsilon"
     low, high = config.noise.min_timestep, config.noise.max_timestep
     if low is not None or high is not None:
@@ -159,9 +159,9 @@ def modelspec(config: RunConfig, architecture: str) -> dict[str, str]:
 
 
 def _options(config: RunConfig) -> JsonObject:
-    known = values(config)
-    out = {key: known[key] for key in OPTIONS if key in known}
-    rates = list(known["text_encoder_lr"])
+    values = option_values(config)
+    out = {key: values[key] for key in OPTIONS if key in values}
+    rates = list(values["text_encoder_lr"])
     out["text_encoder_lr"] = rates if len(rates) > 1 else next(iter(rates), None)
     if out["lr_scheduler"] and config.optim.lr_scheduler_type:
         out["lr_scheduler"] = config.optim.lr_scheduler_type
@@ -190,11 +190,11 @@ def _thumbnail(value: str | None) -> str | None:
     return f"data:{kind};base64,{base64.b64encode(Path(value).read_bytes()).decode()}"
 
 
-def _texts(facts: JsonMapping) -> dict[str, str]:
+def _metadata_texts(facts: JsonMapping) -> dict[str, str]:
     return {f"ss_{key}": json.dumps(v) if key in JSON else str(v) for key, v in facts.items()}
 
 
-def _version() -> str:
+def _program_version() -> str:
     try:
         return f"kohya-trainer/{importlib.metadata.version('kohya-trainer')}"
     except importlib.metadata.PackageNotFoundError:

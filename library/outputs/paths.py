@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from library.adapter_files.storage import FilePlan, exact, holds, is_finite
+from library.adapter_files.storage import FilePlan, exact, is_finite, keeps_numbers
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem, counted, option_name
 from library.config.run_config import RunConfig
@@ -80,8 +80,8 @@ class Names:
         return sorted(path for path in self.folder.iterdir() if self.owns(path.name)) if self.folder.is_dir() else []
 
 
-def names(config: RunConfig) -> Names:
-    return Names(Path(config.save.output_dir or "."), config.save.output_name, extension(config))
+def output_names(config: RunConfig) -> Names:
+    return Names(Path(config.save.output_dir or "."), config.save.output_name, file_extension(config))
 
 
 def saved_kind(path: Path) -> str:
@@ -92,10 +92,10 @@ def saved_kind(path: Path) -> str:
 def tidy(config: RunConfig) -> None:
     """Delete unfinished files of an earlier training of this name that was killed while saving."""
     if config.save.output_dir:
-        clean_up(config.save.output_dir, names(config).owns)
+        clean_up(config.save.output_dir, output_names(config).owns)
 
 
-def extension(config: RunConfig) -> str:
+def file_extension(config: RunConfig) -> str:
     """Return the extension for save_model_as; by default that of the model the training starts from.
 
     A diffusers folder has none.
@@ -112,7 +112,7 @@ def extension(config: RunConfig) -> str:
     return "" if asked in FOLDERS else f".{asked}"
 
 
-def free_name(config: RunConfig) -> JsonObject:
+def free_output_name(config: RunConfig) -> JsonObject:
     """Return a fix with a similar output name that no file has yet."""
     stem, number = re.sub(r"-\d+$", "", config.save.output_name or config.script), 2
     folder = Path(config.save.output_dir or ".")
@@ -121,14 +121,14 @@ def free_name(config: RunConfig) -> JsonObject:
     return {"output_name": f"{stem}-{number}"}
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def find_output_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield problems that prevent saving, without writing anything."""
     if not config.save.output_dir:
         yield Problem("output_dir", "is not set: choose a folder for the results")
         return
     if any(Save.check(config.save, config)):  # already reported when reading the config
         return
-    here = names(config)
+    here = output_names(config)
     nearest = next(p for p in (here.folder.absolute(), *here.folder.absolute().parents) if p.exists())
     if not nearest.is_dir():
         yield Problem("output_dir", ": {nearest} is a file; choose a folder", nearest=nearest)
@@ -141,21 +141,21 @@ def problems(config: RunConfig) -> Iterator[Problem]:
             file=there[0],
             more=more,
             other=option_name("resume"),
-            fix=free_name(config),
+            fix=free_output_name(config),
             code=THERE,
         )
 
 
-def result(
+def write_result(
     path: Path, method: TrainingMethod, config: RunConfig, metadata: Mapping[str, str], progress: tuple[int, int]
 ) -> Path:
     """Write the trained weights, as a file or as a diffusers folder; see `model`."""
-    if extension(config):
+    if file_extension(config):
         return model(path, method.state_dict(), config, metadata, progress)
-    return folder(path, method, config)
+    return write_diffusers_folder(path, method, config)
 
 
-def folder(path: Path, method: Any, config: RunConfig) -> Path:
+def write_diffusers_folder(path: Path, method: Any, config: RunConfig) -> Path:
     """Write a whole model as a diffusers folder, which appears only when complete.
 
     Weights are always safetensors, written tensor by tensor. Raises ConfigError like `model`.
@@ -222,7 +222,7 @@ def outdated_epoch(config: RunConfig, epoch: int, state: bool = False, every: in
     old = epoch - every * last if last and every else -1
     if old < 0:
         return None
-    return names(config).state(epoch=old) if state else names(config).epoch(old)
+    return output_names(config).state(epoch=old) if state else output_names(config).epoch(old)
 
 
 def outdated_step(config: RunConfig, step: int, state: bool = False) -> Path | None:
@@ -236,7 +236,7 @@ def outdated_step(config: RunConfig, step: int, state: bool = False) -> Path | N
     old = (step - last - 1) // every * every
     if old < 0 or (state and old == 0) or old in config.save.save_at_steps:
         return None
-    return names(config).state(step=old) if state else names(config).step(old)
+    return output_names(config).state(step=old) if state else output_names(config).step(old)
 
 
 def _last(save: Save, unit: str, state: bool) -> int | None:
@@ -244,7 +244,7 @@ def _last(save: Save, unit: str, state: bool) -> int | None:
     return own or getattr(save, f"save_last_n_{unit}")
 
 
-def remove(path: Path | None) -> None:
+def remove_outdated(path: Path | None) -> None:
     """Delete an outdated file or state folder; a missing one is no error."""
     if path is None or not path.exists():
         return
@@ -281,7 +281,7 @@ def _types(config: RunConfig) -> Callable[[str, Tensor], torch.dtype]:
         is_alpha = name.endswith(".alpha")
         if dtype is None or not (tensor.is_floating_point() or is_alpha):
             return tensor.dtype
-        return exact(tensor, dtype).dtype if is_alpha and holds(dtype, tensor) else dtype
+        return exact(tensor, dtype).dtype if is_alpha and keeps_numbers(dtype, tensor) else dtype
 
     return type_of
 
@@ -291,7 +291,7 @@ def _wide(path: Path, type_of: Callable[[str, Tensor], torch.dtype]) -> Callable
 
     def wide_enough(name: str, tensor: Tensor) -> torch.dtype:
         dtype = type_of(name, tensor)
-        if holds(dtype, tensor):
+        if keeps_numbers(dtype, tensor):
             return dtype
         log.warning("%s: %s is stored in float32, as %s cannot hold its numbers", path.name, name, dtype)
         return torch.float32

@@ -13,7 +13,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Message, Problem
 from library.config.run_config import RunConfig
-from library.config.schema import options, values
+from library.config.schema import option_values, options_of
 
 logger = logging.getLogger(__name__)
 WANDB = {"name", "entity", "group", "job_type", "tags", "notes", "mode", "id", "resume"}  # permitted keys of [wandb]
@@ -109,7 +109,7 @@ class Trackers:
             if self._network
             else {"loss": line["loss"]}
         )
-        rates = {f"lr/{name}": rate for name, rate in _rates(line["lr"], self._network).items()}
+        rates = {f"lr/{name}": rate for name, rate in _tracked_rates(line["lr"], self._network).items()}
         norm = {"norm/grad_norm": line["grad_norm"]} if "grad_norm" in line else {}
         return loss | rates | norm | {name: value for name, value in line.items() if "/" in name}
 
@@ -129,7 +129,7 @@ class Trackers:
         board = SummaryWriter(str(Path(log.logging_dir or "") / run / project))
         if log.log_config:  # into this run; `add_hparams` would create another one
             writer: Any = board._get_file_writer()
-            for part in summary.hparams(settings(config), {}):
+            for part in summary.hparams(tracker_settings(config), {}):
                 writer.add_summary(part)
         return board
 
@@ -144,11 +144,11 @@ class Trackers:
             how = load_toml(log.log_tracker_config).get("wandb", {})
         project = log.log_tracker_name or ("network_train" if self._network else "finetuning")
         if log.log_config:
-            how = {"config": settings(config), **how}
+            how = {"config": tracker_settings(config), **how}
         return wandb.init(project=project, dir=str(folder), **how)
 
 
-def _rates(found: Mapping[str, float], network: bool) -> dict[str, float]:
+def _tracked_rates(found: Mapping[str, float], network: bool) -> dict[str, float]:
     """Return learning rates under upstream's names. For networks each appears twice: by name, and by group number.
 
     The first group has no number if it is a text encoder's.
@@ -167,7 +167,7 @@ def _rates(found: Mapping[str, float], network: bool) -> dict[str, float]:
     return made
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def find_tracker_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield problems that prevent writing the curves."""
     log = config.log
     if log.log_with in ("wandb", "all") and importlib.util.find_spec("wandb") is None:
@@ -187,12 +187,12 @@ def problems(config: RunConfig) -> Iterator[Problem]:
             yield from (Problem("log_tracker_config", ": {why}", why=why) for why in e.problems)
 
 
-def settings(config: RunConfig) -> dict[str, bool | int | float | str]:
+def tracker_settings(config: RunConfig) -> dict[str, bool | int | float | str]:
     """Return the options of a run for a tracker, without files, folders and keys."""
-    known = options(type(config))
+    known = options_of(type(config))
     shown = {
         name: value
-        for name, value in values(config).items()
+        for name, value in option_values(config).items()
         if known[name].kind not in ("file", "files", "folder", "secret")
     }
     plain = {name: v if isinstance(v, bool | int | float) else known[name].text(v) for name, v in shown.items()}

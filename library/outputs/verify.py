@@ -7,9 +7,9 @@ from pathlib import Path
 from safetensors import safe_open
 
 from library import families
-from library.adapter_files.verify import verify
+from library.adapter_files.verify import verify_lora
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, counted, listed
+from library.config.problems import ConfigError, Message, MessageLike, counted, join_messages
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.methods import TrainingMethod
@@ -25,7 +25,7 @@ def expected(method: TrainingMethod) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in method.state_dict().items()}
 
 
-def check(path: Path, shapes_of: Callable[[], Shapes], config: RunConfig) -> JsonObject:
+def verify_saved_file(path: Path, shapes_of: Callable[[], Shapes], config: RunConfig) -> JsonObject:
     """Compare a file's names and shapes with the model's, and verify a LoRA like `kohya tools verify`.
 
     Returns {"ok", "text"} for the run's record, with a sentence as `text`; empty if only PyTorch can read the file.
@@ -35,7 +35,7 @@ def check(path: Path, shapes_of: Callable[[], Shapes], config: RunConfig) -> Jso
         return {}
     shapes = shapes_of()
     try:
-        wrong = differences(path, shapes) or (_verified(path, config) if isinstance(config, AdapterRun) else "")
+        wrong = compare_names(path, shapes) or (_verified(path, config) if isinstance(config, AdapterRun) else "")
     except Exception as error:  # such as a damaged file or an unmounted disk
         log.warning("%s could not be checked", path, exc_info=True)
         wrong = Message("it cannot be read back: {why}", why=error)
@@ -45,7 +45,7 @@ def check(path: Path, shapes_of: Callable[[], Shapes], config: RunConfig) -> Jso
     return {"ok": not wrong, "text": wrong or Message(loads, tensors=counted(len(shapes), "tensor"))}
 
 
-def differences(path: Path, shapes: Shapes) -> MessageLike:
+def compare_names(path: Path, shapes: Shapes) -> MessageLike:
     """Return how a file and the model differ; "" if all names and shapes match."""
     with safe_open(path, framework="pt") as file:
         found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
@@ -64,16 +64,16 @@ def differences(path: Path, shapes: Shapes) -> MessageLike:
         said.append(
             Message("{tensors} of another shape, first {first}", tensors=counted(len(other), "tensor"), first=other[0])
         )
-    return listed(said, "; ") if said else ""
+    return join_messages(said, "; ") if said else ""
 
 
 def _verified(path: Path, config: AdapterRun) -> MessageLike:
     """Return the first problem found by `kohya tools verify`, with the base model's header if it is readable."""
-    if config.network.module not in families.facts(config.family).adapter_modules:
+    if config.network.module not in families.facts_of(config.family).adapter_modules:
         return ""
     base = Path(config.model.pretrained_model_name_or_path or "")
     try:
-        found = verify(path, base if base.is_file() else None)
+        found = verify_lora(path, base if base.is_file() else None)
     except ConfigError:  # a base that only the trainer supports, such as a .ckpt
-        found = verify(path)
+        found = verify_lora(path)
     return found.problems[0] if found.problems else ""

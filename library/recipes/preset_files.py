@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-PRESETS = Path(__file__).resolve().parents[2] / "presets"
+PRESETS_FOLDER = Path(__file__).resolve().parents[2] / "presets"
 PROFILES = "compile"  # the folder of presets for every kind of training, which change only how it is compiled
 RECIPES = "recipes"  # the folder of recipes, applied on top of presets
 NAMED = re.compile(r"(lora|finetune|textual-inversion|lllite)(?:-(\d+)gb)?(?:-.*)?")
@@ -53,35 +53,35 @@ class Preset:
         return self.sentence.partition(":")[0]
 
 
-def every() -> list[Preset]:
+def all_presets() -> list[Preset]:
     """Return all presets, variants after their family, and then the profiles."""
-    paths = [path for path in PRESETS.glob("*/*.toml") if path.parent.name != RECIPES]
+    paths = [path for path in PRESETS_FOLDER.glob("*/*.toml") if path.parent.name != RECIPES]
     first = {path: path.read_text(encoding="utf-8").partition("\n")[0] for path in paths}
     found = [Preset(path, line.removeprefix("#").strip()) for path, line in first.items()]
     found.sort(key=lambda one: (one.is_profile, one.family, one.kind, one.gigabytes or math.inf, one.path.name))
     return found
 
 
-def presets(kind: str) -> list[Preset]:
-    return [preset for preset in every() if preset.is_profile or preset.kind == kind]
+def presets_of_kind(kind: str) -> list[Preset]:
+    return [preset for preset in all_presets() if preset.is_profile or preset.kind == kind]
 
 
 def profiles() -> list[Preset]:
-    return [preset for preset in every() if preset.is_profile]
+    return [preset for preset in all_presets() if preset.is_profile]
 
 
 def of_kind(kind: str, families: Iterable[str]) -> list[Preset]:
     """Return the presets that a tab offers for these families, smallest memory first. A kind may use another's."""
-    fitting = [preset for preset in presets(STANDS_IN.get(kind, kind)) if not preset.is_profile]
+    fitting = [preset for preset in presets_of_kind(STANDS_IN.get(kind, kind)) if not preset.is_profile]
     return [preset for family in families for preset in fitting if preset.family == family]
 
 
 def by_id(name: str) -> Preset | None:
     """The preset of a name such as flux/lora-24gb; also of one that it had in earlier versions."""
-    return next((preset for preset in every() if preset.id == renamed(name)), None)
+    return next((preset for preset in all_presets() if preset.id == current_preset_name(name)), None)
 
 
-def renamed(name: str) -> str:
+def current_preset_name(name: str) -> str:
     """Return the current name of a preset: those of DreamBooth became those of fine-tunes."""
     for old, new in STANDS_IN.items():
         name = re.sub(rf"(^|[\\/]){old}-", rf"\g<1>{new}-", name)
@@ -90,5 +90,5 @@ def renamed(name: str) -> str:
 
 def path_today(path: Path) -> Path:
     """Return the file that replaced a preset of an earlier version; else the path itself."""
-    newer = path.with_name(renamed(path.name))
+    newer = path.with_name(current_preset_name(path.name))
     return newer if newer != path and not path.exists() and newer.exists() else path

@@ -10,8 +10,8 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_toml
 from library.config.problems import Message, counted
 from library.config.run_config import RunConfig
-from library.config.schema import values
-from library.recipes.preset_files import PRESETS, RECIPES
+from library.config.schema import option_values
+from library.recipes.preset_files import PRESETS_FOLDER, RECIPES
 
 # Purposes in the order of display; the first that fits is the default.
 PURPOSES = {"character": "Character or object", "style": "Style", "edit": "Edit"}
@@ -44,7 +44,7 @@ class Recipe:
     unless: Condition = field(default_factory=_empty)  # and not for those with these
 
     def fits(self, given: JsonMapping) -> bool:
-        return _holds(self.when, given) and not (self.unless and _holds(self.unless, given))
+        return _condition_holds(self.when, given) and not (self.unless and _condition_holds(self.unless, given))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,22 +66,22 @@ class ProposedSteps:
     reason: Message
 
 
-def _holds(condition: Condition, given: JsonMapping) -> bool:
+def _condition_holds(condition: Condition, given: JsonMapping) -> bool:
     return all(str(given.get(name) or "") in wanted for name, wanted in condition.items())
 
 
 @functools.cache
 def of_family(family: str) -> tuple[tuple[Recipe, ...], tuple[ModelRecipe, ...]]:
     """Return the recipes of a family, and its models' changes to them; none for a family without."""
-    path = PRESETS / RECIPES / f"{family}.toml"
+    path = PRESETS_FOLDER / RECIPES / f"{family}.toml"
     if not path.is_file():
         return (), ()
     found: Any = load_toml(path)
-    recipes = [Recipe(**_arguments(table)) for table in found["recipe"]]
-    return tuple(recipes), tuple(ModelRecipe(**_arguments(table)) for table in found.get("model", ()))
+    recipes = [Recipe(**_table_arguments(table)) for table in found["recipe"]]
+    return tuple(recipes), tuple(ModelRecipe(**_table_arguments(table)) for table in found.get("model", ()))
 
 
-def _arguments(table: Mapping[str, Any]) -> dict[str, Any]:
+def _table_arguments(table: Mapping[str, Any]) -> dict[str, Any]:
     made = {**table, **{name: _condition(table[name]) for name in ("when", "unless") if name in table}}
     return made | ({"images": tuple(table["images"])} if "images" in table else {})
 
@@ -90,13 +90,13 @@ def _condition(table: Mapping[str, Any]) -> Condition:
     return {option: tuple(wanted) for option, wanted in table.items()}
 
 
-def fitting(config: RunConfig) -> list[Recipe]:
+def fitting_recipes(config: RunConfig) -> list[Recipe]:
     """Return the recipes for training this model, by purpose, each with the model's own requirements."""
     recipes, models = of_family(config.family)
-    given = values(config)
+    given = option_values(config)
     found = [recipe for recipe in recipes if recipe.kind == config.kind and recipe.fits(given)]
     for model in models:
-        if model.kind == config.kind and _holds(model.when, given):
+        if model.kind == config.kind and _condition_holds(model.when, given):
             found = [_of_model(one, model) for one in found]
     return sorted(found, key=lambda recipe: [*PURPOSES, ""].index(recipe.purpose))
 
@@ -109,9 +109,9 @@ def _of_model(recipe: Recipe, model: ModelRecipe) -> Recipe:
     return replace(recipe, least_steps=least, most_steps=most, options=given)
 
 
-def chosen(config: RunConfig, purpose: str = "") -> Recipe | None:
+def choose_recipe(config: RunConfig, purpose: str = "") -> Recipe | None:
     """Return the recipe for a purpose, or the first that fits if it does not fit the model."""
-    found = fitting(config)
+    found = fitting_recipes(config)
     return next((recipe for recipe in found if recipe.purpose == purpose), found[0] if found else None)
 
 

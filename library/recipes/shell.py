@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from library.config.arguments import Arguments
-from library.config.building import build
-from library.config.command import printable
+from library.config.building import build_config
+from library.config.command import quote_command
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem, either
-from library.config.schema import changed, flat, options
+from library.config.schema import changed, flatten_sections, options_of
 from library.data import finding
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
@@ -18,7 +18,7 @@ from library.recipes import preset_files, recipe_files
 from library.recipes.preset_files import Preset
 from library.recipes.recipe_files import PURPOSES, Recipe
 
-DONE = 0
+EXIT_DONE = 0
 AS_MODEL = ("model_type", "model_version")  # what --model may name
 
 
@@ -46,25 +46,30 @@ def main(argv: list[str]) -> int:
         parser.error("--images is the number of your images: write 1 or more")
     if not asked.preset:
         print(
-            "\n".join(f"{preset.id:<28} {preset.sentence}" for preset in preset_files.every() if not preset.is_profile)
+            "\n".join(
+                f"{preset.id:<28} {preset.sentence}" for preset in preset_files.all_presets() if not preset.is_profile
+            )
         )
-        return DONE
-    preset = named(asked.preset)
-    given: JsonObject = {**of_model(preset, asked.model), **({"train_data_dir": str(asked.data)} if asked.data else {})}
+        return EXIT_DONE
+    preset = find_preset(asked.preset)
+    given: JsonObject = {
+        **model_option(preset, asked.model),
+        **({"train_data_dir": str(asked.data)} if asked.data else {}),
+    }
     config, notes = with_recipe(preset, given, asked.purpose or "", asked.images or 0)
     comment = f"{config.title}: accelerate launch sd-scripts/{config.script}.py --config_file THIS_FILE"
     text = to_toml(config, comment)
     if asked.output:
-        write_new(asked.output, text)
-        notes.append(f"wrote {asked.output}; train with: {printable(['kohya', 'train', str(asked.output)])}")
+        write_new_config(asked.output, text)
+        notes.append(f"wrote {asked.output}; train with: {quote_command(['kohya', 'train', str(asked.output)])}")
     else:
         print(text, end="")
     for note in notes:
         print(note, file=sys.stderr)
-    return DONE
+    return EXIT_DONE
 
 
-def named(name: str) -> Preset:
+def find_preset(name: str) -> Preset:
     """Return a preset by its id or its file."""
     wanted = name.replace("\\", "/").removesuffix(".toml")
     found = preset_files.by_id("/".join(wanted.split("/")[-2:]))
@@ -77,11 +82,11 @@ def script_class(preset: Preset) -> Any:
     return next(made for made in map(config_class, RUNS) if (made.family, made.kind) == (preset.family, preset.kind))
 
 
-def of_model(preset: Preset, name: str | None) -> JsonObject:
+def model_option(preset: Preset, name: str | None) -> JsonObject:
     """Return the option that names a model of the preset's family."""
     if not name:
         return {}
-    known = options(script_class(preset))
+    known = options_of(script_class(preset))
     fitting = [option for option in AS_MODEL if option in known and name in known[option].choices]
     if not fitting:
         models = [str(choice) for option in AS_MODEL if option in known for choice in known[option].choices]
@@ -99,14 +104,14 @@ def of_model(preset: Preset, name: str | None) -> JsonObject:
 def with_recipe(preset: Preset, given: JsonObject, purpose: str, images: int) -> tuple[Any, list[MessageLike]]:
     """Return a preset with other values and the recipe for a purpose, and remarks on it."""
     kind = script_class(preset)
-    config = build(kind, {**read_toml(preset.path), **given}, preset.path.name, notes=[])
-    recipe = recipe_files.chosen(config, purpose)
+    config = build_config(kind, {**read_toml(preset.path), **given}, preset.path.name, notes=[])
+    recipe = recipe_files.choose_recipe(config, purpose)
     if recipe is None:
         return config, []
-    _check_purpose(preset, recipe_files.fitting(config), purpose)
-    values = {**flat(changed(config)), **recipe.options}
+    _check_purpose(preset, recipe_files.fitting_recipes(config), purpose)
+    values = {**flatten_sections(changed(config)), **recipe.options}
     if given.get("train_data_dir"):
-        found = finding.survey(config, keep=False)
+        found = finding.survey_data(config, keep=False)
         if found.problems:
             raise ConfigError(*found.problems)
         images = sum(not image.is_reg for image in found.images.items)
@@ -118,7 +123,7 @@ def with_recipe(preset: Preset, given: JsonObject, purpose: str, images: int) ->
         proposal = recipe_files.proposed_steps(recipe, images, at_once)
         values["max_train_steps"] = proposal.steps
         notes.append(proposal.reason)
-    return build(kind, values, preset.path.name, notes=[]), notes
+    return build_config(kind, values, preset.path.name, notes=[]), notes
 
 
 def _check_purpose(preset: Preset, fitting: list[Recipe], purpose: str) -> None:
@@ -134,7 +139,7 @@ def _check_purpose(preset: Preset, fitting: list[Recipe], purpose: str) -> None:
         )
 
 
-def write_new(path: Path, text: str) -> None:
+def write_new_config(path: Path, text: str) -> None:
     """Write a config into a file that must not exist yet."""
     if path.exists():
         raise ConfigError(Problem("", "{path} exists already; name another file, or delete it first", path=path))

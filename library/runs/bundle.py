@@ -22,7 +22,7 @@ doctor.json      what `kohya doctor` says of this machine
 Left out on purpose: captions, prompts, images and their names, model and folder names, tokens, keys, your name, and the
 name of this computer. <...> stands where something was taken out.
 """
-FACTS = (
+BUNDLED_FACTS = (
     "script",
     "title",
     "state",
@@ -72,12 +72,12 @@ NEWEST = 3000  # newest events to include
 LINES, BYTES = 2000, 400_000  # limits of the log's end
 
 
-def bundle(run: reader.RecordedRun, doctor: str = "") -> bytes:
+def bundle_run(run: reader.RecordedRun, doctor: str = "") -> bytes:
     """Return the zip file of a run; `doctor` is the output of `kohya doctor --json`."""
     clean = redaction.redactor_for(run)
     parts = {
         "README.txt": README,
-        "run.json": layout.dump(_facts(run, clean), indent=1) + "\n",
+        "run.json": layout.dump(_redacted_facts(run, clean), indent=1) + "\n",
         "progress.jsonl": "".join(f"{json.dumps(event, default=str)}\n" for event in _events(run, clean)),
         "log.txt": clean.text(reader.tail(run.folder, LINES, BYTES)),
         "doctor.json": clean.text(doctor),
@@ -90,14 +90,14 @@ def bundle(run: reader.RecordedRun, doctor: str = "") -> bytes:
     return packed.getvalue()
 
 
-def _facts(run: reader.RecordedRun, clean: "redaction.Redactor") -> JsonObject:
-    found = {name: clean.inside(run.facts[name]) for name in FACTS if name in run.facts}
+def _redacted_facts(run: reader.RecordedRun, clean: "redaction.Redactor") -> JsonObject:
+    found = {name: clean.inside(run.facts[name]) for name in BUNDLED_FACTS if name in run.facts}
     found["state"], found["error"] = run.state, clean.text(run.error or "")
-    return {**found, "config": redaction.settings(run.facts.get("config") or {})}
+    return {**found, "config": redaction.redacted_settings(run.facts.get("config") or {})}
 
 
 def _events(run: reader.RecordedRun, clean: "redaction.Redactor") -> Iterator[JsonObject]:
-    for event in reader.events(run.folder)[0][-NEWEST:]:
+    for event in reader.read_events(run.folder)[0][-NEWEST:]:
         kind = event.get("kind")
         if kept := EVENTS.get(str(kind)):
             yield {"t": event.get("t"), "kind": kind, **{n: clean.inside(event[n]) for n in kept if n in event}}

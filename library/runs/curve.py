@@ -31,7 +31,7 @@ class Curve:
         self._smooth += (loss - self._smooth) * max(0.02, 8 / (self._seen + 8))
         if self._seen % self._stride == 0:
             self.points.append((step, loss, self._smooth))
-            self.rates.append((step, named(rates)))
+            self.rates.append((step, rates_by_name(rates)))
         self._seen += 1
         if len(self.points) > POINTS:
             self.points, self.rates, self._stride = self.points[::2], self.rates[::2], self._stride * 2
@@ -48,7 +48,7 @@ class Curve:
             self._smooth, self._stride, self._seen = self.points[-1][2], self._before._stride, at
 
 
-def named(rates: Any) -> dict[str, float]:
+def rates_by_name(rates: Any) -> dict[str, float]:
     """Return learning rates by name, from one number or several."""
     if isinstance(rates, int | float):
         return {"": float(rates)}

@@ -11,11 +11,11 @@ _TABLES = tomllib.loads(Path(__file__).with_name("known_errors.toml").read_text(
 KNOWN, ENDINGS = (
     [("|".join(error["patterns"]), str(error["advice"])) for error in _TABLES[name]] for name in ("known", "endings")
 )
-OURS = re.compile(r"^(?:[\w.]+\.)?ConfigError: (.+?)(?=^\S*Traceback|^\s*$|\Z)", re.M | re.S)
+CONFIG_ERROR_TEXT = re.compile(r"^(?:[\w.]+\.)?ConfigError: (.+?)(?=^\S*Traceback|^\s*$|\Z)", re.M | re.S)
 USAGE = re.compile(r"^[\w./\\-]+\.py: error:\s*(.+?)(?=^Traceback|^\s*$|\Z)", re.M | re.S)
 SAID = re.compile(r"(?:^error: .+\n?)+", re.M)  # the format in which our scripts report problems
 EXCEPTION = re.compile(r"^(?:[\w]+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b.*", re.M)
-LONGEST = 2000  # maximum characters of an exception's message
+MAX_MESSAGE_LENGTH = 2000  # maximum characters of an exception's message
 LAUNCHER = re.compile(r"CalledProcessError|ChildFailedError|torch\.distributed\.elastic")
 
 
@@ -27,7 +27,7 @@ def cause(log: str) -> MessageLike | None:
     """
     # The trainer's messages come first, as they contain advice. The launcher's error about its failed child is no
     # cause.
-    for pattern in (OURS, USAGE):
+    for pattern in (CONFIG_ERROR_TEXT, USAGE):
         if found := pattern.findall(log):
             return found[-1].strip()
     if found := SAID.findall(log):
@@ -35,16 +35,16 @@ def cause(log: str) -> MessageLike | None:
     raised = [found for found in EXCEPTION.finditer(log) if not LAUNCHER.search(found.group())]
     texts = [(_whole(log, found), KNOWN) for found in reversed(raised)] or [(log, KNOWN)]
     for text, table in (*texts, (log, ENDINGS)):
-        if advice := _known(text, table):
+        if advice := _explain_known(text, table):
             return advice
     return raised[-1].group().strip() if raised else None
 
 
 def _whole(log: str, found: re.Match[str]) -> str:
-    return log[found.start() : found.start() + LONGEST].partition("\nTraceback")[0]
+    return log[found.start() : found.start() + MAX_MESSAGE_LENGTH].partition("\nTraceback")[0]
 
 
-def _known(text: str, table: list[tuple[str, str]]) -> MessageLike | None:
+def _explain_known(text: str, table: list[tuple[str, str]]) -> MessageLike | None:
     for pattern, advice in table:
         if found := list(re.finditer(pattern, text, re.M)):
             caught = [group for group in found[-1].groups() if group]

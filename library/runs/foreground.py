@@ -13,7 +13,7 @@ from library.config import environment
 from library.config.json_types import JsonObject
 
 
-def run(arguments: list[str], variables: Mapping[str, str]) -> int:
+def run_in_foreground(arguments: list[str], variables: Mapping[str, str]) -> int:
     """Run a training, or its launcher, to its end with additional environment variables. Return its exit code, 128 + n
     if signal n ended it.
 

@@ -10,10 +10,10 @@ from dataclasses import asdict
 from library.runs import gpu_slots, machine
 
 IS_WINDOWS = sys.platform == "win32"
-SPACING = 10.0  # seconds between two samples, each of which takes some hundredths of a second
+SAMPLE_INTERVAL = 10.0  # seconds between two samples, each of which takes some hundredths of a second
 SHARED_EVERY = 3  # samples between two queries of shared memory, which start a process on Windows
 TIMEOUT = 20  # timeout of that process in seconds
-FULL = 0.95  # share of a GPU's own memory that counts as full
+FULL_SHARE = 0.95  # share of a GPU's own memory that counts as full
 GROWN = 0.5  # GiB of additional shared memory that count as spilling
 SPILLED = (
     "The GPU's memory is full, and {size} GiB of this training are in the computer's memory, which slows its steps "
@@ -36,7 +36,7 @@ class GpuLog:
 
     def follow(self) -> None:
         """Sample periodically; without a GPU only once."""
-        while self.look() and not self._ended.wait(SPACING):
+        while self.look() and not self._ended.wait(SAMPLE_INTERVAL):
             self._samples += 1
 
     def look(self) -> bool:
@@ -47,7 +47,7 @@ class GpuLog:
         if not own:
             return False
         if IS_WINDOWS and self._samples % SHARED_EVERY == 0:
-            self._measure_spilled(any(gpu.used >= FULL * gpu.total for gpu in own))
+            self._measure_spilled(any(gpu.used >= FULL_SHARE * gpu.total for gpu in own))
         more = {"spilled": round(self._spilled, 1)} if self._spilled else {}
         self._event("gpu", gpus=[{name: v for name, v in asdict(gpu).items() if v is not None} for gpu in own], **more)
         return True
@@ -80,6 +80,6 @@ def shared_memory(pid: int) -> float | None:
             check=False,
             creationflags=hidden,
         )
-        return int(result.stdout) / machine.GIB
+        return int(result.stdout) / machine.BYTES_PER_GIB
     except (OSError, subprocess.SubprocessError, ValueError):
         return None

@@ -13,7 +13,7 @@ from library.runs import layout, locking, machine, process, registry
 
 CPU = "cpu"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-PATIENCE = 15.0  # seconds to wait for another process that starts a training
+START_LOCK_TIMEOUT = 15.0  # seconds to wait for another process that starts a training
 
 
 def devices() -> tuple[str, ...]:
@@ -22,7 +22,7 @@ def devices() -> tuple[str, ...]:
     if given is not None:
         shown = tuple(part.strip() for part in given.split(",") if part.strip() not in ("", "-1"))
         return shown or (CPU,)
-    return tuple(map(str, range(_count()))) or (CPU,)
+    return tuple(map(str, range(_count_gpus()))) or (CPU,)
 
 
 def has_gpu() -> bool:
@@ -30,7 +30,7 @@ def has_gpu() -> bool:
 
 
 @lru_cache(maxsize=1)
-def _count() -> int:
+def _count_gpus() -> int:
     return machine.gpu_count()
 
 
@@ -39,7 +39,7 @@ def choosing() -> Iterator[None]:
     """Hold the lock for assigning devices on this machine. Raises ConfigError if another process does not
     release it.
     """
-    with locking.held(Path(registry.data_folder()) / "devices.lock", PATIENCE) as mine:
+    with locking.hold_lock(Path(registry.data_folder()) / "devices.lock", START_LOCK_TIMEOUT) as mine:
         if not mine:
             raise ConfigError("another training is just being started: try again in a moment")
         yield
@@ -55,7 +55,7 @@ def taken(active: Iterable[JsonMapping]) -> set[str]:
 
 # The devices of a training started in a shell are unknown, so it counts as using all of them.
 # Why: docs/decisions/2026-11-20-gpus-are-given-to-one-training.md
-def choose(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
+def choose_devices(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
     """Return the devices that a training gets out of the free ones; () if it must wait.
 
     `how` are its launch options. Raises ConfigError for GPUs that this machine lacks.
@@ -66,10 +66,10 @@ def choose(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
     asked = str(how.get("gpu_ids") or "").replace(" ", "").strip(",")
     if asked and asked != "all":
         wanted = tuple(asked.split(","))
-        if wrong := _absent(wanted, every):
+        if wrong := _absent_gpu_problem(wanted, every):
             raise ConfigError(wrong)
         return wanted if set(wanted) <= set(left) else ()
-    count = len(every) if asked == "all" else min(processes(how), len(every))
+    count = len(every) if asked == "all" else min(wanted_processes(how), len(every))
     known = [device for device in every if device in left]
     if len(known) > count:  # other programs may use some, so prefer those with most free memory
         room = {gpu.index: gpu.total - gpu.used for gpu in machine.read_gpus()}
@@ -78,16 +78,16 @@ def choose(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
     return tuple(known) if len(known) >= count else ()
 
 
-def problems(how: JsonMapping) -> list[Problem]:
+def find_launch_problems(how: JsonMapping) -> list[Problem]:
     """Return every problem of launch options; of GPUs only if this machine's are known."""
     found, every = launch_problems(how), devices()
     if every == (CPU,) or str(how.get("cpu") or "").lower() in ("true", "1", "yes", "on"):
         return found
     asked = [part.strip() for part in str(how.get("gpu_ids") or "").split(",") if part.strip()]
     wanted = every if not asked or asked == ["all"] else tuple(asked)
-    if wrong := _absent(wanted, every):
+    if wrong := _absent_gpu_problem(wanted, every):
         found.append(wrong)
-    elif not found and (number := processes(how)) > len(wanted):
+    elif not found and (number := wanted_processes(how)) > len(wanted):
         what = Message("gpu_ids names" if asked and asked != ["all"] else "this machine has")
         gpus = Message("{count} GPUs" if len(wanted) > 1 else "{count} GPU", count=len(wanted))
         facts = {"number": number, "what": what, "gpus": gpus}
@@ -95,7 +95,7 @@ def problems(how: JsonMapping) -> list[Problem]:
     return found
 
 
-def _absent(wanted: Iterable[str], every: Iterable[str]) -> Problem | None:
+def _absent_gpu_problem(wanted: Iterable[str], every: Iterable[str]) -> Problem | None:
     """Return the problem of a GPU that this machine lacks, if any."""
     unknown = next((name for name in wanted if name not in every), "")
     here = ", ".join(every)
@@ -115,11 +115,11 @@ def holding(own: Iterable[str]) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def held() -> set[str]:
+def held_devices() -> set[str]:
     """Return the devices reserved by living processes that are no runs."""
     found: set[str] = set()
     for path in _holders().glob("*.json"):
-        facts = layout.load(path)
+        facts = layout.load_facts(path)
         if process.alive(facts):
             found |= set(facts.get("devices") or ())
     return found
@@ -129,27 +129,27 @@ def _holders() -> Path:
     return registry.data_folder() / "devices"
 
 
-def free(active: Iterable[JsonMapping]) -> tuple[str, ...]:
-    busy = taken(active) | held()
+def free_devices(active: Iterable[JsonMapping]) -> tuple[str, ...]:
+    busy = taken(active) | held_devices()
     return tuple(device for device in dict.fromkeys((*devices(), CPU)) if device not in busy)
 
 
-def environment(own: Iterable[str]) -> dict[str, str]:
+def device_environment(own: Iterable[str]) -> dict[str, str]:
     """Return variables that limit a training to its devices."""
     own = tuple(own)
     # Number GPUs like nvidia-smi, not by speed.
     return {} if CPU in own else {VISIBLE: ",".join(own), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def launch_options(how: JsonMapping, own: Iterable[str]) -> JsonObject:
+def options_for_devices(how: JsonMapping, own: Iterable[str]) -> JsonObject:
     """Return the launch options of a training with these devices."""
     own = tuple(own)
     if CPU in own:
         return dict(how)
-    several = {"main_process_port": how.get("main_process_port") or 0} if processes(how) > 1 else {}
+    several = {"main_process_port": how.get("main_process_port") or 0} if wanted_processes(how) > 1 else {}
     return {**how, "gpu_ids": ",".join(own), **several}  # 0: any free port, as another run may use the default
 
 
-def processes(how: JsonMapping) -> int:
+def wanted_processes(how: JsonMapping) -> int:
     machines = int(how.get("num_machines") or 1)
     return max(1, int(how.get("num_processes") or 1) // max(1, machines))

@@ -19,7 +19,7 @@ def free_devices(how: JsonMapping, report: Callable[[Message], None]) -> Iterato
         while True:
             with gpu_slots.choosing():
                 active = [run for run in reader.runs() if run.active and run.is_here]
-                own = gpu_slots.choose(how, gpu_slots.free(run.facts for run in active))
+                own = gpu_slots.choose_devices(how, gpu_slots.free_devices(run.facts for run in active))
                 if own:
                     stack.enter_context(gpu_slots.holding(own))
                     break

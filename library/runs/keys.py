@@ -16,29 +16,33 @@ ENVIRONMENT = {"wandb_api_key": "WANDB_API_KEY", "huggingface_token": "HF_TOKEN"
 
 # Configs, records and the queue are shared and copied, so no token may be in them.
 # Why: docs/decisions/2026-11-20-tokens-in-one-file.md
-def place() -> Path:
+def keys_file() -> Path:
     return registry.data_folder() / "keys.json"
 
 
-def kept() -> dict[str, str]:
-    return {name: value for name, value in layout.load(place()).items() if name in ENVIRONMENT and value}
+def stored_keys() -> dict[str, str]:
+    return {name: value for name, value in layout.load_facts(keys_file()).items() if name in ENVIRONMENT and value}
 
 
-def keep(given: Mapping[str, str | None]) -> list[str]:
+def store_keys(given: Mapping[str, str | None]) -> list[str]:
     """Store given non-empty values; return the names of new ones. Only the owner may read the file (0600)."""
-    new = {name: value for name, value in given.items() if name in ENVIRONMENT and value and kept().get(name) != value}
+    new = {
+        name: value
+        for name, value in given.items()
+        if name in ENVIRONMENT and value and stored_keys().get(name) != value
+    }
     if new:
-        store_privately(place(), {**kept(), **{name: str(value) for name, value in new.items()}})
+        store_privately(keys_file(), {**stored_keys(), **{name: str(value) for name, value in new.items()}})
     return list(new)
 
 
-def forget(name: str) -> None:
-    if name in kept():
-        store_privately(place(), {other: value for other, value in kept().items() if other != name})
+def forget_key(name: str) -> None:
+    if name in stored_keys():
+        store_privately(keys_file(), {other: value for other, value in stored_keys().items() if other != name})
 
 
-def environment() -> dict[str, str]:
-    return {ENVIRONMENT[name]: value for name, value in kept().items() if not os.environ.get(ENVIRONMENT[name])}
+def key_environment() -> dict[str, str]:
+    return {ENVIRONMENT[name]: value for name, value in stored_keys().items() if not os.environ.get(ENVIRONMENT[name])}
 
 
 def store_privately(path: Path, values: JsonMapping) -> None:

@@ -9,7 +9,7 @@ import psutil
 import yaml
 
 from library.config import environment
-from library.config.command import Launch, command, launch_options
+from library.config.command import Launch, check_launch_options, training_command
 
 # Values of an `accelerate config` file with which a single process can be started without the launcher: the neutral
 # value, or None if our own options take precedence.
@@ -43,8 +43,8 @@ def starting(config_path: str | Path, script: str, **how: Any) -> tuple[list[str
 
     Raises ConfigError for contradictory launch options.
     """
-    arguments = command(config_path, script, **how)
-    variables = _variables(launch_options(how))
+    arguments = training_command(config_path, script, **how)
+    variables = _variables(check_launch_options(how))
     if variables is None:
         return arguments, {}
     return [sys.executable, *arguments[-3:]], variables

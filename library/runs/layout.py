@@ -30,7 +30,7 @@ FINAL = ("finished", "stopped", "failed", "interrupted")
 
 NUMBER = (int, float)
 # Types of facts of runs and their processes; others may have any type.
-TYPES: Mapping[str, tuple[type, ...]] = {
+FACT_TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("started", "ended", "heartbeat", "restored", "process_start", "since_boot"), NUMBER),
     **dict.fromkeys(("step", "total_steps", "epochs"), NUMBER),
     **dict.fromkeys(("pid", "seed"), (int,)),
@@ -40,7 +40,7 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("config", "phase", "hardware", "versions", "data", "compile", "products"), (dict,)),
     **dict.fromkeys(("devices",), (list,)),
 }
-LARGEST = 2**53  # maximum numeric fact
+MAX_FACT = 2**53  # maximum numeric fact
 TEXTS = "texts"
 SECRETS = ("wandb_api_key", "huggingface_token")
 OLD_NAMES = {"lanes": "devices"}  # of facts, in files of older versions
@@ -52,7 +52,7 @@ def new_id(name: str) -> str:
     return f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def is_id(text: Any) -> bool:
+def is_run_id(text: Any) -> bool:
     # One plain name, so that it never leads out of a folder.
     return isinstance(text, str) and re.fullmatch(r"[\w][\w.-]{0,120}", text) is not None
 
@@ -70,42 +70,44 @@ def request_file(folder: Path, request: str) -> Path:
     return folder / f"{request}-now"
 
 
-def load(path: Path) -> JsonObject:
+def load_facts(path: Path) -> JsonObject:
     """Return a JSON object from a file, without facts of a wrong type; empty if the file is missing, truncated or no
     object.
     """
     try:
-        found = parsed(path.read_text(encoding="utf-8"))
+        found = parse_facts(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     named = {OLD_NAMES.get(name, name): value for name, value in found.items()}
-    return {name: value for name, value in named.items() if _is_sound(name, value)}
+    return {name: value for name, value in named.items() if _is_sound_fact(name, value)}
 
 
-def section(facts: JsonMapping, name: str) -> JsonObject:
+def facts_section(facts: JsonMapping, name: str) -> JsonObject:
     """Return the non-default options of a section in a run's facts; {} without any."""
     found = (facts.get("config") or {}).get(name)
     return found if isinstance(found, dict) else {}
 
 
-def _is_sound(name: str, value: Any) -> bool:
+def _is_sound_fact(name: str, value: Any) -> bool:
     """Return whether a fact is valid."""
     # People edit these files, and disks damage them.
-    if value is None or name not in TYPES:
-        return name not in TYPES or TYPES[name] != NUMBER  # None is no number; what is not there has a default
-    if not isinstance(value, TYPES[name]) or isinstance(value, bool) and bool not in TYPES[name]:
+    if value is None or name not in FACT_TYPES:
+        return (
+            name not in FACT_TYPES or FACT_TYPES[name] != NUMBER
+        )  # None is no number; what is not there has a default
+    if not isinstance(value, FACT_TYPES[name]) or isinstance(value, bool) and bool not in FACT_TYPES[name]:
         return False
-    return not isinstance(value, int | float) or abs(value) <= LARGEST  # neither NaN nor infinite
+    return not isinstance(value, int | float) or abs(value) <= MAX_FACT  # neither NaN nor infinite
 
 
 def load_changed(path: str) -> JsonObject:
     """Like `load`, but read a file again only after a change; callers must not modify the result."""
-    return _loaded(path, signature(path))
+    return _load_cached(path, signature(path))
 
 
 @lru_cache(maxsize=4096)
-def _loaded(path: str, written: tuple[int, int, int]) -> JsonObject:
-    return load(Path(path))
+def _load_cached(path: str, written: tuple[int, int, int]) -> JsonObject:
+    return load_facts(Path(path))
 
 
 def signature(path: str) -> tuple[int, int, int]:
@@ -123,7 +125,7 @@ def store(path: Path, values: JsonMapping) -> None:
     write_atomic(path, dump(values, indent=1) + "\n")
 
 
-def parsed(text: str | bytes) -> JsonObject:
+def parse_facts(text: str | bytes) -> JsonObject:
     """Parse what `dump` wrote, with its messages; empty if it is no object. Raises ValueError."""
     found = json.loads(text)
     if not isinstance(found, dict):
@@ -138,7 +140,7 @@ def parsed(text: str | bytes) -> JsonObject:
 def dump(values: JsonMapping, indent: int | None = None) -> str:
     """Return strict JSON: NaN and infinity become null, and unknown types a number or text."""
     made = [*stored_messages.locate_texts(values)]
-    return json_text(_plain({**values, TEXTS: made} if made else values), indent=indent)
+    return json_text(_finite_number({**values, TEXTS: made} if made else values), indent=indent)
 
 
 def without_secrets(values: JsonMapping) -> JsonObject:
@@ -151,13 +153,13 @@ def secrets_in(values: JsonMapping) -> list[str]:
     return found + [s for value in values.values() if isinstance(value, Mapping) for s in secrets_in(value)]
 
 
-def _plain(value: Any) -> Any:
+def _finite_number(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Mapping):
-        return {str(name): _plain(inner) for name, inner in value.items()}
+        return {str(name): _finite_number(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(inner) for inner in value]
+        return [_finite_number(inner) for inner in value]
     try:
         number = float(value)  # NumPy and torch scalars, too
     except (TypeError, ValueError):

@@ -18,13 +18,13 @@ def step_of(state: Path) -> int | None:
     return step if isinstance(step, int) else None
 
 
-def earlier(folder: Path) -> tuple[Path, int | None] | None:
+def parent_run(folder: Path) -> tuple[Path, int | None] | None:
     """Return the folder of the run that the one in `folder` resumes, and the step, if known."""
-    facts = layout.load(folder / layout.RUN)
+    facts = layout.load_facts(folder / layout.RUN)
     state, at = _state(folder, facts), _before_first(folder)
     if at is None and state:  # only now, as the folder may hold another state later
         at = step_of(state)
-    found = _named(facts) or (_maker(facts, state, at or 0) if state else None)
+    found = _named_parent(facts) or (_maker(facts, state, at or 0) if state else None)
     if found is None or not _began(found) < _began(facts):  # a run resumes an older one, so there are no cycles
         return None
     return Path(found["at"]), at
@@ -54,33 +54,33 @@ def _state(folder: Path, facts: JsonMapping) -> Path | None:
     return Path(str(facts.get("folder") or ".")) / given if isinstance(given, str) and given else None
 
 
-def _named(facts: JsonMapping) -> JsonObject | None:
+def _named_parent(facts: JsonMapping) -> JsonObject | None:
     """Return the run that the page names as resumed."""
     try:
-        place = registry.folder(facts["resumes"])
+        place = registry.folder_of_run(facts["resumes"])
     except KeyError:
         return None
-    return {**layout.load(place / layout.RUN), "at": place}
+    return {**layout.load_facts(place / layout.RUN), "at": place}
 
 
 def _maker(facts: JsonMapping, state: Path, at: int) -> JsonObject | None:
     """Return the newest older run that wrote states of this name there, and got as far."""
     wanted = state.parent.absolute()
-    every = [{**layout.load(place / layout.RUN), "at": place} for place in registry.folders().values()]
+    every = [{**layout.load_facts(place / layout.RUN), "at": place} for place in registry.run_folders().values()]
     found = [
         one
         for one in every
         if one.get("output_dir") == str(wanted)
         and state.name.startswith(f"{one.get('output_name')}-")
-        and _number(one.get("step")) >= at
+        and _as_float(one.get("step")) >= at
         and _began(one) < _began(facts)
     ]
     return max(found, key=_began, default=None)
 
 
 def _began(facts: JsonMapping) -> float:
-    return _number(facts.get("started"))
+    return _as_float(facts.get("started"))
 
 
-def _number(value: object) -> float:
+def _as_float(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0

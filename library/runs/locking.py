@@ -10,7 +10,7 @@ PERIOD = 0.02  # seconds between two attempts
 
 
 @contextlib.contextmanager
-def held(path: Path, patience: float) -> Iterator[bool]:
+def hold_lock(path: Path, patience: float) -> Iterator[bool]:
     """Hold the lock within the context. The value is False if another process held it for `patience` seconds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # No fallback to a lock by mere existence of a file, which would outlive a killed process.

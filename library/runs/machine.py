@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pynvml
 
-SPACING = 2.5  # seconds between two queries of the GPUs, each of which takes some hundredths of a second or more
+LOOK_INTERVAL = 2.5  # seconds between two queries of the GPUs, each of which takes some hundredths of a second or more
 SOLD = 0.945  # a card sold with 24 GB reports 23.6 to 24 GiB, one with 8 GB at least 7.6
-GIB = 2**30
+BYTES_PER_GIB = 2**30
 
 
 def has_memory(gib: float, gigabytes: int) -> bool:
@@ -37,7 +37,7 @@ class GpuStatus:
 
 
 @contextlib.contextmanager
-def _driver() -> Iterator[bool]:
+def _driver_library() -> Iterator[bool]:
     """Open the driver's library within the context; yields False without a working one."""
     try:
         pynvml.nvmlInit()
@@ -52,24 +52,24 @@ def _driver() -> Iterator[bool]:
 
 def driver_version() -> str:
     """The version of the NVIDIA driver, "" without one."""
-    with _driver() as works:
+    with _driver_library() as works:
         return str(_ask_driver(pynvml.nvmlSystemGetDriverVersion) or "") if works else ""
 
 
 def gpu_count() -> int:
     # NVML ignores CUDA_VISIBLE_DEVICES.
-    with _driver() as works:
+    with _driver_library() as works:
         return int(_ask_driver(pynvml.nvmlDeviceGetCount) or 0) if works else 0
 
 
 def read_gpus() -> list[GpuStatus]:
     """Return every GPU that reports its memory. Queries the driver, which takes a moment."""
-    with _driver() as works:
+    with _driver_library() as works:
         number = int(_ask_driver(pynvml.nvmlDeviceGetCount) or 0) if works else 0
-        return [gpu for index in range(number) if (gpu := _read(index))]
+        return [gpu for index in range(number) if (gpu := _read_gpu(index))]
 
 
-def _read(index: int) -> GpuStatus | None:
+def _read_gpu(index: int) -> GpuStatus | None:
     if (handle := _ask_driver(pynvml.nvmlDeviceGetHandleByIndex, index)) is None:
         return None
     # Version 2 excludes memory reserved by the driver; drivers before 510 only have version 1.
@@ -82,8 +82,8 @@ def _read(index: int) -> GpuStatus | None:
     return GpuStatus(
         index=str(index),
         name=str(_ask_driver(pynvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"),
-        used=round(memory.used / GIB, 1),
-        total=round(memory.total / GIB, 1),
+        used=round(memory.used / BYTES_PER_GIB, 1),
+        total=round(memory.total / BYTES_PER_GIB, 1),
         utilization=rates.gpu if rates else None,
         temperature=_ask_driver(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
         power=None if milliwatts is None else milliwatts / 1000,
@@ -109,7 +109,7 @@ class GpuMonitor:
 
     def now(self) -> list[GpuStatus]:
         """Return the GPUs at the last reading."""
-        if time.monotonic() - self._at > SPACING and self._busy.acquire(blocking=False):
+        if time.monotonic() - self._at > LOOK_INTERVAL and self._busy.acquire(blocking=False):
             self._at = time.monotonic()
             threading.Thread(target=self._look, name="gpu-monitor", daemon=True).start()
         return self._found
@@ -132,13 +132,13 @@ class GpuMonitor:
 GPUS = GpuMonitor()
 
 
-def memory() -> dict[str, float]:
+def computer_memory() -> dict[str, float]:
     """Return the computer's used and total memory in GiB."""
     found = psutil.virtual_memory()
     return {"used": round((found.total - found.available) / 2**30, 1), "total": round(found.total / 2**30, 1)}
 
 
-def disk(place: str | Path) -> dict[str, float]:
+def disk_space(place: str | Path) -> dict[str, float]:
     """Return free and total space in GB of a folder's disk; {} if the folder is gone."""
     try:
         found = shutil.disk_usage(place)

@@ -36,7 +36,7 @@ def _boot() -> str:
     return ""
 
 
-def find(known: JsonObject) -> psutil.Process | None:
+def find_process(known: JsonObject) -> psutil.Process | None:
     """Return the running process described by `identity`, or None if it ended, even if its id was reused."""
     pid, start = known.get("pid"), known.get("process_start")
     if not isinstance(pid, int) or pid < 0 or not isinstance(start, int | float) or known.get("host", HOST) != HOST:
@@ -55,7 +55,7 @@ def find(known: JsonObject) -> psutil.Process | None:
 
 
 def alive(known: JsonObject) -> bool:
-    return find(known) is not None
+    return find_process(known) is not None
 
 
 def exists(pid: Any) -> bool:

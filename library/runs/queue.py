@@ -21,12 +21,12 @@ from library.files import write_atomic
 from library.runs import layout, locking, process, reader, registry, start
 
 RUNNER = [sys.executable, "-m", "library.runs.worker"]
-ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 10.0  # seconds to wait for the file's lock
-ARRIVAL = 10.0  # seconds until a started worker must have recorded itself
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
+LOCK_TIMEOUT = 10.0  # seconds to wait for the file's lock
+WORKER_START_TIMEOUT = 10.0  # seconds until a started worker must have recorded itself
 BY_USER = "by you"  # reason of a requested pause
-MOST = 500  # maximum waiting entries
-KEPT = 50  # finished entries to keep
+MAX_WAITING = 500  # maximum waiting entries
+MAX_FINISHED_SHOWN = 50  # finished entries to keep
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Queue:
 
     @property
     def is_worked(self) -> bool:
-        called = 0 <= time.time() - self.called < ARRIVAL
+        called = 0 <= time.time() - self.called < WORKER_START_TIMEOUT
         return process.alive(self.worker) if self.worker else called
 
     @property
@@ -82,20 +82,22 @@ class Queue:
         raise ConfigError("This training is not in the queue any more.")
 
 
-def place() -> Path:
+def queue_folder() -> Path:
     return registry.data_folder() / "queue"
 
 
-def read() -> Queue:
+def read_queue() -> Queue:
     # The file is parsed only after a change, as the page asks every second.
-    return _queue(layout.load_changed(str(place() / "queue.json")))
+    return _queue(layout.load_changed(str(queue_folder() / "queue.json")))
 
 
 def _queue(found: JsonMapping) -> Queue:
     """Return the queue of a file's content, sharing no objects with it."""
     found = copy.deepcopy(found)
     known = {f.name for f in fields(QueueEntry)}
-    given = [entry for entry in found.get("entries") or [] if isinstance(entry, dict) and layout.is_id(entry.get("id"))]
+    given = [
+        entry for entry in found.get("entries") or [] if isinstance(entry, dict) and layout.is_run_id(entry.get("id"))
+    ]
     entries = [QueueEntry(**{name: entry[name] for name in known & entry.keys()}) for entry in given]
     worker = found.get("worker")
     return Queue(
@@ -110,17 +112,17 @@ def _queue(found: JsonMapping) -> Queue:
 @contextlib.contextmanager
 def changing() -> Iterator[Queue]:
     """Yield the queue for changes and write it back; the lock keeps others out meanwhile."""
-    with locking.held(place() / "queue.lock", PATIENCE) as mine:
+    with locking.hold_lock(queue_folder() / "queue.lock", LOCK_TIMEOUT) as mine:
         if not mine:
             raise ConfigError("The queue is being changed by another program: try again in a moment.")
-        found = _queue(layout.load(place() / "queue.json"))
+        found = _queue(layout.load_facts(queue_folder() / "queue.json"))
         before = asdict(found)
         yield found
         if asdict(found) != before:
-            layout.store(place() / "queue.json", asdict(found))
+            layout.store(queue_folder() / "queue.json", asdict(found))
 
 
-def add(job: start.TrainingJob, first: bool = False) -> QueueEntry:
+def add_to_queue(job: start.TrainingJob, first: bool = False) -> QueueEntry:
     """Append a job to the queue (or put it first), and start the worker unless the queue is halted."""
     entry = QueueEntry(
         f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
@@ -134,12 +136,12 @@ def add(job: start.TrainingJob, first: bool = False) -> QueueEntry:
         time.time(),
     )
     with changing() as queue:
-        if len(queue.waiting) >= MOST:
-            raise ConfigError("{most} trainings wait already: let some of them run first.", most=MOST)
+        if len(queue.waiting) >= MAX_WAITING:
+            raise ConfigError("{most} trainings wait already: let some of them run first.", most=MAX_WAITING)
         if twin := twin_problem(queue, entry.output, entry.name):
             raise ConfigError(twin)
         halted = queue.halted
-        write_atomic(_toml(entry), job.toml)
+        write_atomic(_entry_toml(entry), job.toml)
         waiting = queue.waiting
         queue.entries.insert(queue.entries.index(waiting[0]) if first and waiting else len(queue.entries), entry)
         _forget_old(queue)
@@ -155,25 +157,25 @@ def twin_problem(queue: Queue, output: str, name: str) -> Problem | None:
     return Problem("output_name", ": {name} waits in the queue for the same folder; choose another name.", name=name)
 
 
-def job_of(entry: QueueEntry) -> start.TrainingJob:
+def job_of_entry(entry: QueueEntry) -> start.TrainingJob:
     """Return the job of an entry. Raises ConfigError if its config is gone."""
     try:
-        toml = _toml(entry).read_text(encoding="utf-8")
+        toml = _entry_toml(entry).read_text(encoding="utf-8")
     except OSError:
         raise ConfigError(
-            "The config of {name} is gone from {folder}: add it again.", name=entry.name, folder=place()
+            "The config of {name} is gone from {folder}: add it again.", name=entry.name, folder=queue_folder()
         ) from None
     return start.TrainingJob(
         entry.script, entry.title, entry.name, entry.output, toml, entry.how, {}, entry.folder, entry.resumes, entry.id
     )
 
 
-def remove(entry_id: str) -> None:
+def remove_entry(entry_id: str) -> None:
     """Remove an entry; an active training continues."""
     with changing() as queue:
         entry = queue.find(entry_id)
         queue.entries.remove(entry)
-        forget(entry)
+        forget_config(entry)
 
 
 def move(entry_id: str, by: int) -> None:
@@ -194,7 +196,7 @@ def clear() -> None:
     with changing() as queue:
         for entry in [e for e in queue.entries if state_of(e)[0] in layout.FINAL]:
             queue.entries.remove(entry)
-            forget(entry)
+            forget_config(entry)
 
 
 def pause() -> None:
@@ -221,7 +223,7 @@ def state_of(entry: QueueEntry) -> tuple[str, MessageLike]:
     """Return the state of an entry, "waiting" or a run's state, and why it failed."""
     if entry.run:
         try:
-            run = reader.run(entry.run)
+            run = reader.find_run(entry.run)
         except KeyError:
             return entry.ended or "interrupted", "The folder of its run is gone."
         return run.state, run.error or ""
@@ -230,7 +232,7 @@ def state_of(entry: QueueEntry) -> tuple[str, MessageLike]:
 
 def queued_sentence(entry: QueueEntry) -> Message:
     """Describe what happened to a just added entry."""
-    queue = read()
+    queue = read_queue()
     before = [e for e in queue.waiting if e.added < entry.added]
     if queue.paused or queue.halted:
         return Message("{name} is in the queue, which is paused: press Continue in the Queue tab.", name=entry.name)
@@ -246,19 +248,19 @@ def work() -> None:
         if not queue.waiting or queue.paused or queue.is_worked:
             return
         queue.called, queue.worker = time.time(), {}
-        start.detached(RUNNER, place() / "worker.txt", os.environ, str(ROOT))
+        start.detached(RUNNER, queue_folder() / "worker.txt", os.environ, str(PROJECT_ROOT))
 
 
-def forget(entry: QueueEntry) -> None:
-    _toml(entry).unlink(missing_ok=True)
+def forget_config(entry: QueueEntry) -> None:
+    _entry_toml(entry).unlink(missing_ok=True)
 
 
 def _forget_old(queue: Queue) -> None:
     ended = [entry for entry in queue.entries if entry.ended]
-    for entry in ended[: max(0, len(ended) - KEPT)]:
+    for entry in ended[: max(0, len(ended) - MAX_FINISHED_SHOWN)]:
         queue.entries.remove(entry)
-        forget(entry)
+        forget_config(entry)
 
 
-def _toml(entry: QueueEntry) -> Path:
-    return place() / f"{entry.id}.toml"
+def _entry_toml(entry: QueueEntry) -> Path:
+    return queue_folder() / f"{entry.id}.toml"

@@ -16,8 +16,8 @@ from library.runs.curve import Curve
 
 SILENCE = 60.0  # a run on another machine counts as ended after this many seconds without a heartbeat
 FRESH = 6.0  # a heartbeat this recent (seconds) outweighs a differing start time of the process
-PATIENCE = 30.0  # seconds until a prepared run's launcher must be on record
-TOLD = 5000  # maximum events per kind
+LAUNCH_TIMEOUT = 30.0  # seconds until a prepared run's launcher must be on record
+MAX_EVENTS_PER_KIND = 5000  # maximum events per kind
 
 
 @dataclass(frozen=True)
@@ -55,30 +55,30 @@ class RecordedRun(ProcessFolder):
 
 
 def runs() -> list[RecordedRun]:
-    found = [at(folder) for folder in registry.folders().values()]
+    found = [run_at(folder) for folder in registry.run_folders().values()]
     return sorted(found, key=lambda run: run.facts.get("started", 0), reverse=True)
 
 
-def run(run_id: str) -> RecordedRun:
+def find_run(run_id: str) -> RecordedRun:
     """Return one run by its id. Raises KeyError if there is none."""
-    return at(registry.folder(run_id))
+    return run_at(registry.folder_of_run(run_id))
 
 
 def active() -> RecordedRun | None:
     return next((found for found in runs() if found.active), None)
 
 
-def at(folder: Path) -> RecordedRun:
+def run_at(folder: Path) -> RecordedRun:
     """Return the run in this folder. If its process has ended without recording that, mark it as ended, in its file,
     too.
     """
     path = os.path.join(folder, layout.RUN)  # faster than folder / layout.RUN, and called for every run every second
-    facts = layout.load_changed(path) or registry.working(folder.name)
+    facts = layout.load_changed(path) or registry.working_without_folder(folder.name)
     if facts.get("state") not in layout.ACTIVE:
         return RecordedRun(folder, facts)
     if ended := _how_it_ended(folder, facts):
         # The trainer may have recorded its end between our read of the file and our check of the process.
-        facts = layout.load(Path(path))
+        facts = layout.load_facts(Path(path))
         if facts.get("state") in layout.ACTIVE:
             facts |= {"state": ended[0], "error": ended[1], "ended": facts.get("heartbeat", time.time())}
             with contextlib.suppress(OSError, ConfigError):  # on a full disk the next read tries again
@@ -91,11 +91,11 @@ def at(folder: Path) -> RecordedRun:
 def _how_it_ended(folder: Path, facts: JsonObject) -> tuple[str, MessageLike | None] | None:
     """Return state and cause of a run that is recorded as active but whose process has ended; None if it is active."""
     begun = "pid" in facts  # the trainer itself has taken the record over
-    known = facts if begun else layout.load(folder / layout.LAUNCHER)
+    known = facts if begun else layout.load_facts(folder / layout.LAUNCHER)
     if known.get("host", process.HOST) != process.HOST:
         silent = time.time() - facts.get("heartbeat", 0) > SILENCE
         return ("interrupted", "The other computer has not reported for some time.") if silent else None
-    if not known and time.time() - facts.get("started", 0) < PATIENCE:
+    if not known and time.time() - facts.get("started", 0) < LAUNCH_TIMEOUT:
         return None
     if process.alive(known) or (begun and _is_beating(facts)):
         return None
@@ -125,14 +125,14 @@ def tail(folder: Path, lines: int = 200, size: int = 65536) -> str:
     return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in text.split("\n")[-lines:])
 
 
-def read(run_id: str, since: int = 0) -> tuple[list[JsonObject], int]:
+def read_progress(run_id: str, since: int = 0) -> tuple[list[JsonObject], int]:
     """Return the events after byte `since` of progress.jsonl, and the byte to continue from. KeyError for an unknown
     run.
     """
-    return events(registry.folder(run_id), since)
+    return read_events(registry.folder_of_run(run_id), since)
 
 
-def events(folder: Path, since: int = 0) -> tuple[list[JsonObject], int]:
+def read_events(folder: Path, since: int = 0) -> tuple[list[JsonObject], int]:
     """Like `read`, for a folder. An incomplete line waits for the next call; a broken one is skipped."""
     try:
         with (folder / layout.PROGRESS).open("rb") as progress:
@@ -146,7 +146,7 @@ def events(folder: Path, since: int = 0) -> tuple[list[JsonObject], int]:
     found = []
     for line in whole.splitlines():
         try:
-            event = layout.parsed(line)
+            event = layout.parse_facts(line)
         except ValueError:
             continue
         if event:
@@ -181,7 +181,7 @@ class RunProgress:
             if written == self._read:
                 return self
             self._read = written  # later writes change the signature
-            found, self.offset = events(self.folder, self.offset)
+            found, self.offset = read_events(self.folder, self.offset)
             for event in found:
                 self._take(event)
         return self
@@ -195,13 +195,13 @@ class RunProgress:
         elif kind == "phase":
             self.phase = event
         else:
-            self.events.setdefault(str(kind), deque(maxlen=TOLD)).append(event)
+            self.events.setdefault(str(kind), deque(maxlen=MAX_EVENTS_PER_KIND)).append(event)
 
 
 @lru_cache(maxsize=16)
 def progress(folder: Path) -> RunProgress:
     """Return the only RunProgress of a folder, so that all readers of this process share it."""
-    before = lineage.earlier(folder)
+    before = lineage.parent_run(folder)
     if before is None:
         return RunProgress(folder)
     place, at = before

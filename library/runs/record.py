@@ -25,7 +25,7 @@ from library.runs.refusal import Secrets
 
 HEARTBEAT = 2.0  # seconds between two heartbeats
 ROOM = 2**17  # bytes reserved on the disk for the end of a run's record
-SPACING = 0.5  # seconds between two lines about the same phase, as caching may report every image
+PHASE_INTERVAL = 0.5  # seconds between two lines about the same phase, as caching may report every image
 
 STORY = "The whole story is in"  # the log
 DELETED = (
@@ -33,7 +33,7 @@ DELETED = (
     "but files that were saved there before are lost"
 )
 
-PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "kohya-trainer")
+RECORDED_PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "kohya-trainer")
 
 
 class Record:
@@ -60,7 +60,7 @@ class Record:
             self._room.write_bytes(bytes(ROOM))
         self._write()
         with contextlib.suppress(OSError, RuntimeError, ConfigError):  # the check has reported that it cannot be listed
-            registry.add(folder, facts)
+            registry.add_pointer(folder, facts)
         threading.Thread(target=self._beat, name="run heartbeat", daemon=True).start()
         threading.Thread(target=GpuLog(self.event, self.say, self._ended).follow, name="gpu log", daemon=True).start()
 
@@ -73,7 +73,7 @@ class Record:
         `config` are the non-default values, flat or by section; tokens and keys in it are not written.
         """
         prepared = os.environ.get("KOHYA_RUN_DIR", "")
-        facts = layout.load(Path(prepared) / layout.RUN) if prepared else {}
+        facts = layout.load_facts(Path(prepared) / layout.RUN) if prepared else {}
         in_shell = facts.get("state") != "starting"  # even if the variable is left over from an ended run
         if in_shell:
             folder = Path(output_dir).absolute() / "runs" / layout.new_id(output_name or script)
@@ -88,7 +88,7 @@ class Record:
             **process.identity(),
             "output_dir": str(Path(output_dir).absolute()),
             "output_name": output_name,
-            "versions": versions(),
+            "versions": package_versions(),
             "hardware": hardware(),
             "config": layout.without_secrets(config),
             "step": 0,
@@ -118,7 +118,7 @@ class Record:
         now, (last, said) = time.monotonic(), self._phase_said
         with self._lock:
             self.facts["phase"] = {"name": name, "done": done, "total": total}
-        if name != last or done == total or now - said >= SPACING:
+        if name != last or done == total or now - said >= PHASE_INTERVAL:
             self._phase_said = (name, now)
             self.event("phase", name=name, done=done, total=total)
 
@@ -221,7 +221,7 @@ class Record:
             self.finish("finished")
         else:
             self._keep("".join(traceback.format_exception(error)))
-            self.finish("failed", sentence(error))
+            self.finish("failed", error_sentence(error))
             if not isinstance(error, ConfigError):
                 error.add_note(f"{STORY} {self.folder / layout.LOG}")
 
@@ -259,7 +259,7 @@ class Record:
                 logging.getLogger(__name__).debug("run.json could not be written", exc_info=True)
 
 
-def sentence(error: BaseException) -> MessageLike:
+def error_sentence(error: BaseException) -> MessageLike:
     """Return an exception as a sentence for users: a ConfigError's own, others preceded by their type."""
     if isinstance(error, ConfigError):
         return error.said
@@ -268,11 +268,11 @@ def sentence(error: BaseException) -> MessageLike:
 
 
 @functools.cache
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Return versions of packages."""
     # From metadata, so that nothing heavy is imported.
     found = {"python": platform.python_version()}
-    for name in PACKAGES:
+    for name in RECORDED_PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

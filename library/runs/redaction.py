@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.outside_files import load_toml, opened
+from library.config.outside_files import load_toml, open_outside
 from library.config.problems import ConfigError, Message
 from library.runs import keys, layout, reader
 from library.runs.refusal import ENVIRONMENT, Secrets
 
-ROOT = Path(__file__).resolve().parents[2]
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
 SHORT = 4  # minimum characters; shorter texts occur everywhere and reveal nothing
 MOST_FILES, MOST_BYTES = 5000, 20_000  # limits: caption files to read, and bytes of each
-CAPTIONS = (".txt", ".caption", ".json", ".jsonl", ".csv", ".tsv", ".toml")
+PRIVATE_SUFFIXES = (".txt", ".caption", ".json", ".jsonl", ".csv", ".tsv", ".toml")
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif", ".jxl")
 # Options with folders of masks and references.
 SECOND_PICTURES = ("conditioning_data_dir", "control_directory", "more_control_directories")
-SETTINGS = re.compile(r"[\w.,:=+ -]{0,60}")  # values that are words from a list, not paths or sentences
+PLAIN_VALUE = re.compile(r"[\w.,:=+ -]{0,60}")  # values that are words from a list, not paths or sentences
 
 # Options whose values are this program's own names; of other text options only whether they are set is kept.
-WORDS = frozenset(
+NAMED_CHOICES = frozenset(
     (
         "network_module",
         "network_args",
@@ -107,7 +107,7 @@ class Redactor:
 def redactor_for(run: reader.RecordedRun) -> Redactor:
     """Return the Redactor of a run: for its own texts, its data set's, and this user's."""
     config = run.facts.get("config") or {}
-    private = {value: f"<{name}>" for name, value in _texts(config) if name not in WORDS}
+    private = {value: f"<{name}>" for name, value in _config_texts(config) if name not in NAMED_CHOICES}
     private |= {Path(value).name: shown for value, shown in private.items() if "/" in value or "\\" in value}
     for name in ("output_name", "id", "output_dir", "folder"):
         if len(value := str(run.facts.get(name) or "")) >= SHORT:
@@ -118,21 +118,21 @@ def redactor_for(run: reader.RecordedRun) -> Redactor:
         if len(file.stem) >= SHORT and not file.stem.isdigit():
             private.setdefault(file.stem, "<file>")
         private.setdefault(file.parent.name, "<folder>")
-        if file.suffix.lower() in CAPTIONS:
-            quoted |= set(_lines(file))
-    for event in reader.events(run.folder)[0]:
+        if file.suffix.lower() in PRIVATE_SUFFIXES:
+            quoted |= set(_private_lines(file))
+    for event in reader.read_events(run.folder)[0]:
         if event.get("kind") == "sample":
             quoted.add(str(event.get("prompt") or ""))
     quoted = {words for words in quoted if len(words) > SHORT}
     named = [*_installation(), *((name, shown) for name, shown in private.items() if len(name) >= SHORT)]
     longest = sorted(named, key=lambda pair: -len(pair[0]))
     patterns = tuple((_pattern(name), shown) for name, shown in longest)
-    return Redactor(Secrets({**config, **keys.kept()}), patterns, frozenset(quoted))
+    return Redactor(Secrets({**config, **keys.stored_keys()}), patterns, frozenset(quoted))
 
 
 def _installation() -> Iterator[tuple[str, str]]:
     """Return the folders of the program and of Python, whose own names are hidden, but not the paths inside."""
-    yield str(ROOT), "<program>"
+    yield str(PROJECT_ROOT), "<program>"
     for folder in dict.fromkeys((sys.prefix, sys.base_prefix)):
         if len(folder) >= SHORT:
             yield folder, "<python>"
@@ -144,24 +144,26 @@ def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(re.escape(name) + (r"(?![\w.~-]*\w)" if PATH.match(name) else ""))
 
 
-def settings(config: JsonMapping) -> JsonObject:
+def redacted_settings(config: JsonMapping) -> JsonObject:
     """Return the settings of a run by name; only numbers, switches and this program's names are kept."""
     plain = layout.without_secrets(config)
-    return {name: settings(v) if isinstance(v, Mapping) else _shown(name, v) for name, v in plain.items()}
+    return {
+        name: redacted_settings(v) if isinstance(v, Mapping) else _redact_value(name, v) for name, v in plain.items()
+    }
 
 
-def _shown(name: str, value: JsonValue) -> Any:
+def _redact_value(name: str, value: JsonValue) -> Any:
     if isinstance(value, list | tuple):
-        return [_shown(name, inner) for inner in value]
+        return [_redact_value(name, inner) for inner in value]
     if not isinstance(value, str):
         return value
-    return value if name in WORDS and SETTINGS.fullmatch(value) else "<set>"
+    return value if name in NAMED_CHOICES and PLAIN_VALUE.fullmatch(value) else "<set>"
 
 
-def _texts(config: JsonMapping) -> Iterator[tuple[str, str]]:
+def _config_texts(config: JsonMapping) -> Iterator[tuple[str, str]]:
     for name, value in config.items():
         if isinstance(value, Mapping):
-            yield from _texts(value)
+            yield from _config_texts(value)
         for text in value if isinstance(value, list | tuple) else [value]:
             if isinstance(text, str):
                 yield name, text
@@ -194,13 +196,13 @@ def _data(config: JsonMapping) -> Iterator[Path]:
     for folder in folders:
         for where, _, names in os.walk(Path(folder).expanduser()):
             for name in names:
-                if Path(name).suffix.lower() in (*CAPTIONS, *IMAGES) and left > 0:
+                if Path(name).suffix.lower() in (*PRIVATE_SUFFIXES, *IMAGES) and left > 0:
                     left -= 1
                     yield Path(where) / name
 
 
 def _texts_of(config: JsonMapping, names: tuple[str, ...]) -> list[tuple[str, str]]:
-    return [(name, text) for name, text in _texts(config) if name in names]
+    return [(name, text) for name, text in _config_texts(config) if name in names]
 
 
 def _folders_in(file: Path) -> list[str]:
@@ -215,10 +217,10 @@ def _folders_in(file: Path) -> list[str]:
     return [str(folder) for value in named for folder in (value if isinstance(value, list) else [value])]
 
 
-def _lines(file: Path) -> Iterator[str]:
+def _private_lines(file: Path) -> Iterator[str]:
     """Return the lines of a caption or prompt file; of JSON and TOML also the quoted texts."""
     try:
-        with opened(file) as source:
+        with open_outside(file) as source:
             content = source.read(MOST_BYTES).decode("utf-8", "replace")
     except (ConfigError, OSError):
         return

@@ -30,7 +30,7 @@ class Secrets:
 def refuse(error: ConfigError) -> None:
     """Write the error of a training without a record into the folder prepared by the page, if any."""
     prepared = os.environ.get("KOHYA_RUN_DIR", "")
-    facts = layout.load(Path(prepared) / layout.RUN) if prepared else {}
+    facts = layout.load_facts(Path(prepared) / layout.RUN) if prepared else {}
     if facts.get("state") == "starting":
         ended = {"state": "failed", "error": error.said.changed(Secrets({}).redact), "ended": time.time()}
         with contextlib.suppress(OSError, ConfigError):  # on a full disk only the log has the error

@@ -57,7 +57,7 @@ def unusable() -> Message | None:
     return Message(UNLISTED, folder=pointers, why=why)
 
 
-def add(folder: Path, facts: JsonMapping | None = None) -> None:
+def add_pointer(folder: Path, facts: JsonMapping | None = None) -> None:
     """Add a pointer to a run's folder; the `facts` of its process find the run even without its folder."""
     pointers = data_folder() / "runs"
     pointers.mkdir(parents=True, exist_ok=True)
@@ -65,15 +65,15 @@ def add(folder: Path, facts: JsonMapping | None = None) -> None:
     layout.store(pointers / f"{folder.name}.json", {**about, "folder": str(folder.absolute())})
 
 
-def working(run_id: str) -> JsonObject:
+def working_without_folder(run_id: str) -> JsonObject:
     """Return the pointer's facts of a run whose process is alive although its folder was deleted; else empty."""
-    known = layout.load(data_folder() / "runs" / f"{run_id}.json") if layout.is_id(run_id) else {}
+    known = layout.load_facts(data_folder() / "runs" / f"{run_id}.json") if layout.is_run_id(run_id) else {}
     if not _is_alive(known):
         return {}
     return {name: value for name, value in known.items() if name in COPIED_FACTS} | {"state": "running", "lost": True}
 
 
-def folders() -> dict[str, Path]:
+def run_folders() -> dict[str, Path]:
     """Return the folders of all runs by id that exist or whose process is alive."""
     pointers = data_folder() / "runs"
     try:
@@ -96,18 +96,18 @@ def _pointers(pointers: Path, changed: int) -> dict[str, JsonObject]:
     # Cached, as the page reads them every second; writing one changes the folder's time.
     found = {}
     for pointer in pointers.glob("*.json"):
-        about = layout.load(pointer)
-        if layout.is_id(pointer.stem) and about.get("folder"):
+        about = layout.load_facts(pointer)
+        if layout.is_run_id(pointer.stem) and about.get("folder"):
             found[pointer.stem] = about
     return found
 
 
-def folder(run_id: str) -> Path:
+def folder_of_run(run_id: str) -> Path:
     """Return the folder of one run. Raises KeyError if the id is malformed or unknown, or its folder is permanently
     gone.
     """
-    if layout.is_id(run_id):
-        found = layout.load(data_folder() / "runs" / f"{run_id}.json").get("folder")
-        if found and (Path(found).is_dir() or working(run_id)):
+    if layout.is_run_id(run_id):
+        found = layout.load_facts(data_folder() / "runs" / f"{run_id}.json").get("folder")
+        if found and (Path(found).is_dir() or working_without_folder(run_id)):
             return Path(found)
     raise KeyError(f"No run is called {run_id!r}.")

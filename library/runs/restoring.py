@@ -13,7 +13,7 @@ from typing import IO
 from library.files import write_atomic
 from library.runs import layout
 
-SMALL = (layout.TOML, layout.LAUNCHER)  # written only once, when the run is prepared
+PREPARED_FILES = (layout.TOML, layout.LAUNCHER)  # written only once, when the run is prepared
 CONSOLE = (1, 2)  # standard output and errors: the log of a run that the page started
 
 
@@ -28,7 +28,7 @@ class FolderCopy:
 
     def update(self) -> None:
         """Read files added to the folder since the last call."""
-        for name in SMALL:
+        for name in PREPARED_FILES:
             if name not in self._small:
                 with contextlib.suppress(OSError):
                     self._small[name] = (self.folder / name).read_bytes()

@@ -24,11 +24,11 @@ def newest_state(run: reader.RecordedRun) -> Path | None:
                 mine[path] = step
     if mine:
         return max(mine, key=mine.__getitem__)
-    given = settings(run).get("steps", {}).get("resume")
+    given = run_settings(run).get("steps", {}).get("resume")
     return Path(given) if isinstance(given, str) and given and step_of(Path(given)) is not None else None
 
 
-def settings(run: reader.RecordedRun) -> JsonObject:
+def run_settings(run: reader.RecordedRun) -> JsonObject:
     found = run.facts.get("config")
     return {name: values for name, values in (found or {}).items() if isinstance(values, dict)}
 
@@ -39,12 +39,12 @@ def is_wanted(run: reader.RecordedRun, others: Iterable[reader.RecordedRun]) -> 
     return left and not any(other.facts.get("resumes") == run.id for other in others)
 
 
-def launch_options(run: reader.RecordedRun) -> JsonObject:
+def run_launch_options(run: reader.RecordedRun) -> JsonObject:
     found = run.facts.get("launch")
     return found if isinstance(found, dict) else {}
 
 
-def toml(run: reader.RecordedRun) -> str:
+def run_toml(run: reader.RecordedRun) -> str:
     """Return the config file of a run started by the page, "" for others."""
     try:
         return (run.folder / layout.TOML).read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ def toml(run: reader.RecordedRun) -> str:
         return ""
 
 
-def problems(run: reader.RecordedRun) -> Iterator[Message]:
+def find_run_problems(run: reader.RecordedRun) -> Iterator[Message]:
     """Return what prevents resuming."""
     if run.active:
         yield Message("{run} is still {state}: stop it first.", run=run.id, state=Message(run.state))
@@ -60,7 +60,7 @@ def problems(run: reader.RecordedRun) -> Iterator[Message]:
         yield Message("{run} does not say which script it ran: start it again from its config.", run=run.id)
 
 
-def check(run: reader.RecordedRun) -> None:
+def check_resumable(run: reader.RecordedRun) -> None:
     """Raise ConfigError when a run cannot be resumed."""
-    if found := list(problems(run)):
+    if found := list(find_run_problems(run)):
         raise ConfigError(*found)

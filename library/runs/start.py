@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from library.config.command import launch_options
+from library.config.command import check_launch_options
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, Problem, together
 from library.config.run_config import RunConfig
-from library.config.schema import options
+from library.config.schema import options_of
 from library.files import write_atomic
 from library.runs import gpu_slots, keys, layout, process, reader, registry
 from library.runs.launcher import starting
@@ -40,7 +40,7 @@ class TrainingJob:
 
 def job(config: RunConfig, **how: Any) -> TrainingJob:
     """Return the job of a config; see `launch`. Raises ConfigError for contradictory launch options."""
-    launch_options(how)
+    check_launch_options(how)
     secrets = {variable: value for name, variable in keys.ENVIRONMENT.items() if (value := _secret(config, name))}
     kept = {name: value for name, value in how.items() if value is not None}
     output, name = result_of(config)
@@ -52,22 +52,22 @@ def result_of(config: RunConfig) -> tuple[str, str]:
     return str(Path(config.save.output_dir or "").absolute()), config.save.output_name or config.script
 
 
-def launch(config: RunConfig, **how: Any) -> str:
+def launch_run(config: RunConfig, **how: Any) -> str:
     """Write the config into a new run folder, start a training on it, and return the run's id.
 
     `how` goes to `library.runs.launcher.starting` (number of processes and the like). Secrets reach the training by its
     environment and are not written. Raises ConfigError if the run cannot start.
     """
-    return begin(job(config, **how))
+    return begin_job(job(config, **how))
 
 
-def begin(asked: TrainingJob) -> str:
+def begin_job(asked: TrainingJob) -> str:
     """Start a job on free devices and return the run's id. Raises ConfigError without devices, or if it
     cannot start.
     """
     with gpu_slots.choosing():
         active = [run for run in reader.runs() if run.active and run.is_here]
-        own = gpu_slots.choose(asked.how, gpu_slots.free(run.facts for run in active))
+        own = gpu_slots.choose_devices(asked.how, gpu_slots.free_devices(run.facts for run in active))
         if not own and not active:
             raise ConfigError("The GPU generates images or makes a cache: wait until that has ended, or stop it there.")
         if not own:
@@ -88,25 +88,25 @@ def begin(asked: TrainingJob) -> str:
                 )
             )
         folder = _prepare(asked, own)
-    arguments, variables = starting(folder / layout.TOML, asked.script, **gpu_slots.launch_options(asked.how, own))
+    arguments, variables = starting(folder / layout.TOML, asked.script, **gpu_slots.options_for_devices(asked.how, own))
     given = {
         **os.environ,
         **variables,
-        **keys.environment(),
+        **keys.key_environment(),
         **asked.secrets,
-        **gpu_slots.environment(own),
+        **gpu_slots.device_environment(own),
         "KOHYA_RUN_DIR": str(folder),
     }
     try:
         started = detached(arguments, folder / layout.LOG, given, asked.folder)
     except OSError as error:
         why = Message("The training could not be started: {error}.", error=error)
-        failed = layout.load(folder / layout.RUN) | {"state": "failed", "error": why, "ended": time.time()}
+        failed = layout.load_facts(folder / layout.RUN) | {"state": "failed", "error": why, "ended": time.time()}
         layout.store(folder / layout.RUN, failed)
         raise ConfigError(why) from error
     own_process = process.identity(started.pid)
     layout.store(folder / layout.LAUNCHER, {**own_process, "command": arguments})
-    registry.add(folder, layout.load(folder / layout.RUN) | own_process)
+    registry.add_pointer(folder, layout.load_facts(folder / layout.RUN) | own_process)
     return folder.name
 
 
@@ -115,7 +115,7 @@ def writes_into(facts: JsonMapping) -> tuple[Any, Any]:
 
 
 def _secret(config: RunConfig, name: str) -> str | None:
-    known = options(type(config))
+    known = options_of(type(config))
     return getattr(getattr(config, known[name].section), name) if name in known else None
 
 
@@ -141,7 +141,7 @@ def _prepare(asked: TrainingJob, own: Sequence[str]) -> Path:
             "error": None,
         }
         layout.store(folder / layout.RUN, facts)
-        registry.add(folder)
+        registry.add_pointer(folder)
     except (OSError, ConfigError) as error:
         if not isinstance(error, FileExistsError):  # otherwise it would count as starting
             shutil.rmtree(folder, ignore_errors=True)

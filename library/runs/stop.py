@@ -11,7 +11,7 @@ from library.files import UNFINISHED, write_atomic
 from library.runs import layout, process, reader
 from library.runs.lineage import step_of
 
-PATIENCE = 120.0  # a run that should end counts as hanging after this many seconds without activity
+HANG_TIMEOUT = 120.0  # a run that should end counts as hanging after this many seconds without activity
 STEPS = 20  # or after the time of this many steps, if longer
 
 
@@ -24,7 +24,7 @@ def request(run_id: str, how: str) -> None:
     """
     if how not in layout.STOPS[1:]:
         raise ValueError(f"A run stops after_step or now, or by kill, not {how!r}.")
-    found = reader.run(run_id)
+    found = reader.find_run(run_id)
     if not found.active:
         return
     if how == "kill" and not found.is_here:
@@ -42,7 +42,7 @@ def request_output(run_id: str, what: str) -> None:
     """
     if what not in layout.REQUESTS:
         raise ValueError(f"A run can {' or '.join(layout.REQUESTS)} on the way, not {what!r}.")
-    found = reader.run(run_id)
+    found = reader.find_run(run_id)
     if found.active:
         write_atomic(layout.request_file(found.folder, what), "")
 
@@ -59,7 +59,7 @@ def lost_now(run: reader.RecordedRun) -> tuple[str, float]:
         return "start", max(0.0, now - run.facts.get("started", now))
     if phase in (str(phases.GENERATING_SAMPLES), str(phases.VALIDATING)):
         return "look", max(0.0, now - said)
-    accumulated = layout.section(run.facts, "steps").get("gradient_accumulation_steps", 1)
+    accumulated = layout.facts_section(run.facts, "steps").get("gradient_accumulation_steps", 1)
     processes = (run.facts.get("hardware") or {}).get("processes", 1)
     collects = isinstance(accumulated, int) and accumulated > 1 and processes == 1
     return ("step", max(0.0, now - said)) if collects and not phase else ("", 0.0)
@@ -79,7 +79,7 @@ def hangs(run: reader.RecordedRun) -> bool:
         return False
     progress = reader.progress(run.folder).update()
     pace = progress.last.get("s_it")
-    limit = max(PATIENCE, STEPS * pace if isinstance(pace, int | float) else 0.0)
+    limit = max(HANG_TIMEOUT, STEPS * pace if isinstance(pace, int | float) else 0.0)
     return time.time() - max(_activity(run, progress)) > limit
 
 
@@ -88,15 +88,15 @@ def _activity(run: reader.RecordedRun, progress: reader.RunProgress) -> Iterator
     yield 0.0
     yield from (t for part in (progress.last, progress.phase or {}) if isinstance(t := part.get("t"), int | float))
     yield from (event.get("t", 0.0) for event in list(progress.events.get("saved", ()))[-1:])
-    yield _changed(run.folder / layout.STOP)
+    yield _modified_time(run.folder / layout.STOP)
     output = run.facts.get("output_dir")
     for path in Path(output).iterdir() if output and Path(output).is_dir() else ():
         if UNFINISHED.fullmatch(path.name):
-            yield _changed(path)
-            yield from map(_changed, path.iterdir() if path.is_dir() else ())
+            yield _modified_time(path)
+            yield from map(_modified_time, path.iterdir() if path.is_dir() else ())
 
 
-def _changed(path: Path) -> float:
+def _modified_time(path: Path) -> float:
     try:
         return os.stat(path).st_mtime
     except OSError:
@@ -104,9 +104,9 @@ def _changed(path: Path) -> float:
 
 
 def _end(found: reader.RecordedRun) -> None:
-    known = (layout.load(found.folder / layout.LAUNCHER), found.facts)
-    if not process.kill([p for p in map(process.find, known) if p is not None]):
+    known = (layout.load_facts(found.folder / layout.LAUNCHER), found.facts)
+    if not process.kill([p for p in map(process.find_process, known) if p is not None]):
         return  # the process still exists, so it is shown as stopping until it has ended
-    facts = layout.load(found.folder / layout.RUN)
+    facts = layout.load_facts(found.folder / layout.RUN)
     if facts.get("state") in layout.ACTIVE:
         layout.store(found.folder / layout.RUN, facts | {"state": "stopped", "ended": time.time(), "phase": None})

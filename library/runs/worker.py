@@ -24,7 +24,7 @@ def main() -> int:
     for name in ("SIGINT", "SIGHUP"):  # signals of a terminal are not for the worker
         if number := getattr(signal, name, None):
             signal.signal(number, signal.SIG_IGN)
-    with locking.held(queue.place() / "worker.lock", HANDOVER) as mine:
+    with locking.hold_lock(queue.queue_folder() / "worker.lock", HANDOVER) as mine:
         while mine and advance():
             time.sleep(PERIOD)
     return 0
@@ -37,7 +37,7 @@ def advance() -> bool:
             # Before recording how runs ended: one that fails in between still has its devices.
             active = [run for run in reader.runs() if run.active and run.is_here]
             for entry in found.entries:
-                note(found, entry)
+                record_end(found, entry)
             if not found.paused:
                 start_next(found, active)
             works = any(entry.run and not entry.ended for entry in found.entries)
@@ -49,7 +49,7 @@ def advance() -> bool:
         return True
 
 
-def note(found: queue.Queue, entry: queue.QueueEntry) -> None:
+def record_end(found: queue.Queue, entry: queue.QueueEntry) -> None:
     """Record how a training ended, and pause after a failure if configured."""
     if not entry.run or entry.ended:
         return
@@ -71,7 +71,7 @@ def after(found: queue.Queue, entry: queue.QueueEntry) -> None:
 def start_next(found: queue.Queue, active: Sequence[reader.RecordedRun]) -> None:
     """Start entries in order as long as devices are free; an entry that waits for certain GPUs reserves them."""
     known = {run.facts.get("queued"): run.id for run in active}
-    free = list(gpu_slots.free(run.facts for run in active))
+    free = list(gpu_slots.free_devices(run.facts for run in active))
     for entry in found.waiting:
         if found.paused or not free:
             return
@@ -79,9 +79,9 @@ def start_next(found: queue.Queue, active: Sequence[reader.RecordedRun]) -> None
             entry.run = known[entry.id]
             continue
         try:
-            own = gpu_slots.choose(entry.how, free)
+            own = gpu_slots.choose_devices(entry.how, free)
             if own:
-                entry.run = start.begin(queue.job_of(entry))
+                entry.run = start.begin_job(queue.job_of_entry(entry))
                 free = [device for device in free if device not in own]
             else:
                 free = _left(entry, free)
@@ -101,5 +101,5 @@ def _left(entry: queue.QueueEntry, free: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    os.chdir(queue.ROOT)
+    os.chdir(queue.PROJECT_ROOT)
     sys.exit(main())

@@ -8,11 +8,11 @@ from library.config.run_config import ControlUse, RunConfig
 from library.data.images import Image, ImageSet
 from library.sampling.prompts import Prompt
 
-SIDE = 640  # samples have at most SIDE^2 pixels, two fifths of 1024 x 1024
+MAX_SAMPLE_SIDE = 640  # samples have at most SIDE^2 pixels, two fifths of 1024 x 1024
 MAX_STEPS = 14  # denoising steps, if the family's default is higher
 MAX_SHARED_WORDS = 8  # of the common beginning of all captions
 # Appended to the words shared by all captions; the first setting that no caption mentions is used.
-SETTINGS = ("on a beach at sunset", "in a snowy forest", "in front of a brick wall", "under water")
+SCENES = ("on a beach at sunset", "in a snowy forest", "in front of a brick wall", "under water")
 # New prompt if captions share no words: it shows what else the training changes.
 SUBJECTS = ("a lighthouse on a cliff", "a red bicycle in front of a bakery", "a bowl of fruit on a wooden table")
 EDITS = ("make it a pencil drawing", "make it winter", "make it night")  # the same for models that edit a picture
@@ -25,11 +25,11 @@ def prompts_from(images: ImageSet, config: RunConfig) -> list[Prompt]:
     # The choice is the same in every process and every run, so that samples of two trainings can be compared.
     use, number = config.control_images, config.sample.sample_from_captions
     items = [image for image in images.items if not image.is_reg]
-    by_caption = {text: image for image in reversed(items) if (text := _plain(image.encoded_caption))}
+    by_caption = {text: image for image in reversed(items) if (text := _on_one_line(image.encoded_caption))}
     captions = [*reversed(by_caption)]
-    chosen = [(text, by_caption[text]) for text in _spread(captions, number)]
+    chosen = [(text, by_caption[text]) for text in _every_nth(captions, number)]
     if config.caption_change.sentences:  # these replace the captions
-        chosen = [(text, items[0]) for text in _spread(config.caption_change.sentences, number)]
+        chosen = [(text, items[0]) for text in _every_nth(config.caption_change.sentences, number)]
     chosen.append((_new(captions, bool(use.most)), chosen[0][1] if chosen else items[0]))
     return [_prompt(text, image, seed, use) for seed, (text, image) in enumerate(chosen, start=1)]
 
@@ -38,11 +38,11 @@ def with_few_steps(defaults: JsonMapping) -> JsonObject:
     return {**defaults, "sample_steps": min(int(defaults.get("sample_steps") or MAX_STEPS), MAX_STEPS)}
 
 
-def _plain(caption: str) -> str:
+def _on_one_line(caption: str) -> str:
     return " ".join(caption.split())
 
 
-def _spread(texts: Sequence[str], number: int) -> list[str]:
+def _every_nth(texts: Sequence[str], number: int) -> list[str]:
     """Return `number` texts at equal distances, starting with the first."""
     number = min(number, len(texts))
     return [texts[at * len(texts) // number] for at in range(number)]
@@ -51,14 +51,14 @@ def _spread(texts: Sequence[str], number: int) -> list[str]:
 def _new(captions: Sequence[str], edits: bool) -> str:
     """Return a prompt that no caption contains: the common beginning of all, in another setting."""
     if edits:
-        return _absent(EDITS, captions)
+        return _absent_caption(EDITS, captions)
     shared = " ".join(commonprefix([text.split() for text in captions[:1000]])[:MAX_SHARED_WORDS]).rstrip(" ,.;:")
     if not shared:
-        return _absent(SUBJECTS, captions)
-    return f"{shared}, {_absent(SETTINGS, captions)}"
+        return _absent_caption(SUBJECTS, captions)
+    return f"{shared}, {_absent_caption(SCENES, captions)}"
 
 
-def _absent(texts: Sequence[str], captions: Iterable[str]) -> str:
+def _absent_caption(texts: Sequence[str], captions: Iterable[str]) -> str:
     everything = " ".join(captions).lower()
     return next((text for text in texts if text.split()[-1] not in everything), texts[-1])
 
@@ -66,7 +66,7 @@ def _absent(texts: Sequence[str], captions: Iterable[str]) -> str:
 def _prompt(text: str, image: Image, seed: int, use: ControlUse) -> Prompt:
     """Return a prompt for a small image with the proportions of `image`, and with its control images."""
     width, height = image.fit.bucket
-    scale = min(1.0, SIDE / (width * height) ** 0.5)
+    scale = min(1.0, MAX_SAMPLE_SIDE / (width * height) ** 0.5)
     shown = image.controls[0] if use.inpaints and image.controls else None
     references = tuple(control.path for control in image.controls if not control.is_masked)
     mask = shown.mask if shown and shown.mask != shown.path else ""

@@ -18,7 +18,7 @@ from library.distributed.world import World
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.families.shared import file_identity
 from library.files import write_atomic
-from library.memory.placement import placement
+from library.memory.placement import plan_placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
 from library.methods.applied_files import AppliedFiles
@@ -84,7 +84,7 @@ class OpenModel:
                 encoder.to("cpu")
 
 
-def open_model(config: RunConfig, files: Iterable[Path], report: Report, word: str = "") -> OpenModel:
+def open_sampling_model(config: RunConfig, files: Iterable[Path], report: Report, word: str = "") -> OpenModel:
     """Load a config's model with adapter files, which start switched off, and prepare it to sample.
 
     `check_before` reports problems of the config. `word` is the prompt word of embeddings without one. Raises
@@ -94,9 +94,9 @@ def open_model(config: RunConfig, files: Iterable[Path], report: Report, word: s
     report(Message("loading the model"), 0, 1)
     world = World(config)
     components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
-    file_identity.note(*components.deferred_files)
+    file_identity.note_files(*components.deferred_files)
     fp8_storage.store_when_read(components, config)
-    components.read_denoiser(placement(family, config, world.device))
+    components.read_denoiser(plan_placement(family, config, world.device))
     components.read_vae()
     components.read_encoders()
     for network in (components.denoiser, components.vae, *components.encoders.values()):
@@ -105,7 +105,7 @@ def open_model(config: RunConfig, files: Iterable[Path], report: Report, word: s
     applied = AppliedFiles(components, family, word)
     for path in dict.fromkeys(files):
         applied.add(path)
-    file_identity.check()  # everything was read from the same files
+    file_identity.check_watched_files()  # everything was read from the same files
     prepare_encoders(components.encoders, {}, config)
     prepare_denoiser(components.denoiser, family, config, world.device, ())
     return OpenModel(family, world, components, applied)
@@ -159,7 +159,7 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     or are replaced meanwhile.
     """
     check_before(config, prompts)
-    model = open_model(config, (path for column in columns for path, _ in column.loras), report, word)
+    model = open_sampling_model(config, (path for column in columns for path, _ in column.loras), report, word)
     _check_guides(prompts, bool(model.applied.controls))
     sample = ColumnSampler(model, prompts, config)
     done, total = 0, len(columns) * len(sample.prompts)
@@ -173,14 +173,14 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
         def keep(row: int, image: Image.Image, at: int = at, column: Column = column) -> None:
             nonlocal done
             path = place / f"{row:02d}_{at:02d}.png"
-            save_image(image, path, plan.metadata(sample.prompts[row], column, base, tagged))
+            save_image(image, path, plan.image_metadata(sample.prompts[row], column, base, tagged))
             done += 1
             sheet.files[row][at] = str(path)
             store(sheet)
 
         sample(column, keep)
     sheet.grid = str(place / "grid.png")
-    save_image(side_by_side(sheet), Path(sheet.grid), plan.metadata(sample.prompts[0], columns[0], base, tagged))
+    save_image(side_by_side(sheet), Path(sheet.grid), plan.image_metadata(sample.prompts[0], columns[0], base, tagged))
     store(sheet)
     return sheet
 
@@ -201,14 +201,14 @@ def _requested(prompt: Prompt, applied: AppliedFiles) -> SampleRequest:
         made,
         prompt=with_tokens(made.prompt),
         negative=with_tokens(made.negative),
-        guide=Image.fromarray(pixels.read(guide, AS_SEEN)) if guide else None,
+        guide=Image.fromarray(pixels.read_pixels(guide, AS_SEEN)) if guide else None,
     )
 
 
 def _seen(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:
     """Return the prompts with one seed and without images that the model does not use."""
     seeded = plan.with_one_seed(prompts)
-    shown = (prompt_files.shown(prompt, config.control_images) for prompt in seeded)
+    shown = (prompt_files.with_used_images(prompt, config.control_images) for prompt in seeded)
     return [replace(one, controlnet_image=own.controlnet_image) for one, own in zip(shown, seeded, strict=True)]
 
 

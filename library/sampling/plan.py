@@ -10,12 +10,12 @@ from pathlib import Path
 from library import families
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
-from library.config.schema import options
+from library.config.schema import options_of
 from library.sampling.prompts import Prompt
 
 COMPARE = ("together", "strengths", "files")
 STRENGTHS = (0.0, 0.5, 1.0)
-MOST = 200  # images per comparison
+MAX_IMAGES = 200  # images per comparison
 # Options besides the model's: number formats, memory, sampler.
 OPTIONS = (
     "mixed_precision",
@@ -40,7 +40,7 @@ class Column:
     loras: tuple[tuple[Path, float], ...]
 
 
-def columns(compare: str, loras: Weighted, strengths: Sequence[float] = STRENGTHS) -> list[Column]:
+def plan_columns(compare: str, loras: Weighted, strengths: Sequence[float] = STRENGTHS) -> list[Column]:
     """Return the columns of a comparison: all files together, all at several strengths, or each alone. Raises
     ConfigError for files that cannot be compared.
     """
@@ -61,7 +61,7 @@ def columns(compare: str, loras: Weighted, strengths: Sequence[float] = STRENGTH
 
 def sampling_values(family: str, values: JsonMapping) -> JsonObject:
     """Return the values of a config that affect sampling."""
-    known = options(families.config_class(families.lora_script(family)))
+    known = options_of(families.config_class(families.lora_script(family)))
     own = {name for name, option in known.items() if option.section == "model"} | {*OPTIONS}
     return {name: value for name, value in values.items() if name in own & known.keys()}
 
@@ -72,19 +72,19 @@ def with_one_seed(prompts: Sequence[Prompt]) -> list[Prompt]:
     return [prompt if prompt.seed is not None else replace(prompt, seed=seed) for prompt in prompts]
 
 
-def check_size(number_of_columns: int, prompts: Sequence[Prompt]) -> None:
+def check_image_count(number_of_columns: int, prompts: Sequence[Prompt]) -> None:
     """Raise ConfigError without prompts, or with too many images."""
     if not prompts:
         raise ConfigError("There is nothing to generate: write a prompt")
-    if number_of_columns * len(prompts) > MOST:
+    if number_of_columns * len(prompts) > MAX_IMAGES:
         raise ConfigError(
             "{count} images are too many at once, at most {most}: compare fewer",
             count=number_of_columns * len(prompts),
-            most=MOST,
+            most=MAX_IMAGES,
         )
 
 
-def metadata(prompt: Prompt, column: Column, model: str, tagged: Collection[Path]) -> dict[str, str]:
+def image_metadata(prompt: Prompt, column: Column, model: str, tagged: Collection[Path]) -> dict[str, str]:
     """Return PNG texts of an image: `parameters` as other programs read them, and everything as JSON. `tagged` LoRA
     files get other programs' <lora:...> tags.
     """

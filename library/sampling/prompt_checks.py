@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping
-from library.config.outside_files import parse_json, parse_toml, read_text
+from library.config.outside_files import parse_json, parse_toml, read_outside_text
 from library.config.problems import Message, MessageLike, Problem
 from library.config.run_config import ControlUse
 from library.sampling import prompts as prompt_files
@@ -44,7 +44,7 @@ def broken_images(
     """Images that the model would be shown with these prompts and that cannot be read: each once, with the reason, ""
     for one that does not exist. `why_not` says why a file is no image, "" where it is one."""
     for name in dict.fromkeys(
-        name for prompt in prompts for name in prompt_files.images(prompt_files.shown(prompt, use))
+        name for prompt in prompts for name in prompt_files.prompt_images(prompt_files.with_used_images(prompt, use))
     ):
         if not Path(name).is_file():
             yield name, ""
@@ -54,7 +54,7 @@ def broken_images(
 
 def unreadable(path: str | Path, use: ControlUse, why_not: Callable[[str], str]) -> Iterator[Problem]:
     """The `broken_images` of a readable file of prompts."""
-    for image, why in broken_images(prompt_files.read(path), use, why_not):
+    for image, why in broken_images(prompt_files.read_prompts(path), use, why_not):
         if why:
             yield Problem(
                 "sample_prompts",
@@ -90,7 +90,7 @@ def line_notes(line: str, use: ControlUse, shifts: bool, multiple: int) -> list[
 
 def _entries(path: Path) -> Iterator[tuple[MessageLike, str | JsonMapping]]:
     """The prompts of a readable file as they are written there, each with where that is: lines, or their options."""
-    text = read_text(path)
+    text = read_outside_text(path)
     if path.suffix.lower() == ".toml":
         common = dict(parse_toml(text, path)["prompt"])
         for number, entry in enumerate(common.pop("subset"), start=1):

@@ -4,34 +4,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from library.config.outside_files import read_text
-from library.config.problems import ConfigError, Message, MessageLike, Problem, listed
-from library.sampling.prompts import LETTERS, Prompt, option_of, parse_line, problem_of, prompt_lines, read
+from library.config.outside_files import read_outside_text
+from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages
+from library.sampling.prompts import LETTERS, Prompt, option_of, parse_line, problem_of, prompt_lines, read_prompts
 
 Row = Mapping[str, str]  # texts by field of Prompt; the rest of a line is in REST
 REST = "rest"
-REFERENCES, BETWEEN = "control_image_path", ";"  # the field that may name several files, and their separator
+REFERENCES_FIELD, BETWEEN = "control_image_path", ";"  # the field that may name several files, and their separator
 LETTER = {name: letter for letter, (name, _, _) in LETTERS.items()}
 
 
-def rows(path: Path) -> list[dict[str, str]]:
+def prompt_rows_of_file(path: Path) -> list[dict[str, str]]:
     """Return the prompts of a file as texts; without prompts none. Raises ConfigError like `read`."""
     if path.suffix.lower() in (".toml", ".json"):
-        return [_row(prompt) for prompt in read(path)]
-    return [_row_of_line(line) for _, line in prompt_lines(read_text(path))]
+        return [_row(prompt) for prompt in read_prompts(path)]
+    return [_row_of_line(line) for _, line in prompt_lines(read_outside_text(path))]
 
 
 def _row(prompt: Prompt) -> dict[str, str]:
     row = {name: str(value) for name, value in vars(prompt).items() if value is not None}
     shown = prompt.control_image_path or ()
     if any(BETWEEN in path for path in shown):  # the field cannot show the separator
-        del row[REFERENCES]
-        return row | {REST: "".join(f" --{LETTER[REFERENCES]} {path}" for path in shown)}
-    return row | ({REFERENCES: f"{BETWEEN} ".join(shown)} if shown else {})
+        del row[REFERENCES_FIELD]
+        return row | {REST: "".join(f" --{LETTER[REFERENCES_FIELD]} {path}" for path in shown)}
+    return row | ({REFERENCES_FIELD: f"{BETWEEN} ".join(shown)} if shown else {})
 
 
-def _parts(name: str, value: str) -> list[str]:
-    return [one.strip() for one in (value.split(BETWEEN) if name == REFERENCES else [value]) if one.strip()]
+def _field_values(name: str, value: str) -> list[str]:
+    return [one.strip() for one in (value.split(BETWEEN) if name == REFERENCES_FIELD else [value]) if one.strip()]
 
 
 def _row_of_line(line: str) -> dict[str, str]:
@@ -42,15 +42,15 @@ def _row_of_line(line: str) -> dict[str, str]:
     return row | ({REST: rest} if rest else {})
 
 
-def line(row: Row) -> str:
+def prompt_line(row: Row) -> str:
     """Return the line of a .txt file for a row: "a cat --n blurry --w 640 --d 1"."""
     made = row["prompt"].strip()
     for name, letter in LETTER.items():
-        made += "".join(f" --{letter} {value}" for value in _parts(name, row.get(name, "")))
+        made += "".join(f" --{letter} {value}" for value in _field_values(name, row.get(name, "")))
     return made + row.get(REST, "")
 
 
-def text(rows: Sequence[Row], before: str = "") -> str:
+def rows_as_text(rows: Sequence[Row], before: str = "") -> str:
     """Return a .txt file with these rows; comments and blank lines of the file `before` keep their places.
 
     Skips rows without a prompt. Raises ConfigError for each row that cannot be written as a line.
@@ -63,7 +63,7 @@ def text(rows: Sequence[Row], before: str = "") -> str:
     ]
     if problems:
         raise ConfigError(*problems)
-    new, made = [line(row) for _, row in wanted], []
+    new, made = [prompt_line(row) for _, row in wanted], []
     taken = {number for number, _ in prompt_lines(before)}
     for number, old in enumerate(before.removesuffix("\n").split("\n") if before else [], start=1):
         if number not in taken:
@@ -80,14 +80,14 @@ def _why_not(row: Row) -> MessageLike:
             return Message("{name} has to be one line of text", name=name)
     if row["prompt"].lstrip().startswith("#"):
         return Message("a prompt cannot begin with #, which begins a comment")
-    read_back, wrong = _row(parse_line(line({**row, REST: ""}))), []
+    read_back, wrong = _row(parse_line(prompt_line({**row, REST: ""}))), []
     for name, value in row.items():
         if name in (REST, "prompt", "negative_prompt") or not value.strip():
             continue
-        if read_back.get(name) is None or not _same(name, read_back[name], value):
+        if read_back.get(name) is None or not _same_value(name, read_back[name], value):
             wrong.append(Message("{name} cannot be {value}", name=name, value=repr(value.strip())))
     if wrong:
-        return listed(wrong, "; ")
+        return join_messages(wrong, "; ")
     if " --" not in row["prompt"] and any(not row.get(name, "").strip() for name in read_back):
         return Message("the prompt begins as an option does in a prompt file; write another word first")
     for name in ("prompt", "negative_prompt"):
@@ -97,11 +97,11 @@ def _why_not(row: Row) -> MessageLike:
                 "fields for options"
             )
             return Message(template, name=name)
-    return problem_of(parse_line(line(row)))
+    return problem_of(parse_line(prompt_line(row)))
 
 
-def _same(name: str, one: str, other: str) -> bool:
+def _same_value(name: str, one: str, other: str) -> bool:
     try:
-        return _parts(name, one) == _parts(name, other) or float(one) == float(other)
+        return _field_values(name, one) == _field_values(name, other) or float(one) == float(other)
     except ValueError:
         return False

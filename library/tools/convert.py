@@ -10,7 +10,7 @@ from library.config.problems import ConfigError, Message, Report
 from library.tools import for_comfyui
 
 
-def convert(
+def convert_lora(
     lora: str | Path,
     out: str | Path,
     *,
@@ -31,10 +31,10 @@ def convert(
         raise ConfigError("to is {to}: use one of {formats}", to=repr(to), formats=", ".join(FORMATS))
     out = storage.fresh(out, lora)
     report(Message("reading"), 0, 1)
-    found = adapters.read(lora)
-    found.metadata.pop("lora_adapter_metadata", None)
+    source = adapters.read_lora(lora)
+    source.metadata.pop("lora_adapter_metadata", None)
     if to == "comfy":
-        found = for_comfyui.prepared(found, lora)
-        for sentence in for_comfyui.notes(found):
+        source = for_comfyui.prepare_for_comfyui(source, lora)
+        for sentence in for_comfyui.comfyui_notes(source):
             note(sentence)
-    return writing.save(found, out, style=to, dtype=dtype, report=report)
+    return writing.save_lora(source, out, style=to, dtype=dtype, report=report)

@@ -14,7 +14,7 @@ from library.adapter_files.names import Module
 from library.adapter_files.storage import silent
 from library.config.problems import ConfigError, Message, Report
 
-ROUNDING = 0.25  # mean rounding error, in steps of the dtype
+ROUNDING_SHARE = 0.25  # mean rounding error, in steps of the dtype
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Extracted:
     left_out: tuple[str, ...]  # skipped text encoders that hardly differ
 
 
-def extract(
+def extract_lora(
     tuned: str | Path,
     base: str | Path,
     out: str | Path,
@@ -67,31 +67,31 @@ def extract(
     randomised SVD with `iterations` power steps. Raises ConfigError if the checkpoints do not match.
     """
     choices, out = choices or ExtractOptions(), storage.fresh(out, tuned, base)
-    new, old, kind = ModelFile(tuned), ModelFile(base), storage.dtype_of(dtype)
+    new, old, kind = ModelFile(tuned), ModelFile(base), storage.storage_dtype(dtype)
     if new.family != old.family:
         raise ConfigError("{tuned} and {base} are models of different families", tuned=tuned, base=base)
     modules = [m for m in new.modules(choices.conv_rank is not None) if old.size(m) is not None]
-    left_out = tuple(sorted(_alike(new, old, modules, choices.min_diff, report)))
+    left_out = tuple(sorted(_unchanged_encoders(new, old, modules, choices.min_diff, report)))
     modules = [module for module in modules if module.part not in left_out]
     made, same = {}, 0
     for i, module in enumerate(modules):
         report(Message("extracting"), i, len(modules))
-        change = difference(new, old, module)
+        change = weight_difference(new, old, module)
         if not bool(change.any()):
             same += 1
             continue
-        made[module] = nearest(change, choices).to(kind)
+        made[module] = nearest_adapter(change, choices).to(kind)
     if not made:
         raise ConfigError(
             "{tuned} and {base} do not differ in any layer that a LoRA can change", tuned=tuned, base=base
         )
     comment = f"extracted from {Path(tuned).name} minus {Path(base).name}"
-    metadata = writing.described(new.family, comment, model=new.found)
-    writing.save(writing.sized(Lora(new.family, made, metadata)), out, report=report)
+    metadata = writing.made_lora_metadata(new.family, comment, model=new.found)
+    writing.save_lora(writing.sized(Lora(new.family, made, metadata)), out, report=report)
     return Extracted(out, len(made), same, left_out)
 
 
-def difference(new: ModelFile, old: ModelFile, module: Module) -> Tensor:
+def weight_difference(new: ModelFile, old: ModelFile, module: Module) -> Tensor:
     """Return the change of one weight in float32, in its shape. Raises ConfigError if sizes differ or values are not
     finite.
     """
@@ -128,7 +128,7 @@ def _without_rounding(new: Tensor, old: Tensor) -> Tensor:
     change = torch.where(new == old.to(new.dtype), 0.0, change)
     steps = change.abs() / _step(old)
     is_rounding = bool((change.abs() <= (_step(old) + _step(new)) / 2 * (1 + 1e-6)).all())
-    return torch.zeros_like(change) if is_rounding and float(steps.mean()) > ROUNDING / 2 else change
+    return torch.zeros_like(change) if is_rounding and float(steps.mean()) > ROUNDING_SHARE / 2 else change
 
 
 def _step(weight: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ def _step(weight: Tensor) -> Tensor:
     return torch.maximum(torch.ldexp(torch.tensor(about.eps), exponent - 1), smallest)
 
 
-def nearest(change: Tensor, choices: ExtractOptions) -> AdapterFactors:
+def nearest_adapter(change: Tensor, choices: ExtractOptions) -> AdapterFactors:
     """Return the closest adapter of limited rank for a change, clamped by the options."""
     large = change.ndim == 4 and change.shape[2:] != (1, 1)
     matrix = change.flatten(1).to(choices.device)
@@ -157,14 +157,16 @@ def nearest(change: Tensor, choices: ExtractOptions) -> AdapterFactors:
     )
 
 
-def _alike(new: ModelFile, old: ModelFile, modules: list[Module], least: float, report: Report) -> set[str]:
+def _unchanged_encoders(
+    new: ModelFile, old: ModelFile, modules: list[Module], least: float, report: Report
+) -> set[str]:
     """Return text encoders without a difference above `least`."""
     parts = {module.part for module in modules} - {"denoiser"}
     for part in sorted(parts):
         own = [module for module in modules if module.part == part]
         for i, module in enumerate(own):
             report(Message("comparing text encoders"), i, len(own))
-            if float(difference(new, old, module).abs().max()) > least:
+            if float(weight_difference(new, old, module).abs().max()) > least:
                 parts = parts - {part}
                 break
     return parts

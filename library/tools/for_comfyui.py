@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from library.adapter_files.adapters import Lora
-from library.adapter_files.changes import KINDS, MAGNITUDE, ON_INPUT, TINY, LayerChange, Parts
-from library.adapter_files.names import ALPHA, names_of
+from library.adapter_files.changes import CHANGE_KINDS, MAGNITUDE, OFT_EPSILON, ON_INPUT, LayerChange, Parts
+from library.adapter_files.names import ALPHA, lora_names_of
 from library.config.problems import ConfigError, Message
 
 BLOCKS, SCALE, CORE = "oft_blocks", "rescale", "bm.weight"
@@ -23,11 +23,13 @@ UNREAD = (
 )
 
 
-def prepared(lora: Lora, path: str | Path) -> Lora:
+def prepare_for_comfyui(lora: Lora, path: str | Path) -> Lora:
     """Return a file's adapters so that ComfyUI computes them as trained, if possible. Raises ConfigError for kinds that
     it does not support.
     """
-    if unread := next((module for module, one in sorted(lora.others.items()) if one.kind is KINDS[ON_INPUT]), None):
+    if unread := next(
+        (module for module, one in sorted(lora.others.items()) if one.kind is CHANGE_KINDS[ON_INPUT]), None
+    ):
         raise ConfigError(
             UNREAD,
             path=path,
@@ -35,10 +37,12 @@ def prepared(lora: Lora, path: str | Path) -> Lora:
             merge=f"kohya tools merge {path} --base MODEL --out NEW",
             join=f"kohya tools merge {path} --trained_on MODEL --rank 16 --out NEW",
         )
-    return replace(lora, others={module: LayerChange(_written(one.parts)) for module, one in lora.others.items()})
+    return replace(
+        lora, others={module: LayerChange(_as_comfyui_writes(one.parts)) for module, one in lora.others.items()}
+    )
 
 
-def notes(lora: Lora) -> Iterator[Message]:
+def comfyui_notes(lora: Lora) -> Iterator[Message]:
     """Return a sentence for each kind that ComfyUI computes differently in any form, and one for those that diffusers
     does not support.
     """
@@ -63,15 +67,15 @@ def notes(lora: Lora) -> Iterator[Message]:
 
 
 def _is_read_by_diffusers(change: LayerChange, family: str) -> bool:
-    has_lokr = names_of(family).shared.has_lokr
-    return has_lokr and change.kind is KINDS["lokr_"] and not {MAGNITUDE, "lokr_t2"} & change.parts.keys()
+    has_lokr = lora_names_of(family).shared.has_lokr
+    return has_lokr and change.kind is CHANGE_KINDS["lokr_"] and not {MAGNITUDE, "lokr_t2"} & change.parts.keys()
 
 
 def _by_rows(magnitudes: Tensor) -> bool:
     return magnitudes.ndim == 1 or magnitudes.shape[0] == magnitudes.numel()
 
 
-def _written(parts: Parts) -> Parts:
+def _as_comfyui_writes(parts: Parts) -> Parts:
     if BLOCKS in parts:
         limited = _limited(parts)
         return _as_butterfly(limited) if SCALE in limited and limited[BLOCKS].ndim == 3 else limited
@@ -92,7 +96,7 @@ def _limited(parts: Parts) -> Parts:
     if not limit:
         return none
     whole = blocks.float()
-    size = (whole - whole.transpose(-1, -2)).norm() + TINY
+    size = (whole - whole.transpose(-1, -2)).norm() + OFT_EPSILON
     return {**none, BLOCKS: (whole * (limit / size).clamp(max=1.0)).to(blocks.dtype)}
 
 

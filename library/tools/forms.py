@@ -1,11 +1,11 @@
 """The tools as forms of the page: the options of `kohya tools`, with titles and labels."""
 
 from library.jobs.forms import CommandForms
-from library.tools.shell import parser
+from library.tools.shell import build_tools_parser
 
 FORMS = CommandForms(
     "tools",
-    parser,
+    build_tools_parser,
     {
         "merge": "Merge",
         "extract": "Extract",

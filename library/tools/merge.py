@@ -32,7 +32,7 @@ class Merged:
     left_out: list[str] = field(default_factory=list)  # modules of text encoders missing from this file
 
 
-def merge(
+def merge_into_checkpoint(
     base: str | Path, loras: Weighted, out: str | Path, *, dtype: str | None = None, report: Report = silent
 ) -> Merged:
     """Add adapters of any kind, each with its weight, to a checkpoint or the transformer of another model.
@@ -42,8 +42,12 @@ def merge(
     (DoRA, OFT and others) use those of the base. The file is read and written tensor by tensor. Raises ConfigError if a
     file is of another family, or has modules that the model lacks or in other sizes.
     """
-    out, model, kind = storage.fresh(out, base, *(path for path, _ in loras)), ModelFile(base), storage.dtype_of(dtype)
-    given = _read(loras, report, model.family)
+    out, model, kind = (
+        storage.fresh(out, base, *(path for path, _ in loras)),
+        ModelFile(base),
+        storage.storage_dtype(dtype),
+    )
+    given = _read_loras(loras, report, model.family)
     wanted: dict[str, list[tuple[WeightSlice, Addition]]] = {}
     left_out: list[str] = []
     merged = 0
@@ -52,7 +56,7 @@ def merge(
             raise ConfigError(
                 "{path} is a LoRA of {family}, and {base} is of another family",
                 path=path,
-                family=_name(lora),
+                family=_model_title(lora),
                 base=base,
             )
         for module, part in parts_of(lora).items():
@@ -70,12 +74,12 @@ def merge(
     tensors = {key: model.planned(key, None if in_8_bits and key not in in_8_bits else kind) for key in model.shapes}
     for key, changes in wanted.items():
         about = tensors[key]
-        tensors[key] = Planned(about.dtype, about.shape, partial(_sum, model, key, changes))
+        tensors[key] = Planned(about.dtype, about.shape, partial(_add_changes, model, key, changes))
     storage.FilePlan(tensors).write_new(out, _metadata(base, loras, out), report)
     return Merged(out, merged, sorted(set(left_out)))
 
 
-def join(
+def join_loras(
     loras: Weighted,
     out: str | Path,
     *,
@@ -92,19 +96,21 @@ def join(
     files are of different families or sizes.
     """
     out = storage.fresh(out, *(path for path, _ in loras))
-    given = _read(loras, report)
+    given = _read_loras(loras, report)
     family = given[0][0].family
     for (path, _), (lora, _) in zip(loras, given, strict=True):
         if lora.family != family:
             raise ConfigError(
                 "{path} is a LoRA of {family}, and {other} is of another family",
                 path=path,
-                family=_name(lora),
+                family=_model_title(lora),
                 other=loras[0][0],
             )
     model = ModelFile(trained_on) if trained_on is not None else None
     _check_base(loras, given, model)
-    kind = storage.dtype_of(dtype) or max((lora.dtype for lora, _ in given), key=lambda one: (one.itemsize, str(one)))
+    kind = storage.storage_dtype(dtype) or max(
+        (lora.dtype for lora, _ in given), key=lambda one: (one.itemsize, str(one))
+    )
     tables = [(parts_of(lora), weight) for lora, weight in given]
     modules = sorted({module for table, _ in tables for module in table})
     plain: dict[Module, AdapterFactors] = {}
@@ -112,15 +118,15 @@ def join(
     for i, module in enumerate(modules):
         report(Message("merging"), i, len(modules))
         parts = [(table[module], weight) for table, weight in tables if module in table]
-        made = joining.joined(module, family, parts, ranks, model)
+        made = joining.join_parts(module, family, parts, ranks, model)
         if isinstance(made, AdapterFactors):
             plain[module] = made.to(kind)
         else:
             others[module] = made.to(kind)
-    comment = f"merged ({ranks.how}): {_listed(loras)}"
-    metadata = writing.described(family, comment, [lora for lora, _ in given])
+    comment = f"merged ({ranks.how}): {_list_weighted(loras)}"
+    metadata = writing.made_lora_metadata(family, comment, [lora for lora, _ in given])
     metadata["modelspec.merged_from"] = ", ".join(Path(path).name for path, _ in loras)
-    writing.save(writing.sized(Lora(family, plain, metadata, others=others)), out, report=report)
+    writing.save_lora(writing.sized(Lora(family, plain, metadata, others=others)), out, report=report)
     return Merged(out, len(modules))
 
 
@@ -134,7 +140,7 @@ def _check_base(loras: Weighted, given: Sequence[tuple[Lora, float]], model: Mod
             raise ConfigError(
                 "{path} is a LoRA of {family}, and {base} is of another family",
                 path=path,
-                family=_name(lora),
+                family=_model_title(lora),
                 base=model.path,
             )
         bound = next((change for change in lora.others.values() if change.uses_weight), None)
@@ -143,13 +149,13 @@ def _check_base(loras: Weighted, given: Sequence[tuple[Lora, float]], model: Mod
             raise ConfigError(template, path=path, kind=bound.title, name="trained_on")
 
 
-def _read(loras: Weighted, report: Report, family: str = "") -> list[tuple[Lora, float]]:
+def _read_loras(loras: Weighted, report: Report, family: str = "") -> list[tuple[Lora, float]]:
     if not loras:
         raise ConfigError("no LoRA was given: name at least one file")
     given = []
     for i, (path, weight) in enumerate(loras):
         report(Message("reading"), i, len(loras))
-        given.append((adapters.read(path, family), float(weight)))
+        given.append((adapters.read_lora(path, family), float(weight)))
     return given
 
 
@@ -218,7 +224,7 @@ def _adaptable(model: ModelFile) -> set[str]:
     return {place.key for place in places if place}
 
 
-def _sum(model: ModelFile, key: str, changes: list[tuple[WeightSlice, Addition]]) -> Tensor:
+def _add_changes(model: ModelFile, key: str, changes: list[tuple[WeightSlice, Addition]]) -> Tensor:
     """Return a tensor with all changes added."""
     # Each change is computed from the base's own weight, so that the order of files does not matter.
     base = model.tensor(key).float()
@@ -242,13 +248,13 @@ def _metadata(base: str | Path, loras: Weighted, out: Path) -> storage.Metadata:
     for key in ("modelspec.hash_sha256", "modelspec.thumbnail", "sshs_model_hash", "sshs_legacy_hash"):
         metadata.pop(key, None)
     date = datetime.now().replace(microsecond=0).isoformat()
-    merged = f"{Path(base).name}, {_listed(loras)}"
+    merged = f"{Path(base).name}, {_list_weighted(loras)}"
     return metadata | {"modelspec.title": out.stem, "modelspec.date": date, "modelspec.merged_from": merged}
 
 
-def _listed(loras: Weighted) -> str:
+def _list_weighted(loras: Weighted) -> str:
     return ", ".join(f"{Path(path).name} x {weight:g}" for path, weight in loras)
 
 
-def _name(lora: Lora) -> str:
-    return families.facts(lora.family).title
+def _model_title(lora: Lora) -> str:
+    return families.facts_of(lora.family).title

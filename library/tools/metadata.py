@@ -10,10 +10,10 @@ from library.config.problems import ConfigError, Message, Report
 from library.families.shared import weights
 from library.files import need_space, write_atomic
 
-PREFIXES = ("ss_", "sshs_", "modelspec.")
+METADATA_PREFIXES = ("ss_", "sshs_", "modelspec.")
 
 
-def show(path: str | Path) -> Metadata:
+def read_metadata(path: str | Path) -> Metadata:
     return storage.metadata_of(path)
 
 
@@ -31,22 +31,22 @@ def edit(
     Only keys of kohya (`ss_`) and of modelspec may be set. The result is a new file; `in_place` replaces the file
     itself atomically. Raises ConfigError for other keys and missing files.
     """
-    path = storage.checked(path)
+    path = storage.check_readable(path)
     if (out is None) != in_place:
         raise ConfigError("give the name of a new file, or say that the file itself shall be changed, not both")
     target = path if out is None else storage.fresh(out, path)
-    changed = dict(show(path))
+    changed = dict(read_metadata(path))
     for key in remove:
         gone = [name for name in changed if name == key or (key.endswith("*") and name.startswith(key[:-1]))]
         if not gone:
             raise ConfigError("{path} has no metadata {key}: nothing to remove", path=path, key=key)
         changed = {name: value for name, value in changed.items() if name not in gone}
     for key, value in (values or {}).items():
-        if not key.startswith(PREFIXES) or key in PREFIXES:
+        if not key.startswith(METADATA_PREFIXES) or key in METADATA_PREFIXES:
             raise ConfigError(
                 "{key} is not a key of metadata here: those begin with {prefixes}",
                 key=key,
-                prefixes=", ".join(PREFIXES),
+                prefixes=", ".join(METADATA_PREFIXES),
             )
         changed[key] = str(value)
     table = {name: about for name, about in weights.raw_header(path).items() if name != "__metadata__"}

@@ -12,7 +12,7 @@ from library.adapter_files import adapters, storage, writing
 from library.adapter_files.adapters import Lora
 from library.adapter_files.changes import MAGNITUDE, LayerChange, rank_of
 from library.adapter_files.factors import AdapterFactors
-from library.adapter_files.joining import Part, adapter_of, nearest, shape_of, with_bias
+from library.adapter_files.joining import Part, adapter_of, nearest_lora, weight_shape, with_bias
 from library.adapter_files.names import ALPHA, DOWN, UP, Module
 from library.adapter_files.storage import silent
 from library.config.problems import ConfigError, Message, Report
@@ -100,7 +100,7 @@ class Resized:
     kept: float  # smallest kept share of a module's Frobenius norm
 
 
-def resize(
+def resize_lora(
     lora: str | Path, out: str | Path, *, choices: ResizeOptions, dtype: str | None = None, report: Report = silent
 ) -> Resized:
     """Write a LoRA with smaller ranks.
@@ -109,13 +109,13 @@ def resize(
     differences become the LoRA closest to their product; a DoRA keeps its magnitudes; norms and biases stay. Raises
     ConfigError for kinds that depend on the model, as they have no singular values of their own.
     """
-    out, kind = storage.fresh(out, lora), storage.dtype_of(dtype)
-    whole, made, others, ranks, kept = adapters.read(lora), {}, {}, {}, 1.0
+    out, kind = storage.fresh(out, lora), storage.storage_dtype(dtype)
+    whole, made, others, ranks, kept = adapters.read_lora(lora), {}, {}, {}, 1.0
     parts: list[tuple[Module, Part]] = [*whole.adapters.items(), *whole.others.items()]
     for i, (module, part) in enumerate(parts):
         report(Message("resizing"), i, len(parts))
         if isinstance(part, AdapterFactors):
-            smaller, share = cut(module.kohya, part, choices)
+            smaller, share = reduce_rank(module.kohya, part, choices)
             made[module] = smaller.to(kind or part.up.dtype)
             ranks[module.kohya] = (part.rank, smaller.rank)
         elif not part.has_weight or part.kind.title == "norm":
@@ -138,7 +138,7 @@ def resize(
     if any(after < before for before, after in ranks.values()):
         comment = f"{_said(choices, max(old for old, _ in ranks.values()))}; {comment}"
     result.metadata["ss_training_comment"] = comment
-    writing.save(result, out, report=report)
+    writing.save_lora(result, out, report=report)
     return Resized(out, ranks, kept)
 
 
@@ -146,7 +146,7 @@ def _cut_other(
     module: Module, family: str, change: LayerChange, choices: ResizeOptions, path: str | Path
 ) -> tuple[Part, float, int]:
     """Return a module that is no plain LoRA with fewer ranks, the kept share of its norm, and its previous rank."""
-    shape, magnitudes = shape_of(module, family, change), change.parts.get(MAGNITUDE)
+    shape, magnitudes = weight_shape(module, family, change), change.parts.get(MAGNITUDE)
     if shape is None or (magnitudes is not None and change.kind.title != "LoRA"):
         raise ConfigError(
             "{path} is {kind}, whose change depends on the model, so it has no rank to cut: merge it "
@@ -157,7 +157,7 @@ def _cut_other(
     plain = LayerChange({name: one for name, one in change.parts.items() if name != MAGNITUDE}).ready()
     before = rank_of(change.parts) or min(shape[0], torch.Size(shape[1:]).numel())
     if (exact := plain.exact_factors()) is not None:
-        smaller, share = cut(module.kohya, adapter_of(*exact, shape), choices)
+        smaller, share = reduce_rank(module.kohya, adapter_of(*exact, shape), choices)
     else:
         whole = plain.delta(torch.zeros(*shape))
         smaller, share = _cut_whole(whole, choices)
@@ -172,7 +172,7 @@ def _cut_whole(change: Tensor, choices: ResizeOptions) -> tuple[AdapterFactors, 
     # A fixed rank avoids computing all singular values, which takes long.
     blank = adapter_of(torch.zeros(change.shape[0], 1), torch.zeros(1, change.flatten(1).shape[1]), change.shape)
     if choices.method == "fixed":
-        made = nearest(change, choices.limit(blank))
+        made = nearest_lora(change, choices.limit(blank))
     else:
         u, s, v = torch.linalg.svd(change.flatten(1), full_matrices=False)
         rank = choices.rank_for(s, blank)
@@ -182,9 +182,9 @@ def _cut_whole(change: Tensor, choices: ResizeOptions) -> tuple[AdapterFactors, 
     return made, (max(0.0, 1 - (lost / norm) ** 2) ** 0.5 if norm else 1.0)
 
 
-def cut(name: str, adapter: AdapterFactors, choices: ResizeOptions) -> tuple[AdapterFactors, float]:
+def reduce_rank(name: str, adapter: AdapterFactors, choices: ResizeOptions) -> tuple[AdapterFactors, float]:
     """Return one module with fewer ranks, and the kept share of its norm. Never increases a rank."""
-    u, s, v = writing.cut(name, adapter.up.float().flatten(1), adapter.down.float().flatten(1))
+    u, s, v = writing.decompose(name, adapter.up.float().flatten(1), adapter.down.float().flatten(1))
     rank = choices.rank_for(s, adapter)
     share = float(s[:rank].norm() / s.norm()) if float(s[0]) > LEAST else 1.0
     return adapter.like(u[:, :rank] * s[:rank], v[:rank], adapter.strength * rank), share

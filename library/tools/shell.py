@@ -12,20 +12,20 @@ from typing import Any
 from library.config.arguments import Arguments
 from library.config.problems import ConfigError, Message, counted
 from library.jobs.terminal import progress_line
-from library.jobs.work import joined
+from library.jobs.work import join_work
 
-DONE, FAILED, MISUSED = 0, 1, 2
+EXIT_DONE, EXIT_FAILED, EXIT_MISUSED = 0, 1, 2
 DTYPES = ("float", "fp16", "bf16")
 
 
 def main(argv: list[str]) -> int:
     """Run one tool; return 0 on success (verify: for a valid file), else 1. Raises ConfigError."""
-    known = parser()
+    known = build_tools_parser()
     if not argv:
         known.print_help()
-        return MISUSED
+        return EXIT_MISUSED
     asked = known.parse_args(argv)
-    with joined("tools") as work:
+    with join_work("tools") as work:
         asked.report, asked.store = work.phase if work.folder else progress_line(), work.store
         if code := asked.run(asked):
             work.fail()
@@ -45,16 +45,16 @@ def merge(asked: argparse.Namespace) -> int:
             raise ConfigError(
                 "rank, conv_rank and trained_on are for merging LoRAs into one: leave them out with --base"
             )
-        done = tool.merge(asked.base, loras, asked.out, dtype=asked.dtype, report=asked.report)
+        done = tool.merge_into_checkpoint(asked.base, loras, asked.out, dtype=asked.dtype, report=asked.report)
         print(f"{done.path}: {counted(done.modules, 'change')} added to the weights")
         if done.left_out:
             print(
                 f"note: {counted(len(done.left_out), 'module')} of text encoders left out, as {asked.base} holds none"
             )
-        return DONE
+        return EXIT_DONE
     if asked.dtype == "fp8":
         raise ConfigError("fp8 is for checkpoints: use float, fp16 or bf16 for a LoRA")
-    done = tool.join(
+    done = tool.join_loras(
         loras,
         asked.out,
         ranks=tool.joining.Ranks(asked.rank, asked.conv_rank),
@@ -63,7 +63,7 @@ def merge(asked: argparse.Namespace) -> int:
         report=asked.report,
     )
     print(f"{done.path}: one LoRA of {len(loras)}, with {counted(done.modules, 'module')}")
-    return DONE
+    return EXIT_DONE
 
 
 def extract(asked: argparse.Namespace) -> int:
@@ -73,11 +73,13 @@ def extract(asked: argparse.Namespace) -> int:
     choices = tool.ExtractOptions(
         **{field.name: getattr(asked, field.name) for field in dataclasses.fields(tool.ExtractOptions)}
     )
-    done = tool.extract(asked.tuned, asked.base, asked.out, choices=choices, dtype=asked.dtype, report=asked.report)
+    done = tool.extract_lora(
+        asked.tuned, asked.base, asked.out, choices=choices, dtype=asked.dtype, report=asked.report
+    )
     print(f"{done.path}: {counted(done.modules, 'module')}; skipped as unchanged: {done.same}")
     for part in done.left_out:
         print(f"note: {part} differs by at most {choices.min_diff:g}, so it was skipped")
-    return DONE
+    return EXIT_DONE
 
 
 def resize(asked: argparse.Namespace) -> int:
@@ -85,37 +87,37 @@ def resize(asked: argparse.Namespace) -> int:
     from library.tools import resize as tool
 
     choices = tool.ResizeOptions(asked.rank, asked.conv_rank, asked.method, asked.parameter)
-    done = tool.resize(asked.lora, asked.out, choices=choices, dtype=asked.dtype, report=asked.report)
+    done = tool.resize_lora(asked.lora, asked.out, choices=choices, dtype=asked.dtype, report=asked.report)
     for name, (before, after) in done.ranks.items() if asked.verbose else ():
         print(f"  {name}: {before} -> {after}")
     if all(after >= before for before, after in done.ranks.values()):
         print(f"note: no module has more ranks than asked for, so nothing was cut: {done.path} equals {asked.lora}")
     ranks = sorted(after for _, after in done.ranks.values())
     print(f"{done.path}: ranks {ranks[0]} to {ranks[-1]}; every module keeps at least {done.kept:.1%} of its norm")
-    return DONE
+    return EXIT_DONE
 
 
 def convert(asked: argparse.Namespace) -> int:
     """Convert the names of a LoRA."""
-    from library.tools.convert import convert as tool
+    from library.tools.convert import convert_lora as tool
 
     said: list[Message] = []
     written = tool(asked.lora, asked.out, to=asked.to, dtype=asked.dtype, report=asked.report, note=said.append)
     print(f"{written}: {asked.to} names")
     for sentence in said:
         print(f"note: {str(sentence)}")
-    return DONE
+    return EXIT_DONE
 
 
 def verify(asked: argparse.Namespace) -> int:
     """Verify a LoRA."""
-    from library.adapter_files.verify import verify as tool
+    from library.adapter_files.verify import verify_lora as tool
 
     found = tool(asked.lora, asked.base, report=asked.report)
     asked.store({"problems": found.problems, "warnings": found.warnings})
     if asked.json:
         print(json.dumps({"ok": found.ok, **dataclasses.asdict(found)}, indent=1, default=str))
-        return DONE if found.ok else FAILED
+        return EXIT_DONE if found.ok else EXIT_FAILED
     for row in found.modules if asked.verbose else ():
         mark = "  dead" if row.dead else ""
         norm = "" if row.norm is None else f"norm {row.norm:.4g}, "
@@ -137,7 +139,7 @@ def verify(asked: argparse.Namespace) -> int:
     if found.ok:
         against = f", and fits {asked.base}" if asked.base else ""
         print(f"{asked.lora} is in order{against}")
-    return DONE if found.ok else FAILED
+    return EXIT_DONE if found.ok else EXIT_FAILED
 
 
 def metadata(asked: argparse.Namespace) -> int:
@@ -146,22 +148,22 @@ def metadata(asked: argparse.Namespace) -> int:
 
     values = dict(_pair(text) for text in asked.set)
     if not values and not asked.remove:
-        found = tool.show(asked.file)
-        print(json.dumps(found, indent=1, ensure_ascii=False, default=str) if asked.json else _listed(found))
-        return DONE
+        found = tool.read_metadata(asked.file)
+        print(json.dumps(found, indent=1, ensure_ascii=False, default=str) if asked.json else _metadata_lines(found))
+        return EXIT_DONE
     if asked.in_place and not asked.yes:
         raise ConfigError("this would change {file} itself: add --yes if that is meant, or give --out", file=asked.file)
     written = tool.edit(
         asked.file, asked.out, values=values, remove=asked.remove, in_place=asked.in_place, report=asked.report
     )
     print(f"{written}: metadata written, tensors unchanged")
-    return DONE
+    return EXIT_DONE
 
 
 # ---- their arguments
 
 
-def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
+def build_tools_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
     """Return the options of all tools; the page derives its forms from these (forms.py)."""
     made = kind("kohya tools", description="Tools for LoRA files. Nothing that exists is ever overwritten.")
     tools = made.add_subparsers(metavar="NAME", required=True)
@@ -177,7 +179,7 @@ def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.Argument
     one = tool(convert, "change the names in a LoRA: kohya, diffusers (PEFT), comfy")
     one.add_argument("lora", type=Path, help="the file to convert")
     one.add_argument("--to", required=True, choices=("kohya", "diffusers", "comfy"), help="the names to write")
-    _output(one)
+    _add_output_options(one)
     one = tool(verify, "check a LoRA for errors; the exit code is 1 when there are some")
     one.add_argument("lora", type=Path, help="the file to check")
     one.add_argument("--base", type=Path, help="a checkpoint that must have every module in the right size")
@@ -187,7 +189,9 @@ def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.Argument
     return made
 
 
-def _output(one: argparse.ArgumentParser, dtypes: tuple[str, ...] = DTYPES, default: str | None = None) -> None:
+def _add_output_options(
+    one: argparse.ArgumentParser, dtypes: tuple[str, ...] = DTYPES, default: str | None = None
+) -> None:
     one.add_argument("--out", type=Path, required=True, help="the new .safetensors file")
     text = f"how numbers are stored ({default or 'as in the input'} when not given)"
     one.add_argument("--dtype", choices=dtypes, default=default, help=text)
@@ -200,7 +204,7 @@ def _merge(one: argparse.ArgumentParser) -> None:
     one.add_argument("--conv_rank", type=int, help="the same for convolutions")
     text = "the model that files were trained on, which DoRA, OFT, BOFT, GLoRA and iA3 need to become one LoRA"
     one.add_argument("--trained_on", type=Path, help=text)
-    _output(one, (*DTYPES, "fp8"))
+    _add_output_options(one, (*DTYPES, "fp8"))
 
 
 def _extract(one: argparse.ArgumentParser) -> None:
@@ -216,7 +220,7 @@ def _extract(one: argparse.ArgumentParser) -> None:
     text = "power steps of the quick decomposition; 0: the exact, slow one (%(default)s)"
     one.add_argument("--iterations", type=int, default=4, help=text)
     one.add_argument("--device", default="cpu", help="where to compute: cpu or cuda (%(default)s)")
-    _output(one, default="fp16")
+    _add_output_options(one, default="fp16")
 
 
 def _resize(one: argparse.ArgumentParser) -> None:
@@ -232,7 +236,7 @@ def _resize(one: argparse.ArgumentParser) -> None:
     text = "of the dynamic methods: sv_ratio above 1, the others a share to keep"
     one.add_argument("--parameter", type=float, help=text)
     one.add_argument("--verbose", action="store_true", help="a line for every module")
-    _output(one)
+    _add_output_options(one)
 
 
 def _metadata(one: argparse.ArgumentParser) -> None:
@@ -273,7 +277,7 @@ def _pair(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _listed(found: dict[str, str]) -> str:
+def _metadata_lines(found: dict[str, str]) -> str:
     if not found:
         return "no metadata"
     return "\n".join(

@@ -8,7 +8,7 @@ import torch
 
 from library.config.problems import ConfigError, Message, MessageLike
 from library.config.run_config import RunConfig
-from library.runs.record import sentence
+from library.runs.record import error_sentence
 from library.train import errors
 from library.train.journal import Journal
 from library.train.stop_requests import WorkCancelled
@@ -35,19 +35,19 @@ def reason_before(error: Exception, config: RunConfig, journal: Journal) -> Mess
     explained = errors.explain_error(error, config, journal.doing, {})
     if isinstance(error, WorkCancelled) or isinstance(explained, errors.ProcessGone):
         raise error
-    return described(error, config, journal.doing)
+    return describe_failure(error, config, journal.doing)
 
 
-def described(error: Exception, config: RunConfig, doing: Message) -> MessageLike:
+def describe_failure(error: Exception, config: RunConfig, doing: Message) -> MessageLike:
     """Return an error as text for a warning, and free the memory that it holds."""
     log.debug("work beside the training failed", exc_info=error)
     explained = errors.explain_error(error, config, doing, {})
-    said = explained.said if isinstance(explained, ConfigError) else sentence(error)
-    free(error)
+    said = explained.said if isinstance(explained, ConfigError) else error_sentence(error)
+    free_traceback(error)
     return said
 
 
-def free(error: BaseException) -> None:
+def free_traceback(error: BaseException) -> None:
     """Free the tensors that the frames of an error's traceback keep alive."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
     gc.collect()

@@ -29,7 +29,7 @@ def make_caches(config: RunConfig, report: Report) -> int:
         model_files.note(components.deferred_files)
         fp8_storage.store_when_read(components, config)
         try:
-            encoding.encode(images, family, components, config, world, told)
+            encoding.encode_missing_caches(images, family, components, config, world, told)
         except NotFiniteError as error:
             raise errors.damaged_model(error) from error
         model_files.check()

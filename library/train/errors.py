@@ -14,7 +14,7 @@ from library.config.run_config import RunConfig
 from library.data.folders import some
 from library.data.not_finite import NotFiniteError
 from library.families.shared import file_identity
-from library.measuring.candidates import advised, saving_memory
+from library.measuring.candidates import advise_changes, saving_memory
 
 # Options that reduce the memory of steps, but not of samples.
 OF_STEPS = {"gradient_checkpointing", "train_batch_size", "cpu_offload_checkpointing"}
@@ -166,9 +166,11 @@ def _smaller(config: RunConfig, doing: Message) -> Iterator[MessageLike]:
         return
     if doing == phases.GENERATING_SAMPLES:
         yield Message("ask for smaller sample images (--w and --h in the prompt file)")
-        yield from (advised(changes, config) for changes in saving_memory(config) if not OF_STEPS & changes.keys())
+        yield from (
+            advise_changes(changes, config) for changes in saving_memory(config) if not OF_STEPS & changes.keys()
+        )
         return
-    yield from (advised(changes, config) for changes in saving_memory(config))
+    yield from (advise_changes(changes, config) for changes in saving_memory(config))
     yield Message("lower resolution")
 
 

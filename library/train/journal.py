@@ -17,13 +17,13 @@ from library.distributed.world import World
 from library.outputs import paths
 from library.outputs.hub import Uploads
 from library.outputs.trackers import Trackers
-from library.runs.record import Record, sentence
+from library.runs.record import Record, error_sentence
 from library.sampling.prompts import Prompt
 from library.train import errors
 from library.train.step.clock import Clock
 from library.train.stop_requests import ControlRequests, Stopped
 
-SPACING = 5.0  # minimum seconds between two progress lines of the same work
+LOG_INTERVAL = 5.0  # minimum seconds between two progress lines of the same work
 
 
 class Journal:
@@ -69,7 +69,7 @@ class Journal:
             explained = self._process_gone(explained)
             self.process_watch.tell(explained)
         elif isinstance(explained, Exception) and self._world.messages and not self._world.main:
-            self._world.messages.report_failure(sentence(explained))  # the first process prints its own
+            self._world.messages.report_failure(error_sentence(explained))  # the first process prints its own
         self.process_watch.leave()
         if explained is not None and explained is not error:
             explained.__cause__ = error  # for the traceback in the log
@@ -175,7 +175,7 @@ class Journal:
         self.trackers.log(line)
         step = line["step"]
         if step in (1, total) or step % max(total // 100, 1) == 0:
-            pace = f", {line['s_it']:.2f} s/it, {duration(line['eta'])} left" if "s_it" in line else ""
+            pace = f", {line['s_it']:.2f} s/it, {clock_time(line['eta'])} left" if "s_it" in line else ""
             self.say(
                 f"step {step}/{total}, epoch {line['epoch']}, loss {line['loss']:.4f} "
                 f"(average {line['avr_loss']:.4f}){pace}"
@@ -243,7 +243,7 @@ class Progress:
             self._name, self._since, self._before = name, now, done
         if now - self._since < self._min_seconds:
             return
-        if begins or done == total or now - self._said >= SPACING:
+        if begins or done == total or now - self._said >= LOG_INTERVAL:
             self._said = now
             self._say(f"{name}: {done} of {total}{self._left(done, total, now)}")
 
@@ -252,9 +252,9 @@ class Progress:
         if done in (self._before, total):
             return ""
         seconds = (now - self._since) / (done - self._before) * (total - done)
-        return f", {duration(seconds)} left"
+        return f", {clock_time(seconds)} left"
 
 
-def duration(seconds: float) -> str:
+def clock_time(seconds: float) -> str:
     """Format seconds as h:mm:ss."""
     return str(datetime.timedelta(seconds=round(seconds)))

@@ -55,8 +55,8 @@ def run_training(
     world = World(config)
     seed = rng.seed_everything(config.steps.seed, world.ranks)
     with (
-        torch_settings.settings_kept(),
-        attention.settings_kept(),
+        torch_settings.keep_torch_settings(),
+        attention.keep_attention_settings(),
         world,
         file_identity.watching(),
         Journal(config, world, seed, began) as journal,
@@ -68,11 +68,11 @@ def run_training(
 
         # The data set. It is encoded once; networks needed only for that are freed.
         images = read_images(config, journal)
-        components = open_model(family, world, journal)
+        components = open_training_model(family, world, journal)
         samples = SampleRunner(family, components, config, images)
         read_networks(components, config, samples.wanted)
         samples.encode_prompts(world, journal)
-        encoding.encode(images, family, components, config, world, journal.phase)
+        encoding.encode_missing_caches(images, family, components, config, world, journal.phase)
         batches = Batches(images, config, seed, world.rank, world.ranks)
         batches.cut_text(*text_encoding.lengths(family, components))
         clock = start_clock(config, batches)
@@ -80,13 +80,15 @@ def run_training(
 
         # The trained weights: the whole model, or adapters inside it.
         read_weights(components, family, config, world, journal)
-        method = methods.attach(components, family, config)
+        method = methods.attach_method(components, family, config)
         world.place(components, method.trained_parts, config.cache, keep_vae=samples.wanted)
         generators = rng.StepGenerators(seed, world.device, world.rank)
         compute_loss = LossFunction(family, components, method, config, world, generators, compile_log)
-        compute_loss = replace(compute_loss, config=matmul_formats.best_config(batches, compute_loss, world, journal))
-        choices = resume_state.choices(config)
-        config = autotune.best_config(batches, compute_loss, clock, world, journal, choices)
+        compute_loss = replace(
+            compute_loss, config=matmul_formats.find_best_format(batches, compute_loss, world, journal)
+        )
+        choices = resume_state.resumed_choices(config)
+        config = autotune.find_best_config(batches, compute_loss, clock, world, journal, choices)
         compute_loss = replace(compute_loss, config=config)
         journal.mark("attaching trained weights")
 
@@ -112,12 +114,12 @@ def read_images(config: RunConfig, journal: Journal) -> data.ImageSet:
     return data.scan(config)
 
 
-def open_model(family: Family, world: World, journal: Journal) -> ModelComponents:
+def open_training_model(family: Family, world: World, journal: Journal) -> ModelComponents:
     """Open the networks; their weights are read when needed."""
     journal.phase(Message("loading the model"))
     with without_collecting():
         components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
-    file_identity.note(*components.deferred_files)
+    file_identity.note_files(*components.deferred_files)
     return components
 
 
@@ -140,7 +142,7 @@ def start_clock(config: RunConfig, batches: Batches) -> Clock:
 
 def describe_data(images: ImageSet, batches: Batches, clock: Clock, journal: Journal) -> None:
     """Record and log the numbers of images, batches and steps, and what is held out for validation."""
-    journal.plan(clock, data.summary(images), batches)
+    journal.plan(clock, data.summarise_images(images), batches)
     if said := held_out.by_folder(images):
         journal.say(str(said))
 
@@ -151,8 +153,8 @@ def read_weights(
     """Read the denoiser's weights to where training needs them, after encoding has freed its networks."""
     journal.phase(Message("loading the model"))
     with prewarm.prewarm_before_steps(config, world.device), without_collecting():
-        components.read_denoiser(placement.placement(family, config, world.device))
-    file_identity.check()  # the files must not have changed since the caches were made from them
+        components.read_denoiser(placement.plan_placement(family, config, world.device))
+    file_identity.check_watched_files()  # the files must not have changed since the caches were made from them
     journal.mark("reading the weights")
 
 
@@ -162,7 +164,7 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
     compute_loss, updates = training.compute_loss, training.updates
     checkpointer, validation = Checkpointer(training, images), ValidationRunner(training, images)
     if config.steps.resume:
-        resume_state.resume(Path(config.steps.resume), training)
+        resume_state.resume_training(Path(config.steps.resume), training)
     journal.mark("optimizer")
     precompiler.prepare(training.batches, compute_loss, training.step_log.meter.pause)
     precompiler.agree_on_recording(compute_loss.components.denoiser)
@@ -205,7 +207,7 @@ def log_utilization(training: Training) -> None:
     found = utilization.utilization(operations, seconds, training.world.device)
     if found:
         training.journal.note(utilization=found)
-        training.journal.say(utilization.sentence(found))
+        training.journal.say(utilization.utilization_sentence(found))
 
 
 def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from

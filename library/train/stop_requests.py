@@ -24,7 +24,7 @@ from library.runs import layout
 ASKED = ("stop", *layout.REQUESTS, "backup")  # all requests to a running training; "backup" is set by a timer
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGBREAK", "SIGHUP")  # SIGBREAK only on Windows, SIGHUP only elsewhere
-WAYS = ("", "after_step", "now")  # how a stop was requested, in order of urgency
+STOP_WAYS = ("", "after_step", "now")  # how a stop was requested, in order of urgency
 WATCH = 0.5  # seconds between two polls for "now" before the first step
 ONE_REQUEST = 1.0  # seconds within which signals are one request: a terminal and torchrun both forward Ctrl+C
 SHARE = 0.01  # maximum share of time for reading requests from the disk, which may be a slow network share
@@ -183,7 +183,7 @@ class ControlRequests:
         self._ending = True
 
     def _note(self, how: str) -> None:
-        self._how = max(self._how, how, key=WAYS.index)
+        self._how = max(self._how, how, key=STOP_WAYS.index)
 
     def _on_disk(self) -> str:
         asked = self._record.stop_requested() if self._record else ""
@@ -239,7 +239,7 @@ class ControlRequests:
         self._signals, self._last = self._signals + 1, now
         if self._signals > (2 if self._deferring else 1):
             self._end(number)
-        self._note(WAYS[self._signals])
+        self._note(STOP_WAYS[self._signals])
         if self._deferring and self._record and not self._ending:
             after = TORCHRUN if "TORCHELASTIC_RUN_ID" in os.environ else ""
             self._record.say(SECOND if self._signals == 2 else FIRST + after)

@@ -127,7 +127,7 @@ def test_what_a_class_is_called_with_is_found(name, config, layout, kinds):
 
 def test_a_model_that_asks_for_numbers_is_counted_by_running_it():
     subject = made("Lumina2Transformer2DModel", LUMINA)
-    config = subject.config(candidates.PLAIN)
+    config = subject.config(candidates.BASELINE_CHANGES)
     made_one = subject.make(config, CPU)
     counted = prepared_model.count_step(subject, made_one, config, 128)
     assert counted.step and counted.block_flops["Lumina2TransformerBlock"]

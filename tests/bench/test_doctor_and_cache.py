@@ -62,14 +62,16 @@ from library.recipes import preset_files
     ],
 )
 def test_advice_for_machines(found, wanted, ready):
-    assert wanted.items() <= advice.options(found).items()
-    assert advice.presets(found) == ready
-    assert advice.sentence(found)
+    assert wanted.items() <= advice.advised_for_machine(found).items()
+    assert advice.fitting_presets(found) == ready
+    assert advice.advice_sentence(found)
 
 
 def test_presets_that_are_advised_exist():
-    there = {preset.id for preset in preset_files.presets("lora") if preset.path.stem[5:6].isdigit()}
-    advised = {name for memory in range(6, 150) for name in advice.presets(MachineFacts(float(memory))).values()}
+    there = {preset.id for preset in preset_files.presets_of_kind("lora") if preset.path.stem[5:6].isdigit()}
+    advised = {
+        name for memory in range(6, 150) for name in advice.fitting_presets(MachineFacts(float(memory))).values()
+    }
     assert advised == {name for name in there if not name.startswith(preset_files.PROFILES)}
 
 
@@ -81,23 +83,25 @@ def test_advice_follows_from_the_findings():
         report.hint("compile", "does not", device="cpu", works=False),
         report.ok("fp8", "yes", works=True),
     ]
-    said = report.settings(found)
+    said = report.suggest_settings(found)
     assert said.data["options"]["compile"] is True and said.data["presets"]["flux"] == "flux/lora-24gb"
     assert "fp8 works" in str(said.text)
-    assert report.settings(found[2:3]).data["options"] == {"compile": False, "mixed_precision": "no"}
+    assert report.suggest_settings(found[2:3]).data["options"] == {"compile": False, "mixed_precision": "no"}
 
 
 def test_attention_is_really_tried():
-    found = kernels.attention("cpu")
+    found = kernels.time_attention("cpu")
     assert "math" in found and all(ms > 0 for ms in found.values())
 
 
 def test_the_doctor_for_the_page(home, monkeypatch, capsys):
-    monkeypatch.setattr(report, "examine", lambda quick: iter([report.ok("torch", "2.13"), report.hint("gpu", "none")]))
+    monkeypatch.setattr(
+        report, "examine_machine", lambda quick: iter([report.ok("torch", "2.13"), report.hint("gpu", "none")])
+    )
     folder = jobs.new("doctor")
-    monkeypatch.setenv(jobs.FOLDER, str(folder))
+    monkeypatch.setenv(jobs.JOB_FOLDER_VARIABLE, str(folder))
     assert report.main(["--json"]) == 0
-    job = jobs.at(folder)
+    job = jobs.job_at(folder)
     shown = json.loads(capsys.readouterr().out)
     assert job.state == "finished" and job.result == {"kind": "doctor", "finished": True, **shown}
 
@@ -123,7 +127,7 @@ def test_the_cache_is_shown_shrunk_and_cleaned(cache, home, capsys):
     shown = capsys.readouterr().out
     assert "0.00 GB of compiled code" in shown and "used 3 days ago" in shown and "old" not in shown
     assert sorted(p.name for p in cache.iterdir() if p.is_dir()) == ["middle", "new"]
-    assert cache_command.show()["limit"] == 2_100_000  # for later, too
+    assert cache_command.describe_cache()["limit"] == 2_100_000  # for later, too
     assert main.main(["cache", "--clean"]) == 0
     assert not [p for p in cache.iterdir() if p.is_dir()]
     assert main.main(["cache", "--limit", "-1"]) == 1
@@ -136,4 +140,4 @@ def test_the_cache_stays_while_something_trains(cache, home, monkeypatch, capsys
     assert main.main(["cache", "--clean"]) == 1
     assert "cat-1 is training" in capsys.readouterr().err
     assert len(list(cache.iterdir())) == 3
-    assert cache_command.show()["removed"] == 0
+    assert cache_command.describe_cache()["removed"] == 0

@@ -14,7 +14,7 @@ from library.bench.diffusers import model as diffusers_model
 from library.cli import main
 from library.families.sdxl import random as sdxl_random
 from library.jobs import job as jobs
-from library.jobs.work import begin
+from library.jobs.work import begin_work
 from library.measuring import candidates, timing
 from tests.training import FEWER
 
@@ -54,7 +54,7 @@ def quick(home, monkeypatch):
 
 def bench(subject, names, parts, compile_all=False):
     known = vars(subject.config({}).compile.__class__).get("__dataclass_fields__", {})
-    chosen = candidates.choose(names, False, "cpu", [*known, *candidates.PLAIN])
+    chosen = candidates.choose_candidates(names, False, "cpu", [*known, *candidates.BASELINE_CHANGES])
     return measure.BenchRun(subject, CPU, chosen, parts, (64,), QUICK, compile_all, say=lambda _: None)
 
 
@@ -64,8 +64,8 @@ def flux():
 
 
 def test_every_part_of_a_model_is_measured(flux, home):
-    with begin("bench") as work:
-        found = bench(flux, ["eager,compiled"], report.PARTS).run(work)
+    with begin_work("bench") as work:
+        found = bench(flux, ["eager,compiled"], report.STEP_PARTS).run(work)
     rows = {(r["part"], r["candidate"]): r for r in found["results"]}
     assert set(rows) >= {
         ("text encoder clip_l", "eager"),
@@ -80,12 +80,12 @@ def test_every_part_of_a_model_is_measured(flux, home):
     assert all(r["status"] == "ok" and r["flops"] and r["ms"]["p50"] > 0 for r in rows.values())
     assert rows["step", "compiled"]["compile"]["num_graphs"] == 2 and "compile" not in rows["step", "eager"]
     assert found["best"]["candidate"] in ("eager", "compiled") and found["finished"]
-    job = jobs.every("bench")[0]
+    job = jobs.jobs_of_kinds("bench")[0]
     assert job.state == "finished" and json.dumps(job.result, default=str) == json.dumps(found, default=str)
 
 
 def test_flops_are_those_that_are_really_done(flux):
-    config = flux.config(candidates.PLAIN)
+    config = flux.config(candidates.BASELINE_CHANGES)
     made = flux.make(config, CPU)
     counted = prepared_model.count_step(flux, made, config, 64)
     assert set(counted.blocks) == {"DoubleStreamBlock", "SingleStreamBlock"}
@@ -100,7 +100,7 @@ def test_a_step_of_the_other_family(monkeypatch):
     sizes = sdxl_random.TINY
     monkeypatch.setattr(sdxl_random, "TINY", replace(sizes, **{name: FEWER[name] for name in ("unet", "depth")}))
     found = subjects.FamilySubject("sdxl_train_network", {}, "tiny")
-    with begin("bench") as work:
+    with begin_work("bench") as work:
         (row,) = bench(found, ["eager"], ["step"]).run(work)["results"]
     assert row["status"] == "ok" and row["mfu"] > 0
 
@@ -116,7 +116,7 @@ def uncounted(monkeypatch):
 )
 def test_transformers_of_diffusers(name, config):
     subject = diffusers_model.DiffusersSubject(name, config, DYNAMO, {"frames": 2})
-    with begin("bench") as work:
+    with begin_work("bench") as work:
         rows = bench(subject, ["compiled" if name.startswith("Qwen") else "eager"], ["blocks", "step"]).run(work)[
             "results"
         ]
@@ -130,18 +130,18 @@ def test_what_cannot_be_measured_says_why_and_the_rest_goes_on(flux, monkeypatch
         raise torch.OutOfMemoryError("much too large")
 
     swapping = subjects.FamilySubject("flux_train_network", {**DYNAMO, "blocks_to_swap": 2}, "tiny")
-    with begin("bench") as work:
+    with begin_work("bench") as work:
         rows = bench(swapping, ["compiled+budget,checkpointing"], ["step"]).run(work)["results"]
     assert [row["status"] for row in rows] == ["skipped", "ok"]
     assert "compile_activation_budget cannot be used" in rows[0]["why"]
     monkeypatch.setattr(prepared_model.PreparedModel, "step", fails)
-    with begin("bench") as work:
+    with begin_work("bench") as work:
         (row,) = bench(flux, ["eager"], ["step"]).run(work)["results"]
     assert (row["status"], row["why"]) == ("failed", "out of memory")
 
 
 def test_text_encoders_compiled_if_that_is_requested(flux):
-    with begin("bench") as work:
+    with begin_work("bench") as work:
         rows = bench(flux, ["eager"], ["encoders"], compile_all=True).run(work)["results"]
     assert [(r["part"], r["candidate"]) for r in rows[2:]] == [
         ("text encoder t5xxl", way) for way in ("eager", "compiled")
@@ -154,16 +154,16 @@ def test_what_was_measured_before_an_interruption_is_kept(flux, monkeypatch, unc
         raise KeyboardInterrupt
 
     monkeypatch.setattr(prepared_model.PreparedModel, "step", stopped)
-    with pytest.raises(KeyboardInterrupt), begin("bench") as work:
+    with pytest.raises(KeyboardInterrupt), begin_work("bench") as work:
         bench(flux, ["eager"], ["encoders", "step"]).run(work)
-    job = jobs.at(work.folder)
+    job = jobs.job_at(work.folder)
     assert job.state == "stopped" and len(job.result["results"]) == 2 and not job.result["finished"]
 
 
 def test_a_profile_of_the_processor(flux):
     eager = candidates.NAMED["eager"]
-    with begin("profile") as work:
-        found = profiling.run(flux, eager, CPU, 64, 1, work)
+    with begin_work("profile") as work:
+        found = profiling.profile_training(flux, eager, CPU, 64, 1, work)
     assert found["kinds"]["matrix products"] > 0.02 and found["launches"] == 0 and found["idle"] is None
     assert found["verdict"][0]["rule"] == "dominant"
     assert json.loads((work.folder / profiling.TRACE).read_text(encoding="utf-8"))["traceEvents"]
@@ -230,7 +230,7 @@ def test_a_class_that_is_none_and_a_config_of_another():
     with pytest.raises(diffusers_model.ConfigError, match="did you mean QwenImageTransformer2DModel"):
         diffusers_model.class_of("QwenImageTransformer2Model")
     with pytest.raises(diffusers_model.ConfigError, match="takes no num_wheels"):
-        diffusers_model.arguments("QwenImageTransformer2DModel", {**QWEN, "num_wheels": 4})
+        diffusers_model.class_arguments("QwenImageTransformer2DModel", {**QWEN, "num_wheels": 4})
     with pytest.raises(diffusers_model.ConfigError, match="no network called eval"):
         diffusers_model.class_of("eval")
 
@@ -247,12 +247,12 @@ def test_a_model_that_only_fits_in_8_bits_is_made_on_the_host(flux, monkeypatch)
     needed = random_weights.weight_bytes(model, half)
     monkeypatch.setattr(machine, "free_bytes", lambda device: needed if device == gpu else 2 * needed)
     small = flux.config({"fp8_base": True, "mixed_precision": "bf16"})
-    assert random_weights.placement(model, gpu, half, small) == CPU
-    assert random_weights.placement(model, gpu, half, flux.config({})) == gpu
-    assert random_weights.placement(model, gpu, half, flux.config({"blocks_to_swap": 1})) == CPU
+    assert random_weights.place_weights(model, gpu, half, small) == CPU
+    assert random_weights.place_weights(model, gpu, half, flux.config({})) == gpu
+    assert random_weights.place_weights(model, gpu, half, flux.config({"blocks_to_swap": 1})) == CPU
     monkeypatch.setattr(machine, "free_bytes", lambda device: needed - 1)
     with pytest.raises(diffusers_model.ConfigError, match="fp8_base or blocks_to_swap"):
-        random_weights.placement(model, gpu, half, small)
+        random_weights.place_weights(model, gpu, half, small)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_full_size_is_the_size_of_the_published_models(family, expected):
 
 def test_weights_that_wait_on_the_host_share_memory_and_learn_alone():
     layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8), torch.nn.Linear(8, 4))
-    random_weights.fill(layers, CPU, torch.float32, waits_on_host=True)
+    random_weights.fill_randomly(layers, CPU, torch.float32, waits_on_host=True)
     first, other = layers[0].weight, layers[2].weight
     assert first.data_ptr() == other.data_ptr() != layers[1].weight.data_ptr()
     first.data, other.data = first.data.clone(), other.data.clone()

@@ -4,50 +4,53 @@ import pytest
 
 from benchmarks import preset_cases as presets
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 
 
 @pytest.mark.parametrize("family", presets.LEAST)
 def test_every_preset_is_measured_beside_ways_that_a_config_accepts(family):
-    found = presets.cases(family, None, "full")
+    found = presets.preset_cases(family, None, "full")
     held = {f"{case.name}.toml": case for case in found if case.cap}
     assert held and all(f"-{case.cap:.0f}gb" in name for name, case in held.items())
     for case in found:
         notes: list[str] = []
-        build(families.config_class(case.script), case.values, notes=notes)
+        build_config(families.config_class(case.script), case.values, notes=notes)
         assert notes == [], case.title
     ways = [case for case in found if not case.cap]
     profiles = [way for way in ways if " by " in way.name]
     if family in presets.PROFILED:
         assert {way.name.split(" by ")[1] for way in profiles} == {"debug", "fast_start", "low_vram", "max_speed"}
-    known = [way for kind, ways in presets.WAYS.items() if kind.split()[0] == family for way in ways]
+    known = [way for kind, ways in presets.COMPARED_WAYS.items() if kind.split()[0] == family for way in ways]
     assert known and len(ways) == len(profiles) + len(known)
     assert all(way.values not in [case.values for case in held.values()] for way in ways if way not in profiles)
 
 
 def test_every_preset_of_every_family_is_a_case():
-    files = {path.relative_to(presets.ROOT / "presets") for path in (presets.ROOT / "presets").glob("*/*-*gb.toml")}
+    files = {
+        path.relative_to(presets.PROJECT_ROOT / "presets")
+        for path in (presets.PROJECT_ROOT / "presets").glob("*/*-*gb.toml")
+    }
     measured = {
-        (presets.folder_of(case.family), case.name)
+        (presets.preset_folder(case.family), case.name)
         for family in presets.LEAST
-        for case in presets.cases(family, None, "full")
+        for case in presets.preset_cases(family, None, "full")
         if case.cap
     }
-    assert measured == {(file.parent.name, file.stem) for file in files if file.stem.startswith(presets.KINDS)}
-    assert {presets.folder_of(family) for family in presets.LEAST} == set(families.FAMILIES)
+    assert measured == {(file.parent.name, file.stem) for file in files if file.stem.startswith(presets.PRESET_KINDS)}
+    assert {presets.preset_folder(family) for family in presets.LEAST} == set(families.FAMILIES)
 
 
 def test_graphs_are_made_once_for_cases_that_share_them():
-    by_name = {case.name: case for case in presets.cases("flux", None, "full")}
+    by_name = {case.name: case for case in presets.preset_cases("flux", None, "full")}
     assert by_name["lora-8gb"].graphs == by_name["lora-12gb"].graphs != by_name["lora-24gb"].graphs
     assert by_name["lora-80gb"].graphs != by_name["finetune-80gb"].graphs
 
 
 def test_a_preset_can_be_measured_with_other_values_under_its_own_memory():
-    every = presets.cases("flux", None, "full")
-    as_shipped = presets.chosen(every, "flux lora-12gb")
-    changed = presets.chosen(every, "flux lora-12gb blocks_to_swap=20 compile_mode='reduce-overhead'")
+    every = presets.preset_cases("flux", None, "full")
+    as_shipped = presets.choose_case(every, "flux lora-12gb")
+    changed = presets.choose_case(every, "flux lora-12gb blocks_to_swap=20 compile_mode='reduce-overhead'")
     assert as_shipped in every and changed.cap == as_shipped.cap and changed.title != as_shipped.title
     assert changed.values == as_shipped.values | {"blocks_to_swap": 20, "compile_mode": "reduce-overhead"}
     with pytest.raises(ValueError, match="'flux lora-13gb' is not a preset"):
-        presets.chosen(every, "flux lora-13gb")
+        presets.choose_case(every, "flux lora-13gb")

@@ -205,6 +205,6 @@ def test_the_text_has_the_verdict_and_the_changes():
         "machine": {"name": "GPU", "device": "cuda", "torch": "2.13"},
     }
     given |= {"verdict": [vars(finding) for finding in profile_advice.judge(given)]}
-    text = profile_advice.text(given)
+    text = profile_advice.profile_text(given)
     assert "SDXL, full size, batch 4, eager at 1024" in text and "2,500 kernel launches" in text
     assert "1. Waiting dominates" in text and "(compile = true)" in text

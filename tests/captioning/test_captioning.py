@@ -94,7 +94,7 @@ def test_limits_and_wishes(tagger):
 
 
 def test_pictures_are_put_on_a_white_square_in_bgr():
-    made = wd14.prepared(plain("red", (8, 4)), 8)
+    made = wd14.prepare_picture(plain("red", (8, 4)), 8)
     assert made.shape == (8, 8, 3) and made.dtype == np.float32
     assert made[0, 0].tolist() == [255, 255, 255] and made[4, 4].tolist() == [0, 0, 255]
 
@@ -166,7 +166,7 @@ def test_a_stop_keeps_what_is_written_as_one_change(tagger, images):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        writing.caption(images, Tagger(tagger, Limits(), 1, "cpu"), writing.CaptioningOptions(), report)
+        writing.write_captions(images, Tagger(tagger, Limits(), 1, "cpu"), writing.CaptioningOptions(), report)
     assert (images / "10_x" / "0.txt").exists() and not (images / "10_x" / "1.txt").exists()
     trash.undo(images)
     assert tree(images) == start

@@ -82,7 +82,7 @@ def copying(path, title):
 
 
 def test_the_middle_file_is_proposed_as_its_held_out_loss_is_the_lowest(trained, monkeypatch, capsys):
-    learned = data.scan(plan.config_of(reader.at(trained.folder))).items[0].path
+    learned = data.scan(plan.config_of_run(reader.run_at(trained.folder))).items[0].path
     monkeypatch.setattr(compute, "ColumnSampler", copying(learned, "step 3"))
     found = compared(trained.folder, "--prompt", PROMPT)
     validated = {event["step"]: event["loss"] for event in trained.events("validation")}
@@ -94,7 +94,7 @@ def test_the_middle_file_is_proposed_as_its_held_out_loss_is_the_lowest(trained,
     assert found["proposal"] == {"column": 1, "reason": reason} and reason in capsys.readouterr().out
     assert found["likeness"] == [None] * 3 and any("--encoder dinov2" in note for note in found["notes"])
     assert all(Path(name).is_file() for name in (*found["files"][0], found["grid"]))
-    stored = layout.load(next(trained.folder.glob("compare-*")) / compute.COMPARISON)
+    stored = layout.load_facts(next(trained.folder.glob("compare-*")) / compute.COMPARISON)
     assert isinstance(stored["proposal"]["reason"], Message)  # the page can translate it
 
 
@@ -111,13 +111,13 @@ def tiny_encoder(folder):
 
 def test_an_encoder_in_a_folder_measures_likeness(images, tmp_path):
     paths = sorted(map(str, images.rglob("*.png")))
-    eye = encoder.ImageEncoder(encoder.folder_of(str(tiny_encoder(tmp_path / "eye")), tmp_path, quiet))
+    eye = encoder.ImageEncoder(encoder.encoder_folder(str(tiny_encoder(tmp_path / "eye")), tmp_path, quiet))
     features = eye.features(paths, torch.device("cpu"), quiet)
     assert features.shape == (8, 16) and torch.allclose(features.norm(dim=1), torch.ones(8))
     assert encoder.COPY <= encoder.threshold(features) <= encoder.SURE
     for name, said in (("dino", "write dinov2, clip or the folder"), (str(images), "no readable config.json")):
         with pytest.raises(ConfigError, match=said):
-            encoder.ImageEncoder(encoder.folder_of(name, tmp_path, quiet))
+            encoder.ImageEncoder(encoder.encoder_folder(name, tmp_path, quiet))
 
 
 def test_copies_are_found_by_their_looks(images, tmp_path):
@@ -164,8 +164,8 @@ def recorded(folder, config, *saved, **more):
     layout.store(folder / layout.RUN, facts)
     lines = [{"kind": "saved", "file": str(path), "step": step} for step, path in enumerate(saved, 1)]
     (folder / layout.PROGRESS).write_text("".join(json.dumps(one) + "\n" for one in lines), "utf-8")
-    registry.add(folder)
-    return reader.at(folder)
+    registry.add_pointer(folder)
+    return reader.run_at(folder)
 
 
 @pytest.mark.parametrize("script", LORAS)
@@ -175,7 +175,9 @@ def test_every_family_is_compared_with_prompts_of_its_captions(shallow, images, 
     file = lora_file(tmp_path / "a.safetensors", adapter_names(family, family.load(torch.float32, torch.float32)))
     run = recorded(tmp_path / "run-1", config, file)
     found = compared(run.folder)
-    assert len(found["rows"]) <= compute.CAPTIONS and all(row.startswith("zorb toy") for row in found["rows"])
+    assert len(found["rows"]) <= compute.PROMPTS_FROM_CAPTIONS and all(
+        row.startswith("zorb toy") for row in found["rows"]
+    )
     assert found["losses"][0] > 0 and not found["held_out"] and found["proposal"]["column"] == 0
     assert any("held no images out" in str(note) for note in found["notes"])
 
@@ -208,20 +210,20 @@ def test_runs_without_files_and_damaged_files_are_sentences(shallow, images, tmp
     empty = recorded(tmp_path / "runs" / "empty-1", config)
     assert plan.run_of("empty-1").id == plan.run_of(str(tmp_path)).id == "empty-1"
     with pytest.raises(ConfigError, match="has saved no file yet"):
-        plan.files_of(empty)
+        plan.saved_files_of_run(empty)
     gone = recorded(tmp_path / "gone-1", config, tmp_path / "none.safetensors")
     with pytest.raises(ConfigError, match="are gone: none.safetensors"):
-        plan.files_of(gone)
+        plan.saved_files_of_run(gone)
     (tmp_path / "bad.safetensors").write_text("x")
     save_file({"a": torch.zeros(1)}, tmp_path / "good.safetensors")
     run = recorded(tmp_path / "bad-1", config, tmp_path / "bad.safetensors", tmp_path / "good.safetensors")
-    files, _ = plan.files_of(run)
+    files, _ = plan.saved_files_of_run(run)
     with pytest.raises(ConfigError, match="bad.safetensors is not a file of tensors"):
         compute.sound(files[:1], config)
     kept, notes = compute.sound(files, config)
     assert [one.path.name for one in kept] == ["good.safetensors"] and "is left out" in str(notes[0])
     many = recorded(tmp_path / "many-1", config, *[tmp_path / "good.safetensors"] * 3)
-    assert [one.step for one in plan.files_of(many)[0]] == [3]
+    assert [one.step for one in plan.saved_files_of_run(many)[0]] == [3]
     cases = (
         ({"script": "gone_train"}, "this version does not have"),
         ({"config": {"steps": {}}}, "which model"),
@@ -229,7 +231,7 @@ def test_runs_without_files_and_damaged_files_are_sentences(shallow, images, tmp
     )
     for facts, said in cases:
         with pytest.raises(ConfigError, match=said):
-            plan.config_of(reader.RecordedRun(tmp_path, {**gone.facts, **facts}))
+            plan.config_of_run(reader.RecordedRun(tmp_path, {**gone.facts, **facts}))
     with pytest.raises(ConfigError, match="there are no prompts"):
         compute.caption_prompts(None)
 
@@ -243,7 +245,7 @@ def test_a_resumed_run_has_the_files_of_the_run_before(shallow, tmp_path):  # no
     later = recorded(tmp_path / "later-1", config, started=2.0, resumes="first-1")
     steps = [{"kind": "step", "step": 3, "loss": 1.0}, {"kind": "saved", "file": str(names[3]), "step": 4}]
     (later.folder / layout.PROGRESS).write_text("".join(json.dumps(one) + "\n" for one in steps), "utf-8")
-    files, _ = plan.files_of(later)
+    files, _ = plan.saved_files_of_run(later)
     assert [(one.step, one.path.name[0]) for one in files] == [
         (1, "0"),
         (2, "1"),
@@ -284,7 +286,7 @@ def test_the_loss_is_that_of_the_runs_own_validation(shallow, images, tmp_path, 
 
 
 def test_an_encoder_adds_likeness_and_marks_copies(trained, images, tmp_path, monkeypatch):
-    learned = data.scan(plan.config_of(reader.at(trained.folder))).items[0].path
+    learned = data.scan(plan.config_of_run(reader.run_at(trained.folder))).items[0].path
     monkeypatch.setattr(compute, "ColumnSampler", copying(learned, "step 3"))
     monkeypatch.setattr(compute.TrainingLooks, "nearest", lambda self, path: "")  # the encoder alone
     found = compared(
@@ -300,18 +302,22 @@ def test_of_many_files_some_are_compared_with_the_last(shallow, tmp_path):  # no
     for path in paths:
         path.write_text("x")
     run = recorded(tmp_path / "run-1", config_of(shallow, LORAS[0], output_dir=tmp_path), *paths)
-    files, notes = plan.files_of(run, 4)
+    files, notes = plan.saved_files_of_run(run, 4)
     assert [one.step for one in files] == [1, 4, 7, 10] and "4 of 10 files" in str(notes[0])
-    assert [one.step for one in plan.files_of(run, 1)[0]] == [10]
+    assert [one.step for one in plan.saved_files_of_run(run, 1)[0]] == [10]
 
 
 def test_a_data_set_that_is_gone_leaves_out_the_loss_alone(shallow, tmp_path):  # noqa: F811
     config = config_of(shallow, LORAS[0], train_data_dir=tmp_path / "gone", output_dir=tmp_path)
-    images, notes = compute.survey(config, quiet)
+    images, notes = compute.survey_run_images(config, quiet)
     assert images is None and "cannot be read any more" in str(notes[0])
 
 
 def test_few_images_are_measured_as_they_are_where_none_are_held_out(shallow, images):  # noqa: F811
     config = config_of(shallow, LORAS[0], train_data_dir=images, flip_aug=True)
     shown, held_out = losses.measured_on(data.scan(config))
-    assert not held_out and len(shown) == losses.FEW and not any(image.subset.flip_aug for image in shown.items)
+    assert (
+        not held_out
+        and len(shown) == losses.MEASURED_IMAGES
+        and not any(image.subset.flip_aug for image in shown.items)
+    )

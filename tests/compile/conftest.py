@@ -10,8 +10,8 @@ import torch
 
 from library import families, methods
 from library.compiler.log import CompileLog
-from library.compiler.torch_settings import SETTINGS, settings_kept, wanted_settings
-from library.config.building import build
+from library.compiler.torch_settings import THREAD_SETTINGS, keep_torch_settings, wanted_settings
+from library.config.building import build_config
 from library.config.formats import read_toml
 from library.memory import attention
 from library.memory.prepare import prepare_denoiser
@@ -68,9 +68,9 @@ def demo(request: Any) -> Any:
 def forget() -> Any:
     """Nothing compiled before is known, and nothing stays."""
     torch._dynamo.reset()
-    usual = build(families.config_class("flux_train_network"), {}, notes=[]).compile
-    with settings_kept(), attention.settings_kept():
-        SETTINGS.want(wanted_settings(usual, torch.device("cpu")))
+    usual = build_config(families.config_class("flux_train_network"), {}, notes=[]).compile
+    with keep_torch_settings(), attention.keep_attention_settings():
+        THREAD_SETTINGS.want(wanted_settings(usual, torch.device("cpu")))
         yield
     torch._dynamo.reset()
 
@@ -84,7 +84,7 @@ def made(demo: Any, tmp_path: Path, forget: Any) -> Any:
         plain = {"compile": False, "compile_blocks": None, "compile_backend": "aot_eager"}
         plain |= {"gradient_checkpointing": False, **short}
         given = {"output_dir": str(tmp_path), "cache_latents": True, "mixed_precision": "no", "full_bf16": False}
-        config = build(
+        config = build_config(
             families.config_class(script), read_toml(demo.configs[script]) | plain | given | values, notes=[]
         )
         family = families.family_for(config)
@@ -92,7 +92,7 @@ def made(demo: Any, tmp_path: Path, forget: Any) -> Any:
         with torch.no_grad():
             text = {name: part.clone() for name, part in family.text(parts, ["zorb toy", "plix, red"]).items()}
         torch.manual_seed(0)
-        method = methods.attach(parts, family, config)
+        method = methods.attach_method(parts, family, config)
         for parameter in method.parameters():
             if config.adapters:  # adapters begin with zeros, and would hide what gradients are worth
                 parameter.data = torch.randn(parameter.shape, dtype=parameter.dtype) * 0.02

@@ -8,14 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from library.config.building import replace
+from library.config.building import replace_options
 from library.config.problems import ConfigError
 from library.measuring import stored_results
-from library.measuring.candidates import TUNED_OPTIONS, shown
+from library.measuring.candidates import TUNED_OPTIONS, format_changes
 from library.measuring.result import Measured
 from library.train.choices import Choices
 from library.train.compiling import autotune, autotune_cache
-from library.train.compiling.autotune import Tuner, fastest
+from library.train.compiling.autotune import Tuner, fastest_setting
 from tests.training import ONE_ADAPTER, config_of, train
 
 ASKED = {
@@ -51,7 +51,7 @@ def tuned(demo, shapes, tmp_path, monkeypatch):  # noqa: F811
 
     monkeypatch.setattr(Tuner, "time_candidate", timed)
     monkeypatch.setattr(autotune, "TIMED", 1)
-    monkeypatch.setattr(autotune, "SIZES", 1)
+    monkeypatch.setattr(autotune, "MAX_TIMED_SIZES", 1)
 
     def start(**values):
         given = {"resolution": "96", "max_train_steps": 3, "output_dir": tmp_path / f"run{next(count)}"}
@@ -77,7 +77,7 @@ def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
     assert {event["step"] for event in found.events("compile")} == {0}
     log = (found.folder / "log.txt").read_text(encoding="utf-8")
     assert "the fastest is compile = true, attention_kernel = math" in log and "with the next best, compiled" in log
-    assert all(f"  {shown(way)}: " in log for way in seen)
+    assert all(f"  {format_changes(way)}: " in log for way in seen)
     assert found.facts["compile"]["attention"] == "MATH"
 
     assert set().union(*seen) <= set(TUNED_OPTIONS)
@@ -88,7 +88,7 @@ def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
     (file,) = (tmp_path / "tuning").iterdir()
     assert len(json.loads(file.read_text(encoding="utf-8"))["results"]) == number
     file.write_text("torn", encoding="utf-8")
-    assert autotune_cache.read(file.stem, 3) == []
+    assert autotune_cache.read_results(file.stem, 3) == []
 
     # What was chosen belongs to the state: it holds where nothing is remembered, and nothing is tried again.
     file.unlink()
@@ -117,15 +117,15 @@ def test_compiling_is_not_kept_where_it_loses():
         Measured({"compile": False}, seconds=1.0),
         Measured({"compile": True}, seconds=0.8, compiling=30.0),
     )
-    assert fastest([eager, compiled], passes=100) is eager  # 100 s against 110 s
-    assert fastest([eager, compiled], passes=1000) is compiled
+    assert fastest_setting([eager, compiled], passes=100) is eager  # 100 s against 110 s
+    assert fastest_setting([eager, compiled], passes=1000) is compiled
     slower = Measured({"compile": True}, seconds=1.1)
-    assert fastest([eager, slower], passes=10**6) is eager
+    assert fastest_setting([eager, slower], passes=10**6) is eager
     same = Measured({"compile": True}, seconds=0.999)
-    assert fastest([eager, same], passes=10**6) is eager
+    assert fastest_setting([eager, same], passes=10**6) is eager
     big = Measured({"compile": True}, seconds=0.1, why="not enough memory")
-    assert fastest([eager, big], passes=10**6) is eager
-    assert fastest([big], passes=10).changes == {}
+    assert fastest_setting([eager, big], passes=10**6) is eager
+    assert fastest_setting([big], passes=10).changes == {}
 
 
 def test_a_short_training_does_not_try_to_compile(tuned, monkeypatch, tmp_path):
@@ -145,10 +145,10 @@ def test_a_short_training_does_not_try_to_compile(tuned, monkeypatch, tmp_path):
 def test_what_a_short_training_left_out_is_measured_by_a_longer_one(tmp_path, monkeypatch):
     monkeypatch.setattr(stored_results, "results_folder", lambda: tmp_path)
     found = [{"changes": {"compile": True}, "seconds": 1.0}]
-    autotune_cache.write("a", found, passes=100, complete=False)
-    assert autotune_cache.read("a", 100) == found and autotune_cache.read("a", 101) == []
-    autotune_cache.write("a", found, passes=100, complete=True)
-    assert autotune_cache.read("a", 10**6) == found
+    autotune_cache.store_results("a", found, passes=100, complete=False)
+    assert autotune_cache.read_results("a", 100) == found and autotune_cache.read_results("a", 101) == []
+    autotune_cache.store_results("a", found, passes=100, complete=True)
+    assert autotune_cache.read_results("a", 10**6) == found
 
 
 def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(demo, shapes, monkeypatch):  # noqa: F811
@@ -161,9 +161,9 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
             components=SimpleNamespace(denoiser=model, encoders={}),
             method=SimpleNamespace(trained_parts={}),
         )
-        return autotune_cache.fingerprint(
+        return autotune_cache.fingerprint_training(
             SimpleNamespace(
-                config=replace(config, **values),
+                config=replace_options(config, **values),
                 compute_loss=known,
                 world=SimpleNamespace(device=torch.device("cpu"), ranks=ranks),
                 batches=SimpleNamespace(kinds=lambda: Counter(kinds or {(1, 8, 8): 100, (1, 8, 12): 50})),
@@ -198,7 +198,7 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
         {"gradient_accumulation_steps": 2},
     ]
     assert usual not in [name(**given) for given in other] and {name(**given) for given in same} == {usual}
-    monkeypatch.setattr(autotune_cache, "_version", lambda package: "9")
+    monkeypatch.setattr(autotune_cache, "_installed_version", lambda package: "9")
     assert name() != usual
 
 

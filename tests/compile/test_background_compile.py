@@ -11,7 +11,7 @@ import torch
 from library import families
 from library.compiler import block_calls, cudagraph, graph_recording, prewarm, torch_private
 from library.compiler.block_calls import BlockCall, NotDescribed
-from library.config.building import build, notes
+from library.config.building import build_config, config_notes
 from library.config.problems import ConfigError
 from library.train.choices import Choices
 from library.train.compiling import background_compile, compile_process, compile_worker
@@ -151,7 +151,7 @@ def test_the_process_ends_with_its_input(monkeypatch):
 
 
 def compiler(steps=1000, ranks=1, kind="cpu", **values):
-    config = build(families.config_class("sdxl_train_network"), {"compile": True, **values}, notes=[])
+    config = build_config(families.config_class("sdxl_train_network"), {"compile": True, **values}, notes=[])
     said = []
     journal = SimpleNamespace(say=said.append, event=lambda *_, **__: None)
     clock = SimpleNamespace(step=0, total=steps)
@@ -178,7 +178,7 @@ def test_where_it_cannot_be_blocks_compile_before_the_first_step(values, why):
     asked = compiler(**values)
     found = asked.why_not(torch.nn.Linear(1, 1))
     assert why in str(found) if why else not found
-    told = [note for note in notes(asked._config) if note.option == "compile_warmup"]
+    told = [note for note in config_notes(asked._config) if note.option == "compile_warmup"]
     assert bool(told) == (values.get("compile_warmup") == "beside" and bool(why))
     assert all(str(note).startswith("compile_warmup has no effect here: ") and why in str(note) for note in told)
     assert "several processes" in str(compiler(ranks=2, compile_warmup="beside").why_not(torch.nn.Linear(1, 1)))
@@ -219,7 +219,7 @@ def test_a_resumed_run_whose_blocks_stay_eager_says_so_and_how_to_compile_them(m
 
 def test_where_memory_is_tight_there_is_no_second_process(monkeypatch):
     block = torch.nn.Sequential(torch.nn.Linear(1024, 1024))
-    given = block_calls.encoded([[torch.zeros(1, 4096, 1024)], {}])
+    given = block_calls.encode_argument([[torch.zeros(1, 4096, 1024)], {}])
     tried = compiler(kind="cuda")
     tried._calls = [BlockCall("0", "Linear", given, "", True)]
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
@@ -268,8 +268,8 @@ def test_a_process_that_fails_is_told_of():
 @pytest.mark.parametrize("kind", ["cuda", "cuda:2"])
 def test_the_process_is_told_which_gpu_it_is(monkeypatch, kind):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    config = build(families.config_class("sdxl_train_network"), {"compile": True}, notes=[])
-    job = compile_process.job_of(config, [(1, 8, 8)], False, [], torch.device(kind))
+    config = build_config(families.config_class("sdxl_train_network"), {"compile": True}, notes=[])
+    job = compile_process.compile_job(config, [(1, 8, 8)], False, [], torch.device(kind))
     assert job["device"] == {"cuda": "cuda:3", "cuda:2": "cuda:2"}[kind]
 
 
@@ -307,7 +307,7 @@ def test_where_recordings_find_no_room_the_process_ends_and_they_are_tried_again
 
 def test_what_is_no_tensor_and_no_plain_value_is_not_described():
     given = [(torch.zeros(2, 3), None, 1.5), {"deep": [True, "x"]}]
-    (first, second) = block_calls.decoded(block_calls.encoded(given), torch.device("cpu"))
+    (first, second) = block_calls.decode_argument(block_calls.encode_argument(given), torch.device("cpu"))
     assert first[0].shape == (2, 3) and first[1:] == (None, 1.5) and second == {"deep": [True, "x"]}
     with pytest.raises(NotDescribed):
-        block_calls.encoded(object())
+        block_calls.encode_argument(object())

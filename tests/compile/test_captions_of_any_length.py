@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from library import families
-from library.config.schema import options
+from library.config.schema import options_of
 from library.demo import files
 from tests.training import ONE_ADAPTER, config_of, references, train
 
@@ -57,20 +57,20 @@ def test_sizes_and_lengths_are_one_graph_for_each_kind_of_block(demo, tmp_path, 
     assert told["num_graphs"] == graphs
 
 
-@pytest.mark.parametrize("relative", [name for known in families.every() for name in known.demo_variants])
+@pytest.mark.parametrize("relative", [name for known in families.all_families() for name in known.demo_variants])
 def test_relatives_need_their_familys_graphs_for_five_sizes_and_lengths(tmp_path, relative):
     """One for a kind of block; a reference image is of its image's size.
 
     Its blocks are those of its family, whose other kinds and backward passes are traced elsewhere.
     """
-    demo = files.prepare(tmp_path / "demo", (relative,), compiled=True)
+    demo = files.prepare_demo(tmp_path / "demo", (relative,), compiled=True)
     written(tmp_path / "set" / "1_zorb toy", [(64, 64), (64, 128), (128, 64), (64, 192), (192, 64)])
     given = {"train_data_dir": tmp_path / "set", "max_train_steps": 5, "train_batch_size": 1, "enable_bucket": True}
     family = families.owner(relative)
     script = f"{relative}_{families.lora_script(family)}"
     *_, last = families.config_class(families.lora_script(family))().compile.kinds
     given |= {**GRID, "cache_text_encoder_outputs": True, "compile_blocks": f"{last}:all"}
-    if "t5xxl_max_token_length" in options(families.config_class(families.lora_script(family))):
+    if "t5xxl_max_token_length" in options_of(families.config_class(families.lora_script(family))):
         given["t5xxl_max_token_length"] = 192
     shown = config_of(demo, script).control_images
     given |= {"control_directory": references(tmp_path / "set", tmp_path)} if shown.least else {}

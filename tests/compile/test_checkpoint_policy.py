@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from tests.training import ONE_ADAPTER
 
@@ -131,13 +131,13 @@ def test_every_thread_compiles_with_the_same_settings(made):
 )
 def test_a_budget_that_cannot_hold_is_refused(script, values, words):
     with pytest.raises(ConfigError, match=f"compile_activation_budget .*{words}") as refused:
-        build(families.config_class(script), {"compile": True, "compile_activation_budget": 0.5} | values)
+        build_config(families.config_class(script), {"compile": True, "compile_activation_budget": 0.5} | values)
     assert len(str(refused.value).splitlines()) == 1
 
 
 def test_what_has_no_effect_is_reported():
     notes = []
-    build(
+    build_config(
         families.config_class("flux_train"),
         {"compile_activation_budget": 0.5, "checkpoint_keep_attention": True},
         notes=notes,

@@ -14,7 +14,7 @@ from torch._inductor.utils import clear_caches
 
 from library.compiler import cache, prewarm, pruning, torch_private
 from library.compiler.log import CompileLog
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families import config_class
 from library.memory import checkpointing
@@ -24,17 +24,17 @@ from tests.training import PLAIN_CODE
 def test_the_environment_wins_then_the_option_then_the_users_cache(tmp_path, monkeypatch):
     cpu = torch.device("cpu")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "mine"))
-    assert cache.use(str(tmp_path / "given"), cpu) == tmp_path / "mine"
+    assert cache.use_cache(str(tmp_path / "given"), cpu) == tmp_path / "mine"
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
-    assert cache.use(str(tmp_path / "given"), cpu) == tmp_path / "given"
+    assert cache.use_cache(str(tmp_path / "given"), cpu) == tmp_path / "given"
     # PyTorch writes its own default into the environment when it is imported, which is nobody's request.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", cache.default_cache_dir())
     strange = tmp_path / "cé中" / "xy"
-    assert cache.use(str(strange), cpu) == strange and strange.is_dir()
+    assert cache.use_cache(str(strange), cpu) == strange and strange.is_dir()
     # What an earlier training of this process asked for is nobody's request, either.
     monkeypatch.setattr(cache, "default_root", lambda: tmp_path / "user")
-    used = cache.use(None, cpu)
+    used = cache.use_cache(None, cpu)
     assert used.parent == tmp_path / "user" and used.is_dir()
     assert torch.__version__.split("+")[0] in used.name
 
@@ -44,23 +44,23 @@ def test_a_folder_that_cannot_be_used_is_named_unless_nobody_chose_it(tmp_path, 
     file.write_text("in the way")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setattr(cache, "default_root", lambda: file)
-    assert str(cache.use(None, cpu)) == cache.default_cache_dir()
+    assert str(cache.use_cache(None, cpu)) == cache.default_cache_dir()
     with pytest.raises(ConfigError, match=r"compile_cache_dir: .*file.in cannot be used \(.+\); choose another"):
-        cache.use(str(file / "in"), cpu)
-    (told,) = cache.problems(str(file / "in"), cpu)  # in the check, where nothing is made
+        cache.use_cache(str(file / "in"), cpu)
+    (told,) = cache.find_cache_problems(str(file / "in"), cpu)  # in the check, where nothing is made
     assert told.option == "compile_cache_dir" and "file is no folder" in str(told)
-    assert not [*cache.problems(str(tmp_path / "new" / "one"), cpu)] and not (tmp_path / "new").exists()
+    assert not [*cache.find_cache_problems(str(tmp_path / "new" / "one"), cpu)] and not (tmp_path / "new").exists()
     with pytest.raises(ConfigError, match="with a blank in its name"):
-        cache.use(str(tmp_path / "x y"), cpu)
+        cache.use_cache(str(tmp_path / "x y"), cpu)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(file / "in"))
     with pytest.raises(ConfigError, match="TORCHINDUCTOR_CACHE_DIR: "):
-        cache.use(None, cpu)
+        cache.use_cache(None, cpu)
 
 
 def test_a_key_does_not_tell_which_module_has_imported_torch_first(monkeypatch):
     from torch._inductor.codecache import FxGraphCachePickler
 
-    cache.use(None, torch.device("cpu"))
+    cache.use_cache(None, torch.device("cpu"))
     graph, fake = torch.fx.symbolic_trace(nn.Identity()), torch_private.FakeTensorMode()
     tensor = fake.from_tensor(torch.zeros(1, 2, 3, 4).to(memory_format=torch.channels_last))
     before, known = FxGraphCachePickler(graph).dumps(tensor), dict(sys.modules)
@@ -78,8 +78,8 @@ def test_getting_ready_stops_a_training_only_where_it_may_not_go_on_without(tmp_
     asked = {"compile": True, "compile_cache_dir": str(tmp_path / "in")}
     kind, cpu = config_class("flux_train_network"), torch.device("cpu")
     with pytest.raises(ConfigError, match="compile_cache_dir"):
-        prewarm.prewarm_inductor(build(kind, asked, notes=[]).compile, cpu).__enter__()
-    with prewarm.prewarm_inductor(build(kind, asked | {"compile_fallback": True}, notes=[]).compile, cpu):
+        prewarm.prewarm_inductor(build_config(kind, asked, notes=[]).compile, cpu).__enter__()
+    with prewarm.prewarm_inductor(build_config(kind, asked | {"compile_fallback": True}, notes=[]).compile, cpu):
         assert not any(thread.name == "compiler" for thread in threading.enumerate())
 
 
@@ -89,7 +89,7 @@ def test_the_compiler_gets_up_while_something_is_loaded_and_leaves_no_trace(tmp_
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", PLAIN_CODE["ATEN_CPU_CAPABILITY"])
     prewarm._compile_small_graph.cache_clear()
     clear_caches()  # of code that an earlier training of this process has prepared
-    options = build(config_class("flux_train_network"), {"compile": True}, notes=[]).compile
+    options = build_config(config_class("flux_train_network"), {"compile": True}, notes=[]).compile
     before = dict(counters["stats"])
     with prewarm.prewarm_inductor(options, torch.device("cpu")):
         assert any(thread.name == "compiler" for thread in threading.enumerate())
@@ -101,8 +101,8 @@ def test_the_compiler_gets_up_while_something_is_loaded_and_leaves_no_trace(tmp_
 
 def test_the_key_has_the_gpu_and_its_driver(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200 (x)")
-    assert isinstance(cache._driver(), int)
-    monkeypatch.setattr(cache, "_driver", lambda: 13000)
+    assert isinstance(cache._driver_cuda(), int)
+    monkeypatch.setattr(cache, "_driver_cuda", lambda: 13000)
     monkeypatch.setattr(cache.metadata, "version", lambda _: "3.7.1+git")
     assert cache.key(torch.device("cuda")).endswith("-nvidia-h200-x-triton3.7.1-driver13000")
 
@@ -113,7 +113,7 @@ def test_on_windows_the_key_leaves_room_for_what_is_below_it(monkeypatch):
     monkeypatch.setattr(cache.sys, "platform", "win32")
     keys = set()
     for driver in (13000, 13010):
-        monkeypatch.setattr(cache, "_driver", lambda driver=driver: driver)
+        monkeypatch.setattr(cache, "_driver_cuda", lambda driver=driver: driver)
         keys.add(cache.key(torch.device("cuda")))
     assert len(keys) == 2 and all(len(key) < 20 for key in keys)
 
@@ -124,25 +124,25 @@ def test_old_folders_go_first_and_the_one_in_use_stays(tmp_path):
         folder.mkdir()
         (folder / "code").write_bytes(b"x" * 100)
         os.utime(folder, (1000 + age, 1000 + age))
-    cache.prune(tmp_path, keep=tmp_path / "used", most=250)
+    cache.prune_cache(tmp_path, keep=tmp_path / "used", most=250)
     assert sorted(f.name for f in tmp_path.iterdir()) == ["newer", "used"]
-    cache.prune(tmp_path, keep=tmp_path / "used", most=0)
+    cache.prune_cache(tmp_path, keep=tmp_path / "used", most=0)
     assert [f.name for f in tmp_path.iterdir()] == ["used"]
 
 
 def test_in_the_folder_in_use_single_graphs_go_and_nothing_that_is_not_pytorchs(tmp_path):
     mine = [tmp_path / "notes.txt", tmp_path / "my" / "own", tmp_path / "ab" / "short"]
     kept = [
-        *(tmp_path / kind / "ab" / "f" / "code" for kind in pruning.KEPT),
+        *(tmp_path / kind / "ab" / "f" / "code" for kind in pruning.CACHE_FOLDERS),
         tmp_path / "cd" / f"{'c' * 52}.so",
     ]
     for age, file in enumerate([*mine, *kept]):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"x" * 100)
         os.utime(file, (1000 + age, 1000 + age))
-    cache.prune(tmp_path, keep=tmp_path, most=250)  # of what is PyTorch's
+    cache.prune_cache(tmp_path, keep=tmp_path, most=250)  # of what is PyTorch's
     assert [file.exists() for file in (*mine, *kept)] == [True] * 3 + [False] * 2 + [True] * 2
-    cache.prune(tmp_path, keep=tmp_path, most=0)
+    cache.prune_cache(tmp_path, keep=tmp_path, most=0)
     assert [file.exists() for file in (*mine, *kept)] == [True] * 3 + [False] * 4
 
 
@@ -155,7 +155,7 @@ def test_code_that_is_damaged_is_made_anew(tmp_path, monkeypatch, forget):
     torn.touch()
     for _ in range(2):
         torch._dynamo.reset()
-        cache.use(str(tmp_path), torch.device("cpu"))
+        cache.use_cache(str(tmp_path), torch.device("cpu"))
         assert not torn.exists()
         assert torch.compile(torch.sin)(torch.zeros(3)).tolist() == [0, 0, 0]
         sources = [file for file in tmp_path.glob("??/*.py") if file.read_text(encoding="utf-8")]
@@ -174,26 +174,26 @@ def filled(tmp_path):
 
 
 def test_the_cache_can_be_looked_at_and_cleaned(filled):
-    assert cache.folders(filled) == {"used": 100, "newer": 100, "old": 100}
-    assert cache.clean(filled, "newer") == 100
-    assert list(cache.folders(filled)) == ["used", "old"]
+    assert cache.cache_folders(filled) == {"used": 100, "newer": 100, "old": 100}
+    assert cache.clean_cache(filled, "newer") == 100
+    assert list(cache.cache_folders(filled)) == ["used", "old"]
     with pytest.raises(ConfigError, match="'newer'; there is used, old") as refused:
-        cache.clean(filled, "newer")
+        cache.clean_cache(filled, "newer")
     with pytest.raises(ConfigError, match="no compiled code"):
-        cache.clean(filled, "..")
+        cache.clean_cache(filled, "..")
     assert len(str(refused.value).splitlines()) == 1
-    assert cache.clean(filled) == 200 and cache.size(filled) == 0
-    assert cache.clean(filled / "never") == 0
+    assert cache.clean_cache(filled) == 200 and cache.cache_size(filled) == 0
+    assert cache.clean_cache(filled / "never") == 0
 
 
 def test_a_limit_is_kept_and_holds_at_once_and_at_the_next_start(filled):
     assert cache.limit(root=filled) == cache.LIMIT
     assert cache.limit(250, filled) == cache.limit(root=filled) == 250
-    assert list(cache.folders(filled)) == ["used", "newer"]
+    assert list(cache.cache_folders(filled)) == ["used", "newer"]
     (filled / "used" / "more").write_bytes(b"x" * 100)
-    cache.prune(filled, keep=filled / "used")
-    assert list(cache.folders(filled)) == ["used"]
-    (filled / cache.SETTINGS).write_text("torn", encoding="utf-8")
+    cache.prune_cache(filled, keep=filled / "used")
+    assert list(cache.cache_folders(filled)) == ["used"]
+    (filled / cache.LIMIT_FILE).write_text("torn", encoding="utf-8")
     assert cache.limit(root=filled) == cache.LIMIT
     with pytest.raises(ConfigError):
         cache.limit(-1, filled)
@@ -216,7 +216,7 @@ def test_checkpoints_that_are_asked_of_every_operation_are_found_again(how, tmp_
         torch._dynamo.reset()
         counted.clear()
         block = Attends()
-        checkpointing.wrap([[block]], **how)
+        checkpointing.checkpoint_blocks([[block]], **how)
         block.compile(fullgraph=True)
         block(torch.randn(1, 1, 2, 8, requires_grad=True)).sum().backward()
         assert {name: number for name, number in counted.items() if "cache" in name and number} == found

@@ -78,7 +78,7 @@ def made(checkpoint=False, swap=0, compiled=True, offload=False, log=None, **cha
     ring = swapping.Swap(swapping.choose_blocks(model, {"Block": swap} if swap else {}), CPU)
     ring.place(model)
     if checkpoint:
-        checkpointing.wrap([list(model.blocks), list(model.others)], CPU if offload else None)
+        checkpointing.checkpoint_blocks([list(model.blocks), list(model.others)], CPU if offload else None)
     if compiled:
         compile_model(options(**changed), model, [list(model.blocks), list(model.others)], inputs=INPUTS, log=log)
     ring.attach(model)
@@ -220,8 +220,8 @@ def test_compile_errors_are_told_from_the_models_own():
 
 def test_a_blank_in_the_path_is_told():
     error = RuntimeError("ld: cannot find -ltorch: No such file\ncollect2: error: ld returned 1 exit status")
-    assert "blank" in blocks.why(error, "/home/jo doe/.venv/torch/__init__.py")
-    assert blocks.why(error, "/home/jo/.venv/torch/__init__.py").startswith("collect2: error")
+    assert "blank" in blocks.compile_error_cause(error, "/home/jo doe/.venv/torch/__init__.py")
+    assert blocks.compile_error_cause(error, "/home/jo/.venv/torch/__init__.py").startswith("collect2: error")
 
 
 def test_a_run_starts_anew_after_a_process_compiled_something_else():

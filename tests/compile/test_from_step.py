@@ -8,7 +8,7 @@ import torch
 
 from library import families
 from library.config import building
-from library.config.building import build, notes
+from library.config.building import build_config, config_notes
 from library.config.ineffective import ineffective_options
 from library.config.problems import ConfigError
 from tests.training import ONE_ADAPTER, config_of, train
@@ -79,19 +79,21 @@ def test_repeated_and_resumed_runs_are_equal_bit_for_bit(begins, shallow, reques
 )
 def test_what_says_no_step_is_told(values, told):
     with pytest.raises(ConfigError, match=told):
-        build(families.config_class("flux_train_network"), {"compile": True, **values})
+        build_config(families.config_class("flux_train_network"), {"compile": True, **values})
 
 
 def test_transformer_means_all_kinds_of_transformer_blocks():
     values = {"compile": True, "compile_from_step": "transformer:4"}
-    found = build(families.config_class("flux_train_network"), values, notes=[]).compile.first_steps()
+    found = build_config(families.config_class("flux_train_network"), values, notes=[]).compile.first_steps()
     assert found == {"DoubleStreamBlock": 4, "SingleStreamBlock": 4}
 
 
 @pytest.mark.parametrize("given", ["40, 50", "transformer:20, resnet:30, transformer:30"])
 def test_two_steps_for_the_same_blocks_are_refused(given):
     with pytest.raises(ConfigError, match="compile_from_step: .* is a second step for the same blocks"):
-        build(families.config_class("sdxl_train_network"), {"compile": True, "compile_from_step": given}, notes=[])
+        build_config(
+            families.config_class("sdxl_train_network"), {"compile": True, "compile_from_step": given}, notes=[]
+        )
 
 
 @pytest.mark.parametrize(
@@ -111,12 +113,14 @@ def test_two_steps_for_the_same_blocks_are_refused(given):
 )
 def test_a_step_after_the_end_of_the_training_is_told(begins, told):
     values = {"compile": True, "max_train_steps": 100, "compile_from_step": begins}
-    config = build(families.config_class("sdxl_train_network"), values, notes=[])
-    found = [note for note in notes(config) if note.option == "compile_from_step"]
+    config = build_config(families.config_class("sdxl_train_network"), values, notes=[])
+    found = [note for note in config_notes(config) if note.option == "compile_from_step"]
     assert "compile_from_step" not in ineffective_options(config)  # no field of a form is grey for it
     assert re.search(told, *map(str, found)) if told else not found
-    by_epochs = building.replace(config, max_train_epochs=3)
-    assert not any(note.option == "compile_from_step" for note in notes(by_epochs))  # its steps have yet to be counted
+    by_epochs = building.replace_options(config, max_train_epochs=3)
+    assert not any(
+        note.option == "compile_from_step" for note in config_notes(by_epochs)
+    )  # its steps have yet to be counted
 
 
 @pytest.mark.parametrize(
@@ -124,8 +128,8 @@ def test_a_step_after_the_end_of_the_training_is_told(begins, told):
 )
 def test_a_step_for_blocks_that_are_not_compiled_is_told(begins, told):
     values = {"compile": True, "compile_blocks": "single:all", "compile_from_step": begins}
-    config = build(families.config_class("flux_train_network"), values, notes=[])
-    found = [note for note in notes(config) if note.option == "compile_from_step"]
+    config = build_config(families.config_class("flux_train_network"), values, notes=[])
+    found = [note for note in config_notes(config) if note.option == "compile_from_step"]
     assert [str(note).partition(" has no effect here, as compile_blocks")[0] for note in found] == [
         f"compile_from_step: {word}" for word in told
     ]

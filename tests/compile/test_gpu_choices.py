@@ -11,8 +11,8 @@ from library.compiler import blocks as compile_utils
 from library.compiler import cache, cudagraph
 from library.compiler.log import CompileLog
 from library.compiler.torch_private import config_module, sdp_priority_order
-from library.compiler.torch_settings import SETTINGS, settings_kept, wanted_settings
-from library.config.building import build
+from library.compiler.torch_settings import THREAD_SETTINGS, keep_torch_settings, wanted_settings
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.memory import attention, prepare
 from library.memory.compile_targets import compiles_size_by_size
@@ -29,7 +29,7 @@ def gpu(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
         monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
 
-    with attention.settings_kept():
+    with attention.keep_attention_settings():
         yield pretend
 
 
@@ -54,12 +54,12 @@ def test_the_cpu_has_nothing_to_choose():
 
 
 def config(script="flux_train_network", **values):
-    return build(families.config_class(script), values)
+    return build_config(families.config_class(script), values)
 
 
 def test_the_switches_are_set_and_taken_back():
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
-    with attention.settings_kept():
+    with attention.keep_attention_settings():
         for on in (True, False):
             attention.switches(config(cuda_allow_tf32=on, cuda_cudnn_benchmark=on).compile)
             assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
@@ -132,7 +132,7 @@ def test_a_backend_that_records_cannot_be_told_not_to(way):
 def test_what_is_recorded_by_itself_leaves_room_for_the_optimizer(monkeypatch, values, reserved):
     """Eager blocks too, on one GPU or several; only where these average each gradient as it comes, none."""
     attached = []
-    monkeypatch.setattr(cudagraph, "attach", lambda model, log, reserve=None: attached.append(reserve))
+    monkeypatch.setattr(cudagraph, "record_denoiser_calls", lambda model, log, reserve=None: attached.append(reserve))
     model, asked = nn.Linear(4, 4), config(gradient_checkpointing=True, **values)
     why = prepare._record_graphs(model, asked, CUDA, CompileLog())
     assert [found is not None for found in attached] == ([] if reserved is None else [reserved])
@@ -151,7 +151,7 @@ def test_a_recording_that_a_mode_asked_for_is_let_go_where_several_processes_ste
     monkeypatch.setattr(prepare, "several_processes", lambda: several)
     monkeypatch.setattr(cudagraph, "leave_default_stream", lambda: None)
     model = nn.Linear(4, 4)
-    cudagraph.attach(model, CompileLog())
+    cudagraph.record_denoiser_calls(model, CompileLog())
     whole = config("flux_train", fused_backward_pass=True, optimizer_type="Adafactor", max_grad_norm=0.0)
     assert bool(prepare._record_graphs(model, whole, CUDA, CompileLog())) is several
     assert bool(model._recorder.why_not) is several
@@ -173,13 +173,13 @@ def test_on_a_gpu_a_whole_model_has_a_graph_for_each_size_unless_asked_otherwise
 )
 def test_modes_that_record_leave_it_to_the_whole_model(monkeypatch, mode, inner):
     recorded, asked = [], []
-    monkeypatch.setattr(compile_utils, "problems", lambda *_: iter(()))
-    monkeypatch.setattr(cache, "use", lambda *_: None)
-    monkeypatch.setattr(cudagraph, "attach", lambda model, log: recorded.append(model))
+    monkeypatch.setattr(compile_utils, "find_compile_problems", lambda *_: iter(()))
+    monkeypatch.setattr(cache, "use_cache", lambda *_: None)
+    monkeypatch.setattr(cudagraph, "record_denoiser_calls", lambda model, log: recorded.append(model))
     model = nn.Sequential(nn.Identity())
     monkeypatch.setattr(model, "parameters", lambda: iter([SimpleNamespace(device=CUDA)]))
     monkeypatch.setattr(nn.Identity, "compile", lambda self, **how: asked.append(how.get("mode")))
-    with settings_kept(), CompileLog() as log:
+    with keep_torch_settings(), CompileLog() as log:
         compile_utils.compile_model(config(compile=True, compile_mode=mode).compile, model, [[model[0]]], log=log)
         assert bool(recorded) is bool(inner) and asked == [inner]
         assert config_module("inductor").fallback_random or not inner
@@ -188,7 +188,7 @@ def test_modes_that_record_leave_it_to_the_whole_model(monkeypatch, mode, inner)
 @pytest.fixture
 def kernels():
     """The choice of kernels, which is the process's, as it was before."""
-    with attention.settings_kept():
+    with attention.keep_attention_settings():
         yield torch.device("cpu")
 
 
@@ -220,7 +220,7 @@ def test_compiled_code_of_one_kernel_is_not_taken_for_that_of_another(kernels, t
     for name in ("flash", "math", "flash"):
         torch._dynamo.reset()
         attention.prefer(kernels, name)
-        SETTINGS.want(wanted_settings(config().compile, kernels))
+        THREAD_SETTINGS.want(wanted_settings(config().compile, kernels))
         counted.clear()
         torch.compile(attention_of, fullgraph=True)(given, given)
         hits.append(counted["aot_autograd"]["autograd_cache_hit"])

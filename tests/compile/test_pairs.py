@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.memory.quantization import fp8_matmul
 from tests.training import PLAIN_CODE
@@ -118,9 +118,11 @@ def test_lycoris_goes_around_weights_in_8_bits(name):
     """In its usual mode it multiplies in the type of the weights, for which 8 bits have no kernel."""
     given = {name: True, "mixed_precision": "bf16", **FEATURES["lycoris"]}
     with pytest.raises(ConfigError, match=f"{name} cannot be used with .*bypass_mode=True"):
-        build(families.config_class("sdxl_train_network"), given)
+        build_config(families.config_class("sdxl_train_network"), given)
     with pytest.raises(ConfigError, match=f"{name} cannot be used with algo=full, .*: write algo=lokr"):
-        build(families.config_class("sdxl_train_network"), given | {"network_args": ("algo=full", "bypass_mode=True")})
+        build_config(
+            families.config_class("sdxl_train_network"), given | {"network_args": ("algo=full", "bypass_mode=True")}
+        )
 
 
 @pytest.mark.parametrize("few", [{"int8_base": True}, {"fp8_base": True, "fp8_compute": True}], ids=str)
@@ -138,7 +140,7 @@ def test_every_pair_is_tried_or_refused_with_a_sentence():
     left, same = set(), frozenset(("attention", "checkpointing"))
     for pair in map(frozenset, itertools.combinations(FEATURES, 2)):
         try:
-            build(config, {"compile": True, **values("flux_train_network", sorted(pair))}, notes=[])
+            build_config(config, {"compile": True, **values("flux_train_network", sorted(pair))}, notes=[])
         except ConfigError as refused:
             assert all(len(line) > 40 for line in str(refused).splitlines())
             continue

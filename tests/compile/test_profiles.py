@@ -4,9 +4,9 @@ import pytest
 
 from kohya_gui.form import presets
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml
-from library.config.schema import changed, flat, values
+from library.config.schema import changed, flatten_sections, option_values
 from library.recipes import preset_files
 
 PROFILES = preset_files.profiles()
@@ -15,17 +15,17 @@ NAMES = ["balanced", "debug", "fast_start", "low_vram", "max_speed"]
 
 def test_both_tabs_offer_the_same_profiles():
     assert [p.path.stem for p in PROFILES] == NAMES
-    assert [p for p in preset_files.presets("finetune") if p.is_profile] == PROFILES
+    assert [p for p in preset_files.presets_of_kind("finetune") if p.is_profile] == PROFILES
 
 
 @pytest.mark.parametrize("script", families.RUNS)
 @pytest.mark.parametrize("profile", PROFILES, ids=NAMES)
 def test_a_profile_builds_for_every_script_and_holds_no_default(profile, script):
     notes = []
-    config = build(families.config_class(script), read_toml(profile.path), notes=notes)
+    config = build_config(families.config_class(script), read_toml(profile.path), notes=notes)
     assert notes == []
     assert config.compile.compile
-    assert set(read_toml(profile.path)) == set(flat(changed(config)))
+    assert set(read_toml(profile.path)) == set(flatten_sections(changed(config)))
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=NAMES)
@@ -37,11 +37,11 @@ def test_a_profile_says_in_one_line_when_to_use_it(profile):
 def test_the_fast_start_compiles_as_little_as_there_is():
     """compile_dynamic = true serves all sizes as auto does, and takes two to three times as long to compile."""
     (fast,) = (preset for preset in PROFILES if preset.path.stem == "fast_start")
-    chosen = build(families.config_class("flux_train"), read_toml(fast.path), notes=[]).compile
+    chosen = build_config(families.config_class("flux_train"), read_toml(fast.path), notes=[]).compile
     assert chosen.dynamic is None and chosen.compile_mode == "default" and not chosen.ahead
     both = {"DoubleStreamBlock": None, "SingleStreamBlock": None}  # every block of FLUX.1 is a transformer's
     assert chosen.ranges() == both
-    sdxl = build(families.config_class("sdxl_train"), read_toml(fast.path), notes=[]).compile
+    sdxl = build_config(families.config_class("sdxl_train"), read_toml(fast.path), notes=[]).compile
     assert sdxl.ranges() == {"BasicTransformerBlock": None}  # ResNet blocks are most of the compiling, and little else
 
 
@@ -51,23 +51,23 @@ def test_one_profile_after_another_leaves_only_the_last(script):
     now = {"learning_rate": "3e-4", "resolution": "768", "compile_cache_dir": "/c", "output_dir": "/o", "foreign": "x"}
     for profile in (*PROFILES, PROFILES[0]):
         config = presets.apply(profile, config_class, now)
-        now = values(config)
+        now = option_values(config)
         kept = {"learning_rate": 3e-4, "resolution": "768", "compile_cache_dir": "/c", "output_dir": "/o"}
         if profile.path.stem == "low_vram" or now["gradient_checkpointing"]:  # what saves memory stays
             kept["gradient_checkpointing"] = True
-        assert flat(changed(config)) == kept | read_toml(profile.path)
+        assert flatten_sections(changed(config)) == kept | read_toml(profile.path)
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=NAMES)
 def test_a_profile_over_any_preset_keeps_what_saves_memory_and_says_what_it_leaves_out(profile):
     saving = ("gradient_checkpointing", "blocks_to_swap", "fp8_base", "fp8_compute", "train_batch_size", "network_dim")
-    for preset in preset_files.every():
+    for preset in preset_files.all_presets():
         if preset.is_profile:
             continue
-        scripts = map(families.config_class, families.facts(preset.family).scripts)
+        scripts = map(families.config_class, families.facts_of(preset.family).scripts)
         config_class = next(config for config in scripts if config.kind == preset.kind)
-        before, notes = values(presets.apply(preset, config_class, {})), []
-        after = values(presets.apply(profile, config_class, before, notes))
+        before, notes = option_values(presets.apply(preset, config_class, {})), []
+        after = option_values(presets.apply(profile, config_class, before, notes))
         for name in saving:
             assert after.get(name) == before.get(name) or profile.path.stem == "low_vram", (preset.id, name)
         given = read_toml(profile.path)

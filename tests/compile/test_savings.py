@@ -48,8 +48,8 @@ def test_without_eager_steps_nothing_is_reported_of_savings():
 
 def test_a_comparison_of_one_step_is_refused():
     from library import families
-    from library.config.building import build
+    from library.config.building import build_config
     from library.config.problems import ConfigError
 
     with pytest.raises(ConfigError, match="compile_compare_steps = 1 measures nothing"):
-        build(families.config_class("flux_train_network"), {"compile_compare_steps": 1})
+        build_config(families.config_class("flux_train_network"), {"compile_compare_steps": 1})

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from library import families
-from library.compiler.checks import problems
-from library.config.building import build, draft
+from library.compiler.checks import find_compile_problems
+from library.config.building import build_config, draft
 from library.config.problems import ConfigError
 
 SIZES, ONE = ((8, 8), (8, 16), (16, 8)), ((8, 8),)
@@ -66,27 +66,27 @@ def test_numbers_are_those_of_eager_and_graphs_as_many_as_predicted(made, values
 )
 def test_what_cannot_be_compiled_together_is_one_sentence(values, words):
     with pytest.raises(ConfigError, match=words) as refused:
-        build(families.config_class(FLUX), {"compile": True} | values, notes=[])
+        build_config(families.config_class(FLUX), {"compile": True} | values, notes=[])
     assert len(str(refused.value).splitlines()) == 1
 
 
 def test_each_block_has_the_backend_named_last_and_unknown_ones_are_told():
     values = {"compile": True, "compile_blocks": "double:all=eager,double:1-2=aot_eager,single:3"}
-    options = build(families.config_class(FLUX), values, notes=[]).compile
+    options = build_config(families.config_class(FLUX), values, notes=[]).compile
     found = [options.backend_of("DoubleStreamBlock", n) for n in range(4)]
     assert found == ["eager", "aot_eager", "aot_eager", "eager"]
     assert options.backend_of("SingleStreamBlock", 3) == "inductor"
     assert options.ranges() == {"DoubleStreamBlock": None, "SingleStreamBlock": ((3, 3),)}
-    wrong = build(
+    wrong = build_config(
         families.config_class(FLUX), {"compile": True, "compile_blocks": "double:all=eagle"}, notes=[]
     ).compile
-    (sentence,) = problems(wrong, torch.device("cpu"))
+    (sentence,) = find_compile_problems(wrong, torch.device("cpu"))
     assert str(sentence).startswith("compile_blocks: PyTorch has no backend called 'eagle'")
 
 
 def test_blocks_that_there_are_not_are_told_once_and_unknown_backends_beside_them():
     values = {"compile": True, "compile_blocks": "singel:all", "compile_backend": "eagle"}
     options = draft(families.config_class(FLUX), values).compile  # whose own check has told of the blocks
-    (sentence,) = problems(options, torch.device("cpu"))
+    (sentence,) = find_compile_problems(options, torch.device("cpu"))
     assert str(sentence).startswith("compile_backend: PyTorch has no backend called 'eagle'")
     assert not [*options.beyond({"SingleStreamBlock": 2})]

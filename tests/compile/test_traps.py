@@ -108,7 +108,7 @@ def test_dropout_has_one_mask_for_forward_and_backward(forget, checkpoint):
         block.up.weight.zero_()
         block.up.bias.fill_(1.0)
     if checkpoint:
-        checkpointing.wrap([[block]])
+        checkpointing.checkpoint_blocks([[block]])
     blocks.compile_model(options(), block, [[block]])
     x = torch.zeros(2, 16, 8, requires_grad=True)
     out = block(x)
@@ -127,7 +127,7 @@ def test_a_block_that_is_computed_again_finds_the_graph_of_its_forward_pass(forg
         return lambda *given: ran.append(number) or graph.forward(*given)
 
     torch._C._dynamo.eval_frame._set_lru_cache(True)
-    checkpointing.wrap([[nn.Identity()]], around=True)
+    checkpointing.checkpoint_blocks([[nn.Identity()]], around=True)
     compiled = torch.compile(lambda x: x.sin(), backend=backend)
     for size in (4, 5, 4, 6, 4):
         compiled(torch.zeros(size))

@@ -2,8 +2,8 @@
 
 from library import importers
 from library.config import dataset
-from library.config.building import build
-from library.config.schema import values
+from library.config.building import build_config
+from library.config.schema import option_values
 from library.families import RUNS, config_class
 
 CONFIGS = {script: config_class(script) for script in RUNS}
@@ -13,7 +13,7 @@ FLUX_AI = {"network.type": "lora", "model.name_or_path": "dev.safetensors", "mod
 
 def arrived(found):
     """A file's settings here, by option."""
-    return values(importers.read(found, CONFIGS).config)
+    return option_values(importers.import_content(found, CONFIGS).config)
 
 
 def differing(config, expected):
@@ -40,4 +40,6 @@ def of_aitoolkit(pairs, kind="sd_trainer", job="extension"):
 
 def sets_of(path, script="sdxl_train_network", **given):
     """The data sets of a dataset file, of a training with these settings."""
-    return dataset.load(build(CONFIGS[script], {"dataset_config": str(path), "masked_loss": True, **given}, notes=[]))
+    return dataset.load_datasets(
+        build_config(CONFIGS[script], {"dataset_config": str(path), "masked_loss": True, **given}, notes=[])
+    )

@@ -7,12 +7,12 @@ import pytest
 
 from library import families
 from library.config import command as subject
-from library.config.command import command, printable
+from library.config.command import quote_command, training_command
 from library.config.problems import ConfigError
 
 
 def test_one_process():
-    arguments = command(Path("a b") / "run.toml", "flux_train_network")
+    arguments = training_command(Path("a b") / "run.toml", "flux_train_network")
     assert arguments[:3] == [sys.executable, "-m", "accelerate.commands.launch"]
     assert arguments[-2:] == ["--config_file", str(Path("a b") / "run.toml")]
     assert Path(arguments[-3]).is_file()
@@ -22,44 +22,44 @@ def test_one_process():
 
 @pytest.mark.parametrize("script", families.RUNS)
 def test_every_run_has_its_script(script):
-    assert Path(command("run.toml", script)[-3]).is_file()
-    assert command("run.toml", script) == command("run.toml", f"{script}.py")
+    assert Path(training_command("run.toml", script)[-3]).is_file()
+    assert training_command("run.toml", script) == training_command("run.toml", f"{script}.py")
 
 
 def test_several_processes_and_devices():
-    arguments = command("run.toml", "sdxl_train", num_processes=2, gpu_ids="0,1", main_process_port=29501)
+    arguments = training_command("run.toml", "sdxl_train", num_processes=2, gpu_ids="0,1", main_process_port=29501)
     assert "--multi_gpu" in arguments
     assert arguments[arguments.index("--gpu_ids") + 1] == "0,1"
     assert arguments[arguments.index("--main_process_port") + 1] == "29501"
-    assert "--cpu" in command("run.toml", "sdxl_train", cpu=True)
+    assert "--cpu" in training_command("run.toml", "sdxl_train", cpu=True)
 
 
 def test_what_a_form_leaves_empty_is_left_out():
-    assert command("r", "sdxl_train", gpu_ids="", main_process_port=0, num_cpu_threads_per_process=None) == command(
-        "r", "sdxl_train"
-    )
+    assert training_command(
+        "r", "sdxl_train", gpu_ids="", main_process_port=0, num_cpu_threads_per_process=None
+    ) == training_command("r", "sdxl_train")
 
 
 def test_extra_arguments_come_before_the_script():
-    arguments = command("r", "sdxl_train", extra_accelerate_launch_args="--debug --log_dir 'a b'")
+    arguments = training_command("r", "sdxl_train", extra_accelerate_launch_args="--debug --log_dir 'a b'")
     assert arguments[-6:-3] == ["--debug", "--log_dir", "a b"]
 
 
 def test_all_mistakes_at_once():
     with pytest.raises(ConfigError) as e:
-        command("r", "sdxl_train", num_processes=0, gpus="1", main_process_port="x")
+        training_command("r", "sdxl_train", num_processes=0, gpus="1", main_process_port="x")
     assert str(e.value).splitlines() == [
         "num_processes must be at least 1, got 0",
         "gpus is not a known key (did you mean gpu_ids?)",
         "main_process_port must be a whole number, got 'x'",
     ]
     with pytest.raises(ConfigError, match="cpu goes with one process only"):
-        command("r", "sdxl_train", cpu=True, num_processes=2)
+        training_command("r", "sdxl_train", cpu=True, num_processes=2)
 
 
 def test_printed_command_can_be_pasted(monkeypatch):
     arguments = ["python", "a b.py", 'say "hi"', r"C:\x y\run.toml"]
     monkeypatch.setattr(subject.sys, "platform", "linux")
-    assert printable(arguments) == r"""python 'a b.py' 'say "hi"' 'C:\x y\run.toml'"""
+    assert quote_command(arguments) == r"""python 'a b.py' 'say "hi"' 'C:\x y\run.toml'"""
     monkeypatch.setattr(subject.sys, "platform", "win32")
-    assert printable(arguments) == r'''python "a b.py" "say \"hi\"" "C:\x y\run.toml"'''
+    assert quote_command(arguments) == r'''python "a b.py" "say \"hi\"" "C:\x y\run.toml"'''

@@ -6,7 +6,7 @@ import pytest
 
 from library import families
 from library.config import dataset
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 
 FILE = r"""
@@ -45,7 +45,7 @@ enable_bucket = true
 
 
 def config(script="flux_train_network", **given):
-    return build(families.config_class(script), given, notes=[])
+    return build_config(families.config_class(script), given, notes=[])
 
 
 def written(tmp_path, text, name="data.toml"):
@@ -56,13 +56,13 @@ def written(tmp_path, text, name="data.toml"):
 
 def problems(tmp_path, text, script="flux_train_network", name="data.toml", **given):
     with pytest.raises(ConfigError) as e:
-        dataset.load(config(script, dataset_config=written(tmp_path, text, name), **given))
+        dataset.load_datasets(config(script, dataset_config=written(tmp_path, text, name), **given))
     return str(e.value).splitlines()
 
 
 def test_lookup_goes_from_the_subset_outwards(tmp_path):
     run = config(dataset_config=written(tmp_path, FILE), train_batch_size=2, dataset_repeats=7, caption_prefix="photo")
-    first, second = dataset.load(run)
+    first, second = dataset.load_datasets(run)
     cats, dogs = first.subsets
     assert (first.resolution, first.batch_size, first.enable_bucket) == ((512, 512), 4, False)
     assert (second.resolution, second.batch_size, second.enable_bucket) == ((1024, 768), 2, True)
@@ -82,14 +82,14 @@ def test_lookup_goes_from_the_subset_outwards(tmp_path):
 
 def test_a_no_in_a_subset_beats_a_yes_of_the_run(tmp_path):
     text = SUBSET.replace("64\n", "64\nenable_bucket = false\n") + "flip_aug = false\n"
-    (found,) = dataset.load(config(dataset_config=written(tmp_path, text), flip_aug=True, enable_bucket=True))
+    (found,) = dataset.load_datasets(config(dataset_config=written(tmp_path, text), flip_aug=True, enable_bucket=True))
     assert not found.enable_bucket
     assert not found.subsets[0].flip_aug
 
 
 def test_json_says_the_same(tmp_path):
     tables = {"general": {"flip_aug": True}, "datasets": [{"resolution": 256, "subsets": [{"image_dir": "a"}]}]}
-    (found,) = dataset.load(config(dataset_config=written(tmp_path, json.dumps(tables), "data.json")))
+    (found,) = dataset.load_datasets(config(dataset_config=written(tmp_path, json.dumps(tables), "data.json")))
     assert found.resolution == (256, 256)
     assert found.subsets[0].flip_aug
 
@@ -98,7 +98,7 @@ def test_folders_of_the_run_are_one_dataset_with_a_template():
     folders = {"train_data_dir": "img", "reg_data_dir": "reg", "resolution": "512,768"}
     more = {"train_batch_size": 3, "validation_split": 0.1, "face_crop_aug_range": "2,4"}
     run = config(caption_extension="txt", alpha_mask=True, **folders, **more)
-    (found,) = dataset.load(run)
+    (found,) = dataset.load_datasets(run)
     assert found.subsets == ()
     assert (found.train_data_dir, found.reg_data_dir, found.resolution) == ("img", "reg", (512, 768))
     assert (found.batch_size, found.validation_split) == (3, 0.1)
@@ -107,7 +107,9 @@ def test_folders_of_the_run_are_one_dataset_with_a_template():
 
 
 def test_metadata_file_of_the_run_is_one_subset():
-    (found,) = dataset.load(config(train_data_dir="img", in_json="meta.json", dataset_repeats=5, resolution=64))
+    (found,) = dataset.load_datasets(
+        config(train_data_dir="img", in_json="meta.json", dataset_repeats=5, resolution=64)
+    )
     (subset,) = found.subsets
     assert (subset.image_dir, subset.metadata_file, subset.num_repeats) == ("img", "meta.json", 5)
     assert found.train_data_dir is None
@@ -192,7 +194,7 @@ def test_mistake_is_one_sentence(tmp_path, text, given, sentence):
 
 def test_masks_belong_to_masked_loss(tmp_path):
     path = written(tmp_path, SUBSET + "conditioning_data_dir = 'm'\n")
-    (found,) = dataset.load(config(dataset_config=path, masked_loss=True))
+    (found,) = dataset.load_datasets(config(dataset_config=path, masked_loss=True))
     assert found.subsets[0].kind == "masked"
 
 
@@ -212,4 +214,4 @@ def test_broken_file_is_one_sentence(tmp_path, name, text, words):
 
 def test_missing_file_is_one_sentence(tmp_path):
     with pytest.raises(ConfigError, match="does not exist"):
-        dataset.load(config(dataset_config=str(tmp_path / "none.toml")))
+        dataset.load_datasets(config(dataset_config=str(tmp_path / "none.toml")))

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from library import importers
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml, to_toml
 from library.config.problems import ConfigError
-from library.config.schema import changed, flat, options
+from library.config.schema import changed, flatten_sections, options_of
 from library.families import RUNS, config_class, network_args
 from library.importers import kohya_adapters, kohya_ss
 from library.importers.builder import NOT_HERE
@@ -42,7 +42,7 @@ CASES = [
 
 
 def imported(tab, family, **keys):
-    return importers.read({**TABS[tab], **FAMILY[tab, family], **keys}, CONFIGS)
+    return importers.import_content({**TABS[tab], **FAMILY[tab, family], **keys}, CONFIGS)
 
 
 def sample(row):
@@ -83,16 +83,16 @@ def test_a_key_whose_flag_is_an_option_reaches_that_option():
         flag, key = row["sd_scripts_flag"], row["key"]
         script = f"{family}_train" + ("_network" if tab == "lora" else "")
         applies = row["applies_to"] in ("all", "") or family in row["applies_to"].split(";")
-        if not applies or flag not in options(CONFIGS[script]) or "no --" in row["notes"]:
+        if not applies or flag not in options_of(CONFIGS[script]) or "no --" in row["notes"]:
             continue
         try:
             made = imported(tab, family, **{key: sample(row)})
         except ConfigError:
             continue
         said = sample(row)
-        is_default = said in (False, str(options(CONFIGS[script])[flag].default))  # nothing to see in the config
+        is_default = said in (False, str(options_of(CONFIGS[script])[flag].default))  # nothing to see in the config
         if (
-            flag not in flat(changed(made.config, secrets=True))
+            flag not in flatten_sections(changed(made.config, secrets=True))
             and outcome(made, key).kind != "ignored"
             and not is_default
         ):
@@ -106,7 +106,7 @@ def test_a_key_whose_flag_is_an_option_reaches_that_option():
 def test_the_report_names_every_key_once():
     found = json.loads(json.dumps({row["key"]: sample(row) for row in ROWS if "checkbox" not in row["key"]}))
     found |= {"LoRA_type": "Standard", "sdxl": True, "v2": False, "model_type": "flux"}
-    made = importers.read(found, CONFIGS)
+    made = importers.import_content(found, CONFIGS)
     assert {f.key for f in made.outcomes} == found.keys() | {f.key for f in made.outcomes if "--" in f.key}
     assert len(made.outcomes) == len({f.key for f in made.outcomes})
     assert "ignored" in made.report() and all(
@@ -130,7 +130,7 @@ def test_the_report_names_every_key_once():
     ],
 )
 def test_the_script_is_found_as_kohya_ss_chooses_it(keys, script):
-    assert kohya_ss.script_of(keys) == script
+    assert kohya_ss.script_of_kohya_file(keys) == script
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_the_script_is_found_as_kohya_ss_chooses_it(keys, script):
 )
 def test_models_that_are_not_trained_here_are_refused_by_name(keys, words):
     with pytest.raises(ConfigError, match=words):
-        importers.read(keys, CONFIGS)
+        importers.import_content(keys, CONFIGS)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_models_that_are_not_trained_here_are_refused_by_name(keys, words):
     ],
 )
 def test_chroma_arrives_with_all_that_it_needs(found):
-    made = importers.read(found, CONFIGS)
+    made = importers.import_content(found, CONFIGS)
     model = made.config.model
     assert (type(made.config).script, model.model_type) == ("flux_train_network", "chroma")
     assert (model.apply_t5_attn_mask, model.guidance_scale, model.clip_l) == (True, 0.0, None)
@@ -182,13 +182,13 @@ def test_krea_and_flex_arrive_as_flux():
     }
     flex = {"network.type": "lora", "model.arch": "flex1", "model.name_or_path": "ostris/Flex.1-alpha"}
     for found in (krea, of_aitoolkit(flex)):
-        assert importers.read(found, CONFIGS).config.model.model_type == "flux"
+        assert importers.import_content(found, CONFIGS).config.model.model_type == "flux"
 
 
 def test_a_script_that_is_named_wins():
-    assert importers.read({"LoRA_type": "Standard"}, CONFIGS, "flux_train_network").config.family == "flux"
+    assert importers.import_content({"LoRA_type": "Standard"}, CONFIGS, "flux_train_network").config.family == "flux"
     with pytest.raises(ConfigError, match="flux_train_network"):
-        importers.read({"LoRA_type": "Standard"}, CONFIGS, "flux_train_netwrk")
+        importers.import_content({"LoRA_type": "Standard"}, CONFIGS, "flux_train_netwrk")
 
 
 # ---- values
@@ -211,7 +211,7 @@ def test_a_wrong_value_is_named_and_the_default_used():
 @pytest.mark.parametrize("key", ["max_grad_norm", "prior_loss_weight", "huber_c", "lr_scheduler_power"])
 def test_a_zero_that_kohya_ss_drops_is_kept(key):
     made = imported("lora", "sdxl", **{key: 0})
-    assert flat(changed(made.config))[key] == 0 and "drops it" in outcome(made, key).text
+    assert flatten_sections(changed(made.config))[key] == 0 and "drops it" in outcome(made, key).text
 
 
 def test_a_zero_that_means_nothing_sets_nothing():
@@ -300,7 +300,7 @@ def test_arguments_are_such_that_the_adapter_takes_them(kind, family):
     on = ["use_tucker", "dora_wd", "use_scalar", "train_norm", "rescaled", "decompose_both", "use_cp"]
     keys = numbers | texts | dict.fromkeys([*on, "split_qkv", "train_t5xxl", "train_on_input"], True)
     config = imported("lora", family, **keys, LoRA_type=kind).config
-    assert list(network_args.problems(config)) == []
+    assert list(network_args.find_network_args_problems(config)) == []
 
 
 def test_adapters_of_flux():
@@ -450,8 +450,8 @@ def test_an_imported_config_is_the_same_when_it_is_read_again(tmp_path):
     made = imported("lora", "flux", learning_rate="1e-4", network_dim=16, optimizer="AdamW8bit", train_data_dir="C:\\x")
     path = tmp_path / "a.toml"
     path.write_text(to_toml(made.config), encoding="utf-8")
-    assert build(type(made.config), read_toml(path), notes=[]) == made.config
-    assert importers.load(path, CONFIGS, "flux_train_network").config == made.config
+    assert build_config(type(made.config), read_toml(path), notes=[]) == made.config
+    assert importers.import_file(path, CONFIGS, "flux_train_network").config == made.config
 
 
 # What kohya_ss' tab for textual inversion writes besides what its other tabs have, all of them.
@@ -488,15 +488,15 @@ def test_a_file_for_a_word_arrives_whole():
     rows = {row["key"]: row for row in ROWS}
     for key in OF_WORDS:
         value = sample(rows[key]) if key in rows else "x"
-        made = importers.read({**WORD, key: value}, CONFIGS)
+        made = importers.import_content({**WORD, key: value}, CONFIGS)
         found = outcome(made, key)
         assert found.kind in ("kept", "empty", "renamed", "changed") or len(str(found.text)) > 3, (key, found)
         assert "supported by this trainer" not in str(found.text) and "it is for" not in str(found.text), (key, found)
-    made = importers.read({**WORD, "template": "object template", "caption_dropout_rate": 0.5}, CONFIGS)
+    made = importers.import_content({**WORD, "template": "object template", "caption_dropout_rate": 0.5}, CONFIGS)
     words = made.config.embedding
     assert (words.token_string, words.init_word, words.num_vectors_per_token) == ("zorb", "*", 8)
     assert words.use_object_template and not words.use_style_template and words.weights == "w.safetensors"
     assert (
         made.config.captions.caption_dropout_rate == 0 and "never passes" in outcome(made, "caption_dropout_rate").text
     )
-    assert importers.read({"sdxl": True, "token_string": "zorb"}, CONFIGS).config.embedding.init_word == "*"
+    assert importers.import_content({"sdxl": True, "token_string": "zorb"}, CONFIGS).config.embedding.init_word == "*"

@@ -3,7 +3,7 @@
 import pytest
 
 from library import importers
-from library.config.schema import values
+from library.config.schema import option_values
 from tests.config.arriving import CONFIGS, FLUX_AI, differing, of_aitoolkit, sets_of
 
 SDXL_AI = {"network.type": "lora", "model.name_or_path": "xl.safetensors", "model.arch": "sdxl"}
@@ -134,22 +134,22 @@ AITOOLKIT = [
 
 
 def test_ai_toolkits_defaults_hold_where_a_file_says_nothing():
-    made = importers.read(of_aitoolkit(FLUX_AI), CONFIGS)
-    assert not differing(values(made.config), AITOOLKIT_DEFAULTS) and not made.problems
+    made = importers.import_content(of_aitoolkit(FLUX_AI), CONFIGS)
+    assert not differing(option_values(made.config), AITOOLKIT_DEFAULTS) and not made.problems
     assert {"network.linear", "train.steps"} <= {outcome.key for outcome in made.of("default")} | {"train.steps"}
 
 
 @pytest.mark.parametrize(("base", "keys", "expected"), AITOOLKIT, ids=lambda v: ",".join(v) if v else "-")
 def test_a_key_of_ai_toolkit_arrives(base, keys, expected):
-    made = importers.read(of_aitoolkit({**base, **keys}), CONFIGS)
-    assert not differing(values(made.config), expected)
+    made = importers.import_content(of_aitoolkit({**base, **keys}), CONFIGS)
+    assert not differing(option_values(made.config), expected)
     assert keys.keys() <= {outcome.key for outcome in made.outcomes}
 
 
 def test_videos_of_ai_toolkit_are_not_trained_in_silence():
     for frames, said in ((41, True), (1, False)):
         sets = {"datasets": [{"folder_path": "/d", "num_frames": frames}]}
-        notes = importers.read(of_aitoolkit({**FLUX_AI, **sets}), CONFIGS).notes
+        notes = importers.import_content(of_aitoolkit({**FLUX_AI, **sets}), CONFIGS).notes
         assert any("num_frames" in str(note) and "videos are not trained" in str(note) for note in notes) == said
 
 
@@ -172,7 +172,7 @@ def test_data_sets_of_ai_toolkit_key_by_key(tmp_path):
     }
     found = of_aitoolkit(FLUX_AI)
     found["config"]["process"][0]["datasets"] = [table]
-    made = importers.read(found, CONFIGS)
+    made = importers.import_content(found, CONFIGS)
     (tmp_path / "data.toml").write_text(made.texts["dataset_config"], encoding="utf-8")
     sets = sets_of(tmp_path / "data.toml")
     subset = sets[0].subsets[0]

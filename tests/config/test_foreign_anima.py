@@ -3,7 +3,7 @@
 import pytest
 
 from library import families, importers
-from library.config.schema import changed, flat
+from library.config.schema import changed, flatten_sections
 
 CONFIGS = {script: families.config_class(script) for script in families.RUNS}
 PARTS = {"qwen3": "qwen.safetensors", "vae": "vae.safetensors", "timestep_sampling": "sigmoid", "attn_mode": "torch"}
@@ -52,8 +52,8 @@ ONETRAINER = {
 
 @pytest.mark.parametrize("found", [SD_SCRIPTS, KOHYA_SS, AITOOLKIT, ONETRAINER])
 def test_every_key_has_a_fate_and_the_options_mean_the_same(found):
-    made = importers.read(found, CONFIGS)
-    values = flat(changed(made.config))
+    made = importers.import_content(found, CONFIGS)
+    values = flatten_sections(changed(made.config))
     assert made.config.script == "anima_train_network" and values["network_train_unet_only"]
     assert not [outcome for outcome in made.outcomes if "supported by this trainer" in str(outcome.text)]
     if found in (SD_SCRIPTS, KOHYA_SS):

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from library.cli import main
-from library.config.building import build
-from library.config.command import printable
+from library.config.building import build_config
+from library.config.command import quote_command
 from library.config.formats import read_toml
 from library.families import config_class
 
@@ -23,7 +23,7 @@ def lora(tmp_path):
 def test_import_writes_a_config_and_says_what_became_of_every_key(lora, tmp_path, capsys):
     run = tmp_path / "run.toml"
     assert main.main(["import", str(lora), "-o", str(run)]) == 0
-    config = build(config_class("sdxl_train_network"), read_toml(run), notes=[])
+    config = build_config(config_class("sdxl_train_network"), read_toml(run), notes=[])
     assert config.network.network_dim == 16 and config.optim.learning_rate == 1e-4
     assert (tmp_path / "run.prompts.txt").read_text(encoding="utf-8") == "a cat\na dog\n"
     assert config.sample.sample_prompts == str((tmp_path / "run.prompts.txt").resolve())
@@ -86,7 +86,7 @@ def test_a_script_may_be_called_as_in_musubi_tuner(tmp_path, capsys):
     file.write_text('dit = "m.safetensors"\nnetwork_module = "networks.lora_flux"\n', encoding="utf-8")
     main.main(["import", str(file), "--script", "flux_kontext_train_network.py", "-o", str(made)])
     assert 'model_type = "kontext"' in made.read_text(encoding="utf-8")
-    assert printable(["kohya", "check", str(made)]) in capsys.readouterr().out
+    assert quote_command(["kohya", "check", str(made)]) in capsys.readouterr().out
 
 
 def test_where_nothing_can_be_written_is_reported_in_a_sentence(lora, tmp_path, capsys):

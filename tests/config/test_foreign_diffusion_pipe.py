@@ -8,7 +8,7 @@ import pytest
 from kohya_gui.form import presets
 from library import importers
 from library.config.problems import ConfigError
-from library.config.schema import values
+from library.config.schema import option_values
 from tests.config.arriving import CONFIGS, differing, sets_of
 
 SOURCE = Path(__file__).parent / "foreign/diffusion_pipe.toml"
@@ -43,7 +43,7 @@ def flattened(found):
 
 
 def test_every_key_is_accounted_for():
-    made = importers.load(SOURCE, CONFIGS)
+    made = importers.import_file(SOURCE, CONFIGS)
     assert made.trainer == "diffusion-pipe" and made.config.script == "flux_train_network"
     assert {one.key for one in made.outcomes} >= flattened(WHOLE) and not made.problems and not made.of("unknown")
     assert all(one.kind in ("kept", "empty") or len(str(one.text)) > 2 for one in made.outcomes)
@@ -92,13 +92,13 @@ def test_the_settings_arrive():
         "network_train_unet_only": True,
         "cache_text_encoder_outputs_to_disk": True,
     }
-    assert differing(values(importers.load(SOURCE, CONFIGS).config), expected) == {}
+    assert differing(option_values(importers.import_file(SOURCE, CONFIGS).config), expected) == {}
 
 
 def test_its_data_sets_become_a_dataset_file(tmp_path):
     (tmp_path / "run.toml").write_text(SOURCE.read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "dataset.toml").write_text(DATA, encoding="utf-8")
-    made = importers.load(tmp_path / "run.toml", CONFIGS)
+    made = importers.import_file(tmp_path / "run.toml", CONFIGS)
     (tmp_path / "ours.toml").write_text(made.texts["dataset_config"], encoding="utf-8")
     small, wide, dogs = sets_of(tmp_path / "ours.toml", "flux_train_network", model_type="kontext")
     assert (small.resolution, wide.resolution, dogs.resolution) == ((512, 512), (1280, 720), (1024, 1024))
@@ -106,7 +106,7 @@ def test_its_data_sets_become_a_dataset_file(tmp_path):
     assert small.enable_bucket and small.min_bucket_reso == 256 and small.max_bucket_reso == 768
     assert not dogs.enable_bucket and small.subsets[0].num_repeats == 2 and dogs.subsets[0].shuffle_caption
     assert (small.subsets[0].conditioning_data_dir, dogs.subsets[0].control_directory) == ("/masks", "/refs")
-    assert values(made.config)["masked_loss"] and values(made.config)["cached_caption_variants"] == 2
+    assert option_values(made.config)["masked_loss"] and option_values(made.config)["cached_caption_variants"] == 2
     notes = "\n".join(map(str, made.notes))
     assert "datasets of /dogs: ar_buckets is ignored" in notes and "frame_buckets" in notes
 
@@ -114,11 +114,11 @@ def test_its_data_sets_become_a_dataset_file(tmp_path):
 def test_a_file_of_data_sets_alone_is_converted_and_is_no_training(tmp_path):
     path = tmp_path / "dataset.toml"
     path.write_text(DATA, encoding="utf-8")
-    assert importers.is_dataset(importers.parse(path))
+    assert importers.is_foreign_dataset(importers.parse_file(path))
     with pytest.raises(ConfigError, match=r"data set file of diffusion-pipe.*kohya import dataset\.toml"):
-        importers.load(path, CONFIGS)
+        importers.import_file(path, CONFIGS)
     with pytest.raises(ConfigError, match="data set file of diffusion-pipe"):
-        presets.fitting(path, {"sdxl": CONFIGS["sdxl_train"]}, "sdxl", [])
+        presets.import_fitting(path, {"sdxl": CONFIGS["sdxl_train"]}, "sdxl", [])
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,11 @@ def test_a_file_of_data_sets_alone_is_converted_and_is_no_training(tmp_path):
     ],
 )
 def test_each_model(model, script, expected):
-    made = importers.read({**SMALL, "model": model, "adapter": {"type": "lora", "rank": 8}}, CONFIGS)
-    assert made.config.script == script and differing(values(made.config), {"network_alpha": 8, **expected}) == {}
-    whole = importers.read({**SMALL, "model": {**model, "dtype": "bfloat16"}}, CONFIGS).config
+    made = importers.import_content({**SMALL, "model": model, "adapter": {"type": "lora", "rank": 8}}, CONFIGS)
+    assert (
+        made.config.script == script and differing(option_values(made.config), {"network_alpha": 8, **expected}) == {}
+    )
+    whole = importers.import_content({**SMALL, "model": {**model, "dtype": "bfloat16"}}, CONFIGS).config
     assert whole.script == script.removesuffix("_network") and whole.precision.full_bf16
 
 
@@ -189,4 +191,4 @@ def test_each_model(model, script, expected):
 )
 def test_other_models_are_refused_by_name(kind, words):
     with pytest.raises(ConfigError, match=f"is for {words}, which is not trained here"):
-        importers.read({**SMALL, "model": {"type": kind}}, CONFIGS)
+        importers.import_content({**SMALL, "model": {"type": kind}}, CONFIGS)

@@ -8,9 +8,9 @@ import pytest
 
 from library import importers
 from library.cli import main
-from library.config.building import build, replace
+from library.config.building import build_config, replace_options
 from library.config.problems import ConfigError
-from library.config.schema import options
+from library.config.schema import options_of
 from library.families import RUNS, config_class
 from library.importers import kohya_export, kohya_ss
 
@@ -105,25 +105,27 @@ BASES = {
 
 @pytest.mark.parametrize("base", BASES.values(), ids=BASES)
 def test_what_is_not_changed_comes_back_as_it_was(base):
-    made = importers.read(base, CONFIGS)
+    made = importers.import_content(base, CONFIGS)
     fields, _ = importers.export(made.config, CONFIGS, base, made.texts.get("sample_prompts", ""))
     assert fields == base and list(fields) == sorted(fields)
 
 
 @pytest.mark.parametrize("base", BASES.values(), ids=BASES)
 def test_without_a_base_the_meaning_comes_back(base):
-    made = importers.read(base, CONFIGS)
+    made = importers.import_content(base, CONFIGS)
     fields, lost = importers.export(made.config, CONFIGS, None, made.texts.get("sample_prompts", ""))
-    again = importers.read(fields, CONFIGS)
+    again = importers.import_content(fields, CONFIGS)
     assert lost == [] and again.config.script == made.config.script
-    differing = {name for name, _, _ in importers.differences(made.config, again.config)}
+    differing = {name for name, _, _ in importers.compare_configs(made.config, again.config)}
     # What the page always says, where nothing said here means the same.
     assert differing <= {"network_module", "text_encoder_lr", "save_precision", "optimizer_type", "sdpa", "resolution"}
 
 
 def test_a_change_touches_only_its_own_fields():
     base = BASES["sdxl lora"]
-    config = replace(importers.read(base, CONFIGS).config, network_dim=32, log_prefix="c", unet_lr=2.0)
+    config = replace_options(
+        importers.import_content(base, CONFIGS).config, network_dim=32, log_prefix="c", unet_lr=2.0
+    )
     fields, lost = importers.export(config, CONFIGS, base, base["sample_prompts"])
     changed = {key for key in fields if fields[key] != base.get(key)}
     assert changed == {"network_dim", "additional_parameters", "unet_lr", "learning_rate", "t5xxl_lr"} and not lost
@@ -133,37 +135,39 @@ def test_a_change_touches_only_its_own_fields():
 
 def test_a_new_field_wins_over_a_flag_that_was_typed():
     base = {"sdxl": True, "LoRA_type": "Standard", "seed": 1, "additional_parameters": "--seed 5 --bogus x"}
-    config = replace(importers.read(base, CONFIGS).config, seed=7)
+    config = replace_options(importers.import_content(base, CONFIGS).config, seed=7)
     fields, _ = importers.export(config, CONFIGS, base)
     assert fields["seed"] == 7 and fields["additional_parameters"] == "--bogus x"
 
 
 def test_what_has_no_place_is_named():
-    config = build(CONFIGS["sdxl_train_network"], {"ema_decay": 0.9, "network_args": ["network_reg_dims=a"]}, notes=[])
+    config = build_config(
+        CONFIGS["sdxl_train_network"], {"ema_decay": 0.9, "network_args": ["network_reg_dims=a"]}, notes=[]
+    )
     _, lost = importers.export(config, CONFIGS)
     assert any("ema_decay" in str(line) for line in lost) and any("network_reg_dims" in str(line) for line in lost)
 
 
 def test_a_base_of_another_tab_is_refused():
     with pytest.raises(ConfigError, match="DreamBooth"):
-        importers.export(build(CONFIGS["sdxl_train_network"], {}), CONFIGS, BASES["sdxl dreambooth"])
+        importers.export(build_config(CONFIGS["sdxl_train_network"], {}), CONFIGS, BASES["sdxl dreambooth"])
 
 
 def test_every_field_is_one_of_the_page_and_every_flag_one_of_the_scripts():
-    known = {name for config in CONFIGS.values() for name in options(config)}
-    assert kohya_export.PLAIN <= PAGE_KEYS and kohya_export.TYPED <= FLAGS
-    assert known >= kohya_export.PLAIN | kohya_export.TYPED
+    known = {name for config in CONFIGS.values() for name in options_of(config)}
+    assert kohya_export.SAME_NAMED_FIELDS <= PAGE_KEYS and kohya_export.TYPED <= FLAGS
+    assert known >= kohya_export.SAME_NAMED_FIELDS | kohya_export.TYPED
     assert kohya_ss.SWITCHES.keys() <= PAGE_KEYS
     for script, config in CONFIGS.items():
         if config.family not in kohya_ss.FAMILY_SWITCHES.values():
             with pytest.raises(ConfigError, match="kohya_ss does not train"):
-                importers.export(build(config, {}), CONFIGS)
+                importers.export(build_config(config, {}), CONFIGS)
             continue
-        if config.kind not in kohya_export.KINDS:
+        if config.kind not in kohya_export.EXPORTED_KINDS:
             with pytest.raises(ConfigError, match="save it as TOML"):
-                importers.export(build(config, {}), CONFIGS)
+                importers.export(build_config(config, {}), CONFIGS)
             continue
-        fields, lost = importers.export(build(config, {}), CONFIGS)
+        fields, lost = importers.export(build_config(config, {}), CONFIGS)
         assert fields.keys() <= PAGE_KEYS and not lost, script
         assert not [key for key, value in fields.items() if value is None]
         assert [family for switch, family in kohya_ss.SWITCHES.items() if fields.get(switch)] == [config.family]
@@ -196,7 +200,7 @@ LAUNCH = {
 
 def test_how_a_training_is_started_is_read_and_written_back():
     found = BASES["sdxl lora"] | LAUNCH
-    made, read = importers.read(found, CONFIGS), importers.launch(found)
+    made, read = importers.import_content(found, CONFIGS), importers.read_launch_settings(found)
     assert (read["num_processes"], read["gpu_ids"]) == (2, "0,1")
     assert read["main_process_port"] is None and read["num_cpu_threads_per_process"] is None
     told = {outcome.key: outcome.kind for outcome in made.outcomes}
@@ -223,6 +227,6 @@ def test_how_a_training_is_started_is_read_and_written_back():
 )
 def test_what_the_launcher_would_refuse_is_not_taken_over(key, value):
     found = BASES["sdxl lora"] | {key: value}
-    assert importers.launch(found)[key] in (1, None, ())
-    outcome = next(outcome for outcome in importers.read(found, CONFIGS).outcomes if outcome.key == key)
+    assert importers.read_launch_settings(found)[key] in (1, None, ())
+    outcome = next(outcome for outcome in importers.import_content(found, CONFIGS).outcomes if outcome.key == key)
     assert outcome.kind in ("ignored", "empty")

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from library import families, importers
-from library.config.schema import changed, flat
+from library.config.schema import changed, flatten_sections
 
 CONFIGS = {script: families.config_class(script) for script in families.RUNS}
 MUSUBI = """
@@ -93,8 +93,8 @@ ONETRAINER = {
 @pytest.mark.parametrize("name", ["musubi", "aitoolkit", "onetrainer"])
 def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
     found = {"musubi": tomllib.loads(MUSUBI), "aitoolkit": AITOOLKIT, "onetrainer": ONETRAINER}[name]
-    made = importers.read(found, CONFIGS)
-    values = flat(changed(made.config))
+    made = importers.import_content(found, CONFIGS)
+    values = flatten_sections(changed(made.config))
     assert made.config.script == "flux_2_train_network" and "network_args" not in values
     assert made.outcomes and not [
         outcome for outcome in made.outcomes if "supported by this trainer" in str(outcome.text)
@@ -116,11 +116,11 @@ def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
 
 def test_the_kind_of_model_is_reported_by_the_module_or_by_keys_of_its_own():
     short = {"network_module": "networks.lora_flux_2", "dit": "a.safetensors", "network_dim": 8}
-    made = importers.read(short, CONFIGS)
+    made = importers.import_content(short, CONFIGS)
     assert made.config.model.model_version == "dev" and made.config.noise.timestep_sampling == "sigma"
     both = {"dit": "a.safetensors", "text_encoder": "b.safetensors"}
     for own in ({"fp8_text_encoder": True}, {"model_version": "klein-4b"}):
-        assert importers.read(both | own, CONFIGS).config.script == "flux_2_train"
+        assert importers.import_content(both | own, CONFIGS).config.script == "flux_2_train"
 
 
 @pytest.mark.parametrize(
@@ -133,16 +133,16 @@ def test_the_kind_of_model_is_reported_by_the_module_or_by_keys_of_its_own():
     ],
 )
 def test_which_model_is_meant_is_known_by_its_name(model, version):
-    made = importers.read({**ONETRAINER, "base_model_name": f"black-forest-labs/{model}"}, CONFIGS)
+    made = importers.import_content({**ONETRAINER, "base_model_name": f"black-forest-labs/{model}"}, CONFIGS)
     assert made.config.model.model_version == version
 
 
 def test_the_scale_of_dev_is_the_guidance_that_it_reads():
     process = AITOOLKIT["config"]["process"][0]
     dev = process | {"model": {"name_or_path": "black-forest-labs/FLUX.2-dev", "arch": "flux2"}}
-    made = importers.read({"config": {"name": "d", "process": [dev]}}, CONFIGS)
+    made = importers.import_content({"config": {"name": "d", "process": [dev]}}, CONFIGS)
     assert "--g 4" in made.texts["sample_prompts"] and "--l" not in made.texts["sample_prompts"]
     samples = {"samples": [{"prompt": "a cat", "cfg_scale": 4.0}]}
     for model, flag in {"dev": "--g 4.0", "klein-base-4B": "--l 4.0"}.items():
         found = {**ONETRAINER, "base_model_name": f"black-forest-labs/FLUX.2-{model}", **samples}
-        assert flag in importers.read(found, CONFIGS).texts["sample_prompts"]
+        assert flag in importers.import_content(found, CONFIGS).texts["sample_prompts"]

@@ -4,7 +4,7 @@ import pytest
 
 from library import importers
 from library.config.problems import ConfigError
-from library.config.schema import values
+from library.config.schema import option_values
 from tests.config.arriving import CONFIGS, SDXL_LORA, differing, of_aitoolkit, sets_of
 
 ADAPTER = "ostris/zimage_turbo_training_adapter/zimage_turbo_training_adapter_v2.safetensors"
@@ -33,13 +33,15 @@ SCHNELL = {"network.type": "lora", "model.is_flux": True, "model.name_or_path": 
     ],
 )
 def test_an_adapter_of_the_hub_that_a_training_needs_merged_is_named(found, file):
-    made = importers.read(found, CONFIGS)
+    made = importers.import_content(found, CONFIGS)
     assert made.config.network.base_weights == (file,) and not made.problems
-    assert not importers.read({**SIMPLE, "disable_assistant_lora": True}, CONFIGS).config.network.base_weights
+    assert not importers.import_content({**SIMPLE, "disable_assistant_lora": True}, CONFIGS).config.network.base_weights
 
 
 def test_an_adapter_that_cannot_be_named_has_to_be_fixed():
-    made = importers.read(of_aitoolkit({**TURBO, "model.assistant_lora_path": "somewhere/else/adapter.pt"}), CONFIGS)
+    made = importers.import_content(
+        of_aitoolkit({**TURBO, "model.assistant_lora_path": "somewhere/else/adapter.pt"}), CONFIGS
+    )
     assert [one.option for one in made.problems] == ["base_weights"] and "somewhere" in str(made.problems[0])
 
 
@@ -54,7 +56,7 @@ def test_an_adapter_that_cannot_be_named_has_to_be_fixed():
 )
 def test_repeats_of_concepts_keep_their_ratio(tmp_path, balancing, epochs, repeats, here):
     concepts = [{"path": f"/{at}", "balancing": value} for at, value in enumerate(balancing)]
-    made = importers.read({**SDXL_LORA, "concepts": concepts, "epochs": epochs}, CONFIGS)
+    made = importers.import_content({**SDXL_LORA, "concepts": concepts, "epochs": epochs}, CONFIGS)
     (tmp_path / "data.toml").write_text(made.texts["dataset_config"], encoding="utf-8")
     (data,) = sets_of(tmp_path / "data.toml")
     assert tuple(one.num_repeats for one in data.subsets) == repeats and not made.problems
@@ -67,20 +69,22 @@ def test_repeats_of_concepts_keep_their_ratio(tmp_path, balancing, epochs, repea
 )
 def test_repeats_whose_ratio_cannot_be_kept_have_to_be_fixed(balancing, epochs):
     concepts = [{"path": f"/{at}", "balancing": value} for at, value in enumerate(balancing)]
-    made = importers.read({**SDXL_LORA, "concepts": concepts, "epochs": epochs}, CONFIGS)
+    made = importers.import_content({**SDXL_LORA, "concepts": concepts, "epochs": epochs}, CONFIGS)
     (problem,) = made.problems
     assert problem.option == "dataset_config" and f"/1: {balancing[1]}" in str(problem)
 
 
 def test_masks_of_onetrainer_are_used_as_they_lie():
-    made = importers.read({**SDXL_LORA, "masked_training": True}, CONFIGS)
-    assert values(made.config)["masked_loss"] and "masklabel" in str(outcome(made, "masked_training").text)
+    made = importers.import_content({**SDXL_LORA, "masked_training": True}, CONFIGS)
+    assert option_values(made.config)["masked_loss"] and "masklabel" in str(outcome(made, "masked_training").text)
     assert "rename" not in str(outcome(made, "masked_training").text)
 
 
 @pytest.mark.parametrize(("masks", "area"), [(True, True), (True, False), (False, True)])
 def test_onetrainer_divides_by_the_area_of_masks_where_it_reads_masks(masks, area):
-    made = importers.read({**SDXL_LORA, "masked_training": masks, "normalize_masked_area_loss": area}, CONFIGS)
+    made = importers.import_content(
+        {**SDXL_LORA, "masked_training": masks, "normalize_masked_area_loss": area}, CONFIGS
+    )
     assert made.config.loss.normalize_masked_area_loss == (masks and area)
     said = outcome(made, "normalize_masked_area_loss")
     assert said.kind == ("empty" if not area else "kept" if masks else "ignored")
@@ -97,26 +101,26 @@ def test_onetrainer_divides_by_the_area_of_masks_where_it_reads_masks(masks, are
 )
 def test_the_module_of_musubi_tuner_decides_which_model_a_file_is_for(keys, words):
     with pytest.raises(ConfigError, match=words):
-        importers.read({**keys, "learning_rate": 1}, CONFIGS)
+        importers.import_content({**keys, "learning_rate": 1}, CONFIGS)
 
 
 def test_strengths_without_base_weights_are_left_out():
     """As pages write them always; in files of any program."""
     for found in ({**KOHYA, "base_weights_multiplier": 1}, {"network_dim": 8, "base_weights_multiplier": 1}):
-        made = importers.read(found, CONFIGS)
+        made = importers.import_content(found, CONFIGS)
         assert not made.problems and "base_weights" in str(outcome(made, "base_weights_multiplier").text)
         assert not made.config.network.base_weights_multiplier
     both = {**KOHYA, "base_weights": "/a.safetensors", "base_weights_multiplier": 0.5}
-    assert importers.read(both, CONFIGS).config.network.base_weights_multiplier == (0.5,)
+    assert importers.import_content(both, CONFIGS).config.network.base_weights_multiplier == (0.5,)
 
 
 def test_keys_of_other_tabs_tell_a_file_of_kohya_ss():
     lllite = {"cond_emb_dim": 32, "lllite_mlp_dim": 64, "conditioning_data_dir": "/c", "optimizer": "AdamW8bit"}
     assert importers.of_others(lllite)
     with pytest.raises(ConfigError, match="LLLite of Anima"):
-        importers.read(lllite, CONFIGS)
+        importers.import_content(lllite, CONFIGS)
     flags = {"cond_emb_dim": 32, "conditioning_data_dir": "/c", "optimizer_type": "AdamW8bit"}  # of sd-scripts itself
-    assert importers.read(flags, CONFIGS).config.script == "sdxl_train_control_net_lllite"
+    assert importers.import_content(flags, CONFIGS).config.script == "sdxl_train_control_net_lllite"
 
 
 @pytest.mark.parametrize(
@@ -129,25 +133,25 @@ def test_keys_of_other_tabs_tell_a_file_of_kohya_ss():
 )
 def test_a_loss_of_ai_toolkit_that_is_not_here_has_to_be_decided(switch, key):
     found = {**TURBO, f"train.{switch}": True, f"train.{key}": 2}
-    made = importers.read(of_aitoolkit(found), CONFIGS)
+    made = importers.import_content(of_aitoolkit(found), CONFIGS)
     assert [f"train.{switch}" in str(one) for one in made.problems] == [True]
     assert str(outcome(made, f"train.{key}").text) == f"train.{switch} is not offered here"
-    off = importers.read(of_aitoolkit({**found, f"train.{switch}": False}), CONFIGS)
+    off = importers.import_content(of_aitoolkit({**found, f"train.{switch}": False}), CONFIGS)
     assert not off.problems
 
 
 def test_what_acts_once_the_data_sets_are_written_is_not_called_idle():
     """The weight of regularisation images, which are in the file of data sets that is written beside the config."""
     data = [{"folder_path": "/cats"}, {"folder_path": "/reg", "is_reg": True}]
-    made = importers.read(of_aitoolkit({**TURBO, "train.reg_weight": 0.5, "datasets": data}), CONFIGS)
+    made = importers.import_content(of_aitoolkit({**TURBO, "train.reg_weight": 0.5, "datasets": data}), CONFIGS)
     assert outcome(made, "train.reg_weight").kind == "renamed" and made.config.data.prior_loss_weight == 0.5
-    alone = importers.read(of_aitoolkit({**TURBO, "train.reg_weight": 0.5}), CONFIGS)
+    alone = importers.import_content(of_aitoolkit({**TURBO, "train.reg_weight": 0.5}), CONFIGS)
     assert outcome(alone, "train.reg_weight").kind == "ineffective"
 
 
 def test_where_the_average_is_saved_is_reported():
     found = of_aitoolkit({**TURBO, "train.ema_config.use_ema": True, "train.ema_config.ema_decay": 0.99})
-    made = importers.read(found, CONFIGS)
+    made = importers.import_content(found, CONFIGS)
     said = str(outcome(made, "train.ema_config.use_ema").text)
     assert made.config.optim.ema_decay == 0.99 and "-ema, not in its place" in said
 
@@ -158,7 +162,7 @@ def test_where_the_average_is_saved_is_reported():
 )
 def test_logsnr_of_musubi_tuner_is_a_sigmoid(keys, scale, is_same):
     found = {"network_module": "networks.lora_qwen_image", "dit": "d", "timestep_sampling": "logsnr", **keys}
-    made = importers.read(found, CONFIGS)
+    made = importers.import_content(found, CONFIGS)
     expected = {"timestep_sampling": "sigmoid", "sigmoid_scale": scale, "logit_mean": 0, "logit_std": 1}
-    assert differing(values(made.config), expected) == {}
+    assert differing(option_values(made.config), expected) == {}
     assert ("nearest" not in str(outcome(made, "timestep_sampling").text)) == is_same

@@ -3,7 +3,7 @@
 import pytest
 
 from library import importers
-from library.config.schema import values
+from library.config.schema import option_values
 from tests.config.arriving import CONFIGS, arrived, differing
 
 KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
@@ -30,8 +30,8 @@ KOHYA_STARTS = {
 
 
 def test_the_page_of_kohya_ss_starts_where_a_file_says_nothing():
-    made = importers.read(KOHYA_LORA, CONFIGS)
-    assert not differing(values(made.config), KOHYA_STARTS)
+    made = importers.import_content(KOHYA_LORA, CONFIGS)
+    assert not differing(option_values(made.config), KOHYA_STARTS)
     assert not differing(
         arrived({**KOHYA_LORA, "network_dim": None, "learning_rate": 5e-5}), {"network_dim": 8, "learning_rate": 5e-5}
     )
@@ -52,7 +52,7 @@ def test_the_page_of_kohya_ss_starts_where_a_file_says_nothing():
     ],
 )
 def test_epochs_stay_epochs(keys, steps, epochs):
-    made = importers.read({**KOHYA_LORA, **keys}, CONFIGS)
+    made = importers.import_content({**KOHYA_LORA, **keys}, CONFIGS)
     assert (made.config.steps.max_train_steps, made.config.steps.max_train_epochs) == (steps, epochs)
     if "max_train_steps" not in keys:
         assert "max_train_steps is set" not in made.report()
@@ -78,7 +78,7 @@ FINETUNE = {
 
 @pytest.mark.parametrize("kept", [set(FINETUNE), {"sdxl_checkbox", "dataset_repeats"}, {"sdxl_checkbox", "block_lr"}])
 def test_a_finetune_without_its_folders_is_a_finetune(kept):
-    made = importers.read(
+    made = importers.import_content(
         {
             **{k: FINETUNE[k] for k in kept & FINETUNE.keys()},
             "sdxl_checkbox": True,
@@ -97,13 +97,13 @@ def test_a_finetune_without_its_folders_is_a_finetune(kept):
             "train_text_encoder": False,
             "lr_scheduler": "constant",
         }
-        assert not differing(values(made.config), expected)
+        assert not differing(option_values(made.config), expected)
 
 
 def test_no_two_notes_of_an_import_contradict_each_other():
     """An option is spoken of as on or off, set or not, once: no note takes back what another says."""
     for found in (FINETUNE, {"sdxl_checkbox": True, "image_folder": "/i"}, {**KOHYA_LORA, "epoch": 3}):
-        lines = importers.read(found, CONFIGS).lines()
+        lines = importers.import_content(found, CONFIGS).lines()
         assert sum("enable_bucket" in str(line) for line in lines) <= 1, lines
         assert not any("our defaults hold" in str(line) for line in lines)
         assert sum("noise_offset_type" in str(line) for line in lines) <= 1

@@ -3,7 +3,7 @@
 import pytest
 
 from library import importers
-from library.config.schema import values
+from library.config.schema import option_values
 from library.importers import files
 from tests.config.arriving import CONFIGS, FLUX_AI, SDXL_LORA, of_aitoolkit
 
@@ -100,12 +100,12 @@ LISTS = {  # a file of each program -> the words that say what is left out
 @pytest.mark.parametrize("name", LISTS)
 def test_what_is_no_table_in_a_list_of_tables_is_reported(name):
     found, start, words = LISTS[name]
-    said = [str(note) for note in importers.read(found, CONFIGS).notes]
+    said = [str(note) for note in importers.import_content(found, CONFIGS).notes]
     assert any(start in note and words in note for note in said), said
 
 
 def test_many_entries_are_one_sentence():
-    made = importers.read({**SDXL_LORA, "concepts": [*range(1000), {"path": "/a"}]}, CONFIGS)
+    made = importers.import_content({**SDXL_LORA, "concepts": [*range(1000), {"path": "/a"}]}, CONFIGS)
     (said,) = (str(note) for note in made.notes if str(note).startswith("concepts"))
     assert said.endswith("1 (0), 2 (1), 3 (2), 4 (3), 5 (4), ...")
 
@@ -126,19 +126,19 @@ TURNING = {  # what each program does, found in its source
 }
 
 
-@pytest.mark.parametrize("reader", files.READERS, ids=lambda reader: reader.TRAINER)
+@pytest.mark.parametrize("reader", files.IMPORTERS, ids=lambda reader: reader.TRAINER)
 def test_images_are_turned_where_the_program_turns_them(reader):
     found, turns = TURNING[reader.TRAINER]
-    assert reader.fits(found) and turns == reader.APPLIES_EXIF
-    made = importers.read(found, CONFIGS)
-    assert values(made.config)["exif_rotation"] is turns
+    assert reader.recognises(found) and turns == reader.APPLIES_EXIF
+    made = importers.import_content(found, CONFIGS)
+    assert option_values(made.config)["exif_rotation"] is turns
     assert [str(one.text) for one in made.of("default") if one.key == "exif_rotation"] == [
         "exif_rotation = true"
     ] * turns
 
 
 def test_data_sets_alone_say_what_the_training_has_to_set():
-    _, notes = importers.dataset({"datasets": [{"folder_path": "/a"}]})
+    _, notes = importers.convert_foreign_dataset({"datasets": [{"folder_path": "/a"}]})
     assert any("set exif_rotation = true" in str(note) for note in notes)
-    _, notes = importers.dataset({"datasets": [{"image_directory": "/a"}]})
+    _, notes = importers.convert_foreign_dataset({"datasets": [{"image_directory": "/a"}]})
     assert not any("exif_rotation" in str(note) for note in notes)

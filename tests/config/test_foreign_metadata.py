@@ -10,7 +10,7 @@ from kohya_gui.server import paths
 from library import importers
 from library.cli import main
 from library.config.problems import ConfigError
-from library.config.schema import values
+from library.config.schema import option_values
 from tests.config.arriving import CONFIGS, differing
 
 SDXL = {
@@ -75,7 +75,7 @@ def saved(path, metadata, names=("lora_unet_a.lora_down.weight",)):
 
 
 def test_every_key_is_accounted_for_and_arrives(tmp_path):
-    made = importers.load(saved(tmp_path / "cat.safetensors", SDXL, ("lora_te1_a.alpha",)), CONFIGS)
+    made = importers.import_file(saved(tmp_path / "cat.safetensors", SDXL, ("lora_te1_a.alpha",)), CONFIGS)
     assert made.config.script == "sdxl_train_network" and {one.key for one in made.outcomes} >= SDXL.keys()
     expected = {
         "resolution": (1024, 768),
@@ -99,14 +99,16 @@ def test_every_key_is_accounted_for_and_arrives(tmp_path):
         "network_train_unet_only": False,
         "metadata_title": "cat",
     }
-    found = values(made.config) | {"resolution": tuple(map(int, re.findall(r"\d+", made.config.data.resolution)))}
+    found = option_values(made.config) | {
+        "resolution": tuple(map(int, re.findall(r"\d+", made.config.data.resolution)))
+    }
     assert differing(found, expected) == {} and not made.problems
     said = {one.key: str(one.text) for one in made.outcomes}
     assert "sd_xl_base_1.0" in said["ss_sd_model_name"] and "4_cat" in said["ss_dataset_dirs"]
 
 
 def test_adapters_of_the_image_model_alone_and_several_data_sets(tmp_path):
-    made = importers.load(saved(tmp_path / "a.safetensors", ZIMAGE), CONFIGS)
+    made = importers.import_file(saved(tmp_path / "a.safetensors", ZIMAGE), CONFIGS)
     expected = {
         "pretrained_model_name_or_path": "Tongyi-MAI/Z-Image",
         "network_train_unet_only": True,
@@ -114,15 +116,19 @@ def test_adapters_of_the_image_model_alone_and_several_data_sets(tmp_path):
         "enable_bucket": True,
         "network_dim": 8,
     }
-    assert made.config.script == "zimage_train_network" and differing(values(made.config), expected) == {}
+    assert made.config.script == "zimage_train_network" and differing(option_values(made.config), expected) == {}
     assert any("first of 2 data sets" in str(note) for note in made.notes)
     (first, _) = json.loads(ZIMAGE["ss_datasets"])
     several = [first, first | {"resolution": [512, 512]}]
-    made = importers.load(saved(tmp_path / "b.safetensors", ZIMAGE | {"ss_datasets": json.dumps(several)}), CONFIGS)
+    made = importers.import_file(
+        saved(tmp_path / "b.safetensors", ZIMAGE | {"ss_datasets": json.dumps(several)}), CONFIGS
+    )
     assert made.config.data.sizes == ((768, 768), (512, 512)) and not made.notes
     for strange in ([{}], {"a": 1}, [[1]], None, "512;", [512, 512]):
         several = [first, first | {"resolution": strange}, first]
-        made = importers.load(saved(tmp_path / "c.safetensors", ZIMAGE | {"ss_datasets": json.dumps(several)}), CONFIGS)
+        made = importers.import_file(
+            saved(tmp_path / "c.safetensors", ZIMAGE | {"ss_datasets": json.dumps(several)}), CONFIGS
+        )
         assert any("first of 3 data sets" in str(note) for note in made.notes)
 
 
@@ -140,8 +146,8 @@ def test_adapters_of_the_image_model_alone_and_several_data_sets(tmp_path):
 )
 def test_model_is_recognised_by_its_version(tmp_path, version, script, expected):
     path = saved(tmp_path / "a.safetensors", {"ss_base_model_version": version, "ss_network_dim": "8"})
-    made = importers.load(path, CONFIGS)
-    assert made.config.script == script and differing(values(made.config), expected) == {}
+    made = importers.import_file(path, CONFIGS)
+    assert made.config.script == script and differing(option_values(made.config), expected) == {}
 
 
 @pytest.mark.parametrize(
@@ -157,7 +163,7 @@ def test_model_is_recognised_by_its_version(tmp_path, version, script, expected)
 )
 def test_other_models_and_files_without_a_recipe_are_refused(tmp_path, metadata, words):
     with pytest.raises(ConfigError, match=words):
-        importers.load(saved(tmp_path / "a.safetensors", metadata), CONFIGS)
+        importers.import_file(saved(tmp_path / "a.safetensors", metadata), CONFIGS)
 
 
 @pytest.mark.parametrize(
@@ -174,22 +180,22 @@ def test_other_models_and_files_without_a_recipe_are_refused(tmp_path, metadata,
 def test_a_damaged_file_is_a_sentence(tmp_path, data):
     (tmp_path / "a.safetensors").write_bytes(data)
     with pytest.raises(ConfigError, match=r"a\.safetensors (is not a safetensors file|does not say|is not valid JSON)"):
-        importers.load(tmp_path / "a.safetensors", CONFIGS)
+        importers.import_file(tmp_path / "a.safetensors", CONFIGS)
 
 
 def test_the_shell_writes_it_and_the_page_loads_it(tmp_path):
     path = saved(tmp_path / "cat.safetensors", SDXL)
     assert main.main(["import", str(path), "-o", str(tmp_path / "run.toml")]) == 0
-    made = presets.fitting(path, {"sdxl": CONFIGS["sdxl_train_network"]}, "sdxl", [])
-    assert made.config == importers.load(path, CONFIGS).config
-    assert any("LoRA metadata" in str(note) for note in presets.report(made))
+    made = presets.import_fitting(path, {"sdxl": CONFIGS["sdxl_train_network"]}, "sdxl", [])
+    assert made.config == importers.import_file(path, CONFIGS).config
+    assert any("LoRA metadata" in str(note) for note in presets.import_notes(made))
 
 
 def test_the_page_is_sent_the_header_alone(tmp_path):
     """What the browser cuts out of a file that it uploads; a file that is named may be as large as a LoRA is."""
     header = json.dumps({"__metadata__": SDXL, "lora_te1_a.alpha": {}})
     (tmp_path / "sent.safetensors").write_bytes(importers.with_header(header))
-    made = importers.load(tmp_path / "sent.safetensors", CONFIGS)
+    made = importers.import_file(tmp_path / "sent.safetensors", CONFIGS)
     assert made.trainer == "LoRA metadata" and not made.config.network.network_train_unet_only
     path = saved(tmp_path / "cat.safetensors", SDXL)
     with path.open("ab") as file:
@@ -200,5 +206,5 @@ def test_the_page_is_sent_the_header_alone(tmp_path):
 @pytest.mark.parametrize("version", ["sdxl_base_v1-0", "qwen_image"])
 def test_a_file_whose_module_is_of_another_model_has_to_be_fixed(version):
     facts = {"ss_base_model_version": version, "ss_network_module": "networks.lora_flux", "ss_network_dim": "4"}
-    (problem,) = importers.read({"__metadata__": facts, "lora_te1": {}}, CONFIGS).problems
+    (problem,) = importers.import_content({"__metadata__": facts, "lora_te1": {}}, CONFIGS).problems
     assert problem.option == "network_module" and "networks.lora_flux is for FLUX.1; for" in str(problem)

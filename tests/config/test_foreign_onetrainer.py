@@ -7,7 +7,7 @@ import pytest
 from library import importers
 from library.cli import main
 from library.config.formats import read_toml
-from library.config.schema import values
+from library.config.schema import option_values
 from tests.config.arriving import CONFIGS, SDXL_LORA, differing, nested, sets_of
 
 ENCODERS_OFF = {"text_encoder": {"train": False}, "text_encoder_2": {"train": False}}
@@ -238,8 +238,8 @@ ONETRAINER = [
 
 
 def test_onetrainers_defaults_hold_where_a_preset_says_nothing():
-    made = importers.read({**SDXL_LORA, **ENCODERS_OFF}, CONFIGS)
-    config = values(made.config)
+    made = importers.import_content({**SDXL_LORA, **ENCODERS_OFF}, CONFIGS)
+    config = option_values(made.config)
     assert not differing(config, {k: v for k, v in ONETRAINER_DEFAULTS.items() if k in config})
     assert config["network_train_unet_only"] and config["cache_text_encoder_outputs"]
     told = {outcome.key: str(outcome.text) for outcome in made.of("default")}
@@ -249,8 +249,8 @@ def test_onetrainers_defaults_hold_where_a_preset_says_nothing():
 
 @pytest.mark.parametrize(("base", "keys", "expected"), ONETRAINER, ids=lambda v: ",".join(v) if v else "-")
 def test_a_key_of_onetrainer_arrives(base, keys, expected):
-    made = importers.read({**base, **nested(keys)}, CONFIGS)
-    config = values(made.config)
+    made = importers.import_content({**base, **nested(keys)}, CONFIGS)
+    config = option_values(made.config)
     assert not differing(config, {name: value for name, value in expected.items() if name in config})
     assert expected.keys() <= config.keys() | {"save_state_every_n_minutes"}
     named = {outcome.key for outcome in made.outcomes}

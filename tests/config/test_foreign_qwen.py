@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from library import families, importers
-from library.config.schema import changed, flat
+from library.config.schema import changed, flatten_sections
 
 CONFIGS = {script: families.config_class(script) for script in families.RUNS}
 MUSUBI = """
@@ -97,9 +97,9 @@ ONETRAINER = {
 
 
 def read(found):
-    made = importers.read(found, CONFIGS)
+    made = importers.import_content(found, CONFIGS)
     assert made.config.script == "qwen_image_train_network"
-    return made, flat(changed(made.config))
+    return made, flatten_sections(changed(made.config))
 
 
 @pytest.mark.parametrize("name", ["musubi", "aitoolkit", "onetrainer"])
@@ -129,7 +129,7 @@ def test_the_defaults_of_musubi_tuner_are_set_where_its_file_is_silent():
     short = {"network_module": "networks.lora_qwen_image", "dit": "a.safetensors", "network_dim": 8}
     made, _ = read(short)
     assert made.config.noise.discrete_flow_shift == 1.0 and made.config.noise.timestep_sampling == "sigma"
-    full = importers.read({"dit": "a.safetensors", "model_version": "original"}, CONFIGS)
+    full = importers.import_content({"dit": "a.safetensors", "model_version": "original"}, CONFIGS)
     assert full.config.script == "qwen_image_train"
 
 
@@ -140,15 +140,19 @@ def test_timesteps_and_weights_of_musubi_mean_what_they_mean_there():
         "max_timestep": 700,
         "preserve_distribution_shape": True,
     }
-    made = importers.read(base, CONFIGS)
+    made = importers.import_content(base, CONFIGS)
     kept = {outcome.key for outcome in made.of("kept")}
     assert {"weighting_scheme", "min_timestep", "max_timestep", "preserve_distribution_shape"} <= kept
     noise = made.config.noise
     assert noise.timestep_range == (0.1, 0.7) and noise.redraws_timesteps and noise.discrete_flow_shift == 2.2
-    made = importers.read(base | {"timestep_sampling": "sigma"}, CONFIGS)  # its table is counted from the noisiest step
+    made = importers.import_content(
+        base | {"timestep_sampling": "sigma"}, CONFIGS
+    )  # its table is counted from the noisiest step
     assert made.config.noise.timestep_range == (0.3, 0.9) and made.config.noise.discrete_flow_shift == 1.0
     assert {"min_timestep", "max_timestep", "discrete_flow_shift"} <= {outcome.key for outcome in made.of("changed")}
-    whole = importers.read(base | {"timestep_sampling": "sigma", "min_timestep": 0, "max_timestep": 1000}, CONFIGS)
+    whole = importers.import_content(
+        base | {"timestep_sampling": "sigma", "min_timestep": 0, "max_timestep": 1000}, CONFIGS
+    )
     assert whole.config.noise.timestep_range == (0.0, 1.0)
 
 
@@ -161,7 +165,7 @@ def test_weights_that_flux_1_does_not_apply_are_reported_to_be_left_out():
         "timestep_sampling": "shift",
         "weighting_scheme": "cosmap",
     }
-    made = importers.read(found, CONFIGS)
+    made = importers.import_content(found, CONFIGS)
     (said,) = [str(outcome.text) for outcome in made.of("ignored") if outcome.key == "weighting_scheme"]
     assert "sigma_scaled" in said and made.config.noise.weighting_scheme != "cosmap"
 
@@ -178,7 +182,7 @@ def test_the_range_of_ai_toolkit_is_counted_from_the_noisiest_timestep():
                 ],
             },
         }
-        return importers.read(found, CONFIGS)
+        return importers.import_content(found, CONFIGS)
 
     made = imported("linear")
     assert made.config.noise.timestep_range == (0.1, 0.8)

@@ -8,7 +8,7 @@ from library import importers
 from library.cli import main
 from library.config.ineffective import ineffective_options
 from library.config.problems import ConfigError
-from library.config.schema import options
+from library.config.schema import options_of
 from library.families import RUNS
 from tests.config.arriving import CONFIGS
 
@@ -33,7 +33,7 @@ def written(folder, name, found):
 def test_a_flat_file_is_read_as_toml_alone(tmp_path, name, found):
     """JSON and YAML with a few words that are ours by chance are files of some other program."""
     with pytest.raises(ConfigError, match="none of the programs"):
-        importers.load(written(tmp_path, name, found), CONFIGS)
+        importers.import_file(written(tmp_path, name, found), CONFIGS)
 
 
 @pytest.mark.parametrize(
@@ -46,23 +46,23 @@ def test_a_flat_file_is_read_as_toml_alone(tmp_path, name, found):
 )
 def test_a_program_whose_files_are_not_read_is_named(tmp_path, name, found, words):
     with pytest.raises(ConfigError, match=words):
-        importers.load(written(tmp_path, name, found), CONFIGS)
+        importers.import_file(written(tmp_path, name, found), CONFIGS)
 
 
 @pytest.mark.parametrize("module", ["networks.lokr_anima", "networks.lora_krea", "networks.lora_flux2", "my.own"])
 def test_an_unknown_network_module_is_refused(module):
     with pytest.raises(ConfigError, match=f"network_module = {module} is not known here"):
-        importers.read({"network_module": module, "learning_rate": 1e-4}, CONFIGS)
+        importers.import_content({"network_module": module, "learning_rate": 1e-4}, CONFIGS)
 
 
 def test_a_module_of_ones_own_is_kept_where_the_script_is_stated():
-    made = importers.read({"network_module": "my.own"}, CONFIGS, "sdxl_train_network")
+    made = importers.import_content({"network_module": "my.own"}, CONFIGS, "sdxl_train_network")
     assert made.config.network.module == "my.own"
 
 
 @pytest.mark.parametrize("module", ["networks.dylora", "networks.loha", "networks.lokr", "networks.oft"])
 def test_an_algorithm_of_sd_scripts_has_to_be_fixed_and_how_is_reported(module):
-    made = importers.read({"network_module": module, "learning_rate": 1e-4}, CONFIGS)
+    made = importers.import_content({"network_module": module, "learning_rate": 1e-4}, CONFIGS)
     assert [problem.option for problem in made.problems] == ["network_module"]
     fix = made.problems[0].fix
     assert fix["network_module"] == "lycoris.kohya" and fix["network_args"][0].startswith("algo=")
@@ -81,25 +81,27 @@ def test_an_algorithm_of_sd_scripts_has_to_be_fixed_and_how_is_reported(module):
     ],
 )
 def test_a_script_that_the_file_does_not_state_is_a_guess(found, script, is_guess):
-    made = importers.read(found, CONFIGS)
+    made = importers.import_content(found, CONFIGS)
     assert made.config.script == script and bool(made.guess) == is_guess
     assert str(made.account()["guessed"]) == str(made.guess)
     assert ("guessed" in made.report()) == is_guess and (str(made.guess) in map(str, made.lines())) == is_guess
-    assert not importers.read(found, CONFIGS, script).guess
+    assert not importers.import_content(found, CONFIGS, script).guess
 
 
 def test_a_script_in_the_name_or_the_first_line_is_no_guess(tmp_path):
     (tmp_path / "flux_train_network.toml").write_text("network_dim = 8")
     (tmp_path / "a.toml").write_text("# SDXL LoRA: sd-scripts/sdxl_train_network.py\nnetwork_dim = 8")
     for name, script in (("flux_train_network.toml", "flux_train_network"), ("a.toml", "sdxl_train_network")):
-        made = importers.load(tmp_path / name, CONFIGS)
+        made = importers.import_file(tmp_path / name, CONFIGS)
         assert (made.config.script, made.guess) == (script, "")
 
 
 def test_what_is_preferred_is_chosen_where_several_fit():
     preferred = ["anima_train_network", "flux_train_network"]
-    assert importers.read({"network_dim": 8}, CONFIGS, "", preferred).config.script == "anima_train_network"
-    assert importers.read({"network_dim": 8, "t5xxl": "t"}, CONFIGS, "", preferred).config.script != preferred[0]
+    assert importers.import_content({"network_dim": 8}, CONFIGS, "", preferred).config.script == "anima_train_network"
+    assert (
+        importers.import_content({"network_dim": 8, "t5xxl": "t"}, CONFIGS, "", preferred).config.script != preferred[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_what_is_preferred_is_chosen_where_several_fit():
 )
 def test_an_older_model_is_not_taken_for_sdxl(found, words):
     with pytest.raises(ConfigError, match=words):
-        importers.read({"network_module": "networks.lora", "network_dim": 8, **found}, CONFIGS)
+        importers.import_content({"network_module": "networks.lora", "network_dim": 8, **found}, CONFIGS)
 
 
 @pytest.mark.parametrize(
@@ -122,12 +124,12 @@ def test_an_older_model_is_not_taken_for_sdxl(found, words):
 )
 def test_a_name_of_an_sdxl_model_is_not_refused(name):
     found = {"network_module": "networks.lora", "network_dim": 8, "pretrained_model_name_or_path": name}
-    assert importers.read(found, CONFIGS).config.script == "sdxl_train_network"
+    assert importers.import_content(found, CONFIGS).config.script == "sdxl_train_network"
 
 
 def test_unknown_keys_are_reported_with_what_was_meant():
     found = {"network_module": "networks.lora", "lerning_rate": 1e-4, "lr_restart_cycles": 2, "torch_compile": False}
-    made = importers.read({**found, "seed": 1, "split_mode": True}, CONFIGS)
+    made = importers.import_content({**found, "seed": 1, "split_mode": True}, CONFIGS)
     unknown = {one.option: one for one in made.unknown()}
     assert unknown.keys() == {"lerning_rate", "lr_restart_cycles"} and not made.problems
     assert unknown["lerning_rate"].fix == {"learning_rate": 1e-4} and "learning_rate?" in str(unknown["lerning_rate"])
@@ -136,9 +138,9 @@ def test_unknown_keys_are_reported_with_what_was_meant():
 
 
 def test_a_fix_never_takes_the_place_of_an_option_that_is_set():
-    made = importers.read({"network_dim": 8, "lerning_rate": 1e-4, "learning_rate": 2e-4}, CONFIGS)
+    made = importers.import_content({"network_dim": 8, "lerning_rate": 1e-4, "learning_rate": 2e-4}, CONFIGS)
     assert [one.fix for one in made.unknown()] == [{}]
-    assert [one.fix for one in importers.read({"seed": 1, "network_dims": "many"}, CONFIGS).unknown()] == [{}]
+    assert [one.fix for one in importers.import_content({"seed": 1, "network_dims": "many"}, CONFIGS).unknown()] == [{}]
 
 
 def test_a_file_with_mostly_unknown_keys_is_not_taken_without_a_word(tmp_path, capsys):
@@ -163,10 +165,10 @@ def other_value(option):
 def test_kept_is_reported_for_options_that_act_in_this_training_alone(script):
     """Each option of each training, by itself: one that has no effect as the others are is not called kept."""
     config = CONFIGS[script]
-    for name, option in options(config).items():
+    for name, option in options_of(config).items():
         if option.kind == "secret":
             continue
-        made = importers.read({name: other_value(option)}, CONFIGS, script)
+        made = importers.import_content({name: other_value(option)}, CONFIGS, script)
         outcome = next(one for one in made.outcomes if one.key == name)
         idle = ineffective_options(made.config)
         is_set = getattr(getattr(made.config, option.section), name) != option.default

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from library.importers import aitoolkit, musubi, onetrainer
-from library.importers.musubi import dataset
+from library.importers.musubi import convert_dataset
 
 
 def test_musubi_tuner_trains_kontext_with_its_data_sets():
@@ -20,18 +20,18 @@ def test_musubi_tuner_trains_kontext_with_its_data_sets():
         "learning_rate": 1e-4,
         "timestep_sampling": "flux_shift",
     }
-    builder = musubi.read(found)
+    builder = musubi.read_config(found)
     assert builder.script == "flux_train_network" and builder.values["model_type"] == "kontext"
     assert builder.values["guidance_scale"] == 1.0 and not builder.left()
     # 228 layers: those of the modulation are left out there, unless the file has patterns of its own.
     assert builder.values["network_args"] == ["exclude_patterns=['.*(img_mod|txt_mod|modulation).*']"]
     own = ["exclude_patterns=['.*single.*']", "include_patterns=['.*single_blocks.0.*']"]
-    assert tuple(musubi.read(found | {"network_args": own}).values["network_args"]) == tuple(own)
+    assert tuple(musubi.read_config(found | {"network_args": own}).values["network_args"]) == tuple(own)
 
     general = {"resolution": [1024, 1024], "flux_kontext_no_resize_control": True}
     folder = {"image_directory": "/i", "control_directory": "/c", "cache_directory": "/x"}
     listed = {"image_jsonl_file": "/m.jsonl", "control_resolution": [768, 768]}
-    text, notes = dataset({"general": general, "datasets": [folder, listed]})
+    text, notes = convert_dataset({"general": general, "datasets": [folder, listed]})
     made = tomllib.loads(text)
     assert made["general"]["no_resize_control"] is True
     (first,), (second,) = (one["subsets"] for one in made["datasets"])
@@ -53,7 +53,7 @@ KONTEXT = "black-forest-labs/FLUX.1-Kontext-dev"
 def test_ai_toolkit_trains_kontext_with_its_control_folders(model):
     data = {"folder_path": "/i", "control_path": ["/c", "/d"]}
     sample = {"samples": [{"prompt": "a cat", "ctrl_img": "/r.png"}], "sample_every": 10}
-    builder = aitoolkit.read(of_aitoolkit(model, datasets=[data], sample=sample))
+    builder = aitoolkit.read_config(of_aitoolkit(model, datasets=[data], sample=sample))
     assert builder.script == "flux_train_network" and builder.values["model_type"] == "kontext"
     made = tomllib.loads(builder.texts["dataset_config"])
     (subset,) = made["datasets"][0]["subsets"]
@@ -85,7 +85,7 @@ def test_what_the_page_of_ai_toolkit_writes_for_models_with_references_can_be_tr
     }
     name = "/models/edited/klein-4b/black-forest-labs/FLUX.2-klein-base-9B" if "flux" in arch else "/home/turbo/edith/Q"
     model = {"arch": arch, "name_or_path": name, "model_kwargs": {"match_target_res": False}}
-    builder = aitoolkit.read(of_aitoolkit(model, datasets=[data]))
+    builder = aitoolkit.read_config(of_aitoolkit(model, datasets=[data]))
     assert builder.values.items() >= own.items()
     (made,) = tomllib.loads(builder.texts["dataset_config"])["datasets"]
     assert made["resolution"] == "512;768" and made["bucket_reso_steps"] == (16 if "flux" in arch else 32)
@@ -98,12 +98,12 @@ def test_what_the_page_of_ai_toolkit_writes_for_models_with_references_can_be_tr
         "caption_extension": ".txt",
         "caption_dropout_rate": 0.05,
     }
-    matched = aitoolkit.read(of_aitoolkit(model | {"model_kwargs": {"match_target_res": True}}, datasets=[data]))
+    matched = aitoolkit.read_config(of_aitoolkit(model | {"model_kwargs": {"match_target_res": True}}, datasets=[data]))
     assert "control_resolution" not in matched.texts["dataset_config"] and not matched.left()
 
 
 def test_data_sets_of_musubi_tuner_keep_its_sizes_of_images():
-    text, _ = dataset(
+    text, _ = convert_dataset(
         {
             "general": {"resolution": [1328, 1328]},
             "datasets": [{"image_directory": "/i"}, {"image_directory": "/j", "resolution": [96, 64], "batch_size": 2}],
@@ -119,7 +119,7 @@ def test_data_sets_of_musubi_tuner_keep_its_sizes_of_images():
 
 
 def test_onetrainer_trains_fill():
-    builder = onetrainer.read(
+    builder = onetrainer.read_config(
         {
             "model_type": "FLUX_FILL_DEV_1",
             "training_method": "LORA",

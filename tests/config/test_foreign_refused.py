@@ -42,7 +42,7 @@ KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
 )
 def test_trainers_that_are_not_here_are_named_and_refused(found, words):
     with pytest.raises(ConfigError, match=words) as refused:
-        importers.read(found, CONFIGS)
+        importers.import_content(found, CONFIGS)
     said = str(refused.value)
     assert "\n" not in said and "not " in said and "use " in said or "train it there" in said
     assert not said.endswith("name the script")
@@ -67,10 +67,10 @@ def test_a_data_set_file_is_no_training(tmp_path, capsys, name, text, words):
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=words) as refused:
-        importers.load(path, CONFIGS)
+        importers.import_file(path, CONFIGS)
     assert "data set file" in str(refused.value)
     with pytest.raises(ConfigError, match="data set file"):  # the page's Load
-        presets.fitting(path, {"sdxl": CONFIGS["sdxl_train"], "flux": CONFIGS["flux_train"]}, "sdxl", [])
+        presets.import_fitting(path, {"sdxl": CONFIGS["sdxl_train"], "flux": CONFIGS["flux_train"]}, "sdxl", [])
     if name.endswith(".toml"):
         assert main.main(["check", str(path)]) != 0
         assert "data set file" in capsys.readouterr().err

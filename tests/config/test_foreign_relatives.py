@@ -11,7 +11,7 @@ import yaml
 
 from library import families, importers
 from library.config.problems import ConfigError
-from library.config.schema import changed, flat
+from library.config.schema import changed, flatten_sections
 
 CONFIGS = {script: families.config_class(script) for script in families.RUNS}
 FILES_OF = Path(__file__).parent / "foreign"
@@ -74,8 +74,8 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 def test_each_key_of_a_whole_file_has_a_fate_with_a_reason_of_its_own(name):
     found, expected = FILES[name]
-    made = importers.read(found, CONFIGS)
-    values = flat(changed(made.config))
+    made = importers.import_content(found, CONFIGS)
+    values = flatten_sections(changed(made.config))
     assert made.config.script.startswith("qwen_image" if "Qwen" in name else "flux") and not made.problems
     assert {key: values.get(key) for key in expected} == expected
     assert [
@@ -97,21 +97,23 @@ def test_arguments_of_musubi_tuner_may_be_one_text(module):
         of_musubi(qwen=module != "networks.lora_flux") | {"network_module": module, "network_args": given}
         for given in (["rank_dropout=0.1", "loraplus_lr_ratio=4"], "rank_dropout=0.1 loraplus_lr_ratio=4")
     )
-    made = [importers.read(found, CONFIGS).config.network.network_args for found in (listed, text)]
+    made = [importers.import_content(found, CONFIGS).config.network.network_args for found in (listed, text)]
     assert made[0] == made[1] and "loraplus_lr_ratio=4" in made[0]
 
 
 def test_the_module_decides_whatever_other_keys_say():
-    made = importers.read(of_musubi(False) | {"network_module": "networks.lora_flux", "text_encoder": "t"}, CONFIGS)
+    made = importers.import_content(
+        of_musubi(False) | {"network_module": "networks.lora_flux", "text_encoder": "t"}, CONFIGS
+    )
     assert made.config.script == "flux_train_network"
     for module in ("networks.lokr", "lycoris.kohya"):
         with pytest.raises(ConfigError, match="does not say for which"):
-            importers.read({"dit": "d", "network_module": module, "text_encoder": "t"}, CONFIGS)
+            importers.import_content({"dit": "d", "network_module": module, "text_encoder": "t"}, CONFIGS)
 
 
 def test_what_only_adapters_have_is_reported_to_be_of_the_familys_own_adapters():
     found = {name: value for name, value in of_musubi(True).items() if name not in ("network_module", "network_dim")}
-    made = importers.read(found, CONFIGS)
+    made = importers.import_content(found, CONFIGS)
     assert made.config.script == "qwen_image_train"
     assert {outcome.key: str(outcome.text) for outcome in made.outcomes}[
         "network_alpha"
@@ -123,7 +125,7 @@ def test_captions_that_ai_toolkit_encodes_once_are_not_shuffled_and_prompts_keep
     process = found["config"]["process"][0]
     process["datasets"][0] |= {"caption_dropout_rate": 0.05, "shuffle_tokens": True, "flip_y": True}
     process["train"] |= {"cache_text_embeddings": True, "prompt_dropout_prob": 0.1}
-    made = importers.read(found, CONFIGS)
+    made = importers.import_content(found, CONFIGS)
     assert not made.problems and made.config.captions.caption_dropout_rate == 0.1
     assert "caption_dropout_rate = 0.05" in made.texts["dataset_config"]
     notes = " ".join(map(str, made.notes))
@@ -136,7 +138,7 @@ def test_captions_that_ai_toolkit_encodes_once_are_not_shuffled_and_prompts_keep
     for arch, name, scale in (("flux_kontext", KONTEXT, "--g 4"), ("chroma", "lodestones/Chroma1-HD", "--l 4")):
         found = of_aitoolkit(arch, name)
         found["config"]["process"][0]["sample"] |= shared | {"prompts": prompts}
-        assert importers.read(found, CONFIGS).texts["sample_prompts"].splitlines() == [
+        assert importers.import_content(found, CONFIGS).texts["sample_prompts"].splitlines() == [
             f"a cat --w 512 --h 64 --d 1 --s 2 {scale} --ci /a.png",
             f"a dog --m 2 --w 64 --h 64 --d 1 --s 2 {scale}",
         ]
@@ -151,7 +153,7 @@ def test_advice_for_files_of_ai_toolkit_names_what_the_model_has():
             process["network"] |= {"type": kind, "network_kwargs": {"only_if_contains": ["attn"]}}
             process["train"]["content_or_style"] = "style"
             process["model"]["extras_name_or_path"] = "org/whole"
-            made = importers.read(found, CONFIGS)
+            made = importers.import_content(found, CONFIGS)
             texts = {outcome.key: outcome.text for outcome in made.outcomes}
             told[kind] = texts["network.network_kwargs.only_if_contains"]
             assert "timestep_sampling" in str(texts["train.content_or_style"])
@@ -174,10 +176,10 @@ def test_presets_of_onetrainer_name_an_optimizer_and_mean_what_it_keeps_for_it()
     }
     tuned = preset | {"training_method": "FINE_TUNE", "optimizer_defaults": kept}
     for own, threshold in (({}, 0.5), ({"clip_threshold": 2.0}, 2.0)):
-        made = importers.read(tuned | {"optimizer": {"optimizer": "ADAFACTOR", **own}}, CONFIGS)
+        made = importers.import_content(tuned | {"optimizer": {"optimizer": "ADAFACTOR", **own}}, CONFIGS)
         assert made.config.optim.fused_backward_pass
         assert f"clip_threshold={threshold}" in made.config.optim.optimizer_args
         assert not any("text encoders" in str(note) for note in made.notes) and not made.problems
         assert made.texts["sample_prompts"] == "a cat --l 4.0\n"
-    adapted = importers.read(preset | {"training_method": "LORA"}, CONFIGS).config
+    adapted = importers.import_content(preset | {"training_method": "LORA"}, CONFIGS).config
     assert adapted.network.network_train_unet_only and adapted.cache.cache_text_encoder_outputs

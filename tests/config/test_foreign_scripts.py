@@ -4,7 +4,7 @@ import pytest
 
 from library import importers
 from library.config.problems import ConfigError
-from library.config.schema import values
+from library.config.schema import option_values
 from tests.config.arriving import CONFIGS, differing, sets_of
 
 LORA_SCRIPTS = {
@@ -88,7 +88,7 @@ def keys_of(found):
 
 
 def test_every_key_of_lora_scripts_is_accounted_for_and_arrives():
-    made = importers.read(LORA_SCRIPTS, CONFIGS)
+    made = importers.import_content(LORA_SCRIPTS, CONFIGS)
     assert made.trainer == "lora-scripts" and {one.key for one in made.outcomes} >= LORA_SCRIPTS.keys()
     expected = {
         "network_module": "lycoris.kohya",
@@ -104,17 +104,17 @@ def test_every_key_of_lora_scripts_is_accounted_for_and_arrives():
         "base_weights": ("/a.safetensors", "/b.safetensors"),
         "base_weights_multiplier": (0.5, 1.0),
     }
-    assert differing(values(made.config), expected) == {}
+    assert differing(option_values(made.config), expected) == {}
     assert made.texts["sample_prompts"] == "1girl --w 768 --h 512 --l 7 --s 24 --d 2333 --n bad\n"
     assert [one.option for one in made.unknown()] == ["bogus_key"] and not made.problems and not made.guess
 
 
 def test_prompts_and_weights_that_are_switched_off_there_are_off_here():
     off = {"enable_preview": False, "enable_base_weight": False}
-    made = importers.read({**LORA_SCRIPTS, **off}, CONFIGS)
+    made = importers.import_content({**LORA_SCRIPTS, **off}, CONFIGS)
     assert not made.texts and not made.config.network.base_weights and made.config.sample.sample_every_n_epochs is None
     on = {"enable_block_weights": True, "network_module": "networks.lora"}
-    assert "down_lr_weight=1,1" in importers.read({**LORA_SCRIPTS, **on}, CONFIGS).config.network.network_args
+    assert "down_lr_weight=1,1" in importers.import_content({**LORA_SCRIPTS, **on}, CONFIGS).config.network.network_args
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_prompts_and_weights_that_are_switched_off_there_are_off_here():
     ],
 )
 def test_the_train_type_of_lora_scripts_chooses_the_script(found, script):
-    assert importers.read(found, CONFIGS).config.script == script
+    assert importers.import_content(found, CONFIGS).config.script == script
 
 
 @pytest.mark.parametrize(
@@ -138,11 +138,11 @@ def test_the_train_type_of_lora_scripts_chooses_the_script(found, script):
 )
 def test_other_train_types_are_refused_by_name(kind, words):
     with pytest.raises(ConfigError, match=words):
-        importers.read({**LORA_SCRIPTS, "model_train_type": kind}, CONFIGS)
+        importers.import_content({**LORA_SCRIPTS, "model_train_type": kind}, CONFIGS)
 
 
 def test_every_key_of_easy_scripts_is_accounted_for_and_arrives(tmp_path):
-    made = importers.read(EASY, CONFIGS)
+    made = importers.import_content(EASY, CONFIGS)
     assert made.config.script == "sdxl_train_network" and {one.key for one in made.outcomes} >= keys_of(EASY)
     expected = {
         "network_module": "lycoris.kohya",
@@ -159,7 +159,7 @@ def test_every_key_of_easy_scripts_is_accounted_for_and_arrives(tmp_path):
         "seed": 23,
         "v_parameterization": True,
     }
-    assert differing(values(made.config), expected) == {} and not made.of("unknown") and not made.problems
+    assert differing(option_values(made.config), expected) == {} and not made.of("unknown") and not made.problems
     (tmp_path / "data.toml").write_text(made.texts["dataset_config"], encoding="utf-8")
     (cats,) = sets_of(tmp_path / "data.toml")
     assert (cats.resolution, cats.batch_size, cats.subsets[0].num_repeats) == ((896, 896), 2, 4)
@@ -168,15 +168,15 @@ def test_every_key_of_easy_scripts_is_accounted_for_and_arrives(tmp_path):
 
 def test_models_of_easy_scripts():
     flux = {"flux_args": {"args": {"clip_l": "c", "t5xxl": "t", "ae": "a"}}, "general_args": {"args": {"seed": 1}}}
-    made = importers.read(flux, CONFIGS)
+    made = importers.import_content(flux, CONFIGS)
     assert made.config.script == "flux_train_network" and made.config.network.network_module == "networks.lora_flux"
     for v2, words in ((False, r"Stable Diffusion 1\.5"), (True, "Stable Diffusion 2")):
         with pytest.raises(ConfigError, match=words):
-            importers.read({"general_args": {"args": {"v2": v2, "seed": 1}}}, CONFIGS)
+            importers.import_content({"general_args": {"args": {"v2": v2, "seed": 1}}}, CONFIGS)
     word = {
         "train_mode": {"train_mode": "ti"},
         "general_args": {"args": {"sdxl": True}},
         "textual_inversion_args": {"args": {"token_string": "zorb", "init_word": "cat"}},
     }
-    made = importers.read(word, CONFIGS)
+    made = importers.import_content(word, CONFIGS)
     assert made.config.script == "sdxl_train_textual_inversion" and made.config.embedding.token_string == "zorb"

@@ -10,7 +10,7 @@ from library import importers
 from library.config.formats import to_toml
 from library.config.ineffective import ineffective_options
 from library.config.problems import ConfigError
-from library.config.schema import options, values
+from library.config.schema import option_values, options_of
 from tests.config.arriving import CONFIGS
 from tests.config.test_foreign_metadata import SDXL
 from tests.config.test_foreign_scripts import EASY, LORA_SCRIPTS
@@ -43,7 +43,7 @@ def test_no_value_whatever_breaks_the_import(program):
             if (place + number) % 4:
                 continue
             try:
-                made = importers.read(one, CONFIGS)
+                made = importers.import_content(one, CONFIGS)
             except ConfigError:
                 continue
             assert made.report() and to_toml(made.config) is not None and made.account()
@@ -51,16 +51,16 @@ def test_no_value_whatever_breaks_the_import(program):
 
 def test_a_value_of_its_page_that_is_gone_is_none():
     arguments = {"args": {"v_parameterization": {"is_dataset": False}}}
-    assert importers.read({**FILES["LoRA_Easy_Training_Scripts"], "extra_args": arguments}, CONFIGS).report()
+    assert importers.import_content({**FILES["LoRA_Easy_Training_Scripts"], "extra_args": arguments}, CONFIGS).report()
 
 
 @pytest.mark.parametrize("program", FILES)
 def test_kept_and_renamed_keys_act_in_the_training(program):
     """What the option table says of the config, with the files beside it; a key without effect is called that."""
-    made = importers.read(FILES[program], CONFIGS)
+    made = importers.import_content(FILES[program], CONFIGS)
     config = made.with_files(dict.fromkeys(made.texts, "beside")).config
-    idle, known = ineffective_options(config), options(type(config))
-    set_here = {name for name, value in values(config).items() if value != known[name].default}
+    idle, known = ineffective_options(config), options_of(type(config))
+    set_here = {name for name, value in option_values(config).items() if value != known[name].default}
     for one in made.outcomes:
         option = {"kept": one.key, "renamed": str(one.text)}.get(one.kind, "")
         assert option not in idle or option not in set_here, one

@@ -10,7 +10,7 @@ import yaml
 from library import importers
 from library.cli import main
 from library.config import dataset
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
 from library.families import RUNS, config_class
@@ -143,8 +143,8 @@ def written(path, out, code=0):
     assert main.main(["import", str(path), "-o", str(out)]) == code
     found = read_toml(out)
     script = next(s for s in sorted(RUNS, key=len, reverse=True) if f"/{s}.py" in out.read_text(encoding="utf-8"))
-    config = build(CONFIGS[script], found, notes=[])
-    return config, dataset.load(config)
+    config = build_config(CONFIGS[script], found, notes=[])
+    return config, dataset.load_datasets(config)
 
 
 def test_musubi_and_its_dataset_file(musubi, tmp_path):
@@ -155,15 +155,15 @@ def test_musubi_and_its_dataset_file(musubi, tmp_path):
     assert config.model.guidance_scale == 1 and config.cache.text and config.network.network_train_unet_only
     assert [d.resolution for d in datasets] == [(960, 544), (512, 512)]
     assert [(s.image_dir, s.num_repeats) for d in datasets for s in d.subsets] == [("C:\\pictures", 2), ("more", 5)]
-    made = fates(importers.load(musubi, CONFIGS))
+    made = fates(importers.import_file(musubi, CONFIGS))
     assert made["fp8_scaled"].kind == "ignored" and made["dit"].text == "pretrained_model_name_or_path"
 
 
 def test_musubi_for_other_models_is_refused():
     with pytest.raises(ConfigError, match="is for Wan"):
-        importers.read({"dit": "a", "network_module": "networks.lora_wan"}, CONFIGS)
+        importers.import_content({"dit": "a", "network_module": "networks.lora_wan"}, CONFIGS)
     with pytest.raises(ConfigError, match="for Wan,"):  # the module is often left to the command line
-        importers.read({"model": {"dit": "a"}, "task": "t2v-14B"}, CONFIGS)
+        importers.import_content({"model": {"dit": "a"}, "task": "t2v-14B"}, CONFIGS)
 
 
 def test_a_dataset_file_alone_becomes_a_dataset_file(musubi, tmp_path, capsys):
@@ -171,11 +171,11 @@ def test_a_dataset_file_alone_becomes_a_dataset_file(musubi, tmp_path, capsys):
     assert main.main(["import", str(data), "-o", str(out)]) == 0
     said = capsys.readouterr().out
     assert "cache_directory is ignored" in said and "dataset 3 is left out" in said and "target_frames" not in said
-    found = dataset.load(build(CONFIGS["flux_train_network"], {"dataset_config": str(out)}))
+    found = dataset.load_datasets(build_config(CONFIGS["flux_train_network"], {"dataset_config": str(out)}))
     assert [s.image_dir for d in found for s in d.subsets] == ["C:\\pictures", "more"]
     assert main.main(["import", str(data), "-o", str(out)]) == 1 and "exists already" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="dataset_config"):
-        importers.load(data, CONFIGS)
+        importers.import_file(data, CONFIGS)
 
 
 def test_aitoolkit(tmp_path):
@@ -213,18 +213,18 @@ def test_onetrainer(tmp_path):
     assert config.save.save_every_n_epochs == 2 and config.noise.noise_offset == 0.05
     assert [d.resolution for d in datasets] == [(1024, 1024), (768, 768)]
     assert datasets[0].subsets[0].num_repeats == 3 and datasets[0].subsets[0].keep_tokens == 1
-    made = importers.load(tmp_path / "o.json", CONFIGS)
+    made = importers.import_file(tmp_path / "o.json", CONFIGS)
     assert "workspace_dir" in fates(made) and fates(made)["optimizer.d0"].kind == "empty"
 
 
 def test_onetrainer_flux_and_other_models():
     found = {"training_method": "LORA", "model_type": "FLUX_DEV_1", "timestep_distribution": "LOGIT_NORMAL"}
     found |= {part: {"train": False} for part in ("text_encoder", "text_encoder_2")}
-    config = importers.read({**found, "dynamic_timestep_shifting": True}, CONFIGS).config
+    config = importers.import_content({**found, "dynamic_timestep_shifting": True}, CONFIGS).config
     assert config.noise.timestep_sampling == "flux_shift" and config.network.network_train_unet_only
-    assert importers.read(found, CONFIGS).config.noise.timestep_sampling == "sigmoid"
+    assert importers.import_content(found, CONFIGS).config.noise.timestep_sampling == "sigmoid"
     with pytest.raises(ConfigError, match="STABLE_DIFFUSION_15"):
-        importers.read({"training_method": "LORA", "model_type": "STABLE_DIFFUSION_15"}, CONFIGS)
+        importers.import_content({"training_method": "LORA", "model_type": "STABLE_DIFFUSION_15"}, CONFIGS)
 
 
 WEIRD = [None, "", "nan", -1, 0, 1e30, "x", True, [], [1, "a"], [{"a": 1}], {}, {"a": [1]}]
@@ -239,7 +239,7 @@ def test_no_value_whatever_breaks_the_import(text):
     for at in places(whole):
         for value in WEIRD:
             try:
-                made = importers.read(changed_at(whole, at, value), CONFIGS)
+                made = importers.import_content(changed_at(whole, at, value), CONFIGS)
             except ConfigError:
                 continue
             assert made.report() and made.lines() is not None
@@ -265,6 +265,6 @@ def test_every_key_of_every_trainer_has_a_fate(musubi, tmp_path):
     (tmp_path / "a.yaml").write_text(AITOOLKIT, encoding="utf-8")
     (tmp_path / "o.json").write_text(json.dumps({**ONETRAINER, "future": {"a": 1}}), encoding="utf-8")
     for name, key in (("m.toml", "sdpa"), ("a.yaml", "meta.version"), ("o.json", "future.a")):
-        made = importers.load(tmp_path / name, CONFIGS)
+        made = importers.import_file(tmp_path / name, CONFIGS)
         assert fates(made)[key].kind == "ignored" and fates(made)[key].text
         assert not made.problems, made.problems

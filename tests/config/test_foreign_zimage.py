@@ -6,7 +6,7 @@ import pytest
 
 from library import families, importers
 from library.config.problems import ConfigError
-from library.config.schema import changed, flat
+from library.config.schema import changed, flatten_sections
 
 CONFIGS = {script: families.config_class(script) for script in families.RUNS}
 MUSUBI = """
@@ -92,8 +92,8 @@ ONETRAINER = {
 @pytest.mark.parametrize("name", ["musubi", "aitoolkit", "onetrainer"])
 def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
     found = {"musubi": tomllib.loads(MUSUBI), "aitoolkit": AITOOLKIT, "onetrainer": ONETRAINER}[name]
-    made = importers.read(found, CONFIGS)
-    values = flat(changed(made.config))
+    made = importers.import_content(found, CONFIGS)
+    values = flatten_sections(changed(made.config))
     assert made.config.script == "zimage_train_network"
     assert made.outcomes and not [
         outcome for outcome in made.outcomes if "supported by this trainer" in str(outcome.text)
@@ -120,23 +120,23 @@ def test_scales_in_prompts_are_counted_as_the_models_own_pipeline_does():
     """There 1 is without a negative prompt, here 0."""
     process = AITOOLKIT["config"]["process"][0]
     sample = process["sample"] | {"prompts": ["a cat --l 4.5", "a dog"], "guidance_scale": 1}
-    made = importers.read({"config": {"name": "z", "process": [process | {"sample": sample}]}}, CONFIGS)
+    made = importers.import_content({"config": {"name": "z", "process": [process | {"sample": sample}]}}, CONFIGS)
     assert [line.split("--l ")[1] for line in made.texts["sample_prompts"].splitlines()] == ["3.5", "0"]
     assert any(one.key == "sample.guidance_scale" and "less 1" in str(one.text) for one in made.outcomes)
     samples = [{"prompt": "a cat", "cfg_scale": 5.0, "enabled": True}, {"prompt": "a dog", "cfg_scale": 0.5}]
-    made = importers.read({**ONETRAINER, "samples": samples}, CONFIGS)
+    made = importers.import_content({**ONETRAINER, "samples": samples}, CONFIGS)
     assert [line.split("--l ")[1].split()[0] for line in made.texts["sample_prompts"].splitlines()] == ["4", "0"]
 
 
 def test_the_kind_of_model_is_reported_by_the_module_or_by_keys_of_its_own():
     short = {"network_module": "networks.lora_zimage", "dit": "a.safetensors", "network_dim": 8}
-    made = importers.read(short, CONFIGS)
+    made = importers.import_content(short, CONFIGS)
     assert made.config.noise.discrete_flow_shift == 1.0 and made.config.noise.timestep_sampling == "sigma"
     both = {"dit": "a.safetensors", "text_encoder": "b.safetensors"}
-    assert importers.read(both | {"fp8_llm": True}, CONFIGS).config.script == "zimage_train"
-    assert importers.read(both, CONFIGS, "zimage_train").config.script == "zimage_train"
+    assert importers.import_content(both | {"fp8_llm": True}, CONFIGS).config.script == "zimage_train"
+    assert importers.import_content(both, CONFIGS, "zimage_train").config.script == "zimage_train"
     with pytest.raises(ConfigError, match="does not say for which: say it with --script"):
-        importers.read(both, CONFIGS)
+        importers.import_content(both, CONFIGS)
 
 
 @pytest.mark.parametrize(
@@ -144,26 +144,26 @@ def test_the_kind_of_model_is_reported_by_the_module_or_by_keys_of_its_own():
     [("Tongyi-MAI/Z-Image", "base"), ("Tongyi-MAI/Z-Image-Turbo", "turbo"), ("ostris/Z-Image-De-Turbo", "base")],
 )
 def test_turbo_is_known_by_its_name_where_a_file_is_imported(model, version):
-    made = importers.read({**ONETRAINER, "base_model_name": model}, CONFIGS)
+    made = importers.import_content({**ONETRAINER, "base_model_name": model}, CONFIGS)
     assert made.config.model.model_version == version
 
 
 @pytest.mark.parametrize(("module", "algo"), [("networks.loha", "loha"), ("networks.lokr", "lokr")])
 def test_other_kinds_of_adapters_of_musubi_are_those_of_lycoris(module, algo):
     found = tomllib.loads(MUSUBI) | {"network_module": module, "network_args": ["rank_dropout=0.1", "factor=8"]}
-    made = importers.read(found, CONFIGS)
+    made = importers.import_content(found, CONFIGS)
     network = made.config.network.module, made.config.network.network_args
     assert isinstance(made.config, CONFIGS["zimage_train_network"]) and not made.problems
     assert network == ("lycoris.kohya", (f"algo={algo}", "rank_dropout=0.1", "factor=8", "bypass_mode=True"))
     kontext = {"dit": "k.safetensors", "text_encoder1": "t5.safetensors", "network_module": module, "network_dim": 8}
-    assert importers.read(kontext, CONFIGS).config.network.network_args == (f"algo={algo}",)
+    assert importers.import_content(kontext, CONFIGS).config.network.network_args == (f"algo={algo}",)
 
 
 def test_a_transformer_beside_the_base_model_is_the_one_that_is_trained():
     """As OneTrainer's preset for De-Turbo has it; offload_fraction is accounted for, too."""
     file = "https://huggingface.co/ostris/Z-Image-De-Turbo/blob/main/z_image_de_turbo_v1_bf16.safetensors"
     part = {"train": True, "weight_dtype": "INT_8", "model_name": file, "offload_fraction": 0.6}
-    made = importers.read(
+    made = importers.import_content(
         ONETRAINER
         | {
             "base_model_name": "Tongyi-MAI/Z-Image-Turbo",
@@ -187,7 +187,7 @@ def test_a_transformer_beside_the_base_model_is_the_one_that_is_trained():
         "transformer": {"model_name": "krea.safetensors"},
         "vae": {"model_name": "ae.safetensors"},
     }
-    model = importers.read(flux, CONFIGS).config.model
+    model = importers.import_content(flux, CONFIGS).config.model
     assert model.pretrained_model_name_or_path == "krea.safetensors" and model.ae == "ae.safetensors"
     assert model.clip_l == model.t5xxl == "black-forest-labs/FLUX.1-dev"
 
@@ -214,7 +214,7 @@ def test_a_preset_of_onetrainer_has_the_arguments_that_it_keeps_for_the_optimize
         "train_dtype": "BFLOAT_16",
         "weight_dtype": "BFLOAT_16",
     }
-    made = importers.read(found, CONFIGS)
+    made = importers.import_content(found, CONFIGS)
     assert made.config.optim.fused_backward_pass and not made.notes and not made.problems
     arguments = ("eps=1e-30,0.001", "scale_parameter=False", "relative_step=False", "warmup_init=False")
     assert set(arguments) <= set(made.config.optim.optimizer_args)
@@ -230,7 +230,7 @@ def test_networks_and_adapters_beside_the_model_of_ai_toolkit():
     }
     process = {"type": "diffusion_trainer", "network": {"type": "lora"}, "model": model}
     found = {"job": "extension", "config": {"name": "z", "process": [process]}}
-    chosen = importers.read(found, CONFIGS).config.model
+    chosen = importers.import_content(found, CONFIGS).config.model
     assert chosen.text_encoder == chosen.vae == "Tongyi-MAI/Z-Image-Turbo" and chosen.model_version == "base"
     adapter = "ostris/zimage_turbo_training_adapter/zimage_turbo_training_adapter_v2.safetensors"
     process["model"] = {
@@ -238,7 +238,7 @@ def test_networks_and_adapters_beside_the_model_of_ai_toolkit():
         "name_or_path": "Tongyi-MAI/Z-Image-Turbo",
         "assistant_lora_path": adapter,
     }
-    made = importers.read(found, CONFIGS)
+    made = importers.import_content(found, CONFIGS)
     assert made.config.model.model_version == "turbo" and made.config.network.base_weights == (adapter,)
     (said,) = [outcome.text for outcome in made.outcomes if outcome.key == "model.assistant_lora_path"]
     assert adapter in str(said) and "base_weights" in str(said)

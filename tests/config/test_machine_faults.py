@@ -8,7 +8,7 @@ import pytest
 
 from library.cli import main, train_script
 from library.config import environment
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError, Message
 from library.families import config_class
 from library.families.shared import weights
@@ -36,7 +36,7 @@ def test_who_reads_the_help_may_leave(closed, argv):
 
 def test_who_reads_the_help_of_a_script_may_leave(closed):
     with pytest.raises(SystemExit) as ended:
-        train_script.read(config_class("flux_train_network"), ["--help"])
+        train_script.read_command_line(config_class("flux_train_network"), ["--help"])
     assert ended.value.code == 0
 
 
@@ -52,14 +52,14 @@ LACKS = [
 
 @pytest.mark.parametrize("error", LACKS, ids=lambda error: str(error)[:30] or "MemoryError")
 def test_memory_that_cannot_be_had_is_reported_wherever_it_shows(error, monkeypatch, capsys):
-    config = build(config_class("flux_train_network"), {}, notes=[])
+    config = build_config(config_class("flux_train_network"), {}, notes=[])
     said = errors.explain_error(error, config, Message("loading the model"), {})
     assert isinstance(said, ConfigError) and "the computer ran out of memory, RAM (loading the model)" in str(said)
 
     def failing():
         raise error
 
-    monkeypatch.setattr(environment, "check", failing)  # before the training itself
+    monkeypatch.setattr(environment, "check_cache_variables", failing)  # before the training itself
     with pytest.raises(SystemExit):
         train_script.main(type(config), ["--learning_rate", "1"])
     shown = capsys.readouterr().err
@@ -78,13 +78,13 @@ def test_a_file_that_finds_no_memory_is_not_called_damaged(tmp_path, monkeypatch
 
     monkeypatch.setattr(weights, "safe_open", full)
     with pytest.raises(MemoryError):
-        weights.read(tmp_path / "a.safetensors")
+        weights.open_weights(tmp_path / "a.safetensors")
 
 
 @pytest.mark.parametrize("script", ["flux_train_network", "sdxl_train_control_net_lllite"])
 def test_a_rank_that_no_layer_has_is_refused_by_the_options(script):
     with pytest.raises(ConfigError, match="network_dim must be at most 1,000,000"):
-        build(config_class(script), {"network_dim": 10**9}, notes=[])
+        build_config(config_class(script), {"network_dim": 10**9}, notes=[])
 
 
 def test_other_errors_are_no_lack_of_memory():

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from library.config.problems import ConfigError, Message, Problem, counted, listed, ngettext, problems_of
+from library.config.problems import ConfigError, Message, Problem, as_problems, counted, join_messages, ngettext
 from library.runs import layout
 
 NESTED = Message("{what} in {folder}", what=counted(2, "image"), folder="/x")
@@ -15,7 +15,7 @@ EVERY = [
     NESTED,
     counted(1, "image"),
     counted(1_000, "image"),
-    listed([NESTED, "plain {braces}"]),
+    join_messages([NESTED, "plain {braces}"]),
     Problem("vae", "{path} is missing", path="/x", place="in a.toml: ", fix={"vae": None}, also="seed", code="x"),
     Problem("", "{inner}", inner=NESTED),
 ]
@@ -24,7 +24,7 @@ EVERY = [
 @pytest.mark.parametrize("message", EVERY, ids=str)
 def test_a_message_survives_copying_pickling_and_a_record(message, tmp_path):
     layout.store(tmp_path / "run.json", {"said": message, "same words": str(message), "list": [{"x": message}]})
-    stored = layout.load(tmp_path / "run.json")
+    stored = layout.load_facts(tmp_path / "run.json")
     assert type(stored["same words"]) is str  # a text of the user's that looks like one
     for same in (stored["said"], stored["list"][0]["x"], copy.deepcopy(message), pickle.loads(pickle.dumps(message))):
         assert same == message and hash(same) == hash(message) and type(same) is type(message)
@@ -63,7 +63,7 @@ def test_numbers_choose_the_template_as_in_gettext():
     assert several == ["0 images in x", "1 image in x", "2 images in x"]
     assert str(counted(1_000, "step")) == "1,000 steps"
     assert str(Message("{few} left", few=counted(1, "step")).capitalized()) == "1 step left"
-    (problem,) = problems_of([counted(3, "image")])
+    (problem,) = as_problems([counted(3, "image")])
     assert str(problem) == "3 images"
 
 

@@ -21,7 +21,7 @@ def file(tmp_path):
 
 
 def test_check_and_train_take_a_script_and_a_file(file, monkeypatch):
-    about, reading, _ = check.described([SCRIPT, str(file), "--seed", "8"])
+    about, reading, _ = check.read_check_request([SCRIPT, str(file), "--seed", "8"])
     assert about == f"{file} ({SCRIPT})"
     assert (reading.config.steps.seed, reading.config.network.network_dim) == (8, 24)
     asked = []
@@ -30,10 +30,10 @@ def test_check_and_train_take_a_script_and_a_file(file, monkeypatch):
         asked.append(flags)
         raise ConfigError("enough")
 
-    monkeypatch.setattr(train_script, "read", stop)
+    monkeypatch.setattr(train_script, "read_command_line", stop)
     for argv in ([SCRIPT, str(file), "--seed", "8"], [SCRIPT, "--config_file", str(file), "--seed", "8"]):
         with pytest.raises(ConfigError, match="enough"):
-            launch.train(argv)
+            launch.launch_training(argv)
     assert asked[0] == asked[1]
     assert launch.with_config(["stray"]) == ["stray"]  # which is told to follow a flag
 
@@ -41,7 +41,7 @@ def test_check_and_train_take_a_script_and_a_file(file, monkeypatch):
 def test_probe_takes_a_script_and_a_file(file, monkeypatch):
     asked = []
     found = SimpleNamespace(sentence=lambda: "fits", best=None)
-    monkeypatch.setattr(probe, "probe", lambda config, how, work: asked.append(config) or found)
+    monkeypatch.setattr(probe, "run_probe", lambda config, how, work: asked.append(config) or found)
     for argv in ([SCRIPT, str(file)], ["--script", SCRIPT, str(file)]):
         assert probe.main(argv, lambda path: "flux_train_network") == 1
     assert asked[0] == asked[1] and asked[0].script == SCRIPT
@@ -50,12 +50,12 @@ def test_probe_takes_a_script_and_a_file(file, monkeypatch):
 def test_a_probe_does_not_mind_what_a_training_has_left(monkeypatch):
     """It keeps nothing where the results go."""
     there = Problem("output_name", ": cat.safetensors would be overwritten", code=paths.THERE)
-    monkeypatch.setattr(probe.data, "check", lambda config, grid: None)
-    monkeypatch.setattr(preflight, "judged", lambda config, images: ([there], []))
+    monkeypatch.setattr(probe.data, "check_data", lambda config, grid: None)
+    monkeypatch.setattr(preflight, "evaluate", lambda config, images: ([there], []))
     monkeypatch.setattr(probe.reader, "active", lambda: SimpleNamespace(id="other", state="running"))
     with pytest.raises(ConfigError, match="other is still running"):
-        probe.probe(SimpleNamespace(grid=None), {}, None)
+        probe.run_probe(SimpleNamespace(grid=None), {}, None)
     other = Problem("output_name", "is wrong")
-    monkeypatch.setattr(preflight, "judged", lambda config, images: ([there, other], []))
+    monkeypatch.setattr(preflight, "evaluate", lambda config, images: ([there, other], []))
     with pytest.raises(ConfigError, match="is wrong"):
-        probe.probe(SimpleNamespace(grid=None), {}, None)
+        probe.run_probe(SimpleNamespace(grid=None), {}, None)

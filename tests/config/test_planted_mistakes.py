@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from library.cli.train_script import read
+from library.cli.train_script import read_command_line
 from library.config import building, dataset
 from library.config.problems import ConfigError
 from library.families import config_class, network_args
@@ -239,11 +239,11 @@ def problems(script, text, tmp_path):
     """All that is wrong with a config and what it names, as far as no model, no image and no GPU is needed."""
     path = tmp_path / "run.toml"
     path.write_text(text, encoding="utf-8")
-    reading = read(config_class(script), ["--config_file", str(path)])
-    found = [*reading.problems, *building.notes(reading.config)]
+    reading = read_command_line(config_class(script), ["--config_file", str(path)])
+    found = [*reading.problems, *building.config_notes(reading.config)]
     if reading.config.adapters and "network_module" not in reading.wrong:
-        found += network_args.problems(reading.config)
-    found += optimizers.problems(reading.config)
+        found += network_args.find_network_args_problems(reading.config)
+    found += optimizers.find_optimizer_problems(reading.config)
     return [str(problem) for problem in dict.fromkeys([*found, *reading.notes])]
 
 
@@ -270,7 +270,7 @@ def test_a_mistake_in_a_prompt_file_is_named(name, tmp_path):
     file, text, word = PROMPTS[name]
     (tmp_path / file).write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as refused:
-        prompts.read(tmp_path / file)
+        prompts.read_prompts(tmp_path / file)
     assert any(word in str(one) for one in refused.value.problems), str(refused.value)
     assert all(one.option == "sample_prompts" for one in refused.value.problems)
 
@@ -282,7 +282,7 @@ BROKEN = [b"\xff\xfe\x00", b"\x00\x01\x02" * 50, b"[a\n", b"a = \n", b"= 1\n", b
 def test_a_file_that_is_no_config_is_named(content, tmp_path):
     path = tmp_path / "run.toml"
     path.write_bytes(content)
-    reading = read(config_class(SDXL), ["--config_file", str(path)])
+    reading = read_command_line(config_class(SDXL), ["--config_file", str(path)])
     assert not reading.known and any(str(path) in str(one) for one in reading.problems)
 
 

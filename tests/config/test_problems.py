@@ -6,8 +6,8 @@ import pickle
 import pytest
 
 from library.check.report import Finding
-from library.config.building import build, draft, working_fix
-from library.config.problems import ConfigError, Message, Problem, ngettext, read
+from library.config.building import build_config, draft, working_fix
+from library.config.problems import ConfigError, Message, Problem, ngettext, problem_from_json
 from library.families import config_class
 from tests import source
 
@@ -29,14 +29,14 @@ def test_a_problem_is_its_sentence_and_all_that_it_was_made_of():
     )
     assert str(made) == "in {x}.toml: seed must be at least 1, got '{'"
     assert str(made.about) == "must be at least 1, got '{'"
-    for copy in (read(made.as_json()), pickle.loads(pickle.dumps(made))):
+    for copy in (problem_from_json(made.as_json()), pickle.loads(pickle.dumps(made))):
         assert copy == made and copy.as_json() == made.as_json() and copy.options == {"seed", "resume"}
         assert copy.arguments["limits"].template == "at least {low}" and copy.fix == {"seed": 1}
     assert str(made.replaced(option="resume", place="--")) == "--resume must be at least 1, got '{'"
     assert str(Problem("ae", ": {path} does not exist", path="a").about) == "a does not exist"
     for rest in ("and seed exclude each other", "= 3 needs seed", "(3) must be below seed"):  # no sentences
         below = Problem("resume", rest, place="--").about.capitalized()
-        assert str(below) == f"resume {rest}" and read(below.as_json()) == below
+        assert str(below) == f"resume {rest}" and problem_from_json(below.as_json()) == below
 
 
 def test_an_error_holds_problems_and_says_them_in_lines():
@@ -49,7 +49,7 @@ def test_an_error_holds_problems_and_says_them_in_lines():
 def test_an_argument_that_is_named_like_a_fact_of_problems_stays_an_argument(name):
     (problem,) = ConfigError(Message(f"{{{name}}} is off", **{name: "compile"})).problems
     assert str(problem) == "compile is off" and problem.option == problem.place == problem.topic == ""
-    assert read(problem.as_json()) == problem
+    assert problem_from_json(problem.as_json()) == problem
 
 
 def test_an_error_about_a_number_of_things_keeps_both_forms_for_translation():
@@ -59,7 +59,7 @@ def test_an_error_about_a_number_of_things_keeps_both_forms_for_translation():
 
 def test_a_fix_that_leaves_the_problem_standing_is_not_offered():
     with pytest.raises(ConfigError) as refused:
-        build(SDXL, {"fp8_base": True})
+        build_config(SDXL, {"fp8_base": True})
     (problem,) = refused.value.problems
     rough = draft(SDXL, {"fp8_base": True})
     assert working_fix(problem, rough) == {"mixed_precision": "bf16"}

@@ -7,11 +7,11 @@ import re
 import pytest
 
 from library import families
-from library.config.building import build, notes
+from library.config.building import build_config, config_notes
 from library.config.ineffective import ineffective_options, remarks
 from library.config.problems import ConfigError
 from library.config.run_config import INEFFECTIVE_EVERYWHERE
-from library.config.schema import options
+from library.config.schema import options_of
 from tests.config.test_runs import other
 from tests.source import ROOT
 
@@ -76,7 +76,9 @@ def test_every_option_is_read_somewhere_or_said_to_be_idle():
     assert any(pattern.fullmatch("metadata_author") for pattern in patterns)
     for script in families.RUNS:
         cls = families.config_class(script)
-        unread = set(options(cls)) - known - {*cls.ineffective, *INEFFECTIVE_EVERYWHERE, *cls.pending} - WISHES_GRANTED
+        unread = (
+            set(options_of(cls)) - known - {*cls.ineffective, *INEFFECTIVE_EVERYWHERE, *cls.pending} - WISHES_GRANTED
+        )
         unread = {name for name in unread if not any(pattern.fullmatch(name) for pattern in patterns)}
         assert not unread, f"{script} declares options that nothing reads: {', '.join(sorted(unread))}"
 
@@ -85,13 +87,15 @@ def test_every_option_is_read_somewhere_or_said_to_be_idle():
 def test_what_has_no_effect_is_reported_by_name(script):
     """Whatever the table of idle options knows of, and the attention that is always the same."""
     cls = families.config_class(script)
-    sleeping = {name for name in ineffective_options(build(cls, {}, notes=[])) if name in options(cls)}
+    sleeping = {name for name in ineffective_options(build_config(cls, {}, notes=[])) if name in options_of(cls)}
     for name in sleeping:
         try:
-            config = build(cls, {name: other(options(cls)[name])}, notes=[])
+            config = build_config(cls, {name: other(options_of(cls)[name])}, notes=[])
         except ConfigError as e:  # what needs another option asks for it
             assert name in str(e)
             continue
         if name in ineffective_options(config):
             assert sum(str(line).startswith(f"{name} has no effect here: ") for line in remarks(config, [])) == 1, name
-    assert any("xformers is not used" in str(note) for note in notes(build(cls, {"xformers": True}, notes=[])))
+    assert any(
+        "xformers is not used" in str(note) for note in config_notes(build_config(cls, {"xformers": True}, notes=[]))
+    )

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from library import families
 from library.cli import options_page
-from library.config.building import build, missing, replace
+from library.config.building import build_config, find_missing, replace_options
 from library.config.formats import to_toml
 from library.config.problems import ConfigError
-from library.config.schema import changed, flat, options, values
+from library.config.schema import changed, flatten_sections, option_values, options_of
 
 SCRIPTS = list(families.RUNS)
 FLUX, SDXL = "flux_train_network", "sdxl_train_network"
@@ -49,17 +49,17 @@ def other(option):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_defaults_build_and_differ_in_nothing(script):
     notes = []
-    config = build(config_class(script), {}, notes=notes)
+    config = build_config(config_class(script), {}, notes=notes)
     assert changed(config) == {}
     assert to_toml(config) == ""
     assert notes == []
-    assert config == build(config_class(script), values(config))
+    assert config == build_config(config_class(script), option_values(config))
     assert config.script == script
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_option_changed_survives_toml_and_text(script):
-    known = options(config_class(script))
+    known = options_of(config_class(script))
     given = {name: other(option) for name, option in known.items()}
     parts = {}
     for field in dataclasses.fields(config_class(script)):
@@ -67,14 +67,14 @@ def test_every_option_changed_survives_toml_and_text(script):
         parts[field.name] = field.default_factory(**mine)
     config = config_class(script)(**parts)  # not built: the rules would forbid many of these together
     assert {name for part in changed(config, secrets=True).values() for name in part} == set(known)
-    back = flat(tomllib.loads(to_toml(config, secrets=True)))
+    back = flatten_sections(tomllib.loads(to_toml(config, secrets=True)))
     assert {name: known[name].read(value) for name, value in back.items()} == given
     assert {name: o.read(o.text(given[name])) for name, o in known.items()} == given
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_default_is_read_as_itself(script):
-    for option in options(config_class(script)).values():
+    for option in options_of(config_class(script)).values():
         assert option.read(option.default) == option.default
         assert option.read(option.text(option.default)) == option.default
 
@@ -82,7 +82,7 @@ def test_default_is_read_as_itself(script):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_form_can_be_made_of_it(script):
     visible = {}
-    for option in options(config_class(script)).values():
+    for option in options_of(config_class(script)).values():
         assert option.help[0].isupper() or not option.help[0].isalpha() or option.help.split()[0].islower()
         assert option.help.endswith(".")
         assert len(option.help) <= (84 if option.default is False else 88), option.name  # two lines of a column
@@ -94,13 +94,13 @@ def test_a_form_can_be_made_of_it(script):
 
 def problems(script, **given):
     with pytest.raises(ConfigError) as e:
-        build(config_class(script), given, notes=[])
+        build_config(config_class(script), given, notes=[])
     return str(e.value)
 
 
 def noted(script, **given):
     notes = []
-    build(config_class(script), given, notes=notes)
+    build_config(config_class(script), given, notes=notes)
     return notes
 
 
@@ -267,8 +267,8 @@ wandb_run_name = "last"
 
 def test_a_config_of_kohya_ss_is_ready_to_train():
     notes = []
-    config = build(config_class(FLUX), tomllib.loads(OF_KOHYA_SS), "old.toml", notes)
-    assert missing(config) == []
+    config = build_config(config_class(FLUX), tomllib.loads(OF_KOHYA_SS), "old.toml", notes)
+    assert find_missing(config) == []
     assert (config.data.persistent_data_loader_workers, config.optim.lr_warmup_steps) == (True, 0.1)
     ignored = {str(note).split(" is ignored")[0].split()[-1] for note in notes if " is ignored" in str(note)}
     assert ignored == {"epoch", "noise_offset_type", "dynamo_backend", "mem_eff_save"}
@@ -300,14 +300,14 @@ anything = st.recursive(
 @settings(max_examples=30)  # of each script: most of its options are those of all
 @given(data=st.data())
 def test_no_value_is_too_strange_for_a_sentence(script, data):
-    names = data.draw(st.lists(st.sampled_from(sorted(options(config_class(script)))), unique=True, max_size=6))
+    names = data.draw(st.lists(st.sampled_from(sorted(options_of(config_class(script)))), unique=True, max_size=6))
     try:
-        config = build(config_class(script), {name: data.draw(anything) for name in names}, notes=[])
+        config = build_config(config_class(script), {name: data.draw(anything) for name in names}, notes=[])
     except ConfigError as e:
         assert str(e)
     else:
-        back = flat(tomllib.loads(to_toml(config, secrets=True)))
-        assert build(config_class(script), back, notes=[]) == config
+        back = flatten_sections(tomllib.loads(to_toml(config, secrets=True)))
+        assert build_config(config_class(script), back, notes=[]) == config
 
 
 def test_harmless_values_of_old_files_say_nothing():
@@ -316,7 +316,7 @@ def test_harmless_values_of_old_files_say_nothing():
 
 
 def test_what_people_write_for_sizes_and_steps():
-    config = build(
+    config = build_config(
         config_class(FLUX),
         {
             "resolution": [1024, 768],
@@ -337,42 +337,44 @@ def test_what_people_write_for_sizes_and_steps():
     assert config.sample.sample_every_n_steps is config.save.save_every_n_epochs is None
     assert config.model.max_token_length is None
     assert config.captions.caption_extension == ".txt"
-    assert replace(config, lr_warmup_steps="100").optim.lr_warmup_steps == 100
-    assert replace(config, resolution="512").data.size == (512, 512)
+    assert replace_options(config, lr_warmup_steps="100").optim.lr_warmup_steps == 100
+    assert replace_options(config, resolution="512").data.size == (512, 512)
 
 
 def test_implied_options_are_properties_and_are_not_written():
-    config = build(
+    config = build_config(
         config_class(FLUX), {"cache_latents_to_disk": True, "fp8_base_unet": True, "mixed_precision": "bf16"}
     )
     assert config.cache.latents
     assert (config.precision.fp8_denoiser, config.precision.fp8_encoders) == (True, False)
-    assert set(flat(changed(config))) == {"cache_latents_to_disk", "fp8_base_unet", "mixed_precision"}
+    assert set(flatten_sections(changed(config))) == {"cache_latents_to_disk", "fp8_base_unet", "mixed_precision"}
     assert config.network.module == "networks.lora_flux"
     assert config.optim.optimizer == "AdamW"
-    assert replace(config, use_lion_optimizer=True).optim.optimizer == "Lion"
+    assert replace_options(config, use_lion_optimizer=True).optim.optimizer == "Lion"
 
 
 def test_compile_settings_at_their_defaults_are_not_written():
-    config = build(config_class(SDXL), {"compile": True, "compile_dynamic": "AUTO", "compile_cache_size_limit": 0})
+    config = build_config(
+        config_class(SDXL), {"compile": True, "compile_dynamic": "AUTO", "compile_cache_size_limit": 0}
+    )
     assert changed(config) == {"compile": {"compile": True}}
     assert config.compile.dynamic is None
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_everything_that_a_start_needs_is_reported_at_once(script):
-    asked = " ".join(map(str, missing(build(config_class(script), {}))))
+    asked = " ".join(map(str, find_missing(build_config(config_class(script), {}))))
     for name in ("pretrained_model_name_or_path", "train_data_dir", "resolution", "output_dir"):
         assert name in asked
     given = dict(pretrained_model_name_or_path="m", train_data_dir="d", resolution=512, output_dir="o")
     own = {"token_string": "sks", "conditioning_data_dir": "c", "cond_emb_dim": 32, "network_dim": 64}
     given |= {name: value for name, value in own.items() if name in asked}
-    assert missing(build(config_class(script), given)) == []
+    assert find_missing(build_config(config_class(script), given)) == []
 
 
 def test_idle_and_pending_name_real_options():
     for script in SCRIPTS:
-        known = options(config_class(script))
+        known = options_of(config_class(script))
         assert set(config_class(script).ineffective) <= set(known)
         assert {key.split("=")[0] for key in config_class(script).pending} <= set(known)
 
@@ -385,4 +387,4 @@ def test_an_unknown_script_is_one_sentence():
 
 def test_page_of_options_is_fresh():
     page = options_page.page(map(config_class, SCRIPTS))
-    assert options_page.PAGE.read_text(encoding="utf-8") == page, "run: python -m library.cli.options_page"
+    assert options_page.OPTIONS_PAGE.read_text(encoding="utf-8") == page, "run: python -m library.cli.options_page"

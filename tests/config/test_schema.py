@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from library.cli import options_page
-from library.config.building import build, missing, replace
+from library.config.building import build_config, find_missing, replace_options
 from library.config.formats import read_toml, to_toml, toml_value
 from library.config.problems import ConfigError, Problem
-from library.config.schema import changed, flat, opt, options, section, values
-from library.config.values import join, split
+from library.config.schema import changed, define_section, flatten_sections, opt, option_values, options_of
+from library.config.values import join_words, split_words
 from library.families import config_class
 
 
@@ -59,8 +59,8 @@ class Config:
     retired: ClassVar = {"old": "use count"}
     foreign: ClassVar = {"gui_only": "no script reads it"}
 
-    things: Things = section(Things)
-    choices: Choices = section(Choices)
+    things: Things = define_section(Things)
+    choices: Choices = define_section(Choices)
 
     def notes(self) -> Iterator[Problem]:
         if self.things.flag:
@@ -68,8 +68,8 @@ class Config:
 
 
 def value(name, given):
-    config = build(Config, {name: given}, notes=[])
-    return values(config)[name]
+    config = build_config(Config, {name: given}, notes=[])
+    return option_values(config)[name]
 
 
 @pytest.mark.parametrize(
@@ -159,18 +159,18 @@ def test_every_wrong_value_of_several_is_named():
     assert str(e.value).splitlines() == [f"rates must be a number, or several, got '{word}'" for word in "xy"]
     config = config_class("sdxl_train_network")
     with pytest.raises(ConfigError) as e:
-        build(config, {"save_at_steps": "0,-1,abc,500"})
+        build_config(config, {"save_at_steps": "0,-1,abc,500"})
     assert [str(one).rpartition(" ")[2] for one in e.value.problems] == ["0", "-1", "'abc'"]
     assert not any(one.fix for one in e.value.problems), "a fix would take away 500"
     with pytest.raises(ConfigError) as e:
-        build(config, {"save_at_steps": list(range(-40, 0))})
+        build_config(config, {"save_at_steps": list(range(-40, 0))})
     assert len(e.value.problems) == 11 and "and 30 more like these" in str(e.value)
 
 
 def test_every_problem_at_once_with_its_source():
     wrong = {"cuont": 1, "rate": "x", "old": 5, "kind": "l1", "place": "/a", "level": "?"}
     with pytest.raises(ConfigError) as e:
-        build(Config, wrong, "run.toml")
+        build_config(Config, wrong, "run.toml")
     assert str(e.value).splitlines() == [
         "in run.toml: cuont is not an option (did you mean count?)",
         "in run.toml: old is gone: use count",
@@ -181,16 +181,16 @@ def test_every_problem_at_once_with_its_source():
 
 def test_rules_across_options_are_reported_with_wrong_values_unless_they_depend_on_them():
     with pytest.raises(ConfigError) as e:
-        build(Config, {"kind": "l1", "rate": 0, "count": "x"})
+        build_config(Config, {"kind": "l1", "rate": 0, "count": "x"})
     assert len(str(e.value).splitlines()) == 2
     with pytest.raises(ConfigError) as e:
-        build(Config, {"kind": "l1", "rate": "x"})
+        build_config(Config, {"kind": "l1", "rate": "x"})
     assert str(e.value) == "rate must be a number, got 'x'"
 
 
 def test_old_names():
     notes = []
-    config = build(Config, {"wrod": "hi", "gui_only": 1, "old": False, "flag": True}, "a.toml", notes)
+    config = build_config(Config, {"wrod": "hi", "gui_only": 1, "old": False, "flag": True}, "a.toml", notes)
     assert config.things.word == "hi"
     assert [*map(str, notes)] == [
         "in a.toml: wrod is an old name; it is read as word",
@@ -200,26 +200,26 @@ def test_old_names():
 
 
 def test_notes_without_a_list_are_warnings(caplog):
-    build(Config, {"gui_only": 1})
+    build_config(Config, {"gui_only": 1})
     assert "gui_only is ignored" in caplog.text
 
 
 def test_config_is_a_value():
-    config = build(Config, {})
+    config = build_config(Config, {})
     with pytest.raises(FrozenInstanceError):
         config.things.count = 4
-    other = replace(config, count=4, word="x")
+    other = replace_options(config, count=4, word="x")
     assert (config.things.count, other.things.count, other.things.word) == (3, 4, "x")
     assert changed(config) == {}
     assert changed(other) == {"things": {"count": 4, "word": "x"}}
     with pytest.raises(ConfigError):
-        replace(config, count=40)
-    assert [*map(str, missing(config))] == ["word is not set: think of one"]
-    assert missing(other) == []
+        replace_options(config, count=40)
+    assert [*map(str, find_missing(config))] == ["word is not set: think of one"]
+    assert find_missing(other) == []
 
 
 def test_secrets_stay_out_of_files():
-    config = build(Config, {"key": "s3cret", "count": 4})
+    config = build_config(Config, {"key": "s3cret", "count": 4})
     assert "s3cret" not in to_toml(config)
     assert changed(config, secrets=True)["things"]["key"] == "s3cret"
 
@@ -236,20 +236,20 @@ def test_toml_is_readable_and_comes_back(tmp_path):
         "rates": [1e-5, 2.0],
         "kind": "l1",
     }
-    config = build(Config, given | {"rate": 0.5})
+    config = build_config(Config, given | {"rate": 0.5})
     path = tmp_path / "run.toml"
     path.write_text(to_toml(config, comment="A run.\n\nOf mine."), encoding="utf-8")
     text = path.read_text(encoding="utf-8")
     assert text.startswith("# A run.\n#\n# Of mine.\n\n[things]\n")
     assert r"place = 'D:\xl\new\t.safetensors'" in text
-    assert build(Config, read_toml(path)) == config
+    assert build_config(Config, read_toml(path)) == config
 
 
 def test_toml_may_be_flat_or_in_tables(tmp_path):
     path = tmp_path / "a.toml"
     path.write_text('count = 4\n[anything]\nword = "x"\n', encoding="utf-8-sig")
     assert read_toml(path) == {"count": 4, "word": "x"}
-    assert flat({"a": {"x": 1}, "b": {"y": 2}}) == {"x": 1, "y": 2}
+    assert flatten_sections({"a": {"x": 1}, "b": {"y": 2}}) == {"x": 1, "y": 2}
 
 
 @pytest.mark.parametrize(
@@ -301,17 +301,17 @@ def test_any_number_survives_toml(number):
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
 def test_items_survive_one_line(items):
-    assert split(join(items)) == items
+    assert split_words(join_words(items)) == items
 
 
 def test_declaring_the_same_option_twice_is_refused():
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Twice:
-        things: Things = section(Things)
-        again: Things = section(Things)
+        things: Things = define_section(Things)
+        again: Things = define_section(Things)
 
     with pytest.raises(TypeError, match="flag is declared in both things and again"):
-        options(Twice)
+        options_of(Twice)
 
 
 def test_the_engine_stays_small():
@@ -320,6 +320,6 @@ def test_the_engine_stays_small():
 
 
 def test_docs_have_a_line_for_each_option():
-    page = options_page.tables(options(Config).values())
-    for name in options(Config):
+    page = options_page.option_tables(options_of(Config).values())
+    for name in options_of(Config):
         assert f"| `{name}` |" in page

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from library import families
 from library.cli import train_script
-from library.cli.launch import LAUNCH
-from library.cli.train_script import parse
+from library.cli.launch import LAUNCH_FLAGS
+from library.cli.train_script import config_from_argv
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
-from library.config.schema import options
+from library.config.schema import options_of
 from library.families.flux.options import FluxLora
 from library.families.sdxl.options import SdxlLora
 
@@ -45,7 +45,7 @@ def called(capsys, monkeypatch):
 
 
 def problems(*argv, config=FluxLora):
-    return train_script.read(config, list(argv)).problems
+    return train_script.read_command_line(config, list(argv)).problems
 
 
 @pytest.mark.parametrize("script", families.RUNS)
@@ -53,7 +53,7 @@ def test_help_lists_every_option(script, called):
     done = called(script, "--help")
     assert done.returncode == 0
     assert not done.stderr
-    for name in options(families.config_class(script)):
+    for name in options_of(families.config_class(script)):
         assert f"\n  --{name}" in done.stdout
     assert done.stdout.isascii()  # a console in an old code page shows it too
 
@@ -90,10 +90,10 @@ def test_only_the_first_of_several_processes_talks(called, monkeypatch):
     """The others end after it, and look for nothing that they would not say."""
     waited = []
     monkeypatch.setattr(train_script, "time", SimpleNamespace(sleep=waited.append))
-    monkeypatch.setattr(train_script, "beyond", lambda reading: pytest.fail("torch would be loaded"))
+    monkeypatch.setattr(train_script, "problems_beyond_reading", lambda reading: pytest.fail("torch would be loaded"))
     monkeypatch.setenv("RANK", "1")
     done = called("flux_train", "--foo")
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "") and waited == [train_script.PATIENCE]
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "") and waited == [train_script.MAX_START_GAP]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,9 @@ def test_mistaken_flag_is_one_sentence(argv, sentence):
 
 
 def test_a_flag_may_have_been_meant_for_the_command_that_reads_it():
-    found = train_script.read(FluxLora, ["--jsn", "--extra_accelerate_launch_arg", "x"], [*LAUNCH, "json"]).problems
+    found = train_script.read_command_line(
+        FluxLora, ["--jsn", "--extra_accelerate_launch_arg", "x"], [*LAUNCH_FLAGS, "json"]
+    ).problems
     assert [str(one.arguments["hint"]) for one in found] == [
         " (did you mean json?)",
         " (did you mean extra_accelerate_launch_args?)",
@@ -147,7 +149,7 @@ def test_flags_win_over_file_and_file_over_defaults(tmp_path, capsys):
         'learning_rate = "5e-5"\n[a]\ncache_latents = true\nseed = 0\ncaption_extention = "txt"\nepoch = 2\n'
     )
     argv = ["--config_file", str(path.with_suffix("")), "--seed", "7", "--no-cache_latents", "--logit_mean", "-1e-1"]
-    config = parse(FluxLora, argv)
+    config = config_from_argv(FluxLora, argv)
     assert (config.optim.learning_rate, config.steps.seed, config.cache.cache_latents) == (5e-5, 7, False)
     assert (config.noise.logit_mean, config.captions.caption_extension) == (-0.1, ".txt")
     told = capsys.readouterr().err
@@ -158,7 +160,7 @@ def test_flags_win_over_file_and_file_over_defaults(tmp_path, capsys):
 def test_all_shapes_of_flags():
     argv = ["--cache_latents", "--xformers=false", "--text_encoder_lr", "1e-5", "2e-5", "--optimizer_args"]
     argv += ["weight_decay=0.1", "betas=0.9,0.99", "--caption_prefix=--x", "--seed", "1", "--seed", "2"]
-    config = parse(SdxlLora, argv)
+    config = config_from_argv(SdxlLora, argv)
     assert config.cache.latents
     assert config.optim.text_encoder_lr == (1e-5, 2e-5)
     assert config.optim.optimizer_args == ("weight_decay=0.1", "betas=0.9,0.99")
@@ -177,7 +179,7 @@ def test_output_config_writes_what_differs_and_never_overwrites(tmp_path):
 
 def test_output_config_needs_a_file(capsys):
     with pytest.raises(SystemExit) as ended:
-        train_script.read(FluxLora, ["--output_config"])
+        train_script.read_command_line(FluxLora, ["--output_config"])
     wanted = "error: --output_config needs --config_file, which names the file to write\n"
     assert (ended.value.code, capsys.readouterr().err) == (2, wanted)
 

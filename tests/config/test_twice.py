@@ -8,7 +8,7 @@ from library.config import dataset
 from library.config.building import Layer, read_layers
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
-from library.config.schema import options
+from library.config.schema import options_of
 from library.families import config_class
 from library.importers import files
 
@@ -26,12 +26,12 @@ def test_an_option_in_two_tables_is_refused_and_all_places_are_named(tmp_path):
         "in run.toml: clip_skip stands in [more] and in [last]: keep one of the two",
     ]
     with pytest.raises(ConfigError, match="seed stands in"):
-        files.load(path, {"sdxl_train_network": SDXL})
+        files.import_file(path, {"sdxl_train_network": SDXL})
 
 
 def test_an_option_by_its_old_and_its_new_name_is_refused():
     for old, new in SDXL.aliases.items():
-        if new in options(SDXL):
+        if new in options_of(SDXL):
             reading = read_layers(SDXL, [Layer({old: 1, new: 2}, "a.toml")])
             wanted = f"in a.toml: {new} and {old} are the same option: keep one of the two"
             assert wanted in [str(one) for one in reading.problems], old
@@ -45,6 +45,6 @@ def test_a_data_set_file_says_each_thing_once(tmp_path):
     (tmp_path / "c.json").write_text('{"general": {"resolution": 512, "resolution": 1024}}')
     for name in ("a.toml", "b.toml", "c.json"):
         with pytest.raises(ConfigError, match=f"{name}.*(Cannot|twice)"):
-            dataset.tables(tmp_path / name)
+            dataset.read_tables(tmp_path / name)
     (tmp_path / "d.json").write_text(json.dumps({"general": {"resolution": 512}, "datasets": [{"resolution": 1024}]}))
-    assert dataset.tables(tmp_path / "d.json")  # a table below another says it anew
+    assert dataset.read_tables(tmp_path / "d.json")  # a table below another says it anew

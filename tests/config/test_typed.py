@@ -2,16 +2,16 @@
 
 import pytest
 
-from library.config.building import build, draft, working_fix
+from library.config.building import build_config, draft, working_fix
 from library.config.problems import ConfigError
-from library.config.schema import options, values
+from library.config.schema import option_values, options_of
 from library.families import config_class
 
 LORA = config_class("sdxl_train_network")
 
 
 def read(name, value):
-    return options(LORA)[name].read(value)
+    return options_of(LORA)[name].read(value)
 
 
 def test_pasted_paths_lose_what_is_around_them(monkeypatch, tmp_path):
@@ -24,7 +24,9 @@ def test_pasted_paths_lose_what_is_around_them(monkeypatch, tmp_path):
     assert read("output_dir", '""') is None and read("output_dir", " \t") is None
     assert read("output_dir", '/a/"b"') == '/a/"b"' and read("output_dir", "~somebody/x") == "~somebody/x"
     assert read("pretrained_model_name_or_path", "black-forest-labs/FLUX.1-dev ") == "black-forest-labs/FLUX.1-dev"
-    made = values(build(LORA, {"vae": "~/küche/猫.safetensors", "dataset_config": "~/a.toml", "wandb_api_key": " k\n"}))
+    made = option_values(
+        build_config(LORA, {"vae": "~/küche/猫.safetensors", "dataset_config": "~/a.toml", "wandb_api_key": " k\n"})
+    )
     assert made["vae"] == str(tmp_path / "küche/猫.safetensors") and made["dataset_config"] == tmp_path / "a.toml"
     assert made["wandb_api_key"] == "k"
 
@@ -83,7 +85,7 @@ def test_a_comma_in_a_number_is_never_guessed_but_explained():
         ("noise_offset", "0,05", "0.05"),
     ):
         with pytest.raises(ConfigError, match=rf"\(did you mean {meant}\?\)") as refused:
-            build(LORA, {name: typed})
+            build_config(LORA, {name: typed})
         fix = working_fix(refused.value.problems[0], draft(LORA, {}))
-        assert build(LORA, {**fix, "lr_scheduler": "cosine"}) and float(fix[name]) == float(meant)
+        assert build_config(LORA, {**fix, "lr_scheduler": "cosine"}) and float(fix[name]) == float(meant)
     assert read("text_encoder_lr", "1e-4,1e-5") == (1e-4, 1e-5) and read("text_encoder_lr", "0,0") == (0, 0)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from library import families
-from library.config.names import ALIASES, FOREIGN, RETIRED
-from library.config.schema import options
+from library.config.names import FOREIGN, OPTION_ALIASES, RETIRED
+from library.config.schema import options_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sd_scripts_flags.csv"
 TYPES = {"str": str, "int": int, "float": float, "flag": bool, "int_or_float": float, "Path": Path}
@@ -29,10 +29,13 @@ FLAGS = [pytest.param(s, n, r, id=f"{s}-{n}") for s, n, r in upstream() if n not
 
 @pytest.mark.parametrize(("script", "name", "row"), FLAGS)
 def test_flag_is_equal_or_accounted_for(script, name, row):
-    known = options(families.config_class(script))
+    known = options_of(families.config_class(script))
     if name not in known:
         answer = (
-            name in families.config_class(script).old or RETIRED.get(name) or FOREIGN.get(name) or ALIASES.get(name)
+            name in families.config_class(script).old
+            or RETIRED.get(name)
+            or FOREIGN.get(name)
+            or OPTION_ALIASES.get(name)
         )
         assert answer, f"{name} is neither an option of {script} nor in names.py"
         return
@@ -58,7 +61,7 @@ def default(row, option):
 
 
 def test_advice_on_old_names_points_to_existing_options():
-    every = {name for script in families.RUNS for name in options(families.config_class(script))}
-    assert set(ALIASES.values()) <= every
+    every = {name for script in families.RUNS for name in options_of(families.config_class(script))}
+    assert set(OPTION_ALIASES.values()) <= every
     # What one script has and others answer with advice.
-    assert every & (set(ALIASES) | set(RETIRED) | set(FOREIGN)) == {"conditioning_data_dir"}
+    assert every & (set(OPTION_ALIASES) | set(RETIRED) | set(FOREIGN)) == {"conditioning_data_dir"}

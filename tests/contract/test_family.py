@@ -107,14 +107,14 @@ def test_a_saved_lora_loads_as_it_was_trained(demo, squares, tmp_path, script, l
 
     config = config_of(demo, script, network_weights=made.file, **names)
     family, parts = loaded(config)
-    methods.attach(parts, family, config).train(False)
+    methods.attach_method(parts, family, config).train(False)
     from_file = answer(family, parts)
 
     from safetensors.torch import load_file
 
     config = config_of(demo, script, **names)
     family, parts = loaded(config)
-    method = methods.attach(parts, family, config)
+    method = methods.attach_method(parts, family, config)
     method.restore(load_file(made.file.with_name(f"{made.file.stem}-state") / "model.safetensors"))
     method.train(False)
     # To the last bits: sums depend on how numbers lie in memory, which differs between a file's and others.
@@ -140,7 +140,7 @@ def test_a_saved_model_loads_as_it_was_trained(demo, squares, tmp_path, script, 
     from safetensors.torch import load_file
 
     family, parts = loaded(start)
-    method = methods.attach(parts, family, start)
+    method = methods.attach_method(parts, family, start)
     method.restore(load_file(made.file.with_name(f"{made.file.stem}-state") / "model.safetensors"))
     # To the last bits: sums depend on how numbers lie in memory, which differs between a file's and others.
     torch.testing.assert_close(answer(family, parts), from_file, rtol=1e-5, atol=1e-6)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from library.config.building import build
+from library.config.building import build_config
 from library.families.sdxl.options import SdxlLora
 
 
@@ -25,7 +25,7 @@ def config(folder="", **more):
         "max_bucket_reso": 128,
         "bucket_reso_steps": 32,
     }
-    return build(SdxlLora, {**values, **more}, notes=[])
+    return build_config(SdxlLora, {**values, **more}, notes=[])
 
 
 @pytest.fixture

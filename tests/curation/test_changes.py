@@ -13,7 +13,7 @@ from tests.curation.test_trash import tree
 
 @pytest.fixture
 def found(data):
-    return scanning.opened(data, config(data))
+    return scanning.scan_collection(data, config(data))
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_tags_are_counted_once_for_each_caption():
 
 def test_a_caption_is_edited_and_taken_back(found, data):
     start = tree(data)
-    picture = changes.caption(found, "10_cat/1.png", "a new one", "zorb, cat, red hat, 1")
+    picture = changes.change_caption(found, "10_cat/1.png", "a new one", "zorb, cat, red hat, 1")
     assert picture.caption == "a new one" and (data / "10_cat" / "1.txt").read_text() == "a new one"
-    changes.caption(found, "2_dog/panorama.png", "wide", None)
+    changes.change_caption(found, "2_dog/panorama.png", "wide", None)
     with pytest.raises(ConfigError, match="changed elsewhere"):
-        changes.caption(found, "10_cat/1.png", "lost", "zorb, cat, red hat, 1")
+        changes.change_caption(found, "10_cat/1.png", "lost", "zorb, cat, red hat, 1")
     with pytest.raises(ConfigError, match="is not in"):
-        changes.caption(found, "../../etc/passwd", "x", None)
+        changes.change_caption(found, "../../etc/passwd", "x", None)
     assert [past.title for past in history(data)] == ["Caption of 2_dog/panorama.png", "Caption of 10_cat/1.png"]
     undo(data)
     undo(data)
@@ -96,7 +96,7 @@ def test_images_go_with_what_belongs_to_them(found, data):
     for name in ("1_0096x0064_sdxl.npz", "1_te_outputs.npz", "1.npz", "10.txt", "1_other.txt"):
         (folder / name).write_text("x")
     start = tree(data)
-    assert changes.remove(found, ["10_cat/1.png", "10_cat/1.png"]) == 1
+    assert changes.remove_images(found, ["10_cat/1.png", "10_cat/1.png"]) == 1
     gone = start.keys() - tree(data).keys()
     assert gone == {f"10_cat/1{end}" for end in (".png", ".txt", "_0096x0064_sdxl.npz", "_te_outputs.npz", ".npz")}
     assert len(found.pictures) == 10
@@ -125,7 +125,7 @@ def test_caches_in_either_format_go_with_their_image_alone(found, data):
     for name in mine | others:
         (folder / name).write_text("x")
     before = {path.name for path in folder.iterdir()}
-    changes.remove(found, ["10_cat/1.png"])
+    changes.remove_images(found, ["10_cat/1.png"])
     assert before - {path.name for path in folder.iterdir()} == {"1.png", "1.txt", *mine}
 
 
@@ -133,13 +133,13 @@ def test_a_folder_is_prepared_for_a_training_and_back(data):
     plain = data / "later"
     (plain / "c.txt").write_text("words")
     start = tree(plain)
-    found = scanning.opened(plain, config(plain))
+    found = scanning.scan_collection(plain, config(plain))
     assert changes.gather(found, 7, "zorb cat") == "7_zorb cat"
     scanned = trainer.scan(config(plain))
     assert [(i.repeats, i.caption) for i in scanned.items] == [(7, "words")]
-    found = scanning.opened(plain, config(plain))
+    found = scanning.scan_collection(plain, config(plain))
     assert changes.rename(found, "7_zorb cat", 3, "zorb") == "3_zorb"
-    found = scanning.opened(plain, config(plain))
+    found = scanning.scan_collection(plain, config(plain))
     before = tree(data / "10_cat")
     assert changes.bring(found, data / "10_cat", 2, "more") == "2_more"
     assert len(trainer.scan(config(plain))) == 5 and tree(data / "10_cat") == before

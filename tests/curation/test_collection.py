@@ -14,7 +14,7 @@ from tests.curation.conftest import config, picture
 
 @pytest.fixture
 def found(data):
-    return scanning.opened(data, config(data))
+    return scanning.scan_collection(data, config(data))
 
 
 def names(pictures):
@@ -25,7 +25,7 @@ def test_numbers_are_those_of_a_training(data):
     for name in ("broken.png", "broken.txt"):
         (data / "2_dog" / name).unlink()
     given = config(data, train_batch_size=3, max_train_epochs=4)
-    told, wanted = scanning.opened(data, given).count(), trainer.summary(trainer.scan(given))
+    told, wanted = scanning.scan_collection(data, given).count(), trainer.summarise_images(trainer.scan(given))
     assert {key: told[key] for key in ("images", "repeats", "buckets", "batches_per_epoch")} == {
         key: wanted[key] for key in ("images", "repeats", "buckets", "batches_per_epoch")
     }
@@ -33,7 +33,7 @@ def test_numbers_are_those_of_a_training(data):
 
 
 def test_each_mistake_is_found(found):
-    assert names(selection.choose(found, "missing")) == [
+    assert names(selection.select_pictures(found, "missing")) == [
         "d.png",
         "2_dog/a small.png",
         "2_dog/panorama.png",
@@ -48,13 +48,13 @@ def test_each_mistake_is_found(found):
         ("cut", ["2_dog/panorama.png"]),
         ("enlarged", ["2_dog/a small.png"]),
     ):
-        assert names(selection.choose(found, kind)) == wanted, kind
-    counts = selection.counts(found, "zorb")
+        assert names(selection.select_pictures(found, kind)) == wanted, kind
+    counts = selection.count_kinds(found, "zorb")
     assert counts["all"] == 11 and counts["missing"] == 4 and counts["trigger"] == 7
-    assert names(selection.choose(found, "all", "RED hat", "10_cat")) == [f"10_cat/{i}.png" for i in range(4)]
-    assert len(selection.choose(found, "trigger", trigger="Zorb")) == 7
+    assert names(selection.select_pictures(found, "all", "RED hat", "10_cat")) == [f"10_cat/{i}.png" for i in range(4)]
+    assert len(selection.select_pictures(found, "trigger", trigger="Zorb")) == 7
     with pytest.raises(ConfigError):
-        selection.choose(found, "nonsense")
+        selection.select_pictures(found, "nonsense")
 
 
 def test_what_is_cut_is_what_the_trainer_cuts(found):
@@ -65,16 +65,16 @@ def test_what_is_cut_is_what_the_trainer_cuts(found):
 
 
 def test_a_folder_of_images_says_how_often_each_is_seen(data):
-    alone = scanning.opened(data / "later", config())
+    alone = scanning.scan_collection(data / "later", config())
     assert [p.repeats for p in alone.pictures] == [1] and "seen per epoch: 1" in str(alone.notes[0])
-    often = scanning.opened(data / "later", config(dataset_repeats=5))
+    often = scanning.scan_collection(data / "later", config(dataset_repeats=5))
     assert [(p.repeats, p.used) for p in often.pictures] == [(5, True)] and "seen per epoch: 5" in str(often.notes[0])
-    leaf = scanning.opened(data / "10_cat", config())
+    leaf = scanning.scan_collection(data / "10_cat", config())
     assert {p.repeats for p in leaf.pictures} == {10} and str(data) in str(leaf.notes[0])
-    other = scanning.opened(data / "10_cat", config(caption_extension=".caption"))
+    other = scanning.scan_collection(data / "10_cat", config(caption_extension=".caption"))
     assert any("4 .txt files" in str(note) for note in other.notes)
     with pytest.raises(ConfigError, match="cannot be listed"):
-        scanning.opened(data / "not", config())
+        scanning.scan_collection(data / "not", config())
 
 
 @pytest.mark.skipif(os.name == "nt", reason="symbolic links need rights on Windows")
@@ -86,14 +86,14 @@ def test_links_are_followed_only_where_that_is_allowed(data, tmp_path):
     (data / "10_cat" / "0.txt").symlink_to(tmp_path / "secret.txt")
     (data / "10_cat" / "l.png").symlink_to(tmp_path / "5_out" / "x.png")
     (data / "5_out").symlink_to(tmp_path / "5_out")
-    found = scanning.opened(data, config(data), may=lambda path: False)
+    found = scanning.scan_collection(data, config(data), may=lambda path: False)
     assert found.find("10_cat/0.png").caption == "" and "link" in found.find("10_cat/l.png").broken
     assert not any(p.folder == "5_out" for p in found.pictures)
 
 
 def test_doubles_by_bytes_and_by_looks(found):
-    changes.compare(found)
-    groups = {tuple(names(selection.choose(found, "double")[at : at + 2])) for at in (0, 2)}
+    changes.find_similar_groups(found)
+    groups = {tuple(names(selection.select_pictures(found, "double")[at : at + 2])) for at in (0, 2)}
     assert groups == {("10_cat/0.png", "2_dog/b.png"), ("2_dog/a small.png", "2_dog/a.png")}
     assert sorted(group["how"] for group in found.double_groups) == ["alike", "the same"]
 
@@ -114,11 +114,11 @@ def test_thumbnails_are_kept_and_follow_their_image(tmp_path, monkeypatch):
     path = tmp_path / "a.png"
     picture(1, 900, 600).save(path)
     first = thumbs.thumb(path)
-    assert thumbs.thumb(path) == first and len(list(thumbs.root().glob("*/*"))) == 1
+    assert thumbs.thumb(path) == first and len(list(thumbs.thumbnail_folder().glob("*/*"))) == 1
     picture(2, 900, 600).save(path)
     os.utime(path, (1, 1))
     assert thumbs.thumb(path) != first
-    assert thumbs.prune(0) == 0 and list(thumbs.root().glob("*/*")) == []
+    assert thumbs.prune_thumbnails(0) == 0 and list(thumbs.thumbnail_folder().glob("*/*")) == []
     monkeypatch.setattr(thumbs, "write_atomic", lambda *_: (_ for _ in ()).throw(ConfigError("the disk is full")))
     assert thumbs.thumb(path)[:4] == b"RIFF"
 
@@ -146,4 +146,4 @@ def test_bombs_and_rubbish_are_one_sentence(tmp_path):
         assert "\n" not in str(wrong.value)
     with pytest.raises(ConfigError):
         thumbs.thumb(bomb, 100_000)
-    assert "too many" in scanning.opened(tmp_path, config()).find("bomb.png").broken
+    assert "too many" in scanning.scan_collection(tmp_path, config()).find("bomb.png").broken

@@ -48,7 +48,7 @@ def file(tmp_path):
 
 
 def test_a_file_is_read_as_texts(file):
-    large, small = dataset_file.read(file)
+    large, small = dataset_file.read_dataset_tables(file)
     assert large.texts == {"resolution": "1024", "batch_size": "2"} and small.texts == {"resolution": "768,512"}
     assert [one.texts for one in large.folders] == [
         {"image_dir": "C:\\cats", "num_repeats": "10"},
@@ -58,11 +58,11 @@ def test_a_file_is_read_as_texts(file):
 
 
 def test_what_is_not_changed_stays_to_the_letter(file):
-    assert dataset_file.written(file, dataset_file.read(file)) == TEXT
+    assert dataset_file.written(file, dataset_file.read_dataset_tables(file)) == TEXT
 
 
 def test_one_number_changes_one_number(file):
-    tables = dataset_file.read(file)
+    tables = dataset_file.read_dataset_tables(file)
     tables[0].folders[0].texts["num_repeats"] = "5"
     assert dataset_file.written(file, tables) == TEXT.replace("num_repeats = 10 ", "num_repeats = 5 ")
     tables[0].texts["resolution"], tables[1].texts["resolution"] = "1024,768", "512"
@@ -73,20 +73,23 @@ def test_one_number_changes_one_number(file):
 def test_several_sizes_are_one_text_and_stay_as_they_are_written(file):
     text = TEXT.replace("[768, 512]", "[512, 768, 1024]")
     file.write_text(text)
-    tables = dataset_file.read(file)
+    tables = dataset_file.read_dataset_tables(file)
     assert tables[1].texts == {"resolution": "512;768;1024"} and dataset_file.written(file, tables) == text
     tables[1].texts["resolution"], tables[0].texts["resolution"] = "512;1024,768", "640,768,896"
     made = dataset_file.written(file, tables)
     assert 'resolution = "512;1024,768"\nkeep_tokens' in made and 'resolution = "640;768;896" # square' in made
     (tmp := file.with_name("made.toml")).write_text(made)
-    assert [table.texts["resolution"] for table in dataset_file.read(tmp)] == ["640;768;896", "512;1024,768"]
+    assert [table.texts["resolution"] for table in dataset_file.read_dataset_tables(tmp)] == [
+        "640;768;896",
+        "512;1024,768",
+    ]
     tables[1].texts["resolution"] = "512;512"
     with pytest.raises(ConfigError, match="512 more than once"):
         dataset_file.written(file, tables)
 
 
 def test_comments_go_with_the_table_below_them(file):
-    large, small = dataset_file.read(file)
+    large, small = dataset_file.read_dataset_tables(file)
     kept = [DatasetTable(large.texts, large.folders[:1], 0), small]
     made = dataset_file.written(file, kept)
     assert "the dogs" not in made and "# small\n[[datasets]]" in made and "# the end" in made
@@ -96,7 +99,7 @@ def test_comments_go_with_the_table_below_them(file):
 
 
 def test_new_folders_and_values_stand_where_one_looks_for_them(file):
-    large, small = dataset_file.read(file)
+    large, small = dataset_file.read_dataset_tables(file)
     large.texts["enable_bucket"], large.folders[1].texts["flip_aug"] = "false", "true"
     large.folders.append(FolderTable({"image_dir": "D:\\it's new", "num_repeats": "3", "caption_extension": "txt"}))
     new = DatasetTable({"resolution": "640"}, [FolderTable({"metadata_file": "a.json", "caption_dropout_rate": "0.1"})])
@@ -111,7 +114,7 @@ def test_new_folders_and_values_stand_where_one_looks_for_them(file):
 
 
 def test_a_value_that_is_emptied_is_taken_out(file):
-    large, small = dataset_file.read(file)
+    large, small = dataset_file.read_dataset_tables(file)
     del large.texts["batch_size"]
     large.folders[1].texts["is_reg"] = " "
     made = dataset_file.written(file, [large, small])
@@ -124,7 +127,7 @@ def test_a_new_file_is_begun(tmp_path):
     made = dataset_file.written(path, wanted)
     assert made.startswith("# ") and "image_dir = 'C:\\cats'" in made
     path.write_text(made)
-    assert dataset_file.read(path)[0].folders[0].texts == {"image_dir": "C:\\cats", "num_repeats": "2"}
+    assert dataset_file.read_dataset_tables(path)[0].folders[0].texts == {"image_dir": "C:\\cats", "num_repeats": "2"}
 
 
 @pytest.mark.parametrize(
@@ -141,7 +144,7 @@ def test_a_new_file_is_begun(tmp_path):
 def test_whatever_toml_allows_is_changed_rightly(tmp_path, text):
     path = tmp_path / "odd.toml"
     path.write_text(text)
-    tables = dataset_file.read(path)
+    tables = dataset_file.read_dataset_tables(path)
     tables[0].folders[0].texts["num_repeats"] = "7"
     tables[0].folders.append(FolderTable({"image_dir": "/b"}))
     made = dataset_file.written(path, tables)
@@ -155,11 +158,11 @@ def test_whatever_toml_allows_is_changed_rightly(tmp_path, text):
 def test_line_ends_and_json_stay_what_they_are(tmp_path):
     windows, plain = tmp_path / "windows.toml", tmp_path / "sets.json"
     windows.write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())
-    tables = dataset_file.read(windows)
+    tables = dataset_file.read_dataset_tables(windows)
     tables[0].folders[0].texts["num_repeats"] = "5"
     assert dataset_file.written(windows, tables) == TEXT.replace("= 10 ", "= 5 ").replace("\n", "\r\n")
     plain.write_text(json.dumps(tomllib.loads(TEXT)))
-    tables = dataset_file.read(plain)
+    tables = dataset_file.read_dataset_tables(plain)
     tables[0].folders[0].texts["num_repeats"] = "5"
     made = json.loads(dataset_file.written(plain, tables))
     assert made["datasets"][0]["subsets"][0] == {
@@ -170,7 +173,7 @@ def test_line_ends_and_json_stay_what_they_are(tmp_path):
 
 
 def test_every_value_that_is_wrong_is_named_and_nothing_is_made(file):
-    large, small = dataset_file.read(file)
+    large, small = dataset_file.read_dataset_tables(file)
     large.texts["resolution"], large.folders[0].texts["num_repeats"] = "wide", "-1"
     small.folders[0].texts["flip_aug"] = "perhaps"
     with pytest.raises(ConfigError) as refused:
@@ -194,12 +197,12 @@ def test_what_is_no_dataset_file_is_refused(tmp_path, name, text):
     path = tmp_path / name
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError):
-        dataset_file.read(path)
+        dataset_file.read_dataset_tables(path)
 
 
 @pytest.mark.parametrize("places", [(3,), (1, 0), (0, 0)])
 def test_tables_that_are_not_there_are_refused(file, places):
-    tables = dataset_file.read(file)
+    tables = dataset_file.read_dataset_tables(file)
     wanted = [DatasetTable(tables[0].texts, [], at) for at in places]
     with pytest.raises(ConfigError, match="load it again"):
         dataset_file.written(file, wanted)

@@ -78,7 +78,7 @@ def jpeg():
 def test_what_can_be_trained_on_is_taken(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     incoming_files.check_content(tmp_path / name, name)
-    assert incoming_files.refusal(name, len(content)) is None
+    assert incoming_files.refuse_file(name, len(content)) is None
 
 
 def bomb():
@@ -136,7 +136,7 @@ def test_a_bomb_is_not_unpacked(tmp_path):
     ],
 )
 def test_kinds_and_sizes_are_reported_before_any_upload(name, size, words):
-    assert words in (str(incoming_files.refusal(name, size) or ""))
+    assert words in (str(incoming_files.refuse_file(name, size) or ""))
 
 
 def test_pairs_stay_pairs():

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from library import data as trainer
-from library.config.building import replace
+from library.config.building import replace_options
 from library.config.problems import ConfigError
 from library.curation import changes, selection, sources
 from library.curation.tags import Edit
@@ -86,16 +86,16 @@ def given(places, kind, **more):
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_are_those_of_the_training(places, kind):
     made = given(places, kind)
-    collection = sources.opened(made)
+    collection = sources.scan_sources(made)
     assert not list(places.rglob("metadata_cache.json"))  # a look writes nothing
-    images, told = trainer.scan(replace(made, cache_info=False)), collection.count()
-    wanted = trainer.summary(images)
+    images, told = trainer.scan(replace_options(made, cache_info=False)), collection.count()
+    wanted = trainer.summarise_images(images)
     assert {k: told[k] for k in wanted if k != "dropped"} == {k: wanted[k] for k in wanted if k != "dropped"}
     batches = Batches(images, made, 0)
     clock = Clock.of(made, len(batches))
     assert (told["steps_per_epoch"], told["steps"], told["epochs"]) == (clock.per_epoch, clock.total, clock.epochs)
     assert told["batches_per_epoch"] == len(batches) == len(list(batches.draws(1)))
-    shared = sources.opened(made, world=2).count()
+    shared = sources.scan_sources(made, world=2).count()
     assert shared["batches_per_epoch"] == len(Batches(images, made, 0, world=2))
     seen = {(p.path, p.fit, p.repeats) for p in collection.pictures if p.used and p.role != "held"}
     assert seen == {(i.path, i.fit, i.repeats) for i in images.items}
@@ -108,40 +108,40 @@ def test_steps_are_those_of_the_training(places, kind):
 
 
 def test_regularisation_is_shown_with_its_balance_and_not_changed_here(places):
-    collection = sources.opened(given(places, "reg, too many"))
-    reg = selection.choose(collection, "reg")
+    collection = sources.scan_sources(given(places, "reg, too many"))
+    reg = selection.select_pictures(collection, "reg")
     assert {p.folder for p in reg} == {"reg/2_animal", "reg/1_thing"} and len(reg) == 24
     assert sum(p.repeats for p in reg if p.used) == sum(p.repeats for p in collection.pictures if not p.role) == 24
     assert {p.unused for p in reg if not p.used} == {sources.LEFT_OVER}
-    few = selection.choose(sources.opened(given(places, "reg, too few")), "reg")
+    few = selection.select_pictures(sources.scan_sources(given(places, "reg, too few")), "reg")
     assert [p.repeats for p in few] == [12, 12]
-    assert selection.counts(collection, "zorb")["trigger"] == 2  # of the training's own
+    assert selection.count_kinds(collection, "zorb")["trigger"] == 2  # of the training's own
     with pytest.raises(ConfigError, match="open .*reg"):
-        changes.caption(collection, reg[0].name, "new", reg[0].caption)
+        changes.change_caption(collection, reg[0].name, "new", reg[0].caption)
     with pytest.raises(ConfigError, match="open .*reg"):
-        changes.remove(collection, [reg[0].name])
+        changes.remove_images(collection, [reg[0].name])
     edit = Edit("remove", "zorb", "", False, False, ",")
     assert {p.folder for p, _ in changes.preview(collection.pictures, edit)} == {"3_cat", "1_dog"}
 
 
 def test_a_metadata_file_tells_the_words_and_what_it_leaves_out(places):
-    collection = sources.opened(given(places, "metadata"))
+    collection = sources.scan_sources(given(places, "metadata"))
     assert collection.find("meta.json/3_cat/1.png").caption == "cat 1,zorb" and str(collection.fixed).startswith(
         "meta.json"
     )
     for change in (lambda: changes.gather(collection, 1, "x"), lambda: changes.rename(collection, "3_cat", 1, "x")):
         with pytest.raises(ConfigError, match="meta.json describes"):
             change()
-    alone = sources.opened(config(places / "train/3_cat", **{"in_json": str(places / "meta.json")}))
+    alone = sources.scan_sources(config(places / "train/3_cat", **{"in_json": str(places / "meta.json")}))
     assert "lists images that are not there" in str(alone.problems[0])
 
 
 def test_one_folder_in_two_data_sets_is_two_places(places):
-    collection = sources.opened(given(places, "dataset file"))
+    collection = sources.scan_sources(given(places, "dataset file"))
     cat = (places / "train/3_cat").as_posix()
     assert {f"{cat} · 64 × 64", f"{cat} · 96 × 96"} < {place.folder for place in collection.places}
     assert len({p.name for p in collection.pictures}) == len(collection.pictures)
-    changes.compare(collection)
+    changes.find_similar_groups(collection)
     assert not collection.doubles  # the same file twice is no double
     assert collection.find(f"{cat} · 96 × 96/1.png").caption == "zorb, number 1"
 
@@ -150,12 +150,12 @@ def test_nothing_outside_of_the_roots_is_looked_into(places, tmp_path):
     inside = lambda path: not str(path).startswith(str(places / "reg"))  # noqa: E731
     for kind in ("metadata", "dataset file"):
         with pytest.raises(ConfigError, match="--root"):
-            sources.opened(given(places, kind), may=inside)
+            sources.scan_sources(given(places, kind), may=inside)
     (tmp_path / "bad.toml").write_text("[[datasets]]\nresolution = 64\nnonsense = 1\n")
     with pytest.raises(ConfigError, match="nonsense"):
-        sources.opened(config(dataset_config=str(tmp_path / "bad.toml")))
+        sources.scan_sources(config(dataset_config=str(tmp_path / "bad.toml")))
     endless = SimpleNamespace(repeats=10**9, path="", is_reg=False)
-    collection = sources.opened(given(places, "reg, too few"))
+    collection = sources.scan_sources(given(places, "reg, too few"))
     collection.found.items.append(endless)
     with pytest.raises(ConfigError, match="lower the repeats"):
         collection.count()

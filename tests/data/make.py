@@ -51,7 +51,7 @@ def config(data: Path | None = None, script: str = "sdxl_train_network", **value
         "max_data_loader_n_workers": 0,
     }
     given = {k: v for k, v in {**few, **values}.items() if v is not None}
-    return building.build(families.config_class(script), given)
+    return building.build_config(families.config_class(script), given)
 
 
 def holding_back(config: Any, share: float) -> Any:

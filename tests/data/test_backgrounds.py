@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from library import data
-from library.config.building import replace, working_fix
+from library.config.building import replace_options, working_fix
 from library.data import encoding, pixels
 from library.data.pixels import Decoding
 from tests.data import make
@@ -37,17 +37,17 @@ def cut_out(path, mode="RGBA", size=(64, 64)):
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB"])
 def test_transparent_areas_are_of_the_ground(tmp_path, mode):
     path = cut_out(tmp_path / "a.png", mode)
-    stored, seen = pixels.read(path), pixels.read(path, WHITE)
+    stored, seen = pixels.read_pixels(path), pixels.read_pixels(path, WHITE)
     assert (seen[:, :32] == 255).all() and np.array_equal(seen[:, 32:], stored[:, 32:])
     assert not (stored[:, :32] == 255).all()
-    assert (pixels.read(path, Decoding(ground="gray"))[:, :32] == 128).all()
-    both = pixels.read(path, WHITE, alpha=True)
+    assert (pixels.read_pixels(path, Decoding(ground="gray"))[:, :32] == 128).all()
+    both = pixels.read_pixels(path, WHITE, alpha=True)
     assert np.array_equal(both[:, :, :3], seen) and (both[0, :, 3] == [0] * 32 + [255] * 32).all()
 
 
 def test_what_is_opaque_has_no_ground(tmp_path):
     path = make.picture(tmp_path / "a.png")
-    assert np.array_equal(pixels.read(path, WHITE), pixels.read(path))
+    assert np.array_equal(pixels.read_pixels(path, WHITE), pixels.read_pixels(path))
 
 
 def test_caches_of_another_ground_are_made_anew_and_those_of_opaque_images_stay(tmp_path):
@@ -57,14 +57,14 @@ def test_caches_of_another_ground_are_made_anew_and_those_of_opaque_images_stay(
     def count(ground):
         config = make.config(tmp_path, cache_latents_to_disk=True, transparent_background=ground)
         family, images, run = make.Family(), data.scan(config), make.Run()
-        encoding.encode(images, family, make.parts(), config, run, run.phase)
+        encoding.encode_missing_caches(images, family, make.parts(), config, run, run.phase)
         return len(family.seen)
 
     assert [count(ground) for ground in (None, "white", "white", "black", None)] == [2, 1, 0, 1, 1]
 
 
 def said(config, word):
-    return [one for one in data.warnings(config, 32) if word in str(one)]
+    return [one for one in data.data_warnings(config, 32) if word in str(one)]
 
 
 def test_hidden_colours_are_counted(tmp_path):
@@ -78,11 +78,11 @@ def test_hidden_colours_are_counted(tmp_path):
     assert working_fix(one, config) == {"transparent_background": "white"}
     (tmp_path / "1_cat" / "a.png").unlink()
     (tmp_path / "1_cat" / "c.png").unlink()
-    (vain,) = said(replace(config, transparent_background="white"), "transparent_background")
+    (vain,) = said(replace_options(config, transparent_background="white"), "transparent_background")
     assert "has no effect" in str(vain)
     cut_out(tmp_path / "1_cat" / "a.png")
     for values in ({"transparent_background": "black"}, {"alpha_mask": True}):
-        assert not said(replace(config, **values), "transparent areas")
+        assert not said(replace_options(config, **values), "transparent areas")
 
 
 def test_of_many_a_part_is_decoded(tmp_path):
@@ -100,7 +100,7 @@ def test_pictures_that_lose_much_to_the_crop_are_counted_with_the_worst_first(tm
     (one,) = said(config, "cropped")
     assert str(one).startswith("2 images cropped by more than 20 %")
     assert str(one).index("thin.png (94 %)") < str(one).index("wide.png (50 %)")
-    assert not said(replace(config, random_crop=True), "cropped")
+    assert not said(replace_options(config, random_crop=True), "cropped")
 
 
 def test_a_model_that_paints_learns_what_transparency_hides(tmp_path, monkeypatch):

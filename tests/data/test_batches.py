@@ -135,11 +135,11 @@ def test_a_batch_of_pixels(tmp_path):
 def test_mirroring_mirrors_the_crop_that_sdxl_is_told():
     from library.data.buckets import BucketFit
     from library.data.images import Image
-    from library.data.loading import size_of
+    from library.data.loading import size_conditioning
 
     image = Image("x", (640, 480), "", 1, None, 0, BucketFit((640, 448), (640, 480)))
-    assert size_of(image, flip=False) == [480, 640, 0, 21, 448, 640]
-    assert size_of(image, flip=True) == [480, 640, 0, 21, 448, 640], "640 - 618.33, cut to a whole number"
+    assert size_conditioning(image, flip=False) == [480, 640, 0, 21, 448, 640]
+    assert size_conditioning(image, flip=True) == [480, 640, 0, 21, 448, 640], "640 - 618.33, cut to a whole number"
 
 
 def test_latents_text_and_mirrored_latents_come_from_the_caches(tmp_path):
@@ -147,7 +147,7 @@ def test_latents_text_and_mirrored_latents_come_from_the_caches(tmp_path):
     given = {"cache_latents": True, "cache_text_encoder_outputs": True, "network_train_unet_only": True}
     config = make.config(tmp_path, flip_aug=True, **given)
     images = data.scan(config)
-    encoding.encode(images, make.Family(), make.parts(), config, make.Run(), print)
+    encoding.encode_missing_caches(images, make.Family(), make.parts(), config, make.Run(), print)
     arrays = images.latents.load(images.items[0])
     seen = Counter()
     for batch in batches_of(config, images=images):
@@ -177,7 +177,7 @@ def test_transparency_is_a_mask_at_the_size_of_the_latents(tmp_path, cached):
     make.picture(tmp_path / "6_cat" / "b.png")
     config = make.config(tmp_path, alpha_mask=True, flip_aug=True, cache_latents=cached, train_batch_size=12)
     images = data.scan(config)
-    encoding.encode(images, make.Family(), make.parts(), config, make.Run(), print)
+    encoding.encode_missing_caches(images, make.Family(), make.parts(), config, make.Run(), print)
     (batch,) = batches_of(config, images=images)
     left = torch.cat([torch.zeros(8, 4), torch.ones(8, 4)], 1)
     for path, mask in zip(batch.paths, batch.mask, strict=True):
@@ -276,7 +276,7 @@ def test_random_crops_without_buckets_are_cut_from_the_image_unchanged(tmp_path)
 def data_of(path):
     from library.data import pixels
 
-    return pixels.to_tensor(pixels.read(path))
+    return pixels.to_tensor(pixels.read_pixels(path))
 
 
 def test_captions_know_the_step_and_the_epoch(tmp_path):

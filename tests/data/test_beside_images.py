@@ -90,7 +90,7 @@ def masked(tmp_path, *masks, **values):
 
 def said(config):
     """The problems and the remarks about data, as text."""
-    found = data.check(config, 32)
+    found = data.check_data(config, 32)
     return [str(one) for one in found.problems], [str(one) for one in found.warnings], found
 
 
@@ -127,7 +127,7 @@ def test_how_much_counts_is_reported(tmp_path, capsys):
     _, _, found = said(config)
     assert str(found.masks) == "masks: 3 of 3 images; 50 % of their area counts"
     assert "masks: 3 of 3 images; 50 % of their area counts" in [
-        str(one.text) for one in report.report(config).findings
+        str(one.text) for one in report.make_report(config).findings
     ]
 
 
@@ -201,7 +201,7 @@ def test_masks_of_onetrainer_are_no_training_images(tmp_path):
     (masks,) = [one for one in found.warnings if "masks of OneTrainer" in str(one)]
     assert masks.fix == {"masked_loss": True} and "00-masklabel.png" in str(masks)
     assert any("01-condlabel.png" in str(one) for one in found.warnings)
-    opened = scanning.opened(tmp_path, make.config(tmp_path))
+    opened = scanning.scan_collection(tmp_path, make.config(tmp_path))
     assert [Path(one.path).name for one in opened.pictures] == names
     assert any("00-masklabel.png" in str(note) for note in opened.notes)
     config = make.config(tmp_path, masked_loss=True)

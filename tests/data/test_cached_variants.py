@@ -31,7 +31,7 @@ def encoded(config, family=None, ranks=1):
     family = family or make.Family()
     for rank in range(ranks):
         images = data.scan(config)
-        encoding.encode(images, family, make.parts(), config, make.Run(rank, ranks), lambda *told: None)
+        encoding.encode_missing_caches(images, family, make.parts(), config, make.Run(rank, ranks), lambda *told: None)
     return images, family.read
 
 
@@ -163,7 +163,7 @@ def test_a_family_with_a_rule_for_no_caption_keeps_it(folder):
 def test_check_says_how_many_encodings_it_makes(folder, monkeypatch):
     def said(**values):
         config = make.config(folder.parent, **MEMORY, **values)
-        found = [str(one.text) for one in report._caches(config, data.scan(config))]
+        found = [str(one.text) for one in report._check_caches(config, data.scan(config))]
         return next(text for text in found if "captions are encoded once" in text)
 
     assert said() == "captions are encoded once: 3 encodings"

@@ -32,7 +32,7 @@ def encoded(config, family=None, parts=None, run=None):
     family = family or make.Family()
     images = data.scan(config)
     run = run or make.Run()
-    encoding.encode(images, family, parts or make.parts(), config, run, run.phase)
+    encoding.encode_missing_caches(images, family, parts or make.parts(), config, run, run.phase)
     return images, family
 
 
@@ -88,9 +88,9 @@ def test_pixels_reach_the_vae_scaled_cut_and_between_minus_one_and_one(folder, c
 
     images, family = encoded(config)
     image = images.items[1]
-    picture = pixels.resize(pixels.read(image.path), image.fit.resized)
+    picture = pixels.resize_pixels(pixels.read_pixels(image.path), image.fit.resized)
     assert image.fit.resized == (80, 64)
-    assert torch.equal(family.seen[1][0], pixels.to_tensor(pixels.look(picture, augment.middle(image.fit))))
+    assert torch.equal(family.seen[1][0], pixels.to_tensor(pixels.apply_view(picture, augment.middle(image.fit))))
     assert family.seen[1].min() >= -1 and family.seen[1].max() <= 1
 
 
@@ -332,7 +332,7 @@ def test_an_unreadable_image_is_named(folder, config):
     images = data.scan(config)
     (folder / "01.png").write_bytes((folder / "01.png").read_bytes()[:60])
     with pytest.raises(ConfigError, match=r"01\.png"):
-        encoding.encode(images, make.Family(), make.parts(), config, make.Run(), print)
+        encoding.encode_missing_caches(images, make.Family(), make.parts(), config, make.Run(), print)
 
 
 def test_missing_networks_are_missed_only_when_needed(config):
@@ -368,7 +368,7 @@ from tests.training import wait_for
 config = make.config(Path(sys.argv[1]), cache_latents_to_disk=True)
 images = data.scan(config)
 Path(sys.argv[1], "go").touch()
-encoding.encode(images, make.Family(), make.parts(), config, make.Run(), print)
+encoding.encode_missing_caches(images, make.Family(), make.parts(), config, make.Run(), print)
 """
 
 

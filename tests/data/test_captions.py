@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from library.config.dataset import SubsetConfig, load
-from library.data.captions import Moment, encoded_once, first_line, lines, process, with_tags
+from library.config.dataset import SubsetConfig, load_datasets
+from library.data.captions import Moment, caption_lines, encoded_once, first_line, process, with_tags
 from tests.data import make
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/sd_scripts_vectors.json").read_text(encoding="utf-8"))
@@ -65,7 +65,7 @@ def test_tags_keep_the_separator_that_they_are_written_with(varied):
 
 def test_an_empty_separator_is_a_comma():
     config = make.config(caption_separator="", shuffle_caption=True, keep_tokens=9)
-    assert process("a,b", load(config)[0].template, Random(1)) == "a, b"
+    assert process("a,b", load_datasets(config)[0].template, Random(1)) == "a, b"
 
 
 def test_a_caption_that_is_encoded_once_holds_no_markup_and_is_always_the_same():
@@ -127,7 +127,7 @@ def test_untouched_captions_stay_as_they_are(text):
 
 def test_reading_files():
     assert first_line("\n  a cat \nmore\n") == "a cat" and first_line("") == ""
-    assert lines(" a cat \n\n a dog\n") == "a cat\na dog"
+    assert caption_lines(" a cat \n\n a dog\n") == "a cat\na dog"
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def pairs(tmp_path, use):
 
 def encoded(config, family=None):
     images, family, run = data.scan(config), family or Family(MUSUBI), make.Run()
-    encoding.encode(images, family, make.parts(), config, run, run.phase)
+    encoding.encode_missing_caches(images, family, make.parts(), config, run, run.phase)
     return images, family
 
 
@@ -147,7 +147,7 @@ def test_rows_of_a_metadata_file_without_references_are_named(pairs):
 
 
 def sentences(config):
-    return " / ".join(map(str, data.check(config, 16).problems))
+    return " / ".join(map(str, data.check_data(config, 16).problems))
 
 
 def test_what_is_missing_is_reported_before_anything_is_loaded(pairs, use):
@@ -190,7 +190,7 @@ def test_batches_have_one_size_of_references_and_sizes_count_them(pairs):
         ]
     assert batches.example((4, 8, 8, 8, 16)).bucket == "64x64+128x64"
     assert latent_area((2, 8, 8, 6, 10)) == 2 * (64 + 60)
-    rows = data.summary(images)["buckets"]
+    rows = data.summarise_images(images)["buckets"]
     assert [row["references"] for row in rows] == [[[80, 48], [80, 48]], [[128, 64]], [[160, 160]]]
 
 

@@ -8,7 +8,7 @@ import unicodedata
 import pytest
 
 from library import data, families
-from library.config.building import replace
+from library.config.building import replace_options
 from library.config.problems import ConfigError
 from library.curation import scanning
 from library.data.images import Image, balance
@@ -56,7 +56,7 @@ def test_every_format_is_sized_and_read(tmp_path, suffix):
         pytest.skip("no decoder here")
     path = make.picture(tmp_path / "1_cat" / f"a{suffix}", (80, 48))
     image = data.scan(make.config(tmp_path)).items[0]
-    assert image.size == (80, 48) and pixels.read(path).shape == (48, 80, 3)
+    assert image.size == (80, 48) and pixels.read_pixels(path).shape == (48, 80, 3)
 
 
 def test_the_stored_size_counts_and_not_the_turned_one(tmp_path):
@@ -67,7 +67,7 @@ def test_the_stored_size_counts_and_not_the_turned_one(tmp_path):
     make.picture(tmp_path / "1_cat" / "a.jpg", (80, 48), exif=turned)
     config = make.config(tmp_path)
     assert data.scan(config).items[0].size == (80, 48)
-    assert any("EXIF" in str(warning) for warning in data.warnings(config, 32))
+    assert any("EXIF" in str(warning) for warning in data.data_warnings(config, 32))
 
 
 def test_captions_of_faces_and_of_several_lines(tmp_path):
@@ -127,7 +127,7 @@ def test_files_that_only_look_like_captions_are_named(tmp_path):
     warnings = [str(one) for one in data.scan(make.config(tmp_path)).warnings]
     (said,) = [one for one in warnings if "not read as captions" in one]
     assert "01.png.txt, 02.json, 03.caption, photo.txt;" in said and "ending .txt" in said
-    opened = scanning.opened(tmp_path, make.config(tmp_path))
+    opened = scanning.scan_collection(tmp_path, make.config(tmp_path))
     assert [one for one in map(str, opened.notes) if "01.png.txt, 02.json, 03.caption, photo.txt;" in one]
 
 
@@ -136,7 +136,7 @@ def test_regularisation_images_fill_up_to_the_number_of_the_others(tmp_path):
     make.folder(tmp_path / "reg", "1_animal", ((64, 64),) * 2)
     images = data.scan(make.config(tmp_path / "train", reg_data_dir=str(tmp_path / "reg")))
     assert [image.repeats for image in images.items if image.is_reg] == [6, 6]
-    assert data.summary(images)["repeats"] == 24
+    assert data.summarise_images(images)["repeats"] == 24
 
 
 def some_images(count, repeats=1):
@@ -194,7 +194,7 @@ def test_cache_info_remembers_no_caption_of_another_file_or_of_other_lines(tmp_p
     config = make.config(tmp_path, cache_info=True)
 
     def caption(**values):
-        return data.scan(replace(config, **values)).items[0].caption
+        return data.scan(replace_options(config, **values)).items[0].caption
 
     for _ in range(2):
         assert caption() == "one"
@@ -228,7 +228,7 @@ def test_a_dataset_file_has_resolutions_and_subsets_of_its_own(tmp_path):
     assert [(i.dataset, i.fit.bucket, i.repeats) for i in images.items] == [(0, (64, 64), 2)] * 4 + [
         (1, (128, 128), 1)
     ] * 4
-    assert data.summary(images)["batches_per_epoch"] == 4 + 4
+    assert data.summarise_images(images)["batches_per_epoch"] == 4 + 4
 
 
 @pytest.mark.parametrize("kind", ["json", "jsonl"])
@@ -325,12 +325,12 @@ def test_broken_metadata_is_named(tmp_path, text):
 
 def test_all_wrong_entries_of_metadata_are_named_in_plain_words(tmp_path):
     (tmp_path / "meta.json").write_text('{"a.png": "a cat", "b.png": null, "c.png": {}}')
-    found = data.problems(make.config(tmp_path, in_json=str(tmp_path / "meta.json")), 32)
+    found = data.find_data_problems(make.config(tmp_path, in_json=str(tmp_path / "meta.json")), 32)
     wrong = (("a.png", "'a cat'"), ("b.png", "None"))
     said = [f"'{name}' must be an object with caption or tags, got {got}" for name, got in wrong]
     assert [str(problem).split(": ", 1)[1] for problem in found] == said
     (tmp_path / "meta.jsonl").write_text('{"image_path": "a.png"}\n\n{"caption": "x"}')
-    (problem,) = data.problems(make.config(tmp_path, in_json=str(tmp_path / "meta.jsonl")), 32)
+    (problem,) = data.find_data_problems(make.config(tmp_path, in_json=str(tmp_path / "meta.jsonl")), 32)
     assert "meta.jsonl, line 3: it must have image_path, or file_name and text" in str(problem)
 
 
@@ -341,9 +341,9 @@ def test_a_folder_given_twice_in_one_dataset_counts_once_and_is_told(tmp_path):
     path.write_text(f"[[datasets]]\nresolution = 64\n{subset}num_repeats = 3\n{subset}")
     config = make.config(None, dataset_config=str(path))
     assert [image.repeats for image in data.scan(config).items] == [3]
-    assert any("given again in one [[datasets]]" in str(warning) for warning in data.warnings(config, 32))
+    assert any("given again in one [[datasets]]" in str(warning) for warning in data.data_warnings(config, 32))
     path.write_text(f"[general]\nresolution = 64\n[[datasets]]\n{subset}[[datasets]]\n{subset}")
-    assert not any("given again" in str(warning) for warning in data.warnings(config, 32))
+    assert not any("given again" in str(warning) for warning in data.data_warnings(config, 32))
 
 
 def masked(tmp_path, masks):
@@ -388,7 +388,7 @@ def test_a_summary_is_plain_values(tmp_path):
     make.folder(tmp_path, "5_cat", ((128, 128), (192, 64), (192, 64)))
     config = make.config(tmp_path, resolution="128", max_bucket_reso=256, enable_bucket=True, train_batch_size=2)
     images = data.scan(config)
-    found = json.loads(json.dumps(data.summary(images, world=2)))
+    found = json.loads(json.dumps(data.summarise_images(images, world=2)))
     assert found["images"] == 3 and found["repeats"] == 15
     assert [(row["images"], row["repeats"], row["batches"]) for row in found["buckets"]] == [(1, 5, 3), (2, 10, 5)]
     assert found["batches_per_epoch"] == 4

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from library import data
-from library.config.building import replace
+from library.config.building import replace_options
 from library.config.dataset import DatasetConfig
 from library.curation import shares, sources
 from library.data import held_out
@@ -19,7 +19,7 @@ from tests.data import make
 def apart(names, share, seed=0):
     """The split of one data set of these images, of which only names are known: (for training, for validation)."""
     images = [Image(name, (64, 64), "", 1, None, 0, None) for name in names]
-    made = held_out.apart([DatasetConfig(validation_split=share)], [images], [[]], seed)
+    made = held_out.hold_out([DatasetConfig(validation_split=share)], [images], [[]], seed)
     return [image.path for image in made.learned[0]], [image.path for image in made.held_out[0]]
 
 
@@ -67,7 +67,7 @@ def test_the_share_is_of_the_whole_data_set_and_reported_folder_by_folder(ten):
     assert said.startswith("6 of 60 images held out for validation: ")
     parts = [part.split(" of 6 in ") for part in said.partition(": ")[2].split(", ")]
     assert sum(int(held) for held, _ in parts) == 6 and {folder[-2:] for _, folder in parts} == {"_x"}
-    held = {row["source"]: row["held"] for row in shares.counted(ten, lambda path: True)["rows"]}
+    held = {row["source"]: row["held"] for row in shares.count_by_folder(ten, lambda path: True)["rows"]}
     assert sum(held.values()) == 6 and {f"{count} {place[-3:]}" for place, count in held.items() if count} == {
         f"{count} {folder[-3:].rjust(3, '/')}" for count, folder in parts
     }
@@ -90,10 +90,12 @@ def test_copies_of_an_image_are_never_on_both_sides(ten, tmp_path, twice):
     place.mkdir(parents=True, exist_ok=True)
     for path in sorted((tmp_path / "train" / "1_x").glob("?.png")):
         shutil.copy(path, place / f"copy{path.name}")
-    config = replace(ten, reg_data_dir=str(tmp_path / "reg")) if twice == "as regularisation" else ten
+    config = replace_options(ten, reg_data_dir=str(tmp_path / "reg")) if twice == "as regularisation" else ten
     for seed in range(8):
-        images = data.scan(replace(config, seed=seed))
-        marks = [{held_out.mark(image.path) for image in part} for part in (images.items, images.validation.items)]
+        images = data.scan(replace_options(config, seed=seed))
+        marks = [
+            {held_out.digest_image(image.path) for image in part} for part in (images.items, images.validation.items)
+        ]
         assert not marks[0] & marks[1]
         share = 6 if twice == "as regularisation" else round(66 * 0.1)
         assert abs(len(images.validation.items) - share) <= 1
@@ -131,7 +133,7 @@ def test_what_one_data_set_holds_out_no_other_trains_on(tmp_path, first, second,
     )
     for seed in range(6):
         config = make.config(None, dataset_config=str(tmp_path / "sets.toml"), resolution=None, seed=seed)
-        checked = data.check(config, 32)
+        checked = data.check_data(config, 32)
         images = checked.images
         held = {image.path for image in images.validation.items}
         assert not held & {image.path for image in images.items}
@@ -139,7 +141,7 @@ def test_what_one_data_set_holds_out_no_other_trains_on(tmp_path, first, second,
             assert sum(image.dataset == position for image in images.validation.items) == round(20 * share)
         left = {path for path in held if "2_x" in path} if 0.0 in (first, second) else set()
         assert any("held out for validation" in str(warning) for warning in checked.warnings) is bool(left)
-        opened = sources.opened(config)
+        opened = sources.scan_sources(config)
         assert sum(picture.unused == sources.HELD_OUT for picture in opened.pictures) == len(left)
 
 
@@ -158,18 +160,18 @@ def test_a_resumed_training_goes_on_with_the_split_it_began_with(ten, tmp_path):
     began = data.scan(ten)
     for number in range(40):
         make.picture(tmp_path / "train" / "20_more" / f"{number}.png", seed=5000 + number)
-    later = replace(ten, resume=state(tmp_path, held_out=began.held_out), seed=9)
-    assert names(data.scan(later)) == names(began) != names(data.scan(replace(later, resume=None)))
+    later = replace_options(ten, resume=state(tmp_path, held_out=began.held_out), seed=9)
+    assert names(data.scan(later)) == names(began) != names(data.scan(replace_options(later, resume=None)))
     assert len(data.scan(later).items) == 54 + 40
 
 
 def told(config):
-    return [str(warning) for warning in data.warnings(config, 32) if str(warning).startswith("validation_split")]
+    return [str(warning) for warning in data.data_warnings(config, 32) if str(warning).startswith("validation_split")]
 
 
 def test_a_resume_says_that_another_share_changes_nothing(ten, tmp_path):
     began = data.scan(ten)
-    later = replace(ten, resume=state(tmp_path, held_out=began.held_out))
+    later = replace_options(ten, resume=state(tmp_path, held_out=began.held_out))
     assert told(later) == []
     more = make.holding_back(later, 0.5)
     assert names(data.scan(more)) == names(began) and "6 instead of 30" in told(more)[0]
@@ -179,11 +181,11 @@ def test_held_out_images_that_are_gone_are_never_trained_on_later(ten, tmp_path)
     began = data.scan(ten)
     first, *others = [image.path for image in began.validation.items]
     shutil.move(first, tmp_path / "kept.png")
-    later = replace(ten, resume=state(tmp_path, held_out=began.held_out))
+    later = replace_options(ten, resume=state(tmp_path, held_out=began.held_out))
     middle = data.scan(later)
     assert names(middle) == others and "5 instead of 6" in told(later)[0]
     shutil.move(tmp_path / "kept.png", first)
-    last = replace(ten, resume=state(tmp_path, held_out=middle.held_out))
+    last = replace_options(ten, resume=state(tmp_path, held_out=middle.held_out))
     assert names(data.scan(last)) == [first, *others] and not told(last)
     for path in (first, *others):
         os.remove(path)
@@ -191,19 +193,19 @@ def test_held_out_images_that_are_gone_are_never_trained_on_later(ten, tmp_path)
 
 
 def test_validation_that_begins_with_a_resume_says_that_its_images_are_known(ten, tmp_path):
-    later = replace(ten, resume=state(tmp_path, held_out=[]))
+    later = replace_options(ten, resume=state(tmp_path, held_out=[]))
     assert len(names(data.scan(later))) == 6
-    assert any("began without validation" in str(warning) for warning in data.warnings(later, 32))
-    assert not any("began without validation" in str(warning) for warning in data.warnings(ten, 32))
+    assert any("began without validation" in str(warning) for warning in data.data_warnings(later, 32))
+    assert not any("began without validation" in str(warning) for warning in data.data_warnings(ten, 32))
 
 
 def test_a_state_of_an_earlier_version_keeps_the_split_of_that_version(ten, tmp_path):
     """Both parts were rounded up in each folder: all ten images for validation were trained on."""
-    later = replace(ten, resume=state(tmp_path))
+    later = replace_options(ten, resume=state(tmp_path))
     images = data.scan(later)
     assert len(images.items) == 60 and len(images.validation.items) == 10 and images.held_out is None
     assert {image.path for image in images.validation.items} < {image.path for image in images.items}
-    assert any("10 images that are trained on and validated" in str(one) for one in data.warnings(later, 32))
+    assert any("10 images that are trained on and validated" in str(one) for one in data.data_warnings(later, 32))
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"held_out": 3}'])
@@ -211,4 +213,4 @@ def test_a_state_that_cannot_be_read_splits_nothing(ten, tmp_path, content):
     place = tmp_path / "m-state"
     place.mkdir()
     (place / STATE_FACTS).write_text(content)
-    assert names(data.scan(replace(ten, resume=str(place)))) == names(data.scan(ten))
+    assert names(data.scan(replace_options(ten, resume=str(place)))) == names(data.scan(ten))

@@ -24,10 +24,10 @@ def as_csv(rows):
 def test_file_names_lie_beside_the_file_and_texts_are_captions(tmp_path, name):
     text = "\n".join(map(json.dumps, ROWS)) if name.endswith("jsonl") else as_csv(ROWS)
     (tmp_path / name).write_text(text, encoding="utf-8")
-    first, second = metadata.read(tmp_path / name, None)
+    first, second = metadata.read_metadata_file(tmp_path / name, None)
     assert (first.path, first.caption) == (str(tmp_path / "a/1.png"), "a cat, sitting")
     assert (second.path, second.caption) == (str(tmp_path / "2.png"), ROWS[1]["text"])
-    assert metadata.read(tmp_path / name, "images")[1].path == os.path.join("images", "2.png")
+    assert metadata.read_metadata_file(tmp_path / name, "images")[1].path == os.path.join("images", "2.png")
 
 
 @pytest.mark.parametrize(
@@ -47,19 +47,19 @@ def test_file_names_lie_beside_the_file_and_texts_are_captions(tmp_path, name):
 def test_other_rows_are_named(tmp_path, name, text, words):
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=words):
-        metadata.read(tmp_path / name, None)
+        metadata.read_metadata_file(tmp_path / name, None)
 
 
 def test_every_line_that_is_no_json_is_named(tmp_path):
     (tmp_path / "m.jsonl").write_text('{"file_name": "1.png"\n\n{"file_name": "2.png", "text": "a"},\n')
     with pytest.raises(ConfigError) as e:
-        metadata.read(tmp_path / "m.jsonl", None)
+        metadata.read_metadata_file(tmp_path / "m.jsonl", None)
     assert ["line 1," in str(e.value.problems[0]), "line 3," in str(e.value.problems[1])] == [True, True]
 
 
 def test_blanks_after_commas_are_not_part_of_names_and_captions(tmp_path):
     (tmp_path / "m.csv").write_text('file_name, text\n1.png, "a cat, sitting"\n')
-    (row,) = metadata.read(tmp_path / "m.csv", None)
+    (row,) = metadata.read_metadata_file(tmp_path / "m.csv", None)
     assert row.caption == "a cat, sitting"
 
 
@@ -68,5 +68,5 @@ def test_an_image_that_is_listed_twice_is_named(tmp_path):
     rows = [{"file_name": "1.png", "text": words} for words in ("a cat", "a dog")]
     (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
     config = make.config(tmp_path, in_json=str(tmp_path / "metadata.jsonl"))
-    (said,) = (one for one in data.warnings(config, 32) if "more than once" in str(one))
+    (said,) = (one for one in data.data_warnings(config, 32) if "more than once" in str(one))
     assert str(image) in str(said) and len(data.scan(config).items) == 2

@@ -9,8 +9,8 @@ from PIL import Image, ImageOps, PngImagePlugin
 
 from library import data
 from library.captioning import writing
-from library.config.building import replace
-from library.config.schema import options
+from library.config.building import replace_options
+from library.config.schema import options_of
 from library.curation import sources, thumbs
 from library.data import encoding, orientation, pixels
 from library.data.loading import Batches
@@ -37,8 +37,8 @@ def test_every_orientation_of_every_format_is_that_of_pillow(tmp_path, suffix, t
         seen = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
         stored = np.asarray(image.convert("RGB"))
     assert orientation.orientation(path) == turn
-    assert np.array_equal(pixels.read(path, pixels.Decoding(upright=True)), seen)
-    assert np.array_equal(pixels.read(path), stored)
+    assert np.array_equal(pixels.read_pixels(path, pixels.Decoding(upright=True)), seen)
+    assert np.array_equal(pixels.read_pixels(path), stored)
     with Image.open(path) as image:
         upright = orientation.upright(image).convert("RGB")
     assert np.array_equal(np.asarray(orientation.turned_back(upright, turn)), stored)
@@ -99,7 +99,7 @@ def test_sizes_buckets_and_pixels_are_those_that_people_see(photos):
         assert image.size == (width, height) and (image.fit.bucket[0] < image.fit.bucket[1]) is (width < height)
         batch = Batches(replace_items(images, image), of(photos, exif_rotation=True), 0)
         made = next(iter(batch)).pixels[0]
-        expected = pixels.to_tensor(pixels.look(shown(image.path), middle(image)))
+        expected = pixels.to_tensor(pixels.apply_view(shown(image.path), middle(image)))
         assert np.array_equal(made.numpy(), expected.numpy())
 
 
@@ -121,9 +121,9 @@ def test_without_the_option_nothing_is_turned_and_each_is_named(photos):
     for path, size in sizes.items():
         with Image.open(path) as image:
             assert image.size == size
-    (said,) = (one for one in data.warnings(config, 32) if "EXIF" in str(one))
+    (said,) = (one for one in data.data_warnings(config, 32) if "EXIF" in str(one))
     assert str(said).startswith("7 images turned or mirrored") and said.fix == {"exif_rotation": True}
-    assert not any("EXIF" in str(one) for one in data.warnings(replace(config, exif_rotation=True), 32))
+    assert not any("EXIF" in str(one) for one in data.data_warnings(replace_options(config, exif_rotation=True), 32))
 
 
 @pytest.mark.parametrize("cache", [make.SDXL, make.FLUX])
@@ -131,7 +131,7 @@ def test_caches_of_one_way_are_not_taken_for_the_other(photos, cache):
     def encoded(upright):
         config = of(photos, exif_rotation=upright, cache_latents_to_disk=True)
         family, images, run = make.Family(cache), data.scan(config), make.Run()
-        encoding.encode(images, family, make.parts(), config, run, run.phase)
+        encoding.encode_missing_caches(images, family, make.parts(), config, run, run.phase)
         return {image.path: images.latents.load(image)["latents"] for image in images.items}, len(family.seen)
 
     stored, first = encoded(False)
@@ -152,7 +152,7 @@ def test_caches_of_a_turned_image_are_not_those_of_one_that_is_named_like_them(t
     config = of(tmp_path, exif_rotation=True, cache_latents_to_disk=True)
     for _ in range(2):
         family, images, run = make.Family(make.SDXL), data.scan(config), make.Run()
-        encoding.encode(images, family, make.parts(), config, run, run.phase)
+        encoding.encode_missing_caches(images, family, make.parts(), config, run, run.phase)
         first, second = (images.latents.load(image)["latents"] for image in images.items)
         assert not np.allclose(first, second)
     assert len(family.seen) == 0
@@ -224,7 +224,7 @@ def test_reference_images_turn_by_themselves(tmp_path):
         config = described(tmp_path, "flux_2_train_network", "control_directory", exif_rotation=upright)
         images = data.scan(config)
         assert images.items[0].controls[0].size == (SIZE[::-1] if upright else SIZE)
-        told = [str(one) for one in data.warnings(config, 16) if "EXIF" in str(one)]
+        told = [str(one) for one in data.data_warnings(config, 16) if "EXIF" in str(one)]
         assert bool(told) is not upright and all(str(path) in text for text in told)
 
 
@@ -233,7 +233,7 @@ def test_reference_images_turn_by_themselves(tmp_path):
 
 def test_the_data_set_tab_shows_what_is_trained(photos):
     for upright in (False, True):
-        collection = sources.opened(of(photos, exif_rotation=upright))
+        collection = sources.scan_sources(of(photos, exif_rotation=upright))
         assert sum(picture.turned for picture in collection.pictures) == 7
         trained = {image.path: (image.size, image.fit) for image in data.scan(collection.config).items}
         assert {picture.path: (picture.size, picture.fit) for picture in collection.pictures} == trained
@@ -256,12 +256,12 @@ def test_captioners_see_photos_upright(photos):
 @pytest.mark.parametrize("turn", TURNS)
 def test_transparency_that_is_written_keeps_the_orientation(tmp_path, turn):
     path = turned(tmp_path / "a.png", turn)
-    before, stored = shown(path), pixels.read(path)
+    before, stored = shown(path), pixels.read_pixels(path)
     grey = np.zeros(before.shape[:2], np.uint8)
     grey[:10] = 255
     path.write_bytes(masks.transparent(path, Image.fromarray(grey)))
-    assert orientation.orientation(path) == turn and np.array_equal(pixels.read(path), stored)
-    assert np.array_equal(pixels.read(path, pixels.Decoding(True), alpha=True), np.dstack([before, grey]))
+    assert orientation.orientation(path) == turn and np.array_equal(pixels.read_pixels(path), stored)
+    assert np.array_equal(pixels.read_pixels(path, pixels.Decoding(True), alpha=True), np.dstack([before, grey]))
 
 
 @pytest.mark.parametrize("upright", [True, False])
@@ -273,18 +273,18 @@ def test_a_painted_mask_fits_however_it_was_shown(tmp_path, upright):
     content = masks.png(Image.fromarray(painted))
     (tmp_path / "masks").mkdir()
     file = tmp_path / "masks" / "a.png"
-    masks.replace(tmp_path / "masks", file, content, size, path, upright)
+    masks.replace_mask(tmp_path / "masks", file, content, size, path, upright)
     assert np.array_equal(pixels.read_mask(file, pixels.Decoding(upright)), painted)
     with Image.open(io_of(masks.tinted(file, 320, upright))) as overlay:
         assert overlay.size == size
 
 
 def test_presets_and_new_data_sets_turn_and_sd_scripts_files_do_not():
-    from kohya_gui.dataset.settings import SETTINGS
+    from kohya_gui.dataset.settings import COUNTING_OPTIONS
     from library.config.formats import read_toml
     from library.families import RUNS
 
     for path in Path("presets").glob("*/*.toml"):
         assert path.parent.name in ("compile", "recipes") or read_toml(path)["exif_rotation"] is True, path
-    assert SETTINGS["exif_rotation"] is True
-    assert not any(options(config_class(script))["exif_rotation"].default for script in RUNS)
+    assert COUNTING_OPTIONS["exif_rotation"] is True
+    assert not any(options_of(config_class(script))["exif_rotation"].default for script in RUNS)

@@ -15,20 +15,20 @@ from tests.data import make
 
 def test_transparency_is_dropped_and_not_blended(tmp_path):
     Image.new("RGBA", (8, 8), (200, 100, 50, 0)).save(tmp_path / "a.png")
-    assert (pixels.read(tmp_path / "a.png") == (200, 100, 50)).all()
-    assert pixels.read(tmp_path / "a.png", alpha=True).shape == (8, 8, 4)
+    assert (pixels.read_pixels(tmp_path / "a.png") == (200, 100, 50)).all()
+    assert pixels.read_pixels(tmp_path / "a.png", alpha=True).shape == (8, 8, 4)
 
 
 @pytest.mark.parametrize("mode", ["L", "1", "P", "LA", "CMYK"])
 def test_every_mode_becomes_rgb(tmp_path, mode):
     path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
     Image.new("RGB", (8, 8), (255, 255, 255)).convert(mode).save(path)
-    assert pixels.read(path).shape == (8, 8, 3) and pixels.read(path).min() > 250
+    assert pixels.read_pixels(path).shape == (8, 8, 3) and pixels.read_pixels(path).min() > 250
 
 
 def test_grey_of_16_bits_keeps_its_shades(tmp_path):
     Image.fromarray(np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)).save(tmp_path / "a.png")
-    found = pixels.read(tmp_path / "a.png")[:, :, 0]
+    found = pixels.read_pixels(tmp_path / "a.png")[:, :, 0]
     assert found.min() == 0 and found.max() == 255 and len(np.unique(found)) == 64
 
 
@@ -36,19 +36,21 @@ def test_exif_does_not_turn_the_image(tmp_path):
     turned = Image.Exif()
     turned[274] = 6
     make.picture(tmp_path / "a.jpg", (80, 48), exif=turned)
-    assert pixels.read(tmp_path / "a.jpg").shape == (48, 80, 3)
+    assert pixels.read_pixels(tmp_path / "a.jpg").shape == (48, 80, 3)
 
 
 def test_shrinking_is_by_area_and_growing_by_lanczos(tmp_path):
-    picture = pixels.read(make.picture(tmp_path / "a.png", (60, 40)))
-    assert np.array_equal(pixels.resize(picture, (30, 40)), cv2.resize(picture, (30, 40), interpolation=cv2.INTER_AREA))
+    picture = pixels.read_pixels(make.picture(tmp_path / "a.png", (60, 40)))
+    assert np.array_equal(
+        pixels.resize_pixels(picture, (30, 40)), cv2.resize(picture, (30, 40), interpolation=cv2.INTER_AREA)
+    )
     lanczos = np.asarray(Image.fromarray(picture).resize((61, 20), Image.Resampling.LANCZOS))
-    assert np.array_equal(pixels.resize(picture, (61, 20)), lanczos)
+    assert np.array_equal(pixels.resize_pixels(picture, (61, 20)), lanczos)
     for name, number in pixels.RESIZE.items():
         expected = cv2.resize(picture, (70, 70), interpolation=number)
-        assert np.array_equal(pixels.resize(picture, (70, 70), name), expected)
+        assert np.array_equal(pixels.resize_pixels(picture, (70, 70), name), expected)
     with pytest.raises(ConfigError, match="resize_interpolation"):
-        pixels.resize(picture, (70, 70), "magic")
+        pixels.resize_pixels(picture, (70, 70), "magic")
 
 
 def test_opencv_numbers_its_interpolations_as_we_do():
@@ -65,13 +67,13 @@ def test_views_show_the_middle_or_any_part():
 
 
 def test_mirroring_turns_left_to_right(tmp_path):
-    picture = pixels.read(make.picture(tmp_path / "a.png", (64, 64)))
+    picture = pixels.read_pixels(make.picture(tmp_path / "a.png", (64, 64)))
     fit = BucketFit((64, 64), (64, 64))
-    assert np.array_equal(pixels.look(picture, augment.middle(fit, flip=True)), picture[:, ::-1])
+    assert np.array_equal(pixels.apply_view(picture, augment.middle(fit, flip=True)), picture[:, ::-1])
 
 
 def test_colours_change_a_little_and_for_one_in_three(tmp_path):
-    picture = pixels.read(make.picture(tmp_path / "a.png", (32, 32)))
+    picture = pixels.read_pixels(make.picture(tmp_path / "a.png", (32, 32)))
     made = [augment.color(picture, Random(seed)) for seed in range(600)]
     changed = [one for one in made if not np.array_equal(one, picture)]
     assert 150 < len(changed) < 250
@@ -90,10 +92,10 @@ def test_a_name_with_a_face():
 
 def test_a_missing_file_and_a_broken_one_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"no\.png is missing"):
-        pixels.read(tmp_path / "no.png")
+        pixels.read_pixels(tmp_path / "no.png")
     (tmp_path / "a.png").write_bytes(b"x")
     with pytest.raises(ConfigError, match=r"a\.png cannot be read"):
-        pixels.read(tmp_path / "a.png")
+        pixels.read_pixels(tmp_path / "a.png")
 
 
 @pytest.mark.parametrize("suffix", [".png", ".webp", ".bmp", ".avif"])
@@ -109,7 +111,7 @@ def test_a_file_that_passes_the_check_can_be_read(tmp_path, suffix):
         content[random.randrange(len(content))] ^= 1 << random.randrange(8)
         path.write_bytes(content)
         try:
-            pixels.read(path)
+            pixels.read_pixels(path)
         except ConfigError:
             damaged += 1
             assert pixels.check_file(str(path))
@@ -120,4 +122,4 @@ def test_a_png_whose_text_alone_is_damaged_can_be_trained(tmp_path):
     path = make.picture(tmp_path / "a.png")
     content = path.read_bytes()
     path.write_bytes(content[:-12] + b"\0\0\0\4tIMEabcd\0\0\0\0" + content[-12:])
-    assert pixels.read(path).shape and pixels.check_file(str(path)) == ""
+    assert pixels.read_pixels(path).shape and pixels.check_file(str(path)) == ""

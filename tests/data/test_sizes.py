@@ -9,7 +9,7 @@ from library import data
 from library.config.problems import ConfigError
 from library.curation import shares, sources
 from library.data import encoding
-from library.data.images import summary
+from library.data.images import summarise_images
 from library.data.loading import Batches
 from tests.data import make
 
@@ -59,9 +59,12 @@ def test_each_image_is_in_a_data_set_for_each_size(folder):
         width, height = image.fit.bucket
         side = images.datasets[image.dataset].resolution[0]
         assert width * height <= side * side and max(width, height) <= 128 and image.repeats == 2
-    counts = summary(images)
+    counts = summarise_images(images)
     assert (counts["images"], counts["repeats"], {row["dataset"] for row in counts["buckets"]}) == (5, 30, {0, 1, 2})
-    alone = [summary(data.scan(make.config(folder.parent, **SIZES | {"resolution": size}))) for size in (128, 96, 64)]
+    alone = [
+        summarise_images(data.scan(make.config(folder.parent, **SIZES | {"resolution": size})))
+        for size in (128, 96, 64)
+    ]
     assert counts["batches_per_epoch"] == sum(one["batches_per_epoch"] for one in alone)
     assert [{**row, "dataset": 0} for row in counts["buckets"]] == [row for one in alone for row in one["buckets"]]
 
@@ -84,9 +87,9 @@ def test_a_dataset_file_says_it_for_each_table(of_file, folder):
         *((0, (side, side), ((64, 64), (96, 96), (128, 128))) for side in (128, 96, 64)),
         (1, (64, 64), ((64, 64),)),
     ]
-    counted = shares.counted(config, lambda path: True)
+    counted = shares.count_by_folder(config, lambda path: True)
     assert [(row["dataset"], row["images"], row["seen"]) for row in counted["rows"]] == [(0, 5, 30), (1, 1, 1)]
-    shown = sources.opened(config)
+    shown = sources.scan_sources(config)
     assert Counter(picture.path for picture in shown.pictures) == {picture.path: 1 for picture in shown.pictures}
     assert len(shown.pictures) == 6 and [place.images for place in shown.places] == [5, 1]
     assert shown.count()["repeats"] == 31
@@ -116,7 +119,7 @@ def test_latents_of_all_sizes_are_cached_and_found_again(folder, cache):
     def counts(**values):
         config, family = make.config(folder.parent, **SIZES | {**DISK, **TEXT} | values), make.Family(cache)
         images = data.scan(config)
-        encoding.encode(images, family, make.parts(), config, make.Run(), lambda *told: None)
+        encoding.encode_missing_caches(images, family, make.parts(), config, make.Run(), lambda *told: None)
         for image in images.items:
             height, width = images.latents.load(image)["latents"].shape[-2:]
             assert (width * 8, height * 8) == image.fit.bucket
@@ -135,7 +138,7 @@ def test_mistakes_of_all_sizes_are_reported_once(folder, of_file, tmp_path):
     (folder / "broken.png").write_bytes(b"no image")
     (tmp_path / "data.toml").write_text(FILE.format(folder=folder, other=folder.parent), encoding="utf-8")
     for config in (make.config(folder.parent, **SIZES), of_file()):
-        found = data.check(config, 8)
+        found = data.check_data(config, 8)
         said = [str(problem) for problem in (*found.problems, *found.warnings)]
         assert len([text for text in said if "be read as images" in text]) == 1 and len(said) == len(set(said))
     with pytest.raises(ConfigError, match="resolution must not be above max_bucket_reso") as refused:

@@ -31,7 +31,7 @@ def offered(hub, content=None, name=NAME, path=PATH):
 
 def get(hub, folder, report=quiet, **facts):
     file = offered(hub, **facts)
-    return downloads.download(file, downloads.place(folder, file), report)
+    return downloads.download_file(file, downloads.target_path(folder, file), report)
 
 
 def test_a_file_is_downloaded_into_the_folder_of_its_repository(hub, tmp_path):
@@ -55,9 +55,9 @@ def test_a_download_goes_on_where_it_stopped(hub, tmp_path, monkeypatch):
         get(hub, tmp_path, cancel)
     hub.slow.set()
     file = downloads.repository(NAME).files[PATH]
-    part = downloads.unfinished(downloads.place(tmp_path, file), file)
+    part = downloads.unfinished(downloads.target_path(tmp_path, file), file)
     part.write_bytes(small()[:5000])
-    assert downloads.still_needed(downloads.place(tmp_path, file), file) == len(small()) - 5000
+    assert downloads.still_needed(downloads.target_path(tmp_path, file), file) == len(small()) - 5000
     path = get(hub, tmp_path)
     assert hub.requests[-1] == (PATH, "bytes=5000-") and path.read_bytes() == small() and not part.exists()
 
@@ -117,7 +117,7 @@ def test_only_safetensors_are_offered(hub, path):
 def test_no_name_leads_out_of_the_folder(hub, tmp_path, path):
     file = offered(hub, path=path)
     try:
-        place = downloads.place(tmp_path / "models", file)
+        place = downloads.target_path(tmp_path / "models", file)
     except ConfigError:
         return
     assert place.resolve().parent == tmp_path / "models" / "models"
@@ -137,16 +137,16 @@ def test_what_is_not_there_is_reported(hub):
         downloads.repository("someone/none")
     offered(hub)
     with pytest.raises(ConfigError, match=r"no file b.safetensors; it has split/a.safetensors"):
-        downloads.files_of([f"{NAME}/b.safetensors"])
+        downloads.remote_files([f"{NAME}/b.safetensors"])
 
 
 def test_the_token_opens_a_gated_repository_and_goes_nowhere_else(hub, tmp_path):
     hub.gated[NAME] = "hf_right"
     hub.repositories[NAME] = {PATH: small()}
     assert downloads.repository(NAME).closed
-    keys.keep({"huggingface_token": "hf_right"})
+    keys.store_keys({"huggingface_token": "hf_right"})
     assert not downloads.repository(NAME).closed
-    assert os.name == "nt" or keys.place().stat().st_mode & 0o777 == 0o600
+    assert os.name == "nt" or keys.keys_file().stat().st_mode & 0o777 == 0o600
     elsewhere = hub.address.replace("127.0.0.1", "localhost")
     hub.redirects[PATH] = f"{elsewhere}/x"
     with pytest.raises(ConfigError, match="localhost, which is no address"):
@@ -167,13 +167,13 @@ def test_another_file_of_the_name_is_not_overwritten(hub, tmp_path):
 def test_one_file_is_downloaded_once_at_a_time(hub, tmp_path):
     hub.slow = threading.Event()
     file = offered(hub)
-    place = downloads.place(tmp_path, file)
+    place = downloads.target_path(tmp_path, file)
     began = threading.Event()
-    first = threading.Thread(target=downloads.download, args=(file, place, lambda *_: began.set()))
+    first = threading.Thread(target=downloads.download_file, args=(file, place, lambda *_: began.set()))
     first.start()
     began.wait(10)
     with pytest.raises(ConfigError, match="being downloaded already"):
-        downloads.download(file, place, quiet)
+        downloads.download_file(file, place, quiet)
     hub.slow.set()
     first.join(10)
     assert place.read_bytes() == small() and [asked for _, asked in hub.requests] == [""]
@@ -198,16 +198,16 @@ def test_a_full_disk_is_known_before_and_during_a_download(hub, tmp_path, monkey
 
 
 def test_the_shell_downloads_a_model_with_its_parts(hub, tmp_path, monkeypatch, capsys):
-    chosen = next(facts for facts in families.every() if len(facts.part_options) > 1)
+    chosen = next(facts for facts in families.all_families() if len(facts.part_options) > 1)
     model = chosen.hub_models[0]
     for number, file in enumerate(model.files):
         hub.repositories.setdefault(file.repository, {})[file.path] = small(number)
-    monkeypatch.setenv(jobs.FOLDER, str(tmp_path / "job"))
+    monkeypatch.setenv(jobs.JOB_FOLDER_VARIABLE, str(tmp_path / "job"))
     (tmp_path / "job").mkdir()
     assert main(["models", "get", model.title.lower(), "--into", str(tmp_path / "m")]) == 0
     found = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
-    assert found == layout.load(tmp_path / "job" / jobs.RESULT)["files"] and len(found) == len(model.files)
-    assert layout.load(tmp_path / "job" / jobs.JOB)["state"] == "finished"
+    assert found == layout.load_facts(tmp_path / "job" / jobs.RESULT)["files"] and len(found) == len(model.files)
+    assert layout.load_facts(tmp_path / "job" / jobs.JOB)["state"] == "finished"
     assert main(["models", "get", "nothing"]) == 1
     said = capsys.readouterr().err
     assert "is no known model" in said and model.title in said
@@ -216,39 +216,39 @@ def test_the_shell_downloads_a_model_with_its_parts(hub, tmp_path, monkeypatch, 
 
 def test_models_are_known_by_their_headers(tmp_path, capsys):
     made = {}
-    for facts in families.every():
+    for facts in families.all_families():
         for option, shapes in SHAPES.get(facts.name, {}).items():
             made[facts.name, option] = sparse(tmp_path / "any" / f"{len(made)}.safetensors", shapes)
     sparse(tmp_path / "any" / "lora.safetensors", {"x.lora_down.weight": (4, 4)})
-    sparse(tmp_path / ".hidden" / "h.safetensors", SHAPES["sdxl"][finding.BASE])
-    sparse(tmp_path / "shard-00001-of-00002.safetensors", SHAPES["sdxl"][finding.BASE])
+    sparse(tmp_path / ".hidden" / "h.safetensors", SHAPES["sdxl"][finding.MODEL_OPTION])
+    sparse(tmp_path / "shard-00001-of-00002.safetensors", SHAPES["sdxl"][finding.MODEL_OPTION])
     (tmp_path / "damaged.safetensors").write_bytes(b"x" * 100)
     folder = tmp_path / "pipe"
     sparse(folder / "unet" / "x.safetensors", {"a": (2, 2)})
-    (folder / "model_index.json").write_text(json.dumps({"_class_name": families.facts("sdxl").pipelines[0]}))
-    found = {model.path: model for model in finding.find([tmp_path, tmp_path / "any"])}
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": families.facts_of("sdxl").pipelines[0]}))
+    found = {model.path: model for model in finding.find_models([tmp_path, tmp_path / "any"])}
     assert found.keys() == {*made.values(), folder}
     for (family, option), path in made.items():
         assert option in found[path].uses[family]
-    assert finding.BASE in found[folder].uses["sdxl"]
+    assert finding.MODEL_OPTION in found[folder].uses["sdxl"]
     assert main(["models", "list", str(tmp_path)]) == 0
     assert "an SDXL checkpoint" in capsys.readouterr().out
 
 
 def test_links_to_other_folders_are_read_once(tmp_path):
-    real = sparse(tmp_path / "a" / "x.safetensors", SHAPES["sdxl"][finding.BASE])
+    real = sparse(tmp_path / "a" / "x.safetensors", SHAPES["sdxl"][finding.MODEL_OPTION])
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "y.safetensors").symlink_to(real)
     (tmp_path / "b" / "loop").symlink_to(tmp_path)
-    assert len(finding.find([tmp_path])) == 1
+    assert len(finding.find_models([tmp_path])) == 1
 
 
 def test_what_is_offered_can_be_named_in_a_config():
-    for facts in families.every():
-        known = {option for script in facts.scripts for option in families.options(families.config_class(script))}
+    for facts in families.all_families():
+        known = {option for script in facts.scripts for option in families.options_of(families.config_class(script))}
         for model in facts.hub_models:
             options = [file.option for file in model.files]
-            assert options[0] == finding.BASE and {*options, *model.options} <= known
+            assert options[0] == finding.MODEL_OPTION and {*options, *model.options} <= known
             assert {*options[1:]} <= facts.part_options.keys()
             assert all(file.size > 10**8 and file.path.endswith(".safetensors") for file in model.files)
 
@@ -256,11 +256,14 @@ def test_what_is_offered_can_be_named_in_a_config():
 # The tensors by which each part of a model is known.
 SHAPES = {
     "sdxl": {
-        finding.BASE: {"model.diffusion_model.input_blocks.0.0.weight": (4, 4), "conditioner.embedders.1.x": (2, 2)},
+        finding.MODEL_OPTION: {
+            "model.diffusion_model.input_blocks.0.0.weight": (4, 4),
+            "conditioner.embedders.1.x": (2, 2),
+        },
         "vae": {"decoder.conv_in.weight": (512, 4, 3, 3), "decoder.mid.block_1.conv1.weight": (4, 4)},
     },
     "flux": {
-        finding.BASE: {
+        finding.MODEL_OPTION: {
             "double_blocks.0.img_attn.qkv.weight": (4, 4),
             "img_in.weight": (3072, 64),
             "final_layer.linear.weight": (64, 3072),
@@ -273,7 +276,7 @@ SHAPES = {
         "ae": {"decoder.conv_in.weight": (512, 16, 3, 3), "decoder.mid.block_1.conv1.weight": (4, 4)},
     },
     "qwen_image": {
-        finding.BASE: {"txt_norm.weight": (4,), "transformer_blocks.0.img_mod.1.weight": (4, 4)},
+        finding.MODEL_OPTION: {"txt_norm.weight": (4,), "transformer_blocks.0.img_mod.1.weight": (4, 4)},
         "text_encoder": {"model.layers.0.self_attn.q_proj.bias": (4,), "model.embed_tokens.weight": (4, 4)},
         "vae": {"decoder.conv_in.weight": (384, 16, 3, 3, 3), "encoder.conv_in.weight": (96, 3, 3, 3, 3)},
     },

@@ -13,7 +13,7 @@ def tiny_sdxl(tmp_path_factory):
 
     from library.families.sdxl import random
 
-    return random.write(tmp_path_factory.mktemp("sdxl"), dtype=torch.float32)
+    return random.write_random_model(tmp_path_factory.mktemp("sdxl"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="session")

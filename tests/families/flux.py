@@ -6,25 +6,25 @@ import pytest
 import torch
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.families.flux import random
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return random.write(tmp_path_factory.mktemp("flux"))
+    return random.write_random_model(tmp_path_factory.mktemp("flux"))
 
 
 @pytest.fixture(scope="module")
 def schnell(tmp_path_factory):
-    return random.write(tmp_path_factory.mktemp("schnell"), guidance=False)
+    return random.write_random_model(tmp_path_factory.mktemp("schnell"), guidance=False)
 
 
 def family(files, script="flux_train_network", **values):
     given = {"clip_l": files["clip_l"], "t5xxl": files["t5xxl"], "ae": files["ae"]}
     given |= {"pretrained_model_name_or_path": files["flux"], "model_prediction_type": "raw", **values}
     given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    return families.family_for(build(families.config_class(script), given))
+    return families.family_for(build_config(families.config_class(script), given))
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ INSIDE = [*PARTS, "mlp_layer1", "mlp_layer2"]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return random.write(tmp_path_factory.mktemp("anima"), dtype=torch.float32)
+    return random.write_random_model(tmp_path_factory.mktemp("anima"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def same(found, own):
 def test_a_single_file_is_read_with_any_prefix(files, own, tmp_path, prefix):
     tensors = own | {"pos_embedder.seq": torch.zeros(4)}
     path = saved({prefix + name: tensor for name, tensor in tensors.items()}, tmp_path / "m.safetensors")
-    assert recognition.recognised(path)[:2] == ("anima", "an Anima transformer")
+    assert recognition.recognise_file(path)[:2] == ("anima", "an Anima transformer")
     assert said(files, anima=path) == [] and same(loaded(files, path), own)
 
 
@@ -70,7 +70,7 @@ def test_a_diffusers_folder_and_an_adapter_of_its_own_are_read(files, own, tmp_p
     saved(load_file(files["vae"]), tmp_path / "vae" / "model.safetensors")
     for name in ("tokenizer", "t5_tokenizer"):
         (tmp_path / name).symlink_to(files[name])
-    assert recognition.recognised(tmp_path)[0] == "anima"
+    assert recognition.recognise_file(tmp_path)[0] == "anima"
     whole = {"anima": tmp_path, "text_encoder": None, "vae": None}
     assert said(files, **whole) == []
     assert same(family(files | whole).load(torch.float32).denoiser.state_dict(), own)
@@ -79,7 +79,7 @@ def test_a_diffusers_folder_and_an_adapter_of_its_own_are_read(files, own, tmp_p
         {k: t for k, t in own.items() if not k.startswith("llm_adapter.")},
         tmp_path / "else" / "where" / "bare.safetensors",
     )
-    assert recognition.recognised(bare)[:2] == ("", "a Cosmos-Predict2 transformer")
+    assert recognition.recognise_file(bare)[:2] == ("", "a Cosmos-Predict2 transformer")
     (problem,) = said(files, anima=bare)
     assert "llm_adapter_path is not set, and" in problem and "has no text adapter" in problem
     for tensors in (
@@ -112,7 +112,7 @@ def test_fp8_is_read_with_scales_and_kept_without(files, own, tmp_path):
 
 
 def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, tmp_path):
-    others = random_flux.write(tmp_path / "flux")
+    others = random_flux.write_random_model(tmp_path / "flux")
     adapter = saved({"lora_unet_blocks_0_mlp_layer1.lora_down.weight": torch.zeros(2, 2)}, tmp_path / "l.safetensors")
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(files["anima"].read_bytes()[:-100])
@@ -193,37 +193,37 @@ def test_a_lora_file_has_the_names_of_sd_scripts_and_its_conversion_loads_in_dif
     _, plain, made = learnt
     layers = {name.partition(".")[0] for name in plain.tensors()}
     assert layers == {f"lora_unet_blocks_{n}_{inside}" for n in range(3) for inside in INSIDE}
-    assert lora.check(plain.file, config_of(demo, SCRIPT)) == (30, [])
+    assert lora.check_lora_layers(plain.file, config_of(demo, SCRIPT)) == (30, [])
     with safe_open(plain.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "anima"
         assert file.metadata()["modelspec.architecture"] == "anima-preview/lora"
     more = made("more", network_args=["train_llm_adapter=True", "include_patterns=['.*final_layer.*']"])
     layers = {name.partition(".")[0] for name in more.tensors()}
     assert len(layers) == 30 + 2 * 10 + 3 and "lora_unet_llm_adapter_blocks_0_cross_attn_o_proj" in layers
-    done = load_file(convert.convert(more.file, tmp_path / "peft.safetensors", to="diffusers"))
+    done = load_file(convert.convert_lora(more.file, tmp_path / "peft.safetensors", to="diffusers"))
     assert "diffusion_model.blocks.0.self_attn.q_proj.lora_A.weight" in done
     known = {
         f"{part}.{name}"
-        for part, tensors in in_diffusers(random.random().denoiser().state_dict()).items()
+        for part, tensors in in_diffusers(random.make_networks().denoiser().state_dict()).items()
         for name in tensors
     }
     read = {name.rpartition(".lora_")[0] for name in AnimaLoraLoaderMixin.lora_state_dict(dict(done))}
     assert len(read) == 53 and {f"{name}.weight" for name in read} <= known
-    back = load_file(convert.convert(tmp_path / "peft.safetensors", tmp_path / "kohya.safetensors", to="kohya"))
+    back = load_file(convert.convert_lora(tmp_path / "peft.safetensors", tmp_path / "kohya.safetensors", to="kohya"))
     assert {name.partition(".")[0] for name in back} == layers
     assert made("on", network_weights=tmp_path / "peft.safetensors", learning_rate=1e-12).file.is_file()
 
 
 def test_a_full_model_has_the_layers_of_sd_scripts(files):
     """280, 60 of the adapter, 196 of the text encoder."""
-    made, full = family(files, network_train_unet_only=False), random.random(random.FULL)
+    made, full = family(files, network_train_unet_only=False), random.make_networks(random.FULL)
     networks = {"denoiser": full.denoiser(), "text_encoder": full.encoders["text_encoder"]()}
     shapes = {name: tuple(t.shape) for name, t in networks["denoiser"].state_dict().items()}
     assert len([*LORA_NAMES.layers(shapes, convolutions=False)]) == 280
 
     def layers(part, **values):
         blocks, args = (made.adapter_targets if part == "denoiser" else made.text_adapter_targets), AnimaArgs(**values)
-        found = targets.layers(networks[part], part, made.adapter_name, blocks)
+        found = targets.find_target_layers(networks[part], part, made.adapter_name, blocks)
         return {one.name: rank for one in found if (rank := args.rank_of(one, 4, 1.0)[0])}
 
     assert len(layers("denoiser")) == 280 and len(layers("denoiser", train_llm_adapter=True)) == 340
@@ -239,19 +239,19 @@ def test_the_text_encoder_learns_as_in_sd_scripts(demo, tmp_path):
     out = train(config_of(demo, SCRIPT, **given, **uncached)).tensors()
     encoder = {name: t for name, t in out.items() if name.startswith("lora_te_") and name.endswith("up.weight")}
     assert len(encoder) == 2 * 7 and all(tensor.any() for tensor in encoder.values())
-    assert names.family_of([name.partition(".")[0] for name in encoder], {}) == "anima"
+    assert names.find_lora_family([name.partition(".")[0] for name in encoder], {}) == "anima"
 
 
 def test_the_tools_know_it(demo, learnt, tmp_path):
     _, plain, _ = learnt
     base = demo.models["anima"]["anima"]
-    done = merge.merge(base, [(plain.file, 1.0)], tmp_path / "merged.safetensors", dtype="float")
-    assert done.modules == 30 and not verify.verify(plain.file, base).problems
-    back = extract.extract(
+    done = merge.merge_into_checkpoint(base, [(plain.file, 1.0)], tmp_path / "merged.safetensors", dtype="float")
+    assert done.modules == 30 and not verify.verify_lora(plain.file, base).problems
+    back = extract.extract_lora(
         done.path, base, tmp_path / "back.safetensors", choices=extract.ExtractOptions(rank=8, min_diff=0)
     )
     assert load_file(back.path).keys() == plain.tensors().keys()
-    small = resize.resize(plain.file, tmp_path / "small.safetensors", choices=resize.ResizeOptions(rank=2))
+    small = resize.resize_lora(plain.file, tmp_path / "small.safetensors", choices=resize.ResizeOptions(rank=2))
     assert {t.shape[0] for name, t in load_file(small.path).items() if name.endswith("down.weight")} <= {1, 2}
 
 
@@ -260,5 +260,5 @@ def test_attention_alone_in_lycoris_leaves_out_the_text_adapter(demo):
     args = ["algo=lokr", "preset=attn-only"]
     config = config_of(demo, SCRIPT, network_module="lycoris.kohya", network_args=args, network_train_unet_only=True)
     its = families.family_for(config)
-    learned = methods.attach(its.load(torch.float32), its, config).state_dict()
+    learned = methods.attach_method(its.load(torch.float32), its, config).state_dict()
     assert learned and all(re.match(r"lora_unet_blocks_\d+_(self|cross)_attn_", name) for name in learned)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.families.anima import keys, random
 from library.families.anima.model import Block
 from library.families.base import SampleRequest
@@ -26,12 +26,12 @@ def family(files, script="anima_train_network", **values):
     given |= {"network_train_unet_only": True} if script.endswith("_network") else {}
     given |= random.TINY_OPTIONS | values
     given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    return families.family_for(build(families.config_class(script), given))
+    return families.family_for(build_config(families.config_class(script), given))
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return random.write(tmp_path_factory.mktemp("anima"), dtype=torch.float32)
+    return random.write_random_model(tmp_path_factory.mktemp("anima"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_losses_and_gradients_equal_those_of_sd_scripts(files, own, case):
 
 def in_diffusers(tensors):
     """Our tensors under diffusers' names: of the transformer, and of the adapter."""
-    outside = {new: old for old, new in keys.OUTSIDE.items()}
+    outside = {new: old for old, new in keys.OUTSIDE_OF_BLOCKS.items()}
     inside = {new: old for old, new in keys.INSIDE.items()}
     apart = {"transformer": {}, "text_conditioner": {}}
     for name, tensor in tensors.items():
@@ -144,7 +144,7 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, size):
 def test_a_block_of_full_width_equals_diffusers():
     from diffusers.models.transformers.transformer_cosmos import CosmosRotaryPosEmbed, CosmosTransformerBlock
 
-    sizes = random.shape(random.FULL, 8)
+    sizes = random.anima_shape(random.FULL, 8)
     assert sizes.axes == (44, 42, 42) and abs(sizes.theta - 42870.94) < 0.01
     with torch.device("meta"):
         block, theirs = Block(sizes), CosmosTransformerBlock(16, 128, 1024, adaln_lora_dim=256, qk_norm="rms_norm")
@@ -155,7 +155,7 @@ def test_a_block_of_full_width_equals_diffusers():
     theirs.load_state_dict(renamed, strict=True, assign=True)
     x, temb, shared, context = (torch.randn(1, *shape) for shape in ((6, 2048), (2048,), (6144,), (5, 1024)))
     model = torch.nn.Module()
-    model.sizes, model._tables = sizes, random.Anima(random.shape(random.TINY, 8))._tables
+    model.sizes, model._tables = sizes, random.Anima(random.anima_shape(random.TINY, 8))._tables
     pe = random.Anima.positions(model, 2, 3, torch.device("cpu"))
     rope = CosmosRotaryPosEmbed(128, (128, 240, 240), (1, 2, 2), rope_scale=(1.0, 4.0, 4.0))(
         torch.zeros(1, 16, 1, 4, 6)
@@ -195,7 +195,9 @@ def pipeline(own, theirs, files):
         latents_std=list(qwen_vae.STD),
     )
     stored = load_file(files["vae"])
-    vae.load_state_dict({new: stored[old] for new, old in qwen_vae_names.plain(stored).items()}, strict=True)
+    vae.load_state_dict(
+        {new: stored[old] for new, old in qwen_vae_names.plain_qwen_vae_names(stored).items()}, strict=True
+    )
     pipe = AnimaAutoBlocks().init_pipeline()
     words = own[1].tokenizers
     words["t5"].pad_token, words["text_encoder"].pad_token = "<pad>", "<|endoftext|>"

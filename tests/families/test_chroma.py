@@ -26,7 +26,7 @@ def oracle(model):
     diffusers = pytest.importorskip("diffusers")
     config = flux_files.diffusers_config(model.state_dict())
     other = getattr(diffusers, config.pop("_class_name"))(**config)
-    other.load_state_dict(keys.to_diffusers(model.state_dict()), strict=True)
+    other.load_state_dict(keys.flux_to_diffusers(model.state_dict()), strict=True)
     other.distilled_guidance_layer.requires_grad_(False)
     return other
 
@@ -61,7 +61,7 @@ def test_outputs_and_gradients_equal_those_of_diffusers():
         if name.startswith("distilled_guidance_layer."):
             assert parameter.grad is None
         else:
-            torch.testing.assert_close(parameter.grad, keys.to_bfl(grads)[name], rtol=1e-3, atol=1e-4, msg=name)
+            torch.testing.assert_close(parameter.grad, keys.flux_to_bfl(grads)[name], rtol=1e-3, atol=1e-4, msg=name)
 
 
 def test_full_size_has_the_parameters_of_chroma1():
@@ -76,7 +76,7 @@ def test_full_size_has_the_parameters_of_chroma1():
 
 @pytest.fixture(scope="module")
 def chroma(files, tmp_path_factory):
-    made = random.write(tmp_path_factory.mktemp("chroma"), sizes=random.VARIANTS["chroma"])
+    made = random.write_random_model(tmp_path_factory.mktemp("chroma"), sizes=random.VARIANTS["chroma"])
     return {**made, "clip_l": None}
 
 
@@ -98,7 +98,7 @@ def test_every_layout_loads_alike_without_clip(chroma, tmp_path):
         assert set(parts.encoders) == {"t5xxl"}
         same(parts.denoiser.state_dict(), {name: tensor.float() for name, tensor in tensors.items()})
     assert (model.architecture, model.base_model_version, model.text_length) == ("chroma", "chroma", 512)
-    found = recognition.recognised(chroma["flux"])
+    found = recognition.recognise_file(chroma["flux"])
     assert found[:2] == ("flux", "a Chroma transformer") and found.options["model_type"] == "chroma"
 
 
@@ -110,7 +110,7 @@ def test_a_whole_diffusers_folder_has_t5_where_flux_has_clip(chroma, tmp_path):
     shutil.copytree(chroma["tokenizer"], whole / "tokenizer")
     model = chroma_family(chroma, pretrained_model_name_or_path=whole, t5xxl=None, ae=None)
     assert not list(model.problems())
-    assert recognition.recognised(whole)[0] == "flux"
+    assert recognition.recognise_file(whole)[0] == "flux"
     same(model.load(torch.float32).encoders["t5xxl"].state_dict(), parts.encoders["t5xxl"].state_dict())
 
 
@@ -165,7 +165,7 @@ def test_the_words_and_one_token_of_padding_are_seen(chroma):
         assert torch.allclose(answer, expected, atol=1e-6) == alike
     long = chroma_family(chroma, t5xxl_train_length="longest", cache_text_encoder_outputs=True)
     words = " ".join(["a"] * 62)
-    count = int(t5.tokens(parts.tokenizers["t5xxl"], [words], 512)[1].sum())
+    count = int(t5.t5_tokens(parts.tokenizers["t5xxl"], [words], 512)[1].sum())
     words += " a" * (64 - count)  # exactly as many tokens as a length of text may have
     assert long.train_text_length(parts, [words]) == 128
 
@@ -216,7 +216,7 @@ def test_blocks_of_full_width_answer_as_diffusers_do():
         config = flux_files.diffusers_config(ours.state_dict())
         theirs = getattr(diffusers, config.pop("_class_name"))(**config)
     wide.filled(ours)
-    theirs.load_state_dict(keys.to_diffusers(ours.state_dict()), assign=True)
+    theirs.load_state_dict(keys.flux_to_diffusers(ours.state_dict()), assign=True)
     made = diffusers.models.transformers.transformer_chroma.ChromaCombinedTimestepTextProjEmbeddings(16, 17)
     theirs.time_text_embed = made  # its table is no weight, and was left on the meta device
     given = flux_model.inputs(ours.sizes, 2, 3, 4, batch=1)

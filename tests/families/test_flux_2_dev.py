@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families.base import SampleRequest
 from library.families.flux_2 import keys, random, text_encoder
@@ -31,7 +31,7 @@ def family(files, **values):
         **values,
     }
     given = {name: str(value) for name, value in given.items() if value is not None}
-    return families.family_for(build(families.config_class(SCRIPT), given))
+    return families.family_for(build_config(families.config_class(SCRIPT), given))
 
 
 def said(files, **values):
@@ -41,7 +41,7 @@ def said(files, **values):
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     sizes = random.replace(random.TINY, guidance=True)
-    return random.write(tmp_path_factory.mktemp("dev"), dtype=torch.float32, sizes=sizes)
+    return random.write_random_model(tmp_path_factory.mktemp("dev"), dtype=torch.float32, sizes=sizes)
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +101,9 @@ def pipeline(files, own):
         return tokenizer(texts, add_special_tokens=False, padding_side="left", **kept)
 
     denoiser = Flux2Transformer2DModel(**diffusers_settings(own[1].denoiser.sizes)).eval()
-    denoiser.load_state_dict(keys.to_diffusers(own[1].denoiser.state_dict()), strict=True)
+    denoiser.load_state_dict(keys.flux_2_to_diffusers(own[1].denoiser.state_dict()), strict=True)
     other = AutoencoderKLFlux2(block_out_channels=random.TINY.vae_widths).eval()
-    other.load_state_dict(autoencoder.to_diffusers(load_file(files["vae"])), strict=True)
+    other.load_state_dict(autoencoder.vae_to_diffusers(load_file(files["vae"])), strict=True)
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
     pipe = Flux2Pipeline(scheduler, other, None, None, denoiser)
     pipe.register_modules(text_encoder=encoder)
@@ -151,12 +151,12 @@ def test_the_layouts_of_its_text_encoder_are_the_same_network(files, own, tmp_pa
     for name, tensors in layouts.items():
         save_file(tensors, tmp_path / f"{name}.safetensors")
         assert said(files, text_encoder=tmp_path / f"{name}.safetensors") == []
-        found = text_encoder.load_mistral(tmp_path / f"{name}.safetensors", torch.float32).state_dict()
+        found = text_encoder.load_short_mistral(tmp_path / f"{name}.safetensors", torch.float32).state_dict()
         assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in found)
 
 
 def test_what_does_not_fit_is_reported_before_anything_is_loaded(files, tmp_path):
-    klein = random.write(tmp_path / "klein")
+    klein = random.write_random_model(tmp_path / "klein")
     (problem,) = said(files, text_encoder=klein["text_encoder"])
     assert "is a Qwen3 text encoder; expected the Mistral text encoder of FLUX.2 dev" in problem
     (problem,) = said(klein, model_version="klein-base-4b", text_encoder=files["text_encoder"])

@@ -24,7 +24,7 @@ DOUBLE = tuple(
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return random.write(tmp_path_factory.mktemp("flux_2"), dtype=torch.float32)
+    return random.write_random_model(tmp_path_factory.mktemp("flux_2"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +47,9 @@ def loaded(files, path, dtype=torch.float32, **values):
 
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model.", "transformer."])
 def test_a_single_file_is_read_with_any_prefix_and_in_the_layout_of_diffusers(files, stored, tmp_path, prefix):
-    for tensors in (stored, keys.to_diffusers(stored)):
+    for tensors in (stored, keys.flux_2_to_diffusers(stored)):
         path = saved({prefix + name: tensor for name, tensor in tensors.items()}, tmp_path / "m.safetensors")
-        assert recognition.recognised(path)[:2] == ("flux_2", "a FLUX.2 transformer")
+        assert recognition.recognise_file(path)[:2] == ("flux_2", "a FLUX.2 transformer")
         assert said(files, flux_2=path) == []
         found = loaded(files, path)
         assert found.keys() == stored.keys() and all(torch.equal(found[name], stored[name]) for name in stored)
@@ -58,9 +58,9 @@ def test_a_single_file_is_read_with_any_prefix_and_in_the_layout_of_diffusers(fi
 def test_a_vae_is_read_in_both_layouts_and_keeps_its_statistics(files, tmp_path):
     own = load_file(files["vae"])
     assert {"encoder.quant_conv.weight", "decoder.post_quant_conv.weight", "bn.running_var"} <= own.keys()
-    path = saved(autoencoder.to_diffusers(own), tmp_path / "v.safetensors")
+    path = saved(autoencoder.vae_to_diffusers(own), tmp_path / "v.safetensors")
     assert said(files, vae=path) == []
-    read = [vae.load(one, torch.bfloat16).state_dict() for one in (files["vae"], path)]
+    read = [vae.load_flux_2_vae(one, torch.bfloat16).state_dict() for one in (files["vae"], path)]
     assert read[0]["bn.running_mean"].dtype == torch.float32 and read[0]["quant_conv.weight"].dtype == torch.bfloat16
     assert all(torch.equal(tensor, read[1][name]) for name, tensor in read[0].items())
     assert family(files, vae_dtype="bfloat16").load(torch.float32).vae.dtype == torch.bfloat16
@@ -69,14 +69,14 @@ def test_a_vae_is_read_in_both_layouts_and_keeps_its_statistics(files, tmp_path)
 def test_a_diffusers_folder_has_all_parts_and_says_whether_it_is_distilled(files, stored, tmp_path):
     for part, name in (("transformer", "flux_2"), ("text_encoder", "text_encoder"), ("vae", "vae")):
         (tmp_path / part).mkdir()
-        tensors = keys.to_diffusers(stored) if name == "flux_2" else load_file(files[name])
+        tensors = keys.flux_2_to_diffusers(stored) if name == "flux_2" else load_file(files[name])
         saved(tensors, tmp_path / part / "model.safetensors")
     (tmp_path / "tokenizer").symlink_to(files["tokenizer"])
     whole = {"flux_2": tmp_path, "text_encoder": None, "vae": None}
     for distilled, version, wrong in (("false", None, False), ("true", None, True), ("true", "klein-4b", False)):
         text = f'{{"_class_name": "Flux2KleinPipeline", "is_distilled": {distilled}}}'
         (tmp_path / "model_index.json").write_text(text)
-        assert recognition.recognised(tmp_path)[0] == "flux_2"
+        assert recognition.recognise_file(tmp_path)[0] == "flux_2"
         problems = said(files, {"model_version": version}, **whole)
         assert [("calls itself a distilled klein" in one) for one in problems] == [True] * wrong
     found = family(files | whole).load(torch.float32)
@@ -95,7 +95,7 @@ def test_which_model_a_file_is_is_told_read_or_asked(files, stored, tmp_path):
     (note,) = family(files, model_version="klein-4b").notes()
     assert "unlearns its few steps" in str(note)
     assert family(files, model_version="klein-4b").sample_defaults["sample_steps"] == 4
-    guided = random.write(tmp_path / "dev", sizes=random.replace(random.TINY, guidance=True))
+    guided = random.write_random_model(tmp_path / "dev", sizes=random.replace(random.TINY, guidance=True))
     made = family(guided, model_version=None)
     assert (made.version.title, made.latent_cache.suffix) == ("FLUX.2 dev", "_f2d.safetensors")
     assert list(made.notes()) == [] and made.base_model_version == "flux_2_dev"
@@ -111,7 +111,7 @@ def test_which_model_a_file_is_is_told_read_or_asked(files, stored, tmp_path):
 def test_blocks_that_are_swapped_are_halves_of_both_kinds():
     made = family({"flux_2": "a", "text_encoder": "b", "vae": "c"})
     for sizes, number, plan in ((random.FULL, 13, (5, 16)), (random.FULL, 15, (5, 20)), (random.LARGE, 10, (5, 10))):
-        made.sizes = random.shape(sizes)
+        made.sizes = random.flux_2_shape(sizes)
         assert tuple(made.swap_plan(number).values()) == plan
 
 
@@ -124,13 +124,13 @@ def test_fp8_is_kept_without_scales(files, stored, tmp_path):
 
 
 def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, stored, tmp_path):
-    others = random_flux.write(tmp_path / "flux")
+    others = random_flux.write_random_model(tmp_path / "flux")
     adapter = saved(
         {"diffusion_model.single_blocks.0.linear1.lora_A.weight": torch.zeros(2, 2)}, tmp_path / "l.safetensors"
     )
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(files["flux_2"].read_bytes()[:-100])
-    apart = keys.to_diffusers(stored)
+    apart = keys.flux_2_to_diffusers(stored)
     del apart["transformer_blocks.1.attn.to_k.weight"]
     lacking = {name: tensor for name, tensor in stored.items() if not name.startswith("txt_in")}
     words = {
@@ -211,7 +211,7 @@ def test_a_lora_file_is_loaded_whole_by_diffusers_and_has_comfyuis_names(demo, l
     layers = {name.removesuffix(".lora_down.weight") for name in plain.tensors() if name.endswith(".lora_down.weight")}
     single = {f"lora_unet_single_blocks_{n}_{layer}" for n in range(4) for layer in ("linear1", "linear2")}
     assert layers == single | {f"lora_unet_double_blocks_{n}_{layer}" for n in range(2) for layer in DOUBLE}
-    assert lora.check(plain.file, config_of(demo, SCRIPT))[1] == []
+    assert lora.check_lora_layers(plain.file, config_of(demo, SCRIPT))[1] == []
     with safe_open(plain.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "flux_2_klein_4b"
         assert file.metadata()["modelspec.architecture"] == "Flux.2-klein-4b/lora"
@@ -220,19 +220,19 @@ def test_a_lora_file_is_loaded_whole_by_diffusers_and_has_comfyuis_names(demo, l
 def test_training_goes_on_from_files_of_every_naming(learnt, tmp_path):
     _, plain, made = learnt
     start = plain.tensors()
-    peft = load_file(convert.convert(plain.file, tmp_path / "peft.safetensors", to="diffusers"))
+    peft = load_file(convert.convert_lora(plain.file, tmp_path / "peft.safetensors", to="diffusers"))
     assert "transformer.single_transformer_blocks.0.attn.to_qkv_mlp_proj.lora_A.weight" in peft
     toolkit = {}
     for name, tensor in start.items():
         if ".lora_" in name:
-            path = names.parsed(name.partition(".")[0], "flux_2").module.path
+            path = names.parse_name(name.partition(".")[0], "flux_2").module.path
             half = "A" if "down" in name else "B"
             toolkit[f"diffusion_model.{path}.lora_{half}.weight"] = tensor * (1 if half == "B" else 1 / 4)
     for number, tensors in enumerate((start, peft, toolkit)):
         path = saved(tensors, tmp_path / f"{number}.safetensors")
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         modules = {key.rpartition(".lora_")[0] for key in tensors if ".lora_" in key}
-        assert names.family_of(modules, {}, names.sizes_of(shapes)) == "flux_2"
+        assert names.find_lora_family(modules, {}, names.module_sizes(shapes)) == "flux_2"
         found = made(f"on {number}", network_weights=path, learning_rate=1e-12).tensors()
         assert found.keys() == start.keys()
         for name in start if number < 2 else ():
@@ -249,8 +249,8 @@ def test_lycoris_trains(learnt):
 def test_the_tools_know_it(demo, learnt, tmp_path):
     _, plain, _ = learnt
     base = demo.models["flux_2"]["flux_2"]
-    done = merge.merge(base, [(plain.file, 1.0)], tmp_path / "merged.safetensors", dtype="float")
-    assert done.modules == 24 and not verify.verify(plain.file, base).problems
+    done = merge.merge_into_checkpoint(base, [(plain.file, 1.0)], tmp_path / "merged.safetensors", dtype="float")
+    assert done.modules == 24 and not verify.verify_lora(plain.file, base).problems
     name = "single_blocks.1.linear1"
     change = load_file(done.path)[f"{name}.weight"] - load_file(base)[f"{name}.weight"].float()
     own = {
@@ -259,9 +259,9 @@ def test_the_tools_know_it(demo, learnt, tmp_path):
     }
     expected = own["lora_up.weight"] @ own["lora_down.weight"] * (own["alpha"] / own["lora_down.weight"].shape[0])
     torch.testing.assert_close(change, expected, rtol=1e-3, atol=1e-6)
-    back = extract.extract(
+    back = extract.extract_lora(
         done.path, base, tmp_path / "back.safetensors", choices=extract.ExtractOptions(rank=8, min_diff=0)
     )
     assert load_file(back.path).keys() == plain.tensors().keys()
-    small = resize.resize(plain.file, tmp_path / "small.safetensors", choices=resize.ResizeOptions(rank=2))
+    small = resize.resize_lora(plain.file, tmp_path / "small.safetensors", choices=resize.ResizeOptions(rank=2))
     assert {t.shape[0] for name, t in load_file(small.path).items() if name.endswith("down.weight")} <= {1, 2}

@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.flux_2 import keys, random, sampler, text_encoder, vae
 from library.families.flux_2.random import diffusers_settings
@@ -37,12 +37,12 @@ def family(files, script="flux_2_train_network", **values):
         **values,
     }
     given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    return families.family_for(build(families.config_class(script), given))
+    return families.family_for(build_config(families.config_class(script), given))
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return random.write(tmp_path_factory.mktemp("flux_2"), dtype=torch.float32)
+    return random.write_random_model(tmp_path_factory.mktemp("flux_2"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def theirs_of(denoiser):
     from diffusers import Flux2Transformer2DModel
 
     model = Flux2Transformer2DModel(**diffusers_settings(denoiser.sizes))
-    model.load_state_dict(keys.to_diffusers(denoiser.state_dict()), strict=True)
+    model.load_state_dict(keys.flux_2_to_diffusers(denoiser.state_dict()), strict=True)
     return model.eval()
 
 
@@ -71,7 +71,7 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, tmp_path, k
     guidance = None
     if kind == "dev":
         sizes = random.replace(random.TINY, guidance=True)
-        files = random.write(tmp_path, dtype=torch.float32, sizes=sizes)
+        files = random.write_random_model(tmp_path, dtype=torch.float32, sizes=sizes)
         ours = family(files, model_version="dev").load(torch.float32).denoiser
         other, guidance = theirs_of(ours), torch.tensor([1.0, 3.5])
     references = [(2, 4), (3, 2)] if kind == "klein with references" else []
@@ -86,7 +86,7 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, tmp_path, k
     ours.requires_grad_(True)
     got = ours(img, ids[0], txt, ids[1], times, guidance)
     got.square().mean().backward()
-    by_us = keys.to_diffusers({name: p.grad for name, p in ours.named_parameters()}) | {"img": img.grad}
+    by_us = keys.flux_2_to_diffusers({name: p.grad for name, p in ours.named_parameters()}) | {"img": img.grad}
     ours.zero_grad(set_to_none=True)
     ours.requires_grad_(False)
     img.grad = None
@@ -103,7 +103,7 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, tmp_path, k
 def test_blocks_of_full_width_equal_diffusers():
     from diffusers.models.transformers.transformer_flux2 import Flux2SingleTransformerBlock, Flux2TransformerBlock
 
-    sizes = random.shape(random.FULL)
+    sizes = random.flux_2_shape(random.FULL)
     layers = BlockLayers(sizes.hidden, sizes.head, sizes.mlp, given=True, bias=False, gated=True)
     assert sizes.axes == (32, 32, 32, 32)
     torch.manual_seed(0)
@@ -120,7 +120,7 @@ def test_blocks_of_full_width_equal_diffusers():
         before = f"{'double' if double else 'single'}_blocks.0."
         pairs = {name: made for name, made in keys.TREES.pairs(1, 1, False) if name.startswith(before)}
         state = {before + name: tensor for name, tensor in ours.state_dict().items()}
-        named = keys.double_stream_keys.apart(state, pairs.items(), lambda t, n: [len(t) // n] * n)
+        named = keys.double_stream_keys.split_tensors(state, pairs.items(), lambda t, n: [len(t) // n] * n)
         other.load_state_dict({n.split(".", 2)[2]: t for n, t in named.items()}, strict=True, assign=True)
         with torch.no_grad():
             if double:
@@ -143,11 +143,12 @@ def test_full_models_have_the_parameters_of_diffusers(sizes, parameters, layers)
 
     from library.families.flux_2.keys import LORA_NAMES
 
-    ours = random.random(sizes).denoiser()
+    ours = random.make_networks(sizes).denoiser()
     with torch.device("meta"):
         other = Flux2Transformer2DModel(**diffusers_settings(ours.sizes))
     shapes = [
-        {n: t.shape for n, t in state.items()} for state in (keys.to_diffusers(ours.state_dict()), other.state_dict())
+        {n: t.shape for n, t in state.items()}
+        for state in (keys.flux_2_to_diffusers(ours.state_dict()), other.state_dict())
     ]
     assert shapes[0] == shapes[1] and sum(p.numel() for p in ours.parameters()) == parameters
     stored = {f"model.diffusion_model.{name}": tuple(t.shape) for name, t in ours.state_dict().items()}
@@ -179,7 +180,7 @@ def pipeline(files, own, theirs):
     encoder = Qwen3Model(config).eval()
     encoder.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, strict=True)
     other = AutoencoderKLFlux2(block_out_channels=random.TINY.vae_widths)
-    other.load_state_dict(autoencoder.to_diffusers(load_file(files["vae"])), strict=True)
+    other.load_state_dict(autoencoder.vae_to_diffusers(load_file(files["vae"])), strict=True)
     tokenizer = own[1].tokenizers["text_encoder"]
     tokenizer.chat_template, tokenizer.padding_side = TEMPLATE, "right"
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
@@ -207,7 +208,7 @@ def test_latents_are_the_pipelines_squares(own, pipeline):
         got = own[0].latents(own[1], pixels)
     assert got.shape == (1, 32, 8, 6)
     torch.testing.assert_close(packing.pack(got), expected.flatten(2).transpose(1, 2), rtol=1e-5, atol=1e-5)
-    back = vae.denormalised(own[1].vae, got)
+    back = vae.denormalise_flux_2(own[1].vae, got)
     torch.testing.assert_close(back, pipeline.vae.encode(pixels).latent_dist.mode(), rtol=1e-5, atol=1e-5)
 
 
@@ -255,4 +256,4 @@ def test_previews_of_large_pictures_are_shifted_by_the_pipelines_mu():
     for tokens in (256, 4096, 4300, 4301, 9000):
         for steps in (4, 50):
             assert sampler.empirical_mu(tokens, steps) == pytest.approx(compute_empirical_mu(tokens, steps))
-    assert sampler.pixels(Image.new("RGB", (2048, 1500))).shape == (1, 3, 864, 1184)
+    assert sampler.reference_pixels(Image.new("RGB", (2048, 1500))).shape == (1, 3, 864, 1184)

@@ -92,7 +92,7 @@ def test_text_of_some_encoders_only(dev, parts):
 
 def test_pooled_text_is_the_state_at_the_first_end_mark(dev, parts):
     tokenizer, encoder = parts.tokenizers["clip_l"], parts.encoders["clip_l"]
-    ids = clip.tokens(tokenizer, ["a red circle on a white background"])[:, 0]
+    ids = clip.clip_tokens(tokenizer, ["a red circle on a white background"])[:, 0]
     end = ids[0].tolist().index(tokenizer.eos_token_id)
     with torch.no_grad():
         states = encoder(input_ids=ids).last_hidden_state
@@ -261,7 +261,7 @@ def test_previews_equal_the_diffusers_pipeline(dev, parts):
     config = flux_files.diffusers_config(parts.denoiser.state_dict())
     config.pop("_class_name")
     transformer = diffusers.FluxTransformer2DModel(**config)
-    transformer.load_state_dict(keys.to_diffusers(parts.denoiser.state_dict()))
+    transformer.load_state_dict(keys.flux_to_diffusers(parts.denoiser.state_dict()))
     pipeline = diffusers.FluxPipeline(scheduler, parts.vae, None, None, None, None, transformer)
     pipeline.set_progress_bar_config(disable=True)
     with torch.no_grad():

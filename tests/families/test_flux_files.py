@@ -283,7 +283,7 @@ def test_a_file_that_was_cut_short_is_refused(files, tmp_path):
 
 
 def test_encoders_of_another_size_are_refused(files, tmp_path):
-    other = random.write(tmp_path, sizes=random.FluxSizes(clip_l=128, t5xxl=96, channels=4))
+    other = random.write_random_model(tmp_path, sizes=random.FluxSizes(clip_l=128, t5xxl=96, channels=4))
     found = list(family(files, clip_l=other["clip_l"], t5xxl=other["t5xxl"], ae=other["ae"]).problems())
     assert [str(problem).split(":")[0] for problem in found] == ["clip_l", "t5xxl", "ae"]
     assert "128" in str(found[0]) and "64" in str(found[0])
@@ -293,9 +293,9 @@ def test_encoders_of_another_size_are_refused(files, tmp_path):
 
 
 def test_only_the_needed_files_of_a_repository_are_fetched():
-    from library.families.flux.checkpoint import FILES
+    from library.families.flux.checkpoint import PART_FILES
 
-    parts = FILES["flux"]
+    parts = PART_FILES["flux"]
 
     whole = [
         *("README.md", "ae.safetensors", "flux1-dev.safetensors", "model_index.json", "text_encoder/config.json"),
@@ -314,7 +314,7 @@ def test_only_the_needed_files_of_a_repository_are_fetched():
 
 def test_a_hub_id_is_enough_for_all_parts_and_is_not_fetched_to_be_checked(files, monkeypatch):
     there = [f"{folder}/model.safetensors" for folder in ("transformer", "text_encoder", "text_encoder_2", "vae")]
-    monkeypatch.setattr("library.families.shared.hub.listed", lambda name, token=None: there)
+    monkeypatch.setattr("library.families.shared.hub.list_repository", lambda name, token=None: there)
     given = {"pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev", "clip_l": None, "t5xxl": None, "ae": None}
     of = family(files, **given, tokenizer_cache_dir=files["ae"].parent)
     assert all("tokenizer" in str(problem) for problem in of.problems())
@@ -345,6 +345,6 @@ def test_sizes_of_t5_xxl_are_read_from_its_tensors(layers):
     with torch.device("meta"):
         model = T5EncoderModel(T5Config(feed_forward_proj="gated-gelu", **real))
     shapes = {name: tuple(t.shape) for name, t in model.state_dict().items() if name != "shared.weight"}
-    found = t5.config(shapes)
+    found = t5.t5_config(shapes)
     assert {name: getattr(found, name) for name in real} == real
     assert found.is_gated_act and found.dense_act_fn == "gelu_new" and found.relative_attention_num_buckets == 32

@@ -30,7 +30,7 @@ def test_krea_is_dev_by_another_name(files, tmp_path):
 
 def test_models_with_other_numbers_of_blocks_are_read_trained_and_swapped(files, tmp_path):
     """As Flex.1 and pruned ones have them; all that counts blocks reads them from the header."""
-    pruned = random.write(tmp_path / "pruned", sizes=random.FluxSizes(double_blocks=1, single_blocks=3))
+    pruned = random.write_random_model(tmp_path / "pruned", sizes=random.FluxSizes(double_blocks=1, single_blocks=3))
     for path in (pruned["flux"], flux_files.write_diffusers(pruned["flux"], tmp_path / "folder")):
         model = family(files, pretrained_model_name_or_path=path, t5xxl_max_token_length=16)
         assert not list(model.problems())
@@ -59,7 +59,7 @@ def test_the_guidance_embedding_can_be_left_out_as_flex_1_is_trained(files, dev,
         assert not torch.allclose(ours, dev.predict(parts.denoiser, noised, text, None))
         config = flux_files.diffusers_config(parts.denoiser.state_dict()) | {"guidance_embeds": False}
         theirs = diffusers.FluxTransformer2DModel(**{name: v for name, v in config.items() if name != "_class_name"})
-        stored = keys.to_diffusers(parts.denoiser.state_dict())
+        stored = keys.flux_to_diffusers(parts.denoiser.state_dict())
         theirs.load_state_dict({name: stored[name] for name in theirs.state_dict()})
         ids = model.conditions(text, (4, 6), torch.device("cpu"))
         answer = theirs(

@@ -24,7 +24,7 @@ SMALL = {"t5xxl_max_token_length": 16}
 def fill_files(files, tmp_path_factory):
     """The tiny FLUX.1 with a transformer that reads 384 channels."""
     place = tmp_path_factory.mktemp("fill")
-    made = random.random(random.VARIANTS["fill"]).denoiser()
+    made = random.make_networks(random.VARIANTS["fill"]).denoiser()
     shapes = [(name, tuple(tensor.shape)) for name, tensor in made.state_dict().items()]
     tensors = random.random_networks.random_weights(shapes, 5, torch.bfloat16)
     save_file(tensors, place / "flux1-fill.safetensors")
@@ -59,7 +59,7 @@ def pipeline(cls, of, parts):
     config.pop("_class_name")
     config["out_channels"] = parts.denoiser.sizes.out_channels
     transformer = diffusers.FluxTransformer2DModel(**config)
-    transformer.load_state_dict(keys.to_diffusers(parts.denoiser.state_dict()))
+    transformer.load_state_dict(keys.flux_to_diffusers(parts.denoiser.state_dict()))
     made = getattr(diffusers, cls)(
         scheduler=scheduler,
         vae=parts.vae,
@@ -136,7 +136,7 @@ def same_step(of, parts, theirs, controls, text, size):
     ours.square().mean().backward()
     expected.square().mean().backward()
     gradients = {name: p.grad for name, p in parts.denoiser.named_parameters() if p.grad is not None}
-    theirs_by_name = keys.to_bfl(
+    theirs_by_name = keys.flux_to_bfl(
         {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in model.named_parameters()}
     )
     parts.denoiser.zero_grad()
@@ -229,7 +229,7 @@ def test_files_say_which_relative_they_are_or_the_user_does(files, fill_files, t
     folder = flux_files.write_diffusers(fill_files["flux"], tmp_path / "whole")
     assert FACTS.recognise(_header(next(folder.glob("*.safetensors")), folder)).startswith("a FLUX.1 Fill transformer")
 
-    depth = flux.random.random(replace(random.TINY, inputs=2)).denoiser()
+    depth = flux.random.make_networks(replace(random.TINY, inputs=2)).denoiser()
     shapes = {name: tuple(tensor.shape) for name, tensor in depth.state_dict().items()}
     tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
     save_file(tensors, tmp_path / "flux1-depth.safetensors")

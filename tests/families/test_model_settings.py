@@ -30,8 +30,8 @@ READERS = [
     ("model_index.json", flux_2.calls_itself_distilled, False),
     ("scheduler/scheduler_config.json", zimage.calls_itself_turbo, False),
     ("transformer/config.json", qwen_image.has_still_references, False),
-    ("tokenizer.json", lambda folder: tokenizers.holds(folder, "Unigram"), False),
-    ("tokenizer.json", lambda folder: tokenizers.holds(folder, "chat BPE"), False),
+    ("tokenizer.json", lambda folder: tokenizers.has_tokenizer(folder, "Unigram"), False),
+    ("tokenizer.json", lambda folder: tokenizers.has_tokenizer(folder, "chat BPE"), False),
 ]
 
 
@@ -62,7 +62,7 @@ def test_settings_that_are_in_order_are_read(tmp_path):
     write(tmp_path / "tokenizer.json", b'{"model": {"type": "Unigram"}}')
     assert recognition.index_of(tmp_path)["_class_name"] == "Pipeline"
     assert flux_2.calls_itself_distilled(tmp_path) and zimage.calls_itself_turbo(tmp_path)
-    assert qwen_image.has_still_references(tmp_path) and tokenizers.holds(tmp_path, "Unigram")
+    assert qwen_image.has_still_references(tmp_path) and tokenizers.has_tokenizer(tmp_path, "Unigram")
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"])
@@ -70,7 +70,7 @@ def test_a_file_of_a_tokenizer_that_is_no_such_file_is_named_before_it_is_opened
     with (tmp_path / name).open("wb") as file:
         file.truncate(TOKENIZER + 1)
     with pytest.raises(ConfigError, match=rf"{name} has .* bytes, and at most .* are read"):
-        tokenizers.load(tmp_path, tokenizers.CLIP_L)
+        tokenizers.load_tokenizer(tmp_path, tokenizers.CLIP_L)
 
 
 def test_no_family_reads_json_without_limits():

@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.qwen_image import pictures, random, text_encoder
 from library.families.shared import packing, qwen_vae_names
@@ -21,7 +21,7 @@ SIZES = [(8, 12), (6, 10), (12, 6), (4, 4)]  # latents of an image and three ref
 def family(files, version, **values):
     given = {"pretrained_model_name_or_path": str(files["qwen_image"]), "text_encoder": str(files["text_encoder"])}
     given |= {"vae": str(files["vae"]), "cache_text_encoder_outputs": True, "model_version": version, **values}
-    return families.family_for(build(families.config_class("qwen_image_train_network"), given))
+    return families.family_for(build_config(families.config_class("qwen_image_train_network"), given))
 
 
 def picture(size, seed=0):
@@ -30,7 +30,9 @@ def picture(size, seed=0):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return random.write(tmp_path_factory.mktemp("edit"), dtype=torch.float32, sizes=random.VARIANTS["qwen_image_edit"])
+    return random.write_random_model(
+        tmp_path_factory.mktemp("edit"), dtype=torch.float32, sizes=random.VARIANTS["qwen_image_edit"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def denoiser(parts, still):
 def test_the_denoiser_and_its_gradients_equal_diffusers(own, still, number):
     ours, theirs = denoiser(own[1], still), diffusers_model(own[1], still)
     latents = [torch.randn(2, 16, *size, generator=torch.Generator().manual_seed(i)) for i, size in enumerate(SIZES)]
-    tokens, sizes = pictures.tokens_of(latents[0], latents[1 : 1 + number])
+    tokens, sizes = pictures.pack_tokens(latents[0], latents[1 : 1 + number])
     text = torch.randn(2, 64, 128, generator=torch.Generator().manual_seed(9))
     mask = torch.zeros(2, 64, dtype=torch.long)
     mask[0, :17], mask[1, :33] = 1, 1
@@ -154,7 +156,7 @@ def pipelines(files, own, encoder):
 
     vae = diffusers.AutoencoderKLQwenImage(base_dim=8, dim_mult=[1, 2, 2, 2], num_res_blocks=1)
     stored = load_file(files["vae"])
-    vae.load_state_dict({new: stored[old] for new, old in qwen_vae_names.plain(stored).items()})
+    vae.load_state_dict({new: stored[old] for new, old in qwen_vae_names.plain_qwen_vae_names(stored).items()})
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(
         base_image_seq_len=256,
         max_image_seq_len=8192,
@@ -165,7 +167,7 @@ def pipelines(files, own, encoder):
         time_shift_type="exponential",
     )
     tokenizer = own[1].tokenizers["text_encoder"]
-    eyes = Qwen2VLImageProcessorPil(min_pixels=pictures.FEWEST, max_pixels=pictures.MOST)
+    eyes = Qwen2VLImageProcessorPil(min_pixels=pictures.MIN_PIXELS, max_pixels=pictures.MAX_PIXELS)
     processor = Qwen2VLProcessor.__new__(Qwen2VLProcessor)
     processor.image_processor, processor.tokenizer = eyes, tokenizer
     processor.image_token, processor.video_token = text_encoder.PICTURE, "<|video_pad|>"
@@ -192,7 +194,7 @@ KINDS = {
 def test_pictures_are_cut_and_counted_as_the_processor_does(own, pipelines):
     pipe = pipelines("QwenImageEditPlusPipeline", False)
     for size in ((392, 392), (600, 260), (40, 50)):
-        ours = pictures.seen(picture(size), 384 * 384)
+        ours = pictures.cut_into_patches(picture(size), 384 * 384)
         scaled = picture(size).resize(pictures.scaled_size(size, 384 * 384), Image.Resampling.LANCZOS)
         theirs = pipe.processor.image_processor(images=[scaled], return_tensors="pt")
         assert theirs["image_grid_thw"].tolist() == [[1, ours.rows, ours.columns]]

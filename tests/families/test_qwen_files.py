@@ -18,7 +18,7 @@ SCRIPT = "qwen_image_train_network"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return random.write(tmp_path_factory.mktemp("qwen"), dtype=torch.float32)
+    return random.write_random_model(tmp_path_factory.mktemp("qwen"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def stored(files):
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
-    return random_flux.write(tmp_path_factory.mktemp("flux"))
+    return random_flux.write_random_model(tmp_path_factory.mktemp("flux"))
 
 
 def saved(tensors, path):
@@ -43,7 +43,7 @@ def said(files, **other):
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model.", "transformer."])
 def test_a_single_file_is_read_with_any_prefix(files, stored, tmp_path, prefix):
     path = saved({prefix + name: tensor for name, tensor in stored.items()}, tmp_path / "m.safetensors")
-    assert recognition.recognised(path)[:2] == ("qwen_image", "a Qwen-Image transformer")
+    assert recognition.recognise_file(path)[:2] == ("qwen_image", "a Qwen-Image transformer")
     assert said(files, qwen_image=path) == []
     found = family(files | {"qwen_image": path}).load(torch.float32).denoiser.state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in stored.items()) and found.keys() == stored.keys()
@@ -55,7 +55,7 @@ def test_a_diffusers_folder_has_all_parts(files, stored, tmp_path):
         (tmp_path / part).mkdir()
         saved(load_file(files[name]), tmp_path / part / "model.safetensors")
     (tmp_path / "tokenizer").symlink_to(files["tokenizer"])
-    assert recognition.recognised(tmp_path)[0] == "qwen_image"
+    assert recognition.recognise_file(tmp_path)[0] == "qwen_image"
     whole = {"qwen_image": tmp_path, "text_encoder": None, "vae": None}
     assert said(files, **whole) == []
     found = family(files | whole).load(torch.float32)
@@ -151,10 +151,10 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, oth
 
 
 def config_of_flux(others, **values):
-    from library.config.building import build
+    from library.config.building import build_config
 
     given = {name: str(others[name]) for name in ("clip_l", "t5xxl", "ae")}
-    return build(families.config_class("flux_train_network"), given | {n: str(v) for n, v in values.items()})
+    return build_config(families.config_class("flux_train_network"), given | {n: str(v) for n, v in values.items()})
 
 
 def test_a_name_with_edit_is_taken_when_it_is_reported_to_be_the_original(files, stored, tmp_path):
@@ -225,7 +225,7 @@ def test_loras_load_in_diffusers_with_and_without_modulation(demo, learnt):
     for done, layers in ((plain, 3 * 12), (modulated, 3 * 14)):
         tensors = done.tensors()
         assert sum(name.endswith("lora_down.weight") for name in tensors) == layers
-        assert lora.check(done.file, config_of(demo, SCRIPT)) == (layers, [])
+        assert lora.check_lora_layers(done.file, config_of(demo, SCRIPT)) == (layers, [])
     assert "lora_unet_transformer_blocks_2_txt_mod_1.lora_up.weight" in modulated.tensors()
     with safe_open(plain.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "qwen_image"
@@ -244,20 +244,20 @@ def test_training_goes_on_from_a_file_of_either_kind(learnt):
 
 def test_names_tell_it_from_flux_in_diffusers():
     def told(*paths, **about):
-        return names.family_of([f"transformer.{path}" for path in paths], about)
+        return names.find_lora_family([f"transformer.{path}" for path in paths], about)
 
     assert told("transformer_blocks.0.img_mlp.net.0.proj") == "qwen_image"
     assert told("transformer_blocks.59.attn.to_q") == "qwen_image"
     assert told("transformer_blocks.0.attn.to_q", "single_transformer_blocks.0.attn.to_q") == "flux"
     assert told("transformer_blocks.0.attn.to_q", ss_base_model_version="qwen_image") == "qwen_image"
-    assert names.family_of(["lora_unet_transformer_blocks_0_txt_mod_1"], {}) == "qwen_image"
-    assert names.family_of(["lora_unet_double_blocks_0_img_attn_qkv"], {}) == "flux"
+    assert names.find_lora_family(["lora_unet_transformer_blocks_0_txt_mod_1"], {}) == "qwen_image"
+    assert names.find_lora_family(["lora_unet_double_blocks_0_img_attn_qkv"], {}) == "flux"
 
 
 def test_a_full_model_has_720_layers_or_840():
     from library.families.qwen_image.keys import LORA_NAMES
 
-    blocks = random.random(random.FULL).denoiser().transformer_blocks
+    blocks = random.make_networks(random.FULL).denoiser().transformer_blocks
     shapes = {f"transformer_blocks.{name}": tuple(t.shape) for name, t in blocks.state_dict().items()}
     found = [path for _, path in LORA_NAMES.layers(shapes, convolutions=False)]
     assert len(found) == 720 and sum("_mod.1.weight" in name for name in shapes) == 120
@@ -269,20 +269,20 @@ def test_the_tools_know_it(demo, learnt, tmp_path):
 
     _, plain, modulated, _ = learnt
     base = demo.models["qwen_image"]["qwen_image"]
-    done = merge.merge(base, [(plain.file, 1.0)], tmp_path / "merged.safetensors")
-    assert done.modules == 36 and not verify.verify(modulated.file, base).problems
-    back = extract.extract(
+    done = merge.merge_into_checkpoint(base, [(plain.file, 1.0)], tmp_path / "merged.safetensors")
+    assert done.modules == 36 and not verify.verify_lora(modulated.file, base).problems
+    back = extract.extract_lora(
         done.path, base, tmp_path / "back.safetensors", choices=extract.ExtractOptions(rank=8, min_diff=0)
     )
     assert any("to_q" in name for name in load_file(back.path))
-    small = resize.resize(plain.file, tmp_path / "small.safetensors", choices=resize.ResizeOptions(rank=2))
+    small = resize.resize_lora(plain.file, tmp_path / "small.safetensors", choices=resize.ResizeOptions(rank=2))
     assert {t.shape[0] for name, t in load_file(small.path).items() if name.endswith("down.weight")} <= {1, 2}
     for style, name in (
         ("diffusers", "transformer.transformer_blocks.0.attn.to_q.lora_A.weight"),
         ("comfy", "diffusion_model.transformer_blocks.0.attn.to_q.lora_A.weight"),
     ):
-        there = convert.convert(plain.file, tmp_path / f"{style}.safetensors", to=style)
+        there = convert.convert_lora(plain.file, tmp_path / f"{style}.safetensors", to=style)
         assert name in load_file(there)
-        assert load_file(convert.convert(there, tmp_path / f"kohya_{style}.safetensors", to="kohya")).keys() >= {
+        assert load_file(convert.convert_lora(there, tmp_path / f"kohya_{style}.safetensors", to="kohya")).keys() >= {
             n for n in plain.tensors() if "lora_" in n
         }

@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.qwen_image import random, sampler, text_encoder
-from library.families.qwen_image.model import QwenImage, QwenImageTransformerBlock, QwenShape, table
+from library.families.qwen_image.model import QwenImage, QwenImageTransformerBlock, QwenShape, rope_table
 from library.families.shared import packing, qwen_vae_names
 from tests.families import wide
 
@@ -22,12 +22,12 @@ def family(files, script="qwen_image_train_network", **values):
     given = {"pretrained_model_name_or_path": files["qwen_image"], "text_encoder": files["text_encoder"]}
     given |= {"vae": files["vae"], "cache_text_encoder_outputs": True, **values}
     given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    return families.family_for(build(families.config_class(script), given))
+    return families.family_for(build_config(families.config_class(script), given))
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return random.write(tmp_path_factory.mktemp("qwen"), dtype=torch.float32)
+    return random.write_random_model(tmp_path_factory.mktemp("qwen"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_one_block_of_full_width_equals_diffusers():
     still = torch.arange(12) >= 8  # tokens of a reference image, as Qwen-Image-Edit-2511 modulates them
     times, mask = torch.cat((temb, temb.flip(1))), torch.ones(1, 17, dtype=torch.bool)
     with torch.no_grad():
-        pe = table([(3, 4)], 5, torch.device("cpu"), axes)
+        pe = rope_table([(3, 4)], 5, torch.device("cpu"), axes)
         for given, index in (((temb, pe, mask), None), ((times, pe, mask, still), still[None].int())):
             got = ours(img, txt, *given)
             other.zero_cond_t = index is not None
@@ -141,8 +141,8 @@ def test_the_vae_equals_diffusers_in_both_layouts(files, own, tmp_path):
 
     stored = load_file(files["vae"])
     assert stored["decoder.conv1.weight"].ndim == 5 and "conv1.weight" in stored
-    named = {new: stored[old] for new, old in qwen_vae_names.plain(stored).items()}
-    assert qwen_vae_names.to_single(named).keys() == stored.keys()
+    named = {new: stored[old] for new, old in qwen_vae_names.plain_qwen_vae_names(stored).items()}
+    assert qwen_vae_names.qwen_vae_to_single(named).keys() == stored.keys()
     model = AutoencoderKLQwenImage(base_dim=8, dim_mult=[1, 2, 2, 2], num_res_blocks=1)
     model.load_state_dict(named, strict=True)
     pixels = torch.rand(1, 3, 64, 48) * 2 - 1
@@ -184,7 +184,7 @@ def pipeline(files, own, theirs):
     assert not unexpected and not [name for name in missing if "language_model" in name]
     vae = AutoencoderKLQwenImage(base_dim=8, dim_mult=[1, 2, 2, 2], num_res_blocks=1)
     stored = load_file(files["vae"])
-    vae.load_state_dict({new: stored[old] for new, old in qwen_vae_names.plain(stored).items()})
+    vae.load_state_dict({new: stored[old] for new, old in qwen_vae_names.plain_qwen_vae_names(stored).items()})
     scheduler = FlowMatchEulerDiscreteScheduler(
         base_image_seq_len=256,
         max_image_seq_len=8192,
@@ -233,6 +233,6 @@ def test_a_preview_equals_the_pipelines_picture(own, pipeline, scale, steps):
 
 
 def test_the_schedule_ends_where_it_was_trained_to():
-    sigmas = sampler.schedule(20, 4096)
+    sigmas = sampler.qwen_sigmas(20, 4096)
     assert sigmas[0] == 1.0 and sigmas[-2] == pytest.approx(0.02) and sigmas[-1] == 0.0
     assert math.isclose(math.exp(0.5 + (4096 - 256) * 0.4 / 7936), 2.0, rel_tol=1e-3)

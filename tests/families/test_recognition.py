@@ -15,9 +15,9 @@ import library.demo as demo_module
 from library import families
 from library.adapter_files import adapters
 from library.check import preflight
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
-from library.config.schema import options
+from library.config.schema import options_of
 from library.demo import files
 from library.families import recognition
 from library.families.anima import random as random_anima
@@ -29,7 +29,9 @@ from tests.training import LORAS, config_of
 BASE = "pretrained_model_name_or_path"
 ENCODERS = ("clip_l", "t5xxl", "qwen3", "text_encoder")  # options that name one
 RELATIVES = [
-    f"{name}_{families.lora_script(families.owner(name))}" for known in families.every() for name in known.demo_variants
+    f"{name}_{families.lora_script(families.owner(name))}"
+    for known in families.all_families()
+    for name in known.demo_variants
 ]
 # Names and shapes that others' models have, as far as they tell them apart.
 UNTRAINED = {
@@ -73,14 +75,14 @@ UNTRAINED = {
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     """The demo with all families and relatives; of each two Qwen3s the width differs, as with the real ones."""
-    made = files.prepare(tmp_path_factory.mktemp("every"), demo_module.VARIANTS + families.FAMILIES)
-    random_anima.write(made.folder / "models/anima", sizes=replace(random_anima.TINY, text=80))
+    made = files.prepare_demo(tmp_path_factory.mktemp("every"), demo_module.DEMO_VARIANTS + families.FAMILIES)
+    random_anima.write_random_model(made.folder / "models/anima", sizes=replace(random_anima.TINY, text=80))
     return made
 
 
 def slots(config):
     """The options that name a model's files, and what the demo has there."""
-    model = {name for name, option in options(type(config)).items() if option.kind in ("file", "folder")}
+    model = {name for name, option in options_of(type(config)).items() if option.kind in ("file", "folder")}
     found = {name: getattr(config.model, name, None) for name in model}
     return {name: path for name, path in found.items() if path and str(path).endswith(".safetensors")}
 
@@ -103,20 +105,20 @@ def made(shapes, path):
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
 def test_a_base_model_is_the_same_with_every_prefix(demo, script, tmp_path):
     config = config_of(demo, script)
-    if families.facts(config.family).saves_all_parts:
+    if families.facts_of(config.family).saves_all_parts:
         pytest.skip("its file has text encoders beside its denoiser, and one prefix of its own")
     tensors = plain_tensors(config)
-    words = recognition.describe(weights.header(config.model.pretrained_model_name_or_path))
+    words = recognition.describe_checkpoint(weights.header(config.model.pretrained_model_name_or_path))
     whole = families.family_for(config).load(torch.float32).denoiser.state_dict()
     beside = {"vae.x": torch.zeros(1)}
     twice = ("model.diffusion_model.net.", beside), ("module.", {}), ("module.net.", {"module.vae.x": torch.zeros(1)})
-    for prefix, others in (*((prefix, beside) for prefix in tensor_names.PREFIXES), *twice):
+    for prefix, others in (*((prefix, beside) for prefix in tensor_names.DENOISER_PREFIXES), *twice):
         path = tmp_path / "m.safetensors"
         save_file({f"{prefix}{name}": tensor for name, tensor in tensors.items()} | others, path)
-        found = recognition.recognised(path)
+        found = recognition.recognise_file(path)
         assert (found.family, found.words) == (config.family, words)
         assert said(demo, script, **{BASE: path}) == []
-        if prefix in tensor_names.PREFIXES[1:]:
+        if prefix in tensor_names.DENOISER_PREFIXES[1:]:
             continue  # what is read follows from the names, which were asked above
         read = families.family_for(config_of(demo, script, **{BASE: path})).load(torch.float32)
         state = read.denoiser.state_dict()
@@ -127,10 +129,10 @@ def test_a_base_model_is_the_same_with_every_prefix(demo, script, tmp_path):
 def test_fp8_with_scales_is_recognised_and_read(demo, script, tmp_path):
     """As ComfyUI's files have it, the older and the newer names, with their prefix."""
     config = config_of(demo, script)
-    if families.facts(config.family).saves_all_parts:
+    if families.facts_of(config.family).saves_all_parts:
         pytest.skip("people have no such files of it")
     tensors = plain_tensors(config)
-    words = recognition.describe(weights.header(config.model.pretrained_model_name_or_path))
+    words = recognition.describe_checkpoint(weights.header(config.model.pretrained_model_name_or_path))
     whole = families.family_for(config).load(torch.float32).denoiser.state_dict()
     for ending in ("scale_weight", "weight_scale"):
         stored = {"scaled_fp8": torch.zeros(2)} if ending == "scale_weight" else {}
@@ -141,7 +143,7 @@ def test_fp8_with_scales_is_recognised_and_read(demo, script, tmp_path):
             stored |= {f"{name.removesuffix('weight')}{ending}": scale.float()} if scaled else {}
         path = tmp_path / f"{ending}.safetensors"
         save_file({f"model.diffusion_model.{name}": tensor for name, tensor in stored.items()}, path)
-        found = recognition.recognised(path)
+        found = recognition.recognise_file(path)
         assert (found.family, found.words) == (config.family, words) and said(demo, script, **{BASE: path}) == []
         read = families.family_for(config_of(demo, script, **{BASE: path})).load(torch.float32).denoiser.state_dict()
         for name, tensor in whole.items():
@@ -152,7 +154,7 @@ def test_fp8_with_scales_is_recognised_and_read(demo, script, tmp_path):
 def test_a_model_in_pieces_is_recognised_and_its_index_may_be_damaged(demo, script, tmp_path):
     path = Path(config_of(demo, script).model.pretrained_model_name_or_path)
     tensors = load_file(path)
-    if any(name.startswith(tensor_names.PREFIXES[:1]) for name in tensors):
+    if any(name.startswith(tensor_names.DENOISER_PREFIXES[:1]) for name in tensors):
         pytest.skip("its file holds all networks, and is in one piece")
     stem = "diffusion_pytorch_model"
     pieces = {f"{stem}-0000{n}-of-00002.safetensors": list(tensors)[n - 1 :: 2] for n in (1, 2)}
@@ -161,7 +163,10 @@ def test_a_model_in_pieces_is_recognised_and_its_index_may_be_damaged(demo, scri
     index = tmp_path / f"{stem}.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {key: name for name, own in pieces.items() for key in own}}))
     for one in (tmp_path, index, *(tmp_path / name for name in pieces)):
-        assert recognition.recognised(one) == recognition.recognised(path) and said(demo, script, **{BASE: one}) == []
+        assert (
+            recognition.recognise_file(one) == recognition.recognise_file(path)
+            and said(demo, script, **{BASE: one}) == []
+        )
     for text in ("", "[]", '{"weight_map": {}}'):
         index.write_text(text)
         (problem,) = said(demo, script, **{BASE: tmp_path})
@@ -178,8 +183,8 @@ def test_a_part_of_a_file_is_taken_for_no_other_model(demo):
     ):
         shapes = weights.header(config_of(demo, script).model.pretrained_model_name_or_path)
         part = {name: shape for name, shape in shapes.items() if name.removeprefix("net.").startswith(kept)}
-        assert part and recognition.describe(part) == ours
-    assert tensor_names.prefix_of(["blocks.0.a", "blocks.0.b"]) == ""  # a list of blocks is no prefix
+        assert part and recognition.describe_checkpoint(part) == ours
+    assert tensor_names.denoiser_prefix(["blocks.0.a", "blocks.0.b"]) == ""  # a list of blocks is no prefix
 
 
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
@@ -190,8 +195,8 @@ def test_each_half_of_a_file_is_of_its_family_and_not_complete(demo, script, tmp
     names = sorted(shapes, key=lambda name: [int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", name)])
     for half in (names[: len(names) // 2], names[len(names) // 2 :]):
         path = made({name: shapes[name] for name in half}, tmp_path / "half.safetensors")
-        facts, found = recognition.described(weights.header(path))
-        assert facts is families.facts(config.family) or found == "a Cosmos-Predict2 transformer", found
+        facts, found = recognition.family_and_description(weights.header(path))
+        assert facts is families.facts_of(config.family) or found == "a Cosmos-Predict2 transformer", found
         (problem,) = said(demo, script, **{BASE: path})
         told = ("is not complete: ", "has no text encoders", "has no text adapter")
         assert any(one in str(problem) for one in told), problem
@@ -202,9 +207,9 @@ def test_later_blocks_of_diffusers_layout_tell_the_model():
     chroma = {f"{single}proj_mlp.weight": (16, 4), f"{single}attn.to_q.weight": (4, 4)}
     flux = chroma | {f"{single}norm.linear.weight": (12, 4)}
     for shapes, words in ((chroma, "a Chroma transformer"), (flux, "a FLUX.1 transformer")):
-        assert recognition.describe(shapes) == f"{words} in the diffusers layout"
+        assert recognition.describe_checkpoint(shapes) == f"{words} in the diffusers layout"
     video = {"single_blocks.7.linear1.weight": (28, 4), "single_blocks.7.modulation.linear.weight": (12, 4)}
-    assert recognition.described(video)[0] is None
+    assert recognition.family_and_description(video)[0] is None
 
 
 def test_a_file_of_all_networks_is_read_under_a_prefix_of_its_own(demo, tmp_path):
@@ -214,7 +219,7 @@ def test_a_file_of_all_networks_is_read_under_a_prefix_of_its_own(demo, tmp_path
     tensors, path = load_file(given), given.parent / "wrapped.safetensors"
     tensors["conditioner.embedders.1.model.logit_scale"] = torch.ones(())
     save_file({f"module.{name}": tensor for name, tensor in tensors.items()}, path)
-    assert recognition.recognised(path) == recognition.recognised(given)
+    assert recognition.recognise_file(path) == recognition.recognise_file(given)
     assert said(demo, "sdxl_train_network", **{BASE: path}) == []
     whole, read = (
         families.family_for(config_of(demo, "sdxl_train_network", **{BASE: one})).load(torch.float32)
@@ -248,15 +253,15 @@ def test_files_of_4_bits_with_scales_are_no_fp8_files(tmp_path):
 
 
 def test_a_diffusers_folder_says_its_family_and_what_training_it_needs(tmp_path):
-    for known in families.every():
+    for known in families.all_families():
         for pipeline in known.pipelines:
             (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": pipeline}), encoding="utf-8")
-            found = recognition.recognised(tmp_path)
+            found = recognition.recognise_file(tmp_path)
             assert found.family == known.name and pipeline in str(found.words)
             assert dict(found.options) == dict(known.model_options.get(pipeline, {}))
             (tmp_path / "transformer").mkdir(exist_ok=True)
-            assert recognition.recognised(tmp_path / "transformer") == found
-            build(families.config_class(families.lora_script(known.name)), dict(found.options), notes=[])
+            assert recognition.recognise_file(tmp_path / "transformer") == found
+            build_config(families.config_class(families.lora_script(known.name)), dict(found.options), notes=[])
 
 
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
@@ -264,7 +269,7 @@ def test_a_model_that_is_not_trained_is_named_in_a_sentence(demo, script, tmp_pa
     for words, shapes in UNTRAINED.items():
         for prefix in ("", "model.diffusion_model.", "net."):
             path = made({f"{prefix}{name}": shape for name, shape in shapes.items()}, tmp_path / "m.safetensors")
-            assert recognition.recognised(path)[:2] == ("", words), prefix
+            assert recognition.recognise_file(path)[:2] == ("", words), prefix
             (problem,) = said(demo, script, **{BASE: path})
             name = words.removeprefix("a ").removesuffix(" transformer")
             assert problem.option == BASE and name in str(problem) and "\n" not in str(problem)
@@ -278,14 +283,14 @@ def every_file(demo, tmp_path_factory):
         str(path): weights.header(path) for one in [*LORAS, *RELATIVES] for path in slots(config_of(demo, one)).values()
     }
     for path in list(others):  # the VAE of video models, in the layout of diffusers
-        if recognition.describe(others[path]) == "a Qwen-Image VAE":
+        if recognition.describe_checkpoint(others[path]) == "a Qwen-Image VAE":
             from library.families.shared import qwen_vae_names
 
             tensors = load_file(path)
-            named = {plain: tensors[name] for plain, name in qwen_vae_names.plain(tensors).items()}
+            named = {plain: tensors[name] for plain, name in qwen_vae_names.plain_qwen_vae_names(tensors).items()}
             save_file(named, folder / "wan_vae.safetensors")
             others[str(folder / "wan_vae.safetensors")] = {name: tuple(t.shape) for name, t in named.items()}
-    clip = next(path for path in others if recognition.describe(others[path]) == "a CLIP text encoder")
+    clip = next(path for path in others if recognition.describe_checkpoint(others[path]) == "a CLIP text encoder")
     named = {name.removeprefix("text_model."): tensor for name, tensor in load_file(clip).items()}
     save_file(named, folder / "clip.safetensors")  # as transformers 5 writes it
     others[str(folder / "clip.safetensors")] = {name: tuple(t.shape) for name, t in named.items()}
@@ -295,7 +300,7 @@ def every_file(demo, tmp_path_factory):
         "model.layers.0.self_attn.q_proj.weight": (2, 2),
     }
     others[str(made(qwen3, folder / "qwen3.safetensors"))] = qwen3
-    return {path: (shapes, recognition.describe(shapes)) for path, shapes in others.items()}
+    return {path: (shapes, recognition.describe_checkpoint(shapes)) for path, shapes in others.items()}
 
 
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
@@ -305,7 +310,7 @@ def test_a_file_of_another_model_is_named_in_every_slot(demo, every_file, script
     wrong = []
     for option, own in slots(config).items():
         header = weights.header(own)
-        own_words = recognition.describe(header)
+        own_words = recognition.describe_checkpoint(header)
         for path, (shapes, words) in every_file.items():
             # Another layout of it; a text encoder that can do more; a model that only its option tells apart.
             same = shapes == header or (
@@ -335,7 +340,7 @@ def test_a_file_of_another_model_is_named_in_every_slot(demo, every_file, script
 def layers_of(demo: Any, name: str) -> dict[str, tuple[int, ...]]:
     """What a family's LoRA files call the layers of its denoiser, and their shapes."""
     header = weights.header(config_of(demo, families.lora_script(name)).model.pretrained_model_name_or_path)
-    names = families.load(families.facts(name).lora_names)
+    names = families.load_object(families.facts_of(name).lora_names)
     paths = (path for part, path in names.layers(header, False) if part == "denoiser")
     before = names.prefixes["kohya"]["denoiser"]
     return {f"{before}{path.replace('.', '_')}": header.get(f"{path}.weight", (4, 4)) for path in paths}
@@ -344,7 +349,7 @@ def layers_of(demo: Any, name: str) -> dict[str, tuple[int, ...]]:
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
 def test_a_part_that_is_not_whole_says_what_is_missing_and_unknown_tensors_are_no_harm(demo, script, tmp_path):
     config = config_of(demo, script)
-    if families.facts(config.family).saves_all_parts:
+    if families.facts_of(config.family).saves_all_parts:
         pytest.skip("its file holds all networks")
     for option, own in slots(config).items():
         tensors = {name: torch.empty(shape) for name, shape in weights.header(own).items()}
@@ -370,7 +375,7 @@ def test_a_part_that_is_not_whole_says_what_is_missing_and_unknown_tensors_are_n
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_names_of_onetrainer_are_those_of_the_same_layers_and_dora_is_named(demo, family, tmp_path):
-    if "lora_transformer_" not in families.load(families.facts(family).lora_names).other_prefixes:
+    if "lora_transformer_" not in families.load_object(families.facts_of(family).lora_names).other_prefixes:
         pytest.skip("OneTrainer's names of it are kohya's")
     sides = {"lora_down": 1, "lora_up": 0}
     own = {
@@ -395,7 +400,7 @@ def test_names_of_lycoris_are_those_of_the_same_layers(demo, family, tmp_path):
     }
     path = made(theirs, tmp_path / "theirs.safetensors")
     assert layers.keys() == {key.partition(".")[0] for key in lora_files.file_of(path, family)}
-    assert {module.kohya for module in adapters.read(path, family).adapters} == layers.keys()
+    assert {module.kohya for module in adapters.read_lora(path, family).adapters} == layers.keys()
     other = {f"{name.partition('.')[0]}.lokr_w1": shape for name, shape in theirs.items()}
     path = made(other, tmp_path / "lokr.safetensors")
     assert layers.keys() == {key.partition(".")[0] for key in lora_files.file_of(path, family)}
@@ -408,18 +413,18 @@ def test_a_lora_whose_names_two_families_share_is_of_the_one_that_is_trained_and
     path, stored = made(both, tmp_path / "both.safetensors"), {}
     for family in ("flux", "qwen_image"):
         stored[family] = lora_files.file_of(path, family)
-        assert adapters.read(path, family).family == family
+        assert adapters.read_lora(path, family).family == family
     assert {name.partition(".")[0] for name in stored["flux"]} == {"lora_unet_double_blocks_0_img_attn_qkv"}
     assert {name.partition(".")[0] for name in stored["qwen_image"]} == {"lora_unet_transformer_blocks_0_attn_to_q"}
     with pytest.raises(ConfigError, match=r"may be those of FLUX\.1.*Qwen-Image.*--set ss_base_model_version="):
-        adapters.read(path)
+        adapters.read_lora(path)
     musubi = {
         f"lora_unet_transformer_blocks_0_attn_to_q.lora_{side}.weight": shape
         for side, shape in zip(("down", "up"), sides.values(), strict=True)
     }
-    assert adapters.read(made(musubi, tmp_path / "musubi.safetensors")).family == "qwen_image"
+    assert adapters.read_lora(made(musubi, tmp_path / "musubi.safetensors")).family == "qwen_image"
     single = {name.replace("transformer_blocks", "single_transformer_blocks"): shape for name, shape in both.items()}
-    assert adapters.read(made(both | single, tmp_path / "flux.safetensors")).family == "flux"
+    assert adapters.read_lora(made(both | single, tmp_path / "flux.safetensors")).family == "flux"
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
@@ -429,10 +434,10 @@ def test_layers_of_text_encoders_that_a_family_does_not_adapt_stay_in_the_file(d
     shapes = {f"{name}.lora_down.weight": (4, columns) for name, (_, columns, *_) in sides.items()}
     shapes |= {f"{name}.lora_up.weight": (rows, 4) for name, (rows, *_) in sides.items()}
     path = made(shapes, tmp_path / "both.safetensors")
-    resized = resize.resize(path, tmp_path / "resized.safetensors", choices=resize.ResizeOptions(rank=2)).path
-    joined = merge.join([(path, 1.0), (path, 0.5)], tmp_path / "joined.safetensors").path
-    there = convert.convert(path, tmp_path / "there.safetensors", to="comfy")
-    for written in (resized, joined, convert.convert(there, tmp_path / "back.safetensors", to="kohya")):
+    resized = resize.resize_lora(path, tmp_path / "resized.safetensors", choices=resize.ResizeOptions(rank=2)).path
+    joined = merge.join_loras([(path, 1.0), (path, 0.5)], tmp_path / "joined.safetensors").path
+    there = convert.convert_lora(path, tmp_path / "there.safetensors", to="comfy")
+    for written in (resized, joined, convert.convert_lora(there, tmp_path / "back.safetensors", to="kohya")):
         assert {name for name in weights.header(written) if name.startswith(encoder)} >= {
             f"{encoder}.lora_{side}.weight" for side in ("down", "up")
         }
@@ -447,7 +452,7 @@ def test_a_lora_of_another_family_is_named_before_anything_is_loaded(demo, scrip
             continue
         layers = layers_of(demo, family)
         assert layers
-        title, plain, lokr = families.facts(family).title, {}, {}
+        title, plain, lokr = families.facts_of(family).title, {}, {}
         for layer, (rows, columns) in ((layer, sides[:2]) for layer, sides in layers.items()):
             plain |= {f"{layer}.lora_down.weight": (4, columns), f"{layer}.lora_up.weight": (rows, 4)}
             lokr |= {
@@ -458,13 +463,13 @@ def test_a_lora_of_another_family_is_named_before_anything_is_loaded(demo, scrip
         path, other = (made(shapes, tmp_path / f"{family}-{len(shapes)}.safetensors") for shapes in (plain, lokr))
         for option, given in (("network_weights", path), ("base_weights", [str(other)])):
             with pytest.raises(ConfigError, match=f"was made for {re.escape(title)}, ") as raised:
-                preflight.check(config_of(demo, script, **{option: given}))
+                preflight.check_before_training(config_of(demo, script, **{option: given}))
             (problem,) = raised.value.problems
             assert problem.option == option and "\n" not in str(problem)
     base = config.model.pretrained_model_name_or_path
     for path, said_of in ((base, "not a LoRA file"), (Path(base).parent, "is a folder")):
         with pytest.raises(ConfigError, match=said_of) as raised:
-            preflight.check(config_of(demo, script, network_weights=path))
+            preflight.check_before_training(config_of(demo, script, network_weights=path))
         assert [problem.option for problem in raised.value.problems] == ["network_weights"]
 
 
@@ -485,5 +490,5 @@ def test_a_lora_of_another_family_is_named_before_anything_is_loaded(demo, scrip
 def test_the_name_of_a_file_proposes_the_model_where_headers_look_alike(family, name, version):
     proposed = recognition.proposed_options(Path(name), recognition.Recognised(family, "a transformer"))
     assert proposed.get("model_version") == version
-    known = options(families.config_class(families.lora_script(family)))
+    known = options_of(families.config_class(families.lora_script(family)))
     assert proposed.keys() <= known.keys() and (version is None or version in known["model_version"].choices)

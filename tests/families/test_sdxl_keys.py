@@ -54,7 +54,7 @@ def golden(title: str = "# SDXL networks.lora default") -> dict[str, tuple[int, 
 
 
 def test_the_unet_has_the_single_files_names(unet):
-    names = keys.to_single("denoiser", unet.state_dict())
+    names = keys.sdxl_part_to_single("denoiser", unet.state_dict())
     assert len(names) == 1680
     assert names["model.diffusion_model.input_blocks.0.0.weight"].shape == (320, 4, 3, 3)
     assert names["model.diffusion_model.input_blocks.3.0.op.bias"].shape == (320,)
@@ -70,9 +70,9 @@ def test_the_unet_has_the_single_files_names(unet):
 
 
 def test_names_go_there_and_back(unet):
-    single = keys.to_single("denoiser", unet.state_dict())
-    prefix = keys.PREFIXES["denoiser"]
-    back = keys.to_diffusers("denoiser", {name.removeprefix(prefix): t for name, t in single.items()})
+    single = keys.sdxl_part_to_single("denoiser", unet.state_dict())
+    prefix = keys.SINGLE_FILE_PREFIXES["denoiser"]
+    back = keys.sdxl_part_to_diffusers("denoiser", {name.removeprefix(prefix): t for name, t in single.items()})
     assert {name: t.shape for name, t in back.items()} == {name: t.shape for name, t in unet.state_dict().items()}
 
 
@@ -87,8 +87,8 @@ def test_sizes_of_the_real_unet_are_read_from_its_tensors(unet):
 def test_text_encoders_have_the_single_files_names(encoders):
     from library.families.shared import clip
 
-    clip_l = keys.to_single("clip_l", clip.tensors_of(encoders["clip_l"]))
-    clip_g = keys.to_single("clip_g", clip.tensors_of(encoders["clip_g"]))
+    clip_l = keys.sdxl_part_to_single("clip_l", clip.clip_tensors(encoders["clip_l"]))
+    clip_g = keys.sdxl_part_to_single("clip_g", clip.clip_tensors(encoders["clip_g"]))
     assert (len(clip_l), len(clip_g)) == (196, 389)  # 197 and 390 with position_ids and logit_scale
     first = "conditioner.embedders.0.transformer.text_model.encoder.layers.11.self_attn.q_proj.weight"
     assert clip_l[first].shape == (768, 768)
@@ -107,7 +107,7 @@ def test_the_vae_has_the_single_files_names():
             block_out_channels=(128, 256, 512, 512),
             layers_per_block=2,
         )
-    names = keys.to_single("vae", vae.state_dict())
+    names = keys.sdxl_part_to_single("vae", vae.state_dict())
     assert len(names) == 248
     assert names["first_stage_model.encoder.mid.attn_1.q.weight"].shape == (512, 512, 1, 1)
     assert names["first_stage_model.decoder.up.3.upsample.conv.weight"].shape == (512, 512, 3, 3)

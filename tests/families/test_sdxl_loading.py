@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families import family_for
 from library.families.sdxl import keys, model, random
@@ -25,7 +25,7 @@ from tests import sdxl_files
 
 
 def family(path, **options):
-    return family_for(build(SdxlLora, {"pretrained_model_name_or_path": str(path), **options}))
+    return family_for(build_config(SdxlLora, {"pretrained_model_name_or_path": str(path), **options}))
 
 
 def same(one, other):
@@ -85,7 +85,7 @@ def test_blocks_are_counted_from_names_as_they_are_in_the_model(tiny_sdxl, tiny_
         type(module).__name__ for module in denoiser.modules() if type(module).__name__ in SdxlFamily.block_classes
     )
     single = {name.removeprefix("model.diffusion_model.") for name in load_file(tiny_sdxl) if "diffusion" in name}
-    assert keys.blocks(single) == keys.blocks(denoiser.state_dict()) == expected
+    assert keys.count_sdxl_blocks(single) == keys.count_sdxl_blocks(denoiser.state_dict()) == expected
     last = expected["ResnetBlock2D"] - 1
     for path in (tiny_sdxl, tiny_sdxl_folder):
         assert not problems(path, compile=True, compile_blocks=f"resnet:0-{last}")
@@ -95,7 +95,7 @@ def test_blocks_are_counted_from_names_as_they_are_in_the_model(tiny_sdxl, tiny_
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_loaded_file_is_exported_bit_for_bit(tmp_path, dtype):
-    path = random.write(tmp_path, dtype=dtype)
+    path = random.write_random_model(tmp_path, dtype=dtype)
     stored = load_file(path)
     stored["conditioner.embedders.0.transformer.text_model.embeddings.position_ids"] = torch.arange(77)[None]
     stored["v_pred"] = torch.tensor([])  # a mark that some checkpoints carry for other programs
@@ -114,7 +114,7 @@ def test_sizes_come_from_the_file(tmp_path):
     sizes = random.SdxlSizes(
         unet=(32, 64, 128), depth=(0, 2, 1), vae=(32, 64), clip_l=128, clip_g=64, clip_l_layers=3, clip_g_layers=3
     )
-    path = random.write(tmp_path, sizes=sizes)
+    path = random.write_random_model(tmp_path, sizes=sizes)
     parts = family(path).load(torch.bfloat16)
     assert list(parts.denoiser.config.attention_head_dim) == [1, 1, 2]
     assert list(parts.denoiser.config.transformer_layers_per_block) == [1, 2, 1]
@@ -186,7 +186,7 @@ def test_without_mmap_the_same_is_loaded(tiny_sdxl):
 def others(tmp_path_factory):
     """Another model than the tiny checkpoint: a single file, and a folder of diffusers."""
     folder = tmp_path_factory.mktemp("other")
-    return random.write(folder, seed=7, dtype=torch.float32), sdxl_files.write_diffusers(
+    return random.write_random_model(folder, seed=7, dtype=torch.float32), sdxl_files.write_diffusers(
         folder / "d", seed=7, dtype=torch.float32
     )
 
@@ -204,7 +204,7 @@ def test_another_vae_in_either_layout(tiny_sdxl, tmp_path, layout, others):
         if layout != "ldm with prefix":
             found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
         if layout == "diffusers":
-            found = model.autoencoder.to_diffusers(found)
+            found = model.autoencoder.vae_to_diffusers(found)
         vae = tmp_path / "vae.safetensors"
         save_file({name: tensor.contiguous() for name, tensor in found.items()}, vae)
     loaded = family(tiny_sdxl, vae=str(vae))
@@ -305,15 +305,15 @@ def test_a_tokenizer_of_another_kind_is_passed_over(tiny_sdxl, tmp_path):
     random_tokenizers.t5_tokenizer(tmp_path / "tokenizer_2")  # as in a FLUX folder
     (tmp_path / "model.safetensors").write_bytes(b"")
     cache = _tokenizers(tiny_sdxl, tmp_path)
-    found = tokenizers.find(tokenizers.CLIP_G, tmp_path / "model.safetensors", "tokenizer_2", cache)
+    found = tokenizers.find_tokenizer(tokenizers.CLIP_G, tmp_path / "model.safetensors", "tokenizer_2", cache)
     assert found == cache / tokenizers.CLIP_G.replace("/", "_")
 
 
 def test_a_download_is_kept_in_the_tokenizer_folder(tiny_sdxl, tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenizers, "download", lambda name, token, looked: tiny_sdxl.parent / "tokenizer")
-    found = tokenizers.find(tokenizers.CLIP_L, None, "tokenizer", tmp_path / "kept")
+    monkeypatch.setattr(tokenizers, "download_tokenizer", lambda name, token, looked: tiny_sdxl.parent / "tokenizer")
+    found = tokenizers.find_tokenizer(tokenizers.CLIP_L, None, "tokenizer", tmp_path / "kept")
     assert found == tmp_path / "kept" / "openai_clip-vit-large-patch14"
-    assert tokenizers.load(found, tokenizers.CLIP_L)("a photo").input_ids
+    assert tokenizers.load_tokenizer(found, tokenizers.CLIP_L)("a photo").input_ids
     assert not list(found.glob(".*"))
 
 
@@ -368,7 +368,7 @@ def test_an_id_that_cannot_be_reached_is_known_at_once_and_reported_once(monkeyp
             Event().wait(60)  # a name server that does not answer
         raise fails
 
-    monkeypatch.setattr(hub, "PATIENCE", -0.9)
+    monkeypatch.setattr(hub, "HUB_TIMEOUT", -0.9)
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
     (said,) = family("someone/sdxl").problems()
     assert "--pretrained_model_name_or_path: someone/sdxl" in str(said) and words in str(said)
@@ -399,9 +399,9 @@ def test_sharded_and_half_precision_folders(tiny_sdxl_folder, tmp_path):
 
 
 def test_the_tiny_checkpoint_is_the_same_every_time(tmp_path):
-    one, two = (load_file(random.write(tmp_path / name)) for name in ("a", "b"))
+    one, two = (load_file(random.write_random_model(tmp_path / name)) for name in ("a", "b"))
     assert same(one, two)
-    assert not same(one, load_file(random.write(tmp_path / "c", seed=1)))
+    assert not same(one, load_file(random.write_random_model(tmp_path / "c", seed=1)))
     assert (tmp_path / "a" / "tiny_sdxl.safetensors").stat().st_size < 10_000_000
     for file in ("tokenizer/vocab.json", "tokenizer/merges.txt"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()

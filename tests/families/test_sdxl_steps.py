@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families import family_for
 from library.families.base import SampleRequest
@@ -35,7 +35,7 @@ def parts(tiny_sdxl):
 
 
 def family(path, **options):
-    return family_for(build(SdxlLora, {"pretrained_model_name_or_path": str(path), **options}))
+    return family_for(build_config(SdxlLora, {"pretrained_model_name_or_path": str(path), **options}))
 
 
 class Letters:
@@ -49,31 +49,31 @@ class Letters:
 
 
 def test_a_short_caption_is_one_chunk():
-    (ids,) = clip.tokens(Letters(), ["ab"])
+    (ids,) = clip.clip_tokens(Letters(), ["ab"])
     assert ids.tolist() == [[1, 101, 102, *[2] * 74]]
-    (ids,) = clip.tokens(Letters(), ["ab"], pad=0)
+    (ids,) = clip.clip_tokens(Letters(), ["ab"], pad=0)
     assert ids.tolist() == [[1, 101, 102, 2, *[0] * 73]]
-    (ids,) = clip.tokens(Letters(), ["a" * 100], pad=0)
+    (ids,) = clip.clip_tokens(Letters(), ["a" * 100], pad=0)
     assert ids.tolist() == [[1, *[101] * 75, 2]]
 
 
 def test_long_captions_are_cut_in_chunks_of_75():
-    first, second = clip.tokens(Letters(), ["a" * 80 + "b"], chunks=2)[0].tolist()
+    first, second = clip.clip_tokens(Letters(), ["a" * 80 + "b"], chunks=2)[0].tolist()
     assert first == [1, *[101] * 75, 2]
     assert second == [1, *[101] * 5, 102, *[2] * 70]
 
 
 def test_chunks_padded_with_zero_follow_kohyas_rule():
     # Full chunk, then the rest: a chunk that is full ends with EOS although the sequence ends with padding.
-    first, second = clip.tokens(Letters(), ["a" * 80], chunks=2, pad=0)[0].tolist()
+    first, second = clip.clip_tokens(Letters(), ["a" * 80], chunks=2, pad=0)[0].tolist()
     assert first == [1, *[101] * 75, 2]
     assert second == [1, *[101] * 5, 2, *[0] * 70]
     # EOS is the chunk's last place but one: the last one stays padding.
-    first, second = clip.tokens(Letters(), ["a" * 74], chunks=2, pad=0)[0].tolist()
+    first, second = clip.clip_tokens(Letters(), ["a" * 74], chunks=2, pad=0)[0].tolist()
     assert first == [1, *[101] * 74, 2, 0]
     assert second == [1, 2, *[0] * 75]
     # EOS falls into the second chunk.
-    first, second = clip.tokens(Letters(), ["a" * 75], chunks=2, pad=0)[0].tolist()
+    first, second = clip.clip_tokens(Letters(), ["a" * 75], chunks=2, pad=0)[0].tolist()
     assert first == [1, *[101] * 75, 2]
     assert second == [1, 2, *[0] * 75]
 
@@ -90,7 +90,7 @@ def test_chunks_are_encoded_apart_and_put_together_again(parts, tiny_sdxl):
     caption = "red circle on the sea, " * 12
     with torch.no_grad():
         text = family(tiny_sdxl, max_token_length=150).text(parts, [caption])
-        ids = clip.tokens(parts.tokenizers["clip_g"], [caption], 2, 0)[0]
+        ids = clip.clip_tokens(parts.tokenizers["clip_g"], [caption], 2, 0)[0]
         first, second = (parts.encoders["clip_g"](chunk[None], output_hidden_states=True) for chunk in ids)
     one, two = first.hidden_states[-2][0], second.hidden_states[-2][0]
     assert torch.allclose(text["hidden_state2"][0], torch.cat([one[:76], two[1:76], two[76:]]), atol=1e-6)
@@ -100,8 +100,8 @@ def test_chunks_are_encoded_apart_and_put_together_again(parts, tiny_sdxl):
 def test_pooled_is_the_first_end_of_the_caption(parts):
     encoder = parts.encoders["clip_g"]
     with torch.no_grad():
-        said = conditions.encoded(parts, ["a cat"], ("clip_g",), 1, False)
-        ids = clip.tokens(parts.tokenizers["clip_g"], ["a cat"], 1, 0)[0]
+        said = conditions.encode_with_clips(parts, ["a cat"], ("clip_g",), 1, False)
+        ids = clip.clip_tokens(parts.tokenizers["clip_g"], ["a cat"], 1, 0)[0]
         last = encoder(ids).last_hidden_state  # with the final norm
     end = ids[0].tolist().index(parts.tokenizers["clip_g"].eos_token_id)
     assert torch.allclose(said["pool2"][0], last[0, end] @ encoder.text_projection.weight.T, atol=1e-6)
@@ -140,7 +140,7 @@ def test_encoders_can_learn(tiny_sdxl):
     ],
 )
 def test_emphasis(text, expected):
-    found = emphasis.parse(text)
+    found = emphasis.parse_emphasis(text)
     assert [piece for piece, _ in found] == [piece for piece, _ in expected]
     assert [weight for _, weight in found] == pytest.approx([weight for _, weight in expected])
 
@@ -269,9 +269,9 @@ def test_every_sampler_generates(parts, tiny_sdxl, name):
 
 
 def test_every_choice_of_the_flag_has_a_sampler():
-    from library.config.schema import options
+    from library.config.schema import options_of
 
-    assert set(options(SdxlLora)["sample_sampler"].choices) == set(preview.SAMPLERS)
+    assert set(options_of(SdxlLora)["sample_sampler"].choices) == set(preview.SAMPLERS)
     with pytest.raises(ConfigError, match="sample_sampler"):
         preview.scheduler("nonsense", False)
 

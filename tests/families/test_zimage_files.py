@@ -30,7 +30,7 @@ INSIDE = (
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return random.write(tmp_path_factory.mktemp("zimage"), dtype=torch.float32)
+    return random.write_random_model(tmp_path_factory.mktemp("zimage"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_a_single_file_is_read_with_any_prefix_and_in_the_layout_of_diffusers(fi
     assert own["layers.0.attention.to_k.weight"].equal(stored["layers.0.attention.qkv.weight"].chunk(3)[1])
     for tensors in (stored | {"norm_final.weight": torch.zeros(96)}, own):
         path = saved({prefix + name: tensor for name, tensor in tensors.items()}, tmp_path / "m.safetensors")
-        assert recognition.recognised(path)[:2] == ("zimage", "a Z-Image transformer")
+        assert recognition.recognise_file(path)[:2] == ("zimage", "a Z-Image transformer")
         assert said(files, zimage=path) == []
         found = loaded(files, path)
         assert found.keys() == own.keys() and all(torch.equal(found[name], own[name]) for name in own)
@@ -76,7 +76,7 @@ def test_a_diffusers_folder_has_all_parts_and_its_scheduler_tells_turbo(files, o
         saved(own if name == "zimage" else load_file(files[name]), tmp_path / part / "model.safetensors")
     (tmp_path / "tokenizer").symlink_to(files["tokenizer"])
     (tmp_path / "scheduler").mkdir()
-    assert recognition.recognised(tmp_path)[0] == "zimage"
+    assert recognition.recognise_file(tmp_path)[0] == "zimage"
     whole = {"zimage": tmp_path, "text_encoder": None, "vae": None}
     for shift, version, wrong in ((6.0, None, False), (3.0, None, True), (3.0, "turbo", False), (3.0, "base", False)):
         (tmp_path / "scheduler" / "scheduler_config.json").write_text(f'{{"shift": {shift}}}')
@@ -134,7 +134,7 @@ def test_every_name_of_a_text_encoder_is_read(files, tmp_path):
 
 
 def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, stored, tmp_path):
-    others = random_flux.write(tmp_path / "flux")
+    others = random_flux.write_random_model(tmp_path / "flux")
     adapter = saved(
         {"diffusion_model.layers.0.attention.to_q.lora_A.weight": torch.zeros(2, 2)}, tmp_path / "l.safetensors"
     )
@@ -215,12 +215,12 @@ def test_a_lora_file_is_loaded_whole_by_diffusers_and_comfyui(demo, learnt):
     layers = {name.removesuffix(".lora_down.weight") for name in tensors if name.endswith(".lora_down.weight")}
     # ComfyUI maps these paths of diffusers onto its own layers, query, key and value onto rows of one.
     assert layers == {f"diffusion_model.layers.{n}.{inside}" for n in range(3) for inside in INSIDE}
-    assert lora.check(plain.file, config_of(demo, SCRIPT)) == (21, [])
+    assert lora.check_lora_layers(plain.file, config_of(demo, SCRIPT)) == (21, [])
     with safe_open(plain.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "z_image"
         assert file.metadata()["modelspec.architecture"] == "Z-Image/lora"
     more = made("more", network_args=["train_refiners=True", "train_modulation=True"])
-    assert lora.check(more.file, config_of(demo, SCRIPT)) == (3 * 8 + 8 + 7, [])
+    assert lora.check_lora_layers(more.file, config_of(demo, SCRIPT)) == (3 * 8 + 8 + 7, [])
 
 
 def test_lokr_is_saved_under_the_same_names_and_goes_on(demo, learnt):
@@ -231,7 +231,7 @@ def test_lokr_is_saved_under_the_same_names_and_goes_on(demo, learnt):
     first = made("lokr", **lokr)
     tensors = first.tensors()
     layers = {name.rpartition(".")[0] for name in ZImageLoraLoaderMixin.lora_state_dict(dict(tensors))}
-    known = {f"transformer.{name}" for name in random.random().denoiser().state_dict()}
+    known = {f"transformer.{name}" for name in random.make_networks().denoiser().state_dict()}
     assert len(layers) > 21 and {f"{layer}.weight" for layer in layers} <= known
     assert all(name.startswith("diffusion_model.") for name in tensors)
     narrow = made("attention", **lokr | {"network_args": ["algo=lokr", "factor=4", "preset=attn-only"]}).tensors()
@@ -244,7 +244,7 @@ def test_lokr_is_saved_under_the_same_names_and_goes_on(demo, learnt):
 def test_training_goes_on_from_files_of_every_naming(learnt, tmp_path):
     _, plain, made = learnt
     start = plain.tensors()
-    kohya = load_file(convert.convert(plain.file, tmp_path / "kohya.safetensors", to="kohya"))
+    kohya = load_file(convert.convert_lora(plain.file, tmp_path / "kohya.safetensors", to="kohya"))
     assert "lora_unet_layers_0_attention_to_out_0.lora_down.weight" in kohya
     fused = {}  # as the original tree has the layers
     for name, tensors in by_name(kohya).items():
@@ -259,21 +259,23 @@ def test_training_goes_on_from_files_of_every_naming(learnt, tmp_path):
             continue
         own = {"lora_down.weight": down, "lora_up.weight": up, "alpha": alpha}
         fused |= {f"{name.replace('_to_out_0', '_out')}.{key}": tensor.clone() for key, tensor in own.items()}
-    peft = load_file(convert.convert(plain.file, tmp_path / "peft.safetensors", to="diffusers"))
+    peft = load_file(convert.convert_lora(plain.file, tmp_path / "peft.safetensors", to="diffusers"))
     toolkit = {name.replace("transformer.", "diffusion_model."): tensor for name, tensor in peft.items()}
     for number, tensors in enumerate((kohya, fused, peft, toolkit)):
         path = saved(tensors, tmp_path / f"{number}.safetensors")
         assert by_name(file_of(path, "zimage")).keys() == by_name(kohya).keys()
-        assert names.family_of([key.rpartition(".lora_")[0] for key in tensors if ".lora_" in key], {}) == "zimage"
+        assert (
+            names.find_lora_family([key.rpartition(".lora_")[0] for key in tensors if ".lora_" in key], {}) == "zimage"
+        )
     found = made("on", network_weights=tmp_path / "1.safetensors", learning_rate=1e-12).tensors()
     assert found.keys() == start.keys()
     assert all(torch.allclose(found[name].float(), start[name].float(), atol=1e-6) for name in start)
 
 
 def test_a_full_model_has_210_layers():
-    shapes = {name: tuple(t.shape) for name, t in random.random(random.FULL).denoiser().state_dict().items()}
+    shapes = {name: tuple(t.shape) for name, t in random.make_networks(random.FULL).denoiser().state_dict().items()}
     assert len([*LORA_NAMES.layers(shapes, convolutions=False)]) == 210
-    fused = keys.to_single({name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
+    fused = keys.zimage_to_single({name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
     stored = {f"model.diffusion_model.{name}": tuple(tensor.shape) for name, tensor in fused.items()}
     assert len([*LORA_NAMES.layers(stored, convolutions=False)]) == 210
     place = LORA_NAMES.slice_of("denoiser", "layers.7.attention.to_v", stored)
@@ -283,8 +285,8 @@ def test_a_full_model_has_210_layers():
 def test_the_tools_know_it(demo, learnt, tmp_path):
     _, plain, _ = learnt
     base = demo.models["zimage"]["zimage"]
-    done = merge.merge(base, [(plain.file, 1.0)], tmp_path / "merged.safetensors", dtype="float")
-    assert done.modules == 21 and not verify.verify(plain.file, base).problems
+    done = merge.merge_into_checkpoint(base, [(plain.file, 1.0)], tmp_path / "merged.safetensors", dtype="float")
+    assert done.modules == 21 and not verify.verify_lora(plain.file, base).problems
     before, after = load_file(base), load_file(done.path)
     change = (after["layers.1.attention.qkv.weight"] - before["layers.1.attention.qkv.weight"].float()).chunk(3)
     own = {
@@ -293,9 +295,9 @@ def test_the_tools_know_it(demo, learnt, tmp_path):
     }
     expected = own["lora_up.weight"] @ own["lora_down.weight"] * (own["alpha"] / own["lora_down.weight"].shape[0])
     torch.testing.assert_close(change[2], expected, rtol=1e-3, atol=1e-6)
-    back = extract.extract(
+    back = extract.extract_lora(
         done.path, base, tmp_path / "back.safetensors", choices=extract.ExtractOptions(rank=8, min_diff=0)
     )
     assert load_file(back.path).keys() == plain.tensors().keys()
-    small = resize.resize(plain.file, tmp_path / "small.safetensors", choices=resize.ResizeOptions(rank=2))
+    small = resize.resize_lora(plain.file, tmp_path / "small.safetensors", choices=resize.ResizeOptions(rank=2))
     assert {t.shape[0] for name, t in load_file(small.path).items() if name.endswith("down.weight")} <= {1, 2}

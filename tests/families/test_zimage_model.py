@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.shared import autoencoder
 from library.families.shared.packing import pack_channels_last, unpack_channels_last
 from library.families.zimage import checkpoint, keys, random
-from library.families.zimage.model import ZImage, ZImageTransformerBlock, tables
+from library.families.zimage.model import ZImage, ZImageTransformerBlock, rope_tables
 from tests.families import wide
 
 CAPTIONS = ["a red circle", "a drawing of a blue square, simple, flat colors, on a wooden table, best quality"]
@@ -26,12 +26,12 @@ def family(files, script="zimage_train_network", **values):
     given = {"pretrained_model_name_or_path": files["zimage"], "text_encoder": files["text_encoder"]}
     given |= {"vae": files["vae"], "cache_text_encoder_outputs": True, "model_version": "base", **values}
     given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    return families.family_for(build(families.config_class(script), given))
+    return families.family_for(build_config(families.config_class(script), given))
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return random.write(tmp_path_factory.mktemp("zimage"), dtype=torch.float32)
+    return random.write_random_model(tmp_path_factory.mktemp("zimage"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_one_block_of_full_width_equals_diffusers():
     from diffusers.models.transformers.transformer_z_image import RopeEmbedder
     from diffusers.models.transformers.transformer_z_image import ZImageTransformerBlock as Theirs
 
-    sizes = random.shape(random.FULL)
+    sizes = random.zimage_shape(random.FULL)
     torch.manual_seed(0)
     with torch.device("meta"):
         ours = ZImageTransformerBlock(sizes)
@@ -113,7 +113,7 @@ def test_one_block_of_full_width_equals_diffusers():
     other.load_state_dict(wide.filled(ours).state_dict(), strict=True, assign=True)
     x, temb = torch.randn(1, 32, sizes.hidden), torch.randn(1, 256)
     assert sizes.axes == (32, 48, 48)
-    positions = tables(4, 8, 32, torch.device("cpu"), sizes.axes)
+    positions = rope_tables(4, 8, 32, torch.device("cpu"), sizes.axes)
     ids = torch.stack(torch.meshgrid(torch.tensor([33]), torch.arange(4), torch.arange(8), indexing="ij"), -1)
     rope = RopeEmbedder(256.0, list(sizes.axes), [64, 16, 16])(ids.reshape(-1, 3))[None]
     with torch.no_grad():
@@ -125,7 +125,7 @@ def test_one_block_of_full_width_equals_diffusers():
 def test_a_full_model_has_the_parameters_of_diffusers():
     from diffusers import ZImageTransformer2DModel
 
-    ours = random.random(random.FULL).denoiser()
+    ours = random.make_networks(random.FULL).denoiser()
     with torch.device("meta"):
         other = ZImageTransformer2DModel()
     shapes = [{name: t.shape for name, t in model.state_dict().items()} for model in (ours, other)]
@@ -174,7 +174,7 @@ def pipeline(files, own, theirs):
         use_quant_conv=False,
         use_post_quant_conv=False,
     )
-    vae.load_state_dict(autoencoder.to_diffusers(load_file(files["vae"])), strict=True)
+    vae.load_state_dict(autoencoder.vae_to_diffusers(load_file(files["vae"])), strict=True)
     tokenizer = own[1].tokenizers["text_encoder"]
     tokenizer.chat_template = TEMPLATE
     pipe = ZImagePipeline(FlowMatchEulerDiscreteScheduler(shift=3.0), vae.eval(), encoder, tokenizer, theirs)
@@ -251,4 +251,4 @@ def test_a_saved_model_has_the_names_of_its_file(files, own):
     saved = own[0].export(own[1])
     assert saved.keys() == stored.keys() and all(torch.equal(saved[name], stored[name]) for name in stored)
     assert "layers.0.attention.qkv.weight" in stored and "final_layer.linear.weight" in stored
-    assert keys.sources(stored).keys() == own[1].denoiser.state_dict().keys()
+    assert keys.zimage_sources(stored).keys() == own[1].denoiser.state_dict().keys()

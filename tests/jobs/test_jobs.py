@@ -12,7 +12,7 @@ from kohya_gui.tools.commands import job_status
 from library.config.problems import ConfigError, Message
 from library.config.stored_messages import how_made
 from library.jobs import job as jobs
-from library.jobs.work import JobRecord, begin, joined
+from library.jobs.work import JobRecord, begin_work, join_work
 from library.runs import layout, start
 from library.tools.forms import FORMS
 from tests import fork_server
@@ -44,8 +44,8 @@ def product(path):
 
 
 STAND_IN = (
-    "import time; from library.jobs.work import begin\n"
-    "with begin('bench') as work:\n"
+    "import time; from library.jobs.work import begin_work\n"
+    "with begin_work('bench') as work:\n"
     "    work.phase('first', 1, 3); work.store({'results': [1]}); print('up', flush=True); time.sleep(60)\n"
 )
 
@@ -53,10 +53,10 @@ STAND_IN = (
 def until(job, wanted, seconds=60):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if wanted(found := jobs.find(job.id)):
+        if wanted(found := jobs.find_job(job.id)):
             return found
         time.sleep(0.1)
-    raise AssertionError(f"{jobs.find(job.id).facts}, {job.log}")
+    raise AssertionError(f"{jobs.find_job(job.id).facts}, {job.log}")
 
 
 def ended(job):
@@ -70,11 +70,11 @@ def guard(text, kind, label):
 def test_a_form_becomes_a_process_whose_result_is_exact(tmp_path):
     first, second = lora(tmp_path / "a.safetensors"), lora(tmp_path / "b=2.safetensors", 1)
     values = {"loras": f"{first}=0.7\n{second}", "out": str(tmp_path / "sum.safetensors"), "dtype": "float"}
-    job = ended(jobs.start("tools", FORMS.words("merge", values, guard)))
+    job = ended(jobs.start_job("tools", FORMS.words("merge", values, guard)))
     assert job.state == "finished" and "one LoRA of 2" in job.log, job.log
     torch.testing.assert_close(product(tmp_path / "sum.safetensors"), 0.7 * product(first) + product(second))
     # The command says why after its job has noted it.
-    again = until(jobs.start("tools", FORMS.words("merge", values, guard)), lambda now: not now.active and now.log)
+    again = until(jobs.start_job("tools", FORMS.words("merge", values, guard)), lambda now: not now.active and now.log)
     assert again.state == "failed" and "exists already and is not overwritten" in str(again.error)
     assert again.log == f"error: {again.error}\n"
 
@@ -88,35 +88,35 @@ def test_a_stop_reaches_the_next_step(tmp_path):
     )
     folder = jobs.new("tools")
     (folder / jobs.STOP).touch()
-    job = ended(jobs.start("tools", words, folder))
+    job = ended(jobs.start_job("tools", words, folder))
     assert job.state == "stopped" and sorted(p.name for p in tmp_path.glob("*.safetensors")) == ["a.safetensors"]
 
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_job_is_watched_and_ended_with_what_it_has(monkeypatch, at_once):
-    monkeypatch.setattr(jobs, "command", lambda arguments: [sys.executable, "-c", STAND_IN])
-    job = until(jobs.start("bench", ["bench"]), lambda now: "up" in now.log)
+    monkeypatch.setattr(jobs, "job_command", lambda arguments: [sys.executable, "-c", STAND_IN])
+    job = until(jobs.start_job("bench", ["bench"]), lambda now: "up" in now.log)
     assert job.state == "running" and job.doing == {"text": "first", "done": 1, "total": 3}
-    assert [one.id for one in jobs.every("doctor", "bench")] == [job.id] and not jobs.every("tools")
+    assert [one.id for one in jobs.jobs_of_kinds("doctor", "bench")] == [job.id] and not jobs.jobs_of_kinds("tools")
     if not at_once:
-        job = jobs.stop(job)
+        job = jobs.stop_job(job)
         assert job.state == "stopping" and job.active
-    stopped = jobs.stop(job, at_once)
+    stopped = jobs.stop_job(job, at_once)
     assert stopped.state == "stopped" and not stopped.error and stopped.result == {"results": [1]}
-    assert jobs.stop(stopped).state == "stopped"
+    assert jobs.stop_job(stopped).state == "stopped"
 
 
 def test_unknown_jobs_and_dead_ones():
     for job_id in ("nothing", "../x", "", 7, "/etc", "a" * 300):
         with pytest.raises(ConfigError):
-            jobs.find(job_id)
+            jobs.find_job(job_id)
     dead = {"state": "running", "pid": os.getpid(), "process_start": 1.0}  # the number is another process's by now
     for stop, state in ((False, "interrupted"), (True, "stopped")):
         folder = jobs.new("tools")
         layout.store(folder / jobs.JOB, dead)
         if stop:
             (folder / jobs.STOP).touch()
-        job = jobs.find(folder.name)
+        job = jobs.find_job(folder.name)
         assert job.state == state and job.error == ("" if stop else jobs.GONE)
 
 
@@ -124,28 +124,28 @@ def test_the_end_is_written_down(monkeypatch):
     ends = (ConfigError("there is no such model"), MemoryError(), KeyboardInterrupt(), SystemExit(2), OSError("x"))
     told = ("there is no such model", "there is not enough memory for this", "", "", "OSError: x")
     for error, text in zip(ends, told, strict=True):
-        with pytest.raises(type(error)), begin("bench") as work:
+        with pytest.raises(type(error)), begin_work("bench") as work:
             raise error
-        job = jobs.at(work.folder)
+        job = jobs.job_at(work.folder)
         assert (job.state, str(job.error)) == ("stopped" if isinstance(error, KeyboardInterrupt) else "failed", text)
-    monkeypatch.setenv(jobs.FOLDER, str(folder := jobs.new("tools")))
-    with joined("tools") as work:
-        assert work.folder == folder and jobs.FOLDER not in os.environ
+    monkeypatch.setenv(jobs.JOB_FOLDER_VARIABLE, str(folder := jobs.new("tools")))
+    with join_work("tools") as work:
+        assert work.folder == folder and jobs.JOB_FOLDER_VARIABLE not in os.environ
         work.fail()
-    assert jobs.at(folder).state == "failed" and not jobs.at(folder).error
-    with joined("tools") as work:  # in a shell: nothing is written
+    assert jobs.job_at(folder).state == "failed" and not jobs.job_at(folder).error
+    with join_work("tools") as work:  # in a shell: nothing is written
         work.phase(Message("one"), 1, 2)
         work.store({"x": 1})
-    assert work.folder is None and len(jobs.every("tools")) == 1
+    assert work.folder is None and len(jobs.jobs_of_kinds("tools")) == 1
 
 
 def test_page_gets_templates_of_a_jobs_messages():
-    with pytest.raises(ConfigError), begin("tools") as work:
+    with pytest.raises(ConfigError), begin_work("tools") as work:
         work.phase(Message("checking {file}", file="a.safetensors"), 1, 2)
-        doing = job_status(jobs.at(work.folder))
+        doing = job_status(jobs.job_at(work.folder))
         work.store({"problems": [Message("{name} has no {part} matrix", name="a", part="lora_up")]})
         raise ConfigError("{path} is no LoRA", path="a.safetensors")
-    failed = job_status(jobs.at(work.folder))
+    failed = job_status(jobs.job_at(work.folder))
     made = [[one["template"] for one in how_made({**told, "when": ""})] for told in (doing, failed)]
     assert made == [["checking {file}"], ["{path} is no LoRA", "{name} has no {part} matrix"]]
     assert isinstance(failed["when"], Message)  # in the reader's language, too
@@ -153,10 +153,10 @@ def test_page_gets_templates_of_a_jobs_messages():
 
 
 def test_the_last_jobs_of_a_kind_are_kept_but_none_that_works(monkeypatch):
-    monkeypatch.setattr(jobs, "KEPT", 3)
-    with begin("bench") as works, begin("doctor"):
+    monkeypatch.setattr(jobs, "MAX_FOLDERS_PER_KIND", 3)
+    with begin_work("bench") as works, begin_work("doctor"):
         for _ in range(5):
             with JobRecord("bench", jobs.new("bench")):
                 pass
-        kept = [job.folder for job in jobs.every("bench")]
-    assert works.folder in kept and len(kept) <= 4 and len(jobs.every("doctor")) == 1
+        kept = [job.folder for job in jobs.jobs_of_kinds("bench")]
+    assert works.folder in kept and len(kept) <= 4 and len(jobs.jobs_of_kinds("doctor")) == 1

@@ -10,7 +10,7 @@ from PIL import Image
 
 from library import data
 from library.captioning.writing import Written
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.curation import trash
 from library.data import pixels
@@ -89,21 +89,23 @@ def test_masks_go_where_the_trainer_reads_them_and_old_ones_are_kept(images, tmp
     masks = files.usual_folder(images)
     assert masks == tmp_path / "images-masks" and files.usual_folder(images / "10_x") == masks / "10_x"
     before = tree(images)
-    done = files.make(images, masks, Half(), MaskOptions(), quiet)
+    done = files.make_masks(images, masks, Half(), MaskOptions(), quiet)
     assert done == Written(3, 0, ["broken.png"]) and tree(images) == before
     mask = pixels.read_mask(masks / "10_x" / "1.png")
     assert mask.shape == (8, 12) and mask[:, :6].min() == 255 and mask[:, 6:].max() == 0
     mine = Image.new("L", (8, 8), 7)
     mine.save(masks / "10_x" / "0.png")
-    assert files.make(images, masks, Half(), MaskOptions(), quiet).skipped == 3
-    assert files.make(images, masks, Half(), MaskOptions("replace", 20, True), quiet).written == 3
+    assert files.make_masks(images, masks, Half(), MaskOptions(), quiet).skipped == 3
+    assert files.make_masks(images, masks, Half(), MaskOptions("replace", 20, True), quiet).written == 3
     mask = pixels.read_mask(masks / "10_x" / "1.png")
     assert mask[:, :6].max() == 51 and mask[:, 6:].min() == 255
     assert trash.undo(masks).title == "Masks by half"
     assert pixels.read_mask(masks / "10_x" / "0.png").max() == 7
     assert pixels.read_mask(masks / "10_x" / "1.png")[:, :6].min() == 255
     undone = trash.undo(masks)
-    assert (undone.count, undone.left) == (2, ("10_x/0.png",)) and files.count(images, masks) == 1  # which is mine
+    assert (undone.count, undone.left) == (2, ("10_x/0.png",)) and files.count_masked_images(
+        images, masks
+    ) == 1  # which is mine
 
 
 def test_a_stop_half_way_keeps_what_is_written_and_goes_on(images):
@@ -113,15 +115,15 @@ def test_a_stop_half_way_keeps_what_is_written_and_goes_on(images):
 
     masks = files.usual_folder(images)
     with pytest.raises(KeyboardInterrupt):
-        files.make(images, masks, Half(), MaskOptions(), stop)
-    assert files.count(images, masks) == 2
-    files.make(images, masks, Half(), MaskOptions(), quiet)
-    assert files.count(images, masks) == 3 and len(trash.history(masks)) == 2
+        files.make_masks(images, masks, Half(), MaskOptions(), stop)
+    assert files.count_masked_images(images, masks) == 2
+    files.make_masks(images, masks, Half(), MaskOptions(), quiet)
+    assert files.count_masked_images(images, masks) == 3 and len(trash.history(masks)) == 2
 
 
 def test_a_crash_between_two_files_loses_nothing(images, monkeypatch):
     masks = files.usual_folder(images)
-    files.make(images, masks, Half(), MaskOptions(), quiet)
+    files.make_masks(images, masks, Half(), MaskOptions(), quiet)
     before = tree(masks)
     real = trash.write_atomic
 
@@ -132,7 +134,7 @@ def test_a_crash_between_two_files_loses_nothing(images, monkeypatch):
 
     monkeypatch.setattr(trash, "write_atomic", broken)
     with pytest.raises(MemoryError):
-        files.make(images, masks, Half(), MaskOptions("replace", invert=True), quiet)
+        files.make_masks(images, masks, Half(), MaskOptions("replace", invert=True), quiet)
     assert tree(masks) != before
     monkeypatch.undo()
     assert trash.undo(masks).left == () and tree(masks) == before
@@ -141,12 +143,12 @@ def test_a_crash_between_two_files_loses_nothing(images, monkeypatch):
 def test_the_trainer_reads_the_masks_that_were_made(images):
     (images / "10_x" / "broken.png").unlink()
     masks = files.usual_folder(images)
-    files.make(images, masks, Half(), MaskOptions(), quiet)
+    files.make_masks(images, masks, Half(), MaskOptions(), quiet)
     toml = images.parent / "set.toml"
     place = {"image_dir": images / "10_x", "conditioning_data_dir": masks / "10_x"}
     lines = "\n".join(f"{name} = '{path}'" for name, path in place.items())
     toml.write_text(f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nnum_repeats = 1\n{lines}\n")
-    config = build(SdxlLora, {"dataset_config": str(toml), "masked_loss": True}, notes=[])
+    config = build_config(SdxlLora, {"dataset_config": str(toml), "masked_loss": True}, notes=[])
     found = {Path(image.path).name: image.mask_file for image in data.scan(config).items}
     assert found == {f"{at}.png": str(masks / "10_x" / f"{at}.png") for at in range(3)}
 
@@ -154,15 +156,15 @@ def test_the_trainer_reads_the_masks_that_were_made(images):
 def test_masks_become_the_transparency_of_images_and_the_images_come_back(images):
     start = tree(images)
     options = MaskOptions(into="alpha")
-    assert files.make(images, files.usual_folder(images), Half(), options, quiet).written == 3
-    made = pixels.read(images / "10_x" / "1.png", alpha=True)
+    assert files.make_masks(images, files.usual_folder(images), Half(), options, quiet).written == 3
+    made = pixels.read_pixels(images / "10_x" / "1.png", alpha=True)
     assert made[0, :, 3].tolist() == [255] * 6 + [0] * 6 and (made[:, :, :3] == [255, 0, 0]).all()
     assert not files.usual_folder(images).exists()
-    assert files.make(images, files.usual_folder(images), Half(), options, quiet).skipped == 3
+    assert files.make_masks(images, files.usual_folder(images), Half(), options, quiet).skipped == 3
     assert trash.undo(images).left == () and tree(images) == start
     Image.new("RGB", (8, 8)).save(images / "photo.jpg")
     with pytest.raises(ConfigError, match="only PNG and WebP"):
-        files.make(images, files.usual_folder(images), Half(), options, quiet)
+        files.make_masks(images, files.usual_folder(images), Half(), options, quiet)
 
 
 def test_transparency_becomes_masks(images):
@@ -172,7 +174,7 @@ def test_transparency_becomes_masks(images):
     assert shell.main(["alpha", str(images)]) == 0
     masks = files.usual_folder(images)
     assert pixels.read_mask(masks / "10_x" / "cut.png").tolist() == [[0] * 4, [0, 200, 0, 0]]
-    assert files.count(images, masks) == 1
+    assert files.count_masked_images(images, masks) == 1
 
 
 def painted(size, colour=128, kind="PNG"):
@@ -185,7 +187,7 @@ def test_a_painted_mask_takes_the_size_of_its_image_and_anything_else_is_refused
     masks = tmp_path / "masks"
     (masks / "10_x").mkdir(parents=True)
     shutil.copyfile(__file__, masks / "10_x" / "a.webp")
-    files.replace(masks, masks / "10_x" / "a.webp", painted((4, 2)), (40, 20))
+    files.replace_mask(masks, masks / "10_x" / "a.webp", painted((4, 2)), (40, 20))
     assert pixels.read_mask(masks / "10_x" / "a.png").shape == (20, 40) and not (masks / "10_x" / "a.webp").exists()
     for content, says in (
         (painted((4, 4)), "not the shape"),
@@ -195,9 +197,9 @@ def test_a_painted_mask_takes_the_size_of_its_image_and_anything_else_is_refused
         (painted((5000, 2)), "too many pixels"),
     ):
         with pytest.raises(ConfigError, match=says):
-            files.replace(masks, masks / "10_x" / "a.png", content, (40, 20))
+            files.replace_mask(masks, masks / "10_x" / "a.png", content, (40, 20))
     with pytest.raises(ConfigError, match="too many pixels"):
-        files.replace(masks, masks / "10_x" / "a.png", painted((4, 4)), (16384, 16384))
+        files.replace_mask(masks, masks / "10_x" / "a.png", painted((4, 4)), (16384, 16384))
     trash.undo(masks)
     assert (masks / "10_x" / "a.webp").read_bytes() == Path(__file__).read_bytes()
     assert not (masks / "10_x" / "a.png").exists()
@@ -220,7 +222,7 @@ def test_models_find_what_is_requested(tmp_path, images):
     assert np.array_equal(sum(parts), every[0])
     argv = ["model", str(images), "--model", str(tmp_path / "clipseg"), "--words", "cat", "--device", "cpu"]
     assert shell.main(argv) == 0
-    assert files.count(images, files.usual_folder(images)) == 3
+    assert files.count_masked_images(images, files.usual_folder(images)) == 3
     for folder, text, says in (
         ("segformer", "dog", "knows no class dog: it knows wall, cat, hat, cap"),
         ("clipseg", ",", "words: write"),
@@ -249,4 +251,4 @@ def test_what_cannot_be_done_is_one_sentence(images, tmp_path):
             shell.main(argv)
     shutil.copyfile(images / "10_x" / "0.png", images / "10_x" / "0.webp")
     with pytest.raises(ConfigError, match="two images have the mask"):
-        files.make(images, files.usual_folder(images), Half(), MaskOptions(), quiet)
+        files.make_masks(images, files.usual_folder(images), Half(), MaskOptions(), quiet)

@@ -131,7 +131,7 @@ def test_inputs_leave_the_device_behind_a_block_and_return_one_ahead(backend, mo
     def gradients(*where):
         torch.manual_seed(0)
         blocks = [Block() for _ in range(8)]
-        checkpointing.wrap([blocks], *where)
+        checkpointing.checkpoint_blocks([blocks], *where)
         for block in blocks if backend else ():
             block.compile(backend=backend)
         x = start = torch.randn(4, 16, requires_grad=True)

@@ -36,7 +36,7 @@ def planned(computation, *given: Tensor) -> list[str]:
             ]
 
 
-@pytest.mark.parametrize("rounded", [int8_matmul.rounded, fp8_matmul.rounded])
+@pytest.mark.parametrize("rounded", [int8_matmul.quantize_rows_int8, fp8_matmul.quantize_rows_fp8])
 def test_rounding_is_one_kernel_with_the_norm_in_front_of_it(rounded):
     """And with the shift by a block's modulation. What follows exp or tanh is stored first on a CPU, and only there."""
 

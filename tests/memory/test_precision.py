@@ -25,7 +25,7 @@ def prepared(demo, script, **values):
     family = families.family_for(config)
     parts = family.load(fp8_storage.storage_type(config), fp8_storage.compute_type(config))
     fp8_storage.store_encoders(parts.encoders, config)
-    methods.attach(parts, family, config)
+    methods.attach_method(parts, family, config)
     prepare_denoiser(parts.denoiser, family, config, torch.device("cpu"), ((8, 8), (8, 16)))
     return family, parts
 
@@ -141,7 +141,7 @@ def test_a_model_that_learns_is_never_kept_in_8_bits(demo):
     family = families.family_for(config)
     parts = family.load(torch.float32, torch.bfloat16)
     fp8_storage.store_encoders(parts.encoders, config)
-    methods.attach(parts, family, config)
+    methods.attach_method(parts, family, config)
     prepare_denoiser(parts.denoiser, family, config, torch.device("cpu"), ((8, 8), (8, 16)))
     kinds = {p.dtype for net in (parts.denoiser, *parts.encoders.values()) for p in net.parameters()}
     assert kinds == {torch.float32}
@@ -178,7 +178,7 @@ def watched(monkeypatch, at_first_step):
     from library.train import loop
 
     seen = {}
-    encode, compute = encoding.encode, loop.LossFunction.__call__
+    encode, compute = encoding.encode_missing_caches, loop.LossFunction.__call__
 
     def noted(images, family, parts, *how):
         encode(images, family, parts, *how)
@@ -192,7 +192,7 @@ def watched(monkeypatch, at_first_step):
             seen.clear()
         return compute(*args)
 
-    monkeypatch.setattr(encoding, "encode", noted)
+    monkeypatch.setattr(encoding, "encode_missing_caches", noted)
     monkeypatch.setattr(loop.LossFunction, "__call__", first)
 
 

@@ -83,7 +83,7 @@ def test_int8_kernels_of_the_gpu_give_the_very_same_numbers(m, k, n):
             wanted = int8_matmul.int8_product(*given, dtype)
             on_gpu = [x if x is None else x.cuda() for x in given]
             assert torch.equal(int8_matmul.int8_product(*on_gpu, dtype).cpu(), wanted)
-            for tiles in (int8_triton.USUAL, int8_triton.SMALL, int8_triton.OLD):
+            for tiles in (int8_triton.USUAL_TILES, int8_triton.FEW_ROWS_TILES, int8_triton.OLD):
                 assert torch.equal(int8_triton.multiply(*on_gpu, dtype, tiles).cpu(), wanted)
 
 
@@ -123,7 +123,7 @@ def test_a_compiled_graph_brings_no_matrix_back_for_one_row(name):
 
 def test_what_comes_in_8_bits_stays_bit_for_bit():
     layer = nn.Linear(32, 32).requires_grad_(False)
-    layer.weight.data = layer.weight.data.to(fp8_matmul.FP8)
+    layer.weight.data = layer.weight.data.to(fp8_matmul.FP8_DTYPE)
     before = layer.weight.data.clone()
     fp8_matmul.quantize_fp8_(layer, CPU, CPU)
     assert torch.equal(layer.weight.data.float(), before.float()) and bool((layer.weight_scale == 1).all())
@@ -133,14 +133,14 @@ def test_rounding_a_few_rows_at_a_time_changes_nothing(monkeypatch):
     exact, whole = layers()
     monkeypatch.setattr(fp8_matmul, "ROUNDED_AT_ONCE", 5 * 64 + 1)
     _, parts = layers()
-    rows, scale = fp8_matmul.rounded(exact.weight)
+    rows, scale = fp8_matmul.quantize_rows_fp8(exact.weight)
     for found in (whole, parts):
         assert torch.equal(found.weight.view(torch.uint8), rows.view(torch.uint8))
         assert torch.equal(found.weight_scale, scale[:, 0])
 
 
 def test_rows_of_zeros_stay_zeros():
-    for made in (fp8_matmul.rounded, int8_matmul.rounded):
+    for made in (fp8_matmul.quantize_rows_fp8, int8_matmul.quantize_rows_int8):
         few, rows = made(torch.zeros(2, 16))
         assert not few.float().any() and rows.isfinite().all()
 
@@ -179,10 +179,10 @@ def test_without_such_a_gpu_they_are_kept_and_no_more_and_that_is_reported(demo,
     config = config_of(demo, script, mixed_precision="bf16", train_data_dir=squares, **how)
     block = nn.Sequential(nn.Linear(32, 32)).requires_grad_(False)
     fp8_storage.store_blocks([[block]], config, CPU)
-    kept = {"fp8": fp8_matmul.FP8, "int8": torch.int8}[name]
+    kept = {"fp8": fp8_matmul.FP8_DTYPE, "int8": torch.int8}[name]
     x = torch.randn(2, 3, 32)
     assert block[0].weight.dtype == kept and "_Product" not in str(block[0](x.requires_grad_(True)).grad_fn)
-    remarks = preflight.check(config)
+    remarks = preflight.check_before_training(config)
     assert any(f"{name}_compute has no effect" in str(remark) for remark in remarks)
     assert any("cuda_graphs has no effect here: there is no GPU" in str(remark) for remark in remarks)
 
@@ -192,7 +192,9 @@ def test_a_gpu_with_int8_products_alone_is_told_of_them(demo, squares, monkeypat
     how = {"fp8_base": True, "fp8_compute": True, "mixed_precision": "bf16", "compile": True}
     (said,) = (
         remark
-        for remark in preflight.check(config_of(demo, "flux_train_network", train_data_dir=squares, **how))
+        for remark in preflight.check_before_training(
+            config_of(demo, "flux_train_network", train_data_dir=squares, **how)
+        )
         if "fp8_compute" in str(remark)
     )
     assert "this GPU multiplies in int8, not in fp8; use auto_compute" in str(said)

@@ -60,7 +60,7 @@ class Model:
                 READ[script] = parts, self.family.text(parts, ["a red circle"])
         parts, self.text = READ[script]
         self.parts = dataclasses.replace(parts, denoiser=copy.deepcopy(parts.denoiser))
-        self.method = methods.attach(self.parts, self.family, self.config)
+        self.method = methods.attach_method(self.parts, self.family, self.config)
         self.denoiser = self.parts.denoiser
         prepare_denoiser(self.denoiser, self.family, self.config, CPU, sizes)
         self.swap = swapping.find_trainable_swap(self.denoiser)
@@ -363,4 +363,4 @@ def test_several_processes_need_early_steps(demo, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     for values, refused in (({}, True), (FUSED, False)):
         config = training.config_of(demo, "flux_train", blocks_to_swap=3, **values)
-        assert any("blocks_to_swap" in str(problem) for problem in preflight.problems(config)) == refused
+        assert any("blocks_to_swap" in str(problem) for problem in preflight.find_problems(config)) == refused

@@ -35,23 +35,23 @@ def stored(tmp_path):
     return tmp_path / "stored.safetensors", tensors
 
 
-@pytest.mark.parametrize("size", [8, 1000, transfer.PIECE])
+@pytest.mark.parametrize("size", [8, 1000, transfer.READ_BYTES])
 def test_tensors_arrive_as_they_are_stored_whatever_the_pieces(stored, size):
     path, tensors = stored
-    file, found = weights.read(path), {}
-    transfer.read({name: file.source(name).range for name in file}, torch.device("cpu"), found.__setitem__, size)
+    file, found = weights.open_weights(path), {}
+    transfer.read_ranges({name: file.source(name).range for name in file}, torch.device("cpu"), found.__setitem__, size)
     assert found.keys() == tensors.keys()
     assert all(same_bits(found[name], tensor) for name, tensor in tensors.items())
-    unmapped = weights.read(path, mmap=False)
+    unmapped = weights.open_weights(path, mmap=False)
     assert all(same_bits(unmapped[name], tensor) for name, tensor in tensors.items())
 
 
 def test_a_file_that_ends_early_is_named(stored):
     path, _ = stored
-    ranges = {name: weights.read(path).source(name).range for name in ("3.weight", "7.weight")}
+    ranges = {name: weights.open_weights(path).source(name).range for name in ("3.weight", "7.weight")}
     path.write_bytes(path.read_bytes()[:2000])
     with pytest.raises(weights.ConfigError, match=r"stored\.safetensors became shorter"):
-        transfer.read(ranges, torch.device("cpu"), lambda *_: None)
+        transfer.read_ranges(ranges, torch.device("cpu"), lambda *_: None)
 
 
 def loaded(config, device=None, read=None):
@@ -59,7 +59,7 @@ def loaded(config, device=None, read=None):
     family = families.family_for(config)
     parts = family.load(fp8_storage.storage_type(config), fp8_storage.compute_type(config), deferring=True)
     assert {p.device.type for p in parts.denoiser.parameters()} == {"meta"}
-    place = placement.placement(family, config, torch.device("meta")) if device else None
+    place = placement.plan_placement(family, config, torch.device("meta")) if device else None
     parts.read_denoiser((lambda denoiser: replace(place(denoiser), device=device)) if place else None)
     return parts.denoiser
 
@@ -78,8 +78,8 @@ WAYS = {
 def test_a_denoiser_has_the_same_bits_by_way_of_the_device(demo, monkeypatch, script, way):
     """Only its own tensors are read, each byte of them once at most; those that go on in 8 bits are rounded alike."""
     seen = []
-    real = transfer.read
-    monkeypatch.setattr(transfer, "read", lambda ranges, *rest: seen.append(ranges) or real(ranges, *rest))
+    real = transfer.read_ranges
+    monkeypatch.setattr(transfer, "read_ranges", lambda ranges, *rest: seen.append(ranges) or real(ranges, *rest))
     config = training.config_of(demo, script, mixed_precision="bf16", **WAYS[way])
     ours, usual = loaded(config, torch.device("cpu")).state_dict(), loaded(config).state_dict()
     assert ours.keys() == usual.keys()
@@ -106,7 +106,7 @@ def test_what_is_rounded_or_swapped_later_waits_on_the_host(demo, script):
         family = families.family_for(config)
         parts = family.load(torch.bfloat16, deferring=True)
         names = {name for name, p in parts.denoiser.named_parameters() if p.dim() >= 2}
-        found = placement.placement(family, config, torch.device("meta"))(parts.denoiser)
+        found = placement.plan_placement(family, config, torch.device("meta"))(parts.denoiser)
         assert {*found.host, *found.eight_bits} <= names
         return found
 
@@ -122,13 +122,13 @@ def test_a_file_is_read_ahead_where_the_denoiser_is(stored, monkeypatch):
     path, tensors = stored
     touched = []
     monkeypatch.setattr(read_ahead, "_touch", lambda file, offset, memory: touched.append((file, offset, len(memory))))
-    for thread in read_ahead.begin(path, "1"):
+    for thread in read_ahead.start_reading(path, "1"):
         thread.join()
-    ranges = [weights.read(path).source(name).range for name in tensors if name.startswith("1")]
+    ranges = [weights.open_weights(path).source(name).range for name in tensors if name.startswith("1")]
     first, last = min(r.offset for r in ranges), max(r.offset + r.length for r in ranges)
     assert touched == [(path, first, last - first)]
     for broken in (path.parent / "absent.safetensors", path.parent / "empty"):  # is said by who reads it
-        for thread in read_ahead.begin(broken):
+        for thread in read_ahead.start_reading(broken):
             thread.join()
 
 
@@ -179,7 +179,7 @@ def test_adapters_are_drawn_alike_wherever_the_model_is():
 def test_reading_holds_no_second_model_on_a_gpu(tmp_path):
     tensors = {f"{i}.weight": torch.randn(2048, 2048).to(torch.float16) for i in range(16)}
     save_file(tensors, tmp_path / "large.safetensors")
-    file, model = weights.read(tmp_path / "large.safetensors"), torch.nn.ModuleList()
+    file, model = weights.open_weights(tmp_path / "large.safetensors"), torch.nn.ModuleList()
     for _ in tensors:
         model.append(torch.nn.Linear(2048, 2048, bias=False, device="meta"))
     from library.families.base import WeightPlacement
@@ -188,7 +188,7 @@ def test_reading_holds_no_second_model_on_a_gpu(tmp_path):
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     sources = {name: file.source(name) for name in file}
-    transfer.fill(model, sources, transfer.widened(torch.bfloat16), WeightPlacement(torch.device("cuda")))
+    transfer.fill_weights(model, sources, transfer.widened(torch.bfloat16), WeightPlacement(torch.device("cuda")))
     one = 2048 * 2048 * 2
     assert torch.cuda.max_memory_allocated() - before <= (len(tensors) + 4) * one
     assert all(same_bits(model.get_parameter(name), tensor.to(torch.bfloat16)) for name, tensor in tensors.items())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from library.config.building import build
+from library.config.building import build_config
 
 
 class Attention(nn.Module):
@@ -93,7 +93,7 @@ def flux_config():
     """A FLUX LoRA's config from option values."""
     from library.families.flux.options import FluxLora
 
-    return lambda **values: build(FluxLora, {"learning_rate": 1e-3, **values}, notes=[])
+    return lambda **values: build_config(FluxLora, {"learning_rate": 1e-3, **values}, notes=[])
 
 
 @pytest.fixture
@@ -101,4 +101,4 @@ def sdxl_config():
     """An SDXL LoRA's config from option values."""
     from library.families.sdxl.options import SdxlLora
 
-    return lambda **values: build(SdxlLora, {"learning_rate": 1e-3, **values}, notes=[])
+    return lambda **values: build_config(SdxlLora, {"learning_rate": 1e-3, **values}, notes=[])

@@ -7,10 +7,10 @@ import torch
 
 from library import methods
 from library.check import adapter_size
-from library.config.building import build
+from library.config.building import build_config
 from library.config.schema import section_options
 from library.config.values import Option
-from library.families import FAMILIES, adapter_kinds, config_class, facts, lora_script, network_args
+from library.families import FAMILIES, adapter_kinds, config_class, facts_of, lora_script, network_args
 from library.families.network_args import LycorisArgs
 
 KINDS = {kind.id: kind for kind in adapter_kinds.kinds("flux")}
@@ -23,7 +23,7 @@ def pairs(kind, *more):
 
 def config_of(family, kind, *more):
     given = {"network_module": kind.module, "network_args": pairs(kind, *more)}
-    return build(config_class(lora_script(family)), given, notes=[])
+    return build_config(config_class(lora_script(family)), given, notes=[])
 
 
 @pytest.mark.parametrize(("family", "kind"), EVERY, ids=lambda one: getattr(one, "id", one))
@@ -32,7 +32,10 @@ def test_a_kind_is_known_by_what_makes_it(family, kind):
     assert adapter_kinds.kind_of(config_of(family, kind), known).id == kind.id
     for preset in kind.presets:
         config = config_of(family, kind, *(f"{name}={value}" for name, value in preset.arguments.items()))
-        assert list(network_args.problems(config)) == [] and adapter_kinds.kind_of(config, known).id == kind.id
+        assert (
+            list(network_args.find_network_args_problems(config)) == []
+            and adapter_kinds.kind_of(config, known).id == kind.id
+        )
     assert all(isinstance(option, Option) and option.help for option in kind.options)
 
 
@@ -65,7 +68,7 @@ def test_what_is_typed_is_the_same_kind(flux_config, args, meant):
 
 def test_blocks_of_lycoris_are_read_by_group(flux_config):
     def chosen(text):
-        args = network_args.read(
+        args = network_args.read_network_args(
             flux_config(network_module="lycoris.kohya", network_args=[f"train_block_indices={text}"])
         )
         return [[at for at, factor in enumerate(row) if factor] for row in args.chosen_blocks([3, 4])]
@@ -73,7 +76,7 @@ def test_blocks_of_lycoris_are_read_by_group(flux_config):
     assert chosen("all") == [[0, 1, 2], [0, 1, 2, 3]] and chosen("none") == [[], []]
     assert chosen("none/1,3") == [[], [1, 3]] and chosen("0-1/all") == [[0, 1], [0, 1, 2, 3]]
     wrong = flux_config(network_module="lycoris.kohya", network_args=["train_block_indices=1", "factor=x"])
-    assert [p.option for p in network_args.problems(wrong)] == ["factor", "train_block_indices"]
+    assert [p.option for p in network_args.find_network_args_problems(wrong)] == ["factor", "train_block_indices"]
 
 
 def test_switches_of_lycoris_reach_the_package_as_what_they_say(flux_config):
@@ -95,10 +98,10 @@ def test_each_kind_trains_the_blocks_that_are_chosen_and_its_size_is_known(flux_
     )
     family, parts = flux_like
     monkeypatch.setattr(adapter_size, "_components", lambda *given: (family, copy.deepcopy(parts)))
-    told = adapter_size.size(config)
+    told = adapter_size.adapter_size(config)
     torch.manual_seed(0)
     inputs = torch.randn(2, 5, 4), torch.randn(2, 3, 6)
-    method = methods.attach(parts, family, config)
+    method = methods.attach_method(parts, family, config)
     method.train()
     before = parts.denoiser(*inputs)
     optimizer = torch.optim.SGD(method.parameters(), lr=0.1)
@@ -125,7 +128,7 @@ def test_a_package_that_is_named_while_typing_is_not_run(flux_config):
 
 
 def test_groups_of_blocks_are_those_of_the_published_models():
-    assert {name: [group.count for group in facts(name).blocks] for name in FAMILIES} == {
+    assert {name: [group.count for group in facts_of(name).blocks] for name in FAMILIES} == {
         "sdxl": [9, 3, 9],
         "flux": [19, 38],
         "flux_2": [8, 24],

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from library import families, methods
-from library.config.building import build
+from library.config.building import build_config
 from library.families.flux.model import Flux, Sizes
 from library.families.flux.options import FluxLora
 from library.families.sdxl.keys import Layout, adapter_name
@@ -70,8 +70,8 @@ def sizes(method):
 
 
 def test_sdxl_adapters_at_full_size():
-    config = build(SdxlLora, {"network_dim": 8, "network_args": ["conv_dim=4", "conv_alpha=2"]}, notes=[])
-    got = methods.attach(sdxl_parts(), SdxlNames(), config)
+    config = build_config(SdxlLora, {"network_dim": 8, "network_args": ["conv_dim=4", "conv_alpha=2"]}, notes=[])
+    got = methods.attach_method(sdxl_parts(), SdxlNames(), config)
     plain, extra = golden("SDXL networks.lora default"), golden("SDXL extra modules")
     assert len(plain) == 986 and len(extra) == 66
     found = sizes(got)
@@ -84,8 +84,10 @@ def test_sdxl_adapters_at_full_size():
 def test_sdxl_blocks_at_full_size():
     dims = ",".join(str(i) for i in range(23))
     args = [f"block_dims={dims}", "mid_lr_weight=0,0,0", "up_lr_weight=linear"]
-    config = build(SdxlLora, {"learning_rate": 1e-3, "network_args": args, "network_train_unet_only": True}, notes=[])
-    got = methods.attach(sdxl_parts(), SdxlNames(), config)
+    config = build_config(
+        SdxlLora, {"learning_rate": 1e-3, "network_args": args, "network_train_unet_only": True}, notes=[]
+    )
+    got = methods.attach_method(sdxl_parts(), SdxlNames(), config)
     assert got.adapters["lora_unet_input_blocks_4_1_proj_in"].spec.rank == 5
     assert got.adapters["lora_unet_output_blocks_5_1_proj_in"].spec.rank == 18
     assert not any("middle_block" in name or "output_blocks_0_" in name for name in got.adapters)
@@ -97,9 +99,11 @@ def test_flux_adapters_at_full_size():
     with torch.device("meta"):
         denoiser = Flux(Sizes(64, 64, 768, 4096, 3072, 128, 12288, 19, 38, True))
         encoder = clip(768, 12, 12)
-    config = build(FluxLora, {}, notes=[])
+    config = build_config(FluxLora, {}, notes=[])
     family = families.family_for(config)
-    assert sizes(methods.attach(parts(denoiser, clip_l=encoder), family, config)) == golden("FLUX.1 networks.lora_flux")
+    assert sizes(methods.attach_method(parts(denoiser, clip_l=encoder), family, config)) == golden(
+        "FLUX.1 networks.lora_flux"
+    )
 
 
 def test_diffusers_knows_every_key_of_a_flux_file():
@@ -122,11 +126,11 @@ def test_diffusers_knows_every_key_of_a_flux_file():
 def tiny_sdxl(tmp_path_factory):
     from library.families.sdxl import random
 
-    return random.write(tmp_path_factory.mktemp("sdxl"), dtype=torch.float32)
+    return random.write_random_model(tmp_path_factory.mktemp("sdxl"), dtype=torch.float32)
 
 
 def loaded(path, cls=SdxlLora, **values):
-    config = build(cls, {"pretrained_model_name_or_path": str(path), "learning_rate": 1e-3, **values}, notes=[])
+    config = build_config(cls, {"pretrained_model_name_or_path": str(path), "learning_rate": 1e-3, **values}, notes=[])
     family = families.family_for(config)
     return config, family, family.load(torch.float32)
 
@@ -148,7 +152,7 @@ def test_diffusers_reads_an_sdxl_file_and_generates_the_same(tiny_sdxl):
     from diffusers import StableDiffusionXLPipeline
 
     config, family, model = loaded(tiny_sdxl, network_dim=3, network_alpha=2.0, network_args=["conv_dim=2"])
-    method = methods.attach(model, family, config)
+    method = methods.attach_method(model, family, config)
     before = asked(model.denoiser)
     with torch.no_grad():
         for p in method.parameters():
@@ -166,7 +170,7 @@ def test_diffusers_reads_an_sdxl_file_and_generates_the_same(tiny_sdxl):
 
 def test_names_of_diffusers_trees_are_read(tiny_sdxl):
     config, family, model = loaded(tiny_sdxl, network_dim=3, network_train_unet_only=True)
-    method = methods.attach(model, family, config)
+    method = methods.attach_method(model, family, config)
     renamed = {
         f"{method.places[name].alias}.{key}": torch.ones_like(tensor)
         for name, adapter in method.adapters.items()
@@ -181,7 +185,7 @@ def test_the_whole_of_sdxl_learns_in_groups(tiny_sdxl):
     lrs = ",".join(["1e-4", *["0"] * 9, *["3e-4"] * 13])
     values = {"block_lr": lrs, "train_text_encoder": True, "learning_rate_te1": 2e-5, "learning_rate_te2": 0}
     config, family, model = loaded(tiny_sdxl, SdxlTrain, **values)
-    method = methods.attach(model, family, config)
+    method = methods.attach_method(model, family, config)
     assert method.trained_parts == {"denoiser": True, "clip_l": True, "clip_g": False}
     rates = {g["name"]: g["lr"] for g in method.groups()}
     assert rates["block0"] == 1e-4 and rates["block22"] == 3e-4 and rates["text_encoder1"] == 2e-5
@@ -201,7 +205,7 @@ def test_the_whole_of_sdxl_learns_in_groups(tiny_sdxl):
 
 def test_the_denoiser_alone_learns_by_default(tiny_sdxl):
     config, family, model = loaded(tiny_sdxl, SdxlTrain)
-    method = methods.attach(model, family, config)
+    method = methods.attach_method(model, family, config)
     assert [(g["name"], g["lr"]) for g in method.groups()] == [("unet", 1e-3)]
     assert method.trained_parts == {"denoiser": True, "clip_l": False, "clip_g": False}
     assert len(method.parameters()) == len(list(model.denoiser.parameters()))
@@ -222,7 +226,7 @@ def test_lycoris_names_and_layers_are_those_of_lora(tiny_sdxl):
     pytest.importorskip("lycoris")
     options = {"network_dim": 3, "network_args": ["conv_dim=2"]}
     config, family, model = loaded(tiny_sdxl, **options)
-    expected = set(methods.attach(model, family, config).adapters)
+    expected = set(methods.attach_method(model, family, config).adapters)
     options |= {"network_module": "lycoris.kohya", "network_args": ["conv_dim=2", "algo=lokr"]}
     config, family, model = loaded(tiny_sdxl, **options)
-    assert {key.split(".")[0] for key in methods.attach(model, family, config).state_dict()} == expected
+    assert {key.split(".")[0] for key in methods.attach_method(model, family, config).state_dict()} == expected

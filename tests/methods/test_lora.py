@@ -25,7 +25,7 @@ def grown(method):
 def test_attach_freezes_the_model_and_starts_as_the_model(flux_like, flux_config):
     family, parts = flux_like
     before, names = parts.denoiser(*inputs()), set(parts.denoiser.state_dict())
-    method = methods.attach(parts, family, flux_config(network_dim=4))
+    method = methods.attach_method(parts, family, flux_config(network_dim=4))
     assert torch.equal(parts.denoiser(*inputs()), before)
     assert names <= set(parts.denoiser.state_dict())
     assert method.trained_parts == {"clip_l": True, "denoiser": True}
@@ -39,7 +39,7 @@ def test_attach_freezes_the_model_and_starts_as_the_model(flux_like, flux_config
 
 def test_names_shapes_and_order_of_the_file(flux_like, flux_config):
     family, parts = flux_like
-    state = methods.attach(parts, family, flux_config(network_dim=4)).state_dict()
+    state = methods.attach_method(parts, family, flux_config(network_dim=4)).state_dict()
     assert list(state)[:3] == [
         f"lora_te1_text_model_0_q_proj.{k}" for k in ("lora_down.weight", "lora_up.weight", "alpha")
     ]
@@ -52,7 +52,7 @@ def test_names_shapes_and_order_of_the_file(flux_like, flux_config):
 
 def test_alpha_zero_is_the_rank_and_none_is_rank_four(flux_like, flux_config):
     family, parts = flux_like
-    method = methods.attach(parts, family, flux_config(network_alpha=0))
+    method = methods.attach_method(parts, family, flux_config(network_alpha=0))
     adapter = method.adapters["lora_unet_single_blocks_0_linear1"]
     assert (adapter.rank, adapter.alpha, adapter.scale.item()) == (4, 4, 1.0)
 
@@ -61,7 +61,7 @@ def test_alpha_zero_is_the_rank_and_none_is_rank_four(flux_like, flux_config):
 def test_saved_and_loaded_is_the_same_bit_for_bit(flux_like, flux_config, tmp_path, args):
     family, parts = flux_like
     config = flux_config(network_dim=3, network_alpha=2.0, network_args=args)
-    method = grown(methods.attach(parts, family, config))
+    method = grown(methods.attach_method(parts, family, config))
     expected, path = parts.denoiser(*inputs()), tmp_path / "a.safetensors"
     save_file(method.state_dict(), path)
     method.load_state_dict({k: v * 0 for k, v in load_file(path).items()})
@@ -75,7 +75,9 @@ def test_saved_and_loaded_is_the_same_bit_for_bit(flux_like, flux_config, tmp_pa
 @pytest.mark.parametrize("module, args", [(None, ["split_qkv=True"]), ("lycoris.kohya", ["algo=full"])])
 def test_a_snapshot_comes_back_bit_for_bit(flux_like, flux_config, module, args):
     family, parts = flux_like
-    method = methods.attach(parts, family, flux_config(network_module=module, network_args=args, text_encoder_lr=[0]))
+    method = methods.attach_method(
+        parts, family, flux_config(network_module=module, network_args=args, text_encoder_lr=[0])
+    )
     taken = {name: tensor.clone() for name, tensor in method.snapshot().items()}
     with torch.no_grad():
         for p in method.parameters():
@@ -89,7 +91,7 @@ def test_a_snapshot_comes_back_bit_for_bit(flux_like, flux_config, module, args)
 
 def test_the_files_own_ranks_and_alphas(flux_like, flux_config, tmp_path):
     family, parts = flux_like
-    first = grown(methods.attach(parts, family, flux_config(network_dim=3, network_alpha=2.0)))
+    first = grown(methods.attach_method(parts, family, flux_config(network_dim=3, network_alpha=2.0)))
     expected = parts.denoiser(*inputs())
     state = {k: v for k, v in first.state_dict().items() if "single_blocks_2" not in k}
     state["lora_unet_double_blocks_0_img_mlp_0.lora_down.weight"] = torch.randn(5, 8)
@@ -98,7 +100,7 @@ def test_the_files_own_ranks_and_alphas(flux_like, flux_config, tmp_path):
     save_file(state, path := tmp_path / "a.safetensors")
     again = flux_like[0], type(parts)(**{**vars(parts), "denoiser": type(parts.denoiser)(), "encoders": {}})
     again[1].denoiser.load_state_dict(base(parts.denoiser))
-    second = methods.attach(again[1], family, flux_config(network_weights=str(path), dim_from_weights=True))
+    second = methods.attach_method(again[1], family, flux_config(network_weights=str(path), dim_from_weights=True))
     assert "lora_unet_single_blocks_2_linear1" not in second.adapters
     odd = second.adapters["lora_unet_double_blocks_0_img_mlp_0"]
     assert (odd.rank, odd.alpha) == (5, 5.0)
@@ -112,7 +114,7 @@ def base(denoiser):
 
 def test_network_weights_of_another_rank_is_a_sentence(flux_like, flux_config, tmp_path):
     family, parts = flux_like
-    method = methods.attach(parts, family, flux_config(network_dim=3))
+    method = methods.attach_method(parts, family, flux_config(network_dim=3))
     with pytest.raises(ConfigError, match="rank 8 in the file and 3 here.*dim_from_weights"):
         method.load_state_dict(
             {k: torch.zeros(8, 8) for k in method.state_dict() if k.endswith("0_q_proj.lora_down.weight")}
@@ -125,14 +127,14 @@ def test_network_weights_of_another_rank_is_a_sentence(flux_like, flux_config, t
 def test_names_of_diffusers_and_of_compiled_models_are_read(flux_like, flux_config):
     family, parts = flux_like
     family.prefixes = {**family.prefixes, "denoiser": "lora_unet_renamed"}
-    method = methods.attach(parts, family, flux_config(network_train_unet_only=True))
+    method = methods.attach_method(parts, family, flux_config(network_train_unet_only=True))
     state = {k.replace("lora_unet_renamed", "lora_unet__orig_mod"): v for k, v in method.state_dict().items()}
     assert not method.load_state_dict(state)
 
 
 def test_base_weights_are_merged_in_float32(flux_like, flux_config, tmp_path):
     family, parts = flux_like
-    method = grown(methods.attach(parts, family, flux_config(network_dim=3, network_train_unet_only=True)))
+    method = grown(methods.attach_method(parts, family, flux_config(network_dim=3, network_train_unet_only=True)))
     method.set_multiplier(0.5)
     expected = parts.denoiser(*inputs())
     save_file(method.state_dict(), path := tmp_path / "a.safetensors")
@@ -141,7 +143,7 @@ def test_base_weights_are_merged_in_float32(flux_like, flux_config, tmp_path):
         denoiser.load_state_dict(base(parts.denoiser))
         fresh = type(parts)(**{**vars(parts), "denoiser": denoiser.to(dtype)})
         config = flux_config(base_weights=[str(path)], base_weights_multiplier=[0.5], network_train_unet_only=True)
-        methods.attach(fresh, family, config)
+        methods.attach_method(fresh, family, config)
         got = fresh.denoiser.float()(*inputs())
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
@@ -151,7 +153,7 @@ def test_base_weights_are_merged_in_float32(flux_like, flux_config, tmp_path):
 def test_a_file_for_layers_of_another_size_is_a_sentence(flux_like, flux_config, tmp_path, option, key):
     """As a LoRA of FLUX.2 klein 9B is for klein 4B, or a damaged file."""
     family, parts = flux_like
-    method = methods.attach(parts, family, flux_config(network_dim=3, network_train_unet_only=True))
+    method = methods.attach_method(parts, family, flux_config(network_dim=3, network_train_unet_only=True))
     state = dict(method.state_dict())
     name = next(name for name in state if name.endswith(key))
     state[name] = torch.ones(2, 3) if key == "alpha" else torch.cat([state[name]] * 2, dim=int("down" in key))
@@ -159,13 +161,13 @@ def test_a_file_for_layers_of_another_size_is_a_sentence(flux_like, flux_config,
     fresh = type(parts)(**{**vars(parts), "denoiser": type(parts.denoiser)()})
     given = {option: [str(path)] if option == "base_weights" else str(path)}
     with pytest.raises(ConfigError, match="another size than this model's layer") as error:
-        methods.attach(fresh, family, flux_config(network_dim=3, network_train_unet_only=True, **given))
+        methods.attach_method(fresh, family, flux_config(network_dim=3, network_train_unet_only=True, **given))
     assert error.value.problems[0].option == option
 
 
 def test_norms_are_limited_without_leaving_the_device(flux_like, flux_config):
     family, parts = flux_like
-    method = grown(methods.attach(parts, family, flux_config(network_dim=3, network_alpha=3.0)))
+    method = grown(methods.attach_method(parts, family, flux_config(network_dim=3, network_alpha=3.0)))
     before = {n: a.product_norm().item() for n, a in method.adapters.items()}
     limit = sorted(before.values())[len(before) // 2]
     told = method.limit_norms(limit)
@@ -180,7 +182,7 @@ def test_rates_and_order_of_groups(flux_like, flux_config):
     config = flux_config(
         unet_lr=1e-4, text_encoder_lr=[1e-5, 2e-5], network_args=["train_t5xxl=True", "loraplus_unet_lr_ratio=4"]
     )
-    groups = methods.attach(parts, family, config).groups()
+    groups = methods.attach_method(parts, family, config).groups()
     assert [(g["name"], g["lr"]) for g in groups] == [
         ("textencoder 1", 1e-5),
         ("textencoder 2", 2e-5),
@@ -205,7 +207,7 @@ def test_rates_and_order_of_groups(flux_like, flux_config):
 )
 def test_a_rate_of_zero_leaves_a_group_out_but_not_the_file(flux_like, flux_config, options, names):
     family, parts = flux_like
-    method = methods.attach(parts, family, flux_config(**options))
+    method = methods.attach_method(parts, family, flux_config(**options))
     assert [g["name"] for g in method.groups()] == names
     learning = {id(p) for g in method.groups() for p in g["params"]}
     own = [p for a in method.adapters.values() for p in lora.own_parameters(a)]
@@ -217,13 +219,13 @@ def test_a_rate_of_zero_leaves_a_group_out_but_not_the_file(flux_like, flux_conf
 def test_nothing_that_learns_is_an_error(flux_like, flux_config):
     family, parts = flux_like
     with pytest.raises(ConfigError, match="nothing is trained"):
-        methods.attach(parts, family, flux_config(learning_rate=0))
+        methods.attach_method(parts, family, flux_config(learning_rate=0))
 
 
 def ranks(flux_like, flux_config, *args, **options):
     family, parts = flux_like
     config = flux_config(network_dim=4, network_train_unet_only=True, network_args=list(args), **options)
-    found = methods.attach(parts, family, config).adapters
+    found = methods.attach_method(parts, family, config).adapters
     return {name.removeprefix("lora_unet_"): adapter.spec.rank for name, adapter in found.items()}
 
 
@@ -258,7 +260,7 @@ def test_flux_embedders_and_patterns(flux_like, flux_config):
 
 def test_split_adapters_sit_on_the_fused_matrices_only(flux_like, flux_config):
     family, parts = flux_like
-    method = methods.attach(parts, family, flux_config(network_dim=2, network_args=["split_qkv=True"]))
+    method = methods.attach_method(parts, family, flux_config(network_dim=2, network_args=["split_qkv=True"]))
     split = {n: a.spec.split for n, a in method.adapters.items() if a.spec.split}
     assert split["lora_unet_double_blocks_0_txt_attn_qkv"] == (8, 8, 8)
     assert split["lora_unet_single_blocks_0_linear1"] == (8, 8, 8, 32)
@@ -270,7 +272,7 @@ def test_split_adapters_sit_on_the_fused_matrices_only(flux_like, flux_config):
 
 def test_half_precision_adapters_are_opt_in(flux_like, flux_config):
     family, parts = flux_like
-    method = methods.attach(parts, family, flux_config(full_bf16=True, mixed_precision="bf16"))
+    method = methods.attach_method(parts, family, flux_config(full_bf16=True, mixed_precision="bf16"))
     assert {p.dtype for p in method.parameters()} == {torch.bfloat16}
     assert method.adapters["lora_unet_single_blocks_0_linear1"].scale.dtype == torch.float32
     assert {t.dtype for t in method.state_dict(torch.float16).values()} == {torch.float16}
@@ -282,7 +284,7 @@ def test_blocks_share_graphs(flux_like, flux_config):
 
     torch._dynamo.reset()
     family, parts = flux_like
-    method = methods.attach(parts, family, flux_config(network_dim=4))
+    method = methods.attach_method(parts, family, flux_config(network_dim=4))
     counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
     for block in [*parts.denoiser.double_blocks, *parts.denoiser.single_blocks]:
         block.compile(backend=counter, fullgraph=True)

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from library import methods
 from library.adapter_files.changes import LayerChange
-from library.adapter_files.names import PARTS
+from library.adapter_files.names import TENSOR_ROLES
 from library.bench import subjects
 from library.config.problems import ConfigError
 from library.families import network_args
@@ -29,7 +29,7 @@ def inputs():
 def lycoris(flux_like, flux_config, *args, **options):
     family, parts = flux_like
     config = flux_config(network_module="lycoris.kohya", network_dim=4, network_args=list(args), **options)
-    return parts, methods.attach(parts, family, config)
+    return parts, methods.attach_method(parts, family, config)
 
 
 @pytest.mark.parametrize("algo", ["lora", "loha", "lokr", "diag-oft", "dylora", "glora", "ia3", "full"])
@@ -169,7 +169,7 @@ def test_rates_and_loraplus(flux_like, flux_config):
 
 def test_wrong_arguments_are_found_before_anything_starts(flux_config):
     config = flux_config(network_module="lycoris.kohya", network_args=["alog=lokr", "conv_dim=x"])
-    said = list(methods.problems(config))
+    said = list(methods.find_method_problems(config))
     assert len(said) == 2 and "did you mean algo" in str(said[0])
 
 
@@ -178,7 +178,7 @@ def test_dora_in_bypass_mode_is_refused_as_the_package_leaves_it_out(flux_config
     config = flux_config(
         network_module="lycoris.kohya", network_args=[f"algo={algo}", "dora_wd=True", "bypass_mode=True"]
     )
-    assert any("leaves out what dora_wd learns" in str(problem) for problem in methods.problems(config))
+    assert any("leaves out what dora_wd learns" in str(problem) for problem in methods.find_method_problems(config))
     with pytest.raises(ConfigError, match="fp8_base cannot be used with dora_wd"):  # and so no advice to bypass
         flux_config(network_module="lycoris.kohya", fp8_base=True, network_args=[f"algo={algo}", "dora_wd=True"])
 
@@ -214,15 +214,15 @@ def test_rank_and_strength_come_from_the_file(flux_like, flux_config, tmp_path):
     learned, file = parts.denoiser(*inputs()), str(tmp_path / "a.safetensors")
     family, fresh = other
     config = flux_config(network_module="lycoris.kohya", network_dim=9, network_weights=file, dim_from_weights=True)
-    methods.attach(fresh, family, config)
+    methods.attach_method(fresh, family, config)
     torch.testing.assert_close(fresh.denoiser(*inputs()), learned)
     family, fresh = third
     same = {"network_module": "lycoris.kohya", "network_dim": 4, "network_args": ["algo=loha"]}
-    methods.attach(fresh, family, flux_config(**same, network_alpha=1, network_weights=file))
+    methods.attach_method(fresh, family, flux_config(**same, network_alpha=1, network_weights=file))
     torch.testing.assert_close(fresh.denoiser(*inputs()), learned)
     silent = {"network_weights": str(tmp_path / "b.safetensors"), "dim_from_weights": True}
     with pytest.raises(ConfigError, match="does not say which network it was made by"):
-        methods.attach(fresh, family, flux_config(**same, **silent))
+        methods.attach_method(fresh, family, flux_config(**same, **silent))
 
 
 def test_weights_are_in_the_order_that_the_package_expects(flux_like, flux_config):
@@ -243,7 +243,7 @@ def test_whole_matrices_of_lokr_come_back_from_a_file_of_any_alpha(flux_like, fl
         family, parts = like
         args = ["algo=lokr", "factor=2"]
         config = flux_config(network_module="lycoris.kohya", network_dim=rank, network_args=args, **precision)
-        return methods.attach(parts, family, config)
+        return methods.attach_method(parts, family, config)
 
     state = {name: tensor.to(stored) for name, tensor in attached(flux_like, 100_000).state_dict().items()}
     alphas = [tensor for name, tensor in state.items() if name.endswith(".alpha")]
@@ -275,7 +275,7 @@ def test_a_file_has_the_strength_that_was_trained(flux_like, flux_config, args, 
         if hasattr(adapter, "up_list"):  # DyLoRA takes some of its ranks in each pass, by chance
             adapter.get_random_rank_weight = lambda one=adapter: one.get_weight(one.lora_dim - one.block_size)
         layer, name = adapter.org_module[0], f"{method.file_names[adapter.lora_name]}."
-        parts = {PARTS[key.removeprefix(name)]: one for key, one in state.items() if key.startswith(name)}
+        parts = {TENSOR_ROLES[key.removeprefix(name)]: one for key, one in state.items() if key.startswith(name)}
         x = torch.randn(2, layer.in_features)
         with torch.no_grad():
             change = LayerChange(parts).ready().delta(layer.weight)
@@ -296,19 +296,19 @@ def test_presets_find_layers_or_are_refused(flux_config, sdxl_config):
         ("unet-convblock-only", "FLUX.1.* has none: write preset=full"),
     ):
         config = flux_config(network_module="lycoris.kohya", network_args=[f"preset={preset}"])
-        (problem,) = methods.problems(config)
+        (problem,) = methods.find_method_problems(config)
         assert re.search(said, str(problem))
     config = sdxl_config(network_module="lycoris.kohya", network_args=["preset=unet-convblock-only"])
-    assert not [*methods.problems(config)]
+    assert not [*methods.find_method_problems(config)]
 
 
 @pytest.mark.parametrize("script", [LORAS[0], LORAS[1], LORAS[-1]])
 def test_every_preset_that_is_offered_adapts_something(script):
-    for preset in network_args.PRESETS:
+    for preset in network_args.LAYER_PRESETS:
         values = {"network_module": "lycoris.kohya", "network_args": [f"preset={preset}"]}
         subject = subjects.FamilySubject(script, values, "tiny")
         config = subject.config({})
-        if not [*methods.problems(config)]:
+        if not [*methods.find_method_problems(config)]:
             assert subject.make(config, torch.device("cpu")).method.parameters(), preset
 
 

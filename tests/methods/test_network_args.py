@@ -5,12 +5,12 @@ import pytest
 from library import methods
 from library.config.problems import ConfigError
 from library.families import network_args
-from library.families.sdxl.network_args import block_of
+from library.families.sdxl.network_args import block_number
 from library.families.shared import network_args as languages
 
 
 def wrong(config):
-    return list(methods.problems(config))
+    return list(methods.find_method_problems(config))
 
 
 def test_everything_wrong_is_reported_at_once(flux_config):
@@ -41,7 +41,7 @@ def test_everything_wrong_is_reported_at_once(flux_config):
     for part in parts:
         assert any(part in str(s) for s in said), (part, said)
     with pytest.raises(ConfigError):
-        network_args.read(config)
+        network_args.read_network_args(config)
 
 
 def test_the_module_must_fit_the_family(flux_config, sdxl_config):
@@ -88,7 +88,7 @@ def test_dropout_that_lycoris_leaves_out_is_noted_once(flux_config):
     pytest.importorskip("lycoris")
 
     def said(*args, **values):
-        return [str(note) for note in methods.notes(lycoris(flux_config, *args, **values))]
+        return [str(note) for note in methods.method_notes(lycoris(flux_config, *args, **values))]
 
     assert said("algo=LoKr", "dropout=0.1") == [
         "network_args dropout has no effect with algo=lokr unless network_args has bypass_mode=True, too"
@@ -107,7 +107,7 @@ def test_rank_dropout_is_noted_where_the_package_leaves_no_ranks_out(flux_config
         for bypass in (False, True):
             args = (f"algo={algo}", "rank_dropout=0.5", f"bypass_mode={bypass}")
             said = (
-                [str(note) for note in methods.notes(lycoris(flux_config, *args))]
+                [str(note) for note in methods.method_notes(lycoris(flux_config, *args))]
                 if not (wrong(lycoris(flux_config, *args)))
                 else None
             )
@@ -132,7 +132,7 @@ def test_files_that_are_not_there(sdxl_config):
 
 def test_block_weights_of_sdxl(sdxl_config):
     def weights(*args):
-        return network_args.read(sdxl_config(network_args=list(args))).block_weights
+        return network_args.read_network_args(sdxl_config(network_args=list(args))).block_weights
 
     assert weights() == ()
     assert weights("mid_lr_weight=0.5,0.5,0.5") == (*[1.0] * 10, 0.5, 0.5, 0.5, *[1.0] * 10)
@@ -155,16 +155,16 @@ def test_patterns_may_hold_commas_and_equal_signs():
 
 
 def test_what_has_no_effect_is_noted(flux_config, sdxl_config):
-    assert "no convolutions" in str(next(methods.notes(flux_config(network_args=["conv_dim=4"]))))
-    assert "without conv_dim" in str(next(methods.notes(sdxl_config(network_args=["conv_alpha=4"]))))
-    threshold = next(methods.notes(sdxl_config(network_args=["block_lr_zero_threshold=0.1"])))
+    assert "no convolutions" in str(next(methods.method_notes(flux_config(network_args=["conv_dim=4"]))))
+    assert "without conv_dim" in str(next(methods.method_notes(sdxl_config(network_args=["conv_alpha=4"]))))
+    threshold = next(methods.method_notes(sdxl_config(network_args=["block_lr_zero_threshold=0.1"])))
     assert "without down_lr_weight" in str(threshold)
     ratio = {"network_args": ["loraplus_text_encoder_lr_ratio=4"], "network_train_unet_only": True}
-    assert [*map(str, methods.notes(flux_config(**ratio)))] == [
+    assert [*map(str, methods.method_notes(flux_config(**ratio)))] == [
         "network_args loraplus_text_encoder_lr_ratio has no effect: network_train_unet_only is on"
     ]
-    assert "the first one" in str(next(methods.notes(sdxl_config(text_encoder_lr=[1e-5, 2e-5]))))
-    assert not list(methods.notes(flux_config(text_encoder_lr=[1e-5, 2e-5])))
+    assert "the first one" in str(next(methods.method_notes(sdxl_config(text_encoder_lr=[1e-5, 2e-5]))))
+    assert not list(methods.method_notes(flux_config(text_encoder_lr=[1e-5, 2e-5])))
 
 
 @pytest.mark.parametrize(
@@ -181,12 +181,14 @@ def test_what_has_no_effect_is_noted(flux_config, sdxl_config):
     ],
 )
 def test_block_numbers_of_sdxl(name, block):
-    assert block_of(name) == block
+    assert block_number(name) == block
 
 
 def test_patterns_choose_layers_by_their_paths_as_in_musubi_tuner(flux_config):
     text = "exclude_patterns=['.*mlp.*', '.*_mod.*']"
-    args = network_args.read(flux_config(network_args=[text, "include_patterns=['double_blocks.1.*mlp.*']"]))
+    args = network_args.read_network_args(
+        flux_config(network_args=[text, "include_patterns=['double_blocks.1.*mlp.*']"])
+    )
     paths = {
         "double_blocks.0.img_attn.qkv": True,
         "double_blocks.0.img_mlp.0": False,

@@ -52,7 +52,7 @@ def test_zero_terminal_snr_ends_in_pure_noise():
 
 @pytest.mark.parametrize(("name", "v_prediction"), [("min_snr5_eps", False), ("min_snr5_v", True)])
 def test_min_snr_is_upstreams(name, v_prediction):
-    found = diffusion.weights(Loss(min_snr_gamma=5.0), v_prediction)[T]
+    found = diffusion.diffusion_loss_weights(Loss(min_snr_gamma=5.0), v_prediction)[T]
     assert found.tolist() == pytest.approx(VECTORS["loss_weights"][name], rel=1e-4)
 
 
@@ -67,15 +67,15 @@ def test_min_snr_is_upstreams(name, v_prediction):
     ],
 )
 def test_other_weights(options, v_prediction, expected):
-    found = diffusion.weights(Loss(**options), v_prediction)[T]
+    found = diffusion.diffusion_loss_weights(Loss(**options), v_prediction)[T]
     wanted = [expected(min(s, 1000.0)) for s in VECTORS["ddpm"]["snr"]]
     assert found.tolist() == pytest.approx(wanted, rel=1e-4)
 
 
 def test_weights_multiply():
-    both = diffusion.weights(Loss(min_snr_gamma=5.0, debiased_estimation_loss=True), False)
-    one = diffusion.weights(Loss(min_snr_gamma=5.0), False)
-    other = diffusion.weights(Loss(debiased_estimation_loss=True), False)
+    both = diffusion.diffusion_loss_weights(Loss(min_snr_gamma=5.0, debiased_estimation_loss=True), False)
+    one = diffusion.diffusion_loss_weights(Loss(min_snr_gamma=5.0), False)
+    other = diffusion.diffusion_loss_weights(Loss(debiased_estimation_loss=True), False)
     assert torch.allclose(both, one * other)
 
 

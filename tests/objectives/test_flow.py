@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.config.ineffective import ineffective_options
 from library.config.problems import ConfigError
-from library.config.schema import options
+from library.config.schema import options_of
 from library.families.flux.options import FluxFlow
 from library.objectives import flow
 
@@ -67,7 +67,9 @@ def test_shift_equals_the_reference():
 @pytest.mark.parametrize(("steps", "tokens"), [(20, 4096), (4, 1024)])
 def test_sampling_schedule_equals_the_reference(steps, tokens):
     expected = GOLDEN[f"flux_schedule_{steps}_seq{tokens}"]
-    torch.testing.assert_close(torch.tensor(flow.schedule(steps, tokens)), torch.tensor(expected), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        torch.tensor(flow.flow_sigmas(steps, tokens)), torch.tensor(expected), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_table_equals_the_reference():
@@ -124,17 +126,17 @@ def test_mode_scheme_maps_the_uniform_draw():
 
 def test_weights_apply_to_scaled_predictions_and_to_models_that_always_weigh():
     sigmas = torch.tensor([0.1, 0.5, 1.0])
-    sqrt = flow.weights(sigmas, noise(weighting_scheme="sigma_sqrt"))
+    sqrt = flow.flow_loss_weights(sigmas, noise(weighting_scheme="sigma_sqrt"))
     torch.testing.assert_close(sqrt, torch.tensor([100.0, 4.0, 1.0]))
-    cosmap = flow.weights(sigmas, noise(weighting_scheme="cosmap"))
+    cosmap = flow.flow_loss_weights(sigmas, noise(weighting_scheme="cosmap"))
     torch.testing.assert_close(cosmap, 2 / (math.pi * torch.tensor([0.82, 0.5, 1.0])))
     for changes in (
         {"weighting_scheme": "logit_normal"},
         {"weighting_scheme": "cosmap", "model_prediction_type": "raw"},
     ):
-        assert flow.weights(sigmas, noise(**changes)).tolist() == [1, 1, 1]
+        assert flow.flow_loss_weights(sigmas, noise(**changes)).tolist() == [1, 1, 1]
     always = noise(AlwaysWeighted, weighting_scheme="cosmap", model_prediction_type="raw")
-    assert torch.equal(flow.weights(sigmas, always), cosmap)
+    assert torch.equal(flow.flow_loss_weights(sigmas, always), cosmap)
 
 
 def test_prediction_types():
@@ -207,17 +209,17 @@ def test_nothing_makes_the_host_wait_for_the_device(sampling):
 
 
 @pytest.mark.parametrize(
-    "script", [run for run in families.RUNS if "weighting_scheme" in options(families.config_class(run))]
+    "script", [run for run in families.RUNS if "weighting_scheme" in options_of(families.config_class(run))]
 )
 def test_a_weighting_scheme_that_changes_nothing_is_reported_to(script):
     sigmas, third, cls = torch.tensor([0.2, 0.7]), torch.tensor(1 / 3), families.config_class(script)
-    kinds = options(cls)["model_prediction_type"].choices
+    kinds = options_of(cls)["model_prediction_type"].choices
     for scheme in ("sigma_sqrt", "logit_normal", "mode", "cosmap"):
         for sampling in ("sigma", "shift"):
             for kind in kinds:
                 given = {"weighting_scheme": scheme, "timestep_sampling": sampling, "model_prediction_type": kind}
-                config = build(cls, given, notes=[])
+                config = build_config(cls, given, notes=[])
                 drawn = flow.density(config.noise, lambda: third, lambda: third)
                 chooses = sampling == "sigma" and bool(drawn != third)
-                weighs = bool((flow.weights(sigmas, config.noise) != 1).any())
+                weighs = bool((flow.flow_loss_weights(sigmas, config.noise) != 1).any())
                 assert ("weighting_scheme" in ineffective_options(config)) == (not chooses and not weighs), given

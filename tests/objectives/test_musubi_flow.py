@@ -12,9 +12,9 @@ import torch
 
 from library import families
 from library.compiler.log import CompileLog
-from library.config.building import build
+from library.config.building import build_config
 from library.config.ineffective import ineffective_options
-from library.config.schema import options
+from library.config.schema import options_of
 from library.data.batch import Batch
 from library.families.shared import autoencoder
 from library.objectives import flow
@@ -38,7 +38,7 @@ def latents_of(family, step):
     "case", GOLDEN["trainings"], ids=lambda case: "-".join(map(str, (case["family"], *case["options"].values())))
 )
 def test_a_tiny_training_equals_musubi_tuners(case, monkeypatch):
-    config = build(families.config_class(f"{case['family']}_train_network"), case["options"], notes=[])
+    config = build_config(families.config_class(f"{case['family']}_train_network"), case["options"], notes=[])
     assert not ineffective_options(config).keys() & case["options"].keys() - {"weighting_scheme", "max_timestep"}
     family, weights = families.family_for(config), torch.tensor([0.2, -0.3, 0.1], requires_grad=True)
 
@@ -70,17 +70,17 @@ def test_a_tiny_training_equals_musubi_tuners(case, monkeypatch):
     assert weights.tolist() == pytest.approx(case["weights"], rel=1e-6, abs=1e-6)
 
 
-FLOW = [script for script in families.RUNS if "timestep_sampling" in options(families.config_class(script))]
+FLOW = [script for script in families.RUNS if "timestep_sampling" in options_of(families.config_class(script))]
 
 
 @pytest.mark.parametrize("script", FLOW)
 @pytest.mark.parametrize("again", [False, True])
 def test_every_flow_model_trains_the_chosen_timesteps_alone(script, again):
     cls, latents = families.config_class(script), torch.zeros(2000, 1, 4, 4)
-    for sampling in options(cls)["timestep_sampling"].choices:
+    for sampling in options_of(cls)["timestep_sampling"].choices:
         given = {"timestep_sampling": sampling, "min_timestep": 100, "max_timestep": 400}
         given |= {"preserve_distribution_shape": True} if again and sampling != "sigma" else {}
-        config = build(cls, given, notes=[])
+        config = build_config(cls, given, notes=[])
         assert not ineffective_options(config).keys() & given.keys() - {"max_timestep"}, sampling
         sigmas = flow.sampled(latents, config.noise, seeded(0))
         assert 0.1 <= sigmas.min() < 0.14 and 0.38 < sigmas.max() <= 0.4, sampling
@@ -91,18 +91,18 @@ def test_every_flow_model_trains_the_chosen_timesteps_alone(script, again):
 def test_drawing_again_keeps_the_shape_of_the_distribution_and_scaling_does_not():
     cls, latents = families.config_class("zimage_train_network"), torch.zeros(20000, 1, 4, 4)
     given = {"timestep_sampling": "sigmoid", "min_timestep": 500}
-    noise = build(cls, given, notes=[]).noise
-    whole = flow.sampled(latents, build(cls, {"timestep_sampling": "sigmoid"}, notes=[]).noise, seeded(0))
+    noise = build_config(cls, given, notes=[]).noise
+    whole = flow.sampled(latents, build_config(cls, {"timestep_sampling": "sigmoid"}, notes=[]).noise, seeded(0))
     q = torch.tensor([0.25, 0.5, 0.75])
     torch.testing.assert_close(flow.sampled(latents, noise, seeded(0)), whole * 0.5 + 0.5)
     kept = flow.sampled(
-        latents[:2000], build(cls, given | {"preserve_distribution_shape": True}, notes=[]).noise, seeded(1)
+        latents[:2000], build_config(cls, given | {"preserve_distribution_shape": True}, notes=[]).noise, seeded(1)
     )
     torch.testing.assert_close(kept.quantile(q), whole[whole >= 0.5].quantile(q), atol=0.02, rtol=0)
 
 
 def test_where_hardly_any_draw_is_in_the_range_others_are_scaled_into_it():
-    sigmas = flow.inside(torch.tensor([0.1, 0.55, 0.3, 0.9]), 2, 0.5, 0.6)
+    sigmas = flow.sigmas_in_range(torch.tensor([0.1, 0.55, 0.3, 0.9]), 2, 0.5, 0.6)
     assert sigmas.tolist() == pytest.approx([0.55, 0.51])
 
 
@@ -110,7 +110,7 @@ def test_redrawing_does_not_make_the_host_wait():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     given = {"preserve_distribution_shape": True, "min_timestep": 500, "weighting_scheme": "cosmap"}
-    config = build(families.config_class("zimage_train_network"), given, notes=[])
+    config = build_config(families.config_class("zimage_train_network"), given, notes=[])
     with FakeTensorMode():
         flow.noised(torch.zeros(2, 16, 8, 8), config.noise, config.loss, None)
 
@@ -127,7 +127,7 @@ def test_the_range_of_a_shifted_table_is_that_of_the_timesteps_that_are_trained(
 def test_a_range_and_its_way_without_effect_are_named():
     cls = families.config_class("qwen_image_train_network")
     reasons = {
-        name: ineffective_options(build(cls, {"preserve_distribution_shape": True} | given, notes=[])).get(
+        name: ineffective_options(build_config(cls, {"preserve_distribution_shape": True} | given, notes=[])).get(
             "preserve_distribution_shape"
         )
         for name, given in {

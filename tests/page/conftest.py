@@ -80,11 +80,11 @@ def served(tmp_path_factory):
     """The page's address and the folder that configs may be in."""
     import uvicorn
 
-    from kohya_gui.app import application, bind, build
+    from kohya_gui.app import application, bind, build_page
 
     root = tmp_path_factory.mktemp("page")
     bound = bind("127.0.0.1", 0)
-    app = application(build([root]), {"host": "127.0.0.1"})
+    app = application(build_page([root]), {"host": "127.0.0.1"})
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
@@ -109,7 +109,7 @@ def stand_ins(monkeypatch):
     monkeypatch.setattr(queue, "RUNNER", [sys.executable, "-c", WORKER.format(stand_in=str(STAND_IN))])
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN.parents[2]))
     told = lambda reading, launch: {"findings": isolated.known(reading), "fit": None}  # noqa: E731
-    monkeypatch.setattr(isolated, "check", told)
+    monkeypatch.setattr(isolated, "check_reading", told)
     monkeypatch.setattr(isolated, "check_all", lambda readings, launch: [told(one, launch) for one in readings])
     monkeypatch.setattr(paths, "_outside", lambda config, roots: [])  # nowhere is outside of the roots
 
@@ -238,8 +238,8 @@ def visit(chromium, served, windows, stand_ins, monkeypatch, tmp_path):
     yield begin
     from library.runs import queue, reader, stop
 
-    for entry in queue.read().waiting:
-        queue.remove(entry.id)
+    for entry in queue.read_queue().waiting:
+        queue.remove_entry(entry.id)
     for run in reader.runs():
         stop.request(run.id, "kill")
     for complaints, requests in [ended(windows, visit) for visit in visits]:

@@ -11,7 +11,7 @@ import time
 
 from library.bench import report
 from library.config.problems import Message
-from library.jobs.work import begin
+from library.jobs.work import begin_work
 from library.measuring import candidates
 
 ON = {"name": "Stand-in", "device": "cpu", "threads": 2, "torch": "2.13.0"}
@@ -80,7 +80,7 @@ def doctor():
 
 def main(command, *rest):
     kind = "profile" if "--profile" in rest else command
-    with begin(kind) as work:
+    with begin_work(kind) as work:
         work.phase(Message("warming up"), 1, 4)
         if kind == "bench":
             work.store(bench(finished=False))

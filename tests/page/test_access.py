@@ -215,9 +215,9 @@ def test_the_halves_of_an_answer_do_not_wait_for_each_other():
 
 
 def test_scripts_come_from_memory_and_may_be_kept():
-    assets = Assets(page, scripts.FILES)
+    assets = Assets(page, scripts.SCRIPT_FILES)
     gradio = next(path for path in sorted(assets.files) if path.startswith("/assets/") and path.endswith(".js"))
-    for path in (gradio, *scripts.FILES):
+    for path in (gradio, *scripts.SCRIPT_FILES):
         status, headers, body = ask(assets, path=path, accept_encoding="gzip, br")
         assert status == 200 and "immutable" in headers["cache-control"]
         assert headers["content-type"].startswith("text/javascript")
@@ -240,8 +240,8 @@ def test_scripts_come_from_memory_and_may_be_kept():
     ],
 )
 def test_only_known_names_are_read_from_the_folder(path):
-    assert ask(Assets(page, scripts.FILES), path=path)[2] == b"page"
-    assert ask(Assets(page, scripts.FILES), "POST", path=path)[2] == b"page"
+    assert ask(Assets(page, scripts.SCRIPT_FILES), path=path)[2] == b"page"
+    assert ask(Assets(page, scripts.SCRIPT_FILES), "POST", path=path)[2] == b"page"
 
 
 def test_which_addresses_are_this_computer_only():
@@ -254,8 +254,8 @@ def test_which_addresses_are_this_computer_only():
 def started(monkeypatch):
     """Start the page with arguments; what its access checks were given, or the exit code."""
     seen = {}
-    monkeypatch.setattr(app, "build", lambda roots: None)
-    monkeypatch.setattr(app, "prepare", lambda page: None)
+    monkeypatch.setattr(app, "build_page", lambda roots: None)
+    monkeypatch.setattr(app, "prepare_responses", lambda page: None)
     monkeypatch.setattr(app, "application", lambda page, gate, root_path: seen.update(gate))
     monkeypatch.setattr(app, "serve", lambda made, bound: (seen.update(bound=bound.getsockname()), bound.close()))
     monkeypatch.delenv("SSH_CONNECTION", raising=False)

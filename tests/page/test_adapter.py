@@ -6,7 +6,7 @@ import pytest
 
 from kohya_gui.form import adapter
 from kohya_gui.form.adapter_size import SizeProcess
-from library.config.building import build
+from library.config.building import build_config
 from library.families import FAMILIES, adapter_kinds, config_class, lora_script
 from library.importers import kohya_adapters
 from tests.config.test_foreign import imported
@@ -14,7 +14,7 @@ from tests.training import wait_for
 
 
 def state(family, **given):
-    return adapter.state(build(config_class(lora_script(family)), given, notes=[]), None)
+    return adapter.adapter_state(build_config(config_class(lora_script(family)), given, notes=[]), None)
 
 
 def pressed(shown):
@@ -53,7 +53,12 @@ def test_blocks_are_shown_in_each_of_the_ways_to_say_them():
     joint = state("sdxl", network_module="lycoris.kohya", network_args=["train_block_indices=none/1/0,1"])
     assert learning(joint) == [[], [1], [0, 1]]
     assert (
-        len(adapter.state(build(config_class(lora_script("flux")), {}, notes=[]), [2, 4])["groups"][1]["factors"]) == 4
+        len(
+            adapter.adapter_state(build_config(config_class(lora_script("flux")), {}, notes=[]), [2, 4])["groups"][1][
+                "factors"
+            ]
+        )
+        == 4
     )
 
 
@@ -62,7 +67,7 @@ def test_what_is_wrong_is_reported_at_its_field_and_below_the_text():
     shown = state("flux", network_module="lycoris.kohya", network_args=args)
     wrong = {field["name"]: field["wrong"] for field in shown["fields"] if field["wrong"]}
     assert list(wrong) == ["factor"] and "whole number" in str(wrong["factor"])
-    config = build(
+    config = build_config(
         config_class(lora_script("flux")), {"network_module": "lycoris.kohya", "network_args": args}, notes=[]
     )
     said = adapter.adapter_problems(config)
@@ -115,7 +120,9 @@ class Counted:
 def test_size_is_requested_once_and_shown_in_words(monkeypatch):
     sizes, counted = SizeProcess(), Counted()
     monkeypatch.setattr(sizes, "_counted", counted)
-    config = build(config_class(lora_script("flux")), {"pretrained_model_name_or_path": "a.safetensors"}, notes=[])
+    config = build_config(
+        config_class(lora_script("flux")), {"pretrained_model_name_or_path": "a.safetensors"}, notes=[]
+    )
     assert sizes.counts(config) is None
     told = [sizes.ask(config) for _ in range(2)]
     assert str(told[0]["said"]) == "6 layers learn: 1.8 million parameters, a file of about 3.6 MB."
@@ -125,7 +132,7 @@ def test_size_is_requested_once_and_shown_in_words(monkeypatch):
 @pytest.mark.slow
 def test_the_size_is_counted_by_a_process_that_can_be_lost():
     sizes = SizeProcess()
-    config = build(config_class(lora_script("flux")), {"network_train_unet_only": True}, notes=[])
+    config = build_config(config_class(lora_script("flux")), {"network_train_unet_only": True}, notes=[])
     assert str(sizes.ask(config)["said"]).startswith("304 layers learn: 19.1 million parameters")
     sizes._process.stdin.close()
     assert sizes._process.wait(60) == 0

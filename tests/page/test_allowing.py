@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from kohya_gui.server import allowed_folders, paths
 from kohya_gui.server.allowed_folders import AllowedFolders, Roots
 from kohya_gui.server.json_api import ApiRequest
-from kohya_gui.server.serving import access_of, is_private, parser
+from kohya_gui.server.serving import access_of, build_server_parser, is_private
 from library.config.problems import ConfigError
 from library.runs import registry
 
@@ -43,21 +43,21 @@ def allow(roots, folder):
 def test_folder_permission_is_requested_once_and_survives_a_restart(place):
     roots = Roots([place / "root"], asks=True)
     with pytest.raises(ConfigError) as said:
-        paths.inside(str(place / "other" / "out"), roots, "output_dir")
-    assert allowed_folders.asked(said.value.problems[0]) == str(place / "other")
+        paths.allowed_path(str(place / "other" / "out"), roots, "output_dir")
+    assert allowed_folders.asked_folder(said.value.problems[0]) == str(place / "other")
     allow(roots, place / "other")
-    assert paths.inside(str(place / "other" / "out"), roots) == place / "other" / "out"
+    assert paths.allowed_path(str(place / "other" / "out"), roots) == place / "other" / "out"
     assert list(Roots([place / "root"], asks=True)) == [place / "root", place / "other"]
     allow(roots, place / "other")  # twice is once
-    assert json.loads(allowed_folders.place().read_text())["folders"] == [str(place / "other")]
+    assert json.loads(allowed_folders.allowed_file().read_text())["folders"] == [str(place / "other")]
     with pytest.raises(ConfigError, match="hidden"):
-        paths.inside(str(place / "other" / ".hidden" / "x"), roots)
+        paths.allowed_path(str(place / "other" / ".hidden" / "x"), roots)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such rights")
 def test_the_file_is_for_its_owner_only(place):
     allow(Roots([place / "root"], asks=True), place / "other")
-    assert stat.S_IMODE(allowed_folders.place().stat().st_mode) == 0o600
+    assert stat.S_IMODE(allowed_folders.allowed_file().stat().st_mode) == 0o600
 
 
 def test_permission_for_a_file_is_requested_for_its_folder(place):
@@ -71,7 +71,7 @@ def test_permission_for_a_file_is_requested_for_its_folder(place):
         ("v2.5", "other/v2.5"),
         ("run.toml", "other"),
     ):
-        assert allowed_folders.meant(place / "other" / text) == place / folder, text
+        assert allowed_folders.folder_to_allow(place / "other" / text) == place / folder, text
 
 
 @pytest.mark.parametrize("what", ["train_data_dir", "pretrained_model_name_or_path", "config file", "image_dir"])
@@ -79,23 +79,23 @@ def test_missing_path_is_reported_without_a_permission_request(place, what):
     roots = Roots([place / "root"], asks=True)
     for text, absent in (("gone", "gone"), ("gone/deeper/a.png", "gone/deeper"), ("other/gone", "other/gone")):
         with pytest.raises(ConfigError, match="does not exist") as said:
-            paths.inside(str(place / text), roots, what)
+            paths.allowed_path(str(place / text), roots, what)
         (problem,) = said.value.problems
-        assert allowed_folders.asked(problem) == "" and problem.arguments == {"path": str(place / absent)}
+        assert allowed_folders.asked_folder(problem) == "" and problem.arguments == {"path": str(place / absent)}
         with pytest.raises(ConfigError, match="does not exist"):
             allow(roots, place / absent)
-    assert not allowed_folders.place().exists()
+    assert not allowed_folders.allowed_file().exists()
 
 
 def test_permission_for_a_new_output_folder_is_requested_for_its_parent(place):
     roots = Roots([place / "root"], asks=True)
     for is_new, what in ((False, "output_dir"), (False, "logging_dir"), (True, "folder")):
         with pytest.raises(ConfigError) as said:
-            paths.inside(str(place / "other" / "new" / "out"), roots, what, is_new)
-        assert allowed_folders.asked(said.value.problems[0]) == str(place / "other")
+            paths.allowed_path(str(place / "other" / "new" / "out"), roots, what, is_new)
+        assert allowed_folders.asked_folder(said.value.problems[0]) == str(place / "other")
     with pytest.raises(ConfigError, match="make it first") as said:  # above it are the homes of all users
-        paths.inside(str(Path.home().parent / "nobody-of-this-name" / "out"), roots, "output_dir")
-    assert allowed_folders.asked(said.value.problems[0]) == ""
+        paths.allowed_path(str(Path.home().parent / "nobody-of-this-name" / "out"), roots, "output_dir")
+    assert allowed_folders.asked_folder(said.value.problems[0]) == ""
 
 
 def bad_places(place):
@@ -125,15 +125,15 @@ def test_unsuitable_place_is_rejected_without_a_permission_request(place):
             with pytest.raises(ConfigError):
                 allow(roots, folder)
         try:
-            paths.inside(str(folder / "x"), roots)
+            paths.allowed_path(str(folder / "x"), roots)
         except ConfigError as said:
-            assert allowed_folders.asked(said.problems[0]) not in map(str, bad_places(place)), said
+            assert allowed_folders.asked_folder(said.problems[0]) not in map(str, bad_places(place)), said
     (place / "root" / "plain").write_text("x")
     inside = [f"{place}/{one}" for one in ("root/../other", "oth\ner", "root/plain/sub", "CON", "a:b", "other/..")]
     for text in ("", ".", "other", "../other", "~", "C:", "\\\\server\\share", "x" * 5000, *inside):
         with pytest.raises(ConfigError):
             allow(roots, text)
-    assert list(roots) == [place / "root"] and not allowed_folders.place().exists()
+    assert list(roots) == [place / "root"] and not allowed_folders.allowed_file().exists()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="symbolic links need rights on Windows")
@@ -143,12 +143,12 @@ def test_links_are_checked_by_their_target(place):
     with pytest.raises(ConfigError):
         allow(roots, place / "other" / "link")
     with pytest.raises(ConfigError, match="belongs to the system"):
-        paths.inside(str(place / "other" / "link" / "x"), roots)
+        paths.allowed_path(str(place / "other" / "link" / "x"), roots)
     allow(roots, place / "other" / "sub")
     (place / "other" / "sub").rmdir()
     (place / "other" / "sub").symlink_to("/etc")  # exchanged later
     with pytest.raises(ConfigError):
-        paths.inside(str(place / "other" / "sub" / "passwd"), roots)
+        paths.allowed_path(str(place / "other" / "sub" / "passwd"), roots)
 
 
 @pytest.mark.skipif(
@@ -156,8 +156,8 @@ def test_links_are_checked_by_their_target(place):
 )
 def test_a_folder_that_cannot_be_made_is_refused(place):
     (place / "other").chmod(0o500)
-    assert "cannot be made" in allowed_folders.refusal(place / "other" / "new")
-    assert allowed_folders.refusal(place / "other") == ""
+    assert "cannot be made" in allowed_folders.refuse_folder(place / "other" / "new")
+    assert allowed_folders.refuse_folder(place / "other") == ""
 
 
 @pytest.mark.parametrize(
@@ -172,18 +172,18 @@ def test_a_folder_that_cannot_be_made_is_refused(place):
     ],
 )
 def test_whatever_stands_in_the_file_widens_nothing(place, content):
-    allowed_folders.place().parent.mkdir(parents=True, exist_ok=True)
-    allowed_folders.place().write_text(content)
+    allowed_folders.allowed_file().parent.mkdir(parents=True, exist_ok=True)
+    allowed_folders.allowed_file().write_text(content)
     for path in ("/etc/passwd", "/"):
         with pytest.raises(ConfigError):
-            paths.inside(path, Roots([place / "root"], asks=True))
+            paths.allowed_path(path, Roots([place / "root"], asks=True))
 
 
 def test_a_page_for_others_neither_asks_nor_counts_what_was_allowed(place):
     allow(Roots([place / "root"], asks=True), place / "other")
     for roots in (Roots([place / "root"]), [place / "root"]):
         with pytest.raises(ConfigError, match="--root FOLDER"):
-            paths.inside(str(place / "other"), roots)
+            paths.allowed_path(str(place / "other"), roots)
         with pytest.raises(ConfigError, match="--root FOLDER"):
             allow(roots, place / "file")
 
@@ -206,7 +206,7 @@ def test_a_page_for_others_neither_asks_nor_counts_what_was_allowed(place):
 def test_only_a_page_that_is_open_to_nobody_else_asks(words, private, monkeypatch):
     monkeypatch.setenv("KOHYA_PASSWORD", "a long password")
     monkeypatch.delenv("KOHYA_TOKEN", raising=False)
-    given: argparse.Namespace = parser().parse_args(words.split())
+    given: argparse.Namespace = build_server_parser().parse_args(words.split())
     assert is_private(access_of(given), given.root_path) is private
     monkeypatch.setenv("KOHYA_TOKEN", "a-token-of-some-length-01")
     assert not is_private(access_of(given), given.root_path)
@@ -214,10 +214,10 @@ def test_only_a_page_that_is_open_to_nobody_else_asks(words, private, monkeypatc
 
 @pytest.fixture(scope="module")
 def application(tmp_path_factory):
-    from kohya_gui.app import application, build
+    from kohya_gui.app import application, build_page
 
     root = tmp_path_factory.mktemp("asking").resolve()
-    return application(build(Roots([root], asks=True)), {"host": "127.0.0.1"})
+    return application(build_page(Roots([root], asks=True)), {"host": "127.0.0.1"})
 
 
 HOSTILE = [
@@ -247,7 +247,7 @@ def test_a_browser_elsewhere_a_proxy_or_another_site_cannot_widen_the_roots(appl
     client = TestClient(application, f"http://{PORT}", headers=OWN, client=("127.0.0.1", 5000))
     body = json.dumps({"folder": str(place / "other")})
     answer = client.post("/own/allow", content=body, headers={"content-type": "application/json", **headers})
-    assert answer.status_code in (403, 415) and not allowed_folders.place().exists()
+    assert answer.status_code in (403, 415) and not allowed_folders.allowed_file().exists()
 
 
 def test_a_browser_here_can_and_others_cannot_by_any_way(application, place):
@@ -258,7 +258,7 @@ def test_a_browser_here_can_and_others_cannot_by_any_way(application, place):
     client = TestClient(application, f"http://{PORT}", headers=OWN, client=("127.0.0.1", 5000))
     assert client.get("/own/allow", params=body).status_code == 404
     bare = TestClient(application, f"http://{PORT}", headers={"host": PORT}, client=("127.0.0.1", 5000))
-    assert bare.post("/own/allow", json=body).status_code == 403 and not allowed_folders.place().exists()
+    assert bare.post("/own/allow", json=body).status_code == 403 and not allowed_folders.allowed_file().exists()
     assert "Allow" in client.post("/own/list", json=body).json()["error"]
     assert client.post("/own/allow", json=body).json()["said"] == f"Allowed: {place / 'other'}"
     assert client.post("/own/list", json=body).json()["folder"] == str(place / "other")
@@ -272,11 +272,11 @@ def asking(tmp_path_factory):
     """A page that asks, with one folder that it may use."""
     import uvicorn
 
-    from kohya_gui.app import application, bind, build
+    from kohya_gui.app import application, bind, build_page
 
     root = tmp_path_factory.mktemp("page").resolve()
     bound = bind("127.0.0.1", 0)
-    app = application(build(Roots([root], asks=True)), {"host": "127.0.0.1"})
+    app = application(build_page(Roots([root], asks=True)), {"host": "127.0.0.1"})
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
@@ -326,7 +326,7 @@ def test_train_asks_for_each_folder_and_then_starts(visitor, place):
         visitor.page.wait_for_function(f"document.querySelectorAll('.message .allow').length === {left}")
     buttons.first.click()
     visitor.until("It goes on when this page is closed")
-    assert set(allowed_folders.remembered()) == {place / "other", place / "file", place / "out"}
+    assert set(allowed_folders.allowed_folders()) == {place / "other", place / "file", place / "out"}
     visitor.state("finished")
 
 
@@ -397,7 +397,7 @@ def test_the_picker_the_configs_the_data_set_and_the_tools_ask_too(visitor, plac
     page.locator(f'.allow[data-allow="{place / "tools"}"]').wait_for()
     page.locator(".message:visible .allow").first.click()
     page.get_by_text("does not exist").wait_for()  # the file in it, which is looked for again at once
-    assert place / "tools" in allowed_folders.remembered()
+    assert place / "tools" in allowed_folders.allowed_folders()
 
 
 @pytest.mark.browser
@@ -419,7 +419,7 @@ def test_below_a_field_a_folder_that_is_not_there_has_no_button_and_one_that_is_
     visitor.page.locator("#lora-train_data_dir").blur()
     help_of.locator(".allow").click()
     help_of.get_by_text("Allowed").or_(help_of.get_by_text("A folder of images")).first.wait_for()
-    assert allowed_folders.remembered() == (place / "file",)
+    assert allowed_folders.allowed_folders() == (place / "file",)
 
 
 @pytest.mark.browser
@@ -427,8 +427,8 @@ def test_save_and_probe_ask_and_then_go_on_by_themselves(visitor, place, monkeyp
     from kohya_gui.form import probe
 
     begun, ended = [], {"state": "finished", "doing": "", "tries": [], "best": {}, "text": "Nothing fits."}
-    monkeypatch.setattr(probe, "start", lambda config, launch: begun.append(config.save.output_dir) or "probe")
-    monkeypatch.setattr(probe, "state", lambda probe_id: ended)
+    monkeypatch.setattr(probe, "start_probe", lambda config, launch: begun.append(config.save.output_dir) or "probe")
+    monkeypatch.setattr(probe, "probe_state", lambda probe_id: ended)
     page = visitor.page
     page.get_by_placeholder("Config file").locator("visible=true").fill(str(place / "other" / "new.toml"))
     visitor.click("Save config")

@@ -57,7 +57,7 @@ def ready(visitor, place):  # noqa: F811
 
 
 def stored():
-    return json.loads(allowed_folders.place().read_text())["code"]
+    return json.loads(allowed_folders.allowed_file().read_text())["code"]
 
 
 @pytest.mark.parametrize("option", NAMES)

@@ -8,9 +8,9 @@ import pytest
 
 from library import importers
 from library.check import isolated
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml
-from library.config.schema import changed, flat
+from library.config.schema import changed, flatten_sections
 from library.families import config_class
 from library.runs import reader
 
@@ -96,7 +96,7 @@ def test_what_the_form_knows_is_reported_before_the_whole_check_is_done(visit, m
         more = isolated.finding("the disk is full", "disk", "bad")
         return {"findings": [*isolated.known(reading), more], "fit": None}
 
-    monkeypatch.setattr(isolated, "check", slow)
+    monkeypatch.setattr(isolated, "check_reading", slow)
     visitor = visit()
     visitor.click("Train")
     visitor.until("2 problems to fix")
@@ -295,8 +295,8 @@ def test_a_config_goes_through_download_and_upload(visit, tmp_path):
     other.page.locator("input[type=file]").locator("nth=0").set_input_files(tmp_path / "cat.toml")
     other.until("Loaded cat.toml")
     assert other.page.locator("#lora-network_dim").input_value() == "24"
-    config = build(config_class("sdxl_train_network"), other.held()["values"])
-    assert flat(changed(config)) == read_toml(tmp_path / "cat.toml")
+    config = build_config(config_class("sdxl_train_network"), other.held()["values"])
+    assert flatten_sections(changed(config)) == read_toml(tmp_path / "cat.toml")
     recipe = {"ss_base_model_version": "sdxl_base_v1-0", "ss_network_dim": "48", "ss_seed": "7"}
     header = importers.with_header(json.dumps({"__metadata__": recipe}))
     (tmp_path / "lora.safetensors").write_bytes(header + bytes(2_000_000))  # larger than any config
@@ -348,7 +348,7 @@ def test_stop_after_this_step(visit, tmp_path):
     visitor.until("Step", ".line")
     visitor.click("Stop after this step")
     run = visitor.state("stopped")
-    assert reader.run(run).facts["step"] < 2000 and (tmp_path / "out" / "cat.safetensors").exists()
+    assert reader.find_run(run).facts["step"] < 2000 and (tmp_path / "out" / "cat.safetensors").exists()
     # The button is gone: with the keyboard one goes on where it was.
     visitor.page.wait_for_function("document.activeElement.matches('.acts button')")
 
@@ -361,7 +361,7 @@ def test_stop_now(visit, tmp_path):
     visitor.until("is still running")
     visitor.click("Stop now")
     assert visitor.state("stopped") == run and (tmp_path / "out" / "cat-state" / "train_state.json").exists()
-    visitor.page.get_by_role("button", name=f"Resume from step {reader.run(run).facts['step']}").wait_for()
+    visitor.page.get_by_role("button", name=f"Resume from step {reader.find_run(run).facts['step']}").wait_for()
 
 
 def test_a_failure_says_why_and_what_to_do(visit, tmp_path):

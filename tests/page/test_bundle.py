@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 
 from kohya_gui.gradio_host import preloads
 from kohya_gui.server import scripts
-from kohya_gui.server.bundle import bundle
+from kohya_gui.server.bundle import bundle_modules
 
 MODULES = {
     "main.js": """import { twice as double } from "./a/b.js";
@@ -31,7 +31,9 @@ def test_modules_run_in_order_and_find_what_others_export(tmp_path, chromium):
     page = chromium.new_page()
     page.route("**/*", lambda route: route.fulfill(body="<head></head>", content_type="text/html"))
     page.goto("http://page.test/")
-    page.add_script_tag(type="module", content=bundle(tmp_path, "main.js") + 'window.found = modules["main.js"].seen;')
+    page.add_script_tag(
+        type="module", content=bundle_modules(tmp_path, "main.js") + 'window.found = modules["main.js"].seen;'
+    )
     assert page.wait_for_function("window.found").json_value() == [8, 5, True]
     page.close()
 
@@ -49,13 +51,13 @@ def test_modules_run_in_order_and_find_what_others_export(tmp_path, chromium):
 def test_what_it_cannot_put_together_is_refused(tmp_path, text):
     (tmp_path / "main.js").write_text(f"{text}\n")
     with pytest.raises(ValueError, match=r"main\.js"):
-        bundle(tmp_path, "main.js")
+        bundle_modules(tmp_path, "main.js")
 
 
 def test_every_script_of_the_page_is_in_its_own():
     sent = scripts.SCRIPT.decode()
-    for file in scripts.PAGE.rglob("*.js"):
-        assert f"// {file.relative_to(scripts.PAGE).as_posix()}\n" in sent
+    for file in scripts.PAGE_FOLDER.rglob("*.js"):
+        assert f"// {file.relative_to(scripts.PAGE_FOLDER).as_posix()}\n" in sent
 
 
 def test_the_installed_gradio_says_which_files_components_need():

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from kohya_gui.form.caches import KIND, CacheApi
+from kohya_gui.form.caches import CACHING_KIND, CacheApi
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tabs import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.server.json_api import ApiRequest
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
@@ -16,9 +16,9 @@ from library.jobs import job as jobs
 # `kohya cache` that finds four of twelve images encoded, and waits for its end.
 STUB = """
 import time
-from library.jobs.work import joined
+from library.jobs.work import join_work
 
-with joined("cache") as work:
+with join_work("cache") as work:
     while True:
         work.phase("caching latents", 4, 12)
         time.sleep(0.05)
@@ -28,7 +28,7 @@ with joined("cache") as work:
 @pytest.fixture
 def stub(monkeypatch):
     asked = []
-    monkeypatch.setattr(jobs, "command", lambda words: asked.append([*words]) or [sys.executable, "-c", STUB])
+    monkeypatch.setattr(jobs, "job_command", lambda words: asked.append([*words]) or [sys.executable, "-c", STUB])
     return asked
 
 
@@ -43,13 +43,13 @@ def test_a_cache_is_made_from_the_form_with_progress_and_stop(visit, stub, tmp_p
     box.get_by_role("button", name="Make this cache now").click()
     visitor.until("is still running")
     visitor.page.locator(".message:visible .away").click()
-    (job,) = jobs.every(KIND)
-    jobs.stop(job)
+    (job,) = jobs.jobs_of_kinds(CACHING_KIND)
+    jobs.stop_job(job)
     ((command, kind, toml, *launch),) = stub
     assert (command, kind, launch) == ("cache", "latents", ["--num_processes=1"])
     held = read_toml(toml)
     assert held["cache_latents_to_disk"] and "cache_text_encoder_outputs" not in held
-    assert "sdxl_train_network" in toml and jobs.find(job.id).folder.as_posix() in toml.replace("\\", "/")
+    assert "sdxl_train_network" in toml and jobs.find_job(job.id).folder.as_posix() in toml.replace("\\", "/")
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_a_cache_is_made_from_the_form_with_progress_and_stop(visit, stub, tmp_p
 )
 def test_nothing_is_started_where_it_cannot_be_made(stub, monkeypatch, tmp_path, fields, why):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
-    api = CacheApi({"lora": SettingsForm("lora", FAMILIES, TABS[0].configs, TABS[0].basics)}, [tmp_path])
+    api = CacheApi({"lora": SettingsForm("lora", FAMILY_TITLES, TABS[0].configs, TABS[0].basics)}, [tmp_path])
     values = {"pretrained_model_name_or_path": str(tmp_path), "train_data_dir": fields.pop("data", "")}
     sent = json.dumps({"family": "sdxl", "values": values, "launch": {}})
     with pytest.raises(ConfigError, match=why):
         api.begin(ApiRequest({"tab": "lora", "sent": sent, **fields}))
-    assert not stub and not jobs.every(KIND)
+    assert not stub and not jobs.jobs_of_kinds(CACHING_KIND)

@@ -86,7 +86,7 @@ def test_download_of_a_captioner_reports_bytes(tmp_path):
 
 @pytest.mark.browser
 def test_a_model_captions_a_folder_and_what_it_wrote_is_compared_and_put_back(visit, served, monkeypatch):
-    monkeypatch.setattr(jobs, "command", lambda words: [sys.executable, "-c", STUB, *words])
+    monkeypatch.setattr(jobs, "job_command", lambda words: [sys.executable, "-c", STUB, *words])
     folder = served[1] / "captioned"
     folder.mkdir()
     for number in range(3):

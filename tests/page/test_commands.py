@@ -15,7 +15,7 @@ def page(tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(
         job,
-        "start",
+        "start_job",
         lambda kind, words: (
             started.append(words)
             or job.BackgroundJob(tmp_path / "x", {"kind": kind, "arguments": words, "state": "running"})
@@ -83,7 +83,7 @@ def test_other_questions_are_sentences(page, fields):
 
 
 def test_the_markup_has_every_option_once():
-    made = tools.markup()
+    made = tools.tools_tab_html()
     for name, form in commands.TOOLS.all().items():
         for field in form.fields:
             assert made.count(f'id="tools-{name}-{field.name}"') == 1, (name, field.name)

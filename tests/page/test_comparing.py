@@ -26,7 +26,7 @@ def compared(tmp_path, monkeypatch):
         made.started.append(words)
         return jobs.BackgroundJob(folder, {"kind": kind, "arguments": words})
 
-    monkeypatch.setattr(jobs, "start", start)
+    monkeypatch.setattr(jobs, "start_job", start)
     return made
 
 
@@ -127,11 +127,11 @@ def test_the_panel_opens_the_comparison_of_its_run(visit, served, monkeypatch):
     def finished(kind, words, folder):
         asked.append(words)
         place = store(run)
-        layout.store(folder / jobs.RESULT, layout.load(place / "comparison.json"))
+        layout.store(folder / jobs.RESULT, layout.load_facts(place / "comparison.json"))
         layout.store(folder / jobs.JOB, {"kind": kind, "state": "finished", "started": 2.0, "arguments": words})
-        return jobs.at(folder)
+        return jobs.job_at(folder)
 
-    monkeypatch.setattr(jobs, "start", finished)
+    monkeypatch.setattr(jobs, "start_job", finished)
     seen = visit()
     page = seen.page
     page.locator("[data-compare]").click()

@@ -60,7 +60,7 @@ def folder(tmp_path):
     made = tmp_path / "out" / "runs" / "cat-1"
     made.mkdir(parents=True)
     layout.store(made / "run.json", FACTS)
-    registry.add(made)
+    registry.add_pointer(made)
     (made / "progress.jsonl").write_text(
         json.dumps({"kind": "step", "t": 1.0, "step": 1, "loss": 0.5, "lr": {"unet": 1e-4}}) + "\n"
     )
@@ -72,16 +72,16 @@ def shown(folder):
     run = reader.runs()[0]
     for part in monitor.panel_parts("").values():
         part.mark, part.render()
-    html.log("x", run), html.usage(run), actions._can_be_tried(run)
+    html.log("x", run), html.machine_usage_html(run), actions._can_be_tried(run)
     for how in ("now", "kill"):
         actions._question(run, how)
     (
         stop.hangs(run),
         resume.newest_state(run),
-        resume.settings(run),
-        queue.read(),
+        resume.run_settings(run),
+        queue.read_queue(),
         reader.active(),
-        tensorboard_proxy.folders(),
+        tensorboard_proxy.curve_folders(),
     )
     return run
 
@@ -107,7 +107,7 @@ def test_no_wrong_type_of_a_fact_raises(folder, state):
     for name, facts in mutated():
         for given in {state, facts["state"]} if name == "state" and isinstance(facts["state"], str) else (state,):
             (folder / "run.json").write_text(json.dumps(facts if name == "state" else {**facts, "state": given}))
-            layout._loaded.cache_clear()
+            layout._load_cached.cache_clear()
             try:
                 shown(folder)
             except Exception as error:
@@ -120,5 +120,5 @@ def test_no_wrong_type_of_a_fact_raises(folder, state):
 )
 def test_what_is_no_record_is_an_interrupted_run(folder, text):
     (folder / "run.json").write_text(text)
-    layout._loaded.cache_clear()
+    layout._load_cached.cache_clear()
     assert shown(folder).state == "interrupted"

@@ -7,7 +7,7 @@ from PIL import Image
 
 from kohya_gui.form import datasets
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tabs import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.server.json_api import ApiRequest
 from library.config.problems import ConfigError
 from tests.training import wait_for
@@ -18,7 +18,7 @@ START = {"resolution": "64", "caption_extension": ".txt", "max_train_steps": "10
 
 @pytest.fixture(scope="module")
 def form():
-    return SettingsForm(TAB.id, FAMILIES, TAB.configs, TAB.basics)
+    return SettingsForm(TAB.id, FAMILY_TITLES, TAB.configs, TAB.basics)
 
 
 def fill(folder, count, captions=0):
@@ -51,7 +51,7 @@ def page(form, root):
             )
 
         def look(self, **values):
-            return datasets.look(form, self.given(values), [root])
+            return datasets.scan_form_datasets(form, self.given(values), [root])
 
         def count(self, **values):
             return datasets.count_images(form, self.given(values), [root])

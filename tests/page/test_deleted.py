@@ -27,7 +27,7 @@ def test_the_panel_says_so_and_the_training_goes_on(visit, tmp_path):
     visitor.click("Train")
     run = visitor.state("running")
     visitor.until("Step", ".line")
-    written = lambda: [event["step"] for event in reader.read(run)[0] if event["kind"] == "step"]  # noqa: E731
+    written = lambda: [event["step"] for event in reader.read_progress(run)[0] if event["kind"] == "step"]  # noqa: E731
     before = len(written())
     shutil.rmtree(tmp_path / "out")
     visitor.until("The folder of this run was deleted", ".cause")

@@ -17,7 +17,7 @@ from tests import fork_server
 from tests.training import copied
 
 pytestmark = pytest.mark.browser
-REAL = isolated.check, isolated.check_all, launcher.starting  # before the page of these tests gets stand-ins
+REAL = isolated.check_reading, isolated.check_all, launcher.starting  # before the page of these tests gets stand-ins
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,9 @@ def test_presets_have_sentences_keep_paths_and_can_be_undone(visit):
     visitor.fill(output_dir="/results", network_dim="3")
     visitor.click("Presets")
     page.locator(f'.preset:visible[data-preset="{chosen.id}"]').click()
-    visitor.until(compile_summary.about(chosen).partition(", compiled")[0])  # a machine without a GPU does not compile
+    visitor.until(
+        compile_summary.compiling_sentence(chosen).partition(", compiled")[0]
+    )  # a machine without a GPU does not compile
     assert page.locator("#lora-flux-clip_l").is_visible()
     assert page.locator("#lora-presets h4").first.text_content() == "FLUX.1"  # of the family that is chosen now
     assert page.locator("#lora-network_dim").input_value() == rank
@@ -298,14 +300,17 @@ def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     run = reader.runs()[0].folder
     assert read_toml(run / "run.toml")["max_train_steps"] == 2
     # The key is in one file, for its owner only, and in nothing else that was written.
-    assert keys.kept() == {"wandb_api_key": "secret-0123456789"} and keys.place().stat().st_mode & 0o777 == 0o600
+    assert (
+        keys.stored_keys() == {"wandb_api_key": "secret-0123456789"}
+        and keys.keys_file().stat().st_mode & 0o777 == 0o600
+    )
     written = [path for path in (*out.rglob("*"), *run.rglob("*")) if path.is_file()]
     assert all(b"secret-0123456789" not in path.read_bytes() for path in written)
     visitor.open()
     visitor.click("Logs")
     visitor.page.locator(".forget:visible").click()
     visitor.page.locator(".forget").wait_for(state="hidden")
-    assert keys.kept() == {}
+    assert keys.stored_keys() == {}
 
 
 @pytest.mark.parametrize("locale", ["en", "ja-JP"])

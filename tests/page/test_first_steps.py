@@ -13,7 +13,7 @@ from library.runs import layout
 from tests.downloads.conftest import header, hub, small, sparse  # noqa: F401
 from tests.downloads.test_downloads import SHAPES
 
-OFFER = families.facts("sdxl").hub_models[0].files[0]
+OFFER = families.facts_of("sdxl").hub_models[0].files[0]
 SDXL = {"model.diffusion_model.input_blocks.0.0.weight": (4, 4), "conditioner.embedders.1.x": (100, 100)}
 CHECKPOINT = (start := header(SDXL))[0] + bytes(start[1])
 
@@ -46,15 +46,15 @@ def test_the_demo_fills_in_the_form_and_files_beside_a_model_are_filled_in(visit
     def start(kind, words):
         asked.append(words)
         files = {option: sparse(place / f"{option}.safetensors", shapes) for option, shapes in SHAPES["flux"].items()}
-        files["flux"] = files.pop(finding.BASE)
+        files["flux"] = files.pop(finding.MODEL_OPTION)
         path, script = root / "flux_train_network.toml", "flux_train_network"
-        path.write_text(configs.text(script, files, root / "images", root / "out", "flux"), encoding="utf-8")
+        path.write_text(configs.demo_toml(script, files, root / "images", root / "out", "flux"), encoding="utf-8")
         folder = jobs.new(kind)
         layout.store(folder / jobs.JOB, {"kind": kind, "state": "finished", "started": 1.0})
         layout.store(folder / jobs.RESULT, {"configs": {script: str(path)}})
-        return jobs.at(folder)
+        return jobs.job_at(folder)
 
-    monkeypatch.setattr(jobs, "start", start)
+    monkeypatch.setattr(jobs, "start_job", start)
     seen = visit()
     value = lambda name: seen.held()["values"][name]  # noqa: E731
     seen.family("FLUX.1")
@@ -67,7 +67,7 @@ def test_the_demo_fills_in_the_form_and_files_beside_a_model_are_filled_in(visit
     seen.until("as it was before")
     assert value("t5xxl") == ""
     seen.family("SDXL")
-    model = place / f"{finding.BASE}.safetensors"
+    model = place / f"{finding.MODEL_OPTION}.safetensors"
     seen.fill(pretrained_model_name_or_path=model)  # of the other family, which is chosen
     seen.until("Filled in what lies beside the model")
     held = seen.held()

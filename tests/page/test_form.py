@@ -7,14 +7,14 @@ import pytest
 
 from kohya_gui.form import start_preset
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tabs import FAMILIES, TABS
-from library.config.building import build, missing
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
+from library.config.building import build_config, find_missing
 from library.config.formats import to_toml
 from library.config.problems import ConfigError
-from library.config.schema import changed, flat, options, values
+from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.recipes import preset_files
 
-FORMS = {tab.id: SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
+FORMS = {tab.id: SettingsForm(tab.id, FAMILY_TITLES, tab.configs, tab.basics) for tab in TABS}
 CASES = [(tab, family) for tab, form in FORMS.items() for family in form.configs]
 
 
@@ -80,29 +80,29 @@ def test_an_untouched_form_is_exactly_its_start_preset_and_without_one_exactly_t
     text = PAGES[tab].send(family)
     bare, notes = form.collect(form.parse_submission(text))
     assert changed(bare) == {} and notes == []
-    assert set(form.parse_submission(text).values) == set(options(form.configs[family]))  # every option has a field
+    assert set(form.parse_submission(text).values) == set(options_of(form.configs[family]))  # every option has a field
     begun = json.loads(text)
     begun["values"] |= start["values"]
     config, notes = form.collect(form.parse_submission(json.dumps(begun)))
     preset = next(p for p in preset_files.of_kind(tab, [family]) if p.id == start["id"])
-    made = flat(changed(start_preset.applied(preset, form.configs[family], {}, [])))
-    assert flat(changed(config)) == {**made, "output_name": f"{family}-{tab}"} and notes == []
+    made = flatten_sections(changed(start_preset.apply_preset(preset, form.configs[family], {}, [])))
+    assert flatten_sections(changed(config)) == {**made, "output_name": f"{family}-{tab}"} and notes == []
 
 
 @pytest.mark.parametrize(("tab", "family"), CASES)
 def test_every_option_comes_back_as_it_was_filled_in(tab, family):
     form, tried = FORMS[tab], 0
     config_class = form.configs[family]
-    for name, option in options(config_class).items():
+    for name, option in options_of(config_class).items():
         try:
-            config = build(config_class, {name: another(option)}, notes=[])
+            config = build_config(config_class, {name: another(option)}, notes=[])
         except ConfigError:
             continue  # it needs other options beside it
         filled = json.loads(form.fill(config))
         back, _ = form.collect(form.parse_submission(json.dumps({**filled, "launch": {}})))
         assert back == config, name
         tried += changed(config) != {}
-    assert tried > 0.75 * len(options(config_class))
+    assert tried > 0.75 * len(options_of(config_class))
 
 
 def another(option):
@@ -158,7 +158,7 @@ def test_a_typed_zero_survives():
     config, _ = FORMS["lora"].collect(
         FORMS["lora"].parse_submission(sent("sdxl", max_grad_norm="0", network_alpha="0"))
     )
-    assert flat(changed(config)) == {"max_grad_norm": 0.0, "network_alpha": 0.0}
+    assert flatten_sections(changed(config)) == {"max_grad_norm": 0.0, "network_alpha": 0.0}
 
 
 def test_a_family_shows_only_what_means_something_to_it():
@@ -229,14 +229,14 @@ def test_whatever_is_not_a_form_is_refused_in_words(text):
 @pytest.mark.parametrize("value", [[], {}, [1, 2], {"a": 1}, None, 1e999, True, "\0", "9" * 5000, "<b>"])
 def test_no_value_breaks_the_form(value):
     form = FORMS["lora"]
-    for name in options(form.configs["flux"]):
+    for name in options_of(form.configs["flux"]):
         try:
             config, _ = form.collect(
                 form.parse_submission(json.dumps({"family": "flux", "values": {name: value}, "launch": {}}))
             )
         except ConfigError:
             continue
-        assert values(config)[name] is not None or value in (None, [], "")
+        assert option_values(config)[name] is not None or value in (None, [], "")
 
 
 def test_secrets_are_not_shown():
@@ -249,8 +249,8 @@ def test_secrets_are_not_shown():
 def test_required_files_are_shown_beside_the_base_model_of_their_family_only(tab):
     form, page = FORMS[tab], PAGES[tab]
     for family, config in form.configs.items():
-        needed = {problem.option for problem in missing(build(config, {}, notes=[]))}
-        for name in options(config):
-            if options(config)[name].section == "model":
+        needed = {problem.option for problem in find_missing(build_config(config, {}, notes=[]))}
+        for name in options_of(config):
+            if options_of(config)[name].section == "model":
                 seen = page.classes[form.places(family)[name][1]]
                 assert ("basics" in seen) == (name in needed) == ("required" in seen), (family, name)

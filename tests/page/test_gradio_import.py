@@ -28,8 +28,8 @@ def test_the_installed_gradio_still_writes_them_by_that_function():
 
 SERVED = """
 import os, sys
-from kohya_gui.app import application, build
-page = build()
+from kohya_gui.app import application, build_page
+page = build_page()
 app = application(page, {"host": "127.0.0.1"})
 print("pandas.core" in sys.modules, type(page.app).__name__, page.app is not None)
 from gradio.caching import pd

@@ -9,21 +9,21 @@ from safetensors.numpy import save_file
 
 from kohya_gui.form import api, compile_summary, messages, presets, probe
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tabs import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.server import named_paths
 from kohya_gui.server.json_api import ApiRequest
 from library import families
 from library.check import isolated
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError, Problem
-from library.config.schema import options, values
+from library.config.schema import option_values, options_of
 from library.families import config_class
 from library.jobs import job
 from library.recipes import preset_files
 from library.runs import keys, layout, registry
 from library.runs.record import Record
 
-FORMS = {tab.id: SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
+FORMS = {tab.id: SettingsForm(tab.id, FAMILY_TITLES, tab.configs, tab.basics) for tab in TABS}
 FLUX = config_class("flux_train_network")
 
 
@@ -68,8 +68,10 @@ def test_invalid_base_model_is_reported_while_typing(helper, tmp_path):
     assert "is a LoRA file, not a model" in wrong(tmp_path / "cat.safetensors")
     assert "does not exist" in wrong(tmp_path / "dog.safetensors") and "must end in" in wrong(tmp_path / "dog.png")
     assert wrong("org/model-v1.safe") == "" and "does not exist" in wrong(tmp_path / "ca")
-    assert wrong(tmp_path / "ca", api.MODEL) == "" and wrong(tmp_path.parent, api.MODEL) == ""  # to be typed on
-    assert "outside of" in wrong(tmp_path.parent / "x.safetensors", api.MODEL)
+    assert (
+        wrong(tmp_path / "ca", api.MODEL_OPTION) == "" and wrong(tmp_path.parent, api.MODEL_OPTION) == ""
+    )  # to be typed on
+    assert "outside of" in wrong(tmp_path.parent / "x.safetensors", api.MODEL_OPTION)
     assert os.name == "nt" or "is a path of Windows" in wrong('"C:\\dog.safetensors"')
 
 
@@ -79,7 +81,7 @@ def test_every_path_is_checked_while_typing(helper, tmp_path, tab):
     (tmp_path / "file").touch()
     form = FORMS[tab]
     for family, config in form.configs.items():
-        names = [name for name, option in options(config).items() if option.kind in ("file", "folder")]
+        names = [name for name, option in options_of(config).items() if option.kind in ("file", "folder")]
         made = [name for name in names if name in named_paths.CREATED_BY_TRAINING]
         cases = (
             ("/nowhere/x", names, "outside of"),
@@ -114,7 +116,7 @@ def test_a_profile_is_chosen_only_while_the_form_compiles_by_it(helper):
     now = {}
     for profile in profiles:
         config = presets.apply(profile, FORMS["lora"].configs["sdxl"], now)
-        now = values(config)
+        now = option_values(config)
         assert helper.judge(question(**FORMS["lora"].shown("sdxl", now)))["profile"] == profile.id
         changed = FORMS["lora"].shown("sdxl", {**now, "compile_cache_size_limit": 7})
         assert helper.judge(question(**changed))["profile"] == ""
@@ -171,14 +173,14 @@ def test_a_base_model_is_chosen_when_it_is_one_of_the_tab_with_all_of_its_files(
 
 
 def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
-    config = build(FLUX, {"compile": True}, notes=[])
+    config = build_config(FLUX, {"compile": True}, notes=[])
     assert str(compile_summary.outlook(config)) == "2 graphs, about 20 s once, kept for next time (an estimate)."
     folder = tmp_path / "out" / "runs" / "cat-20260101-000000-abcd"
     folder.mkdir(parents=True)
     facts = {"script": "flux_train_network", "state": "finished", "compile": {"num_graphs": 2, "seconds": 71.6}}
     layout.store(folder / layout.RUN, facts)
     (folder / layout.TOML).write_text("[compile]\ncompile = true\n", encoding="utf-8")
-    registry.add(folder)
+    registry.add_pointer(folder)
     assert (
         str(compile_summary.outlook(config)) == f"2 graphs, about 72 s once, kept for next time (as in {folder.name})."
     )
@@ -186,7 +188,7 @@ def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
     with Record.start({}, "flux_train_network", tmp_path / "out", "fox", "FLUX.1 LoRA") as run:
         run.event("compile", block="DoubleStreamBlock", forward=True, seconds=1.5, total=1.5, reason="", failed="")
         assert str(helper.compile_log(ApiRequest({}))["text"]) == "fox now: 1 graph in 2 s"
-    other = build(FLUX, {"compile": True, "compile_mode": "max-autotune-no-cudagraphs"}, notes=[])
+    other = build_config(FLUX, {"compile": True, "compile_mode": "max-autotune-no-cudagraphs"}, notes=[])
     assert "3 min" in str(compile_summary.outlook(other))
 
 
@@ -200,12 +202,12 @@ def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
     ],
 )
 def test_the_outlook_is_for_the_blocks_that_are_chosen(values, begins):
-    config = build(config_class("sdxl_train_network"), {"compile": True, **values}, notes=[])
+    config = build_config(config_class("sdxl_train_network"), {"compile": True, **values}, notes=[])
     assert str(compile_summary.outlook(config)).startswith(begins)
 
 
 def test_every_family_says_how_many_graphs_its_blocks_need():
-    for known in families.every():
+    for known in families.all_families():
         for script in known.scripts:
             assert known.graphs.keys() == {*config_class(script)().compile.kinds.values()}
 
@@ -262,20 +264,22 @@ def test_a_run_of_a_shell_can_be_compared_by_its_record(helper, tmp_path):
 
 
 def test_tokens_are_kept_for_their_owner_only_and_can_be_forgotten(helper, monkeypatch):
-    assert keys.keep({"huggingface_token": "hf_secret", "wandb_api_key": "", "other": "x"}) == ["huggingface_token"]
-    assert keys.keep({"huggingface_token": "hf_secret"}) == []
+    assert keys.store_keys({"huggingface_token": "hf_secret", "wandb_api_key": "", "other": "x"}) == [
+        "huggingface_token"
+    ]
+    assert keys.store_keys({"huggingface_token": "hf_secret"}) == []
     if os.name != "nt":
-        assert keys.place().stat().st_mode & 0o777 == 0o600
-    assert keys.environment() == {"HF_TOKEN": "hf_secret"}
-    assert isolated.environment({})["HF_TOKEN"] == "hf_secret"
+        assert keys.keys_file().stat().st_mode & 0o777 == 0o600
+    assert keys.key_environment() == {"HF_TOKEN": "hf_secret"}
+    assert isolated.environment_for_check({})["HF_TOKEN"] == "hf_secret"
     monkeypatch.setenv("HF_TOKEN", "of the environment")
-    assert keys.environment() == {}
+    assert keys.key_environment() == {}
     helper.forget(ApiRequest({"name": "huggingface_token"}))
-    assert keys.kept() == {}
+    assert keys.stored_keys() == {}
 
 
 def test_a_probe_whose_process_is_gone_has_failed_with_its_last_words(helper):
-    folder = job.new(probe.KIND)
+    folder = job.new(probe.PROBE_KIND)
     (folder / layout.LOG).write_text("loading\nKilled\n", encoding="utf-8")
     layout.store(folder / job.JOB, {"state": "running", "pid": 2**22 - 1, "process_start": 1.0})
     found = helper.probing(question(more={"id": folder.name}))
@@ -296,9 +300,11 @@ def test_what_a_report_says_is_text_and_its_remedies_are_values_of_fields():
         "fit": None,
     }
     form = FORMS["lora"]
-    shown = messages.report(report, form.places("sdxl"), lambda one: form.shown("sdxl", one["fix"]))
+    shown = messages.report_html(report, form.places("sdxl"), lambda one: form.shown("sdxl", one["fix"]))
     assert "&lt;b&gt;" in shown and "<b>x" not in shown and "1 problem to fix" in shown
     assert 'data-fix="{&quot;caption_extension&quot;: &quot;.txt&quot;}"' in shown and "#lora-train_data_dir" in shown
     assert "find-models" not in shown
-    assert "find-models" in messages.report(report, {}, lambda one: one["fix"], {"train_data_dir"})
-    assert "probe" not in shown and "probe" in messages.report({**report, "findings": []}, {}, lambda one: one["fix"])
+    assert "find-models" in messages.report_html(report, {}, lambda one: one["fix"], {"train_data_dir"})
+    assert "probe" not in shown and "probe" in messages.report_html(
+        {**report, "findings": []}, {}, lambda one: one["fix"]
+    )

@@ -23,14 +23,14 @@ def test_an_idle_page_hardly_wakes_up(served):
 
 
 def test_the_stopwatch_of_the_installed_gradio_is_taken_out():
-    (tracker,) = assets.FOLDER.glob("statustracker-*.js")
+    (tracker,) = assets.ASSETS_FOLDER.glob("statustracker-*.js")
     sent = assets.contents(tracker, False)
     assert len(tracker.read_bytes()) - len(sent) in range(30, 200) and sent.count(b"performance.now()") > 0
 
 
 def test_what_moves_lays_nothing_out():
     """A margin that moves has the browser lay out the page for every frame, for as long as a training begins."""
-    styles = "".join(path.read_text(encoding="utf-8") for path in scripts.PAGE.rglob("*.css"))
+    styles = "".join(path.read_text(encoding="utf-8") for path in scripts.PAGE_FOLDER.rglob("*.css"))
     moving = re.findall(r"@keyframes \w+ \{((?:[^{}]*\{[^{}]*\})*) *\}", styles)
     moved = {name for frames in moving for name in re.findall(r"([\w-]+):", frames)}
     assert len(moving) >= 2 and moved <= {"transform", "opacity", "background", "box-shadow"}

@@ -202,7 +202,7 @@ def test_nothing_that_is_sent_breaks_or_leads_out(images, data, tmp_path):  # no
 
 
 def test_the_tab_shows_the_trainings_own_options():
-    made = tab.markup()
-    for name in tab.SETTINGS:
+    made = tab.dataset_tab_html()
+    for name in tab.COUNTING_OPTIONS:
         assert f'data-setting="{name}"' in made
     assert 'data-command="caption"' in made and "<!-- " not in made

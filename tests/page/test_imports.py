@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from kohya_gui.form import datasets
-from library.config.building import build
+from library.config.building import build_config
 from library.families import config_class
 from library.importers import adapter_file, kohya_ss
-from library.importers.files import DATASETS, READERS
+from library.importers.files import DATASETS, IMPORTERS
 from tests.config.test_foreign_scripts import EASY, LORA_SCRIPTS
 from tests.config.test_foreign_trainers import AITOOLKIT, MUSUBI, ONETRAINER
 
@@ -166,7 +166,7 @@ def rows(visitor):
 
 
 def test_each_importer_is_tried_here():
-    assert {reader.TRAINER for reader in READERS} == MADE.keys() | WITHOUT
+    assert {reader.TRAINER for reader in IMPORTERS} == MADE.keys() | WITHOUT
 
 
 @pytest.mark.browser
@@ -278,5 +278,5 @@ def test_on_a_phone_and_by_keyboard_one_gets_from_an_import_to_a_start(visit, se
 def test_a_relative_output_folder_is_not_taken_below_the_folder_of_the_server(folder, place, tmp_path):
     """It is relative to where the config came from, which nobody knows."""
     values = {"output_dir": folder.format(root=tmp_path), "output_name": "cat"}
-    config = build(config_class("sdxl_train_network"), values, notes=[])
-    assert datasets.place_of(config, [tmp_path]) == (tmp_path / place / "cat-dataset.toml").resolve()
+    config = build_config(config_class("sdxl_train_network"), values, notes=[])
+    assert datasets.dataset_file_place(config, [tmp_path]) == (tmp_path / place / "cat-dataset.toml").resolve()

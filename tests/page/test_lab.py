@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tabs import FAMILIES, TABS
-from kohya_gui.lab.lab import KINDS, LabTab, advised
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
+from kohya_gui.lab.lab import JOB_TITLES, LabTab, advised_options
 from kohya_gui.server.json_api import ApiRequest
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
 from library.jobs import job as jobs
-from library.jobs.work import begin
+from library.jobs.work import begin_work
 from library.measuring import candidates
 
 STAND_IN = Path(__file__).with_name("lab_stand_in.py")
@@ -22,11 +22,11 @@ STAND_IN = Path(__file__).with_name("lab_stand_in.py")
 @pytest.fixture
 def pretending(monkeypatch, tmp_path):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(jobs, "command", lambda arguments: [sys.executable, str(STAND_IN), *arguments])
+    monkeypatch.setattr(jobs, "job_command", lambda arguments: [sys.executable, str(STAND_IN), *arguments])
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN.parents[2]))
     yield
-    for job in jobs.every(*KINDS):
-        jobs.stop(job, at_once=True)
+    for job in jobs.jobs_of_kinds(*JOB_TITLES):
+        jobs.stop_job(job, at_once=True)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def lab(pretending, tmp_path):
     import gradio as gr
 
     with gr.Blocks():
-        forms = {tab.id: SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
+        forms = {tab.id: SettingsForm(tab.id, FAMILY_TITLES, tab.configs, tab.basics) for tab in TABS}
         return LabTab(forms, {tab.id: tab.title for tab in TABS}, [tmp_path])
 
 
@@ -55,13 +55,13 @@ def lab(pretending, tmp_path):
 def test_what_the_browser_may_not_ask(lab, sent, words):
     with pytest.raises(ConfigError, match=words):
         lab.start(ApiRequest(sent))
-    assert not jobs.every(*KINDS)
+    assert not jobs.jobs_of_kinds(*JOB_TITLES)
 
 
 def test_the_command_of_each_button(lab, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(
-        jobs, "start", lambda kind, arguments: asked.append(arguments) or jobs.BackgroundJob(Path("x"), {})
+        jobs, "start_job", lambda kind, arguments: asked.append(arguments) or jobs.BackgroundJob(Path("x"), {})
     )
     given = {"model": "sdxl-tiny", "sizes": "512, 1024", "batch": 4, "extent": "step", "ways": "every"}
     lab.start(ApiRequest({"kind": "bench", **given}))
@@ -74,7 +74,7 @@ def test_the_command_of_each_button(lab, monkeypatch, tmp_path):
     assert asked[0] == [*of_model, "--part", "step", "--candidate", "all"]
     of_one = [text.replace("512,1024", "512") for text in of_model]
     assert asked[1] == [*of_one, "--profile"] and asked[2] == ["cache", "--clean"]
-    assert asked[3][1:4] == [str(jobs.root() / "form.toml"), "--script", "flux_train_network"]
+    assert asked[3][1:4] == [str(jobs.jobs_folder() / "form.toml"), "--script", "flux_train_network"]
     assert read_toml(Path(asked[3][1])) == {"pretrained_model_name_or_path": str(model)}
     form["values"]["pretrained_model_name_or_path"] = "/etc/m.safetensors"
     with pytest.raises(ConfigError, match="outside"):
@@ -82,9 +82,9 @@ def test_the_command_of_each_button(lab, monkeypatch, tmp_path):
 
 
 def test_form_accepts_only_known_choices(lab, tmp_path):
-    with begin("bench") as work:
+    with begin_work("bench") as work:
         work.store({"kind": "bench", "best": {"candidate": "compiled", "options": {"output_dir": "/etc"}}})
-    assert advised(jobs.at(work.folder), 0) == candidates.NAMED["compiled"].chosen()
+    assert advised_options(jobs.job_at(work.folder), 0) == candidates.NAMED["compiled"].chosen()
     found = lab.apply(ApiRequest({"job": work.folder.name, "tab": "lora"}))
     assert found["values"]["compile"] is True and found["values"]["gradient_checkpointing"] is False
     for wrong in ({"job": "../x", "tab": "lora"}, {"job": work.folder.name, "tab": "nowhere"}):

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tabs import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.i18n import texts
 from kohya_gui.i18n.sentences import data
 from library.config.ineffective import ineffective_options
@@ -27,7 +27,7 @@ READ = "() => [...document.querySelectorAll('.tried li')].map((one) => one.textC
 
 
 def places(tab, family):
-    return SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics).places(family)
+    return SettingsForm(tab.id, FAMILY_TITLES, tab.configs, tab.basics).places(family)
 
 
 def show(visitor, tab, said):
@@ -58,7 +58,7 @@ def test_every_option_is_called_as_its_field_is(visit):
         if tab is not last:
             visitor.tab(tab.title)
             last = tab
-        visitor.family(FAMILIES[family])
+        visitor.family(FAMILY_TITLES[family])
         known = {name: label for name, (label, _) in places(tab, family).items()}
         assert len(known) > 100 and known.keys() >= {"seed", "mixed_precision", "num_processes"}
         tried = [*sentences(known)]
@@ -69,7 +69,7 @@ def test_every_option_is_called_as_its_field_is(visit):
 @pytest.mark.browser
 @pytest.mark.parametrize("language", [name for name in texts.LANGUAGES if name != "en"])
 def test_in_other_languages_too(visit, language):
-    visitor, table, tab = visit(), texts.table(language), TABS[0]
+    visitor, table, tab = visit(), texts.load_catalogue(language), TABS[0]
     visitor.page.locator("select.language").select_option(language)
     visitor.page.wait_for_function("language => document.documentElement.lang === language", arg=language)
     known = {name: table.get(label, label) for name, (label, _) in places(tab, "sdxl").items()}

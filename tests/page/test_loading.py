@@ -22,7 +22,7 @@ def test_response_for_another_form_is_dropped_or_requested_again(visit, served, 
         dims.append(reading.config.network.network_dim)
         return {"findings": isolated.known(reading), "fit": None}
 
-    monkeypatch.setattr(isolated, "check", slow)
+    monkeypatch.setattr(isolated, "check_reading", slow)
     (served[1] / "late.toml").write_text("network_dim = 24\n", encoding="utf-8")
     visitor = filled(visit(), tmp_path / "out", network_dim="8")
     busy = lambda: visitor.page.wait_for_selector(".training:visible .doing:has-text('Checking')")  # noqa: E731
@@ -119,7 +119,7 @@ def test_fixes_are_those_that_one_would_press(visit, monkeypatch):
         found = [isolated.finding(one, "settings", "hint", one.fix) for one in remarks(reading.config, [])]
         return {"findings": found, "fit": None}
 
-    monkeypatch.setattr(isolated, "check", idle)
+    monkeypatch.setattr(isolated, "check_reading", idle)
     visitor = filled(visit(), "/results", train_batch_size="1", learning_rate="0.0002")
     page = visitor.page
     begun = visitor.held()["values"]

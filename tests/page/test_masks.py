@@ -13,7 +13,7 @@ from kohya_gui.tools.commands import ToolCommands
 from library.config.problems import ConfigError
 from library.data import pixels
 from library.jobs import job as jobs
-from library.masking.files import MaskOptions, make, usual_folder
+from library.masking.files import MaskOptions, make_masks, usual_folder
 from tests.curation.conftest import data, picture  # noqa: F401 (a fixture)
 from tests.curation.test_trash import tree
 from tests.masking.test_masks import Half, painted, quiet
@@ -113,7 +113,7 @@ def paint(visitor, name):
 
 @pytest.mark.browser
 def test_masks_are_made_by_a_model_shown_and_painted_with_the_mouse(visit, served, monkeypatch):
-    monkeypatch.setattr(jobs, "command", lambda words: [sys.executable, "-c", STUB, *words])
+    monkeypatch.setattr(jobs, "job_command", lambda words: [sys.executable, "-c", STUB, *words])
     visitor = visit()
     page, place, start = look_at(visitor, served[1] / "masked")
     page.locator("[data-panel=masks] summary").first.click()
@@ -155,7 +155,7 @@ def test_masks_are_painted_with_a_finger(visit, served):
     visitor = visit(has_touch=True, is_mobile=True, color_scheme="dark")
     visitor.page.set_viewport_size({"width": 390, "height": 844})
     page, place, _ = look_at(visitor, served[1] / "touched")
-    make(served[1] / "touched", place, Half(), MaskOptions(), quiet)
+    make_masks(served[1] / "touched", place, Half(), MaskOptions(), quiet)
     box = paint(visitor, "1.png")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     visitor.click("Leave this out")

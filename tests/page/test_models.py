@@ -5,12 +5,12 @@ import json
 import pytest
 
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tabs import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.models import models
 from kohya_gui.models.models import ModelsApi
 from kohya_gui.server.json_api import ApiRequest
 from library import families
-from library.config.building import build, missing
+from library.config.building import build_config, find_missing
 from library.config.problems import ConfigError
 from library.downloads import finding
 from library.jobs import job as jobs
@@ -18,7 +18,7 @@ from library.runs import keys
 from tests.downloads.conftest import hub, small, sparse  # noqa: F401
 from tests.downloads.test_downloads import SHAPES
 
-FAMILY = families.facts("flux")
+FAMILY = families.facts_of("flux")
 OFFER = FAMILY.hub_models[0]
 FILES = [f"{file.repository}/{file.path}" for file in OFFER.files]
 
@@ -28,11 +28,13 @@ def api(hub, tmp_path, monkeypatch):  # noqa: F811
     for number, file in enumerate(OFFER.files):
         hub.repositories.setdefault(file.repository, {})[file.path] = small(number)
     tab = TABS[0]
-    made = ModelsApi({tab.id: SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics)}, [(tmp_path / "root").resolve()])
+    made = ModelsApi(
+        {tab.id: SettingsForm(tab.id, FAMILY_TITLES, tab.configs, tab.basics)}, [(tmp_path / "root").resolve()]
+    )
     (tmp_path / "root").mkdir()
     made.started = []
     answer = jobs.BackgroundJob(tmp_path / "x", {"kind": "models", "arguments": ["models", "get"]})
-    monkeypatch.setattr(jobs, "start", lambda kind, words, environment: made.started.append(words) or answer)
+    monkeypatch.setattr(jobs, "start_job", lambda kind, words, environment: made.started.append(words) or answer)
     return made
 
 
@@ -43,7 +45,7 @@ def look(api, **more):
 def test_what_is_there_and_what_is_offered(api, tmp_path):
     own = tmp_path / "root" / "ComfyUI" / "models" / "vae" / "x.safetensors"
     sparse(own, SHAPES["flux"]["ae"])
-    base = sparse(tmp_path / "root" / "models" / "any.safetensors", SHAPES["flux"][finding.BASE])
+    base = sparse(tmp_path / "root" / "models" / "any.safetensors", SHAPES["flux"][finding.MODEL_OPTION])
     (base.parent / "out.safetensors").symlink_to(sparse(tmp_path / "secret.safetensors", SHAPES["flux"]["ae"]))
     found = look(api)
     assert found["parts"] == {
@@ -58,8 +60,8 @@ def test_what_is_there_and_what_is_offered(api, tmp_path):
 
 def required(family):
     """The parts that a family cannot do without."""
-    lacking = {problem.option for problem in missing(build(TABS[0].configs[family], {}))}
-    return lacking & families.facts(family).part_options.keys()
+    lacking = {problem.option for problem in find_missing(build_config(TABS[0].configs[family], {}))}
+    return lacking & families.facts_of(family).part_options.keys()
 
 
 @pytest.mark.parametrize("family", filter(required, SHAPES))
@@ -72,14 +74,14 @@ def test_the_files_that_lie_beside_a_model_are_proposed_for_empty_fields(api, tm
             option: sparse(where(option) / f"{number}.safetensors", shapes)
             for number, (option, shapes) in enumerate(SHAPES[family].items())
         }
-        known = files.pop(finding.BASE)
+        known = files.pop(finding.MODEL_OPTION)
         lacking = required(family)
 
         def beside(**given):
             sent = json.dumps({"family": family, "values": given, "launch": {}})
             return api.beside(ApiRequest({"tab": "lora", "sent": sent}))["values"]
 
-        base = {finding.BASE: str(known)}  # noqa: B023
+        base = {finding.MODEL_OPTION: str(known)}  # noqa: B023
         assert beside(**base) == {option: str(files[option]) for option in lacking}
         filled = {option: "/mine.safetensors" for option in lacking}
         assert beside(**base, **filled) == {}  # what was filled in stays
@@ -95,7 +97,7 @@ def test_a_download_is_planned_with_the_hubs_own_sizes_and_licences(api, hub):  
     ]
     assert plan["files"][0]["path"].endswith("root/kohya/models/FLUX.1-dev/flux1-dev.safetensors")
     api.token(ApiRequest({"token": " hf_rightright\n"}))
-    assert keys.kept() == {"huggingface_token": "hf_rightright"}
+    assert keys.stored_keys() == {"huggingface_token": "hf_rightright"}
     plan = api.ask(ApiRequest({"files": FILES}))
     assert plan["closed"] == [] and plan["token"]
     assert "hf_right" not in str(plan)
@@ -144,7 +146,7 @@ def test_what_leads_out_is_refused(api, tmp_path, sent, says):
 def test_only_a_token_is_kept(api, token):
     with pytest.raises(ConfigError, match="no token"):
         api.token(ApiRequest({"token": token}))
-    assert keys.kept() == {}
+    assert keys.stored_keys() == {}
 
 
 @pytest.mark.parametrize("name", ["http://127.0.0.1/x", "../..", "a", "someone/none"])
@@ -157,12 +159,12 @@ def test_other_forms_are_sentences(api):
     for sent in ({"tab": "none"}, {"family": "none"}, {"folder": "/"}):
         with pytest.raises(ConfigError):
             look(api, **sent)
-    assert "find-models" in models.button("x")
+    assert "find-models" in models.download_button("x")
 
 
 @pytest.mark.browser
 def test_a_model_is_downloaded_with_its_parts_and_filled_in(visit, served, hub):  # noqa: F811
-    for facts in families.every():
+    for facts in families.all_families():
         for offer in facts.hub_models:
             for number, file in enumerate(offer.files):
                 hub.repositories.setdefault(file.repository, {})[file.path] = small(number)
@@ -194,7 +196,7 @@ def test_a_model_is_downloaded_with_its_parts_and_filled_in(visit, served, hub):
     dialog.wait_for(state="hidden", timeout=60_000)
     form = page.locator("#lora-form")
     value = lambda name: form.locator(f"[data-option={name}]:visible").input_value()  # noqa: E731
-    assert value(finding.BASE) == str(place / "FLUX.1-dev" / "flux1-dev.safetensors")
+    assert value(finding.MODEL_OPTION) == str(place / "FLUX.1-dev" / "flux1-dev.safetensors")
     assert value("ae") == str(own) and value("clip_l") == str(place / "flux_text_encoders" / "clip_l.safetensors")
     assert sorted(path.name for path in {*place.rglob("*")} - before if path.is_file()) == [
         "clip_l.safetensors",

@@ -21,9 +21,9 @@ def shown(tmp_path, events=(), **facts):
         progress._take(event)
     now = time.time()
     return (
-        html.head(run, progress, now)
+        html.run_head_html(run, progress, now)
         + html.numbers(run, progress, now)
-        + (html.usage(run) if run.active else "")
+        + (html.machine_usage_html(run) if run.active else "")
         + history.history_html(run, progress)
         + charts.chart(progress.curve)
         + charts.rate_chart(progress.line.rates)
@@ -181,7 +181,7 @@ def test_nothing_of_a_run_is_taken_for_html(tmp_path):
     page += messages.good(evil, [evil]) + messages.list_problems(
         [Problem("", f"{evil} is wrong"), Problem("seed", evil)], {"seed": ("Seed", "lora-seed")}
     )
-    page += messages.command(evil, evil, (Path(evil), evil, False), [evil])
+    page += messages.command_html(evil, evil, (Path(evil), evil, False), [evil])
     assert "<img" not in page
 
 
@@ -218,7 +218,7 @@ def test_learning_rates_that_differ_are_lines_of_their_own():
 
 
 def test_durations_in_words():
-    assert [str(html.duration(s)) for s in (0, 45, 720, 12000)] == ["0 s", "45 s", "12 min", "3 h 20 min"]
+    assert [str(html.duration_in_words(s)) for s in (0, 45, 720, 12000)] == ["0 s", "45 s", "12 min", "3 h 20 min"]
 
 
 def test_what_a_saved_file_was_compared_with_is_known_to_the_page_as_a_sentence():

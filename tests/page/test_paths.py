@@ -8,7 +8,7 @@ import os
 import pytest
 
 from kohya_gui.server import paths
-from library.config.building import build, working_fix
+from library.config.building import build_config, working_fix
 from library.config.problems import ConfigError
 from library.families import config_class
 
@@ -38,7 +38,7 @@ def test_a_path_of_windows_is_not_taken_for_a_name(root):
 @pytest.mark.skipif(os.name == "nt", reason="there it is a path")
 def test_in_linux_on_windows_a_path_of_windows_leads_to_the_mounted_drive(root, monkeypatch):
     monkeypatch.setattr(paths.Path, "is_dir", lambda path: str(path) == "/mnt/d")
-    problem = paths.elsewhere('"D:\\my cats\\a.safetensors" ', "vae")
+    problem = paths.foreign_path_problem('"D:\\my cats\\a.safetensors" ', "vae")
     assert problem and problem.fix == {"vae": "/mnt/d/my cats/a.safetensors"}
 
 
@@ -55,13 +55,13 @@ def test_in_linux_on_windows_a_path_of_windows_leads_to_the_mounted_drive(root, 
 )
 def test_a_web_address_is_called_one_and_not_hidden_or_reserved(root, text, words):
     with pytest.raises(ConfigError) as error:
-        paths.inside(text, [root], "train_data_dir")
+        paths.allowed_path(text, [root], "train_data_dir")
     assert words in str(error.value) and "hidden" not in str(error.value)
 
 
 def test_the_page_of_a_model_leads_to_its_id(root):
     address = "https://huggingface.co/stabilityai/stable-diffusion-xl-base-1.0/tree/main"
-    config = build(config_class("sdxl_train"), {"pretrained_model_name_or_path": address}, notes=[])
+    config = build_config(config_class("sdxl_train"), {"pretrained_model_name_or_path": address}, notes=[])
     with pytest.raises(ConfigError) as error:
         paths.allow(config, [root])
     mended = working_fix(error.value.problems[0], config)
@@ -135,7 +135,7 @@ def test_the_roots_are_home_here_other_disks_and_what_was_given(tmp_path, monkey
 
 def test_a_training_names_only_what_lies_below_the_roots(root):
     def config(**values):
-        return build(config_class("sdxl_train_network"), values, notes=[])
+        return build_config(config_class("sdxl_train_network"), values, notes=[])
 
     paths.allow(config(), [root])
     paths.allow(config(pretrained_model_name_or_path="stabilityai/sdxl", output_dir=f"{root}/out", vae=""), [root])
@@ -155,20 +155,23 @@ def test_a_training_names_only_what_lies_below_the_roots(root):
 
 def test_a_root_in_a_hidden_folder_can_be_used(root):
     (root / ".cache" / "hub").mkdir(parents=True)
-    assert paths.inside(f"{root}/.cache/hub/x", [root, root / ".cache" / "hub"])
+    assert paths.allowed_path(f"{root}/.cache/hub/x", [root, root / ".cache" / "hub"])
     with pytest.raises(ConfigError):
-        paths.inside(f"{root}/.cache/x", [root, root / ".cache" / "hub"])
+        paths.allowed_path(f"{root}/.cache/x", [root, root / ".cache" / "hub"])
 
 
 def test_folders_and_files_of_each_kind_go_through_the_same_guard(root):
-    assert paths.inside(str(root), [root]) == paths.folder(f"{root}/configs/..", [root]) == root
+    assert paths.allowed_path(str(root), [root]) == paths.existing_folder(f"{root}/configs/..", [root]) == root
     assert paths.file(f"{root}/new.PNG", [root], (".png",), "image") == root / "new.PNG"
     for call, words in (
-        (lambda: paths.folder(str(root.parent / "secret"), [root], "image folder"), "^image folder: .*outside"),
-        (lambda: paths.folder(str(root / "none"), [root]), "does not exist"),
-        (lambda: paths.folder(str(root / "cat.toml"), [root]), "is not a folder"),
+        (
+            lambda: paths.existing_folder(str(root.parent / "secret"), [root], "image folder"),
+            "^image folder: .*outside",
+        ),
+        (lambda: paths.existing_folder(str(root / "none"), [root]), "does not exist"),
+        (lambda: paths.existing_folder(str(root / "cat.toml"), [root]), "is not a folder"),
         (lambda: paths.file(str(root / "cat.toml"), [root], (".png", ".jpg")), "must end in .png or .jpg"),
-        (lambda: paths.present(str(root / "none.png"), [root], (".png",)), "does not exist"),
+        (lambda: paths.existing_file(str(root / "none.png"), [root], (".png",)), "does not exist"),
     ):
         with pytest.raises(ConfigError, match=words):
             call()

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from kohya_gui.server.json_api import ApiRequest, JsonApi
-from kohya_gui.server.picker import Picker, button
+from kohya_gui.server.picker import Picker, browse_button
 from library.config.problems import ConfigError
 
 
@@ -140,7 +140,7 @@ def test_numbers_and_flags_are_what_they_say():
 
 
 def test_the_button_knows_what_suits_the_option():
-    assert 'data-endings=".safetensors"' in button("pretrained_model_name_or_path", "Base model", "file")
-    assert 'data-endings=""' in button("output_dir", "Output", "folder")
-    assert ".toml .json" in button("dataset_config", "Data", "file")
-    assert button("learning_rate", "Rate", "") == ""
+    assert 'data-endings=".safetensors"' in browse_button("pretrained_model_name_or_path", "Base model", "file")
+    assert 'data-endings=""' in browse_button("output_dir", "Output", "folder")
+    assert ".toml .json" in browse_button("dataset_config", "Data", "file")
+    assert browse_button("learning_rate", "Rate", "") == ""

@@ -8,12 +8,12 @@ import pytest
 
 from kohya_gui.form import loading, presets, start_preset
 from kohya_gui.form.form import SettingsForm, Submission
-from kohya_gui.form.tabs import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from library import importers
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
-from library.config.schema import changed, flat, options
+from library.config.schema import changed, flatten_sections, options_of
 from library.families import RUNS, config_class
 from library.files import write_atomic
 from library.importers import adapter_file
@@ -21,23 +21,23 @@ from library.recipes import preset_files
 
 CONFIGS = {tab.kind: tab.configs for tab in TABS}
 EVERY_SCRIPT = {script: config_class(script) for script in RUNS}
-EVERY = preset_files.every()
+EVERY = preset_files.all_presets()
 ALL = [preset for preset in EVERY if not preset.is_profile]  # profiles: tests/compile/test_profiles.py
 
 
 def test_every_file_is_a_preset_of_some_tab():
-    recipes = set(preset_files.PRESETS.glob("recipes/*.toml"))
-    assert {p.path for p in EVERY} == set(preset_files.PRESETS.rglob("*.toml")) - recipes
-    assert {path.stem for path in recipes} == {p.family for p in ALL} == {*FAMILIES}
+    recipes = set(preset_files.PRESETS_FOLDER.glob("recipes/*.toml"))
+    assert {p.path for p in EVERY} == set(preset_files.PRESETS_FOLDER.rglob("*.toml")) - recipes
+    assert {path.stem for path in recipes} == {p.family for p in ALL} == {*FAMILY_TITLES}
     assert {p.kind for p in ALL} == set(CONFIGS)
 
 
 @pytest.mark.parametrize("preset", ALL, ids=lambda p: p.id)
 def test_a_preset_builds_without_remarks_and_holds_no_default(preset):
     notes = []
-    config = build(CONFIGS[preset.kind][preset.family], read_toml(preset.path), notes=notes)
+    config = build_config(CONFIGS[preset.kind][preset.family], read_toml(preset.path), notes=notes)
     assert notes == []
-    assert set(read_toml(preset.path)) == set(flat(changed(config)))
+    assert set(read_toml(preset.path)) == set(flatten_sections(changed(config)))
 
 
 @pytest.mark.parametrize("preset", ALL, ids=lambda p: p.id)
@@ -60,7 +60,7 @@ def test_a_preset_replaces_all_but_paths_and_names(preset):
 def load(tmp_path, text, family="sdxl", kind="lora"):
     path = tmp_path / "a.toml"
     path.write_text(text, encoding="utf-8")
-    return presets.fitting(path, CONFIGS[kind], family, []).config
+    return presets.import_fitting(path, CONFIGS[kind], family, []).config
 
 
 def test_a_file_finds_its_family_and_else_keeps_the_one_on_screen(tmp_path):
@@ -70,13 +70,13 @@ def test_a_file_finds_its_family_and_else_keeps_the_one_on_screen(tmp_path):
 
 
 def test_a_file_that_says_what_it_is_for_is_taken_for_nothing_else(tmp_path):
-    whole = build(CONFIGS["finetune"]["sdxl"], {"learning_rate": 1e-5})  # every key of it would fit a LoRA, too
+    whole = build_config(CONFIGS["finetune"]["sdxl"], {"learning_rate": 1e-5})  # every key of it would fit a LoRA, too
     presets.save_config(tmp_path / "a.toml", whole, "")
     with pytest.raises(ConfigError, match="a.toml is for SDXL fine-tune"):
-        presets.fitting(tmp_path / "a.toml", CONFIGS["lora"], "flux", [])
-    assert presets.fitting(tmp_path / "a.toml", CONFIGS["finetune"], "flux", []).config == whole
+        presets.import_fitting(tmp_path / "a.toml", CONFIGS["lora"], "flux", [])
+    assert presets.import_fitting(tmp_path / "a.toml", CONFIGS["finetune"], "flux", []).config == whole
     (tmp_path / "sdxl_train_network-cat.toml").write_text("seed = 1")
-    named = presets.fitting(tmp_path / "sdxl_train_network-cat.toml", CONFIGS["lora"], "flux", [])
+    named = presets.import_fitting(tmp_path / "sdxl_train_network-cat.toml", CONFIGS["lora"], "flux", [])
     assert named.config.family == "sdxl"
 
 
@@ -84,14 +84,14 @@ def test_a_file_with_mistakes_is_loaded_and_all_of_them_are_named(tmp_path):
     """As `kohya import` answers: the reader is the same."""
     path = tmp_path / "a.toml"
     path.write_text('lerning_rate = 1\nmax_train_steps = "many"\nseed = 7\nfull_bf16 = true', encoding="utf-8")
-    made = presets.fitting(path, CONFIGS["lora"], "flux", [])
+    made = presets.import_fitting(path, CONFIGS["lora"], "flux", [])
     config = made.config
     assert (config.family, config.steps.seed, config.precision.full_bf16) == ("flux", 7, True)
-    said = [str(note) for note in presets.report(made)]
+    said = [str(note) for note in presets.import_notes(made)]
     assert "lerning_rate is not an option (did you mean learning_rate?)" in said
     assert any("max_train_steps" in one and "whole number" in one for one in said)
     assert any(one.startswith("to fix: full_bf16") for one in said)
-    shell = importers.load(path, EVERY_SCRIPT, "flux_train_network")
+    shell = importers.import_file(path, EVERY_SCRIPT, "flux_train_network")
     assert shell.config == config and [str(one) for one in shell.problems] == [
         one.removeprefix("to fix: ") for one in said if one.startswith("to fix: ")
     ]
@@ -99,8 +99,8 @@ def test_a_file_with_mistakes_is_loaded_and_all_of_them_are_named(tmp_path):
 
 
 def loaded(path, tab=TABS[0]):
-    form = SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics)
-    return loading.loaded(form, path, Submission(next(iter(tab.configs)), {}, {}), [path.parent])
+    form = SettingsForm(tab.id, FAMILY_TITLES, tab.configs, tab.basics)
+    return loading.load_into_form(form, path, Submission(next(iter(tab.configs)), {}, {}), [path.parent])
 
 
 def test_files_whose_tables_share_keys_are_loaded(tmp_path):
@@ -139,13 +139,13 @@ def test_what_cannot_be_read_is_refused_without_its_folder(tmp_path):
 
 
 def test_saving_writes_over_nothing_but_the_file_that_was_opened(tmp_path):
-    config = build(CONFIGS["lora"]["flux"], {"network_dim": 8})
+    config = build_config(CONFIGS["lora"]["flux"], {"network_dim": 8})
     path = tmp_path / "sub" / "cat.toml"
     assert presets.save_config(path, config, "") == 1
     with pytest.raises(ConfigError, match="exists already"):
         presets.save_config(path, config, "")
-    opened = presets.seen(path)
-    assert presets.save_config(path, build(CONFIGS["lora"]["flux"], {"network_dim": 9}), opened) == 1
+    opened = presets.config_file_state(path)
+    assert presets.save_config(path, build_config(CONFIGS["lora"]["flux"], {"network_dim": 9}), opened) == 1
     with pytest.raises(ConfigError, match="changed elsewhere"):  # as by a second browser
         presets.save_config(path, config, opened)
     assert read_toml(path) == {"network_dim": 9}
@@ -154,22 +154,22 @@ def test_saving_writes_over_nothing_but_the_file_that_was_opened(tmp_path):
 def test_a_saved_config_is_the_same_when_it_is_loaded(tmp_path):
     for chosen in (c for configs in CONFIGS.values() for c in configs.values()):
         given = {"optimizer_args": ["betas=0.9,0.99", "a b"], "output_dir": "C:\\x\\o", "max_grad_norm": 0}
-        config = build(chosen, given, notes=[])
+        config = build_config(chosen, given, notes=[])
         path = tmp_path / f"{config.script}.toml"
         presets.save_config(path, config, "")
-        assert presets.fitting(path, CONFIGS[config.kind], config.family, []).config == config
+        assert presets.import_fitting(path, CONFIGS[config.kind], config.family, []).config == config
 
 
 def test_tokens_never_reach_a_file(tmp_path):
-    name = next(n for n, o in options(CONFIGS["lora"]["sdxl"]).items() if o.kind == "secret")
-    presets.save_config(tmp_path / "a.toml", build(CONFIGS["lora"]["sdxl"], {name: "canary"}), "")
+    name = next(n for n, o in options_of(CONFIGS["lora"]["sdxl"]).items() if o.kind == "secret")
+    presets.save_config(tmp_path / "a.toml", build_config(CONFIGS["lora"]["sdxl"], {name: "canary"}), "")
     assert "canary" not in (tmp_path / "a.toml").read_text(encoding="utf-8")
 
 
 def test_what_is_no_text_is_refused_in_words(tmp_path):
     write_atomic(tmp_path / "a.toml", b"\x80\x81")
     with pytest.raises(ConfigError, match="not a text file"):
-        presets.fitting(tmp_path / "a.toml", CONFIGS["lora"], "sdxl", [])
+        presets.import_fitting(tmp_path / "a.toml", CONFIGS["lora"], "sdxl", [])
 
 
 KOHYA = {"sdxl": True, "LoRA_type": "Standard", "network_dim": "16", "lowvram": True, "wandb_api_key": "canary"}
@@ -178,10 +178,10 @@ KOHYA = {"sdxl": True, "LoRA_type": "Standard", "network_dim": "16", "lowvram": 
 def test_a_file_of_kohya_ss_is_imported_and_replaces_what_was_there(tmp_path):
     path = tmp_path / "cat.json"
     path.write_text(json.dumps(KOHYA | {"sample_prompts": "a cat"}), encoding="utf-8")
-    made = presets.fitting(path, CONFIGS["lora"], "flux", [])
+    made = presets.import_fitting(path, CONFIGS["lora"], "flux", [])
     config = made.config
-    assert config.script == "sdxl_train_network" and flat(changed(config))["network_dim"] == 16
-    told = "\n".join(map(str, presets.report(made)))
+    assert config.script == "sdxl_train_network" and flatten_sections(changed(config))["network_dim"] == 16
+    told = "\n".join(map(str, presets.import_notes(made)))
     assert "Imported from kohya_ss" in told and "lowvram" in told and made.texts == {"sample_prompts": "a cat\n"}
     assert "canary" not in told
 
@@ -189,7 +189,7 @@ def test_a_file_of_kohya_ss_is_imported_and_replaces_what_was_there(tmp_path):
 def test_what_does_not_go_together_can_be_mended_in_the_form(tmp_path):
     path = tmp_path / "cat.json"
     path.write_text(json.dumps(KOHYA | {"full_bf16": True, "mixed_precision": "fp16"}), encoding="utf-8")
-    made = presets.fitting(path, CONFIGS["lora"], "sdxl", [])
+    made = presets.import_fitting(path, CONFIGS["lora"], "sdxl", [])
     assert made.config.precision.full_bf16 and [problem.option for problem in made.problems] == ["full_bf16"]
 
 
@@ -197,10 +197,10 @@ def test_a_foreign_file_for_another_tab_or_model_is_refused(tmp_path):
     path = tmp_path / "cat.json"
     path.write_text(json.dumps(KOHYA), encoding="utf-8")
     with pytest.raises(ConfigError, match="SDXL LoRA"):
-        presets.fitting(path, CONFIGS["finetune"], "sdxl", [])
+        presets.import_fitting(path, CONFIGS["finetune"], "sdxl", [])
     path.write_text(json.dumps({"LoRA_type": "Standard"}), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"Stable Diffusion 1\.5"):
-        presets.fitting(path, CONFIGS["lora"], "sdxl", [])
+        presets.import_fitting(path, CONFIGS["lora"], "sdxl", [])
 
 
 def test_files_that_a_config_names_are_read_where_the_page_may_look_alone(tmp_path):
@@ -214,6 +214,6 @@ def test_files_that_a_config_names_are_read_where_the_page_may_look_alone(tmp_pa
     for folder, is_read in ((home, True), (outside, False)):
         path = home / "config.json"
         path.write_text(json.dumps({**found, "data_backend_config": str(folder / "data.json")}), encoding="utf-8")
-        made = presets.imported(path, CONFIGS["lora"], "sdxl", [home.resolve()])
+        made = presets.import_config(path, CONFIGS["lora"], "sdxl", [home.resolve()])
         assert ("/cats" in made.texts.get("dataset_config", "")) == is_read
-        assert "cats" in importers.load(path, EVERY_SCRIPT).texts["dataset_config"]
+        assert "cats" in importers.import_file(path, EVERY_SCRIPT).texts["dataset_config"]

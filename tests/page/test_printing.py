@@ -11,12 +11,12 @@ import pytest
 from kohya_gui.form import presets, print_command
 from kohya_gui.form.print_command import CommandPrinter
 from kohya_gui.server.json_api import ApiRequest
-from library.cli.train_script import parse
-from library.config.building import build, replace
-from library.config.command import printable
+from library.cli.train_script import config_from_argv
+from library.config.building import build_config, replace_options
+from library.config.command import quote_command
 from library.config.formats import to_toml
 from library.config.problems import ConfigError
-from library.config.schema import values
+from library.config.schema import option_values
 from library.families import RUNS, config_class
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the printed line is taken apart as a POSIX shell does")
@@ -31,7 +31,7 @@ def config(tmp_path):
         "resolution": "1024",
         "output_name": "cat",
     }
-    return build(config_class("sdxl_train_network"), given, notes=[])
+    return build_config(config_class("sdxl_train_network"), given, notes=[])
 
 
 @pytest.fixture
@@ -58,7 +58,8 @@ def trained(config, where, root):
         CommandPrinter([root]).keep(ApiRequest({"path": offered[0], "script": script, "toml": toml}))
         assert shown(config, where, root) == (words, toml, None)  # and now it is there
     assert (
-        values(parse(config_class(script), ["--config_file", str(path)])) == values(config) and script == config.script
+        option_values(config_from_argv(config_class(script), ["--config_file", str(path)])) == option_values(config)
+        and script == config.script
     )
     return path
 
@@ -71,9 +72,9 @@ def test_a_loaded_file_is_named_as_long_as_it_says_the_same(config, root):
     (root / "cat.toml").write_text(to_toml(config) + "\n# mine\n")
     before = (root / "cat.toml").read_bytes()
     assert trained(config, root / "cat.toml", root) == root / "cat.toml"
-    edited = replace(config, learning_rate=0.5)
+    edited = replace_options(config, learning_rate=0.5)
     assert trained(edited, root / "cat.toml", root) == root / "cat-2.toml"
-    assert trained(replace(config, learning_rate=0.25), root / "cat.toml", root) == root / "cat-3.toml"
+    assert trained(replace_options(config, learning_rate=0.25), root / "cat.toml", root) == root / "cat-3.toml"
     assert trained(edited, root / "cat.toml", root) == root / "cat-2.toml"  # which says it already
     assert (root / "cat.toml").read_bytes() == before
 
@@ -82,7 +83,7 @@ def test_a_file_that_was_changed_or_deleted_meanwhile_is_noticed(config, root):
     place = root / "cat.toml"
     presets.save_config(place, config, "")
     assert trained(config, place, root) == place
-    place.write_text(to_toml(replace(config, network_dim=77)))
+    place.write_text(to_toml(replace_options(config, network_dim=77)))
     assert trained(config, place, root) == root / "cat-2.toml"
     place.unlink()
     assert trained(config, place, root) == place
@@ -107,20 +108,20 @@ def test_a_file_of_the_other_family_is_not_taken_for_this_one(root):
         "output_name": "x",
     }
     for script in RUNS:
-        one = build(
+        one = build_config(
             config_class(script),
             {**given, "ae": "/ae", "clip_l": "/c", "t5xxl": "/t"} if script.startswith("flux_train") else given,
             notes=[],
         )
         presets.save_config(root / f"{script}.toml", one, "")
-    sdxl = build(config_class("sdxl_train_network"), given, notes=[])
+    sdxl = build_config(config_class("sdxl_train_network"), given, notes=[])
     assert trained(sdxl, root / "sdxl_train_network.toml", root) == root / "sdxl_train_network.toml"
     assert trained(sdxl, root / "flux_train_network.toml", root) == root / "flux_train_network-2.toml"
 
 
 def test_what_a_shell_lacks_is_reported_and_tokens_are_not_printed(config, monkeypatch, tmp_path):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
-    secret = replace(config, wandb_api_key="a-secret-key", log_with="wandb", train_data_dir="images")
+    secret = replace_options(config, wandb_api_key="a-secret-key", log_with="wandb", train_data_dir="images")
     said = print_command.printed(secret, "", {}, ["a note"], [tmp_path.resolve()])
     assert "a-secret-key" not in said and "Set WANDB_API_KEY in that shell" in said and "a note" in said
     assert "the path of train_data_dir is relative to it" in said
@@ -155,14 +156,17 @@ def test_file_without_read_permission_counts_as_missing(config, root):
 
 def test_quotes_of_windows_keep_a_path_in_one_piece(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
-    assert printable(["python", "--config_file", r"C:\my out\cat.toml"]) == r'python --config_file "C:\my out\cat.toml"'
+    assert (
+        quote_command(["python", "--config_file", r"C:\my out\cat.toml"])
+        == r'python --config_file "C:\my out\cat.toml"'
+    )
 
 
 # ---- in a browser
 
 
 def on_screen(visitor):
-    return build(config_class("sdxl_train_network"), visitor.held()["values"], notes=[])
+    return build_config(config_class("sdxl_train_network"), visitor.held()["values"], notes=[])
 
 
 def printed_for(visitor):
@@ -191,7 +195,9 @@ def test_what_is_loaded_imported_uploaded_or_edited_is_what_the_command_trains(v
             visitor.click("Save the file")
             visitor.until("Saved")
         assert path == str(root / name)
-        assert values(parse(config_class("sdxl_train_network"), ["--config_file", path])) == values(on_screen(visitor))
+        assert option_values(
+            config_from_argv(config_class("sdxl_train_network"), ["--config_file", path])
+        ) == option_values(on_screen(visitor))
 
     place.fill(str(root / "dog.toml"))
     visitor.click("Save config")

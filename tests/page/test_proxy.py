@@ -54,10 +54,10 @@ def online(app):
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory):
     """The page, made for a name that a proxy gives it, behind that proxy."""
-    from kohya_gui.app import application, build
+    from kohya_gui.app import application, build_page
 
     door = {"host": "0.0.0.0", "also": ["train.internal", "127.0.0.1"], "login": f"{NAME}:{PASSWORD}"}
-    made = Proxy(application(build([tmp_path_factory.mktemp("root")]), door, "/trainer"))
+    made = Proxy(application(build_page([tmp_path_factory.mktemp("root")]), door, "/trainer"))
     with online(made) as made.address:
         yield made
     board(made).stop()

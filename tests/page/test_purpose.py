@@ -14,7 +14,7 @@ LORA = TABS[0]
 
 def start(name, **situation):
     preset = preset_files.by_id(name)
-    return start_preset.start("lora", preset, LORA.configs[preset.family], "", "", Situation(**situation))
+    return start_preset.preset_as_start("lora", preset, LORA.configs[preset.family], "", "", Situation(**situation))
 
 
 def test_a_form_begins_with_the_first_purpose_that_fits_and_says_what_it_sets():
@@ -78,7 +78,7 @@ def test_a_batch_size_that_cannot_be_read_counts_one_image(given, number):
     ],
 )
 def test_samples_can_be_requested_from_a_running_training_with_prompts(told, can):
-    assert actions._samples(told) == can
+    assert actions._has_prompts(told) == can
 
 
 @pytest.fixture

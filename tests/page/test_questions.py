@@ -21,7 +21,7 @@ REFRESHED = 2500  # ms in which the panel is shown anew
 def test_stop_now_and_kill_say_what_is_lost_and_do_nothing_until_it_is_meant(visit, tmp_path, monkeypatch):
     monkeypatch.setattr(stop, "lost_now", lambda run: ("step", 600.0))
     monkeypatch.setattr(stop, "lost_by_kill", lambda run: (4, 120.0))
-    run = reader.run(start.launch(config(tmp_path / "out", "fox")))
+    run = reader.find_run(start.launch_run(config(tmp_path / "out", "fox")))
     visitor = visit()
     page = visitor.page
     visitor.until("Step", ".line")
@@ -32,30 +32,30 @@ def test_stop_now_and_kill_say_what_is_lost_and_do_nothing_until_it_is_meant(vis
     assert "10 min of work" in answer.inner_text()  # and not gone before it was read
     answer.get_by_role("button", name="Cancel").click()
     page.wait_for_function("!document.querySelector('.answer').textContent")
-    assert not layout.stop_asked(run.folder) and reader.run(run.id).state == "running"
+    assert not layout.stop_asked(run.folder) and reader.find_run(run.id).state == "running"
 
     monkeypatch.setattr(stop, "hangs", lambda run: run.active)
     page.locator(".acts > [data-act=kill]").click()
     visitor.until("What was learned after step 4 is lost, 2 min of work. Kill it?", ".answer")
     answer.get_by_role("button", name="Cancel").click()
-    assert reader.run(run.id).state == "running"
+    assert reader.find_run(run.id).state == "running"
     page.locator(".acts > [data-act=kill]").click()
     answer.get_by_role("button", name="Kill", exact=True).click()
     assert visitor.state("stopped") == run.id and layout.stop_asked(run.folder) == "kill"
 
-    run = reader.run(start.launch(config(tmp_path / "out", "cat")))
+    run = reader.find_run(start.launch_run(config(tmp_path / "out", "cat")))
     page.locator(f'[data-look="{run.id}"]').click()  # the panel stays with the run that was looked at
     page.wait_for_selector(f'.run[data-run="{run.id}"][data-state="running"]')  # until then its buttons are shown anew
     page.locator(f'.acts[data-run="{run.id}"] > [data-act=now]').click()
     answer.get_by_role("button", name="Stop now", exact=True).click()
     wait_for(lambda: layout.stop_asked(run.folder) == "now", 10)
-    wait_for(lambda: not reader.run(run.id).active, 20)
+    wait_for(lambda: not reader.find_run(run.id).active, 20)
 
 
 def test_training_without_captions_needs_one_confirmation(visit, served, monkeypatch):
     text = Problem("", "no image has a caption: write some", code="no_captions")
     bare = {"findings": [isolated.finding(text, "images", "hint")], "fit": None}
-    monkeypatch.setattr(isolated, "check", lambda reading, launch: bare)
+    monkeypatch.setattr(isolated, "check_reading", lambda reading, launch: bare)
     images = make.folder(served[1] / "bare", "cats")
     queue.pause()
     visitor = visit()
@@ -76,20 +76,20 @@ def test_training_without_captions_needs_one_confirmation(visit, served, monkeyp
     visitor.tab("LoRA")
     visitor.click("Add to queue")
     visitor.until("It is not in the queue: no image has a caption")
-    assert queue.read().waiting == []
+    assert queue.read_queue().waiting == []
     visitor.click("Add it without captions")
     visitor.until("cat is in the queue")
     visitor.fill(output_name="dog")
     visitor.click("Add to queue")
     visitor.until("dog is in the queue")
-    wait_for(lambda: len(queue.read().waiting) == 2, 10)  # it is not asked a second time about these images
+    wait_for(lambda: len(queue.read_queue().waiting) == 2, 10)  # it is not asked a second time about these images
 
 
 def test_where_an_optimizer_is_missing_the_start_says_which_one_stands_in(visit, monkeypatch):
     chosen = max(preset_files.of_kind("lora", ["flux"]), key=lambda preset: preset.gigabytes)
-    there = packages.installed
+    there = packages.is_installed
     monkeypatch.setattr(presets, "read_toml", lambda path: {**read_toml(path), "optimizer_type": "AdamW8bit"})
-    monkeypatch.setattr(packages, "installed", lambda name: name != "bitsandbytes" and there(name))
+    monkeypatch.setattr(packages, "is_installed", lambda name: name != "bitsandbytes" and there(name))
     visitor = visit()
     visitor.click("Presets")
     visitor.page.locator(f'.preset:visible[data-preset="{chosen.id}"]').click()

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from kohya_gui.panel import actions
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families import config_class
 from library.runs import queue, reader, start
@@ -30,11 +30,11 @@ SCRIPT = "flux_train_network"
 
 def config(folder, name, steps=2000, **more):
     values = {"output_dir": str(folder), "output_name": name, "max_train_steps": steps, **more}
-    return build(config_class(SCRIPT), values)
+    return build_config(config_class(SCRIPT), values)
 
 
 def add(folder, name, steps=2000, **more):
-    return queue.add(start.job(config(folder, name, steps, **more)))
+    return queue.add_to_queue(start.job(config(folder, name, steps, **more)))
 
 
 def rows(visitor):
@@ -93,9 +93,9 @@ def test_two_browsers_change_one_queue(visit, tmp_path):
     shows(second, ("one", "waiting"), ("two", "waiting"), ("three", "waiting"))
     first.page.get_by_label("Sooner: three").click()
     shows(second, ("one", "waiting"), ("three", "waiting"), ("two", "waiting"))
-    gone = queue.read().entries[1].id
+    gone = queue.read_queue().entries[1].id
     press(first, "Remove", "three")
-    wait_for(lambda: len(queue.read().entries) == 2, 10)
+    wait_for(lambda: len(queue.read_queue().entries) == 2, 10)
     answer = second.page.request.post(f"{second.address}own/queue-act", data={"act": "up", "id": gone})
     assert "not in the queue any more" in answer.json()["error"]
     shows(second, ("one", "waiting"), ("two", "waiting"))
@@ -117,7 +117,7 @@ def test_two_browsers_change_one_queue(visit, tmp_path):
 
 def test_stop_resume_sample_save_and_the_bundle(visit, tmp_path, monkeypatch):
     monkeypatch.setattr(actions, "DOCTOR", [sys.executable, "-c", "print('{\"healthy\": true}')"])
-    run_id = start.launch(config(tmp_path / "out", "fox", 1200, sample_prompts="/prompts.txt"))
+    run_id = start.launch_run(config(tmp_path / "out", "fox", 1200, sample_prompts="/prompts.txt"))
     visitor = visit()
     visitor.until("Step", ".line")
     visitor.until("waiting for data", ".split")
@@ -138,7 +138,7 @@ def test_stop_resume_sample_save_and_the_bundle(visit, tmp_path, monkeypatch):
     visitor.page.keyboard.press("Escape")
     visitor.click("Stop after this step")
     assert visitor.state("stopped") == run_id
-    stopped = reader.run(run_id).facts["step"]
+    stopped = reader.find_run(run_id).facts["step"]
     visitor.until("✓ loads", ".saved")
     with visitor.page.expect_download() as download:
         visitor.click("Support bundle")
@@ -147,9 +147,9 @@ def test_stop_resume_sample_save_and_the_bundle(visit, tmp_path, monkeypatch):
     visitor.click(f"Resume from step {stopped}")
     wait_for(lambda: visitor.state("running") != run_id, 10)
     second = wait_for(reader.active, 10)
-    wait_for(lambda: any(event["kind"] == "step" for event in reader.events(second.folder)[0]), 10)
+    wait_for(lambda: any(event["kind"] == "step" for event in reader.read_events(second.folder)[0]), 10)
     assert second.facts["resumes"] == run_id
-    assert next(e for e in reader.events(second.folder)[0] if e["kind"] == "step")["step"] == stopped + 1
+    assert next(e for e in reader.read_events(second.folder)[0] if e["kind"] == "step")["step"] == stopped + 1
     visitor.until(f"resumed after {stopped}", ".chart .x")
     assert "step 1" in visitor.page.locator(".chart .x").first.inner_text().splitlines()  # the curve goes on
     visitor.page.get_by_label("Run", exact=True).select_option(
@@ -166,7 +166,7 @@ def test_the_queue_and_a_run_can_be_read_and_touched(visit, tmp_path, mode):
         add(tmp_path / "out", name)
     with Record.start({}, "sdxl_train", tmp_path / "out", "older", "SDXL fine-tune"):
         pass
-    start.launch(config(tmp_path / "out", "fox", 1200, sample_prompts="/prompts.txt"))
+    start.launch_run(config(tmp_path / "out", "fox", 1200, sample_prompts="/prompts.txt"))
     visitor = visit(color_scheme=mode, has_touch=True)
     visitor.until("waiting for data", ".split")
     visitor.click("Sample now")
@@ -232,16 +232,19 @@ def test_closed_browsers_a_killed_page_and_a_power_cut(chromium, visit, page, tm
     add(tmp_path / "out", "two", 4000)
     server.kill()  # and the page, without a word
     server.wait()
-    steps = reader.run(run_id).facts["step"]
-    wait_for(lambda: reader.run(run_id).facts["step"] > steps, 10)
+    steps = reader.find_run(run_id).facts["step"]
+    wait_for(lambda: reader.find_run(run_id).facts["step"] > steps, 10)
     visitor = visit()  # of another page, which knows of all this as one that is started again would: from files
     assert visitor.state("running") == run_id
     visitor.until("Next in the queue: two", ".next")
-    for pid in (queue.read().worker["pid"], reader.run(run_id).facts["pid"]):  # a power cut ends all of it at once
+    for pid in (
+        queue.read_queue().worker["pid"],
+        reader.find_run(run_id).facts["pid"],
+    ):  # a power cut ends all of it at once
         os.kill(pid, 9)
     assert visitor.state("interrupted") == run_id
     visitor.until("The queue is halted, as", ".next")
-    assert queue.state_of(queue.read().waiting[0])[0] == "waiting"
+    assert queue.state_of(queue.read_queue().waiting[0])[0] == "waiting"
     visitor.page.locator(".next").get_by_role("button", name="Continue").click()
     assert visitor.state("running") != run_id
     queue_tab(visitor)
@@ -262,7 +265,7 @@ def test_a_real_training_of_the_demo_from_the_queue(visit, demo, squares, tmp_pa
         "sample_prompts": tmp_path / "prompts.txt",
         "sample_every_n_steps": 3,
     }
-    queue.add(start.job(config_of(demo, SCRIPT, **values)))
+    queue.add_to_queue(start.job(config_of(demo, SCRIPT, **values)))
     visitor = visit()
     visitor.page.set_default_timeout(90_000)
     visitor.state("finished")
@@ -270,7 +273,7 @@ def test_a_real_training_of_the_demo_from_the_queue(visit, demo, squares, tmp_pa
     visitor.until("computing", ".split")
     assert visitor.page.locator(".sample").count() == 2
     run = reader.runs()[0]
-    assert run.facts["devices"] and run.facts["queued"] == queue.read().entries[0].id
+    assert run.facts["devices"] and run.facts["queued"] == queue.read_queue().entries[0].id
     assert (tmp_path / "out" / "flux-lora.safetensors").is_file()
 
 
@@ -339,8 +342,8 @@ def test_a_run_from_a_shell_is_gone_on_with_once_and_where_it_was(tmp_path, monk
         raise SystemExit(3)
     monkeypatch.chdir(tmp_path)
     begun = []
-    monkeypatch.setattr(start, "begin", lambda job: begun.append(job) or "the-new-run")
-    run, answers = reader.run(record.id), actions.RunActions({})
+    monkeypatch.setattr(start, "begin_job", lambda job: begun.append(job) or "the-new-run")
+    run, answers = reader.find_run(record.id), actions.RunActions({})
     assert run.state == "failed" and "Resume from step 3" in actions.buttons(run, [run])
     said, resumed = answers.resumed(run)
     assert (str(said), resumed) == ("It resumes after step 3: this is the new run.", "the-new-run")
@@ -348,7 +351,7 @@ def test_a_run_from_a_shell_is_gone_on_with_once_and_where_it_was(tmp_path, monk
     assert job.resumes == run.id and job.folder == str(shell) and job.output == str(shell / "out")
     assert f'resume = "{state}"' in job.toml and 'train_data_dir = "images"' in job.toml
     monkeypatch.setattr(queue, "work", lambda: None)
-    queue.add(job)  # as if another browser had been first, and had to wait
+    queue.add_to_queue(job)  # as if another browser had been first, and had to wait
     assert "Resume" not in actions.buttons(run, [run])
     with pytest.raises(ConfigError, match="resumed already"):
         answers.resumed(run)

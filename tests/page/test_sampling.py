@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.tabs import FAMILIES, TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.sampling import sampling
 from kohya_gui.server.json_api import ApiRequest
 from library.config.formats import read_toml
@@ -30,11 +30,11 @@ def tab(tmp_path, monkeypatch):
         (root / f"{name}.safetensors").write_text("x")
     (tmp_path / "secret.safetensors").write_text("x")
     made = sampling.SamplingTab.__new__(sampling.SamplingTab)
-    form = SettingsForm(TAB.id, FAMILIES, TAB.configs, TAB.basics)
+    form = SettingsForm(TAB.id, FAMILY_TITLES, TAB.configs, TAB.basics)
     made.forms, made.titles, made.roots = {TAB.id: form}, {TAB.id: TAB.title}, [root]
     made.started = []
     answer = lambda folder: jobs.BackgroundJob(folder, {"kind": "sample"})  # noqa: E731
-    monkeypatch.setattr(jobs, "start", lambda kind, words, folder: made.started.append(words) or answer(folder))
+    monkeypatch.setattr(jobs, "start_job", lambda kind, words, folder: made.started.append(words) or answer(folder))
     return made
 
 
@@ -144,7 +144,7 @@ def run_with_samples(root, name="zorb-1"):
             Image.new("RGB", (32, 32), (step, 40, 40)).save(place)
             lines.append({"kind": "sample", "file": str(place), "step": step, "number": number, "prompt": prompt})
     (folder / layout.PROGRESS).write_text("".join(json.dumps(one) + "\n" for one in lines), "utf-8")
-    registry.add(folder)
+    registry.add_pointer(folder)
     return folder
 
 
@@ -207,7 +207,9 @@ def test_generate_waits_until_it_is_known_what_can_be_chosen(visit):
 def test_files_of_a_run_are_compared(visit, served, monkeypatch):
     run_with_samples(served[1])
     asked = []
-    monkeypatch.setattr(jobs, "start", lambda kind, words, folder: asked.append(words) or finished(folder, served[1]))
+    monkeypatch.setattr(
+        jobs, "start_job", lambda kind, words, folder: asked.append(words) or finished(folder, served[1])
+    )
 
     def finished(folder, root):
         Image.new("RGB", (32, 32), (9, 90, 9)).save(root / "generated.png")
@@ -224,7 +226,7 @@ def test_files_of_a_run_are_compared(visit, served, monkeypatch):
             folder / jobs.JOB,
             {"kind": "sample", "state": "finished", "started": 2.0, "arguments": ["sample", "x.toml"]},
         )
-        return jobs.at(folder)
+        return jobs.job_at(folder)
 
     seen = visit()
     page = seen.page
@@ -252,7 +254,7 @@ def test_files_of_a_run_are_compared(visit, served, monkeypatch):
     page.keyboard.press("Escape")
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert reader.run("zorb-1").state == "finished"
+    assert reader.find_run("zorb-1").state == "finished"
 
 
 @pytest.mark.browser
@@ -280,7 +282,7 @@ def test_an_embedding_with_a_control_image_is_tried_and_its_job_speaks_the_reade
     )
     saved = {"kind": "saved", "file": str(root / "words" / "zorb.safetensors"), "step": 1}
     (folder / layout.PROGRESS).write_text(json.dumps(saved) + "\n", "utf-8")
-    registry.add(folder)
+    registry.add_pointer(folder)
     asked = []
 
     def begin(kind, words, folder):
@@ -297,9 +299,9 @@ def test_an_embedding_with_a_control_image_is_tried_and_its_job_speaks_the_reade
                 **process.identity(),
             },
         )
-        return jobs.at(folder)
+        return jobs.job_at(folder)
 
-    monkeypatch.setattr(jobs, "start", begin)
+    monkeypatch.setattr(jobs, "start_job", begin)
     page = visit(locale="zh-CN").page
     page.locator(".acts [data-try='word-1']").click()
     box = page.locator(".sampling")
@@ -313,5 +315,7 @@ def test_an_embedding_with_a_control_image_is_tried_and_its_job_speaks_the_reade
     assert "--word=zorb" in words and f"--lora={root / 'words' / 'zorb.safetensors'}=1" in words
     assert (place / "prompts.txt").read_text() == f"a zorb --cn {root / 'edges.png'}\n"
     failed = ConfigError("{path} does not exist", path="edges.png").said
-    layout.store(place / jobs.JOB, {**layout.load(place / jobs.JOB), "state": "failed", "error": failed, "doing": None})
+    layout.store(
+        place / jobs.JOB, {**layout.load_facts(place / jobs.JOB), "state": "failed", "error": failed, "doing": None}
+    )
     box.get_by_text("edges.png 不存在").wait_for()

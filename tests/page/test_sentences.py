@@ -38,7 +38,7 @@ def test_every_message_is_restored_and_shown_in_every_language(language, tmp_pat
     made = messages()
     assert len(made) > 1_000
     layout.store(tmp_path / "run.json", {"messages": made})
-    stored = layout.load(tmp_path / "run.json")["messages"]
+    stored = layout.load_facts(tmp_path / "run.json")["messages"]
     assert stored == made
     shown = rendered(stored, language, tmp_path)
     for message, text in zip(made, shown, strict=True):
@@ -49,7 +49,11 @@ def test_every_message_is_restored_and_shown_in_every_language(language, tmp_pat
 
 def rendered(messages, language, tmp_path):
     """Messages as the page shows them in a language."""
-    sent = {"messages": [one.as_json() for one in messages], "words": dict(texts.table(language)), "language": language}
+    sent = {
+        "messages": [one.as_json() for one in messages],
+        "words": dict(texts.load_catalogue(language)),
+        "language": language,
+    }
     script = tmp_path / "render.mjs"
     module = (source.ROOT / "kohya_gui/i18n/render.js").as_uri()
     script.write_text(SCRIPT.format(module=module), encoding="utf-8")
@@ -68,10 +72,14 @@ def rendered(messages, language, tmp_path):
 @pytest.mark.parametrize("language", [name for name in texts.LANGUAGES if name != "en"])
 def test_the_keys_of_an_imported_file_stay_as_they_are_written_there(language, tmp_path):
     """Some of them are words as well, which the catalogues translate elsewhere: samples, notes, settings."""
-    words = [word for word in ("samples", "optimizer", "steps") if word in dict(texts.table(language))]
+    words = [word for word in ("samples", "optimizer", "steps") if word in dict(texts.load_catalogue(language))]
     assert words
     samples = {"samples": [{"prompt": "a cat", "enabled": True}, "x"]}
-    lines = [one for one in importers.read({**SDXL_LORA, **samples}, CONFIGS).lines() if str(one).startswith("samples")]
+    lines = [
+        one
+        for one in importers.import_content({**SDXL_LORA, **samples}, CONFIGS).lines()
+        if str(one).startswith("samples")
+    ]
     assert len(lines) == 2 and all(text.startswith("samples") for text in rendered(lines, language, tmp_path))
     made = [Message("{key}: {text}", key=word, text=Message("as it stands")) for word in words]
     assert all(text.startswith(word) for word, text in zip(words, rendered(made, language, tmp_path), strict=True))

@@ -52,7 +52,7 @@ def test_look_edit_replace_and_undo(visit, images, monkeypatch):
     words = page.locator(".images article textarea")
     words.fill("zorb, by hand")
     with monkeypatch.context() as full:
-        full.setattr(changes, "caption", refused)
+        full.setattr(changes, "change_caption", refused)
         words.blur()
         page.locator(".images article .why", has_text="the disk is full").wait_for()
     assert words.input_value() == "zorb, by hand" and not (images / "10_zorb" / "00.txt").exists()

@@ -10,8 +10,8 @@ from kohya_gui.form.start_preset import Gpu
 from kohya_gui.form.tabs import TABS
 from library.check import isolated
 from library.config import ineffective
-from library.config.building import build
-from library.config.schema import changed, flat
+from library.config.building import build_config
+from library.config.schema import changed, flatten_sections
 from library.demo import configs
 from library.recipes import preset_files
 from library.runs import gpu_slots, machine
@@ -30,7 +30,7 @@ def made(folder, *names):
 
 @pytest.fixture
 def few(tmp_path, monkeypatch):
-    monkeypatch.setattr(preset_files, "PRESETS", tmp_path)
+    monkeypatch.setattr(preset_files, "PRESETS_FOLDER", tmp_path)
     made(tmp_path, "lora-8gb", "lora-12gb", "lora-24gb", "lora-80gb", "lora-cousin-8gb", "lora-fast", "finetune-24gb")
     return tmp_path
 
@@ -106,7 +106,7 @@ def test_the_card_is_the_one_that_a_training_would_get(monkeypatch, visible, exp
 def test_every_start_is_a_good_one(monkeypatch, tab, family, memory):
     """At least what the page of kohya_ss starts with."""
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", memory))
-    config = build(tab.configs[family], start_preset.starts(tab.id, tab.configs)[family]["values"], notes=[])
+    config = build_config(tab.configs[family], start_preset.starts(tab.id, tab.configs)[family]["values"], notes=[])
     most = 1e-3 if tab.kind == "textual-inversion" else 3e-4  # words learn faster than weights
     assert 1e-6 < config.optim.learning_rate <= most and config.captions.caption_extension == ".txt"
     assert config.data.enable_bucket and config.cache.latents and config.precision.mixed_precision == "bf16"
@@ -123,7 +123,7 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
         monkeypatch.setattr(start_preset, "training_gpu", lambda: gpu)
         start = start_preset.starts(tab.id, tab.configs)[family]
         assert gpu or sum("GPU" in str(said) for said in (start["why"], *start["notes"])) == 1  # said once
-        return start["text"], [*map(str, start["notes"])], build(tab.configs[family], start["values"], notes=[])
+        return start["text"], [*map(str, start["notes"])], build_config(tab.configs[family], start["values"], notes=[])
 
     text, notes, config = opened(None)
     assert text and not re.search("compiled|CUDA graphs|per step|on the GPU|fp8", text)
@@ -139,7 +139,7 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
 def test_a_gpu_without_fp8_times_products_instead(monkeypatch, capability, other):
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", 24.0, capability))
     start = start_preset.starts("lora", {"flux": TABS[0].configs["flux"]})["flux"]
-    precision = build(TABS[0].configs["flux"], start["values"], notes=[]).precision
+    precision = build_config(TABS[0].configs["flux"], start["values"], notes=[]).precision
     assert precision.fp8_base and precision.auto_compute is other and precision.fp8_compute is not other
     assert len(start["notes"]) == other
 
@@ -152,7 +152,7 @@ def test_a_gpu_without_bf16_computes_in_fp16_where_model_and_options_allow_it(mo
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", 24.0, (7, 5)))
     config = next(tab for tab in TABS if tab.kind == kind).configs[family]
     start = start_preset.starts(kind, {family: config})[family]
-    made = build(config, start["values"], notes=[])
+    made = build_config(config, start["values"], notes=[])
     assert (made.precision.mixed_precision, made.save.save_precision) == (half, half)
     assert not made.precision.fp8_compute and sum("bf16" in str(note) for note in start["notes"]) == 1
 
@@ -163,16 +163,16 @@ def test_a_start_that_leaves_no_memory_to_spare_says_so_in_a_note(monkeypatch, m
     start = start_preset.starts("lora", {"flux": TABS[0].configs["flux"]})["flux"]
     assert any("close other programs" in str(note) for note in start["notes"]) is alone
     assert "compiled; " in start["text"] and start_preset.ALONE not in start["text"]
-    least = next(preset for preset in preset_files.every() if preset.id == "flux/lora-6gb")
-    other = start_preset.start("lora", least, TABS[0].configs["flux"], "")
+    least = next(preset for preset in preset_files.all_presets() if preset.id == "flux/lora-6gb")
+    other = start_preset.preset_as_start("lora", least, TABS[0].configs["flux"], "")
     assert any("close other programs" in str(note) for note in other["notes"]) is alone
-    assert (start_preset.ALONE in start_preset.about(least, Gpu("Gpu", memory))) is alone
+    assert (start_preset.ALONE in start_preset.preset_sentence(least, Gpu("Gpu", memory))) is alone
 
 
 def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typed_is_one(monkeypatch):
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", 12.0))
     values = start_preset.starts("lora", TABS[0].configs)["sdxl"]["values"]
-    config = build(TABS[0].configs["sdxl"], {**values, "compile": False}, notes=[])
+    config = build_config(TABS[0].configs["sdxl"], {**values, "compile": False}, notes=[])
     said = [*ineffective.remarks(config, []), "12 images enlarged"]
     assert len(said) > 2
     report = {"findings": [isolated.finding(text, "other", "hint") for text in said]}
@@ -186,8 +186,8 @@ def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typ
 def held(visitor, tab):
     """What the form would send, as a config of what differs from the defaults."""
     sent = visitor.held(tab.id)
-    config = build(tab.configs[sent["family"]], sent["values"], notes=[])
-    found = flat(changed(config))
+    config = build_config(tab.configs[sent["family"]], sent["values"], notes=[])
+    found = flatten_sections(changed(config))
     folder = found.pop("output_dir", "")  # proposed with every start, and in no preset
     assert not folder or Path(folder).parts[-2:] == ("kohya", "output")
     return found
@@ -197,7 +197,7 @@ def begins(tab, family):
     """What an untouched form holds: its start preset, and a name."""
     start = start_preset.starts(tab.id, tab.configs)[family]
     preset = next(p for p in preset_files.of_kind(tab.id, [family]) if p.id == start["id"])
-    made = flat(changed(start_preset.applied(preset, tab.configs[family], {}, [])))
+    made = flatten_sections(changed(start_preset.apply_preset(preset, tab.configs[family], {}, [])))
     return preset.title, {**made, "output_name": f"{family}-{tab.id}"}
 
 
@@ -286,7 +286,9 @@ def test_a_look_at_another_family_leaves_a_loaded_config_as_it_was(visit, served
     for family, config in lora.configs.items():
         path = served[1] / f"look-{family}.toml"
         images = Path("/images")
-        path.write_text(configs.text(config.script, AnyFile(), images, served[1] / "out", family), encoding="utf-8")
+        path.write_text(
+            configs.demo_toml(config.script, AnyFile(), images, served[1] / "out", family), encoding="utf-8"
+        )
         place.fill(str(path))
         visitor.click("Load config")
         visitor.until(f"Loaded {path.name}")

@@ -8,14 +8,14 @@ from unicodedata import east_asian_width
 import pytest
 
 from kohya_gui.form import adapter, adapter_size, compile_summary
-from kohya_gui.form.form import sentence
+from kohya_gui.form.form import as_sentence
 from kohya_gui.i18n import sentences, texts
 from library import families
 from library.check import report
 from library.config import ineffective
 from library.config.problems import ConfigError, Message, Problem
 from library.config.run_config import INEFFECTIVE_EVERYWHERE
-from library.config.schema import options
+from library.config.schema import options_of
 from library.families import RUNS, adapter_kinds, config_class
 from library.importers.builder import NOT_HERE
 from library.importers.shared import load_tables
@@ -25,7 +25,7 @@ from library.runs.record import Record
 from tests import source
 from tests.page import page_texts
 
-TABLES = {name: texts.table(name) for name in texts.LANGUAGES if name != "en"}
+TABLES = {name: texts.load_catalogue(name) for name in texts.LANGUAGES if name != "en"}
 # What is said in a shell alone: by its commands, in its set-up, of its flags.
 SHELL = ("library/cli", "library/demo", "library/setup/installer", "library/bench/diffusers")
 LOGGED = ("say",)  # makes lines of a log in the library, and texts in the page's scripts
@@ -75,28 +75,33 @@ def sources(*folders, suffixes=(".py", ".js")):
 
 def page():
     """The texts of the page as it is opened, and the titles of trainings."""
-    from kohya_gui.app import build
+    from kohya_gui.app import build_page
 
-    made = build()
+    made = build_page()
     tabs = [text for tab in made.training.tabs.values() for text in page_texts.of_markup(tab.markup)]
     return [*page_texts.of_page(made.config), *tabs, *(config_class(script).title for script in RUNS)]
 
 
 def of_presets():
     """What each preset sets and needs, piece by piece."""
-    every = preset_files.every()
-    said = [text for one in every if one.is_profile for text in (compile_summary.name(one), compile_summary.about(one))]
-    pieces = [re.split("[,;] ", compile_summary.about(one)) for one in every if not one.is_profile]
+    every = preset_files.all_presets()
+    said = [
+        text
+        for one in every
+        if one.is_profile
+        for text in (compile_summary.name(one), compile_summary.compiling_sentence(one))
+    ]
+    pieces = [re.split("[,;] ", compile_summary.compiling_sentence(one)) for one in every if not one.is_profile]
     return [*said, *(one.title for one in every if not one.is_profile), *(text for found in pieces for text in found)]
 
 
 def of_adapters():
     """What the fields of adapters say: types, arguments, choices of layers, and groups of blocks."""
     for family in families.FAMILIES:
-        yield from (group.title for group in families.facts(family).blocks)
+        yield from (group.title for group in families.facts_of(family).blocks)
         for kind in adapter_kinds.kinds(family):
             yield from (kind.title, kind.about)
-            yield from (text for option in kind.options for text in (option.label, sentence(option.help)))
+            yield from (text for option in kind.options for text in (option.label, as_sentence(option.help)))
             yield from (text for preset in kind.presets for text in (preset.title, preset.about))
 
 
@@ -116,7 +121,9 @@ def test_a_catalogue_has_the_lines_of_the_others_with_the_same_places_and_names(
 @pytest.mark.parametrize("language", TABLES)
 def test_help_takes_two_lines_of_a_column_in_every_language(language):
     """By width, as fonts differ: a letter of Chinese or Japanese is as wide as two of English, 48 fill a line."""
-    every = {sentence(o.help, o.choices) for script in RUNS for o in options(families.config_class(script)).values()}
+    every = {
+        as_sentence(o.help, o.choices) for script in RUNS for o in options_of(families.config_class(script)).values()
+    }
     said = {help: TABLES[language][help] for help in every}
     width = {help: sum(1 + (east_asian_width(letter) in "WF") for letter in said[help]) for help in said}
     assert not {said[help]: wide for help, wide in width.items() if wide > 96}
@@ -151,7 +158,7 @@ def test_what_each_preset_sets_and_needs_is_in_every_catalogue():
 
 
 def test_what_the_fields_of_adapters_say_is_in_every_catalogue():
-    said = [*of_adapters(), adapter.OTHER, adapter_size.UNKNOWN, adapter_size.FAILED]
+    said = [*of_adapters(), adapter.OTHER, adapter_size.UNKNOWN, adapter_size.CANNOT_COUNT]
     assert len(set(said)) > 90 and not absent(said), "add these"
 
 
@@ -197,10 +204,10 @@ def test_why_an_option_has_no_effect_is_in_every_catalogue():
     own = [rule for script in RUNS for rule in config_class(script).ineffective_rules]
     rules = (
         *ineffective.SHARED,
-        *ineffective.BESIDE,
+        *ineffective.ADAPTER_RULES,
         *ineffective.ADAPTERS,
-        *ineffective.WORDS,
-        *ineffective.WHOLE,
+        *ineffective.EMBEDDING_RULES,
+        *ineffective.WHOLE_MODEL_RULES,
         *own,
     )
     why = [reason.template if isinstance(reason, Message) else reason for *_, reason in rules] + list(
@@ -298,8 +305,8 @@ def test_an_answer_says_how_its_texts_were_made():
 @pytest.mark.parametrize("language", ["en", "xx", "../zh", ""])
 def test_only_existing_catalogues_can_be_requested(language):
     with pytest.raises(ConfigError):
-        texts.table(language)
-    assert (texts.FOLDER / "zh.po").is_file()
+        texts.load_catalogue(language)
+    assert (texts.CATALOGUES_FOLDER / "zh.po").is_file()
 
 
 @pytest.mark.browser
@@ -352,7 +359,7 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit, served, tmp_p
 
 
 # Labels, help, headings and buttons on screen that are still sentences or words of English.
-NAMES = "|".join(re.escape(known.title) for known in families.every())
+NAMES = "|".join(re.escape(known.title) for known in families.all_families())
 ENGLISH = """() => [...document.querySelectorAll('label, h2, h3, .fold p, .field small, #work button, #top p')]
   .filter((e) => e.checkVisibility({ visibilityProperty: true }) && !e.querySelector('small, code, ul'))
   .map((e) => e.innerText.trim())

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from kohya_gui.app import application, build
+from kohya_gui.app import application, build_page
 from kohya_gui.server.json_api import ApiRequest
 from kohya_gui.server.uploads import ImageUploads
 from library.config.problems import ConfigError
@@ -267,7 +267,7 @@ def test_what_the_page_does_not_send_is_refused(uploads, tmp_path, files):
 
 def test_the_route_takes_pieces_only_from_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    app = application(build([tmp_path]), {"host": "127.0.0.1"})
+    app = application(build_page([tmp_path]), {"host": "127.0.0.1"})
     own = {"host": "127.0.0.1:7860", "origin": "http://127.0.0.1:7860"}
     content = picture()
     with TestClient(app, "http://127.0.0.1:7860", raise_server_exceptions=False, headers=own) as client:

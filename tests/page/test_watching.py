@@ -28,4 +28,4 @@ def test_a_stop_says_what_starts_next_the_run_stays_and_a_resumed_one_is_shown(v
     assert visitor.state("stopped") == two
     visitor.page.get_by_role("button", name="Resume from step").click()
     resumed = visitor.state("running")
-    assert resumed not in (one, two) and reader.run(resumed).facts["resumes"] == two
+    assert resumed not in (one, two) and reader.find_run(resumed).facts["resumes"] == two

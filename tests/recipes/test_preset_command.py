@@ -19,7 +19,7 @@ def written(tmp_path, *arguments):
 def test_without_a_name_all_presets_are_listed(capsys):
     assert shell.main([]) == 0
     listed = capsys.readouterr().out
-    assert all(preset.id in listed for preset in preset_files.every() if not preset.is_profile)
+    assert all(preset.id in listed for preset in preset_files.all_presets() if not preset.is_profile)
     assert "dreambooth" not in listed and "compile/" not in listed
 
 
@@ -28,7 +28,7 @@ def test_a_purpose_and_the_number_of_images_decide(tmp_path, capsys):
     assert (made["learning_rate"], made["max_train_steps"]) == (3e-4, 900)
     said = capsys.readouterr().err
     assert "Purpose: Style." in said and "30 images, each seen about 30 times: 900 steps." in said
-    assert launch.script_of(tmp_path / "made.toml") == "flux_2_train_network"
+    assert launch.script_of_toml(tmp_path / "made.toml") == "flux_2_train_network"
 
 
 def test_images_of_a_folder_are_counted_and_filled_in(tmp_path, squares):  # noqa: F811
@@ -47,9 +47,9 @@ def test_a_model_brings_what_it_requires(tmp_path):
 def test_presets_have_their_former_names_and_files_too(tmp_path, capsys):
     assert shell.main(["flux/dreambooth-24gb"]) == 0
     assert capsys.readouterr().out.startswith("# FLUX.1 fine-tune")
-    old = preset_files.PRESETS / "sdxl" / "dreambooth-24gb.toml"
-    assert config_path(str(old)).name == "finetune-24gb.toml" and launch.script_of(old) == "sdxl_train"
-    assert shell.named(str(old)).id == "sdxl/finetune-24gb"
+    old = preset_files.PRESETS_FOLDER / "sdxl" / "dreambooth-24gb.toml"
+    assert config_path(str(old)).name == "finetune-24gb.toml" and launch.script_of_toml(old) == "sdxl_train"
+    assert shell.find_preset(str(old)).id == "sdxl/finetune-24gb"
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@
 import pytest
 
 from library import families
-from library.config.building import build, draft
+from library.config.building import build_config, draft
 from library.config.formats import read_toml
-from library.config.schema import changed, flat, options, values
+from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.families import RUNS, config_class
 from library.recipes import preset_files, recipe_files
 
-PRESETS = [preset for preset in preset_files.every() if not preset.is_profile]
+PRESETS = [preset for preset in preset_files.all_presets() if not preset.is_profile]
 ADVISED = [preset for preset in PRESETS if preset.kind in ("lora", "finetune")]
 FAMILIES = sorted(families.FAMILIES)
 
@@ -19,23 +19,23 @@ def kind_of(preset):
 
 
 def config_of(preset, **given):
-    return build(kind_of(preset), {**read_toml(preset.path), **given}, notes=[])
+    return build_config(kind_of(preset), {**read_toml(preset.path), **given}, notes=[])
 
 
 @pytest.mark.parametrize("preset", ADVISED, ids=lambda preset: preset.id)
 def test_a_preset_by_itself_is_the_recipe_for_its_first_purpose(preset):
     config = config_of(preset)
-    recipe = recipe_files.chosen(config)
-    now = values(config)
+    recipe = recipe_files.choose_recipe(config)
+    now = option_values(config)
     assert {name: now[name] for name in recipe.options} == dict(recipe.options)
 
 
 @pytest.mark.parametrize("preset", ADVISED, ids=lambda preset: preset.id)
 def test_every_recipe_that_fits_goes_together_with_every_preset(preset):
     config = config_of(preset)
-    for recipe in recipe_files.fitting(config):
+    for recipe in recipe_files.fitting_recipes(config):
         notes = []
-        made = build(type(config), {**flat(changed(config)), **recipe.options}, notes=notes)
+        made = build_config(type(config), {**flatten_sections(changed(config)), **recipe.options}, notes=notes)
         assert notes == [] and made.save == config.save and made.memory == config.memory
         assert recipe.least_steps <= made.steps.max_train_steps <= recipe.most_steps
         assert 0 < recipe.images[0] < recipe.images[1] and recipe.steps_per_image > 0
@@ -50,12 +50,12 @@ def test_a_family_has_recipes_that_change_nothing_that_was_measured(family):
     assert {recipe.purpose for recipe in recipes if recipe.kind == "lora"} >= {"character", "style"}
     config = config_class(families.lora_script(family))
     for one in (*recipes, *models):
-        known = options(
+        known = options_of(
             config_class(next(s for s in RUNS if (config_class(s).family, config_class(s).kind) == (family, one.kind)))
         )
         assert one.options.keys() <= known.keys() and one.options.keys().isdisjoint(MEASURED)
         for name, wanted in one.when.items():
-            assert set(wanted) <= {str(choice) for choice in options(config)[name].choices}
+            assert set(wanted) <= {str(choice) for choice in options_of(config)[name].choices}
 
 
 @pytest.mark.parametrize(
@@ -72,16 +72,16 @@ def test_a_family_has_recipes_that_change_nothing_that_was_measured(family):
 )
 def test_purposes_are_those_that_the_model_can_learn(family, given, purposes):
     config = draft(config_class(families.lora_script(family)), given)
-    assert [recipe.purpose for recipe in recipe_files.fitting(config)] == purposes
-    assert recipe_files.chosen(config, "nonsense").purpose == purposes[0]
+    assert [recipe.purpose for recipe in recipe_files.fitting_recipes(config)] == purposes
+    assert recipe_files.choose_recipe(config, "nonsense").purpose == purposes[0]
 
 
 def test_what_a_model_requires_comes_on_top_and_never_shortens_a_training():
     klein = draft(config_class("flux_2_train_network"), {"model_version": "klein-base-9b"})
-    style, edit = recipe_files.chosen(klein, "style"), recipe_files.chosen(klein, "edit")
+    style, edit = recipe_files.choose_recipe(klein, "style"), recipe_files.choose_recipe(klein, "edit")
     assert style.options["learning_rate"] == 1e-4 and style.options["max_train_steps"] == 1000
     assert (style.least_steps, style.most_steps, edit.most_steps) == (1000, 2000, 3000)
-    turbo = recipe_files.chosen(draft(config_class("zimage_train_network"), {"model_version": "turbo"}))
+    turbo = recipe_files.choose_recipe(draft(config_class("zimage_train_network"), {"model_version": "turbo"}))
     assert turbo.options["base_weights"][0].startswith("ostris/zimage_turbo_training_adapter/")
     assert recipe_files.of_family("none") == ((), ())
 
@@ -99,7 +99,7 @@ def test_what_a_model_requires_comes_on_top_and_never_shortens_a_training():
     ],
 )
 def test_steps_follow_images_within_limits(images, at_once, steps, words):
-    recipe = recipe_files.chosen(config_class("sdxl_train_network")())
+    recipe = recipe_files.choose_recipe(config_class("sdxl_train_network")())
     proposal = recipe_files.proposed_steps(recipe, images, at_once)
     assert proposal.steps == steps and words in str(proposal.reason)
 
@@ -107,7 +107,7 @@ def test_steps_follow_images_within_limits(images, at_once, steps, words):
 def test_presets_of_earlier_versions_are_found_by_their_names(tmp_path):
     assert preset_files.by_id("flux/dreambooth-chroma-24gb").id == "flux/finetune-chroma-24gb"
     assert preset_files.by_id("flux/lora-24gb").id == "flux/lora-24gb" and preset_files.by_id("flux/none") is None
-    old = preset_files.PRESETS / "zimage" / "dreambooth-16gb.toml"
+    old = preset_files.PRESETS_FOLDER / "zimage" / "dreambooth-16gb.toml"
     assert preset_files.path_today(old).name == "finetune-16gb.toml"
     own = tmp_path / "dreambooth-mine.toml"
     assert preset_files.path_today(own) == own  # no preset of ours

@@ -10,8 +10,8 @@ import math
 import pytest
 
 from library import families
-from library.config.building import build
-from library.config.schema import changed, flat
+from library.config.building import build_config
+from library.config.schema import changed, flatten_sections
 from library.recipes import preset_files, recipe_files
 from library.sampling import caption_prompts
 from tests.recipes.test_recipes import PRESETS, config_of
@@ -25,9 +25,9 @@ def pictures_steps(config):
     defaults = families.family_for(config).sample_defaults
     few = caption_prompts.with_few_steps(defaults)["sample_steps"]
     passes = few * (2 if float(defaults.get("scale") or 1) > 1 else 1)
-    text = TEXT.get(config.family, families.facts(config.family).text_tokens)
+    text = TEXT.get(config.family, families.facts_of(config.family).text_tokens)
     shown = (TRAINED // TOKEN) ** 2 * min(config.control_images.least, 1)
-    size = ((caption_prompts.SIDE // TOKEN) ** 2 + text + shown) / ((TRAINED // TOKEN) ** 2 + text + shown)
+    size = ((caption_prompts.MAX_SAMPLE_SIDE // TOKEN) ** 2 + text + shown) / ((TRAINED // TOKEN) ** 2 + text + shown)
     step = (3 if config.kind == "finetune" else 2) + config.memory.gradient_checkpointing
     return passes * size * EAGER / step
 
@@ -40,11 +40,11 @@ def share(config):
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.id)
 def test_every_preset_samples_at_first_and_in_little_time(preset, monkeypatch):
-    assert preset.path.parent != preset_files.PRESETS
+    assert preset.path.parent != preset_files.PRESETS_FOLDER
     plain = config_of(preset)
     configs = [plain] + [
-        build(type(plain), {**flat(changed(plain)), **recipe.options}, notes=[])
-        for recipe in recipe_files.fitting(plain)
+        build_config(type(plain), {**flatten_sections(changed(plain)), **recipe.options}, notes=[])
+        for recipe in recipe_files.fitting_recipes(plain)
     ]
     for config in configs:
         assert config.sample.sample_images and config.sample.sample_at_first and config.sample.sample_from_captions

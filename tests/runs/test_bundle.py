@@ -65,7 +65,9 @@ def opened(tmp_path, monkeypatch):
             run.say(f"read {word} ?token=canarytoken")
         run.say(f"{getpass.getuser()}canary" if getpass.getuser() != "root" else "nobody")
         raise RuntimeError(f"cannot read {concept / 'canaryimage.png'}")
-    packed = bundle.bundle(reader.run(run.id), json.dumps({"runs": str(tmp_path / "canary home"), "gpu": "none"}))
+    packed = bundle.bundle_run(
+        reader.find_run(run.id), json.dumps({"runs": str(tmp_path / "canary home"), "gpu": "none"})
+    )
     with zipfile.ZipFile(io.BytesIO(packed)) as file:
         assert file.testzip() is None
         return {name: file.read(name).decode("utf-8") for name in file.namelist()}
@@ -95,11 +97,11 @@ PLACES = [  # of the program, of the user, and a line with what is left of it
 
 @pytest.mark.parametrize(("program", "home", "line", "left"), PLACES)
 def test_a_path_is_known_only_up_to_a_separator(tmp_path, monkeypatch, program, home, line, left):
-    monkeypatch.setattr(redaction, "ROOT", program)
+    monkeypatch.setattr(redaction, "PROJECT_ROOT", program)
     monkeypatch.setattr(redaction, "_people", lambda: [(home, "<home>")])
     with Record.start({}, "sdxl_train", tmp_path, "x", "x") as run:
         pass
-    assert redaction.redactor_for(reader.at(run.folder)).text(line) == left
+    assert redaction.redactor_for(reader.run_at(run.folder)).text(line) == left
 
 
 def test_a_bundle_says_what_helps(opened):

@@ -54,7 +54,7 @@ class Driver:
         monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
         for name in MODERN:
             monkeypatch.setattr(pynvml, name, self.ask(name))
-        monkeypatch.setattr(gpu_slots, "_count", machine.gpu_count)  # without what an earlier test has kept
+        monkeypatch.setattr(gpu_slots, "_count_gpus", machine.gpu_count)  # without what an earlier test has kept
         monkeypatch.delenv(gpu_slots.VISIBLE, raising=False)
         return self
 
@@ -112,9 +112,9 @@ def test_without_a_gpu_a_training_looks_for_one_once(monkeypatch):
 def test_of_free_gpus_the_one_with_most_free_memory_is_taken(monkeypatch):
     small = {**MODERN, "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=20 * GIB, total=24 * GIB)}
     Driver([small, MODERN, {**MODERN, "nvmlDeviceGetMemoryInfo": None}]).stand_in(monkeypatch)
-    assert gpu_slots.choose({}, ("0", "1", "2")) == ("1",)
-    assert gpu_slots.choose({"num_processes": 2}, ("0", "1", "2")) == ("0", "1")
-    assert gpu_slots.choose({}, ("0", "2")) == ("0",) and gpu_slots.choose({}, ("2",)) == ("2",)
+    assert gpu_slots.choose_devices({}, ("0", "1", "2")) == ("1",)
+    assert gpu_slots.choose_devices({"num_processes": 2}, ("0", "1", "2")) == ("0", "1")
+    assert gpu_slots.choose_devices({}, ("0", "2")) == ("0",) and gpu_slots.choose_devices({}, ("2",)) == ("2",)
 
 
 def test_the_monitor_looks_on_a_thread_and_known_waits(monkeypatch):

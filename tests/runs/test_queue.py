@@ -57,12 +57,12 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(queue, "RUNNER", [sys.executable, "-c", WORKER.format(child=textwrap.dedent(CHILD))])
     yield tmp_path / "home"
-    for entry in queue.read().entries:
+    for entry in queue.read_queue().entries:
         if entry.waits:
-            queue.remove(entry.id)
+            queue.remove_entry(entry.id)
     for run in reader.runs():
         stop.request(run.id, "kill")
-    until(lambda: not queue.read().worker)
+    until(lambda: not queue.read_queue().worker)
 
 
 def job(tmp_path, name, how=None, secrets=None, **toml):
@@ -76,12 +76,12 @@ def job(tmp_path, name, how=None, secrets=None, **toml):
 def until(true, seconds=120.0):
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, queue.read()
+        assert time.monotonic() < end, queue.read_queue()
         time.sleep(0.05)
 
 
 def states():
-    return [queue.state_of(entry)[0] for entry in queue.read().entries]
+    return [queue.state_of(entry)[0] for entry in queue.read_queue().entries]
 
 
 def runs_of(*names):
@@ -90,10 +90,10 @@ def runs_of(*names):
 
 
 def test_three_of_which_the_second_fails(tmp_path):
-    keys.keep({"huggingface_token": "canary-token"})
+    keys.store_keys({"huggingface_token": "canary-token"})
     for name, more in (("one", {}), ("two", {"fails": True}), ("three", {})):
-        queue.add(job(tmp_path, name, secrets={"HF_TOKEN": "canary-of-the-form"}, **more))
-    until(lambda: not queue.read().worker and not queue.read().waiting)
+        queue.add_to_queue(job(tmp_path, name, secrets={"HF_TOKEN": "canary-of-the-form"}, **more))
+    until(lambda: not queue.read_queue().worker and not queue.read_queue().waiting)
     assert states() == ["finished", "failed", "finished"]
     one, two, three = runs_of("one", "two", "three")
     assert one.facts["ended"] <= two.facts["started"] and two.facts["ended"] <= three.facts["started"]
@@ -101,29 +101,29 @@ def test_three_of_which_the_second_fails(tmp_path):
     for file in tmp_path.rglob("*"):  # handed over by the environment, and kept in no other file
         assert not file.is_file() or file.name in ("run.json", "keys.json") or b"canary" not in file.read_bytes(), file
     queue.clear()
-    assert queue.read().entries == [] and list(queue.place().glob("*.toml")) == []
+    assert queue.read_queue().entries == [] and list(queue.queue_folder().glob("*.toml")) == []
 
 
 def test_after_a_failure_it_waits_where_that_is_wanted_and_goes_on_when_told(tmp_path):
     queue.after_failure(False)
-    queue.add(job(tmp_path, "one", fails=True))
-    queue.add(job(tmp_path, "two"))
-    until(lambda: queue.read().paused)
-    assert str(queue.read().paused) == "one has failed." and states() == ["failed", "waiting"]
+    queue.add_to_queue(job(tmp_path, "one", fails=True))
+    queue.add_to_queue(job(tmp_path, "two"))
+    until(lambda: queue.read_queue().paused)
+    assert str(queue.read_queue().paused) == "one has failed." and states() == ["failed", "waiting"]
     queue.go_on()
     until(lambda: states() == ["failed", "finished"])
 
 
 def test_a_training_that_fails_while_the_worker_looks_starts_no_other(tmp_path, monkeypatch):
     monkeypatch.setattr(queue, "work", lambda: None)
-    monkeypatch.setattr(start, "begin", lambda job: pytest.fail(f"{job.name} was started"))
+    monkeypatch.setattr(start, "begin_job", lambda job: pytest.fail(f"{job.name} was started"))
     queue.after_failure(False)
-    one = queue.add(job(tmp_path, "one"))
-    queue.add(job(tmp_path, "two"))
+    one = queue.add_to_queue(job(tmp_path, "one"))
+    queue.add_to_queue(job(tmp_path, "two"))
     record = Record.start({}, "flux_train_network", str(tmp_path / "out"), "one")
     with queue.changing() as found:
         found.find(one.id).run = record.id
-    note = worker.note
+    note = worker.record_end
 
     def noted(found, entry):
         note(found, entry)
@@ -131,51 +131,51 @@ def test_a_training_that_fails_while_the_worker_looks_starts_no_other(tmp_path, 
             with contextlib.suppress(RuntimeError), record:
                 raise RuntimeError
 
-    monkeypatch.setattr(worker, "note", noted)
+    monkeypatch.setattr(worker, "record_end", noted)
     assert worker.advance() and states() == ["failed", "waiting"]
-    monkeypatch.setattr(worker, "note", note)
-    assert not worker.advance() and queue.read().paused
+    monkeypatch.setattr(worker, "record_end", note)
+    assert not worker.advance() and queue.read_queue().paused
 
 
 def test_after_the_computer_was_started_anew_the_queue_waits(tmp_path, home):
-    queue.add(job(tmp_path, "one", seconds=60))
+    queue.add_to_queue(job(tmp_path, "one", seconds=60))
     until(lambda: states() == ["running"])
-    entry = queue.add(job(tmp_path, "two"))
+    entry = queue.add_to_queue(job(tmp_path, "two"))
     (run,) = runs_of("one")
-    ended = [psutil.Process(pid) for pid in (queue.read().worker["pid"], run.facts["pid"])]
+    ended = [psutil.Process(pid) for pid in (queue.read_queue().worker["pid"], run.facts["pid"])]
     for killed in ended:  # a power cut
         killed.kill()
     psutil.wait_procs(ended, timeout=5)
     until(lambda: states() == ["interrupted", "waiting"])
-    found = queue.read()
+    found = queue.read_queue()
     assert found.halted and not found.is_worked
-    queue.add(job(tmp_path, "three"))  # adding does not set off what waited before
+    queue.add_to_queue(job(tmp_path, "three"))  # adding does not set off what waited before
     time.sleep(0.3)
-    assert states() == ["interrupted", "waiting", "waiting"] and queue.read().halted
+    assert states() == ["interrupted", "waiting", "waiting"] and queue.read_queue().halted
     queue.go_on()
     until(lambda: states() == ["interrupted", "finished", "finished"])
-    assert queue.read().find(entry.id).ended == "finished"
+    assert queue.read_queue().find(entry.id).ended == "finished"
 
 
 def test_a_training_goes_on_without_its_worker_and_is_found_by_the_next(tmp_path):
-    queue.add(job(tmp_path, "one", waits_for=str(tmp_path / "seen")))
+    queue.add_to_queue(job(tmp_path, "one", waits_for=str(tmp_path / "seen")))
     until(lambda: states() == ["running"])
-    queue.add(job(tmp_path, "two"))
-    psutil.Process(queue.read().worker["pid"]).kill()
-    until(lambda: queue.read().halted)
+    queue.add_to_queue(job(tmp_path, "two"))
+    psutil.Process(queue.read_queue().worker["pid"]).kill()
+    until(lambda: queue.read_queue().halted)
     assert states() == ["running", "waiting"]
     queue.go_on()
-    until(lambda: queue.read().worker)
+    until(lambda: queue.read_queue().worker)
     assert states() == ["running", "waiting"]  # one device
     (tmp_path / "seen").touch()
     until(lambda: states() == ["finished", "finished"])
 
 
 def test_of_many_workers_one_works(tmp_path):
-    queue.add(job(tmp_path, "one", seconds=1))
+    queue.add_to_queue(job(tmp_path, "one", seconds=1))
     for _ in range(4):
         start.detached(queue.RUNNER, tmp_path / "worker.txt", os.environ, str(ROOT))
-    queue.add(job(tmp_path, "two"))
+    queue.add_to_queue(job(tmp_path, "two"))
     until(lambda: states() == ["finished", "finished"])
     assert len(reader.runs()) == 2  # neither was started twice
 
@@ -185,35 +185,37 @@ def test_browsers_that_change_it_at_once_lose_nothing(tmp_path, monkeypatch):
 
     def browser(number):
         for i in range(5):
-            entry = queue.add(job(tmp_path, f"{number}-{i}"))
+            entry = queue.add_to_queue(job(tmp_path, f"{number}-{i}"))
             queue.move(entry.id, -1)
             if i == 4:
-                queue.remove(entry.id)
+                queue.remove_entry(entry.id)
 
     threads = [threading.Thread(target=browser, args=(n,)) for n in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    left = [entry.name for entry in queue.read().entries]
+    left = [entry.name for entry in queue.read_queue().entries]
     assert sorted(left) == sorted(f"{n}-{i}" for n in range(4) for i in range(4))
 
 
 def test_order_names_and_entries_that_are_gone(tmp_path, monkeypatch):
     monkeypatch.setattr(queue, "work", lambda: None)
-    one, two, three = (queue.add(job(tmp_path, name)) for name in ("one", "two", "three"))
+    one, two, three = (queue.add_to_queue(job(tmp_path, name)) for name in ("one", "two", "three"))
     queue.move(three.id, -1)
     queue.move(one.id, -1)
     queue.move(two.id, 1)
-    assert [entry.name for entry in queue.read().entries] == ["one", "three", "two"]
-    assert [entry.name for entry in [queue.add(job(tmp_path, "zero"), first=True), queue.read().entries[0]]] == [
+    assert [entry.name for entry in queue.read_queue().entries] == ["one", "three", "two"]
+    assert [
+        entry.name for entry in [queue.add_to_queue(job(tmp_path, "zero"), first=True), queue.read_queue().entries[0]]
+    ] == [
         "zero",
         "zero",
     ]
     with pytest.raises(ConfigError, match="choose another name"):
-        queue.add(job(tmp_path, "two"))
-    queue.remove(two.id)
-    for act in (lambda: queue.remove(two.id), lambda: queue.move(two.id, 1), lambda: queue.move("../x", 1)):
+        queue.add_to_queue(job(tmp_path, "two"))
+    queue.remove_entry(two.id)
+    for act in (lambda: queue.remove_entry(two.id), lambda: queue.move(two.id, 1), lambda: queue.move("../x", 1)):
         with pytest.raises(ConfigError, match="not in the queue any more"):
             act()
 
@@ -222,27 +224,35 @@ def test_order_names_and_entries_that_are_gone(tmp_path, monkeypatch):
     "content", ["", "[]", "{", '{"entries": [7, {"id": "../x"}, {}], "worker": 3, "paused": null}']
 )
 def test_a_broken_file_is_an_empty_queue(tmp_path, content):
-    queue.place().mkdir(parents=True)
-    (queue.place() / "queue.json").write_text(content)
-    assert queue.read() == queue.Queue()
+    queue.queue_folder().mkdir(parents=True)
+    (queue.queue_folder() / "queue.json").write_text(content)
+    assert queue.read_queue() == queue.Queue()
 
 
 def test_each_gpu_is_one_device(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3")
     assert gpu_slots.devices() == ("0", "1", "3")
     (tmp_path / "run.json").write_text('{"lanes": ["1"]}', encoding="utf-8")  # as an older version wrote it
-    busy = [layout.load(tmp_path / "run.json")]
-    assert gpu_slots.free(busy) == ("0", "3", "cpu") and gpu_slots.free([{}]) == ()  # one from a shell may use them all
-    free = gpu_slots.free(busy)
-    assert gpu_slots.choose({}, free) == ("0",) and gpu_slots.choose({"cpu": True}, free) == ("cpu",)
-    assert gpu_slots.choose({"gpu_ids": "1"}, free) == () and gpu_slots.choose({"gpu_ids": "3, 0"}, free) == ("3", "0")
+    busy = [layout.load_facts(tmp_path / "run.json")]
     assert (
-        gpu_slots.choose({"num_processes": 2}, free) == ("0", "3") and gpu_slots.choose({"gpu_ids": "all"}, free) == ()
+        gpu_slots.free_devices(busy) == ("0", "3", "cpu") and gpu_slots.free_devices([{}]) == ()
+    )  # one from a shell may use them all
+    free = gpu_slots.free_devices(busy)
+    assert gpu_slots.choose_devices({}, free) == ("0",) and gpu_slots.choose_devices({"cpu": True}, free) == ("cpu",)
+    assert gpu_slots.choose_devices({"gpu_ids": "1"}, free) == () and gpu_slots.choose_devices(
+        {"gpu_ids": "3, 0"}, free
+    ) == ("3", "0")
+    assert (
+        gpu_slots.choose_devices({"num_processes": 2}, free) == ("0", "3")
+        and gpu_slots.choose_devices({"gpu_ids": "all"}, free) == ()
     )
     with pytest.raises(ConfigError, match="no GPU 7 here"):
-        gpu_slots.choose({"gpu_ids": "7"}, free)
-    assert gpu_slots.environment(("0", "3"))["CUDA_VISIBLE_DEVICES"] == "0,3" and gpu_slots.environment(("cpu",)) == {}
-    assert gpu_slots.launch_options({"num_processes": 2}, ("0", "3"))["main_process_port"] == 0
+        gpu_slots.choose_devices({"gpu_ids": "7"}, free)
+    assert (
+        gpu_slots.device_environment(("0", "3"))["CUDA_VISIBLE_DEVICES"] == "0,3"
+        and gpu_slots.device_environment(("cpu",)) == {}
+    )
+    assert gpu_slots.options_for_devices({"num_processes": 2}, ("0", "3"))["main_process_port"] == 0
 
 
 def test_two_devices_work_at_once_and_who_waits_for_certain_gpus_keeps_them(monkeypatch, tmp_path):
@@ -255,7 +265,7 @@ def test_two_devices_work_at_once_and_who_waits_for_certain_gpus_keeps_them(monk
         ("two", {}, {"makes": met[0], "waits_for": met[1]}),
         ("three", {"gpu_ids": "1"}, {"makes": met[1], "waits_for": met[0]}),
     ):
-        queue.add(job(tmp_path, name, how, **more))
+        queue.add_to_queue(job(tmp_path, name, how, **more))
     queue.go_on()
     until(lambda: states().count("finished") == 4)
     one, both, two, three = runs_of("one", "both", "two", "three")
@@ -267,9 +277,9 @@ def test_two_devices_work_at_once_and_who_waits_for_certain_gpus_keeps_them(monk
 
 def test_what_cannot_begin_has_failed_with_its_sentence(tmp_path):
     (tmp_path / "out").write_text("a file in the way")
-    entry = queue.add(job(tmp_path, "one"))
+    entry = queue.add_to_queue(job(tmp_path, "one"))
     until(lambda: states() == ["failed"])
-    assert "output_dir" in str(queue.state_of(queue.read().find(entry.id))[1])
+    assert "output_dir" in str(queue.state_of(queue.read_queue().find(entry.id))[1])
 
 
 def test_two_that_write_the_same_files_do_not_run_together(tmp_path, monkeypatch):
@@ -279,21 +289,21 @@ def test_two_that_write_the_same_files_do_not_run_together(tmp_path, monkeypatch
     layout.store(folder / "run.json", {**facts, "output_name": "one"})
     from library.runs import registry
 
-    registry.add(folder)
+    registry.add_pointer(folder)
     with pytest.raises(ConfigError, match="choose another name"):
-        start.begin(job(tmp_path, "one"))
+        start.begin_job(job(tmp_path, "one"))
     (folder / "run.json").unlink()
 
 
 def test_a_lock_is_one_process_only_and_ends_with_it(tmp_path):
     code = "import sys, time\nfrom library.runs import locking\nfrom pathlib import Path\n"
-    code += "with locking.held(Path(sys.argv[1]), 0) as mine:\n    print(mine, flush=True)\n    time.sleep(60)"
+    code += "with locking.hold_lock(Path(sys.argv[1]), 0) as mine:\n    print(mine, flush=True)\n    time.sleep(60)"
     other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "a.lock")], stdout=subprocess.PIPE, text=True)
     assert other.stdout.readline().strip() == "True"
-    with locking.held(tmp_path / "a.lock", 0.1) as mine:
+    with locking.hold_lock(tmp_path / "a.lock", 0.1) as mine:
         assert not mine
     other.kill()
     other.wait()
-    with locking.held(tmp_path / "a.lock", 5) as mine:
+    with locking.hold_lock(tmp_path / "a.lock", 5) as mine:
         assert mine
     assert worker.PERIOD < 1

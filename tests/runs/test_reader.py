@@ -17,7 +17,7 @@ def make(tmp_path, name="cat-1", **facts):
     folder = tmp_path / "out" / "runs" / name
     folder.mkdir(parents=True)
     layout.store(folder / "run.json", {"id": name, "state": "running", "started": time.time(), **facts})
-    registry.add(folder)
+    registry.add_pointer(folder)
     return folder
 
 
@@ -29,16 +29,16 @@ def write(folder, *events):
 def test_events_go_on_where_the_last_look_stopped(tmp_path):
     folder = make(tmp_path)
     write(folder, {"kind": "step", "step": 1}, {"kind": "step", "step": 2})
-    found, at = reader.read("cat-1")
+    found, at = reader.read_progress("cat-1")
     assert [event["step"] for event in found] == [1, 2]
     with (folder / "progress.jsonl").open("a") as file:
         file.write('{"kind": "step", "st')
-    assert reader.read("cat-1", at) == ([], at)
+    assert reader.read_progress("cat-1", at) == ([], at)
     with (folder / "progress.jsonl").open("a") as file:
         file.write('ep": 3}\nnot json\n')
-    found, at = reader.read("cat-1", at)
+    found, at = reader.read_progress("cat-1", at)
     assert [event["step"] for event in found] == [3]
-    assert reader.read("cat-1", at) == ([], at)
+    assert reader.read_progress("cat-1", at) == ([], at)
 
 
 def test_progress_folds_events_into_what_a_panel_shows(tmp_path):
@@ -107,14 +107,14 @@ def test_a_long_curve_stays_thin_when_it_is_gone_on_with(tmp_path):
     assert len(line.points) <= curve.POINTS and line.points[-1][0] > 5990 and line.resumed == [3000]
     assert [p[0] for p in line.points] == sorted({p[0] for p in line.points}) and len(line.rates) == len(line.points)
     layout.store(first / "run.json", {"id": "cat-1", "state": "stopped", "started": 9.0})  # no older one: no circle
-    assert lineage.earlier(second) is None
+    assert lineage.parent_run(second) is None
 
 
 @pytest.mark.parametrize("run_id", ["../cat-1", "..", "", "a/b", "a\\b", "x\0y", None, 7, ["cat-1"], "C:\\x", "nope"])
 def test_ids_from_outside_cannot_lead_anywhere(run_id, tmp_path):
     make(tmp_path)
     with pytest.raises(KeyError):
-        reader.run(run_id)
+        reader.find_run(run_id)
     with pytest.raises(KeyError):
         stop.request(run_id, "now")
 
@@ -128,7 +128,7 @@ def test_a_launcher_that_died_before_the_trainer_spoke_is_a_failure_with_its_cau
     folder = make(tmp_path, state="starting")
     layout.store(folder / "launcher.json", {**process.identity(), "process_start": 1.0, "since_boot": 1.0})
     (folder / "log.txt").write_text("Traceback\nModuleNotFoundError: No module named 'peft'\n")
-    run = reader.run("cat-1")
+    run = reader.find_run("cat-1")
     assert run.state == "failed" and "peft" in str(run.error) and "set-up" in str(run.error)
 
 
@@ -136,13 +136,13 @@ def test_a_run_elsewhere_lives_by_its_heartbeat(tmp_path):
     far = {**process.identity(), "host": "another"}
     make(tmp_path, "here-1", **far, heartbeat=time.time())
     make(tmp_path, "gone-1", **far, heartbeat=time.time() - 600)
-    assert reader.run("here-1").state == "running" and reader.run("gone-1").state == "interrupted"
+    assert reader.find_run("here-1").state == "running" and reader.find_run("gone-1").state == "interrupted"
 
 
 def test_a_torn_run_file_is_not_a_running_run(tmp_path):
     folder = make(tmp_path)
     (folder / "run.json").write_text('{"state": "runn')
-    assert not reader.run("cat-1").active
+    assert not reader.find_run("cat-1").active
 
 
 def test_a_removed_folder_disappears_from_the_list(tmp_path):

@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from library.config.problems import ConfigError, Message, Problem, listed, ngettext
+from library.config.problems import ConfigError, Message, Problem, join_messages, ngettext
 from library.runs import layout, process, reader, registry, stop
 from library.runs.record import Record
 from library.runs.refusal import refuse
@@ -37,12 +37,12 @@ def facts(record):
 def test_a_run_is_a_folder_that_the_registry_knows(tmp_path):
     with begin(tmp_path) as record:
         assert record.folder.parent == tmp_path / "out" / "runs"
-        assert registry.folder(record.id) == record.folder
+        assert registry.folder_of_run(record.id) == record.folder
         assert [run.id for run in reader.runs()] == [record.id]
         found = facts(record)
         assert found["state"] == "running" and found["pid"] == os.getpid() and found["script"] == "flux_train_network"
         assert found["versions"]["python"] and found["hardware"]["cpus"]
-    assert reader.run(record.id).state == "finished"
+    assert reader.find_run(record.id).state == "finished"
 
 
 def test_steps_phases_and_events_are_lines(tmp_path):
@@ -89,7 +89,7 @@ def test_secrets_are_not_written(tmp_path):
 def test_an_exception_is_the_cause_of_the_failure(tmp_path):
     with pytest.raises(RuntimeError), begin(tmp_path) as record:
         raise RuntimeError("the loss is not a number")
-    found = reader.run(record.id)
+    found = reader.find_run(record.id)
     assert found.state == "failed" and found.error == "RuntimeError: the loss is not a number"
     assert "Traceback" in reader.tail(record.folder)
 
@@ -100,10 +100,10 @@ def test_what_is_reported_can_be_translated_where_it_is_read_and_holds_no_secret
         record.phase(Message("trying {settings}", settings="fp8"), 1, 2)
         record.event("warning", text=Message("canary-3 is wrong"))
         raise ConfigError(*problems)
-    [phase, warning, _] = reader.read(record.id)[0]
+    [phase, warning, _] = reader.read_progress(record.id)[0]
     assert str(phase["name"]) == "trying fp8" and phase["name"].arguments == {"settings": "fp8"}
     assert str(warning["text"]) == "*** is wrong"
-    error = reader.run(record.id).error
+    error = reader.find_run(record.id).error
     first, second = error.arguments.values()
     assert str(error) == "vae /x is missing\nbad token ***" and (first.option, first.template) == (
         "vae",
@@ -115,11 +115,11 @@ def test_what_is_reported_can_be_translated_where_it_is_read_and_holds_no_secret
 def test_a_users_words_that_read_like_a_message_stay_the_users(tmp_path):
     counted = Message("{count} images", count=3)
     stored = layout.dump({"summary": counted, "caption": "3 images", "deep": [{"caption": "3 images"}, counted]})
-    read = layout.parsed(stored)
+    read = layout.parse_facts(stored)
     assert isinstance(read["summary"], Message) and isinstance(read["deep"][1], Message)
     assert type(read["caption"]) is str and type(read["deep"][0]["caption"]) is str
     assert layout.dump(read) == stored
-    changed = layout.parsed(stored.replace('"summary": "3 images"', '"summary": "of another version"'))
+    changed = layout.parse_facts(stored.replace('"summary": "3 images"', '"summary": "of another version"'))
     assert type(changed["summary"]) is str and str(changed["summary"]) == "of another version"
 
 
@@ -141,37 +141,39 @@ def test_a_users_words_that_read_like_a_message_stay_the_users(tmp_path):
 )
 def test_a_stored_text_that_its_template_does_not_give_is_never_formatted(template, arguments):
     made = {"text": "saving", "template": template, "arguments": arguments, "at": ["name"]}
-    read = layout.parsed(json.dumps({"kind": "phase", "name": "saving", "texts": [made]}))
+    read = layout.parse_facts(json.dumps({"kind": "phase", "name": "saving", "texts": [made]}))
     assert read == {"kind": "phase", "name": "saving"} and type(read["name"]) is str
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_stored_texts_with_forms_braces_and_options_come_back_as_they_were(count):
     images = ngettext("{count} image of {{x}}", "{count} images of {{x}}", count)
-    told = Problem("vae", ": {images} {{z}}", images=listed([images, "{y}"]), other="unused", place="in a.toml: ")
-    read = layout.parsed(layout.dump({"a": told, "b": images, "c": Message("{plain} text")}))
+    told = Problem(
+        "vae", ": {images} {{z}}", images=join_messages([images, "{y}"]), other="unused", place="in a.toml: "
+    )
+    read = layout.parse_facts(layout.dump({"a": told, "b": images, "c": Message("{plain} text")}))
     assert read["a"] == told and read["b"] == images and str(read["c"]) == "{plain} text"
 
 
 def test_an_older_record_is_read_unchanged(tmp_path):
     layout.store(tmp_path / "run.json", {"state": "failed", "error": "vae /x is missing"})
-    assert reader.at(tmp_path).error == "vae /x is missing"
+    assert reader.run_at(tmp_path).error == "vae /x is missing"
     (tmp_path / "progress.jsonl").write_text('{"kind": "phase", "name": "saving"}\n{"kind": "x", "texts": [{}]}\n')
-    assert reader.events(tmp_path)[0] == [{"kind": "phase", "name": "saving"}, {"kind": "x"}]
+    assert reader.read_events(tmp_path)[0] == [{"kind": "phase", "name": "saving"}, {"kind": "x"}]
 
 
 def test_why_a_training_of_the_page_cannot_begin_is_in_its_record(tmp_path, monkeypatch):
     monkeypatch.setenv("KOHYA_RUN_DIR", str(tmp_path))
     layout.store(tmp_path / "run.json", {"state": "starting", "id": "cat"})
     refuse(ConfigError("{path} is no model", path="/x"))
-    found = layout.load(tmp_path / "run.json")
+    found = layout.load_facts(tmp_path / "run.json")
     assert (found["state"], str(found["error"]), found["error"].arguments) == (
         "failed",
         "/x is no model",
         {"path": "/x"},
     )
     refuse(ConfigError("a second word"))  # of one that has ended
-    assert str(layout.load(tmp_path / "run.json")["error"]) == "/x is no model"
+    assert str(layout.load_facts(tmp_path / "run.json")["error"]) == "/x is no model"
 
 
 def test_the_first_word_about_the_end_counts(tmp_path):
@@ -227,7 +229,7 @@ def test_a_killed_trainer_is_interrupted(tmp_path):
         "os.kill(os.getpid(), getattr(signal, 'SIGKILL', signal.SIGTERM))"
     )
     made = subprocess.run([sys.executable, "-c", script, str(tmp_path / "out")], capture_output=True, text=True)
-    run = reader.run(made.stdout.strip())
+    run = reader.find_run(made.stdout.strip())
     assert run.state == "interrupted" and not run.active
     assert json.loads((run.folder / "run.json").read_text())["state"] == "interrupted"
 
@@ -238,7 +240,7 @@ def test_another_process_with_the_same_number_is_not_the_run(tmp_path):
     other = {"state": "running", **process.identity(), "heartbeat": time.time() - 60}
     other |= {"process_start": other["process_start"] - 100, "since_boot": 1.0}
     layout.store(record.folder / "run.json", other)
-    assert reader.run(record.id).state == "interrupted"
+    assert reader.find_run(record.id).state == "interrupted"
 
 
 def test_a_clock_that_is_set_interrupts_nothing(tmp_path):
@@ -246,7 +248,7 @@ def test_a_clock_that_is_set_interrupts_nothing(tmp_path):
         moved = {"state": "running", **process.identity(), "heartbeat": time.time()}
         moved["process_start"] -= 3600  # when the system sets its clock, every process seems to have started then
         layout.store(record.folder / "run.json", {**moved, "boot": ""})  # where the system does not name its start
-        assert reader.run(record.id).state == "running"
+        assert reader.find_run(record.id).state == "running"
 
 
 @pytest.mark.skipif(not process._boot(), reason="the system does not name its start")
@@ -284,14 +286,14 @@ def test_a_deleted_folder_is_written_again_with_all_that_was_reported(tmp_path, 
             wait_for(lambda: (record.folder / "run.toml").exists())
             wait_for(lambda: (record.folder / "run.json").exists())  # written last
         logging.getLogger("x").warning("after")
-        run = reader.run(record.id)
+        run = reader.find_run(record.id)
         assert run.state == "running" and run.facts["restored"] and run.facts["total_steps"] == 10
-    events, _ = reader.events(record.folder)
+    events, _ = reader.read_events(record.folder)
     assert [event["step"] for event in events if event["kind"] == "step"] == [1, 2, 3, 4, 5]
     assert ["was deleted" in str(event["text"]) for event in events if event["kind"] == "warning"] == [True]
     log = (record.folder / "log.txt").read_text()
     assert "before" in log and "after" in log
-    assert reader.run(record.id).state == "finished" and reader.run(record.id).facts["restored"]
+    assert reader.find_run(record.id).state == "finished" and reader.find_run(record.id).facts["restored"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows deletes no open file")
@@ -299,8 +301,8 @@ def test_the_end_of_a_run_is_told_although_its_folder_was_just_deleted(tmp_path)
     with begin(tmp_path) as record:
         record.step({"step": 1, "loss": 0.5})
         deleted(record)
-    assert reader.run(record.id).state == "finished"
-    assert [event["kind"] for event in reader.events(record.folder)[0]] == ["step", "warning"]
+    assert reader.find_run(record.id).state == "finished"
+    assert [event["kind"] for event in reader.read_events(record.folder)[0]] == ["step", "warning"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows deletes no open file")
@@ -343,7 +345,7 @@ def test_what_a_run_of_the_page_prints_goes_on_into_its_new_log(tmp_path):
         subprocess.run([sys.executable, "-c", code, str(out)], stdout=log, stderr=log, check=True, cwd=ROOT, env=given)
     said = (folder / layout.LOG).read_text()
     assert said.index("one") < said.index("deleted while it trained") < said.index("two")
-    assert reader.at(folder).state == "finished"
+    assert reader.run_at(folder).state == "finished"
 
 
 def test_how_a_run_ended_is_recorded_on_a_full_disk(tmp_path, monkeypatch):
@@ -372,4 +374,4 @@ def test_a_run_that_died_is_shown_as_such_where_that_cannot_be_recorded(tmp_path
         raise ConfigError("the disk is full")
 
     monkeypatch.setattr(layout, "store", full)
-    assert reader.at(folder).state == "interrupted"
+    assert reader.run_at(folder).state == "interrupted"

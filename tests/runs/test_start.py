@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
 from library.families import config_class
@@ -39,7 +39,7 @@ def home(tmp_path, monkeypatch):
 
 
 def config(tmp_path, **more):
-    return build(
+    return build_config(
         config_class("flux_train_network"), {"output_dir": str(tmp_path / "out"), "output_name": "cat", **more}
     )
 
@@ -47,20 +47,20 @@ def config(tmp_path, **more):
 def launch(tmp_path, monkeypatch, steps=2000, code=CHILD, **more):
     arguments = [sys.executable, "-c", code, str(tmp_path / "out"), str(steps)]
     monkeypatch.setattr(start, "starting", lambda path, script, **how: (arguments, {}))
-    return start.launch(config(tmp_path, **more))
+    return start.launch_run(config(tmp_path, **more))
 
 
 def wait(run_id, condition):
     deadline = time.monotonic() + 120
-    while not condition(reader.run(run_id)):
-        assert time.monotonic() < deadline, reader.run(run_id).facts
+    while not condition(reader.find_run(run_id)):
+        assert time.monotonic() < deadline, reader.find_run(run_id).facts
         time.sleep(0.05)
-    return reader.run(run_id)
+    return reader.find_run(run_id)
 
 
 def test_a_run_goes_from_starting_to_finished(tmp_path, monkeypatch):
     run_id = launch(tmp_path, monkeypatch, steps=3)
-    assert reader.run(run_id).state in ("starting", "running")
+    assert reader.find_run(run_id).state in ("starting", "running")
     run = wait(run_id, lambda run: run.state == "finished")
     assert run.facts["step"] == 3 and run.folder.parent == tmp_path / "out" / "runs"
     assert read_toml(run.folder / "run.toml") == {"output_dir": str(tmp_path / "out"), "output_name": "cat"}
@@ -78,7 +78,7 @@ def test_a_kill_ends_every_process(tmp_path, monkeypatch):
     run_id = launch(tmp_path, monkeypatch)
     run = wait(run_id, lambda run: run.facts.get("step", 0) > 0 and "helper" in run.facts)
     stop.request(run_id, "kill")
-    assert reader.run(run_id).state == "stopped"
+    assert reader.find_run(run_id).state == "stopped"
     for pid in (run.facts["pid"], run.facts["helper"]):
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
@@ -87,7 +87,7 @@ def test_stop_after_this_step_lets_it_finish(tmp_path, monkeypatch):
     run_id = launch(tmp_path, monkeypatch)
     wait(run_id, lambda run: run.facts.get("step", 0) > 0)
     stop.request(run_id, "after_step")
-    assert reader.run(run_id).state in ("stopping", "stopped")
+    assert reader.find_run(run_id).state in ("stopping", "stopped")
     assert wait(run_id, lambda run: not run.active).state == "stopped"
     with pytest.raises(ValueError, match="after_step or now, or by kill"):
         stop.request(run_id, "soon")
@@ -103,11 +103,11 @@ def test_only_one_run_at_a_time(tmp_path, monkeypatch):
 
 def test_a_run_outlives_the_process_that_started_it(tmp_path):
     page = (
-        "import sys, os\nfrom library.runs import start\nfrom library.config.building import build\n"
+        "import sys, os\nfrom library.runs import start\nfrom library.config.building import build_config\n"
         "from library.families import config_class\n"
         "start.starting = lambda path, _, **how: ([sys.executable, '-c', sys.argv[2], sys.argv[1], '30'], dict())\n"
-        "config = build(config_class('flux_train_network'), {'output_dir': sys.argv[1], 'output_name': 'cat'})\n"
-        "print(start.launch(config), flush=True)\nos._exit(9)\n"
+        "config = build_config(config_class('flux_train_network'), {'output_dir': sys.argv[1], 'output_name': 'cat'})\n"
+        "print(start.launch_run(config), flush=True)\nos._exit(9)\n"
     )
     made = subprocess.run(
         [sys.executable, "-c", page, str(tmp_path / "out"), CHILD], capture_output=True, text=True, env=os.environ
@@ -125,14 +125,14 @@ def test_a_trainer_that_cannot_even_start_is_a_failure_with_its_words(tmp_path, 
 def test_what_cannot_be_launched_is_reported_and_recorded(tmp_path, monkeypatch):
     monkeypatch.setattr(start, "starting", lambda path, script, **how: ([str(tmp_path / "no-such-program")], {}))
     with pytest.raises(ConfigError, match="could not be started"):
-        start.launch(config(tmp_path))
+        start.launch_run(config(tmp_path))
     assert reader.runs()[0].state == "failed"
 
 
 def test_an_output_folder_that_is_a_file_is_reported(tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(ConfigError, match="output_dir"):
-        start.launch(config(tmp_path))
+        start.launch_run(config(tmp_path))
     assert reader.runs() == []
 
 
@@ -140,7 +140,7 @@ def test_what_could_not_be_remembered_is_no_training_that_starts(tmp_path, monke
     def full(folder):
         raise ConfigError("the disk is full")
 
-    monkeypatch.setattr(registry, "add", full)
+    monkeypatch.setattr(registry, "add_pointer", full)
     with pytest.raises(ConfigError, match="the disk is full"):
-        start.launch(config(tmp_path))
+        start.launch_run(config(tmp_path))
     assert not any((tmp_path / "out" / "runs").iterdir())

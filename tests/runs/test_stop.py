@@ -35,7 +35,7 @@ def aged(record, seconds):
     if (record.folder / layout.STOP).exists():
         os.utime(record.folder / layout.STOP, (time.time() - seconds,) * 2)
     reader.progress.cache_clear()
-    return reader.at(record.folder)
+    return reader.run_at(record.folder)
 
 
 def press(record, act, sure=False):
@@ -56,7 +56,8 @@ def test_an_hour_of_loading_and_caching_is_asked_about(record):
     assert "60 min of loading" in str(press(record, "now")["ask"]) and not layout.stop_asked(record.folder)
     assert "ask" not in press(record, "after_step")
     assert (
-        press(record, "now", sure=True) == {"said": actions.WORDS["now"]} and layout.stop_asked(record.folder) == "now"
+        press(record, "now", sure=True) == {"said": actions.ACTION_ANSWERS["now"]}
+        and layout.stop_asked(record.folder) == "now"
     )
 
 
@@ -69,7 +70,7 @@ def test_a_step_that_is_finished_anyway_is_not_asked_about(record):
 def test_batches_that_are_dropped_and_samples_are_asked_about(record):
     record.note(config={"steps": {"gradient_accumulation_steps": 64}}, hardware={"processes": 1})
     record.step({"step": 5, "loss": 0.1})
-    assert stop.lost_now(reader.at(record.folder))[0] == "step" and "ask" not in press(record, "after_step")
+    assert stop.lost_now(reader.run_at(record.folder))[0] == "step" and "ask" not in press(record, "after_step")
     aged(record, 600)
     assert str(press(record, "now")["ask"]).startswith(
         "10 min of work on this step are lost; what was learned before is saved"
@@ -93,20 +94,20 @@ def test_a_kill_is_for_what_hangs_and_says_what_is_lost(record, monkeypatch):
     monkeypatch.setattr(process, "kill", lambda roots: killed.append(roots) or True)
     record.step({"step": 7, "loss": 0.1})
     aged(record, HOUR)
-    run = reader.at(record.folder)
+    run = reader.run_at(record.folder)
     assert not stop.hangs(run) and "Kill" not in actions.buttons(run, [run])
     with pytest.raises(ConfigError, match="let it save and stop"):
         press(record, "kill", sure=True)
     stop.request(record.id, "now")
-    assert not stop.hangs(reader.at(record.folder))
-    run = aged(record, stop.PATIENCE + 5)
+    assert not stop.hangs(reader.run_at(record.folder))
+    run = aged(record, stop.HANG_TIMEOUT + 5)
     assert stop.hangs(run) and ">Kill<" in actions.buttons(run, [run]) and "Stop now" not in actions.buttons(run, [run])
     assert "No state was saved: all that was learned in 62 min is lost" in str(press(record, "kill")["ask"])
     state(record, 4)
-    run = aged(record, stop.PATIENCE + 5)
+    run = aged(record, stop.HANG_TIMEOUT + 5)
     assert "after step 4 is lost, 2 min of work" in str(press(record, "kill")["ask"]) and killed == []
     assert press(record, "kill", sure=True) == {"said": "It was killed."} and len(killed) == 1
-    assert reader.at(record.folder).state == "stopped"
+    assert reader.run_at(record.folder).state == "stopped"
 
 
 @pytest.mark.parametrize("is_folder", [True, False])

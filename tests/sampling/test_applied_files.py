@@ -8,8 +8,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from library import families, methods
-from library.cli.launch import script_of
-from library.config.building import build
+from library.cli.launch import script_of_toml
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.methods.applied_files import AppliedFiles
 from library.sampling import plan, shell
@@ -27,7 +27,7 @@ def quiet(what, done, total):
 
 @pytest.fixture(scope="module")
 def config(shallow):  # noqa: F811
-    return shell.config_of(shallow.configs["sdxl_train_network"], {"mixed_precision": "no"}, script_of)
+    return shell.config_to_sample(shallow.configs["sdxl_train_network"], {"mixed_precision": "no"}, script_of_toml)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def files(shallow, tmp_path_factory):  # noqa: F811
     vectors = {name: torch.randn(2, width, generator=chance) for name, width in widths.items()}
     save_file(vectors, folder / "e.safetensors", {"modelspec.trigger_phrase": "zorb"})
     torch.save(vectors, folder / "zorb.pt")
-    method = methods.attach(parts, family, made)
+    method = methods.attach_method(parts, family, made)
     learned = {name: torch.randn(p.shape, generator=chance) * 0.2 for name, p in method.named().items()}
     save_file(learned, folder / "c.safetensors")
     Image.linear_gradient("L").resize((64, 64)).convert("RGB").save(folder / "edges.png")
@@ -80,7 +80,7 @@ def test_what_is_read_is_what_a_training_reads(config, files, shallow):  # noqa:
     learned = config_of(shallow, WORD, weights=files / "zorb.pt", num_vectors_per_token=2, token_string="zorb")
     other = families.family_for(learned)
     trained = other.load(torch.float32)
-    methods.attach(trained, other, learned)
+    methods.attach_method(trained, other, learned)
     with torch.no_grad():
         here, there = family.text(parts, [text]), other.text(trained, ["a zorb zorb1, red"])
     assert all(torch.equal(value, there[name]) for name, value in here.items())
@@ -88,7 +88,7 @@ def test_what_is_read_is_what_a_training_reads(config, files, shallow):  # noqa:
 
 def test_a_control_image_is_followed_as_strongly_as_asked(config, files, tmp_path):
     file, guided = files / "c.safetensors", replace(ZORB, controlnet_image=str(files / "edges.png"))
-    columns = plan.columns("strengths", [(file, 1.0)], [0.0, 0.5, 1.0])
+    columns = plan.plan_columns("strengths", [(file, 1.0)], [0.0, 0.5, 1.0])
     off, half, whole = sampled(config, tmp_path / "o", columns, guided)
     (bare,) = sampled(config, tmp_path / "b", [plan.Column("", ())])
     assert bare.tobytes() == off.tobytes() and len({one.tobytes() for one in (off, half, whole)}) == 3
@@ -138,7 +138,7 @@ def test_files_and_images_that_do_not_fit_are_sentences(config, files, tmp_path)
 
 def test_other_families_say_that_they_have_no_such_files(shallow, files):  # noqa: F811
     kind = families.config_class("flux_train_network")
-    family = families.family_for(build(kind, shell.read_toml(shallow.configs["flux_train_network"]), notes=[]))
+    family = families.family_for(build_config(kind, shell.read_toml(shallow.configs["flux_train_network"]), notes=[]))
     parts = family.load(torch.float32)
     with pytest.raises(ConfigError, match="this model cannot follow"):
         AppliedFiles(parts, family).add(files / "c.safetensors")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from library import families
 from library.adapter_files import names
-from library.cli.launch import script_of
+from library.cli.launch import script_of_toml
 from library.cli.main import main
 from library.config.problems import ConfigError
 from library.jobs import job as jobs
@@ -39,7 +39,7 @@ def given(shallow, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
 
     def of(script):
-        return shell.config_of(shallow.configs[script], {"mixed_precision": "no"}, script_of)
+        return shell.config_to_sample(shallow.configs[script], {"mixed_precision": "no"}, script_of_toml)
 
     return of
 
@@ -50,7 +50,9 @@ def adapter_names(family, parts):
 
     found = {}
     for part, root in lora.networks(parts).items():
-        layers = [one for one in targets.layers(root, part, family.adapter_name, ()) if "attn" in one.path.lower()]
+        layers = [
+            one for one in targets.find_target_layers(root, part, family.adapter_name, ()) if "attn" in one.path.lower()
+        ]
         found |= {one.name: one.layer for one in layers[:3] if isinstance(one.layer, torch.nn.Linear)}
     return found
 
@@ -76,7 +78,7 @@ def test_a_grid_over_strengths_is_generated_with_one_seed_and_metadata(given, sc
     family = families.family_for(config)
     parts = family.load(torch.float32, torch.float32)
     file = lora_file(tmp_path / "zorb.safetensors", adapter_names(family, parts))
-    columns = plan.columns("strengths", [(file, 1.0)], [0.0, 1.0, 0.0])
+    columns = plan.plan_columns("strengths", [(file, 1.0)], [0.0, 1.0, 0.0])
     stored = []
     sheet = generate(config, columns, [CAT], tmp_path / "out", quiet, lambda one: stored.append(one.as_json()))
     bare, changed, again = (Image.open(name) for name in sheet.files[0])
@@ -196,8 +198,8 @@ def test_a_file_that_is_replaced_meanwhile_is_reported(given, tmp_path, when):
 
 def test_columns_and_prompts_that_make_no_sense_are_refused():
     file, other = Path("a.safetensors"), Path("b.safetensors")
-    assert [one.title for one in plan.columns("files", [(file, 1.0), (other, 0.8)])] == ["a", "b × 0.8"]
-    assert plan.columns("together", [])[0].loras == ()
+    assert [one.title for one in plan.plan_columns("files", [(file, 1.0), (other, 0.8)])] == ["a", "b × 0.8"]
+    assert plan.plan_columns("together", [])[0].loras == ()
     for compare, loras, strengths in (
         ("strengths", [], [1.0]),
         ("files", [(file, 1.0), (file, 0.5)], [1.0]),
@@ -205,11 +207,11 @@ def test_columns_and_prompts_that_make_no_sense_are_refused():
         ("strengths", [(file, 1.0)], [99.0]),
     ):
         with pytest.raises(ConfigError):
-            plan.columns(compare, loras, strengths)
+            plan.plan_columns(compare, loras, strengths)
     with pytest.raises(ConfigError, match="write a prompt"):
-        plan.check_size(1, [])
+        plan.check_image_count(1, [])
     with pytest.raises(ConfigError, match="too many"):
-        plan.check_size(50, [CAT] * 5)
+        plan.check_image_count(50, [CAT] * 5)
     first, second = plan.with_one_seed([Prompt("a"), Prompt("b")])
     assert first.seed == second.seed is not None and plan.with_one_seed([CAT]) == [CAT]
 
@@ -226,8 +228,10 @@ def test_images_of_prompts_are_looked_at_before_loading_where_the_model_is_shown
     for path, says in (("gone.png", "gone.png does not exist"), ("text.png", "text.png cannot be read as an image")):
         prompt = replace(CAT, control_image_path=(str(tmp_path / path),))
         with pytest.raises(ConfigError, match=says):
-            generate(given("flux_2_train_network"), plan.columns("together", []), [prompt], tmp_path, told.append)
-        sheet = generate(given("flux_train_network"), plan.columns("together", []), [prompt], tmp_path / "out", quiet)
+            generate(given("flux_2_train_network"), plan.plan_columns("together", []), [prompt], tmp_path, told.append)
+        sheet = generate(
+            given("flux_train_network"), plan.plan_columns("together", []), [prompt], tmp_path / "out", quiet
+        )
         assert Path(sheet.grid).is_file()
     assert not told
 
@@ -238,11 +242,11 @@ def test_the_shell_draws_and_says_what_is_wrong(given, shallow, tmp_path, capsys
     line = "a cat --w 68 --h 64 --s 1 --l nan"
     folder = tmp_path / "job"
     folder.mkdir()
-    monkeypatch.setenv(jobs.FOLDER, str(folder))
+    monkeypatch.setenv(jobs.JOB_FOLDER_VARIABLE, str(folder))
     assert main(["sample", config, "--prompt", line, "--out", str(tmp_path / "o"), "--cpu"]) == 0
-    result = layout.load(folder / jobs.RESULT)
+    result = layout.load_facts(folder / jobs.RESULT)
     assert result["rows"] == ["a cat"] and Path(result["files"][0][0]).is_file() and Path(result["grid"]).is_file()
-    assert gpu_slots.held() == set()
+    assert gpu_slots.held_devices() == set()
     told = capsys.readouterr().err
     assert "note: prompt: --w 68 becomes 64" in told and "note: prompt: --l nan has no effect" in told
     for words, says in (
@@ -276,14 +280,14 @@ def test_it_waits_until_no_training_has_the_device(given, monkeypatch, tmp_path)
 
     with gpu_wait.free_devices({}, hear) as own:
         assert told == ["waiting for zorb"] * 3
-        assert own == ("0",) and gpu_slots.held() == {"0"}
-        assert "0" not in gpu_slots.free([])
+        assert own == ("0",) and gpu_slots.held_devices() == {"0"}
+        assert "0" not in gpu_slots.free_devices([])
         with pytest.raises(ConfigError, match="or makes a cache"):  # so no training gets it meanwhile
-            start.begin(start.TrainingJob("x", "x", "x", str(tmp_path / "o"), ""))
-    assert gpu_slots.held() == set()
+            start.begin_job(start.TrainingJob("x", "x", "x", str(tmp_path / "o"), ""))
+    assert gpu_slots.held_devices() == set()
     other = {**process.identity(), "process_start": 1.0, "since_boot": 1.0}
     layout.store(gpu_slots._holders() / "1.json", {**other, "devices": ["0"]})
-    assert gpu_slots.held() == set()  # of a process that was killed
+    assert gpu_slots.held_devices() == set()  # of a process that was killed
 
 
 def test_names_of_other_programs_are_understood(given, tmp_path):
@@ -294,7 +298,7 @@ def test_names_of_other_programs_are_understood(given, tmp_path):
     path = lora_file(tmp_path / "a.safetensors", layers)
     out = tmp_path / "b.safetensors"
     assert main(["tools", "convert", str(path), "--to", "diffusers", "--out", str(out)]) == 0
-    assert names.split(next(iter(load_file(out))))
+    assert names.split_key(next(iter(load_file(out))))
     applied = AppliedLoras(parts, family)
     applied.add(out)
     layer = next(iter(layers.values()))

@@ -12,17 +12,17 @@ from kohya_gui.server.json_api import ApiRequest, refused
 from library import families, packages
 from library.check import preflight
 from library.config import code_bases, code_names
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
-from library.config.schema import options
+from library.config.schema import options_of
 from library.families import config_class
 from library.methods import lycoris
 from library.optim import lr_schedule, names, optimizers
 from tests.unlisted_code import write_package
 
-SCRIPTS = [script for known in families.every() for script in known.scripts]
+SCRIPTS = [script for known in families.all_families() for script in known.scripts]
 SDXL = config_class("sdxl_train_network")
-OFFERED = [f"{one.module}.{one.name}" for one in names.SPECS.values() if packages.installed(one.package)]
+OFFERED = [f"{one.module}.{one.name}" for one in names.SPECS.values() if packages.is_installed(one.package)]
 NO_CLASSES = (
     "pydoc.pipepager",
     "threading.Thread",
@@ -53,11 +53,11 @@ def package(tmp_path, monkeypatch):
 
 
 def config(**given):
-    return build(SDXL, given, notes=[])
+    return build_config(SDXL, given, notes=[])
 
 
 def optimizer_problems(option, name):
-    return [str(one) for one in optimizers.problems(config(**{option: name})) if one.option == option]
+    return [str(one) for one in optimizers.find_optimizer_problems(config(**{option: name})) if one.option == option]
 
 
 @pytest.mark.parametrize("option", ["optimizer_type", "lr_scheduler_type"])
@@ -76,7 +76,7 @@ def test_a_shell_command_of_a_config_is_not_run(tmp_path):
     import torch
 
     with pytest.raises(ConfigError, match="lr_scheduler_type pydoc.pipepager"):
-        lr_schedule.schedule(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1), made, 10)
+        lr_schedule.make_schedule(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1), made, 10)
     assert not (tmp_path / "pwned").exists()
 
 
@@ -88,7 +88,7 @@ def test_a_check_imports_nothing_that_is_not_listed_and_a_training_only_what_fit
         assert "is no subclass of" in said
     assert any("is a function" in one for one in optimizer_problems("optimizer_type", "own_package.classes.function"))
     assert any("did you mean Own" in one for one in optimizer_problems("optimizer_type", "own_package.classes.Owm"))
-    assert [*lycoris.problems(config(network_module="own_package.nothing"))]
+    assert [*lycoris.find_lycoris_problems(config(network_module="own_package.nothing"))]
     assert not package.exists() and "own_package" not in sys.modules
     preflight.load_named_code(
         config(optimizer_type="own_package.classes.Own", lr_scheduler_type="own_package.classes.Schedule")
@@ -174,10 +174,10 @@ def test_every_class_that_is_offered_derives_from_what_its_option_expects():
 
 def test_only_listed_packages_are_advised_to_be_installed():
     for name in ("nope", "torchh", "pytorch_optimiser"):
-        assert "pip install" not in str(packages.absent(name))
-    assert "did you mean pytorch_optimizer" in str(packages.absent("pytorch_optimiser"))
-    for name in packages.PACKAGES:
-        assert "pip install" in str(packages.absent(name))
+        assert "pip install" not in str(packages.not_installed(name))
+    assert "did you mean pytorch_optimizer" in str(packages.not_installed("pytorch_optimiser"))
+    for name in packages.PACKAGE_NAMES:
+        assert "pip install" in str(packages.not_installed(name))
 
 
 def test_the_check_says_that_unlisted_code_will_run(package):
@@ -195,7 +195,7 @@ def test_from_the_page_unlisted_code_is_requested_once(script, package, tmp_path
         if option not in (code_names.BACKEND, *code_names.MODULES):
             name += {"optimizer_type": ".Own", "lr_scheduler_type": ".Schedule"}[option]
         monkeypatch.setattr(code_names, "why_not_network", lambda module: "")
-        made = build(kind, {option: name}, notes=[])
+        made = build_config(kind, {option: name}, notes=[])
         with pytest.raises(ConfigError, match="only in a training started in a shell"):
             paths.allow(made, silent)
         with pytest.raises(ConfigError) as said:
@@ -206,7 +206,7 @@ def test_from_the_page_unlisted_code_is_requested_once(script, package, tmp_path
         paths.allow(made, asking)
         with pytest.raises(ConfigError, match="in a shell"):  # a page that is open to others does not count it
             paths.allow(made, silent)
-        allowed_folders.place().unlink()
+        allowed_folders.allowed_file().unlink()
     assert not package.exists()
 
 
@@ -219,17 +219,17 @@ def test_what_is_allowed_keeps_folders_and_is_a_name_only(tmp_path, monkeypatch)
     (tmp_path / "more").mkdir()
     asks.allow(ApiRequest({"folder": "code:a.B"}))
     asks.allow(ApiRequest({"folder": str(tmp_path.resolve() / "more")}))
-    stored = json.loads(allowed_folders.place().read_text())
+    stored = json.loads(allowed_folders.allowed_file().read_text())
     assert stored == {"folders": [str(tmp_path.resolve() / "more")], "code": ["a.B"]}
-    allowed_folders.place().write_text(json.dumps({"code": [1, "x y", "c.D"]}))
-    os.utime(allowed_folders.place())
+    allowed_folders.allowed_file().write_text(json.dumps({"code": [1, "x y", "c.D"]}))
+    os.utime(allowed_folders.allowed_file())
     assert allowed_folders.remembered_code() == ("c.D",)
     assert allowed_code.code_problems(config(optimizer_type="os.system"), Roots([tmp_path], asks=True))[0].code == ""
 
 
 def test_every_kind_of_code_is_known_by_its_kind():
     for script in SCRIPTS:
-        known = options(config_class(script))
+        known = options_of(config_class(script))
         named = {
             name
             for name in ("optimizer_type", "lr_scheduler_type", "network_module", "compile_backend")

@@ -11,14 +11,14 @@ from kohya_gui.server import named_paths, paths
 from kohya_gui.server.named_paths import ARGUMENTS, PATHS
 from library import families
 from library.config import dataset
-from library.config.building import Reading, build
+from library.config.building import Reading, build_config
 from library.config.dataset import DATASET_KEYS, SUBSET_KEYS
 from library.config.problems import ConfigError
-from library.config.schema import options, values
+from library.config.schema import option_values, options_of
 from library.data import metadata
 from library.families import config_class, network_args
 
-SCRIPTS = [script for known in families.every() for script in known.scripts]
+SCRIPTS = [script for known in families.all_families() for script in known.scripts]
 KINDS = ("file", "files", "folder", "code", "secret")
 # Options that hold text which is neither a path nor a name of code. A new one is judged here, by whoever adds it.
 PLAIN = {
@@ -78,7 +78,7 @@ def place(tmp_path):
 
 def refused(script, root, **given):
     """The options of which the guard says that they lead outside."""
-    made = build(config_class(script), given, notes=[])
+    made = build_config(config_class(script), given, notes=[])
     try:
         paths.allow(made, [root])
     except ConfigError as error:
@@ -88,7 +88,7 @@ def refused(script, root, **given):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_text_option_is_a_path_code_an_argument_or_known_to_be_plain(script):
-    for name, option in options(config_class(script)).items():
+    for name, option in options_of(config_class(script)).items():
         closed = option.choices and not option.open
         if option.type is str and not closed and option.kind not in KINDS:
             assert name in PLAIN or name.endswith(ARGUMENTS), f"is {name} a path or a name of code? say it by its kind"
@@ -101,12 +101,12 @@ def test_every_text_option_is_a_path_code_an_argument_or_known_to_be_plain(scrip
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_option_with_a_path_is_judged(script, place):
-    known = options(config_class(script))
+    known = options_of(config_class(script))
     (place / "root" / "link").symlink_to(place / "outside")
     for name, option in known.items():
         if option.kind in PATHS:
             for path in (place / "outside" / "x", place / "root" / "link" / "x", place / "root" / ".." / "outside"):
-                reading = Reading(build(config_class(script), {}, notes=[]), [], [])
+                reading = Reading(build_config(config_class(script), {}, notes=[]), [], [])
                 text = [str(path)] if option.many else str(path)
                 wrong, said = refused_leniently(config_class(script), name, text, place / "root")
                 assert wrong == {name} and "outside" in said, name
@@ -116,7 +116,7 @@ def test_every_option_with_a_path_is_judged(script, place):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_relative_path_is_no_id_of_the_hub_where_no_model_is_named(script, place, monkeypatch):
     monkeypatch.chdir(place / "outside")
-    for name, option in options(config_class(script)).items():
+    for name, option in options_of(config_class(script)).items():
         for text in ("../new", "..new/x", "x/..", ".hidden/new", "a/b") if option.kind in PATHS else ():
             wrong, _ = refused_leniently(config_class(script), name, [text] if option.many else text, place / "root")
             is_model = option.section == "model" and name != "tokenizer_cache_dir"
@@ -127,7 +127,7 @@ def refused_leniently(kind, name, text, root):
     """As `refused`, whatever rules there are among the options."""
     from library.config.building import draft
 
-    made = draft(kind, {name: options(kind)[name].read(text)})
+    made = draft(kind, {name: options_of(kind)[name].read(text)})
     try:
         paths.allow(made, [root])
     except ConfigError as error:
@@ -145,7 +145,7 @@ def test_every_path_of_a_data_set_file_is_judged(place, key, level, ending):
     own = {one: {key: value} if one == level else {} for one in ("general", "datasets", "subsets")}
     tables = {"general": own["general"], "datasets": [{**own["datasets"], "subsets": [own["subsets"]]}]}
     path.write_text(json.dumps(tables) if ending == ".json" else as_toml(tables), encoding="utf-8")
-    assert dataset.tables(path) == tables
+    assert dataset.read_tables(path) == tables
     wrong, said = refused("sdxl_train_network", place / "root", dataset_config=str(path))
     assert wrong == {"dataset_config"} and str(place / "outside") in said
 
@@ -165,7 +165,7 @@ def test_a_data_set_file_is_toml_or_json_and_nothing_else_is_opened(place):
         wrong, said = refused("sdxl_train_network", place / "root", dataset_config=str(path))
         assert wrong == {"dataset_config"} and "must end in" in said
         with pytest.raises(ConfigError, match=r"must end in one of \.toml, \.json"):
-            dataset.tables(path)
+            dataset.read_tables(path)
     secret = place / "outside" / "x.toml"
     secret.write_text("image_dir = '/never/named'\n")
     assert "/never" not in refused("sdxl_train_network", place / "root", dataset_config=str(secret))[1]
@@ -185,7 +185,7 @@ def test_the_images_of_an_image_list_are_judged_by_their_folders(place, name):
         data = root / "data.toml"
         data.write_text(f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{root}'\nmetadata_file = '{path}'\n")
         assert refused("sdxl_train", root, dataset_config=str(data))[0] == {"dataset_config"}
-        named_paths._folders.cache_clear()
+        named_paths._folders_in_metadata.cache_clear()
 
 
 @pytest.mark.parametrize("column", metadata.PATHS)
@@ -202,7 +202,7 @@ def test_the_images_of_a_list_are_judged_in_every_format_and_by_every_name_of_th
         path = root / f"list{ending}"
         path.write_text(tables.get(ending) or f"{blank.join(row)}\n{blank.join(row.values())}\n", encoding="utf-8")
         assert refused("sdxl_train", root, in_json=str(path), train_data_dir=str(root))[0] == said
-        named_paths._folders.cache_clear()
+        named_paths._folders_in_metadata.cache_clear()
 
 
 def test_no_folder_of_a_long_list_is_left_out(place, monkeypatch):
@@ -235,7 +235,7 @@ def test_the_images_of_prompts_are_judged(place, key, ending):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_path_in_arguments_is_judged(script, place):
     kind, root = config_class(script), place / "root"
-    for name in (one for one in options(kind) if one.endswith(ARGUMENTS)):
+    for name in (one for one in options_of(kind) if one.endswith(ARGUMENTS)):
         for text in (
             f"x={place / 'outside'}",
             f"x='{place / 'outside'}'",
@@ -258,7 +258,7 @@ def test_a_preset_of_lycoris_that_is_a_file_is_judged(place):
             paths.allow(made, [place / "root"])
     assert all(
         draft(kind, {"network_module": "lycoris.kohya", "network_args": (f"preset={one}",)})
-        for one in network_args.PRESETS
+        for one in network_args.LAYER_PRESETS
     )
 
 
@@ -268,7 +268,7 @@ def test_what_is_allowed_is_left_alone(place):
     (root / "data.toml").write_text(f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{root / 'images'}'\n")
     (root / "p.txt").write_text(f"a cat --ci {root / 'a.png'}\n")
     given = {"dataset_config": str(root / "data.toml"), "sample_prompts": str(root / "p.txt"), "output_dir": str(root)}
-    made = build(config_class("sdxl_train_network"), given, notes=[])
+    made = build_config(config_class("sdxl_train_network"), given, notes=[])
     paths.allow(made, [root])
     reading = paths.allowed(Reading(made, [], []), [root])
-    assert values(reading.config) == values(made) and not reading.problems
+    assert option_values(reading.config) == option_values(made) and not reading.problems

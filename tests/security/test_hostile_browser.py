@@ -45,9 +45,9 @@ def page(place):
     patch.setenv("KOHYA_HOME", str(place / "home"))
     patch.chdir(place / "root")
     patch.setattr(subprocess, "Popen", Processes)
-    from kohya_gui.app import build
+    from kohya_gui.app import build_page
 
-    yield build([place / "root"])
+    yield build_page([place / "root"])
     patch.undo()
 
 
@@ -296,7 +296,7 @@ def test_ten_thousand_hostile_paths_through_every_guard(place):
     for _ in range(10_000):
         text = chance.choice(["/", "", "\\", "//"]).join(chance.choices(parts, k=chance.randint(1, 7)))
         text += chance.choice(["", "", ".toml", "/own.toml"])
-        for guard in (paths.inside, paths.folder, lambda *a: paths.file(*a, endings), paths.readable):
+        for guard in (paths.allowed_path, paths.existing_folder, lambda *a: paths.file(*a, endings), paths.readable):
             try:
                 found = guard(text, allowed)
             except ConfigError:

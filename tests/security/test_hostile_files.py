@@ -142,7 +142,7 @@ def test_no_cache_unpickles(tmp_path, canary):
         with pytest.raises(caches.BROKEN):
             caches.read_latents(wanted(file))
         with pytest.raises(caches.BROKEN):
-            caches.read_text(str(file), ["latents"])
+            caches.read_text_cache(str(file), ["latents"])
 
 
 # ---- headers of safetensors
@@ -200,11 +200,11 @@ MALFORMED = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_malformed_headers_are_refused_in_a_sentence(tmp_path, name):
-    from library.adapter_files.storage import opened
+    from library.adapter_files.storage import open_stored
 
     file = tmp_path / "a.safetensors"
     file.write_bytes(MALFORMED[name])
-    for read in (weights.read, opened):
+    for read in (weights.open_weights, open_stored):
         with pytest.raises(ConfigError) as said:
             read(file)
         assert str(file) in str(said.value) and "\n" not in str(said.value) and len(str(said.value)) < 500
@@ -223,7 +223,7 @@ def test_two_thousand_broken_files_break_nothing(demo, tmp_path):  # noqa: F811
         spoilt = spoilt[: chance.randint(0, len(spoilt))] if chance.random() < 0.2 else spoilt
         file.write_bytes(spoilt)
         try:
-            found = weights.read(file)
+            found = weights.open_weights(file)
             assert sum(found[name].numel() for name in found) <= len(good)
             opened += 1
         except ConfigError as refused:
@@ -262,7 +262,7 @@ def packed(path, *names, head=b"", zeros=0):
 
 @pytest.mark.parametrize("kind", ["unpacks to much", "says that it is large", "says that it is endless"])
 def test_caches_that_unpack_to_gigabytes_are_not_unpacked(tmp_path, modest, kind, monkeypatch):
-    monkeypatch.setattr(cache_files, "LARGEST", 2**26)  # a bomb as large as the real limit takes long to build
+    monkeypatch.setattr(cache_files, "MAX_CACHE_BYTES", 2**26)  # a bomb as large as the real limit takes long to build
     names = ("latents", "made_from", "pool2")
     file = tmp_path / "a.npz"
     if kind == "unpacks to much":
@@ -272,7 +272,7 @@ def test_caches_that_unpack_to_gigabytes_are_not_unpacked(tmp_path, modest, kind
     assert file.stat().st_size < 4 << 20
     assert not caches.latents_are_good(wanted(file), "")
     assert not caches.text_is_good(str(file), {"pool2": None}, [], {"caption": "x"})
-    for read in (lambda: caches.read_latents(wanted(file)), lambda: caches.read_text(str(file), ["pool2"])):
+    for read in (lambda: caches.read_latents(wanted(file)), lambda: caches.read_text_cache(str(file), ["pool2"])):
         with pytest.raises(caches.BROKEN):
             read()
 
@@ -294,7 +294,7 @@ def test_pictures_that_unpack_to_gigabytes_are_refused_in_a_sentence(tmp_path, m
 
     file = tmp_path / "bomb.png"
     file.write_bytes(png(60_000, 60_000))
-    for read in (pixels.read, pixels.read_mask, lambda path: thumbs.thumb(path, 320)):
+    for read in (pixels.read_pixels, pixels.read_mask, lambda path: thumbs.thumb(path, 320)):
         with pytest.raises(ConfigError) as said:
             read(file)
         assert str(file) in str(said.value) and ("too many" in str(said.value) or "Bomb" in str(said.value))

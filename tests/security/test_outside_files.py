@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from library.config import outside_files
-from library.config.outside_files import load_json, load_toml, load_yaml, read_text
+from library.config.outside_files import load_json, load_toml, load_yaml, read_outside_text
 from library.config.problems import ConfigError
 from library.data import folders, metadata
 from library.families.shared import weights
@@ -33,7 +33,7 @@ HOSTILE = {
     "digits.toml": ("a = " + "1" * 5000, "is not valid TOML"),
     "hexadecimal.toml": ("a = 0x" + "1" * MANY, "digits"),
     "date.toml": ("a = 2026-13-45", "is not valid TOML"),
-    "large.toml": ("#" * (outside_files.SETTINGS + 1), "1,000,001 bytes"),
+    "large.toml": ("#" * (outside_files.MAX_SETTINGS_BYTES + 1), "1,000,001 bytes"),
     "quotes.toml": ('"\\' * MANY, "is not valid TOML"),
     "deep.json": ("[" * MANY, "levels deep"),
     "deeper.json": ('{"a":' * 60 + "1" + "}" * 60, "levels deep"),
@@ -49,7 +49,7 @@ def test_a_hostile_file_is_refused_in_one_sentence(tmp_path, name):
     text, said = HOSTILE[name]
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
-    for load in (LOADERS[path.suffix], importers.parse):
+    for load in (LOADERS[path.suffix], importers.parse_file):
         with pytest.raises(ConfigError) as refused:
             load(path)
         assert said in str(refused.value) and str(path) in str(refused.value)
@@ -60,10 +60,10 @@ def test_prompts_and_image_lists_come_through_the_same_door(tmp_path, suffix):
     path = tmp_path / f"deep{suffix}"
     path.write_text(HOSTILE[f"deep{suffix}"][0], encoding="utf-8")
     with pytest.raises(ConfigError, match=r"sample_prompts: .*levels deep"):
-        prompts.read(path)
+        prompts.read_prompts(path)
     if suffix == ".json":
         with pytest.raises(ConfigError, match="levels deep"):
-            metadata.read(path, None)
+            metadata.read_metadata_file(path, None)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
@@ -77,7 +77,7 @@ def test_a_pipe_a_device_and_a_folder_are_no_files(tmp_path):
         ("folder", "is a folder"),
         ("none", "does not exist"),
     ):
-        for read in (read_text, load_toml, importers.parse, prompts.read):
+        for read in (read_outside_text, load_toml, importers.parse_file, prompts.read_prompts):
             with pytest.raises(ConfigError, match=said):
                 read(tmp_path / f"{name}.toml")
 
@@ -99,7 +99,7 @@ def header(path, table):
 def test_headers_of_weights_come_through_the_same_door(tmp_path):
     for text in ("[" * MANY, '{"a":' * 60 + "1" + "}" * 60, '{"a": ' + "1" * 5000 + "}", '{"a": 1, "a": 1}', "\x00"):
         with pytest.raises(ConfigError, match="is not a safetensors file"):
-            weights.entries(header(tmp_path / "a.safetensors", text))
+            weights.header_entries(header(tmp_path / "a.safetensors", text))
 
 
 @pytest.mark.parametrize("name", ["../x.safetensors", "/x.safetensors", "a/x.safetensors", "..", "C:x", "a\\b"])
@@ -113,7 +113,7 @@ def test_an_index_of_weights_names_files_beside_it_alone(tmp_path, name):
 def test_an_image_that_is_a_pipe_or_a_device_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.png")
     (tmp_path / "b.png").symlink_to("/dev/zero")
-    found = folders.listing(tmp_path)
+    found = folders.list_folder(tmp_path)
     assert {name: one.num_bytes for name, one in found.images.items()} == {"a.png": 0, "b.png": 0}
 
 

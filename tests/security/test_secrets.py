@@ -44,7 +44,7 @@ def tab(tmp_path, monkeypatch):
     monkeypatch.setattr(
         start, "starting", lambda path, script, **how: ([sys.executable, "-c", TRAINING, str(path)], {})
     )
-    monkeypatch.setattr(isolated, "check", lambda config, launch: {"findings": [], "fit": None})
+    monkeypatch.setattr(isolated, "check_reading", lambda config, launch: {"findings": [], "fit": None})
     return training.TrainingTab(training.TABS[0], [tmp_path])
 
 
@@ -90,12 +90,12 @@ def test_no_secret_leaves_its_place(tab, sent, tmp_path, monkeypatch):
     assert environment["HF_TOKEN"] == PLANTED["huggingface_token"]
     assert environment["WANDB_API_KEY"] == PLANTED["wandb_api_key"]
     assert not leaks(" ".join(given))  # what stands in the list of processes
-    packed = zipfile.ZipFile(io.BytesIO(bundle.bundle(run)))
+    packed = zipfile.ZipFile(io.BytesIO(bundle.bundle_run(run)))
     said += [packed.read(name).decode() for name in packed.namelist()]
     assert not [one for one in said if leaks(str(one))]
     log = run.folder / "log.txt"  # all that a training prints gets there as it is, and ours prints none of its own
-    assert list(places(tmp_path, but={keys.place(), tmp_path / "told.json", log})) == []
-    assert os.name == "nt" or keys.place().stat().st_mode & 0o077 == 0
+    assert list(places(tmp_path, but={keys.keys_file(), tmp_path / "told.json", log})) == []
+    assert os.name == "nt" or keys.keys_file().stat().st_mode & 0o077 == 0
 
 
 def test_the_command_of_a_real_training_holds_no_secret(tab, sent, monkeypatch, tmp_path):
@@ -105,7 +105,7 @@ def test_the_command_of_a_real_training_holds_no_secret(tab, sent, monkeypatch, 
     monkeypatch.setattr(subprocess, "Popen", lambda words, **how: asked.append((words, how["env"])) or Gone())
     monkeypatch.setattr(process, "identity", lambda pid: {"pid": pid})
     config, _ = tab.form.ready(tab.form.parse_submission(sent))
-    start.launch(config)
+    start.launch_run(config)
     words, environment = asked[0]
     assert str(SCRIPTS) in " ".join(words) and not leaks(" ".join(words))
     assert environment["HF_TOKEN"] == PLANTED["huggingface_token"]

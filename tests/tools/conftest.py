@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from library import families, methods
-from library.config.building import build
+from library.config.building import build_config
 from library.families.flux import random as random_flux
 from library.families.flux.options import FluxLora
 from library.families.sdxl import random as random_sdxl
@@ -16,9 +16,11 @@ def loaded(base, **values):
     values = {"learning_rate": 1e-3, **values}
     if isinstance(base, dict):
         given = {name: str(base[name]) for name in ("clip_l", "t5xxl", "ae")}
-        config = build(FluxLora, {"pretrained_model_name_or_path": str(base["flux"]), **given, **values}, notes=[])
+        config = build_config(
+            FluxLora, {"pretrained_model_name_or_path": str(base["flux"]), **given, **values}, notes=[]
+        )
     else:
-        config = build(SdxlLora, {"pretrained_model_name_or_path": str(base), **values}, notes=[])
+        config = build_config(SdxlLora, {"pretrained_model_name_or_path": str(base), **values}, notes=[])
     family = families.family_for(config)
     return config, family, family.load(torch.float32)
 
@@ -26,7 +28,7 @@ def loaded(base, **values):
 def trained(base, seed=0, size=0.05, **values):
     """(method, parts) of a model with adapters of random numbers."""
     config, family, parts = loaded(base, **values)
-    method = methods.attach(parts, family, config)
+    method = methods.attach_method(parts, family, config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in method.parameters():
@@ -54,12 +56,12 @@ def asked(base, parts):
 
 @pytest.fixture(scope="session")
 def sdxl(tmp_path_factory):
-    return random_sdxl.write(tmp_path_factory.mktemp("sdxl"), dtype=torch.float32)
+    return random_sdxl.write_random_model(tmp_path_factory.mktemp("sdxl"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="session")
 def flux(tmp_path_factory):
-    return random_flux.write(tmp_path_factory.mktemp("flux"), dtype=torch.float32)
+    return random_flux.write_random_model(tmp_path_factory.mktemp("flux"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from library.adapter_files.changes import LayerChange
-from library.adapter_files.names import PARTS
+from library.adapter_files.names import TENSOR_ROLES
 from library.memory.quantization import int8
 from library.methods.applied import own_weight
 
@@ -64,9 +64,9 @@ def test_a_change_is_that_of_the_forward_pass(name, layer):
             parameter.add_(torch.randn_like(parameter) * 0.2)
     x = torch.randn(2, 3, 16) if layer == "linear" else torch.randn(2, 8, 6, 6)
     change = LayerChange(
-        {PARTS[key]: one for key, one in adapter.custom_state_dict().items()}
+        {TENSOR_ROLES[key]: one for key, one in adapter.custom_state_dict().items()}
         if adapter.custom_state_dict()
-        else {PARTS[key]: one for key, one in adapter.state_dict().items()}
+        else {TENSOR_ROLES[key]: one for key, one in adapter.state_dict().items()}
     ).ready()
     assert change.fits(tuple(weight.shape)) and not change.fits(tuple(size + 1 for size in weight.shape))
     assert not change.is_dead and not change.missing
@@ -95,7 +95,7 @@ def test_products_know_their_shape_and_their_factors(name):
     with torch.no_grad():
         for parameter in adapter.parameters():
             parameter.normal_()
-    change = LayerChange({PARTS[key]: one for key, one in adapter.custom_state_dict().items()})
+    change = LayerChange({TENSOR_ROLES[key]: one for key, one in adapter.custom_state_dict().items()})
     shape = change.shape()
     assert shape in ((48, 32, 3, 3), (48, 288))
     whole = change.ready().delta(torch.empty(shape, device="meta"))

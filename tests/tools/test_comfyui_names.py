@@ -24,7 +24,7 @@ from library.config.problems import ConfigError
 from library.families.adapter_kinds import kinds
 from library.families.base import ModelComponents
 from library.tools import for_comfyui
-from library.tools.convert import convert
+from library.tools.convert import convert_lora
 from tests.source import ROOT
 
 pytest.importorskip("lycoris.kohya")
@@ -75,12 +75,12 @@ def networks(variant):
     family = family_of(variant)
     module = families.random_module(family)
     sizes = dataclasses.replace(module.VARIANTS["chroma"] if variant == "chroma" else module.TINY, **FEW[family])
-    made = module.random(sizes)
+    made = module.make_networks(sizes)
     encoders = made.encoders if family in ("sdxl", "flux") else {}
     place = torch.device("cpu"), torch.float32
     return (
-        lambda: random_weights.fill(made.denoiser(), *place),
-        lambda: {name: random_weights.fill(make(), *place) for name, make in encoders.items()},
+        lambda: random_weights.fill_randomly(made.denoiser(), *place),
+        lambda: {name: random_weights.fill_randomly(make(), *place) for name, make in encoders.items()},
         sizes,
     )
 
@@ -103,8 +103,8 @@ def written(variant, kind_id, more, path):
     config = draft(families.config_class(families.lora_script(family)), values)
     made, denoiser = families.family_for(config), networks(variant)[0]()
     encoders = networks(variant)[1]() if kind_id in WITH_ENCODERS and not more else {}
-    families.random_module(family).adopt(made, denoiser)
-    method = methods.attach(ModelComponents(denoiser, None, encoders, {}), made, config)
+    families.random_module(family).adopt_denoiser(made, denoiser)
+    method = methods.attach_method(ModelComponents(denoiser, None, encoders, {}), made, config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in method.parameters():
@@ -136,10 +136,10 @@ def test_every_key_is_one_that_comfyui_reads(variant, kind, more, tmp_path):
     file = written(variant, kind, more, tmp_path / "a.safetensors")
     if KNOWN["kinds"][kind] == "refused":
         with pytest.raises(ConfigError, match="ComfyUI has no names for: add it .* with kohya tools merge"):
-            convert(file, tmp_path / "b.safetensors", to="comfy")
+            convert_lora(file, tmp_path / "b.safetensors", to="comfy")
         assert not (tmp_path / "b.safetensors").exists()
         return
-    there = load_file(convert(file, tmp_path / "b.safetensors", to="comfy"))
+    there = load_file(convert_lora(file, tmp_path / "b.safetensors", to="comfy"))
     layers = {}
     for key, tensor in there.items():
         name, _ = names.split_any(key, there)
@@ -149,7 +149,7 @@ def test_every_key_is_one_that_comfyui_reads(variant, kind, more, tmp_path):
     for parts in layers.values():  # what ComfyUI leaves out of OFT, and where it would fail
         blocks = parts.get("oft_blocks")
         assert blocks is None or (float(parts["alpha"]) == 0 and (blocks.ndim == 4 or "rescale" not in parts))
-    before, after = adapters.read(file), adapters.read(tmp_path / "b.safetensors")
+    before, after = adapters.read_lora(file), adapters.read_lora(tmp_path / "b.safetensors")
     assert before.adapters.keys() == after.adapters.keys() and before.others.keys() == after.others.keys()
     for module, part in {**before.adapters, **before.others}.items():
         (delta, bias), (there, its) = change_of(part), change_of({**after.adapters, **after.others}[module])
@@ -180,7 +180,7 @@ def test_what_comfyui_computes_otherwise_is_reported(tmp_path):
     for number, ((kind, more), wanted) in enumerate(cases.items()):
         said = []
         file = written("zimage", kind, more, tmp_path / f"{number}.safetensors")
-        convert(file, tmp_path / f"{number}-there.safetensors", to="comfy", note=said.append)
+        convert_lora(file, tmp_path / f"{number}-there.safetensors", to="comfy", note=said.append)
         assert len(said) == len(wanted) and all(part in str(one) for part, one in zip(wanted, said, strict=True))
 
 
@@ -192,7 +192,7 @@ def test_rotations_are_written_as_comfyui_computes_them():
         for limit in (0.0, 0.003):
             parts = {"oft_blocks": blocks, "rescale": torch.rand(48, 1) + 1, "alpha": torch.tensor(limit)}
             lora = adapters.Lora("anima", {}, others={module: LayerChange(parts)})
-            made = for_comfyui.prepared(lora, "a.safetensors").others[module]
+            made = for_comfyui.prepare_for_comfyui(lora, "a.safetensors").others[module]
             assert made.parts["oft_blocks"].ndim == 4 and float(made.parts["alpha"]) == 0
             torch.testing.assert_close(made.delta(weight), LayerChange(parts).delta(weight), rtol=1e-4, atol=1e-4)
 
@@ -285,12 +285,12 @@ def paths_of(variant, module, is_lokr):
     if variant == "anima":
         block, _, inside = module.path.removeprefix("blocks.").partition(".")
         table = {new: f"transformer_blocks.{block}.{old}" for old, new in keys.INSIDE.items()}
-        table |= {new: old for old, new in keys.OUTSIDE.items()}
+        table |= {new: old for old, new in keys.OUTSIDE_OF_BLOCKS.items()}
         return (table[inside if module.path.startswith("blocks.") else module.path],)
     if is_lokr and module.path.endswith(".qkv"):  # which diffusers fuses for these
         stream = "to_qkv" if ".img_" in module.path else "to_added_qkv"
         return (f"transformer_blocks.{module.path.split('.')[1]}.attn.{stream}",)
-    return names.names_of(family_of(variant)).pieces(module.path)
+    return names.lora_names_of(family_of(variant)).pieces(module.path)
 
 
 LOADED = [
@@ -301,7 +301,7 @@ LOADED = [
 LOADED += [
     (variant, "lokr", more)
     for variant in families.FAMILIES
-    if names.names_of(variant).shared.has_lokr
+    if names.lora_names_of(variant).shared.has_lokr
     for more in (("factor=4",), ("factor=4", "full_matrix=True"))
 ]
 
@@ -317,9 +317,9 @@ def test_diffusers_adds_the_same_to_every_layer(variant, kind, more, tmp_path):
     nothing = {"components": {}, "hf_device_map": None, "text_encoder": None, "text_encoder_2": None}
     pipeline = type("Pipeline", (mixin,), {"unet" if variant == "sdxl" else "transformer": model, **nothing})()
     file = written(variant, kind, more, tmp_path / "a.safetensors")
-    whole = adapters.read(file)
+    whole = adapters.read_lora(file)
     parts = {module: part for module, part in {**whole.adapters, **whole.others}.items() if module.part == "denoiser"}
-    there = load_file(convert(file, tmp_path / "b.safetensors", to="comfy"))
+    there = load_file(convert_lora(file, tmp_path / "b.safetensors", to="comfy"))
     pipeline.load_lora_weights({key: one for key, one in there.items() if not key.startswith(names.TEXT)})
     layers = {name: m for name, m in model.named_modules() if isinstance(m, BaseTunerLayer)}
     found = set()
@@ -339,4 +339,4 @@ def test_what_diffusers_does_not_read_is_refused_with_what_to_write(tmp_path):
     for number, ((variant, kind), wanted) in enumerate(cases.items()):
         file = written(variant, kind, (), tmp_path / f"{number}.safetensors")
         with pytest.raises(ConfigError, match=wanted):
-            convert(file, tmp_path / "no.safetensors", to="diffusers")
+            convert_lora(file, tmp_path / "no.safetensors", to="diffusers")

@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from library import families
 from library.adapter_files import adapters, names
-from library.adapter_files.verify import verify
+from library.adapter_files.verify import verify_lora
 from library.config.problems import ConfigError
-from library.tools.convert import convert
+from library.tools.convert import convert_lora
 from tests import flux_files
 from tests.tools.conftest import asked, file_of, loaded, saved, trained
 
@@ -41,12 +41,12 @@ def adapted(bases):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_there_and_back_is_the_same_to_the_bit(name, alpha, dtype, through, adapted, tmp_path):
     file = saved(adapted(name, alpha), tmp_path / "a.safetensors", {"ss_network_dim": "4"}, dtype)
-    there = convert(file, tmp_path / "there.safetensors", to=through)
+    there = convert_lora(file, tmp_path / "there.safetensors", to=through)
     renamed = (name, through) != ("sdxl", "comfy")  # where kohya's names are those that all programs read
     assert bool(load_file(there).keys() & load_file(file).keys()) != renamed
-    back = convert(there, tmp_path / "back.safetensors", to="kohya")
+    back = convert_lora(there, tmp_path / "back.safetensors", to="kohya")
     assert same(file, back)
-    about = adapters.read(back).metadata
+    about = adapters.read_lora(back).metadata
     assert about["ss_network_dim"] == "4" and adapters.FOLDED not in about
 
 
@@ -54,20 +54,20 @@ def test_there_and_back_is_the_same_to_the_bit(name, alpha, dtype, through, adap
 def test_an_odd_strength_comes_back_from_half_precision_exactly(alpha, bases, tmp_path):
     method, _ = trained(bases["flux"], network_dim=3, network_alpha=alpha)
     file = saved(method, tmp_path / "a.safetensors", dtype=torch.bfloat16)
-    there = convert(file, tmp_path / "there.safetensors", to="diffusers")
+    there = convert_lora(file, tmp_path / "there.safetensors", to="diffusers")
     assert {t.dtype for t in load_file(there).values()} == {torch.bfloat16, torch.float32}
-    assert same(file, convert(there, tmp_path / "back.safetensors", to="kohya"))
+    assert same(file, convert_lora(there, tmp_path / "back.safetensors", to="kohya"))
 
 
 def test_split_adapters_of_fused_layers_stay_apart(bases, tmp_path):
     options = {"network_dim": 4, "network_alpha": 2.0, "network_train_unet_only": True}
     method, _ = trained(bases["flux"], **options, network_args=["split_qkv=True"])
     file = saved(method, tmp_path / "a.safetensors")
-    there = convert(file, tmp_path / "there.safetensors", to="diffusers")
+    there = convert_lora(file, tmp_path / "there.safetensors", to="diffusers")
     stored = load_file(there)
     for module, rank in (("transformer_blocks.0.attn.to_q", 4), ("single_transformer_blocks.1.proj_mlp", 4)):
         assert stored[f"transformer.{module}.lora_A.weight"].shape[0] == rank
-    assert same(file, convert(there, tmp_path / "back.safetensors", to="kohya"))
+    assert same(file, convert_lora(there, tmp_path / "back.safetensors", to="kohya"))
 
 
 def test_pieces_of_other_ranks_and_missing_ones_are_joined_exactly(tmp_path):
@@ -80,8 +80,8 @@ def test_pieces_of_other_ranks_and_missing_ones_are_joined_exactly(tmp_path):
     stored["transformer.single_transformer_blocks.0.attn.to_k.lora_A.weight"] = torch.randn(2, width)
     stored["transformer.single_transformer_blocks.0.attn.to_k.lora_B.weight"] = torch.randn(width, 2)
     save_file(stored, tmp_path / "d.safetensors")
-    kohya = convert(tmp_path / "d.safetensors", tmp_path / "k.safetensors", to="kohya")
-    found = {module.kohya: adapter for module, adapter in adapters.read(kohya).adapters.items()}
+    kohya = convert_lora(tmp_path / "d.safetensors", tmp_path / "k.safetensors", to="kohya")
+    found = {module.kohya: adapter for module, adapter in adapters.read_lora(kohya).adapters.items()}
     qkv = found["lora_unet_double_blocks_0_img_attn_qkv"]
     assert (qkv.rank, qkv.up.shape[0], qkv.strength) == (5, 24, 1)
     for i, piece in enumerate(("q", "k", "v")):
@@ -92,7 +92,7 @@ def test_pieces_of_other_ranks_and_missing_ones_are_joined_exactly(tmp_path):
             wanted = torch.zeros(8, 8)
         torch.testing.assert_close(qkv.product().chunk(3)[i], wanted)
     assert found["lora_unet_single_blocks_0_linear1"].up.shape == (7 * width, 2)
-    assert same(tmp_path / "d.safetensors", convert(kohya, tmp_path / "back.safetensors", to="diffusers"))
+    assert same(tmp_path / "d.safetensors", convert_lora(kohya, tmp_path / "back.safetensors", to="diffusers"))
 
 
 def test_alphas_in_the_metadata_of_diffusers_count(tmp_path):
@@ -100,14 +100,14 @@ def test_alphas_in_the_metadata_of_diffusers_count(tmp_path):
     stored = {f"{base}.{m}.lora_{x}.weight": torch.ones(4, 4) for m in ("proj_in", "proj_out") for x in "AB"}
     about = {"unet.r": 4, "unet.lora_alpha": 2, "unet.alpha_pattern": {"down_blocks.1.attentions.0.proj_out": 8}}
     save_file(stored, tmp_path / "d.safetensors", {"lora_adapter_metadata": json.dumps(about)})
-    found = {m.kohya: a for m, a in adapters.read(tmp_path / "d.safetensors").adapters.items()}
+    found = {m.kohya: a for m, a in adapters.read_lora(tmp_path / "d.safetensors").adapters.items()}
     assert found["lora_unet_input_blocks_4_1_proj_in"].strength == 0.5
     assert found["lora_unet_input_blocks_4_1_proj_out"].strength == 2
-    assert sorted(row.strength for row in verify(tmp_path / "d.safetensors").modules) == [0.5, 2]
-    convert(tmp_path / "d.safetensors", tmp_path / "again.safetensors", to="diffusers")
+    assert sorted(row.strength for row in verify_lora(tmp_path / "d.safetensors").modules) == [0.5, 2]
+    convert_lora(tmp_path / "d.safetensors", tmp_path / "again.safetensors", to="diffusers")
     up = load_file(tmp_path / "again.safetensors")[f"{base}.proj_out.lora_B.weight"]
     assert torch.equal(up, torch.full((4, 4), 2.0))
-    assert "lora_adapter_metadata" not in adapters.read(tmp_path / "again.safetensors").metadata
+    assert "lora_adapter_metadata" not in adapters.read_lora(tmp_path / "again.safetensors").metadata
 
 
 @pytest.mark.parametrize("style", ["diffusers", "kohya"])
@@ -115,8 +115,8 @@ def test_diffusers_generates_the_same_with_a_converted_sdxl_file(style, bases, l
     from diffusers import StableDiffusionXLPipeline
 
     base, (first, _, expected) = bases["sdxl"], lora_files["sdxl"]
-    there = convert(first, tmp_path / "there.safetensors", to="diffusers")
-    file = there if style == "diffusers" else convert(there, tmp_path / "k.safetensors", to="kohya")
+    there = convert_lora(first, tmp_path / "there.safetensors", to="diffusers")
+    file = there if style == "diffusers" else convert_lora(there, tmp_path / "k.safetensors", to="kohya")
     parts = loaded(base)[2]
     unet, clip_g = parts.denoiser, parts.encoders["clip_g"]
     state, alphas = StableDiffusionXLPipeline.lora_state_dict(load_file(file), unet_config=unet.config)
@@ -131,16 +131,16 @@ def test_diffusers_generates_the_same_with_a_converted_flux_file(bases, lora_fil
     from diffusers import FluxPipeline, FluxTransformer2DModel
 
     base, (first, _, _) = bases["flux"], lora_files["flux"]
-    file = convert(first, tmp_path / "there.safetensors", to="diffusers")
+    file = convert_lora(first, tmp_path / "there.safetensors", to="diffusers")
     folder = flux_files.write_diffusers(base["flux"], tmp_path / "model")
     model = FluxTransformer2DModel.from_pretrained(folder)
     state, alphas = FluxPipeline.lora_state_dict(load_file(file), return_alphas=True)
     FluxPipeline.load_lora_into_transformer(state, alphas, model)
     layers = dict(model.named_modules())
     checked = 0
-    for module, adapter in adapters.read(first).adapters.items():
+    for module, adapter in adapters.read_lora(first).adapters.items():
         if module.part == "denoiser":
-            made_of = names.names_of("flux").pieces(module.path)
+            made_of = names.lora_names_of("flux").pieces(module.path)
             deltas = [layers[name].get_delta_weight("default_0") for name in made_of]
             torch.testing.assert_close(torch.cat(deltas), adapter.product(), rtol=1e-4, atol=1e-5)
             checked += len(made_of)
@@ -183,14 +183,14 @@ def test_names_of_comfy_are_those_that_comfy_and_diffusers_read(family, tmp_path
             f"{base}.lora_up.weight": torch.randn(outputs, 2),
         }
         stored[f"{base}.alpha"] = torch.tensor(1.0)
-    about = {"ss_base_model_version": families.facts(family).base_model_version}
+    about = {"ss_base_model_version": families.facts_of(family).base_model_version}
     save_file(stored, tmp_path / "a.safetensors", about)
-    there = load_file(convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", to="comfy"))
+    there = load_file(convert_lora(tmp_path / "a.safetensors", tmp_path / "b.safetensors", to="comfy"))
     begin, end = BOTH_READ[family]
     assert all(key.startswith(tuple(begin.split())) for key in there)
     assert {ending for ending in end.split() if any(key.endswith(f".{ending}") for key in there)} == {*end.split()}
     assert all(key.endswith(tuple(end.split())) for key in there)
-    back = load_file(convert(tmp_path / "b.safetensors", tmp_path / "c.safetensors", to="kohya"))
+    back = load_file(convert_lora(tmp_path / "b.safetensors", tmp_path / "c.safetensors", to="kohya"))
     assert back.keys() == stored.keys() and all(torch.equal(back[key], stored[key]) for key in back)
 
 
@@ -207,8 +207,8 @@ def test_diffusers_reads_the_names_of_comfy(name, tmp_path):
             f"{base}.lora_up.weight": torch.randn(outputs, 2),
         }
         stored[f"{base}.alpha"] = torch.tensor(1.0)
-    save_file(stored, tmp_path / "a.safetensors", {"ss_base_model_version": families.facts(name).base_model_version})
-    there = load_file(convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", to="comfy"))
+    save_file(stored, tmp_path / "a.safetensors", {"ss_base_model_version": families.facts_of(name).base_model_version})
+    there = load_file(convert_lora(tmp_path / "a.safetensors", tmp_path / "b.safetensors", to="comfy"))
     found = getattr(lora_pipeline, f"{mixin}LoraLoaderMixin").lora_state_dict(there)
     found = found[0] if isinstance(found, tuple) else found
     pieces = {"qkv": 3, "linear1": 4 if name == "flux" else 1}
@@ -231,11 +231,11 @@ def test_every_name_of_sd_scripts_is_understood(title):
     rows = golden(title)
     assert len(rows) > 60
     for name in rows:
-        module = names.parsed(name, family).module
+        module = names.parse_name(name, family).module
         assert module.kohya == name
         for style in names.FORMATS:
             spelled = names.spelled(module, family, style)
-            assert {names.parsed(piece, family).module for piece in spelled} == {module}
+            assert {names.parse_name(piece, family).module for piece in spelled} == {module}
             assert len(spelled) == 1 or (style != "kohya" and family == "flux")
 
 
@@ -247,8 +247,8 @@ def test_other_spellings_are_read(tmp_path):
         "lora_te_text_model_encoder_layers_0_mlp_fc1": "lora_te1_text_model_encoder_layers_0_mlp_fc1",
     }
     for name, wanted in old.items():
-        assert names.parsed(name, "sdxl").module.kohya == wanted
-    found = names.parsed("lora_transformer_single_transformer_blocks_3_proj_mlp", "flux")
+        assert names.parse_name(name, "sdxl").module.kohya == wanted
+    found = names.parse_name("lora_transformer_single_transformer_blocks_3_proj_mlp", "flux")
     assert found[:3] == (names.Module("denoiser", "single_blocks.3.linear1"), 3, 4)
 
 
@@ -273,13 +273,13 @@ def test_what_is_no_adapter_is_refused(bases, lora_files, tmp_path):
     for i, (tensors, match) in enumerate(cases):
         save_file(tensors, tmp_path / f"{i}.safetensors")
         with pytest.raises(ConfigError, match=match):
-            convert(tmp_path / f"{i}.safetensors", tmp_path / "o.safetensors", to="comfy")
+            convert_lora(tmp_path / f"{i}.safetensors", tmp_path / "o.safetensors", to="comfy")
     unknown = {key.replace(name, "lora_unet_nowhere"): tensor for key, tensor in plain.items()}
     save_file(load_file(lora_files["flux"][0]) | unknown, tmp_path / "flux.safetensors")
     with pytest.raises(ConfigError, match="lora_unet_nowhere has no name in diffusers"):
-        convert(tmp_path / "flux.safetensors", tmp_path / "o.safetensors", to="diffusers")
+        convert_lora(tmp_path / "flux.safetensors", tmp_path / "o.safetensors", to="diffusers")
     with pytest.raises(ConfigError, match="use one of"):
-        convert(lora_files["sdxl"][0], tmp_path / "o.safetensors", to="peft")
+        convert_lora(lora_files["sdxl"][0], tmp_path / "o.safetensors", to="peft")
     with pytest.raises(ConfigError, match="is no part of an adapter"):
-        convert(file_of(bases["sdxl"]), tmp_path / "o.safetensors", to="kohya")
+        convert_lora(file_of(bases["sdxl"]), tmp_path / "o.safetensors", to="kohya")
     assert not (tmp_path / "o.safetensors").exists()

@@ -6,7 +6,7 @@ import pytest
 
 from library.config.problems import ConfigError
 from library.tools.forms import FORMS
-from library.tools.shell import parser
+from library.tools.shell import build_tools_parser
 
 
 def guard(text, kind, label):
@@ -61,7 +61,7 @@ def test_every_tool_is_there_with_its_options():
 )
 def test_a_filled_form_is_a_command(tool, values, expected):
     words = FORMS.words(tool, values, guard)
-    asked = vars(parser().parse_args(words[1:]))
+    asked = vars(build_tools_parser().parse_args(words[1:]))
     assert words[0] == "tools" and {name: asked[name] for name in expected} == expected
 
 

@@ -8,11 +8,11 @@ from torch import nn
 
 from library.adapter_files import adapters
 from library.adapter_files.factors import AdapterFactors
-from library.adapter_files.verify import verify
+from library.adapter_files.verify import verify_lora
 from library.config.problems import ConfigError
 from library.methods.applied import AppliedLoras
 from library.tools import merge, resize
-from library.tools.convert import convert
+from library.tools.convert import convert_lora
 from tests.tools.conftest import asked, loaded, saved, trained
 
 kohya = pytest.importorskip("lycoris.kohya")
@@ -81,7 +81,7 @@ def file(kind, tmp_path):
 
 def changed(path):
     """What a file changes in each layer, where no model has to be known for it."""
-    whole = adapters.read(path)
+    whole = adapters.read_lora(path)
     out = {}
     for module, part in {**whole.adapters, **whole.others}.items():
         if isinstance(part, AdapterFactors):
@@ -95,7 +95,7 @@ def changed(path):
 
 @pytest.mark.parametrize("kind", EVERY)
 def test_checked_and_renamed(kind, file, tmp_path):
-    found = verify(file)
+    found = verify_lora(file)
     assert (found.problems, found.family) == ([], "sdxl") and not any(row.dead for row in found.modules)
     assert all((row.norm is None) == (row.kind in BOUND or "DoRA" in kind) for row in found.modules)
     stored = load_file(file)
@@ -103,36 +103,36 @@ def test_checked_and_renamed(kind, file, tmp_path):
     save_file(only, tmp_path / "f.safetensors", {"ss_base_model_version": "flux1"})
     if kind.startswith("iA3"):
         with pytest.raises(ConfigError, match="ComfyUI has no names for"):
-            convert(tmp_path / "f.safetensors", tmp_path / "no.safetensors", to="comfy")
+            convert_lora(tmp_path / "f.safetensors", tmp_path / "no.safetensors", to="comfy")
         return
-    there = convert(tmp_path / "f.safetensors", tmp_path / "there.safetensors", to="comfy")
+    there = convert_lora(tmp_path / "f.safetensors", tmp_path / "there.safetensors", to="comfy")
     keys, is_plain = load_file(there).keys(), kind in ("LoRA", "DyLoRA", "norms") or "LoCon" in kind
     wanted = (
         "transformer.transformer_blocks.0.ff.net.0.proj." if is_plain else "diffusion_model.double_blocks.0.img_mlp.0."
     )
     assert keys and all(key.startswith(wanted) for key in keys)
-    back = load_file(convert(there, tmp_path / "back.safetensors", to="kohya"))
+    back = load_file(convert_lora(there, tmp_path / "back.safetensors", to="kohya"))
     assert back.keys() == only.keys()
     if "rescaled" in kind:  # written as ComfyUI computes them
         paths = tmp_path / "f.safetensors", there
-        (one,), (other,) = (adapters.read(path).others.values() for path in paths)
+        (one,), (other,) = (adapters.read_lora(path).others.values() for path in paths)
         weight = torch.randn(64, 32)
         torch.testing.assert_close(other.ready().delta(weight), one.ready().delta(weight), **NEAR)
     else:
         assert all(torch.equal(back[key], only[key]) for key in only)
     if not is_plain:
         with pytest.raises(ConfigError, match="diffusers has no names"):
-            convert(there, tmp_path / "no.safetensors", to="diffusers")
+            convert_lora(there, tmp_path / "no.safetensors", to="diffusers")
 
 
 @pytest.mark.parametrize("kind", EVERY)
 def test_joined_it_changes_as_much_as_its_parts(kind, file, tmp_path):
     loras = [(file, 0.5), (file, 0.25)]
-    if any(change.uses_weight for change in adapters.read(file).others.values()):
+    if any(change.uses_weight for change in adapters.read_lora(file).others.values()):
         with pytest.raises(ConfigError, match="trained_on"):
-            merge.join(loras, tmp_path / "no.safetensors")
+            merge.join_loras(loras, tmp_path / "no.safetensors")
         return
-    before, after = changed(file), changed(merge.join(loras, tmp_path / "j.safetensors").path)
+    before, after = changed(file), changed(merge.join_loras(loras, tmp_path / "j.safetensors").path)
     assert before.keys() == after.keys() and len(after) == (3 if kind == "norms" else 2)
     for module, (delta, bias) in before.items():
         torch.testing.assert_close(after[module][0], 0.75 * delta, rtol=1e-4, atol=1e-5)
@@ -144,11 +144,11 @@ def test_resized_where_there_are_ranks(kind, file, tmp_path):
     options, becomes = resize.ResizeOptions(2, 1), EVERY[kind][1]
     if not becomes:
         with pytest.raises(ConfigError, match="no rank to cut"):
-            resize.resize(file, tmp_path / "r.safetensors", choices=options)
+            resize.resize_lora(file, tmp_path / "r.safetensors", choices=options)
         return
-    done = resize.resize(file, tmp_path / "r.safetensors", choices=options)
+    done = resize.resize_lora(file, tmp_path / "r.safetensors", choices=options)
     assert {after for _, after in done.ranks.values()} <= {1, 2} and 0 < done.kept < 1
-    found = verify(done.path)
+    found = verify_lora(done.path)
     assert found.problems == [] and {row.kind for row in found.modules} - {"norm"} == {becomes}
     if kind == "norms":
         assert any(row.kind == "norm" for row in found.modules)
@@ -184,17 +184,17 @@ def test_checked_merged_and_sampled_as_it_was_trained(kind, sdxl, tmp_path):
     method.train(False)
     expected, plain = asked(sdxl, parts), asked(sdxl, loaded(sdxl)[2])
     assert not torch.allclose(plain[0], expected[0], atol=1e-3)
-    found = verify(path, sdxl)
+    found = verify_lora(path, sdxl)
     assert (found.problems, found.family) == ([], "sdxl")
     off, on = applied(sdxl, path, 0.0, 1.0)
     near(on, expected)
     assert all(torch.equal(a, b) for a, b in zip(off, plain, strict=True))
     out = sdxl.with_name(f"merged-{kind}.safetensors")  # its tokenizers are there
-    merge.merge(sdxl, [(path, 1.0)], out)
+    merge.merge_into_checkpoint(sdxl, [(path, 1.0)], out)
     near(asked(sdxl, loaded(out)[2]), expected)
     if kind not in ("DoRA", "OFT, rescaled"):
         return
-    joined = merge.join([(path, 0.5), (path, 0.5)], tmp_path / "j.safetensors", trained_on=sdxl).path
-    again = load_file(merge.merge(sdxl, [(joined, 1.0)], tmp_path / "m.safetensors").path)
-    half = load_file(merge.merge(sdxl, [(path, 0.5), (path, 0.5)], tmp_path / "h.safetensors").path)
+    joined = merge.join_loras([(path, 0.5), (path, 0.5)], tmp_path / "j.safetensors", trained_on=sdxl).path
+    again = load_file(merge.merge_into_checkpoint(sdxl, [(joined, 1.0)], tmp_path / "m.safetensors").path)
+    half = load_file(merge.merge_into_checkpoint(sdxl, [(path, 0.5), (path, 0.5)], tmp_path / "h.safetensors").path)
     assert all(torch.allclose(again[key].float(), half[key].float(), rtol=1e-4, atol=1e-5) for key in half)

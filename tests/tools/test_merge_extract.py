@@ -21,7 +21,7 @@ FAMILIES = ("sdxl", "flux")
 
 
 def products(path):
-    return {module.kohya: adapter.product() for module, adapter in adapters.read(path).adapters.items()}
+    return {module.kohya: adapter.product() for module, adapter in adapters.read_lora(path).adapters.items()}
 
 
 def metadata(path):
@@ -33,7 +33,7 @@ def metadata(path):
 def test_a_merged_model_answers_as_the_model_with_the_lora_attached(name, bases, lora_files):
     base, (first, _, expected) = bases[name], lora_files[name]
     steps, out = [], file_of(base).with_name("merged.safetensors")  # its tokenizers are there
-    done = merge.merge(file_of(base), [(first, 1.0)], out, report=lambda *s: steps.append(s))
+    done = merge.merge_into_checkpoint(file_of(base), [(first, 1.0)], out, report=lambda *s: steps.append(s))
     merged = {**base, "flux": done.path} if name == "flux" else done.path
     plain = asked(base, loaded(base)[2])
     for got, wanted, before in zip(asked(base, loaded(merged)[2]), expected, plain, strict=True):
@@ -48,20 +48,20 @@ def test_a_merged_model_answers_as_the_model_with_the_lora_attached(name, bases,
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_difference_of_a_merged_model_is_the_product(name, bases, lora_files, tmp_path):
     base, (first, _, _) = file_of(bases[name]), lora_files[name]
-    done = merge.merge(base, [(first, 0.5)], tmp_path / "m.safetensors")
+    done = merge.merge_into_checkpoint(base, [(first, 0.5)], tmp_path / "m.safetensors")
     new, old = ModelFile(done.path), ModelFile(base)
-    for module, adapter in adapters.read(first).adapters.items():
+    for module, adapter in adapters.read_lora(first).adapters.items():
         if old.size(module) is not None:
-            got = extract.difference(new, old, module).flatten(1)
+            got = extract.weight_difference(new, old, module).flatten(1)
             torch.testing.assert_close(got, 0.5 * adapter.product(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_extracting_recovers_what_was_merged(name, bases, lora_files, tmp_path):
     base, (first, _, _) = file_of(bases[name]), lora_files[name]
-    tuned = merge.merge(base, [(first, 1.0)], tmp_path / "m.safetensors").path
+    tuned = merge.merge_into_checkpoint(base, [(first, 1.0)], tmp_path / "m.safetensors").path
     choices = extract.ExtractOptions(rank=4, conv_rank=4 if name == "sdxl" else None, clamp=1, min_diff=0, iterations=6)
-    done = extract.extract(tuned, base, tmp_path / "x.safetensors", choices=choices)
+    done = extract.extract_lora(tuned, base, tmp_path / "x.safetensors", choices=choices)
     given, got = products(first), products(done.path)
     assert got.keys() == {n for n in given if name == "sdxl" or "_te1_" not in n}
     for module, product in got.items():
@@ -75,15 +75,17 @@ def test_the_quick_decomposition_is_as_good_as_the_exact_one():
     torch.manual_seed(0)
     change = torch.randn(200, 6) @ torch.randn(6, 150) + 1e-3 * torch.randn(200, 150)
     choices = [extract.ExtractOptions(rank=6, clamp=1, iterations=n) for n in (4, 0)]
-    errors = [(change - extract.nearest(change, choice).product()).norm() for choice in choices]
+    errors = [(change - extract.nearest_adapter(change, choice).product()).norm() for choice in choices]
     assert errors[0] < 1.01 * errors[1]
-    assert torch.equal(extract.nearest(change, choices[0]).up, extract.nearest(change, choices[0]).up)
+    assert torch.equal(extract.nearest_adapter(change, choices[0]).up, extract.nearest_adapter(change, choices[0]).up)
 
 
 def test_clamping_cuts_to_the_quantile():
     torch.manual_seed(0)
     change = torch.randn(30, 20)
-    free, clamped = (extract.nearest(change, extract.ExtractOptions(rank=8, clamp=c, iterations=0)) for c in (1, 0.9))
+    free, clamped = (
+        extract.nearest_adapter(change, extract.ExtractOptions(rank=8, clamp=c, iterations=0)) for c in (1, 0.9)
+    )
     limit = float(torch.quantile(torch.cat([free.up.flatten(), free.down.flatten()]), 0.9))
     assert float(clamped.up.max()) == pytest.approx(limit, rel=0.05)
     assert float(clamped.down.abs().max()) <= float(clamped.up.max()) + 1e-6
@@ -91,12 +93,12 @@ def test_clamping_cuts_to_the_quantile():
 
 def test_text_encoders_that_hardly_differ_are_left_out(bases, lora_files, tmp_path):
     base, (first, _, _) = bases["sdxl"], lora_files["sdxl"]
-    tuned = merge.merge(base, [(first, 1e-3)], tmp_path / "m.safetensors").path
-    done = extract.extract(tuned, base, tmp_path / "x.safetensors", choices=extract.ExtractOptions(rank=3))
+    tuned = merge.merge_into_checkpoint(base, [(first, 1e-3)], tmp_path / "m.safetensors").path
+    done = extract.extract_lora(tuned, base, tmp_path / "x.safetensors", choices=extract.ExtractOptions(rank=3))
     assert done.left_out == ("clip_g", "clip_l")
     assert not any("_te" in name for name in products(done.path))
     with pytest.raises(ConfigError, match="do not differ"):
-        extract.extract(base, base, tmp_path / "none.safetensors")
+        extract.extract_lora(base, base, tmp_path / "none.safetensors")
     assert not (tmp_path / "none.safetensors").exists()
 
 
@@ -107,7 +109,7 @@ def test_an_fp8_base_is_summed_in_float32_and_rounded_once(bases, lora_files, tm
     stored = load_file(base)["model.diffusion_model." + key]
     change = products(first)["lora_unet_double_blocks_0_img_attn_qkv"]
     for dtype, kind in ((None, torch.float8_e4m3fn), ("bf16", torch.bfloat16), ("fp8", torch.float8_e4m3fn)):
-        path = merge.merge(base, [(first, 1.0)], tmp_path / f"to-{dtype}.safetensors", dtype=dtype).path
+        path = merge.merge_into_checkpoint(base, [(first, 1.0)], tmp_path / f"to-{dtype}.safetensors", dtype=dtype).path
         got = load_file(path)["model.diffusion_model." + key]
         assert got.dtype == kind
         assert torch.equal(got.float(), (stored.float() + change).to(kind).float())
@@ -116,8 +118,8 @@ def test_an_fp8_base_is_summed_in_float32_and_rounded_once(bases, lora_files, tm
 def test_a_diffusers_transformer_becomes_a_single_file(bases, lora_files, tmp_path):
     first = lora_files["flux"][0]
     folder = flux_files.write_diffusers(bases["flux"]["flux"], tmp_path / "d")
-    one = merge.merge(folder, [(first, 1.0)], tmp_path / "one.safetensors").path
-    two = merge.merge(bases["flux"]["flux"], [(first, 1.0)], tmp_path / "two.safetensors").path
+    one = merge.merge_into_checkpoint(folder, [(first, 1.0)], tmp_path / "one.safetensors").path
+    two = merge.merge_into_checkpoint(bases["flux"]["flux"], [(first, 1.0)], tmp_path / "two.safetensors").path
     one, two = load_file(one), load_file(two)
     assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
 
@@ -127,9 +129,9 @@ def test_several_become_one_exactly_or_cut(name, lora_files, tmp_path):
     first, second, _ = lora_files[name]
     loras = [(first, 0.7), (second, -0.3)]
     a, b = products(first), products(second)
-    exact = products(merge.join(loras, tmp_path / "exact.safetensors").path)
-    full = products(merge.join(loras, tmp_path / "full.safetensors", ranks=Ranks(7, 4)).path)
-    small = adapters.read(merge.join(loras, tmp_path / "small.safetensors", ranks=Ranks(2)).path)
+    exact = products(merge.join_loras(loras, tmp_path / "exact.safetensors").path)
+    full = products(merge.join_loras(loras, tmp_path / "full.safetensors", ranks=Ranks(7, 4)).path)
+    small = adapters.read_lora(merge.join_loras(loras, tmp_path / "small.safetensors", ranks=Ranks(2)).path)
     for module in a.keys() | b.keys():
         wanted = 0.7 * a[module] - 0.3 * b[module]
         torch.testing.assert_close(exact[module], wanted, rtol=1e-4, atol=1e-5)
@@ -144,11 +146,11 @@ def test_several_become_one_exactly_or_cut(name, lora_files, tmp_path):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_joined_lora_is_what_the_trainer_reads(name, bases, lora_files, tmp_path):
-    from library.methods.lora import file_of as tensors_of
-    from library.methods.lora import merge as into
+    from library.methods.lora_files import file_of as tensors_of
+    from library.methods.lora import merge_base_weights as into
 
     first, second, _ = lora_files[name]
-    joined = merge.join([(first, 1.0), (second, 1.0)], tmp_path / "j.safetensors").path
+    joined = merge.join_loras([(first, 1.0), (second, 1.0)], tmp_path / "j.safetensors").path
     answers = []
     for files in ([joined], [first, second]):
         _, family, parts = loaded(bases[name])
@@ -185,8 +187,8 @@ def spectrum(path, values):
 def test_resizing_keeps_what_the_method_says(method, parameter, rank, tmp_path):
     source = spectrum(tmp_path / "a.safetensors", [8.0, 4.0, 2.0, 1.0])
     choices = resize.ResizeOptions(rank=4, method=method, parameter=parameter)
-    done = resize.resize(source, tmp_path / "b.safetensors", choices=choices)
-    (adapter,) = adapters.read(done.path).adapters.values()
+    done = resize.resize_lora(source, tmp_path / "b.safetensors", choices=choices)
+    (adapter,) = adapters.read_lora(done.path).adapters.values()
     assert adapter.rank == rank and adapter.strength == 0.5 and float(adapter.alpha) == rank / 2
     kept = torch.tensor([8.0, 4.0, 2.0, 1.0])[:rank] / 2
     torch.testing.assert_close(torch.linalg.svdvals(adapter.product())[:rank], kept)
@@ -201,7 +203,7 @@ def test_resizing_keeps_what_the_method_says(method, parameter, rank, tmp_path):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_resizing_to_the_full_rank_changes_nothing(name, lora_files, tmp_path):
     first = lora_files[name][0]
-    done = resize.resize(first, tmp_path / "r.safetensors", choices=resize.ResizeOptions(rank=64))
+    done = resize.resize_lora(first, tmp_path / "r.safetensors", choices=resize.ResizeOptions(rank=64))
     before, after = products(first), products(done.path)
     for module, product in before.items():
         torch.testing.assert_close(after[module], product, rtol=1e-4, atol=1e-5)
@@ -222,10 +224,10 @@ def test_alphas_that_a_type_cannot_hold_stay_exact(tmp_path):
         down, up = torch.randn(rank, 300).bfloat16(), torch.randn(300, rank).bfloat16()
         save_file({f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up}, tmp_path / f"{file}.safetensors")
     loras = [(tmp_path / "a.safetensors", 1.0), (tmp_path / "b.safetensors", 1.0)]
-    stored = load_file(merge.join(loras, tmp_path / "j.safetensors").path)
+    stored = load_file(merge.join_loras(loras, tmp_path / "j.safetensors").path)
     assert float(stored[f"{name}.alpha"]) == 261 == stored[f"{name}.lora_down.weight"].shape[0]
     assert stored[f"{name}.lora_up.weight"].dtype == torch.bfloat16
-    (adapter,) = adapters.read(tmp_path / "j.safetensors").adapters.values()
+    (adapter,) = adapters.read_lora(tmp_path / "j.safetensors").adapters.values()
     assert adapter.strength == 1 and adapter.to(torch.float16).strength == 1
 
 
@@ -246,7 +248,9 @@ def test_a_weight_that_is_no_number_is_named(lora_files, tmp_path):
 def test_fp8_is_for_the_matrices_of_layers(bases, lora_files, tmp_path):
     base = bases["sdxl"]
     stored = load_file(base)
-    merged = load_file(merge.merge(base, [(lora_files["sdxl"][0], 1.0)], tmp_path / "m.safetensors", dtype="fp8").path)
+    merged = load_file(
+        merge.merge_into_checkpoint(base, [(lora_files["sdxl"][0], 1.0)], tmp_path / "m.safetensors", dtype="fp8").path
+    )
     in_8_bits = {key for key, one in merged.items() if one.dtype == torch.float8_e4m3fn}
     assert in_8_bits and all(stored[key].ndim > 1 for key in in_8_bits)
     assert not any(part in key for key in in_8_bits for part in ("first_stage_model", "norm", "embedding", "bias"))
@@ -266,14 +270,14 @@ def test_the_rounding_of_a_type_is_no_difference(tuned, base, bases, lora_files,
         files[name] = tmp_path / f"{name}.safetensors"
         save_file({key: one.to(kind) for key, one in original.items()}, files[name])
     with pytest.raises(ConfigError, match="do not differ"):
-        extract.extract(files["tuned"], files["base"], tmp_path / "no.safetensors")
+        extract.extract_lora(files["tuned"], files["base"], tmp_path / "no.safetensors")
     key = "model.diffusion_model.input_blocks.4.1.proj_in.weight"
     change = torch.outer(*(torch.randn(size) for size in original[key].shape)) * 0.05
     save_file(
         {k: (one + change if k == key else one).to(tuned) for k, one in original.items()}, tmp_path / "c.safetensors"
     )
     choices = extract.ExtractOptions(rank=1, clamp=1)
-    done = extract.extract(tmp_path / "c.safetensors", files["base"], tmp_path / "x.safetensors", choices=choices)
+    done = extract.extract_lora(tmp_path / "c.safetensors", files["base"], tmp_path / "x.safetensors", choices=choices)
     ((module, product),) = products(done.path).items()
     assert module == "lora_unet_input_blocks_4_1_proj_in" and done.modules == 1
     torch.testing.assert_close(product, change, rtol=0.1, atol=5e-3)
@@ -288,8 +292,8 @@ def test_a_training_below_a_step_of_the_base_is_not_rounding():
 
 def test_ranks_of_convolutions_are_apart(lora_files, tmp_path):
     choices = resize.ResizeOptions(rank=2, conv_rank=1)
-    done = resize.resize(lora_files["sdxl"][0], tmp_path / "r.safetensors", choices=choices)
-    ranks = {adapter.is_large_conv: adapter.rank for adapter in adapters.read(done.path).adapters.values()}
+    done = resize.resize_lora(lora_files["sdxl"][0], tmp_path / "r.safetensors", choices=choices)
+    ranks = {adapter.is_large_conv: adapter.rank for adapter in adapters.read_lora(done.path).adapters.values()}
     assert ranks == {True: 1, False: 2}
     assert metadata(done.path)["ss_training_comment"] == "dimension is resized from 3 to 2 (conv: 1); hello"
 
@@ -297,7 +301,7 @@ def test_ranks_of_convolutions_are_apart(lora_files, tmp_path):
 def test_hashes_are_those_of_the_trainer(lora_files, tmp_path):
     from library.adapter_files.storage import FilePlan
 
-    done = resize.resize(lora_files["sdxl"][0], tmp_path / "r.safetensors", choices=resize.ResizeOptions(rank=2))
+    done = resize.resize_lora(lora_files["sdxl"][0], tmp_path / "r.safetensors", choices=resize.ResizeOptions(rank=2))
     about = metadata(done.path)
     bare = {key: value for key, value in about.items() if not key.startswith("sshs_")}
     layout = FilePlan.kept(load_file(done.path))
@@ -310,18 +314,18 @@ def test_nothing_is_overwritten_and_nothing_half_written(bases, lora_files, tmp_
     there.write_bytes(b"mine")
     small = resize.ResizeOptions(rank=1)
     for attempt in (
-        lambda: merge.merge(base, [(first, 1)], there),
-        lambda: merge.join([(first, 1)], there),
-        lambda: resize.resize(first, there, choices=small),
-        lambda: extract.extract(base, base, there),
+        lambda: merge.merge_into_checkpoint(base, [(first, 1)], there),
+        lambda: merge.join_loras([(first, 1)], there),
+        lambda: resize.resize_lora(first, there, choices=small),
+        lambda: extract.extract_lora(base, base, there),
     ):
         with pytest.raises(ConfigError, match="exists already and is not overwritten"):
             attempt()
     assert there.read_bytes() == b"mine"
     with pytest.raises(ConfigError, match="one of the files to read"):
-        resize.resize(first, first, choices=small)
+        resize.resize_lora(first, first, choices=small)
     with pytest.raises(ConfigError, match="cannot hold the numbers"):
-        merge.merge(base, [(first, 1e8)], tmp_path / "big.safetensors", dtype="fp16")
+        merge.merge_into_checkpoint(base, [(first, 1e8)], tmp_path / "big.safetensors", dtype="fp16")
     assert [p.name for p in tmp_path.iterdir()] == ["there.safetensors"]
 
 
@@ -335,17 +339,26 @@ def test_mistakes_are_one_sentence(bases, lora_files, tmp_path):
     nothing = {key: t * math.nan if key.endswith("up.weight") else t for key, t in load_file(flux).items()}
     save_file(nothing, nan := tmp_path / "nan.safetensors")
     cases = [
-        (lambda: merge.join([(flux, 1), (nan, 1)], out, ranks=Ranks(1)), "holds NaN or infinity: the file is damaged"),
-        (lambda: resize.resize(nan, out, choices=resize.ResizeOptions(rank=1)), "holds NaN or infinity: the file is"),
-        (lambda: merge.merge(bases["sdxl"], [(flux, 1)], out), "LoRA of FLUX.1"),
-        (lambda: merge.merge(flux, [(flux, 1)], out), "is a LoRA file"),
-        (lambda: merge.merge(pickled, [(sdxl, 1)], out), "may hold code"),
-        (lambda: merge.merge(bases["sdxl"], [(pickled, 1)], out), "may hold code"),
-        (lambda: merge.merge(bases["sdxl"], [(tmp_path / "small.safetensors", 1)], out), "is for a layer of"),
-        (lambda: merge.merge(bases["sdxl"], [], out), "name at least one"),
-        (lambda: merge.merge(bases["sdxl"], [(sdxl, 1)], out, dtype="fp4"), "use one of"),
-        (lambda: merge.merge(bases["sdxl"], [(sdxl, 1)], tmp_path / "o.ckpt"), "ends so"),
-        (lambda: merge.join([(sdxl, 1), (flux, 1)], out), "another family"),
+        (
+            lambda: merge.join_loras([(flux, 1), (nan, 1)], out, ranks=Ranks(1)),
+            "holds NaN or infinity: the file is damaged",
+        ),
+        (
+            lambda: resize.resize_lora(nan, out, choices=resize.ResizeOptions(rank=1)),
+            "holds NaN or infinity: the file is",
+        ),
+        (lambda: merge.merge_into_checkpoint(bases["sdxl"], [(flux, 1)], out), "LoRA of FLUX.1"),
+        (lambda: merge.merge_into_checkpoint(flux, [(flux, 1)], out), "is a LoRA file"),
+        (lambda: merge.merge_into_checkpoint(pickled, [(sdxl, 1)], out), "may hold code"),
+        (lambda: merge.merge_into_checkpoint(bases["sdxl"], [(pickled, 1)], out), "may hold code"),
+        (
+            lambda: merge.merge_into_checkpoint(bases["sdxl"], [(tmp_path / "small.safetensors", 1)], out),
+            "is for a layer of",
+        ),
+        (lambda: merge.merge_into_checkpoint(bases["sdxl"], [], out), "name at least one"),
+        (lambda: merge.merge_into_checkpoint(bases["sdxl"], [(sdxl, 1)], out, dtype="fp4"), "use one of"),
+        (lambda: merge.merge_into_checkpoint(bases["sdxl"], [(sdxl, 1)], tmp_path / "o.ckpt"), "ends so"),
+        (lambda: merge.join_loras([(sdxl, 1), (flux, 1)], out), "another family"),
         (lambda: Ranks(0), "at least 1"),
         (lambda: resize.ResizeOptions(rank=0), "at least 1"),
         (lambda: resize.ResizeOptions(rank=1, method="sv_ratio"), "needs its parameter"),
@@ -362,7 +375,7 @@ def test_mistakes_are_one_sentence(bases, lora_files, tmp_path):
 
 def test_a_merged_file_says_what_it_is_made_of(bases, lora_files, tmp_path):
     base, first = bases["sdxl"], lora_files["sdxl"][0]
-    done = merge.merge(base, [(first, 0.5)], tmp_path / "mix.safetensors", dtype="fp16")
+    done = merge.merge_into_checkpoint(base, [(first, 0.5)], tmp_path / "mix.safetensors", dtype="fp16")
     about = storage.metadata_of(done.path)
     assert about["modelspec.title"] == "mix"
     assert about["modelspec.merged_from"] == f"{base.name}, {first.name} x 0.5"
@@ -377,6 +390,6 @@ def test_a_lora_without_numbers_is_named_before_it_is_cut(lora_files, tmp_path):
     save_file(tensors | {name: torch.full_like(tensors[name], float("nan"))}, bad := tmp_path / "nan.safetensors")
     said = f"{name.partition('.')[0]} holds NaN or infinity"
     with pytest.raises(ConfigError, match=said):
-        resize.resize(bad, tmp_path / "small.safetensors", choices=resize.ResizeOptions(rank=2))
+        resize.resize_lora(bad, tmp_path / "small.safetensors", choices=resize.ResizeOptions(rank=2))
     with pytest.raises(ConfigError, match=said):
-        merge.join([(bad, 1.0), (source, 1.0)], tmp_path / "both.safetensors", ranks=Ranks(2))
+        merge.join_loras([(bad, 1.0), (source, 1.0)], tmp_path / "both.safetensors", ranks=Ranks(2))

@@ -14,14 +14,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from library.adapter_files import adapters
-from library.adapter_files.verify import verify
+from library.adapter_files.verify import verify_lora
 from library.check import adapter_files
 from library.cli import main
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError, Message
 from library.families.sdxl.options import SdxlLora
 from library.tools import metadata
-from library.tools.convert import convert
+from library.tools.convert import convert_lora
 from tests import source
 from tests.tools.conftest import file_of
 
@@ -43,7 +43,7 @@ def changed(file, path, **tensors):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_good_file_is_in_order(name, bases, lora_files):
-    found = verify(lora_files[name][0], file_of(bases[name]))
+    found = verify_lora(lora_files[name][0], file_of(bases[name]))
     assert found.ok and (found.family, found.style) == (name, "kohya")
     stored = load_file(lora_files[name][0])
     assert len(found.modules) == sum(key.endswith(".alpha") for key in stored)
@@ -66,9 +66,9 @@ def test_each_mistake_is_found(bases, lora_files, tmp_path):
         ({f"{NAME}__alpha": torch.ones(2)}, "an alpha of 2 numbers instead of one"),
     ]
     for i, (tensors, match) in enumerate(cases):
-        found = verify(changed(file, tmp_path / f"{i}.safetensors", **tensors), base)
+        found = verify_lora(changed(file, tmp_path / f"{i}.safetensors", **tensors), base)
         assert not found.ok and len(found.problems) == 1 and match in str(found.problems[0]), found.problems
-    dead = verify(changed(file, tmp_path / "dead.safetensors", **{f"{NAME}__lora_up__weight": torch.zeros(64, 3)}))
+    dead = verify_lora(changed(file, tmp_path / "dead.safetensors", **{f"{NAME}__lora_up__weight": torch.zeros(64, 3)}))
     assert dead.ok and "changed by 1 module: " in str(dead.warnings[0]) and sum(row.dead for row in dead.modules) == 1
 
 
@@ -107,11 +107,11 @@ def test_files_that_are_something_else(bases, lora_files, tmp_path):
         (base, None, "no LoRA in this file"),
     ]
     for path, model, match in cases:
-        found = verify(path, model)
+        found = verify_lora(path, model)
         assert not found.ok and any(match in str(text) for text in found.problems), (path, found.problems)
         assert all(isinstance(text, Message) for text in found.problems)
     with pytest.raises(ConfigError, match="is a LoRA file"):
-        verify(file, file)
+        verify_lora(file, file)
 
 
 def made(path, layers, metadata=None, end="lora_{side}.weight"):
@@ -144,12 +144,12 @@ def made(path, layers, metadata=None, end="lora_{side}.weight"):
     ],
 )
 def test_models_that_are_not_trained_here_are_named(title, layers, about, tmp_path):
-    found = verify(made(tmp_path / "a.safetensors", layers, {"ss_base_model_version": about} if about else None))
+    found = verify_lora(made(tmp_path / "a.safetensors", layers, {"ss_base_model_version": about} if about else None))
     assert [str(one) for one in found.problems] and f"a LoRA for {title}, which is no model" in str(found.problems[0])
     with pytest.raises(ConfigError, match=title):
-        adapters.read(tmp_path / "a.safetensors")
+        adapters.read_lora(tmp_path / "a.safetensors")
     values = {"network_weights": str(tmp_path / "a.safetensors")}
-    (problem,) = adapter_files.problems(build(SdxlLora, values, notes=[]))
+    (problem,) = adapter_files.find_adapter_problems(build_config(SdxlLora, values, notes=[]))
     assert problem.option == "network_weights" and f"a LoRA for {title}" in str(problem)
 
 
@@ -161,10 +161,10 @@ def test_names_that_other_programs_do_not_look_for_are_a_warning(odd, lora_files
     else:
         stored = {f"transformer.transformer_blocks.0.attn.to_q.lora_{x}.default.weight": torch.ones(4, 4) for x in "AB"}
     save_file(stored, tmp_path / "odd.safetensors", {"ss_base_model_version": "flux1"})
-    found = verify(tmp_path / "odd.safetensors")
+    found = verify_lora(tmp_path / "odd.safetensors")
     assert not found.problems and any("other programs do not look for" in str(text) for text in found.warnings)
     assert any("kohya tools convert" in str(text) for text in found.warnings)
-    fine = verify(convert(tmp_path / "odd.safetensors", tmp_path / "fine.safetensors", to="kohya"))
+    fine = verify_lora(convert_lora(tmp_path / "odd.safetensors", tmp_path / "fine.safetensors", to="kohya"))
     assert not any("other programs" in str(text) for text in fine.warnings)
 
 
@@ -179,9 +179,9 @@ def test_any_damage_is_answered_in_a_sentence(tmp_path):
             if broken:
                 broken[chance.randrange(len(broken))] = chance.randrange(256)
         file.write_bytes(broken)
-        verify(file)
+        verify_lora(file)
         with contextlib.suppress(ConfigError):
-            adapters.read(file)
+            adapters.read_lora(file)
 
 
 # ---- metadata
@@ -196,16 +196,16 @@ def test_metadata_changes_and_tensors_do_not(lora_files, tmp_path):
     file = lora_files["sdxl"][0]
     values = {"modelspec.title": "Zorb ü", "ss_training_comment": "line\none"}
     new = metadata.edit(file, tmp_path / "new.safetensors", values=values)
-    assert metadata.show(new) == values and metadata.show(file) == {"ss_training_comment": "hello"}
+    assert metadata.read_metadata(new) == values and metadata.read_metadata(file) == {"ss_training_comment": "hello"}
     assert data_hash(new) == data_hash(file)
     with safe_open(new, framework="pt") as opened:
         assert opened.metadata() == values
     one, two = load_file(file), load_file(new)
     assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
     metadata.edit(new, in_place=True, remove=["ss_*"])
-    assert metadata.show(new) == {"modelspec.title": "Zorb ü"} and data_hash(new) == data_hash(file)
+    assert metadata.read_metadata(new) == {"modelspec.title": "Zorb ü"} and data_hash(new) == data_hash(file)
     metadata.edit(new, in_place=True, remove=["modelspec.title"])
-    assert metadata.show(new) == {} and load_file(new).keys() == one.keys()
+    assert metadata.read_metadata(new) == {} and load_file(new).keys() == one.keys()
     assert [path.name for path in tmp_path.iterdir()] == ["new.safetensors"]
 
 
@@ -249,7 +249,7 @@ def test_the_whole_way_in_a_shell(bases, lora_files, tmp_path, capsys):
     for step in steps:
         code, out, err = run(capsys, *step)
         assert code == 0 and out, (step, err)
-    assert metadata.show(tmp_path / "t.safetensors")["modelspec.title"] == "a=b"
+    assert metadata.read_metadata(tmp_path / "t.safetensors")["modelspec.title"] == "a=b"
     assert f"fits {base}" in out
 
 
@@ -301,7 +301,7 @@ print(sorted({"torch", "gradio", "diffusers", "numpy"} & set(sys.modules)))
 @pytest.mark.parametrize(("key", "kind"), [("clip_l", "an embedding"), ("lllite_unet_x.up.0.weight", "LLLite")])
 def test_files_of_other_things_are_named_in_one_sentence(tmp_path, key, kind):
     save_file({key: torch.zeros(2, 3)}, tmp_path / "x.safetensors")
-    (said,) = verify(tmp_path / "x.safetensors").problems
+    (said,) = verify_lora(tmp_path / "x.safetensors").problems
     assert f"{kind}, not to LoRA or LyCORIS" in str(said)
     with pytest.raises(ConfigError, match=f"{kind}, not to LoRA or LyCORIS"):
-        adapters.read(tmp_path / "x.safetensors")
+        adapters.read_lora(tmp_path / "x.safetensors")

@@ -6,20 +6,20 @@ import json
 import pytest
 
 from library.config.building import draft
-from library.families import config_class, facts
+from library.families import config_class, facts_of
 from tests.contract.test_data_options import *  # noqa: F403
 from tests.contract.test_family import *  # noqa: F403 - the contract, for the models of this `demo`
 from tests.contract.test_saving_and_stopping import *  # noqa: F403
 from tests.training import config_of, pictures, shapes, squares, train  # noqa: F401
 
-LORA, FULL = facts("toy").scripts
+LORA, FULL = facts_of("toy").scripts
 
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory):
     from library.demo import files
 
-    return files.prepare(tmp_path_factory.mktemp("demo") / "demo", ("toy",))
+    return files.prepare_demo(tmp_path_factory.mktemp("demo") / "demo", ("toy",))
 
 
 def trained(demo, data, script, folder, **values):  # noqa: F811
@@ -27,12 +27,12 @@ def trained(demo, data, script, folder, **values):  # noqa: F811
 
 
 def test_the_page_opens_with_its_form():
-    from kohya_gui.app import build
+    from kohya_gui.app import build_page
     from kohya_gui.form.form import visibility
-    from kohya_gui.form.tabs import FAMILIES
+    from kohya_gui.form.tabs import FAMILY_TITLES
 
-    assert FAMILIES["toy"] == "Toy" and ".only-toy" in visibility(FAMILIES)
-    markup = build().training.tabs["lora"].markup
+    assert FAMILY_TITLES["toy"] == "Toy" and ".only-toy" in visibility(FAMILY_TITLES)
+    markup = build_page().training.tabs["lora"].markup
     assert 'name="family" value="toy"' in markup and "Toy" in markup
 
 
@@ -53,11 +53,11 @@ def test_it_is_checked_and_estimated(demo, squares, tmp_path, capsys):  # noqa: 
 
 def test_another_familys_file_is_named(demo, tmp_path):
     from library import families
-    from library.families.recognition import recognised
+    from library.families.recognition import recognise_file
     from library.families.sdxl import random
 
-    sdxl = random.write(tmp_path)
-    assert recognised(demo.models["toy"]["toy"])[:2] == ("toy", "a toy checkpoint")
+    sdxl = random.write_random_model(tmp_path)
+    assert recognise_file(demo.models["toy"]["toy"])[:2] == ("toy", "a toy checkpoint")
     (problem,) = families.family_for(config_of(demo, LORA, pretrained_model_name_or_path=sdxl)).problems()
     assert "an SDXL checkpoint, not a toy checkpoint" in str(problem)
 
@@ -92,20 +92,22 @@ def test_its_lora_is_merged_converted_and_verified(demo, squares, tmp_path):  # 
 
     made = trained(demo, squares, LORA, tmp_path / "out", learning_rate=1e-2)
     base = demo.models["toy"]["toy"]
-    done = merge.merge(base, [(made.file, 1.0)], tmp_path / "merged.safetensors")
+    done = merge.merge_into_checkpoint(base, [(made.file, 1.0)], tmp_path / "merged.safetensors")
     before, after = load_file(base), load_file(done.path)
     assert before.keys() == after.keys() and done.modules > 0
     assert {name for name in before if not before[name].equal(after[name])} >= {"toy.blocks.0.qkv.weight"}
-    assert not verify.verify(made.file, base).problems
-    there = convert.convert(made.file, tmp_path / "there.safetensors", to="diffusers")
+    assert not verify.verify_lora(made.file, base).problems
+    there = convert.convert_lora(made.file, tmp_path / "there.safetensors", to="diffusers")
     assert "transformer.blocks.0.qkv.lora_A.weight" in load_file(there)
 
 
 def test_it_is_benched(tmp_path, monkeypatch):
     from library.bench import shell
-    from library.cli.launch import script_of
+    from library.cli.launch import script_of_toml
 
     flags = ["--size", "tiny", "--part", "step", "--candidate", "eager", "--resolution", "64", "--device", "cpu"]
     out = tmp_path / "bench"
-    assert shell.main(["--family", "toy", *flags, "--steps", "2", "--warmup", "1", "--out", str(out)], script_of) == 0
+    assert (
+        shell.main(["--family", "toy", *flags, "--steps", "2", "--warmup", "1", "--out", str(out)], script_of_toml) == 0
+    )
     assert json.loads(next(out.rglob("result.json")).read_text())["results"][0]["status"] == "ok"

@@ -231,8 +231,8 @@ def line(world, kinds):
 
 def check(world, kinds):
     flags, launch, words = line(world, kinds)
-    _, reading, _ = looking.described([str(world[1]), *flags, *launch])
-    return [*map(str, looking.reported(reading).problems)], words
+    _, reading, _ = looking.read_check_request([str(world[1]), *flags, *launch])
+    return [*map(str, looking.make_check_report(reading).problems)], words
 
 
 def named_all(said, words, kinds):
@@ -296,7 +296,7 @@ def answered(arguments, input, env, **_):
     """What the process of a check answers, from this one; that it is one of its own: page/test_desk.py."""
     stdin = mock.patch.object(sys, "stdin", io.StringIO(input))
     with mock.patch.dict(os.environ, env), stdin, contextlib.redirect_stdout(io.StringIO()) as said:
-        report.asked()
+        report.answer_requests()
     return SimpleNamespace(stdout=said.getvalue(), stderr="", returncode=0)
 
 
@@ -304,7 +304,7 @@ def test_the_page_names_them_all(world, monkeypatch):
     from kohya_gui.form.tab import TrainingTab
     from kohya_gui.form.tabs import TABS
     from library.config.outside_files import load_toml
-    from library.config.schema import flat
+    from library.config.schema import flatten_sections
 
     tab = TrainingTab(TABS[0], [world[0].parents[1], ROOT])
     process = SimpleNamespace(run=answered, TimeoutExpired=subprocess.TimeoutExpired)
@@ -312,7 +312,7 @@ def test_the_page_names_them_all(world, monkeypatch):
     kinds = [*FEW, "processes by name"]
     flags, launch, words = line(world, kinds)
     values = {flag[2:].partition("=")[0]: flag.partition("=")[2] for flag in flags}
-    given_ = {**flat(load_toml(world[1])), **values}
+    given_ = {**flatten_sections(load_toml(world[1])), **values}
     sent = {"family": "flux", "values": given_, "launch": {"num_processes": launch[0].partition("=")[2]}}
     found = tab.checked(json.dumps(sent))[-1]
     named_all([one["text"] for one in found["findings"] if one["verdict"] == "bad"], words, kinds)
@@ -322,8 +322,8 @@ def test_the_page_names_them_all(world, monkeypatch):
 def test_what_hides_others_is_named_with_the_flags_beside_it(world, tmp_path, kind):
     path = tmp_path / "run.toml"
     path.write_text(HIDING[kind])
-    _, reading, _ = looking.described([str(path), "--script", NAME, "--seed", "x"])
-    said = [*map(str, looking.reported(reading).problems)]
+    _, reading, _ = looking.read_check_request([str(path), "--script", NAME, "--seed", "x"])
+    said = [*map(str, looking.make_check_report(reading).problems)]
     assert len(said) == 2 and "run.toml is not valid TOML" in " ".join(said) and "--seed must be" in " ".join(said)
 
 
@@ -331,12 +331,12 @@ def test_what_hides_others_is_named_with_the_flags_beside_it(world, tmp_path, ki
 def test_an_absurd_rank_does_not_fit_and_is_legal_with_lycoris(family):
     from library.check import estimate
     from library.check import report as checking
-    from library.config.building import build
+    from library.config.building import build_config
     from library.families import config_class
 
     rank = {"network_dim": 100_000, "mixed_precision": "bf16"}
     lokr = {**rank, "network_module": "lycoris.kohya", "network_args": ["algo=lokr"]}
     for values, verdict in ((rank, "bad"), (lokr, "ok")):
-        config = build(config_class(family), values, notes=[])
+        config = build_config(config_class(family), values, notes=[])
         (found,) = checking._about_the_fit(estimate.estimate(config, (512, 512)), config)
         assert found.verdict == verdict, found

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families.sdxl.options import SdxlTrain
 from library.optim import optimizers
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def average(parameters, **values):
-    return ExponentialMovingAverage(parameters, build(SdxlTrain, {"ema_decay": 0.9, **values}, notes=[]), CPU)
+    return ExponentialMovingAverage(parameters, build_config(SdxlTrain, {"ema_decay": 0.9, **values}, notes=[]), CPU)
 
 
 def expected(weights, decay=0.9, every=1):
@@ -68,8 +68,8 @@ def test_a_saved_average_must_fit():
 
 def test_only_the_process_that_saves_keeps_one():
     method = SimpleNamespace(shards=None, parameters=lambda: [nn.Parameter(torch.ones(2))])
-    on = build(SdxlTrain, {"ema_decay": 0.5}, notes=[])
-    off = build(SdxlTrain, {}, notes=[])
+    on = build_config(SdxlTrain, {"ema_decay": 0.5}, notes=[])
+    off = build_config(SdxlTrain, {}, notes=[])
     assert ExponentialMovingAverage.wanted(method, on, CPU, True)
     assert not ExponentialMovingAverage.wanted(method, on, CPU, False)
     assert not ExponentialMovingAverage.wanted(method, off, CPU, True)
@@ -77,13 +77,13 @@ def test_only_the_process_that_saves_keeps_one():
 
 def test_what_does_not_go_together_is_reported():
     def config(**values):
-        return build(SdxlTrain, values, notes=[])
+        return build_config(SdxlTrain, values, notes=[])
 
     assert any(
         "averages by itself" in str(p)
-        for p in optimizers.problems(config(optimizer_type="AdamWScheduleFree", ema_decay=0.9))
+        for p in optimizers.find_optimizer_problems(config(optimizer_type="AdamWScheduleFree", ema_decay=0.9))
     )
-    assert any("ema_device" in str(note) for note in optimizers.notes(config(ema_device="cpu")))
+    assert any("ema_device" in str(note) for note in optimizers.optimizer_notes(config(ema_device="cpu")))
     with pytest.raises(ConfigError, match="ema_decay"):
         config(ema_decay=1.0)
 

@@ -8,7 +8,7 @@ import torch
 
 from kohya_gui.panel import actions, history
 from library.check import estimate, report
-from library.config.building import build, replace
+from library.config.building import build_config, replace_options
 from library.config.formats import to_toml
 from library.config.problems import ConfigError
 from library.families import config_class
@@ -73,7 +73,7 @@ def test_a_training_that_is_cut_off_goes_on_exactly_from_its_newest(
     kept = states(tmp_path / "out")[-1]
     assert kept.name == "m-backup-step00000003-state" and resume_check.problems(kept) == []
     (folder,) = runs_in(tmp_path / "out")
-    run = reader.at(folder)
+    run = reader.run_at(folder)
     assert resume.newest_state(run) == kept and "Resume from step 3" in actions.buttons(run, [run])
     rows = history.history_html(run, reader.progress(folder).update())
     assert rows.count("backup") == 1  # those before are not there any more, or the last is not told of
@@ -152,9 +152,9 @@ def test_where_one_of_two_processes_is_killed_the_other_says_so_and_both_go_on(d
     (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert line.startswith("error: another process of this training has ended") and str(newest) in line
     assert both[1].returncode == 1 and "Traceback" not in said
-    (run,) = map(reader.at, runs_in(tmp_path / "out"))
+    (run,) = map(reader.run_at, runs_in(tmp_path / "out"))
     assert (run.state, f"error: {run.error}") == ("failed", line)
-    more = replace(config, resume=str(newest), max_train_steps=step_of(newest) + 2)
+    more = replace_options(config, resume=str(newest), max_train_steps=step_of(newest) + 2)
     (tmp_path / "run.toml").write_text(to_toml(more), encoding="utf-8")
     for process in ranks([ROOT / "sd-scripts" / "flux_train_network.py", "--config_file", tmp_path / "run.toml"]):
         said = process.communicate(timeout=600)[0]
@@ -244,9 +244,9 @@ def test_check_counts_the_room(demo, squares, tmp_path, monkeypatch):
     size = estimate.state_size(config, model_stats(config))
 
     def disk(config):
-        return next(finding for finding in report.report(config).findings if finding.topic == "disk")
+        return next(finding for finding in report.make_report(config).findings if finding.topic == "disk")
 
-    often = replace(config, save_state_every_n_minutes=10)
+    often = replace_options(config, save_state_every_n_minutes=10)
     assert "a state to resume from" in str(disk(often).text) and "a state" not in str(disk(config).text)
     monkeypatch.setattr(report, "free_space", lambda place: 82 * 10**9)
     assert str(disk(config).text).startswith("82.0 GB free")  # as the panel and the doctor count
@@ -296,11 +296,11 @@ def test_a_folder_is_never_there_in_part(tmp_path, monkeypatch):
 @pytest.mark.parametrize("given", [-1, "nan", "inf", "soon"])
 def test_no_number_of_minutes(given):
     with pytest.raises(ConfigError, match="save_state_every_n_minutes"):
-        build(config_class("flux_train_network"), {"save_state_every_n_minutes": given})
+        build_config(config_class("flux_train_network"), {"save_state_every_n_minutes": given})
 
 
 def test_nothing_is_the_default_as_upstream():
     made = config_class("flux_train_network")
-    assert build(made, {}).save.save_state_every_n_minutes is None
-    assert build(made, {"save_state_every_n_minutes": "0"}).save.save_state_every_n_minutes is None
-    assert build(made, {"save_state_every_n_minutes": "7.5"}).save.save_state_every_n_minutes == 7.5
+    assert build_config(made, {}).save.save_state_every_n_minutes is None
+    assert build_config(made, {"save_state_every_n_minutes": "0"}).save.save_state_every_n_minutes is None
+    assert build_config(made, {"save_state_every_n_minutes": "7.5"}).save.save_state_every_n_minutes == 7.5

@@ -10,7 +10,7 @@ from library.config.formats import to_toml
 from library.config.problems import ConfigError
 from library.distributed.world import World
 from library.jobs import job as jobs
-from library.jobs.work import joined
+from library.jobs.work import join_work
 from library.runs import foreground
 from library.train import caching
 from tests.source import ROOT
@@ -101,8 +101,8 @@ def test_the_command_starts_the_script_on_the_gpus_that_are_named(toml, monkeypa
     _, write = toml
     path = write("flux_train_network")
     begun = []
-    monkeypatch.setattr(foreground, "run", lambda arguments, variables: begun.append(arguments) or 0)
-    monkeypatch.setattr(cache_data.gpu_slots, "problems", lambda how: [])
+    monkeypatch.setattr(foreground, "run_in_foreground", lambda arguments, variables: begun.append(arguments) or 0)
+    monkeypatch.setattr(cache_data.gpu_slots, "find_launch_problems", lambda how: [])
     assert cache.main(["text", str(path), "--num_processes", "2", "--gpu_ids", "0,1", "--train_batch_size", "2"]) == 0
     (arguments,) = begun
     script = str(ROOT / "sd-scripts/tools/cache_text_encoder_outputs.py")
@@ -115,18 +115,18 @@ def test_the_command_starts_the_script_on_the_gpus_that_are_named(toml, monkeypa
 def test_a_job_is_ended_by_the_process_that_caches_and_not_by_the_one_that_waited(toml, monkeypatch, tmp_path):
     _, write = toml
     place = jobs.new("cache")
-    monkeypatch.setenv(jobs.FOLDER, str(place))
+    monkeypatch.setenv(jobs.JOB_FOLDER_VARIABLE, str(place))
     states = []
 
     def cached_elsewhere(arguments, variables):
-        with joined("cache") as work:
-            states.append(jobs.find(place.name).state)
+        with join_work("cache") as work:
+            states.append(jobs.find_job(place.name).state)
             work.fail()
         return 1
 
-    monkeypatch.setattr(foreground, "run", cached_elsewhere)
+    monkeypatch.setattr(foreground, "run_in_foreground", cached_elsewhere)
     assert cache.main(["latents", str(write("flux_train_network"))]) == 1
-    assert states == ["running"] and jobs.find(place.name).state == "failed"
+    assert states == ["running"] and jobs.find_job(place.name).state == "failed"
 
 
 def test_what_cannot_be_cached_is_reported_in_a_sentence(toml, tmp_path, capsys, monkeypatch):

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.config.sections.learning import SchedulerName
 from library.families.flux.options import FluxLora, FluxTrain
 from library.optim import classes, lr_schedule, optimizers, resuming
-from library.optim.names import spec_of
+from library.optim.names import optimizer_spec
 from tests.train.test_optimizers import NAMES, copied
 
 pytestmark = pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
@@ -27,9 +27,9 @@ NEEDS = {
 
 
 def config_of(name="AdamW", cls=FluxLora, **given):
-    rate = 1.0 if spec_of(name).finds_rate else 5e-3
+    rate = 1.0 if optimizer_spec(name).finds_rate else 5e-3
     base = {"optimizer_type": name, "learning_rate": rate, "optimizer_args": FIXED.get(name, [])}
-    return build(cls, base | given, notes=[])
+    return build_config(cls, base | given, notes=[])
 
 
 class Run:
@@ -37,15 +37,15 @@ class Run:
 
     def __init__(self, config, dtype=torch.float32, shares=(1.0, 0.5)):
         torch.manual_seed(0)
-        self.config, one = config, spec_of(config.optim.optimizer).one_rate
+        self.config, one = config, optimizer_spec(config.optim.optimizer).one_rate
         self.weights = [nn.Parameter(torch.randn(64, 128).to(dtype)), nn.Parameter(torch.randn(128).to(dtype))]
         groups = [
             {"params": [weight], "lr": config.optim.learning_rate * (1.0 if one else share), "name": name}
             for weight, share, name in zip(self.weights, shares, ("unet", "text_encoder"), strict=True)
         ]
-        self.made = optimizers.optimizer(SimpleNamespace(groups=lambda _=None: groups), config)
-        self.schedule = optimizers.schedule(self.made, config, TOTAL)
-        self.described = resuming.described(self.made)
+        self.made = optimizers.make_optimizer(SimpleNamespace(groups=lambda _=None: groups), config)
+        self.schedule = optimizers.make_schedule(self.made, config, TOTAL)
+        self.described = resuming.describe_groups(self.made)
         optimizers.train_mode(self.made)
 
     def steps(self, number):
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def groups(self):
-        return resuming._groups(self.made)
+        return resuming._all_groups(self.made)
 
     def memory(self):
         """All tensors that the optimizer keeps, and its estimate."""
@@ -96,7 +96,7 @@ def changed_arguments(name):
     given = {"weight_decay": 0.37, "eps": 1e-5} if not isinstance(group.get("eps"), tuple) else {"weight_decay": 0.37}
     if isinstance(group.get("betas"), tuple) and len(group["betas"]) == 2:
         given["betas"] = (0.5, 0.7)
-    cls = classes.import_class(spec_of(name))
+    cls = classes.import_class(optimizer_spec(name))
     taken = [key for key in given if not list(classes.unknown_arguments(cls, [key], "optimizer_args", name))]
     given = {key: given[key] for key in taken if key in group}
     args = [*config.optim.optimizer_args, *(f"{key}={value}" for key, value in given.items())]

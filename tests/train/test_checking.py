@@ -16,11 +16,11 @@ from library.bench import probe
 from library.check import estimate, preflight
 from library.check import report as checking
 from library.cli import main
-from library.config.building import build, draft, missing, replace, working_fix
+from library.config.building import build_config, draft, find_missing, replace_options, working_fix
 from library.config.formats import read_toml
-from library.config.ineffective import ADAPTERS, SHARED, WHOLE, ineffective_options
+from library.config.ineffective import ADAPTERS, SHARED, WHOLE_MODEL_RULES, ineffective_options
 from library.config.problems import ConfigError
-from library.config.schema import changed, flat, options, values
+from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.families import RUNS, config_class
 from library.measuring import model_stats
 from library.measuring.result import Measured
@@ -39,19 +39,19 @@ READY = {
 
 @pytest.fixture
 def config(demo, tmp_path):
-    made = build(FLUX, read_toml(demo.configs["flux_train_network"]), notes=[])
-    return replace(made, output_dir=str(tmp_path / "out"), compile=False)
+    made = build_config(FLUX, read_toml(demo.configs["flux_train_network"]), notes=[])
+    return replace_options(made, output_dir=str(tmp_path / "out"), compile=False)
 
 
 def told(config, verdict="bad"):
-    return [finding for finding in checking.report(config).findings if finding.verdict == verdict]
+    return [finding for finding in checking.make_report(config).findings if finding.verdict == verdict]
 
 
 # ---- the report
 
 
 def test_valid_config_reports_its_data(config):
-    report = checking.report(config)
+    report = checking.make_report(config)
     assert report.problems == []
     texts = {finding.topic: finding.text for finding in report.findings}
     assert "12 images in 3 buckets, 18 batches per epoch:  60 steps are 3.3 epochs" in str(texts["images"])
@@ -79,14 +79,14 @@ def test_a_fault_is_named_and_its_remedy_mends_it(fault, config, demo, tmp_path,
     leaf = str(next(demo.images.iterdir()))
     if "installed" in fault:
         monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    broken = replace(config, **{name: leaf if value == "LEAF" else value for name, value in changes.items()})
+    broken = replace_options(config, **{name: leaf if value == "LEAF" else value for name, value in changes.items()})
     found = told(broken)
     assert [finding.topic for finding in found] == [topic] and found[0].fix, found
-    assert told(replace(broken, **found[0].fix)) == []
+    assert told(replace_options(broken, **found[0].fix)) == []
 
 
 def test_captions_with_another_ending_are_a_hint_with_a_remedy(config):
-    found = [f for f in told(replace(config, caption_extension=".caption"), "hint") if f.topic == "captions"]
+    found = [f for f in told(replace_options(config, caption_extension=".caption"), "hint") if f.topic == "captions"]
     assert found and found[0].fix == {"caption_extension": ".txt"}
 
 
@@ -99,19 +99,21 @@ def test_what_the_training_ends_before_is_reported(config, tmp_path):
         "save_every_n_epochs": 5,
     }
     prompts = {"sample_prompts": str(tmp_path / "prompts.txt")}
-    found = {str(hint.text) for hint in told(replace(config, **prompts, **late, validation_split=0.2), "hint")}
+    found = {str(hint.text) for hint in told(replace_options(config, **prompts, **late, validation_split=0.2), "hint")}
     ends = {"steps": "60 steps", "epochs": "4 epochs"}
     assert {f"{name} has no effect here: the training ends after {ends[name.split('_')[-1]]}" for name in late} <= found
     by_epochs = {"compile": True, "compile_backend": "eager", "compile_from_step": "55", "max_train_epochs": 3}
-    (hint,) = (h for h in told(replace(config, **by_epochs), "hint") if str(h.text).startswith("compile_from_step"))
+    (hint,) = (
+        h for h in told(replace_options(config, **by_epochs), "hint") if str(h.text).startswith("compile_from_step")
+    )
     assert "nothing is compiled, as the training ends with step 54 and compiling begins with step 55" in str(hint.text)
-    alone = {hint.text for hint in told(replace(config, **prompts, save_every_n_steps=60), "hint")}
+    alone = {hint.text for hint in told(replace_options(config, **prompts, save_every_n_steps=60), "hint")}
     assert not [text for text in alone if "ends after" in str(text)]
-    (bad,) = told(replace(config, ema_decay=0.9, ema_every_n_steps=61))  # its file would be the untrained model
+    (bad,) = told(replace_options(config, ema_decay=0.9, ema_every_n_steps=61))  # its file would be the untrained model
     assert "60 steps" in str(bad.text) and bad.fix == {"ema_every_n_steps": 1}
-    assert not told(replace(config, ema_decay=0.9, ema_every_n_steps=60))
+    assert not told(replace_options(config, ema_decay=0.9, ema_every_n_steps=60))
     falling = {"lr_scheduler": "warmup_stable_decay", "lr_warmup_steps": 40, "lr_decay_steps": "50%"}
-    (bad,) = told(replace(config, **falling))
+    (bad,) = told(replace_options(config, **falling))
     assert "30 steps" in str(bad.text) and "all 60" in str(bad.text)
     assert any(str(text).startswith("sample_prompts: samples are generated only when") for text in alone - found)
 
@@ -119,13 +121,15 @@ def test_what_the_training_ends_before_is_reported(config, tmp_path):
 def test_a_prompt_that_is_sampled_at_another_size_is_reported(config, tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text("a cat --w 100\na dog --l nan\n", encoding="utf-8")
-    remarks = [str(one) for one in preflight.findings(replace(config, sample_prompts=str(path)))[1]]
+    remarks = [str(one) for one in preflight.findings(replace_options(config, sample_prompts=str(path)))[1]]
     assert any("prompts.txt, line 1: --w 100 becomes 96" in one for one in remarks)
     assert any("prompts.txt, line 2: --l nan has no effect" in one for one in remarks)
 
 
 def test_what_is_held_out_for_validation_is_reported_by_folder(config):
-    said = [str(one.text) for one in told(replace(config, validation_split=0.25), "ok") if one.topic == "images"]
+    said = [
+        str(one.text) for one in told(replace_options(config, validation_split=0.25), "ok") if one.topic == "images"
+    ]
     wanted = r"\d+ of \d+ images held out for validation: \d+ of \d+ in .+"
     assert any(re.fullmatch(wanted, text) for text in said)
     assert not any("held out" in str(one.text) for one in told(config, "ok"))
@@ -139,10 +143,10 @@ def test_a_hint_with_a_remedy_is_gone_after_it(config):
         "persistent_data_loader_workers": True,
     }
     for name, value in given.items():
-        made = build(FLUX, {**values(config), name: value}, notes=[])
+        made = build_config(FLUX, {**option_values(config), name: value}, notes=[])
         for hint in (one for one in told(made, "hint") if one.fix):
-            mended = build(FLUX, {**values(made), **hint.fix}, notes=[])
-            assert hint.text not in [one.text for one in checking.report(mended).findings], hint
+            mended = build_config(FLUX, {**option_values(made), **hint.fix}, notes=[])
+            assert hint.text not in [one.text for one in checking.make_report(mended).findings], hint
 
 
 def test_everything_is_examined_within_seconds(config, tmp_path):
@@ -154,16 +158,18 @@ def test_everything_is_examined_within_seconds(config, tmp_path):
     for number in range(2000):
         (folder / f"{number}.png").write_bytes(data)
     begun = time.process_time()
-    report = checking.report(replace(config, train_data_dir=str(tmp_path / "many")))
+    report = checking.make_report(replace_options(config, train_data_dir=str(tmp_path / "many")))
     assert report.problems == [] and time.process_time() - begun < 10
 
 
 def test_check_without_compile_loads_no_compiler(config):
-    config = replace(config, t5xxl_max_token_length=512)  # longer than any caption here, which need not be counted
-    given = {name: str(value) for name, value in flat(changed(config)).items()}
+    config = replace_options(
+        config, t5xxl_max_token_length=512
+    )  # longer than any caption here, which need not be counted
+    given = {name: str(value) for name, value in flatten_sections(changed(config)).items()}
     asked = json.dumps([{"script": config.script, "values": given, "problems": [], "wrong": []}])
     heavy = {"torch", "torch._dynamo", "torch._inductor", "transformers", "diffusers"}
-    code = f"import sys\nfrom library.check import report\nreport.asked()\nprint(*{heavy} & set(sys.modules))"
+    code = f"import sys\nfrom library.check import report\nreport.answer_requests()\nprint(*{heavy} & set(sys.modules))"
     done = command([sys.executable, "-c", code], input=asked)
     assert '"findings"' in done.stdout and done.stdout.splitlines()[-1] == "torch", done.stderr
 
@@ -207,8 +213,8 @@ RULES = [
 @pytest.mark.parametrize(("cls", "given"), RULES, ids=lambda case: " ".join(case) if isinstance(case, dict) else "")
 def test_a_broken_rule_has_a_remedy(cls, given):
     with pytest.raises(ConfigError) as error:
-        build(cls, given)
-    known = options(cls)
+        build_config(cls, given)
+    known = options_of(cls)
     broken = draft(cls, {name: known[name].read(value) for name, value in given.items()})
     for _ in range(3):  # one remedy may uncover the next problem
         problem = error.value.problems[0]
@@ -217,7 +223,7 @@ def test_a_broken_rule_has_a_remedy(cls, given):
         given = {**given, **mends}
         broken = draft(cls, {name: known[name].read(value) for name, value in given.items()})
         try:
-            build(cls, given, notes=[])
+            build_config(cls, given, notes=[])
         except ConfigError as wrong:
             error = type("E", (), {"value": wrong})
         else:
@@ -226,8 +232,8 @@ def test_a_broken_rule_has_a_remedy(cls, given):
 
 
 def test_what_only_a_person_can_know_has_no_remedy():
-    empty = build(LORA, {}, notes=[])
-    by_name = {line.option: working_fix(line, empty) for line in missing(empty)}
+    empty = build_config(LORA, {}, notes=[])
+    by_name = {line.option: working_fix(line, empty) for line in find_missing(empty)}
     assert by_name == {
         "pretrained_model_name_or_path": {},
         "train_data_dir": {},
@@ -240,28 +246,34 @@ def test_what_only_a_person_can_know_has_no_remedy():
 
 
 def test_the_check_says_what_this_machine_makes_of_options_as_the_start_does(config):
-    asked = replace(config, ddp_timeout=5, cuda_graphs="true", fp8_base=True, fp8_compute=True, mixed_precision="bf16")
+    asked = replace_options(
+        config, ddp_timeout=5, cuda_graphs="true", fp8_base=True, fp8_compute=True, mixed_precision="bf16"
+    )
     hints = [finding.text for finding in told(asked, "hint")]
     for name in ("ddp_timeout", "cuda_graphs", "fp8_compute"):
         assert [hint for hint in hints if str(hint).startswith(f"{name} has no effect here")], hints
-    assert {*preflight.check(asked)} <= {*hints}
+    assert {*preflight.check_before_training(asked)} <= {*hints}
 
 
 def test_rules_about_idle_options_name_options_and_can_wake_them():
-    every = {name for script in RUNS for name in options(config_class(script))}
+    every = {name for script in RUNS for name in options_of(config_class(script))}
     own = [rule for script in RUNS for rule in config_class(script).ineffective_rules]
-    for names, _, reason in (*SHARED, *ADAPTERS, *WHOLE, *own):
+    for names, _, reason in (*SHARED, *ADAPTERS, *WHOLE_MODEL_RULES, *own):
         assert set(names.split()) <= every, names
         assert reason and str(reason)[0].islower()
-    quiet = ineffective_options(build(LORA, {}, notes=[]))
+    quiet = ineffective_options(build_config(LORA, {}, notes=[]))
     assert str(quiet["compile_mode"]) == "compile is off" and "noise_offset" not in quiet
-    awake = ineffective_options(build(LORA, {"compile": True, "loss_type": "huber", "enable_bucket": True}, notes=[]))
+    awake = ineffective_options(
+        build_config(LORA, {"compile": True, "loss_type": "huber", "enable_bucket": True}, notes=[])
+    )
     assert not {"compile_mode", "huber_c", "bucket_reso_steps"} & set(awake)
 
 
 def test_an_option_that_has_to_be_changed_is_not_said_to_have_no_effect_besides():
-    config = build(LORA, {"compile": True, "compile_backend": "eager", "compile_mode": "reduce-overhead"}, notes=[])
-    problems, remarks = preflight.judged(config, data.Check([], []))
+    config = build_config(
+        LORA, {"compile": True, "compile_backend": "eager", "compile_mode": "reduce-overhead"}, notes=[]
+    )
+    problems, remarks = preflight.evaluate(config, data.Check([], []))
     assert [one.option for one in problems if "inductor" in str(one)] == ["compile_mode"]
     assert not [one for one in remarks if one.option == "compile_mode"]
 
@@ -270,8 +282,8 @@ def test_an_option_that_has_to_be_changed_is_not_said_to_have_no_effect_besides(
 
 
 def needs(cls, size=(1024, 1024), **given):
-    known = options(cls)
-    config = build(cls, {name: value for name, value in {**READY, **given}.items() if name in known}, notes=[])
+    known = options_of(cls)
+    config = build_config(cls, {name: value for name, value in {**READY, **given}.items() if name in known}, notes=[])
     return estimate.estimate(config, size, "NVIDIA H200", 139.8)
 
 
@@ -294,7 +306,7 @@ def test_the_estimate_follows_what_is_set(monkeypatch, tmp_path):
 def test_operations_are_those_that_are_published():
     """A forward pass over an image of 1024 x 1024: 74 TFLOP for FLUX.1, 6 for SDXL."""
     for cls, expected in ((FLUX, 74.3e12), (LORA, 6.0e12)):
-        config = build(cls, {name: READY[name] for name in READY}, notes=[])
+        config = build_config(cls, {name: READY[name] for name in READY}, notes=[])
         assert estimate.operations(config, model_stats.published(cls()), (1024, 1024)) / 2 == pytest.approx(
             expected, rel=0.1
         )
@@ -325,7 +337,7 @@ def test_the_estimate_is_near_to_what_was_measured(cls, batch, given, peak, step
 
 ROWS = {
     row["preset"]: row
-    for path in sorted((presets.ROOT / "docs/measured").glob("*.json"))
+    for path in sorted((presets.PROJECT_ROOT / "docs/measured").glob("*.json"))
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"]
     if row["preset"]
 }
@@ -335,11 +347,13 @@ ROWS = {
 def test_the_estimate_is_near_to_what_every_preset_took(family, monkeypatch, tmp_path):
     """CUDA graphs, reference images and what a full fine-tune keeps included; a preset is held to its memory."""
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path))
-    folder = presets.folder_of(family)
-    found = [case for case in presets.cases(family, None, "full") if case.cap and f"{folder}/{case.name}" in ROWS]
+    folder = presets.preset_folder(family)
+    found = [
+        case for case in presets.preset_cases(family, None, "full") if case.cap and f"{folder}/{case.name}" in ROWS
+    ]
     for case in found:
-        config = build(config_class(case.script), case.values, notes=[])
-        needs = estimate.estimate(config, checking.largest(None, config), "NVIDIA H200", case.cap)
+        config = build_config(config_class(case.script), case.values, notes=[])
+        needs = estimate.estimate(config, checking.largest_bucket(None, config), "NVIDIA H200", case.cap)
         row = ROWS[f"{folder}/{case.name}"]
         assert 0.74 < needs.peak / row["gpu_gib"] < 1.16 and needs.fits, (case.name, needs)
         assert 0.72 < needs.step / (row["gpu_busy_s"] or row["s_it"]) < 2, (case.name, needs)
@@ -350,7 +364,7 @@ def test_parameters_are_counted_in_headers(demo):
     from library.families.shared.weights import header
 
     for script in ("flux_train_network", "sdxl_train_network"):
-        config = build(config_class(script), read_toml(demo.configs[script]), notes=[])
+        config = build_config(config_class(script), read_toml(demo.configs[script]), notes=[])
         found = model_stats.model_stats(config)
         every = header(config.model.pretrained_model_name_or_path)
         own = {n: s for n, s in every.items() if config.family == "flux" or n.startswith("model.diffusion_model.")}
@@ -384,7 +398,7 @@ class Machine:
 
 
 def probed(memory, **given):
-    config = build(FLUX, {**READY, **given}, notes=[])
+    config = build_config(FLUX, {**READY, **given}, notes=[])
     machine = Machine(memory)
     return probe.Probe(config, (1024, 1024), memory, machine.attempt).run()
 
@@ -400,14 +414,16 @@ def test_a_probe_makes_it_fit_and_then_fast():
 
 
 def test_a_probe_that_fails_otherwise_says_why():
-    config = build(FLUX, READY, notes=[])
+    config = build_config(FLUX, READY, notes=[])
     broken = probe.Probe(config, (64, 64), 10, lambda made: Measured({}, why="no such file")).run()
     assert len(broken.tries) == 1 and "no such file" in str(broken.sentence())
 
 
 def test_a_try_is_a_training_on_made_pictures(config, tmp_path):
-    made = probe.prepared(replace(config, max_train_epochs=3, lr_scheduler="cosine"), (128, 192), tmp_path / "try")
-    assert checking.report(made).problems == []
+    made = probe.prepare_try(
+        replace_options(config, max_train_epochs=3, lr_scheduler="cosine"), (128, 192), tmp_path / "try"
+    )
+    assert checking.make_report(made).problems == []
     assert made.steps.max_train_steps == probe.WARM + probe.TIMED and not made.steps.max_train_epochs
     assert {Image.open(p).size for p in (tmp_path / "try").rglob("*.png")} == {(128, 192)}
     assert made.memory == config.memory and made.precision == config.precision
@@ -418,9 +434,9 @@ BESIDE = {"flux_train_network": {"model_type": "kontext", "guidance_scale": 1.0}
 
 @pytest.mark.parametrize("script", BESIDE)
 def test_a_try_has_pictures_beside_its_images_where_the_model_is_shown_some(script, demo, tmp_path):
-    given = {**flat(read_toml(demo.configs[script])), **BESIDE[script]}
-    made = probe.prepared(build(config_class(script), given, notes=[]), (128, 256), tmp_path / "try")
-    found = data.check(made, made.grid)
+    given = {**flatten_sections(read_toml(demo.configs[script])), **BESIDE[script]}
+    made = probe.prepare_try(build_config(config_class(script), given, notes=[]), (128, 256), tmp_path / "try")
+    found = data.check_data(made, made.grid)
     assert not found.problems and {image.size_with_controls for image in found.images.items} == {(128, 256)}
 
 
@@ -440,8 +456,8 @@ def test_the_check_counts_what_sample_images_take(config, demo, tmp_path):
 
     prompts = tmp_path / "p.txt"
     prompts.write_text("a cat --w 512 --h 512\na dog --w 1024 --h 1536\n", encoding="utf-8")
-    asked = replace(config, sample_prompts=str(prompts), sample_every_n_steps=2)
-    (said,) = [one for one in checking.report(asked).findings if one.topic == "samples"]
+    asked = replace_options(config, sample_prompts=str(prompts), sample_every_n_steps=2)
+    (said,) = [one for one in checking.make_report(asked).findings if one.topic == "samples"]
     assert said.verdict == "ok" and "1024x1536" in str(said.text)
     parts = {"model": 4.0, "optimizer": 0.5, "activations": 9.0}
     (tight,) = preview_memory.sentences(MemoryEstimate(6, parts, memory=6.0), asked)
@@ -471,6 +487,6 @@ def test_a_probe_whose_samples_were_left_out_does_not_fit(config, tmp_path, monk
         return config
 
     monkeypatch.setattr(probe.subprocess, "run", process)
-    monkeypatch.setattr(probe, "prepared", made)
+    monkeypatch.setattr(probe, "prepare_try", made)
     found = probe.measure_in_own_process(config, (64, 64), tmp_path, {"mixed_precision": "no"})
     assert found.lacks_memory

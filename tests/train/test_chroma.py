@@ -14,7 +14,7 @@ LORA, FULL = "chroma_flux_train_network", "chroma_flux_train"
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    return files.prepare(tmp_path_factory.mktemp("chroma") / "demo", ("chroma",))
+    return files.prepare_demo(tmp_path_factory.mktemp("chroma") / "demo", ("chroma",))
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +41,10 @@ def test_its_lora_has_the_names_that_others_load(demo, learnt):
     names = {name.split(".")[0] for name in tensors}
     assert len(names) == 2 * 8 + 4 * 2  # attention and MLP of two double blocks, two layers of four single ones
     assert {"lora_unet_double_blocks_0_img_mlp_0", "lora_unet_single_blocks_3_linear2"} <= names
-    matched, wrong = lora.check(learnt.file, config_of(demo, LORA))
+    matched, wrong = lora.check_lora_layers(learnt.file, config_of(demo, LORA))
     assert not wrong and matched == 2 * (6 + 2 + 4) + 4 * (4 + 1)
     assert len(list(learnt.file.parent.glob("sample/*.png"))) == 1
-    about = metadata.show(learnt.file)
+    about = metadata.read_metadata(learnt.file)
     assert about["ss_base_model_version"] == "chroma" and about["modelspec.architecture"] == "chroma/lora"
     assert about["ss_model_type"] == "chroma"
 
@@ -125,15 +125,15 @@ def test_8_bit_bases(demo, squares, tmp_path):
 
 def test_tools_work_on_its_files(demo, learnt, tmp_path):
     base = demo.models["chroma"]["flux"]
-    merged = merge.merge(base, [(learnt.file, 1.0)], tmp_path / "merged.safetensors")
-    assert merged.modules == 24 and not verify.verify(learnt.file, base).problems
+    merged = merge.merge_into_checkpoint(base, [(learnt.file, 1.0)], tmp_path / "merged.safetensors")
+    assert merged.modules == 24 and not verify.verify_lora(learnt.file, base).problems
     before, after = load_file(base), load_file(merged.path)
     assert before.keys() == after.keys()
-    extracted = extract.extract(merged.path, base, tmp_path / "extracted.safetensors")
-    assert metadata.show(extracted.path)["ss_base_model_version"] == "chroma"
-    small = resize.resize(learnt.file, tmp_path / "small.safetensors", choices=resize.ResizeOptions(rank=2))
+    extracted = extract.extract_lora(merged.path, base, tmp_path / "extracted.safetensors")
+    assert metadata.read_metadata(extracted.path)["ss_base_model_version"] == "chroma"
+    small = resize.resize_lora(learnt.file, tmp_path / "small.safetensors", choices=resize.ResizeOptions(rank=2))
     assert {new for _, new in small.ranks.values()} == {2}
-    there = convert.convert(learnt.file, tmp_path / "there.safetensors", to="diffusers")
+    there = convert.convert_lora(learnt.file, tmp_path / "there.safetensors", to="diffusers")
     assert "transformer.single_transformer_blocks.0.proj_mlp.lora_A.weight" in load_file(there)
-    back = convert.convert(there, tmp_path / "back.safetensors", to="kohya")
+    back = convert.convert_lora(there, tmp_path / "back.safetensors", to="kohya")
     assert load_file(back).keys() == learnt.tensors().keys()

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from library.check import preflight
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
 from library.families import config_class
@@ -80,7 +80,9 @@ def said(demo, wrong, tmp_path, script, values):
     }
     notes = []
     try:
-        config = build(config_class(script), {**read_toml(demo.configs[script]), **quick, **given}, "old.toml", notes)
+        config = build_config(
+            config_class(script), {**read_toml(demo.configs[script]), **quick, **given}, "old.toml", notes
+        )
     except ConfigError as e:
         return str(e).splitlines(), []
     problems, remarks = preflight.findings(config)

@@ -3,7 +3,7 @@
 import pytest
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from tests.training import FEW, SCRIPTS, config_of, runs_in, train
 
@@ -82,9 +82,9 @@ def test_wrong_names_and_ranges_of_blocks_are_one_sentence(script):
     assert tuple(config().compile.kinds.values()) == families.family_for(config()).block_classes
     for wrong in ("dubble:0-9", "0-9", f"{names[0]}:9-0", f"{names[0]}:some", f"{names[0]}:", names[0]):
         with pytest.raises(ConfigError, match="compile_blocks") as refused:
-            build(config, {"compile_blocks": wrong})
+            build_config(config, {"compile_blocks": wrong})
         assert len(str(refused.value).splitlines()) == 1
     kinds, others = config().compile.kinds, names[1:]
     said = ",".join([f" {names[0]}:0-3, 7", *(f"{name}:all" for name in others)])
-    found = build(config, {"compile_blocks": f"{said} "}).compile.ranges()
+    found = build_config(config, {"compile_blocks": f"{said} "}).compile.ranges()
     assert found == {kinds[names[0]]: ((0, 3), (7, 7)), **{kinds[name]: None for name in others}}

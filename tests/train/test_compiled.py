@@ -17,7 +17,7 @@ def wide_sdxl(tmp_path_factory):
     """A tiny SDXL whose levels all differ in width, as the real one's: twelve kinds of ResNet block, two of others."""
     from library.families.sdxl import random
 
-    return random.write(tmp_path_factory.mktemp("wide"), sizes=random.SdxlSizes(unet=(32, 64, 96)))
+    return random.write_random_model(tmp_path_factory.mktemp("wide"), sizes=random.SdxlSizes(unet=(32, 64, 96)))
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_backend_that_fails_stops_the_run_with_one_sentence(run, tmp_path, bro
     (folder,) = runs_in(tmp_path / "run0")
     from library.runs import reader
 
-    facts = reader.at(folder).facts
+    facts = reader.run_at(folder).facts
     assert facts["state"] == "failed" and "no code for this today" in str(facts["error"])
     assert not list((tmp_path / "run0").glob("*.safetensors"))
 

@@ -63,7 +63,7 @@ def fill_model(tmp_path_factory):
     """A tiny Fill transformer."""
     from library.families.flux import random
 
-    return random.write(tmp_path_factory.mktemp("fill"), sizes=random.VARIANTS["fill"])["flux"]
+    return random.write_random_model(tmp_path_factory.mktemp("fill"), sizes=random.VARIANTS["fill"])["flux"]
 
 
 @pytest.fixture
@@ -86,18 +86,20 @@ def run(demo, pairs, fill_model, tmp_path):
 
 def use_tools(made, base):
     """Merge a LoRA, verify it, get it back from the merged model, resize it, and convert it to other names and back."""
-    merged = merge.merge(base, [(made.file, 1.0)], made.file.with_name("merged.safetensors"))
+    merged = merge.merge_into_checkpoint(base, [(made.file, 1.0)], made.file.with_name("merged.safetensors"))
     assert merged.modules == len({name.split(".")[0] for name in made.tensors()})
-    assert not verify.verify(made.file, base).problems
+    assert not verify.verify_lora(made.file, base).problems
     assert load_file(merged.path).keys() == load_file(base).keys()
     choices = extract.ExtractOptions(rank=8, min_diff=0)
-    back = extract.extract(merged.path, base, made.file.with_name("back.safetensors"), choices=choices)
+    back = extract.extract_lora(merged.path, base, made.file.with_name("back.safetensors"), choices=choices)
     assert any("single_blocks_0_linear1" in name for name in load_file(back.path))
-    small = resize.resize(made.file, made.file.with_name("small.safetensors"), choices=resize.ResizeOptions(rank=2))
+    small = resize.resize_lora(
+        made.file, made.file.with_name("small.safetensors"), choices=resize.ResizeOptions(rank=2)
+    )
     assert {new for _, new in small.ranks.values()} <= {1, 2}
-    there = convert.convert(made.file, made.file.with_name("there.safetensors"), to="diffusers")
+    there = convert.convert_lora(made.file, made.file.with_name("there.safetensors"), to="diffusers")
     assert any(name.startswith("transformer.single_transformer_blocks.0.") for name in load_file(there))
-    again = convert.convert(there, made.file.with_name("again.safetensors"), to="kohya")
+    again = convert.convert_lora(there, made.file.with_name("again.safetensors"), to="kohya")
     assert load_file(again).keys() == made.tensors().keys()
 
 
@@ -113,7 +115,7 @@ def test_a_lora_learns_samples_and_loads_in_diffusers(run, pairs, demo, fill_mod
     more = run(kind, max_train_steps=1, network_args=exclude, learning_rate=1e-12, network_weights=own.file, **DISK)
     assert not any("_mod" in name for name in own.tensors()) and own.tensors().keys() == more.tensors().keys()
     assert all(torch.allclose(tensor, own.tensors()[name], atol=1e-6) for name, tensor in more.tensors().items())
-    fits, wrong = lora.check(made.file, config_of(demo, LORA, **model))
+    fits, wrong = lora.check_lora_layers(made.file, config_of(demo, LORA, **model))
     assert fits > 0 and not wrong
     with safe_open(made.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == {"kontext": "flux_kontext", "fill": "flux_fill"}[kind]
@@ -179,7 +181,7 @@ def test_a_resumed_training_goes_on_as_it_would_have(run, given):
 
 def sentences(demo, pairs, **values):
     given = {"dataset_config": pairs / "kontext.toml", "train_data_dir": None, "output_dir": pairs / "out"}
-    return " / ".join(map(str, preflight.problems(config_of(demo, LORA, **given | values))))
+    return " / ".join(map(str, preflight.find_problems(config_of(demo, LORA, **given | values))))
 
 
 def test_mistakes_are_one_sentence_before_anything_is_loaded(demo, pairs, fill_model, tmp_path):
@@ -229,7 +231,7 @@ def test_the_demo_makes_models_and_pairs_for_them(name, tmp_path, capsys, monkey
         print(process.communicate()[0])
         return process.returncode
 
-    monkeypatch.setattr(foreground, "run", forked)
+    monkeypatch.setattr(foreground, "run_in_foreground", forked)
     assert main(["--family", name, "--out", str(tmp_path / "demo"), "--steps", "2", "--no-compile"]) == 0
     assert f"LoRA for FLUX.1 {name.title()}, 2 steps" in capsys.readouterr().out
     text = (tmp_path / "demo" / f"{name}_flux_train_network.toml").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from library.check import preflight
-from library.config.building import build, draft
+from library.config.building import build_config, draft
 from library.config.formats import to_toml
 from library.families import config_class
 from library.runs import reader
@@ -74,7 +74,7 @@ def test_an_ended_training_is_not_taken_further_by_mistake(demo, eight, tmp_path
 
     def problems(**values):
         given = STILL | {"resume": state, "output_dir": tmp_path / "a", "output_name": "m"} | values
-        return [*preflight.problems(config_of(demo, SCRIPT, train_data_dir=eight, **given))]
+        return [*preflight.find_problems(config_of(demo, SCRIPT, train_data_dir=eight, **given))]
 
     (problem,) = problems()
     assert problem.option == "resume" and "early_stop_patience" in problem.options and "step 3" in str(problem)
@@ -94,7 +94,7 @@ def test_two_processes_end_after_the_same_step(demo, eight, tmp_path):
         assert process.returncode == 0, said
     (folder,) = runs_in(tmp_path)
     done = Outcome(tmp_path / "m.safetensors", folder)
-    assert done.file.is_file() and reader.at(folder).state == "finished"
+    assert done.file.is_file() and reader.run_at(folder).state == "finished"
     assert len(done.losses) == done.facts["early_stop"]["step"] == 4
 
 
@@ -128,13 +128,13 @@ def test_a_training_that_ends_before_its_first_validation_is_pointed_out(demo, e
 
 def test_it_needs_held_out_images(eight, tmp_path):
     with pytest.raises(Exception, match="early_stop_patience needs held-out images: set validation_split"):
-        build(config_class(SCRIPT), {"early_stop_patience": 2}, notes=[])
+        build_config(config_class(SCRIPT), {"early_stop_patience": 2}, notes=[])
     with pytest.raises(Exception, match="dataset_config with validation_split"):
-        build(config_class("sdxl_train"), {"early_stop_patience": 2}, notes=[])
+        build_config(config_class("sdxl_train"), {"early_stop_patience": 2}, notes=[])
     file = tmp_path / "data.toml"
     file.write_text(f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = '{eight / '1_zorb toy'}'\n")
     config = draft(config_class("sdxl_train"), {"early_stop_patience": 2, "dataset_config": file, "max_train_steps": 3})
-    found = [str(problem) for problem in preflight.problems(config) if problem.option == "early_stop_patience"]
+    found = [str(problem) for problem in preflight.find_problems(config) if problem.option == "early_stop_patience"]
     assert found == [
         "early_stop_patience needs held-out images, and none are held out: set validation_split in the dataset_config"
     ]

@@ -20,7 +20,7 @@ from torch.nn import functional
 from library import families, methods
 from library.check import preflight
 from library.cli import train_script
-from library.config.building import replace
+from library.config.building import replace_options
 from library.config.formats import to_toml
 from library.config.ineffective import ineffective_options
 from library.families import config_class
@@ -134,7 +134,7 @@ def test_what_has_adapters_and_of_which_size(demo, script):
         shape = {"network_dim": 6, "network_alpha": 3, "network_dropout": 0.3, "cache_text_encoder_outputs": False}
         config = config_of(demo, script, **shape, **values)
         family = families.family_for(config)
-        method = methods.attach(family.load(torch.float32), family, config)
+        method = methods.attach_method(family.load(torch.float32), family, config)
         assert {adapter.spec.dropout for adapter in method.adapters.values()} == {0.3}
         tensors = method.state_dict()
         found = {name.split("_")[0] + "_" + name.split("_")[1] for name in tensors}
@@ -275,7 +275,7 @@ def test_trackers_that_cannot_be_used_are_known_before(demo, squares, tmp_path, 
         log_with="wandb",
         log_tracker_config=tmp_path / "none.toml",
     )
-    told = list(preflight.problems(config))
+    told = list(preflight.find_problems(config))
     assert len(told) == 2 and "pip install wandb" in str(told[0]) and "none.toml does not exist" in str(told[1])
 
 
@@ -300,7 +300,7 @@ def test_what_has_no_effect_is_in_the_record_once(demo, squares, tmp_path, capsy
         max_train_epochs=1,
         xformers=True,
     )
-    text = "mem_eff_attn = true\n" + to_toml(replace(config, max_train_epochs=None, max_train_steps=1))
+    text = "mem_eff_attn = true\n" + to_toml(replace_options(config, max_train_epochs=None, max_train_steps=1))
     (tmp_path / "run.toml").write_text(text, encoding="utf-8")
     fresh()
     assert train_script.main(config_class(config.script), ["--config_file", str(tmp_path / "run.toml")]) == 0

@@ -29,13 +29,13 @@ def trained(demo, squares, tmp_path_factory):
 
 def ours(config, file=None):
     """Our networks, with the file's adapters in them if there is one; and the family."""
-    from library.config.building import replace
+    from library.config.building import replace_options
 
-    config = replace(config, network_weights=str(file) if file else None, save_precision=None)
+    config = replace_options(config, network_weights=str(file) if file else None, save_precision=None)
     family = families.family_for(config)
     parts = family.load(torch.float32)
     if file:
-        methods.attach(parts, family, config).train(False)
+        methods.attach_method(parts, family, config).train(False)
     return family, parts
 
 
@@ -93,7 +93,7 @@ def test_flux_through_the_converter(trained):
     from diffusers import FluxTransformer2DModel
 
     config, file = trained["flux"]
-    matched, wrong = lora.check(file, config)
+    matched, wrong = lora.check_lora_layers(file, config)
     assert wrong == [] and matched
     family, parts = ours(config)
     base = answers(family, parts)
@@ -103,7 +103,7 @@ def test_flux_through_the_converter(trained):
     stored = load_file(config.model.pretrained_model_name_or_path)
     known = {k: v for k, v in flux_files.diffusers_config(stored).items() if not k.startswith("_")}
     other = FluxTransformer2DModel(**known)
-    other.load_state_dict({name: tensor.float() for name, tensor in keys.to_diffusers(stored).items()})
+    other.load_state_dict({name: tensor.float() for name, tensor in keys.flux_to_diffusers(stored).items()})
     converted, _ = flux_random.convert_for_diffusers(load_file(file), config)
     other.load_lora_adapter({f"transformer.{name}": tensor for name, tensor in converted.items()}, prefix="transformer")
     assert sum(name.endswith("lora_A.default_0.weight") for name, _ in other.named_parameters()) == matched
@@ -145,7 +145,7 @@ def test_the_text_encoder_of_flux(trained):
 def test_the_check_of_the_demo_agrees(trained, family):
     """Of text encoders' adapters it says nothing; all others are matched."""
     config, file = trained[family]
-    matched, wrong = lora.check(file, config)
+    matched, wrong = lora.check_lora_layers(file, config)
     layers = sum(name.startswith("lora_unet") and name.endswith(".alpha") for name in load_file(file))
     assert wrong == [] and (matched == layers if family == "sdxl" else matched > layers)
 
@@ -154,27 +154,27 @@ def test_the_check_of_the_demo_agrees(trained, family):
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
 def test_files_of_other_programs_are_gone_on_with(trained, tmp_path, family, style):
     """In the names of diffusers (PEFT) and of ComfyUI's own tree: to learn on, for their ranks, to be merged."""
-    from library.config.building import replace
-    from library.tools.convert import convert
+    from library.config.building import replace_options
+    from library.tools.convert import convert_lora
 
     config, file = trained[family]
-    other, expected = convert(file, tmp_path / f"{style}.safetensors", to=style), load_file(file)
+    other, expected = convert_lora(file, tmp_path / f"{style}.safetensors", to=style), load_file(file)
     kept = (family, style) == ("sdxl", "comfy")  # which reads kohya's own names
     assert any(name.startswith("lora_") for name in load_file(other)) == kept
-    config = replace(config, save_precision=None)
+    config = replace_options(config, save_precision=None)
     on = {"network_weights": str(other)}
     for values in (on, on | {"dim_from_weights": True, "network_dim": 99}):
-        asked = replace(config, **values)
+        asked = replace_options(config, **values)
         of = families.family_for(asked)
-        method = methods.attach(of.load(torch.float32), of, asked)
+        method = methods.attach_method(of.load(torch.float32), of, asked)
         found = method.state_dict()
         assert found.keys() == expected.keys()
         for name, tensor in found.items():
             torch.testing.assert_close(tensor.float(), expected[name].float(), rtol=1e-5, atol=1e-7)
-    merged = replace(config, base_weights=[str(other)])
+    merged = replace_options(config, base_weights=[str(other)])
     of = families.family_for(merged)
     parts, plain = of.load(torch.float32), of.load(torch.float32)
-    methods.attach(parts, of, merged)
+    methods.attach_method(parts, of, merged)
     moved = [not torch.equal(a, b) for a, b in zip(weights(parts), weights(plain), strict=True)]
     assert sum(moved) == sum(bool(t.any()) for name, t in expected.items() if name.endswith("lora_up.weight"))
 

@@ -6,8 +6,8 @@ import pytest
 
 from library import families
 from library.check import preflight
-from library.config.building import Layer, build, read_layers, replace, working_fix
-from library.config.schema import options
+from library.config.building import Layer, build_config, read_layers, replace_options, working_fix
+from library.config.schema import options_of
 from library.families import RUNS, config_class
 
 LORA, WHOLE_SDXL = (config_class(script) for script in ("sdxl_train_network", "sdxl_train"))
@@ -17,7 +17,7 @@ RULED = {(type(made.precision), type(made.optim)): type(made) for made in (confi
 @pytest.mark.parametrize("cls", RULED.values(), ids=lambda cls: cls.script)
 def test_no_fix_of_a_rule_leads_to_another_mistake(cls):
     """Every two switches of what is computed in which type, for every such set of rules that there is."""
-    names = [name for name, one in options(cls).items() if one.section == "precision" and one.type is bool]
+    names = [name for name, one in options_of(cls).items() if one.section == "precision" and one.type is bool]
     pairs = [*itertools.combinations([*names, "fused_backward_pass"], 2)]
     for kind, pair in itertools.product(("no", "fp16"), pairs):
         given = {"mixed_precision": kind, "optimizer_type": "Adafactor", **dict.fromkeys(pair, True)}
@@ -41,11 +41,11 @@ def test_a_fix_brings_along_what_its_value_needs_or_switches_off_what_cannot_be(
     assert fix(LORA, "int8_base", **products) == {"int8_base": False, "fp8_base": True}
 
 
-@pytest.mark.parametrize("script", [one for one in RUNS if families.facts(config_class(one).family).exceeds_fp16])
+@pytest.mark.parametrize("script", [one for one in RUNS if families.facts_of(config_class(one).family).exceeds_fp16])
 def test_a_model_that_exceeds_fp16_is_advised_a_config_that_works(script):
     for full in ({}, {"full_fp16": True}):
-        config = build(config_class(script), {"mixed_precision": "fp16", **full}, notes=[])
+        config = build_config(config_class(script), {"mixed_precision": "fp16", **full}, notes=[])
         (said,) = preflight._sixteen_bits(config)
-        mended = replace(config, **working_fix(said, config))
+        mended = replace_options(config, **working_fix(said, config))
         assert mended.precision.mixed_precision == "bf16" and mended.precision.full_bf16 is bool(full)
         assert ("full_bf16" in str(said)) is bool(full)

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families.sdxl import random
 from library.families.sdxl.options import SdxlTrain
@@ -18,15 +18,15 @@ from library.outputs import paths
 @pytest.fixture(scope="module")
 def single(tmp_path_factory):
     """A single-file checkpoint in float32."""
-    return random.write(tmp_path_factory.mktemp("model"), dtype=torch.float32)
+    return random.write_random_model(tmp_path_factory.mktemp("model"), dtype=torch.float32)
 
 
 def learner_of(model, output, learn=0.25, **values):
     """A model of which a little has been learned, and the config."""
     given = {"pretrained_model_name_or_path": str(model), "output_dir": str(output), "output_name": "m"}
-    config = build(SdxlTrain, {**given, "save_model_as": "diffusers", **values}, notes=[])
+    config = build_config(SdxlTrain, {**given, "save_model_as": "diffusers", **values}, notes=[])
     family = families.family_for(config)
-    method = full.attach(family.load(torch.float32), family, config)
+    method = full.unfreeze_model(family.load(torch.float32), family, config)
     with torch.no_grad():
         method.components.denoiser.conv_in.weight += learn
     return method, config
@@ -35,7 +35,7 @@ def learner_of(model, output, learn=0.25, **values):
 @pytest.fixture(scope="module")
 def saved(single, tmp_path_factory):
     method, config = learner_of(single, tmp_path_factory.mktemp("output"))
-    path = paths.result(paths.names(config).last, method, config, {}, (1, 1))
+    path = paths.write_result(paths.output_names(config).last, method, config, {}, (1, 1))
     return method, path
 
 
@@ -94,7 +94,7 @@ def test_it_is_read_back_here(saved, single, tmp_path):
 
 def test_the_source_decides_when_nothing_is_reported(saved, tmp_path):
     method, config = learner_of(saved[1], tmp_path, save_model_as=None, v_parameterization=True)
-    path = paths.result(paths.names(config).epoch(2), method, config, {}, (2, 1))
+    path = paths.write_result(paths.output_names(config).epoch(2), method, config, {}, (2, 1))
     assert path.is_dir() and path.name == "m-000002"
     scheduler = json.loads((path / "scheduler" / "scheduler_config.json").read_text())
     assert scheduler["prediction_type"] == "v_prediction" and scheduler["timestep_spacing"] == "leading"
@@ -102,7 +102,7 @@ def test_the_source_decides_when_nothing_is_reported(saved, tmp_path):
 
 def test_save_precision_holds_for_all_parts(single, tmp_path):
     method, config = learner_of(single, tmp_path, save_precision="fp16", save_model_as="diffusers_safetensors")
-    path = paths.result(paths.names(config).last, method, config, {}, (1, 1))
+    path = paths.write_result(paths.output_names(config).last, method, config, {}, (1, 1))
     files = sorted(path.rglob("*.safetensors"))
     assert [file.parent.name for file in files] == ["text_encoder", "text_encoder_2", "unet", "vae"]
     assert {tensor.dtype for file in files for tensor in load_file(file).values()} == {torch.float16}
@@ -111,15 +111,15 @@ def test_save_precision_holds_for_all_parts(single, tmp_path):
 
 def test_a_folder_is_there_whole_or_not_at_all(single, tmp_path, monkeypatch):
     method, config = learner_of(single, tmp_path)
-    path = paths.names(config).last
+    path = paths.output_names(config).last
     path.mkdir()
     (path / "good").touch()
     monkeypatch.setattr("library.files.free_space", lambda _: 10)
     with pytest.raises(ConfigError, match="disk space"):
-        paths.result(path, method, config, {}, (1, 1))
+        paths.write_result(path, method, config, {}, (1, 1))
     assert [p.name for p in tmp_path.iterdir()] == ["m"] and (path / "good").exists()
     monkeypatch.undo()
-    paths.result(path, method, config, {}, (1, 1))
+    paths.write_result(path, method, config, {}, (1, 1))
     assert [p.name for p in tmp_path.iterdir()] == ["m"] and not (path / "good").exists()
-    paths.remove(path)
+    paths.remove_outdated(path)
     assert not path.exists()

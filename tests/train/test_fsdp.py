@@ -9,8 +9,8 @@ from safetensors import safe_open
 from library.check import preflight
 from library.check.estimate import estimate
 from library.cli import train_script
-from library.config.building import build
-from library.config.command import command
+from library.config.building import build_config
+from library.config.command import training_command
 from library.config.formats import to_toml
 from library.config.problems import ConfigError
 from library.demo import files
@@ -151,7 +151,7 @@ def test_an_sdxl_model_with_text_encoders(demo, squares, tmp_path):
 
 
 def test_chroma_whose_approximator_stays_unchanged(squares, tmp_path):
-    made = Trainings(files.prepare(tmp_path / "demo", ("chroma",)), squares, tmp_path)
+    made = Trainings(files.prepare_demo(tmp_path / "demo", ("chroma",)), squares, tmp_path)
     name, values = "chroma_flux_train", {"max_train_steps": 2, "max_grad_norm": 1.0}
     made.run(whole=(name, values), shards=(name, {**values, "fsdp": True}))
     whole, shards = made["whole"], made["shards"]
@@ -229,7 +229,7 @@ def test_two_processes_hold_little_more_than_half_each(demo, squares, tmp_path):
 )
 def test_what_shards_cannot_do_is_refused_by_name(values, words):
     with pytest.raises(ConfigError, match=words) as refused:
-        build(config_class("flux_train"), {"fsdp": True} | values, notes=[])
+        build_config(config_class("flux_train"), {"fsdp": True} | values, notes=[])
     assert all("fsdp" in problem for problem in str(refused.value).splitlines())
 
 
@@ -250,7 +250,7 @@ def test_what_shards_cannot_do_is_refused_by_name(values, words):
 )
 def test_optimizers_that_need_whole_weights_are_refused(demo, name, works):
     config = config_of(demo, "flux_train", fsdp=True, optimizer_type=name)
-    said = [problem for problem in optimizers.problems(config) if "fsdp" in str(problem)]
+    said = [problem for problem in optimizers.find_optimizer_problems(config) if "fsdp" in str(problem)]
     assert not said if works else "use AdamW" in str(said[0])
 
 
@@ -258,23 +258,23 @@ def test_adapters_are_not_sharded():
     with pytest.raises(
         ConfigError, match="fsdp shards a whole model that learns, and adapters are small: leave it out"
     ):
-        build(config_class("flux_train_network"), {"fsdp": True}, notes=[])
+        build_config(config_class("flux_train_network"), {"fsdp": True}, notes=[])
 
 
 def test_a_config_of_accelerates_shards_as_the_option_does(demo, monkeypatch):
     """With version 2; version 1 and host memory are refused by name."""
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_VERSION", "2")
-    assert train_script.read(config_class("flux_train"), []).config.distributed.fsdp
-    (problem,) = train_script.read(config_class("flux_train_network"), []).problems
+    assert train_script.read_command_line(config_class("flux_train"), []).config.distributed.fsdp
+    (problem,) = train_script.read_command_line(config_class("flux_train_network"), []).problems
     assert "fsdp" in str(problem) and "MULTI_GPU" in str(problem)
     config = config_of(demo, "flux_train", fsdp=True)
-    assert not [p for p in preflight.problems(config) if "accelerate" in str(p)]
+    assert not [p for p in preflight.find_problems(config) if "accelerate" in str(p)]
     monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
-    assert [p for p in preflight.problems(config) if "fsdp_offload_params" in str(p)]
+    assert [p for p in preflight.find_problems(config) if "fsdp_offload_params" in str(p)]
     monkeypatch.setenv("FSDP_VERSION", "1")
-    assert not train_script.read(config_class("flux_train"), []).config.distributed.fsdp
-    (problem,) = [p for p in preflight.problems(config) if "accelerate" in str(p)]
+    assert not train_script.read_command_line(config_class("flux_train"), []).config.distributed.fsdp
+    (problem,) = [p for p in preflight.find_problems(config) if "accelerate" in str(p)]
     assert "version 1 of FSDP" in str(problem) and "fsdp = true" in str(problem)
 
 
@@ -296,7 +296,7 @@ def test_accelerate_launches_it_on_two_machines_by_its_own_options(trained, tmp_
     asked = ("--use_fsdp", "--fsdp_version", "2")
     how = {"num_processes": 2, "num_machines": 2, "main_process_ip": "127.0.0.2", "main_process_port": free_port()}
     how["extra_accelerate_launch_args"] = asked
-    machines = [command(tmp_path / "run.toml", "flux_train", machine_rank=rank, **how) for rank in range(2)]
+    machines = [training_command(tmp_path / "run.toml", "flux_train", machine_rank=rank, **how) for rank in range(2)]
     for launcher in [fork_server.start(arguments[1:]) for arguments in machines]:
         said = launcher.communicate()[0]
         assert launcher.returncode == 0, said

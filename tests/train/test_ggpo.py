@@ -94,7 +94,7 @@ def test_what_it_needs(demo):
     with pytest.raises(ConfigError, match="ggpo_sigma and ggpo_beta need mixed_precision = bf16"):
         from library.families import network_args
 
-        network_args.read(training.config_of(demo, FLUX, mixed_precision="fp16", network_args=ARGS))
+        network_args.read_network_args(training.config_of(demo, FLUX, mixed_precision="fp16", network_args=ARGS))
 
 
 def test_gradients_that_are_not_there_change_nothing():

@@ -100,7 +100,7 @@ def test_failed_download_is_reported_before_the_model_is_loaded(hub, downloads, 
 def test_a_file_that_is_no_safetensors_file_is_not_kept(hub, downloads):  # noqa: F811
     hub.repositories["someone/adapters"] = {"split/a.safetensors": b"PK" + bytes(1000)}
     with pytest.raises(ConfigError):
-        hub_files.download(NAME, lambda *_: None)
+        hub_files.download_hub_file(NAME, lambda *_: None)
     assert not [*downloads.rglob("*.safetensors")]
 
 
@@ -129,7 +129,7 @@ def test_every_option_that_names_a_file_says_the_form_to_write(shallow, tmp_path
     monkeypatch.chdir(tmp_path)
     address = "https://huggingface.co/someone/adapters/blob/main/a.safetensors"
     named = config_of(shallow, SCRIPT, base_weights=[address, "someone/adapters"], network_weights=NAME)
-    first, second, third = (str(one) for one in methods.problems(named))
+    first, second, third = (str(one) for one in methods.find_method_problems(named))
     assert first.startswith("network_weights: ") and f"kohya models get {NAME}" in first
     assert "base_weights 1: " in second and "write someone/adapters/a.safetensors instead" in second
     assert "base_weights 2: " in third and "name one file in it" in third

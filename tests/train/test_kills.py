@@ -23,7 +23,7 @@ BY_TIME = {"save_state_every_n_minutes": 1e-9, "save_state_on_train_end": True}
 )
 def test_a_training_survives_30_deaths(demo, tmp_path, kills, how, seen):
     small = random.FluxSizes(double_blocks=1, single_blocks=1, clip_layers=1, t5_layers=1)
-    made = random.write(tmp_path / "models", sizes=small)
+    made = random.write_random_model(tmp_path / "models", sizes=small)
     models = {name: made[name] for name in ("clip_l", "t5xxl", "ae")} | {"pretrained_model_name_or_path": made["flux"]}
     config = config_of(
         demo,

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from library.check import preflight
-from library.config.building import build
-from library.config.command import command
+from library.config.building import build_config
+from library.config.command import training_command
 from library.config.formats import read_toml, to_toml
 from library.families import config_class
 from library.runs import reader, start
@@ -22,21 +22,21 @@ def pressed(demo, shapes, tmp_path_factory):
     """A config with three sizes of pictures, trained by pressing Train in the page, and the TOML that this wrote."""
     output = tmp_path_factory.mktemp("page") / "out put"
     config = config_of(demo, SCRIPT, train_data_dir=shapes, output_dir=output, resolution="96", output_name="m", **FEW)
-    run_id = start.launch(config)
-    folder = wait_for(lambda: (found := reader.run(run_id)).active or found.folder)
-    while reader.run(run_id).active:
-        wait_for(lambda: not reader.run(run_id).active)
+    run_id = start.launch_run(config)
+    folder = wait_for(lambda: (found := reader.find_run(run_id)).active or found.folder)
+    while reader.find_run(run_id).active:
+        wait_for(lambda: not reader.find_run(run_id).active)
     assert folder is not None
-    return config, Outcome(output / "m.safetensors", reader.run(run_id).folder)
+    return config, Outcome(output / "m.safetensors", reader.find_run(run_id).folder)
 
 
 def test_pressing_train_gives_the_losses_of_this_process(pressed, tmp_path):
     config, page = pressed
     assert page.facts["state"] == "finished", page.facts
     toml = page.folder / "run.toml"
-    again = build(config_class(SCRIPT), read_toml(toml), notes=[])
+    again = build_config(config_class(SCRIPT), read_toml(toml), notes=[])
     assert again == config
-    here = train(build(config_class(SCRIPT), read_toml(toml) | {"output_dir": str(tmp_path)}, notes=[]))
+    here = train(build_config(config_class(SCRIPT), read_toml(toml) | {"output_dir": str(tmp_path)}, notes=[]))
     assert page.losses == here.losses
     expected = here.tensors()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in page.tensors().items())
@@ -50,7 +50,7 @@ def test_compiled_with_inductor_it_gives_the_same_losses(pressed, monkeypatch):
     flags = ["--compile", "--compile_blocks", "single:all", "--output_name", "compiled"]
     for name, value in PLAIN_CODE.items():
         monkeypatch.setenv(name, value)
-    launched = [*command(page.folder / "run.toml", SCRIPT), *flags]
+    launched = [*training_command(page.folder / "run.toml", SCRIPT), *flags]
     before = runs_in(output)
     ended = fork_server.start(launched[1:])
     said = ended.communicate()[0]
@@ -107,7 +107,7 @@ def test_two_processes_learn_what_one_does_from_twice_the_batch(demo, squares, t
 @pytest.mark.parametrize("what", ["FSDP", "DEEPSPEED"])
 def test_what_would_cut_the_model_into_shards_is_refused(demo, monkeypatch, what):
     monkeypatch.setenv(f"ACCELERATE_USE_{what}", "true")
-    (problem,) = [p for p in preflight.problems(config_of(demo, SCRIPT)) if "accelerate" in str(p)]
+    (problem,) = [p for p in preflight.find_problems(config_of(demo, SCRIPT)) if "accelerate" in str(p)]
     assert what.lower() in str(problem).lower() and "MULTI_GPU" in str(problem)
 
 

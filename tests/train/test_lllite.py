@@ -11,13 +11,13 @@ from safetensors.torch import save_file
 
 from library import data, families, methods
 from library.check import preflight
-from library.cli.launch import script_of
+from library.cli.launch import script_of_toml
 from library.compiler.torch_private import mark_dynamic
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import to_toml
 from library.config.problems import ConfigError
 from library.data.loading import Batches
-from library.data.pixels import read, to_tensor
+from library.data.pixels import read_pixels, to_tensor
 from library.families.base import ModelComponents
 from library.methods import lllite
 from tests.training import config_of, pictures, train
@@ -66,7 +66,7 @@ def attached(config):
     family = families.family_for(config)
     parts = family.load(torch.float32)
     torch.manual_seed(0)
-    return family, parts, methods.attach(parts, family, config)
+    return family, parts, methods.attach_method(parts, family, config)
 
 
 def answer(family, parts, controls=()):
@@ -112,11 +112,11 @@ def test_a_layer_answers_as_upstreams(depth):
 
 
 def test_names_and_shapes_of_the_published_model_are_upstreams():
-    config = build(families.config_class(SCRIPT), {"network_dim": 64, "cond_emb_dim": 32, "learning_rate": 1e-3})
+    config = build_config(families.config_class(SCRIPT), {"network_dim": 64, "cond_emb_dim": 32, "learning_rate": 1e-3})
     module, family = families.random_module("sdxl"), families.family_for(config)
-    denoiser = module.random(module.FULL).denoiser()
-    module.adopt(family, denoiser)
-    method = methods.attach(ModelComponents(denoiser, None, {}, {}), family, config)
+    denoiser = module.make_networks(module.FULL).denoiser()
+    module.adopt_denoiser(family, denoiser)
+    method = methods.attach_method(ModelComponents(denoiser, None, {}, {}), family, config)
     shapes = sorted((name, tuple(p.shape)) for name, p in method.named().items())
     assert len(shapes) == 1600 and hashlib.sha256(repr(shapes).encode()).hexdigest() == UPSTREAM
 
@@ -145,10 +145,10 @@ def test_going_on_from_a_file_and_what_does_not_fit(trained, config, tmp_path):
     found = method.state_dict()
     assert all(torch.equal(tensor, found[name]) for name, tensor in trained.tensors().items())
     with pytest.raises(ConfigError, match="network_weights: .* does not fit"):
-        preflight.check(config(tmp_path, network_weights=trained.file, network_dim=4))
+        preflight.check_before_training(config(tmp_path, network_weights=trained.file, network_dim=4))
     save_file({"lora_unet_x.lora_up.weight": torch.zeros(2)}, tmp_path / "lora.safetensors")
     with pytest.raises(ConfigError, match="network_weights: .*lora.safetensors"):
-        preflight.check(config(tmp_path, network_weights=tmp_path / "lora.safetensors"))
+        preflight.check_before_training(config(tmp_path, network_weights=tmp_path / "lora.safetensors"))
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -167,7 +167,7 @@ def test_a_batch_has_the_control_images_cut_and_mirrored_like_its_images(config,
     (seen,) = batches.make(draw).controls
     assert seen.shape == (2, 3, 64, 64)
     for part, pixels in zip(parts, seen, strict=True):
-        expected = to_tensor(read(part.image.mask_file))
+        expected = to_tensor(read_pixels(part.image.mask_file))
         assert torch.equal(pixels, expected.flip(-1) if part.flip else expected)
 
 
@@ -185,29 +185,29 @@ def test_control_images_are_found_as_upstream_finds_them(config, folders, tmp_pa
     (control / "1.png").unlink()
     Image.new("RGB", (32, 32)).save(control / "0.png")
     with pytest.raises(ConfigError) as error:
-        preflight.check(by_file)
+        preflight.check_before_training(by_file)
     said = str(error.value)
     assert f"conditioning_data_dir: {control} has no control image of 1 image: {flat / '1.png'}; add files" in said
     assert "0.png is 32x32, but its image is 64x64" in said
     for name in ("0.png", "2.png"):
         (control / name).unlink()
-    (problem,) = [one for one in preflight.problems(by_file) if one.option == "conditioning_data_dir"]
+    (problem,) = [one for one in preflight.find_problems(by_file) if one.option == "conditioning_data_dir"]
     assert "no control image of 3 images: " in str(problem)
     control.rmdir()
-    (problem,) = [one for one in preflight.problems(by_file) if one.option == "conditioning_data_dir"]
+    (problem,) = [one for one in preflight.find_problems(by_file) if one.option == "conditioning_data_dir"]
     assert "does not exist" in str(problem)
     toml.write_text(text.replace("conditioning_data_dir", "# "), encoding="utf-8")
     with pytest.raises(ConfigError, match="conditioning_data_dir.* is not set: name the folder of control images"):
-        preflight.check(by_file)
+        preflight.check_before_training(by_file)
 
 
 def test_rules_of_the_options_and_the_script_that_a_file_is_for(tmp_path):
     kind = families.config_class(SCRIPT)
     with pytest.raises(ConfigError, match="masked_loss cannot be used here"):
-        build(kind, {"masked_loss": True})
+        build_config(kind, {"masked_loss": True})
     path = tmp_path / "run.toml"
-    path.write_text(to_toml(build(kind, {"cond_emb_dim": 32, "network_dim": 64})), encoding="utf-8")
-    assert script_of(path) == SCRIPT
+    path.write_text(to_toml(build_config(kind, {"cond_emb_dim": 32, "network_dim": 64})), encoding="utf-8")
+    assert script_of_toml(path) == SCRIPT
 
 
 def test_images_may_keep_the_base_models_answer(config, folders, tmp_path):

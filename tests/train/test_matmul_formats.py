@@ -24,7 +24,7 @@ def start(demo, squares, tmp_path, monkeypatch):  # noqa: F811
     def begin(times=None, script="flux_train_network", **values):
         def time_formats(sizes, formats, device, dtype, kept, passes):
             begin.asked.append((sizes, [*formats], kept, passes))
-            return {matmul_formats.WIDE: 1.0} | times
+            return {matmul_formats.IN_16_BITS: 1.0} | times
 
         monkeypatch.setattr(matmul_formats, "time_formats", time_formats)
         given = {"max_train_steps": 2, "output_dir": tmp_path / f"run{next(numbers)}", "auto_compute": True}
@@ -82,7 +82,7 @@ def test_without_compiling_eight_bits_are_not_timed(start):
 
 def test_formats_are_timed_by_computing_products_and_those_that_fail_are_left_out(monkeypatch):
     cpu, sizes = torch.device("cpu"), matmul_formats.Sizes({SIZE: 3})
-    for name, kept in ((matmul_formats.WIDE, ""), (matmul_formats.WIDE, "fp8"), ("int8", "")):
+    for name, kept in ((matmul_formats.IN_16_BITS, ""), (matmul_formats.IN_16_BITS, "fp8"), ("int8", "")):
         forward, backward = matmul_formats.calls(SIZE, name, cpu, torch.float32, kept)
         assert (forward().shape, backward().shape) == ((32, 48), (32, 64))
     real = matmul_formats.calls
@@ -94,7 +94,7 @@ def test_formats_are_timed_by_computing_products_and_those_that_fail_are_left_ou
 
     monkeypatch.setattr(matmul_formats, "calls", failing)
     found = matmul_formats.time_formats(sizes, ["fp8", "int8"], cpu, torch.float32, "", 1)
-    assert found.keys() == {matmul_formats.WIDE, "int8"} and min(found.values()) > 0
+    assert found.keys() == {matmul_formats.IN_16_BITS, "int8"} and min(found.values()) > 0
 
 
 @pytest.mark.gpu
@@ -103,13 +103,15 @@ def test_a_gpu_times_all_of_its_formats_within_seconds():
     works = {"fp8": fp8_matmul.supports_fp8(device), "int8": int8_matmul.supports_int8(device)}
     formats = [name for name, yes in works.items() if yes]
     found = matmul_formats.time_formats(sizes, formats, device, torch.bfloat16, "", 1)
-    assert found.keys() == {matmul_formats.WIDE, *formats} and min(found.values()) > 0
+    assert found.keys() == {matmul_formats.IN_16_BITS, *formats} and min(found.values()) > 0
 
 
 def test_the_choice_is_told_with_its_numbers():
-    found = {matmul_formats.WIDE: 2.0, "fp8": 1.62, "int8": 2.2}
-    assert matmul_formats.fastest(found) == "fp8" and matmul_formats.fastest({}) == matmul_formats.WIDE
-    assert matmul_formats.sentence(found, "fp8", "remembered") == (
+    found = {matmul_formats.IN_16_BITS: 2.0, "fp8": 1.62, "int8": 2.2}
+    assert (
+        matmul_formats.fastest_format(found) == "fp8" and matmul_formats.fastest_format({}) == matmul_formats.IN_16_BITS
+    )
+    assert matmul_formats.choice_sentence(found, "fp8", "remembered") == (
         "Matrix products, as a share of the time in 16 bits: fp8 0.81, int8 1.10; fp8 is used (remembered)."
     )
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from library import families
-from library.config.building import build
+from library.config.building import build_config
 from library.config.dataset import DatasetConfig, SubsetConfig
 from library.data.buckets import BucketFit
 from library.data.images import Image, ImageSet
@@ -47,7 +47,7 @@ def images():
 
 
 def made(config, figured=None, architecture="flux-1-dev"):
-    version = families.facts(config.family).base_model_version
+    version = families.facts_of(config.family).base_model_version
     family = SimpleNamespace(architecture=architecture, base_model_version=version)
     figured = dataset_stats(images(), config, 4, 3, 2) if figured is None else figured
     figured["max_train_steps"] = 90
@@ -55,7 +55,7 @@ def made(config, figured=None, architecture="flux-1-dev"):
 
 
 def config(cls=FluxLora, **values):
-    return build(cls, {"output_name": "m", **values}, notes=[])
+    return build_config(cls, {"output_name": "m", **values}, notes=[])
 
 
 def test_every_key_is_there_and_every_value_is_text():

@@ -228,7 +228,7 @@ def test_a_disk_that_fills_up_on_the_way_spoils_no_file(demo, squares, tmp_path,
     assert {path.name for path in out.iterdir()} == {"runs", first.name}
     from library.runs import reader
 
-    facts = reader.at(runs_in(out).pop()).facts
+    facts = reader.run_at(runs_in(out).pop()).facts
     assert facts["state"] == "failed" and "disk space" in str(facts["error"])
 
 
@@ -275,10 +275,10 @@ def test_the_script_itself_ends_with_a_code_and_without_a_traceback(refused, dem
 
 def test_a_mistake_in_a_process_of_several_is_reported_once(refused, demo, squares, tmp_path):
     """By the first process alone, whatever the launcher adds; its file cannot be read, so that none loads PyTorch."""
-    from library.config.command import command
+    from library.config.command import training_command
 
     (tmp_path / "torn.toml").write_text("a = [", encoding="utf-8")
-    _, *launcher = command(tmp_path / "torn.toml", FLUX, num_processes=2)
+    _, *launcher = training_command(tmp_path / "torn.toml", FLUX, num_processes=2)
     flags = ["--train_data_dir", str(squares), "--output_dir", str(refused.out), "--lerning", "1"]
     with untouched(refused.out, demo.folder, squares):
         started = fork_server.start([*launcher, *flags], **{fork_server.WHOLE: "1"})  # its processes are not forked

@@ -110,11 +110,11 @@ def test_it_names_step_and_images_and_keeps_the_last_good_files(demo, squares, t
     spoilt("2.png", epoch=2)
     with pytest.raises(ConfigError) as found:
         train(config(demo, squares, tmp_path))
-    run, words = reader.at(next(iter(runs_in(tmp_path)))), str(found.value)
+    run, words = reader.run_at(next(iter(runs_in(tmp_path)))), str(found.value)
     step = int(words.split("the loss of step ")[1].split()[0])
     assert 5 <= step <= 8 and "is NaN" in words and "2.png" in words and "\n" not in words
     assert run.state == "failed" and str(run.error) == words
-    steps = [event for event in reader.events(run.folder)[0] if event["kind"] == "step"]
+    steps = [event for event in reader.read_events(run.folder)[0] if event["kind"] == "step"]
     assert steps[-1]["step"] == step and steps[-1]["loss"] is None  # JSON knows no NaN
     good = [f"m-step{n:08d}" for n in range(1, step)]
     kept = {name for name in listing(tmp_path) if "/" not in name}
@@ -172,7 +172,7 @@ def test_weights_that_are_no_numbers_are_not_saved(demo, squares, tmp_path, monk
 
 TWO = """
 import sys
-from library.cli.train_script import parse
+from library.cli.train_script import config_from_argv
 from library.data.loading import Batches
 from library.families import config_class
 make = Batches.make
@@ -196,7 +196,7 @@ def test_an_image_of_the_second_process_is_named_by_the_first(demo, squares, tmp
     second.kill()  # as a launcher does
     spoken = second.communicate(timeout=200)[0]
     assert first.returncode
-    run = reader.at(next(iter(runs_in(tmp_path / "out"))))
+    run = reader.run_at(next(iter(runs_in(tmp_path / "out"))))
     spoilt = next(line for line in spoken.splitlines() if line.startswith("spoilt")).split()[1:]
     assert run.state == "failed" and "the loss of step 2 is NaN" in str(run.error), words
     assert all(path in str(run.error) for path in spoilt)

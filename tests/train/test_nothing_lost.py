@@ -283,16 +283,18 @@ def test_the_vae_goes_back_after_an_error():
 
 def test_prompt_cache_has_a_limit_and_keeps_prompts_of_one_request():
     from library.families.base import SampleRequest
-    from library.families.shared.sampler import KEPT
+    from library.families.shared.sampler import MAX_ENCODED_PROMPTS
 
     one = sampler_of(None)
-    for number in range(KEPT + 20):
+    for number in range(MAX_ENCODED_PROMPTS + 20):
         one.remember([SampleRequest(f"prompt {number}")])
-    assert len(one._known) == KEPT and not one.unknown([SampleRequest(f"prompt {KEPT + 19}")])
+    assert len(one._known) == MAX_ENCODED_PROMPTS and not one.unknown(
+        [SampleRequest(f"prompt {MAX_ENCODED_PROMPTS + 19}")]
+    )
     assert one.unknown([SampleRequest("prompt 0")])
-    many = [SampleRequest(f"other {number}") for number in range(KEPT + 5)]
+    many = [SampleRequest(f"other {number}") for number in range(MAX_ENCODED_PROMPTS + 5)]
     one.remember(many)
-    assert not one.unknown(many) and len(one._known) == KEPT + 5
+    assert not one.unknown(many) and len(one._known) == MAX_ENCODED_PROMPTS + 5
 
 
 # ---- trackers

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from library.config.building import build
+from library.config.building import build_config
 from library.config.ineffective import ineffective_options
 from library.config.problems import ConfigError
 from library.families.flux.options import FluxLora
@@ -16,7 +16,7 @@ from tests.packages import hide
 
 
 def config(**values):
-    return build(FluxLora, {"learning_rate": 0.5, **values}, notes=[])
+    return build_config(FluxLora, {"learning_rate": 0.5, **values}, notes=[])
 
 
 def method(*rates):
@@ -26,8 +26,8 @@ def method(*rates):
 
 def curve(total=10, **values):
     chosen = config(**values)
-    made = optimizers.optimizer(method(0.5), chosen)
-    schedule = optimizers.schedule(made, chosen, total)
+    made = optimizers.make_optimizer(method(0.5), chosen)
+    schedule = optimizers.make_schedule(made, chosen, total)
     rates = []
     for _ in range(total):
         rates.append(made.param_groups[0]["lr"])
@@ -37,7 +37,7 @@ def curve(total=10, **values):
 
 
 def test_adamw_is_the_default_with_rates_by_group():
-    made = optimizers.optimizer(method(0.1, 0.2), config())
+    made = optimizers.make_optimizer(method(0.1, 0.2), config())
     assert type(made) is torch.optim.AdamW and [(g["name"], g["lr"]) for g in made.param_groups] == [
         ("part0", 0.1),
         ("part1", 0.2),
@@ -46,14 +46,14 @@ def test_adamw_is_the_default_with_rates_by_group():
 
 
 def test_arguments_reach_the_optimizer():
-    made = optimizers.optimizer(
+    made = optimizers.make_optimizer(
         method(0.1), config(optimizer_args=["betas=0.8,0.9", "weight_decay=0.3", "amsgrad=True"])
     )
     assert made.defaults["betas"] == (0.8, 0.9) and made.defaults["weight_decay"] == 0.3 and made.defaults["amsgrad"]
-    made = optimizers.optimizer(method(0.1), config(optimizer_type="sgdnesterov"))
+    made = optimizers.make_optimizer(method(0.1), config(optimizer_type="sgdnesterov"))
     assert made.defaults["nesterov"] and made.defaults["momentum"] == 0.9
-    assert type(optimizers.optimizer(method(0.1), config(optimizer_type="RAdam"))) is torch.optim.RAdam
-    made = optimizers.optimizer(method(0.1), config(optimizer_type="torch.optim.NAdam"))
+    assert type(optimizers.make_optimizer(method(0.1), config(optimizer_type="RAdam"))) is torch.optim.RAdam
+    made = optimizers.make_optimizer(method(0.1), config(optimizer_type="torch.optim.NAdam"))
     assert type(made) is torch.optim.NAdam
 
 
@@ -75,12 +75,12 @@ def test_all_that_is_wrong_is_reported_at_once(monkeypatch):
         lr_scheduler="cosin",
         lr_scheduler_args=["x"],
     )
-    said = list(optimizers.problems(wrong))
+    said = list(optimizers.find_optimizer_problems(wrong))
     assert len(said) == 6
     assert sum("key=value" in str(s) for s in said) == 4
     assert any("pip install prodigyopt" in str(s) for s in said) and any("did you mean cosine" in str(s) for s in said)
     with pytest.raises(ConfigError, match="prodigyopt"):
-        optimizers.optimizer(method(0.1), wrong)
+        optimizers.make_optimizer(method(0.1), wrong)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_all_that_is_wrong_is_reported_at_once(monkeypatch):
 )
 def test_wrong_choices(values, sentence, monkeypatch):
     hide(monkeypatch, "bitsandbytes")
-    said = list(optimizers.problems(config(**values)))
+    said = list(optimizers.find_optimizer_problems(config(**values)))
     assert any(sentence in str(s) for s in said) if sentence else not said
 
 
@@ -145,7 +145,7 @@ def test_more_warmup_than_steps_trains_on_the_way_up_as_in_sd_scripts(name):
     """A hint before the training, and no error in it."""
     given = {"lr_scheduler": name, "lr_warmup_steps": 20, "lr_decay_steps": 5 if "decay" in name else 0}
     assert curve(**given) == pytest.approx([0.5 * step / 20 for step in range(10)])
-    said = list(optimizers.notes(config(**given, max_train_steps=10)))
+    said = list(optimizers.optimizer_notes(config(**given, max_train_steps=10)))
     assert any("lr_warmup_steps 20 is not below max_train_steps" in str(line) for line in said)
 
 
@@ -158,9 +158,9 @@ def test_decay_overlapping_the_warmup_is_rejected_and_one_that_never_begins_is_r
             curve(total=total, **given, lr_decay_steps=decay)
     fits = curve(total=10, **given, lr_decay_steps=4)
     assert max(abs(after - before) for before, after in itertools.pairwise(fits)) < 0.25
-    told = [one for one in optimizers.notes(config(**given)) if one.option == "lr_decay_steps"]
+    told = [one for one in optimizers.optimizer_notes(config(**given)) if one.option == "lr_decay_steps"]
     assert len(told) == 1 and told[0].fix == {"lr_decay_steps": 0.1}
-    assert not [*lr_schedule.notes(config(**given, lr_decay_steps=4))]
+    assert not [*lr_schedule.schedule_notes(config(**given, lr_decay_steps=4))]
     others = {"lr_scheduler_args": ["num_decay_steps=9"], "lr_decay_steps": 9}
     assert not [*lr_schedule.too_long(config(**given, **others), 10)]
 
@@ -186,11 +186,11 @@ def test_the_warmup_of_an_optimizer_without_a_schedule_becomes_an_argument_of_it
             config(**values)
         problems = refused.value.problems
     else:
-        problems = [*lr_schedule.notes(config(**values))]
+        problems = [*lr_schedule.schedule_notes(config(**values))]
     (said,) = [one for one in problems if one.option == "lr_warmup_steps"]
     mended = config(**values | dict(said.fix))
     assert (mended.optim.optimizer_args, mended.optim.lr_warmup_steps) == (kept, 0)
-    assert not [*lr_schedule.notes(mended)] and mended.optim.lr_scheduler == schedule
+    assert not [*lr_schedule.schedule_notes(mended)] and mended.optim.lr_scheduler == schedule
     assert "lr_warmup_steps" in ineffective_options(config(**values | {"lr_scheduler": "cosine"}))
 
 
@@ -201,43 +201,49 @@ def test_other_optimizers_keep_their_warmup():
         ("ProdigyPlusScheduleFree", ["use_schedulefree=False"]),
     ):
         chosen = config(optimizer_type=optimizer, optimizer_args=given, lr_scheduler="cosine", lr_warmup_steps=4)
-        assert not chosen.optim.without_schedule and not [*lr_schedule.notes(chosen)]
+        assert not chosen.optim.without_schedule and not [*lr_schedule.schedule_notes(chosen)]
     share = {"optimizer_type": "AdamWScheduleFree", "lr_scheduler": "cosine", "lr_warmup_steps": 0.05}
-    (said,) = lr_schedule.notes(config(**share, max_train_steps=200))
+    (said,) = lr_schedule.schedule_notes(config(**share, max_train_steps=200))
     assert said.fix == {"lr_warmup_steps": 0, "optimizer_args": ("warmup_steps=10",)}
-    (said,) = lr_schedule.notes(config(**share, max_train_epochs=2))  # how many steps that is, only the images say
+    (said,) = lr_schedule.schedule_notes(
+        config(**share, max_train_epochs=2)
+    )  # how many steps that is, only the images say
     assert not said.fix and "warmup_steps=N" in str(said)
 
 
 def test_adafactor_sets_its_own_rate_by_default():
     chosen = config(optimizer_type="AdaFactor", learning_rate=1e-3, lr_scheduler="cosine")
-    made = optimizers.optimizer(method(1e-4), chosen)
-    schedule = optimizers.schedule(made, chosen, 10)
+    made = optimizers.make_optimizer(method(1e-4), chosen)
+    schedule = optimizers.make_schedule(made, chosen, 10)
     assert type(schedule).__name__ == "AdafactorSchedule" and made.defaults["relative_step"]
     for p in made.param_groups[0]["params"]:
         p.grad = torch.ones_like(p)
     made.step()
     schedule.step()
-    assert any("Adafactor sets its own" in str(note) for note in optimizers.notes(chosen))
+    assert any("Adafactor sets its own" in str(note) for note in optimizers.optimizer_notes(chosen))
     args = ["scale_parameter=False", "relative_step=False", "warmup_init=False"]
     chosen = config(optimizer_type="Adafactor", optimizer_args=args, lr_scheduler="constant_with_warmup")
-    made = optimizers.optimizer(method(1e-4), chosen)
-    assert made.param_groups[0]["lr"] == 1e-4 and type(optimizers.schedule(made, chosen, 10)).__name__ == "LambdaLR"
+    made = optimizers.make_optimizer(method(1e-4), chosen)
+    assert (
+        made.param_groups[0]["lr"] == 1e-4 and type(optimizers.make_schedule(made, chosen, 10)).__name__ == "LambdaLR"
+    )
 
 
 def test_description_is_that_of_the_metadata():
-    assert optimizers.describe(config()) == "torch.optim.adamw.AdamW"
-    said = optimizers.describe(config(optimizer_args=["betas=0.9,0.99", "weight_decay=0.1"]))
+    assert optimizers.describe_optimizer(config()) == "torch.optim.adamw.AdamW"
+    said = optimizers.describe_optimizer(config(optimizer_args=["betas=0.9,0.99", "weight_decay=0.1"]))
     assert said == "torch.optim.adamw.AdamW(betas=(0.9, 0.99),weight_decay=0.1)"
-    adafactor = optimizers.describe(config(optimizer_type="adafactor"))
+    adafactor = optimizers.describe_optimizer(config(optimizer_type="adafactor"))
     assert adafactor == "transformers.optimization.Adafactor(relative_step=True)"
 
 
 def test_notes_on_what_is_seldom_meant():
-    assert any("about 1.0" in str(n) for n in optimizers.notes(config(optimizer_type="prodigy", learning_rate=1e-4)))
+    assert any(
+        "about 1.0" in str(n) for n in optimizers.optimizer_notes(config(optimizer_type="prodigy", learning_rate=1e-4))
+    )
     assert any(
         "no schedule" in str(n)
-        for n in optimizers.notes(config(optimizer_type="AdamWScheduleFree", lr_scheduler="cosine"))
+        for n in optimizers.optimizer_notes(config(optimizer_type="AdamWScheduleFree", lr_scheduler="cosine"))
     )
 
 
@@ -249,7 +255,7 @@ def test_schedule_free_weights_are_averaged_only_inside():
         calls.append("save")
         raise RuntimeError
     assert calls == ["train", "eval", "save", "train"]
-    with optimizers.averaged(optimizers.optimizer(method(0.1), config())):
+    with optimizers.averaged(optimizers.make_optimizer(method(0.1), config())):
         pass
 
 
@@ -272,7 +278,7 @@ CLASSES = [
 
 def checked(total=20, **values):
     chosen = config(**values)
-    return [*optimizers.problems(chosen), *lr_schedule.too_long(chosen, total)]
+    return [*optimizers.find_optimizer_problems(chosen), *lr_schedule.too_long(chosen, total)]
 
 
 @pytest.mark.parametrize("name", [name for name in CLASSES if not name.endswith("LRScheduler")])
@@ -331,6 +337,6 @@ def test_an_argument_that_cannot_be_read_is_not_called_missing_besides():
 
 def test_lists_of_a_schedule_are_tried_with_the_groups_of_the_model():
     chosen = config(lr_scheduler_type="OneCycleLR", lr_scheduler_args=["max_lr=[0.1, 0.2]", "total_steps=20"])
-    assert not [*optimizers.problems(chosen)] and not [*lr_schedule.for_groups(chosen, [0.1, 0.2])]
+    assert not [*optimizers.find_optimizer_problems(chosen)] and not [*lr_schedule.for_groups(chosen, [0.1, 0.2])]
     (said,) = lr_schedule.for_groups(chosen, [0.1])
     assert "max_lr must have the same length as optimizer.param_groups" in str(said)

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from library.check import estimate
-from library.config.building import build, draft, working_fix
+from library.config.building import build_config, draft, working_fix
 from library.config.fixes import carried
 from library.config.problems import ConfigError
 from library.config.sections.learning import OptimizerName
 from library.families.flux.options import FluxLora, FluxTrain
 from library.optim import optimizers
 from library.optim.classes import import_class, package_class
-from library.optim.names import SPECS, spec_of
+from library.optim.names import SPECS, optimizer_spec
 from tests.packages import hide
 from tests.training import config_of, train
 
@@ -30,13 +30,13 @@ RATES = {"CAME": 3e-4, "RAdamScheduleFree": 0.05, "SGDScheduleFree": 0.5}
 
 
 def config(name, cls=FluxLora, **values):
-    given = {"optimizer_type": name, "learning_rate": 1.0 if spec_of(name).finds_rate else RATES.get(name, 1e-3)}
+    given = {"optimizer_type": name, "learning_rate": 1.0 if optimizer_spec(name).finds_rate else RATES.get(name, 1e-3)}
     if name == "Adafactor":
         given["optimizer_args"] = ["relative_step=False", "scale_parameter=False"]
-    if spec_of(name).finds_rate:
+    if optimizer_spec(name).finds_rate:
         # They begin at 1e-6, and take long to find their rate.
         given["optimizer_args"] = ["d0=0.1" if name == "DAdaptAdaGrad" else "d0=1e-4"]
-    return build(cls, given | values, notes=[])
+    return build_config(cls, given | values, notes=[])
 
 
 class Toy(nn.Sequential):
@@ -48,12 +48,12 @@ class Toy(nn.Sequential):
         self.to(dtype)
 
     def made(self, chosen):
-        rate, other = chosen.optim.learning_rate, 1 if spec_of(chosen.optim.optimizer).one_rate else 0.5
+        rate, other = chosen.optim.learning_rate, 1 if optimizer_spec(chosen.optim.optimizer).one_rate else 0.5
         groups = [
             {"params": [p for layer in layers for p in layer.parameters()], "lr": share * rate, "name": name}
             for layers, share, name in ((list(self)[:1], 1, "unet"), (list(self)[1:], other, "text_encoder"))
         ]
-        made = optimizers.optimizer(SimpleNamespace(groups=lambda _=None: groups), chosen)
+        made = optimizers.make_optimizer(SimpleNamespace(groups=lambda _=None: groups), chosen)
         optimizers.train_mode(made)
         return made
 
@@ -85,7 +85,7 @@ def equal(one, other):
 @pytest.mark.parametrize("name", NAMES)
 def test_each_steps_learns_and_resumes_exactly(name):
     chosen = config(name)
-    assert list(optimizers.problems(chosen)) == []
+    assert list(optimizers.find_optimizer_problems(chosen)) == []
     toy, began = Toy(), Toy()
     made = toy.made(chosen)
     losses = toy.steps(made, 0, 30)
@@ -113,7 +113,7 @@ def test_the_average_is_shown_for_saving_and_put_back(name):
 @pytest.mark.parametrize("name", ["AdamW", "Adafactor", "CAME", "AdamMini", "Muon", "Lion"])
 def test_half_precision_is_stepped_wide_and_resumes_exactly(name):
     chosen = config(name, FluxTrain, full_bf16=True, mixed_precision="bf16")
-    assert not [note for note in optimizers.notes(chosen) if "nearest" in str(note)]
+    assert not [note for note in optimizers.optimizer_notes(chosen) if "nearest" in str(note)]
     toy = Toy(torch.bfloat16)
     made = toy.made(chosen)
     assert type(made).__name__ == "PartitionedOptimizer"
@@ -156,7 +156,7 @@ def test_the_memory_of_an_estimate_is_what_it_takes(name):
     weight = nn.Parameter(torch.randn(256, 512) * 0.02)
     chosen = config(name)
     groups = [{"params": [weight], "lr": chosen.optim.learning_rate, "name": "unet"}]
-    made = optimizers.optimizer(SimpleNamespace(groups=lambda _=None: groups), chosen)
+    made = optimizers.make_optimizer(SimpleNamespace(groups=lambda _=None: groups), chosen)
     optimizers.train_mode(made)
     weight.grad = torch.randn_like(weight)
     made.step()
@@ -187,7 +187,10 @@ def test_the_memory_of_an_estimate_is_what_it_takes(name):
     ],
 )
 def test_a_name_is_read_as_people_write_it(written, name):
-    assert spec_of(build(FluxLora, {"optimizer_type": written}, notes=[]).optim.optimizer) is SPECS[name.lower()]
+    assert (
+        optimizer_spec(build_config(FluxLora, {"optimizer_type": written}, notes=[]).optim.optimizer)
+        is SPECS[name.lower()]
+    )
 
 
 @pytest.mark.parametrize(
@@ -201,8 +204,8 @@ def test_a_name_is_read_as_people_write_it(written, name):
     ],
 )
 def test_others_are_found_in_their_packages(written):
-    chosen = build(FluxLora, {"optimizer_type": written, "learning_rate": 1e-3}, notes=[])
-    assert list(optimizers.problems(chosen)) == []
+    chosen = build_config(FluxLora, {"optimizer_type": written, "learning_rate": 1e-3}, notes=[])
+    assert list(optimizers.find_optimizer_problems(chosen)) == []
     toy = Toy()
     made = toy.made(chosen)
     assert type(made).__name__.lower() == written.rpartition(".")[2].lower()
@@ -211,7 +214,7 @@ def test_others_are_found_in_their_packages(written):
 
 def test_optimizer_for_matrices_only_is_reported():
     with pytest.raises(ConfigError, match="optimizer_type torch.optim.Muon does not take these weights"):
-        Toy().made(build(FluxLora, {"optimizer_type": "torch.optim.Muon", "learning_rate": 1e-3}, notes=[]))
+        Toy().made(build_config(FluxLora, {"optimizer_type": "torch.optim.Muon", "learning_rate": 1e-3}, notes=[]))
 
 
 @pytest.mark.parametrize(
@@ -231,30 +234,30 @@ def test_optimizer_for_matrices_only_is_reported():
     ],
 )
 def test_arguments_are_tried_before_a_model_is_loaded(name, args, words):
-    (said,) = optimizers.problems(config(name, optimizer_args=args))
+    (said,) = optimizers.find_optimizer_problems(config(name, optimizer_args=args))
     assert all(word in str(said) for word in words), said
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_values_of_a_wrong_kind_are_a_sentence_for_every_argument(name):
-    cls = package_class(import_class(spec_of(name)))
+    cls = package_class(import_class(optimizer_spec(name)))
     for arg in inspect.signature(cls).parameters.keys() - {"params", "lr", "kwargs", "self"}:
         for value in ("'x'", "(1,)", "{}"):
-            said = [*optimizers.problems(config(name, optimizer_args=[f"{arg}={value}"]))]
+            said = [*optimizers.find_optimizer_problems(config(name, optimizer_args=[f"{arg}={value}"]))]
             assert all(str(problem).startswith("optimizer_args: ") for problem in said), said
             if not said:
                 toy = Toy()
                 assert len(toy.steps(toy.made(config(name, optimizer_args=[f"{arg}={value}"])), 0, 2)) == 2
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if spec_of(name).finds_rate])
+@pytest.mark.parametrize("name", [name for name in NAMES if optimizer_spec(name).finds_rate])
 def test_several_rates_are_refused_by_those_that_have_one(name):
     chosen = config(name, unet_lr=1.0, text_encoder_lr=[0.5])
-    said = [problem for problem in optimizers.problems(chosen) if "one learning rate" in str(problem)]
+    said = [problem for problem in optimizers.find_optimizer_problems(chosen) if "one learning rate" in str(problem)]
     groups = [{"params": [nn.Parameter(torch.ones(2, 2))], "lr": lr, "name": str(lr)} for lr in (1.0, 0.5)]
     method = SimpleNamespace(groups=lambda _=None: groups)
-    if not spec_of(name).one_rate:
-        made = optimizers.optimizer(method, chosen)
+    if not optimizer_spec(name).one_rate:
+        made = optimizers.make_optimizer(method, chosen)
         optimizers.train_mode(made)
         for group in groups:
             group["params"][0].grad = torch.ones(2, 2)
@@ -263,14 +266,14 @@ def test_several_rates_are_refused_by_those_that_have_one(name):
     mends = working_fix(said[0], chosen)
     assert mends == {"unet_lr": None, "text_encoder_lr": (), "learning_rate": 1.0}
     with pytest.raises(ConfigError, match="has one learning rate for all that learns"):
-        optimizers.optimizer(method, chosen)
+        optimizers.make_optimizer(method, chosen)
 
 
 @pytest.mark.parametrize("written", ["Automagic", "automagic", "toolkit.optimizers.automagic.Automagic"])
 def test_automagic_is_refused_by_name_and_mended(written):
     given = {"optimizer_type": written, "learning_rate": 1e-6, "optimizer_args": ["min_lr=1e-7", "weight_decay=0.1"]}
     with pytest.raises(ConfigError, match="Automagic is a part of ai-toolkit and in no package") as refused:
-        build(FluxLora, given)
+        build_config(FluxLora, given)
     mends = working_fix(
         refused.value.problems[0], draft(FluxLora, {**given, "optimizer_args": tuple(given["optimizer_args"])})
     )
@@ -279,27 +282,32 @@ def test_automagic_is_refused_by_name_and_mended(written):
         "learning_rate": 1.0,
         "optimizer_args": ("weight_decay=0.1",),
     }
-    assert list(optimizers.problems(build(FluxLora, {**given, **mends}, notes=[]))) == []
+    assert list(optimizers.find_optimizer_problems(build_config(FluxLora, {**given, **mends}, notes=[]))) == []
     rough = draft(FluxLora, {"optimizer_type": written, "learning_rate": 1e-6})
-    assert not [problem for problem in optimizers.problems(rough) if "Automagic" in str(problem)]  # it is said once
+    assert not [
+        problem for problem in optimizers.find_optimizer_problems(rough) if "Automagic" in str(problem)
+    ]  # it is said once
 
 
 def test_those_that_find_their_rate_want_one_and_do_without_clipping():
     for name in ("Prodigy", "ProdigyPlusScheduleFree", "DAdaptAdam", "DAdaptLion"):
-        notes = list(optimizers.notes(config(name, learning_rate=1e-4)))
+        notes = list(optimizers.optimizer_notes(config(name, learning_rate=1e-4)))
         assert any(f"learning_rate 0.0001 is small for {name}" in str(note) for note in notes)
     chosen = config("ProdigyPlusScheduleFree", lr_scheduler="cosine")
-    notes = list(optimizers.notes(chosen))
+    notes = list(optimizers.optimizer_notes(chosen))
     clipping = next(note for note in notes if str(note).startswith("max_grad_norm hinders"))
     assert working_fix(clipping, chosen) == {"max_grad_norm": 0.0}
     assert any(str(note).startswith("lr_scheduler has no effect") for note in notes)
     scheduled = config("ProdigyPlusScheduleFree", lr_scheduler="cosine", optimizer_args=["use_schedulefree=False"])
-    assert not any("lr_scheduler" in str(note) for note in optimizers.notes(scheduled))
+    assert not any("lr_scheduler" in str(note) for note in optimizers.optimizer_notes(scheduled))
 
 
 def test_metadata_names_the_package_s_own_class():
-    assert optimizers.describe(config("Muon")) == "pytorch_optimizer.optimizer.muon.muon.Muon(use_adjusted_lr=True)"
-    assert optimizers.describe(config("AdamMini")) == "pytorch_optimizer.optimizer.adam_mini.AdamMini"
+    assert (
+        optimizers.describe_optimizer(config("Muon"))
+        == "pytorch_optimizer.optimizer.muon.muon.Muon(use_adjusted_lr=True)"
+    )
+    assert optimizers.describe_optimizer(config("AdamMini")) == "pytorch_optimizer.optimizer.adam_mini.AdamMini"
 
 
 def test_arguments_that_mean_the_same_are_carried_over():
@@ -320,17 +328,17 @@ def test_arguments_that_mean_the_same_are_carried_over():
 def test_without_its_package_the_nearest_is_offered(name, package, fix, monkeypatch):
     hide(monkeypatch, package)
     chosen = config(name)
-    (said,) = optimizers.problems(chosen)
+    (said,) = optimizers.find_optimizer_problems(chosen)
     assert str(said).startswith(f"optimizer_type {name} needs a package that is not installed: ")
     assert working_fix(said, chosen) == fix
     mended = {"optimizer_args": (), **fix, "learning_rate": chosen.optim.learning_rate}
-    assert list(optimizers.problems(build(FluxLora, mended, notes=[]))) == []
+    assert list(optimizers.find_optimizer_problems(build_config(FluxLora, mended, notes=[]))) == []
 
 
 def test_a_rate_of_one_does_not_stay_with_adamw(monkeypatch):
     hide(monkeypatch, "prodigyopt", "prodigyplus", "dadaptation")
     chosen = config("Prodigy", unet_lr=1.0, text_encoder_lr=[1.0])
-    (said,) = optimizers.problems(chosen)
+    (said,) = optimizers.find_optimizer_problems(chosen)
     assert working_fix(said, chosen) == {
         "optimizer_type": "AdamW",
         "optimizer_args": (),
@@ -349,7 +357,7 @@ def test_a_whole_training_resumes_exactly(name, demo, squares, tmp_path):
             "output_name": "m",
             "max_train_steps": 4,
             "optimizer_type": name,
-            "learning_rate": 1.0 if spec_of(name).finds_rate else 1e-3,
+            "learning_rate": 1.0 if optimizer_spec(name).finds_rate else 1e-3,
             "max_grad_norm": 0.0,
             "seed": 3,
             "save_every_n_steps": 2,

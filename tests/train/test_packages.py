@@ -10,7 +10,7 @@ import pytest
 from kohya_gui.form import presets
 from kohya_gui.i18n import texts
 from library import packages
-from library.config.building import build, working_fix
+from library.config.building import build_config, working_fix
 from library.config.problems import Message
 from library.doctor import optional, report
 from library.families import config_class
@@ -31,7 +31,7 @@ def home(tmp_path, monkeypatch):
 
 
 def lora(**values):
-    return build(LORA, {"learning_rate": 1e-3, **values}, notes=[])
+    return build_config(LORA, {"learning_rate": 1e-3, **values}, notes=[])
 
 
 # ---- what is there
@@ -39,10 +39,10 @@ def lora(**values):
 
 def test_the_command_is_for_this_python_and_the_tested_version(monkeypatch):
     version = packages.locked()["bitsandbytes"]
-    assert packages.command("bitsandbytes").endswith(f" -m pip install bitsandbytes=={version}")
-    assert sys.executable in packages.command("bitsandbytes")
+    assert packages.install_command("bitsandbytes").endswith(f" -m pip install bitsandbytes=={version}")
+    assert sys.executable in packages.install_command("bitsandbytes")
     monkeypatch.setattr(sys, "executable", str(Path("/my folder/python")))
-    said = packages.command("lycoris", "nowhere", again=True)
+    said = packages.install_command("lycoris", "nowhere", again=True)
     assert said.endswith(
         f" -m pip install --force-reinstall --no-deps lycoris-lora=={packages.locked()['lycoris-lora']} nowhere"
     )
@@ -53,7 +53,7 @@ def test_each_is_installed_with_a_plain_set_up_and_locked():
     import tomllib
 
     wanted = tomllib.loads((source.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
-    for name in packages.PACKAGES.values():
+    for name in packages.PACKAGE_NAMES.values():
         assert any(line.startswith(name + ">=") for line in wanted) and name in packages.locked(), name
 
 
@@ -61,8 +61,8 @@ def test_what_works_is_remembered_and_not_tried_twice(home, monkeypatch):
     assert trial.package("lion_pytorch") == ""
     known = json.loads((home / "home" / "cache" / "packages.json").read_text())
     assert known["lion_pytorch"]["error"] == ""
-    monkeypatch.setattr(packages, "examine", lambda _: pytest.fail("tried again"))
-    assert all(packages.failure(module) == "" for module in packages.PACKAGES)  # as pip has put them there
+    monkeypatch.setattr(packages, "examine_packages", lambda _: pytest.fail("tried again"))
+    assert all(packages.loading_failure(module) == "" for module in packages.PACKAGE_NAMES)  # as pip has put them there
 
 
 def test_a_package_that_ends_the_program_says_why(tmp_path, monkeypatch):
@@ -75,7 +75,7 @@ def test_a_package_that_ends_the_program_says_why(tmp_path, monkeypatch):
         ("only_ends", "exit(1)", "it ends the program without a reason"),
     ):
         (tmp_path / f"{module}.py").write_text(start + end + "\n")
-        assert trial.arguments(names.OptimizerSpec(module, "Lion"), {"use_triton": True}) == why
+        assert trial.try_arguments(names.OptimizerSpec(module, "Lion"), {"use_triton": True}) == why
     (tmp_path / "ends_on_import.py").write_text("print('no GPU here')\nraise SystemExit\n")
     assert trial.package("ends_on_import") == "no GPU here"
 
@@ -92,8 +92,8 @@ def test_a_preset_takes_what_is_nearest_and_says_so(family, tmp_path, monkeypatc
     made = presets.apply(preset, config, {}, told)
     assert made.optim.optimizer_type == "AdamW" and len(told) == 1
     assert str(told[0]).startswith("optimizer_type is AdamW here, as AdamW8bit needs a package that is not installed: ")
-    assert packages.command("bitsandbytes") in str(told[0])
-    assert list(optim.problems(made)) == []
+    assert packages.install_command("bitsandbytes") in str(told[0])
+    assert list(optim.find_optimizer_problems(made)) == []
 
 
 @pytest.mark.parametrize(
@@ -107,12 +107,12 @@ def test_a_preset_takes_what_is_nearest_and_says_so(family, tmp_path, monkeypatc
 )
 def test_a_package_that_does_not_load_counts_as_none(error, home, tmp_path, monkeypatch):
     spoil(monkeypatch, home, "bitsandbytes", error)
-    (said,) = optim.problems(lora(optimizer_type="AdamW8bit"))
+    (said,) = optim.find_optimizer_problems(lora(optimizer_type="AdamW8bit"))
     words = error.partition("(")[2].strip("')")
     assert str(said).startswith(
         "optimizer_type AdamW8bit needs bitsandbytes, which does not load here ("
     ) and words in str(said)
-    assert packages.command("bitsandbytes", again=True) in str(said)
+    assert packages.install_command("bitsandbytes", again=True) in str(said)
     assert working_fix(said, lora(optimizer_type="AdamW8bit")) == {"optimizer_type": "AdamW"}
     told = []
     made = presets.apply(eight_bit(tmp_path), LORA, {}, told)
@@ -123,9 +123,9 @@ def test_the_page_finds_out_by_itself_what_does_not_load(home, monkeypatch):
     """Without loading it in its own process, and once: the next preset does not wait."""
     spoil(monkeypatch, home, "bitsandbytes", "OSError('libcudart.so.13: not found')")
     assert "libcudart" in str(names.package_problem("AdamW8bit")) and "bitsandbytes" not in sys.modules
-    monkeypatch.setattr(packages, "examine", lambda _: pytest.fail("tried again"))
+    monkeypatch.setattr(packages, "examine_packages", lambda _: pytest.fail("tried again"))
     assert "libcudart" in str(names.package_problem("AdamW8bit"))
-    assert names.nearest("AdamW8bit") == "AdamW" and names.nearest("Lion8bit") == "Lion"
+    assert names.working_optimizer("AdamW8bit") == "AdamW" and names.working_optimizer("Lion8bit") == "Lion"
 
 
 def test_one_that_loads_and_cannot_step_is_found_too(monkeypatch):
@@ -135,16 +135,16 @@ def test_one_that_loads_and_cannot_step_is_found_too(monkeypatch):
         raise RuntimeError("Configured CUDA binary not found at libbitsandbytes_cuda130.so")
 
     monkeypatch.setattr(bitsandbytes.optim.AdamW8bit, "step", broken)
-    (said,) = optim.problems(lora(optimizer_type="AdamW8bit"))
+    (said,) = optim.find_optimizer_problems(lora(optimizer_type="AdamW8bit"))
     assert "does not load here (RuntimeError: Configured CUDA binary not found" in str(said)
     assert names.package_problem("AdamW8bit")  # and that is remembered for the presets
 
 
 def test_files_that_were_changed_are_tried_before_they_are_trusted(home, monkeypatch):
-    monkeypatch.setattr(packages, "examine", lambda modules: dict.fromkeys(modules, "it was tried"))
-    assert packages.failure("schedulefree") == ""
+    monkeypatch.setattr(packages, "examine_packages", lambda modules: dict.fromkeys(modules, "it was tried"))
+    assert packages.loading_failure("schedulefree") == ""
     monkeypatch.setattr(packages, "locked", lambda: {"schedulefree": "0.1"})  # another version than the tested one
-    assert packages.failure("schedulefree") == "it was tried"
+    assert packages.loading_failure("schedulefree") == "it was tried"
 
 
 def test_a_user_s_own_config_is_refused_and_not_changed(demo, squares, home, monkeypatch):
@@ -177,8 +177,8 @@ def test_lycoris_that_is_not_there_names_the_command(home, monkeypatch):
     from library import methods
 
     hide(monkeypatch, "lycoris")
-    said = list(methods.problems(lora(network_module="lycoris.kohya", network_args=["algo=lokr"])))
-    assert f"needs a package that is not installed: {packages.command('lycoris')}" in str(said[0])
+    said = list(methods.find_method_problems(lora(network_module="lycoris.kohya", network_args=["algo=lokr"])))
+    assert f"needs a package that is not installed: {packages.install_command('lycoris')}" in str(said[0])
 
 
 # ---- who says so
@@ -187,10 +187,10 @@ def test_lycoris_that_is_not_there_names_the_command(home, monkeypatch):
 def test_the_doctor_lists_what_is_missing_with_the_command(monkeypatch, capsys):
     hide(monkeypatch, "bitsandbytes", "prodigyopt")
     finding = optional.optimizers()
-    assert finding.verdict == "hint" and packages.command("bitsandbytes", "prodigyopt") in str(finding.text)
+    assert finding.verdict == "hint" and packages.install_command("bitsandbytes", "prodigyopt") in str(finding.text)
     assert "use AdamW instead of AdamW8bit" in str(finding.text)
     assert {"AdamW8bit", "Lion8bit", "Prodigy"} <= set(finding.data["without"])
-    monkeypatch.setattr(report, "examine", lambda quick: iter([finding]))
+    monkeypatch.setattr(report, "examine_machine", lambda quick: iter([finding]))
     assert report.main(["--quick"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("This machine can train, but without AdamW8bit, ")
 
@@ -201,17 +201,17 @@ def test_the_doctor_tries_what_is_there(monkeypatch):
     finding = optional.optimizers()
     assert finding.verdict == "hint" and finding.data["without"] == ["LyCORIS"]
     assert "lycoris-lora does not load (OSError: no library)" in str(finding.text)
-    assert packages.command("lycoris", again=True) in str(finding.text)
+    assert packages.install_command("lycoris", again=True) in str(finding.text)
 
 
 def test_setting_up_says_what_came_of_it(monkeypatch):
-    fine = dict.fromkeys(packages.PACKAGES, "")
-    assert list(packages.lines(fine)) == []
-    said = list(packages.lines({**fine, "bitsandbytes": "OSError: no library"}))
+    fine = dict.fromkeys(packages.PACKAGE_NAMES, "")
+    assert list(packages.package_lines(fine)) == []
+    said = list(packages.package_lines({**fine, "bitsandbytes": "OSError: no library"}))
     assert "does not load here (OSError: no library)" in said[0] and "AdamW instead of AdamW8bit" in said[1]
     hide(monkeypatch, "prodigyopt")
-    assert list(packages.lines(fine)) == [
-        f"prodigyopt is not installed. To install it: {packages.command('prodigyopt')}"
+    assert list(packages.package_lines(fine)) == [
+        f"prodigyopt is not installed. To install it: {packages.install_command('prodigyopt')}"
     ]
     assert "library.packages" in (source.ROOT / "library/setup/installer.py").read_text(encoding="utf-8")
 
@@ -219,10 +219,13 @@ def test_setting_up_says_what_came_of_it(monkeypatch):
 @pytest.mark.parametrize("language", ["zh", "ja"])
 def test_the_sentences_are_in_every_table(language, tmp_path, monkeypatch):
     hide(monkeypatch, "bitsandbytes", "prodigyopt", "prodigyplus", "dadaptation")
-    said = [*optim.problems(lora(optimizer_type="AdamW8bit")), *optim.problems(lora(optimizer_type="Prodigy"))]
+    said = [
+        *optim.find_optimizer_problems(lora(optimizer_type="AdamW8bit")),
+        *optim.find_optimizer_problems(lora(optimizer_type="Prodigy")),
+    ]
     presets.apply(eight_bit(tmp_path), LORA, {}, said)
     said += [packages.broken("bitsandbytes", "OSError: x")]
     assert len(said) == 4
     for text in said:  # and so are those that are put into them; the command and the error stay as they are
         parts = [text, *(part for part in text.arguments.values() if isinstance(part, Message))]
-        assert all(part.template in texts.table(language) for part in parts), text
+        assert all(part.template in texts.load_catalogue(language) for part in parts), text

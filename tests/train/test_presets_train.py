@@ -12,16 +12,16 @@ import torch
 from kohya_gui.form import presets
 from library import packages
 from library.check import preflight
-from library.config.building import build
+from library.config.building import build_config
 from library.config.formats import read_toml
-from library.config.schema import options, values
+from library.config.schema import option_values, options_of
 from library.demo import files
-from library.families import RUNS, config_class, every, facts
+from library.families import RUNS, all_families, config_class, facts_of
 from library.recipes import preset_files
 from tests.packages import eight_bit, hide
 from tests.training import references, short_captions, train  # noqa: F401
 
-EVERY = {preset.id: preset for preset in preset_files.every()}
+EVERY = {preset.id: preset for preset in preset_files.all_presets()}
 RELATIVES = {"edit-2511": "qwen_image_edit"}  # what a preset says of its model -> the demo's name of that, if another
 SMALL = {
     "resolution": "64",
@@ -54,8 +54,10 @@ DIFFERENT = {asked(preset): preset for preset in EVERY.values()}
 @pytest.fixture(scope="module")
 def relatives(tmp_path_factory):
     """Tiny models of the relatives that presets are for."""
-    return files.prepare(
-        tmp_path_factory.mktemp("relatives") / "demo", [n for f in every() for n in f.demo_variants], compiled=True
+    return files.prepare_demo(
+        tmp_path_factory.mktemp("relatives") / "demo",
+        [n for f in all_families() for n in f.demo_variants],
+        compiled=True,
     )
 
 
@@ -73,22 +75,22 @@ def start(demo, relatives, squares, tmp_path):
     def run(preset):
         family = "flux" if preset.is_profile else preset.family
         kind = "lora" if preset.is_profile else preset.kind
-        script = next(script for script in facts(family).scripts if config_class(script).kind == kind)
+        script = next(script for script in facts_of(family).scripts if config_class(script).kind == kind)
         config = config_class(script)
         paths = {"train_data_dir": str(squares), "output_dir": str(tmp_path / "out")}
         relative = relative_of(preset)
         base = relatives.configs[f"{relative}_{script}"] if relative else demo.configs[script]
-        shown = build(config, read_toml(base), notes=[]).control_images
+        shown = build_config(config, read_toml(base), notes=[]).control_images
         paths |= {"control_directory": references(squares, tmp_path)} if shown.least else {}
         paths |= {"conditioning_data_dir": references(squares, tmp_path)} if shown.guided else {}
-        now = build(config, read_toml(base) | paths, notes=[])
+        now = build_config(config, read_toml(base) | paths, notes=[])
         told: list[str] = []
-        made = presets.apply(preset, config, values(now), told)
+        made = presets.apply(preset, config, option_values(now), told)
         small = SMALL | (TRACED if preset.is_profile else {"compile": False})
         small |= {"alpha_mask": True} if shown.inpaints else {}
         small |= {"lr_warmup_steps": 1} if made.optim.lr_warmup_steps else {}
-        small = {name: value for name, value in small.items() if name in options(config)}
-        return train(build(config, values(made) | small, notes=[])), told
+        small = {name: value for name, value in small.items() if name in options_of(config)}
+        return train(build_config(config, option_values(made) | small, notes=[])), told
 
     return run
 
@@ -108,22 +110,24 @@ def test_a_preset_trains(preset, start):
 
 @pytest.mark.parametrize("script", RUNS)
 def test_no_preset_needs_a_package_that_may_be_missing(script, demo, relatives, squares, tmp_path, monkeypatch):
-    hide(monkeypatch, *packages.PACKAGES, "xformers", "wandb")
+    hide(monkeypatch, *packages.PACKAGE_NAMES, "xformers", "wandb")
     config = config_class(script)
     small = SMALL | {"max_train_steps": 200, "save_every_n_steps": 100}  # longer than any warm-up
     small |= {"sample_images": True, "sample_every_n_steps": 100}
-    small = {name: value for name, value in small.items() if name in options(config)}
-    for preset in preset_files.presets(config.kind):
+    small = {name: value for name, value in small.items() if name in options_of(config)}
+    for preset in preset_files.presets_of_kind(config.kind):
         if preset.family == config.family:  # as its TOML is, without the page
             relative = relative_of(preset)
             base = relatives.configs[f"{relative}_{script}"] if relative else demo.configs[script]
             paths = read_toml(base) | {"train_data_dir": str(squares), "output_dir": str(tmp_path / "out")}
-            shown = build(config, read_toml(base), notes=[]).control_images
+            shown = build_config(config, read_toml(base), notes=[]).control_images
             paths |= {"control_directory": references(squares, tmp_path)} if shown.least else {}
             paths |= {"conditioning_data_dir": references(squares, tmp_path)} if shown.guided else {}
-            ours = {name: value for name, value in paths.items() if presets.is_own(options(config)[name])}
+            ours = {name: value for name, value in paths.items() if presets.is_own(options_of(config)[name])}
             ours |= {"alpha_mask": True} if shown.inpaints else {}
-            found = preflight.check(build(config, read_toml(preset.path) | ours | small, notes=[]))
+            found = preflight.check_before_training(
+                build_config(config, read_toml(preset.path) | ours | small, notes=[])
+            )
             assert [said for said in found if not any(words in str(said) for words in EXPECTED)] == [], preset.id
 
 

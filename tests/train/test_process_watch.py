@@ -61,7 +61,7 @@ def test_it_ends_with_one_sentence_though_its_main_thread_hangs(first, capsys):
     assert not first.process_watch.gone
     first.other.kill()
     assert first.ended.wait(60)
-    run = reader.at(first.record.folder)
+    run = reader.run_at(first.record.folder)
     assert run.state == "failed" and str(run.error).startswith("another process of this training has ended")
     assert capsys.readouterr().err.splitlines() == [f"error: {run.error}"]
 
@@ -87,7 +87,7 @@ def test_a_stop_before_the_first_step_is_no_failure(first, capsys):
     watch(first, stopped=True)
     first.other.kill()
     assert first.ended.wait(60)
-    assert reader.at(first.record.folder).state == "stopped" and not capsys.readouterr().err
+    assert reader.run_at(first.record.folder).state == "stopped" and not capsys.readouterr().err
 
 
 def test_the_signal_of_a_launcher_that_has_lost_a_process_is_no_wish_to_stop(first):
@@ -110,5 +110,5 @@ def test_the_error_is_printed_where_the_processes_cannot_be_parted(demo, squares
     assert [process.returncode for process in both] == [1, 1]
     (line,) = [line for line in said[0].splitlines() if line.startswith("error: ")]
     assert "has not answered in time" in line and "Thread 0x" not in said[0] and "Traceback" not in said[0]
-    (run,) = map(reader.at, runs_in(tmp_path / "out"))
+    (run,) = map(reader.run_at, runs_in(tmp_path / "out"))
     assert (run.state, f"error: {run.error}") == ("failed", line)

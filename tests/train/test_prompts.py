@@ -58,11 +58,11 @@ def write(tmp_path, name, text):
 
 def test_comments_and_blank_lines_are_skipped(tmp_path):
     path = write(tmp_path, "p.txt", "\ufeff# first\n\n  a cat --w 128\n#no\nb\u2028dog --w 1 \n  # one, too\n")
-    assert [p.prompt for p in prompts.read(path)] == ["a cat", "b\u2028dog"]
+    assert [p.prompt for p in prompts.read_prompts(path)] == ["a cat", "b\u2028dog"]
 
 
 def test_a_size_is_cut_to_what_can_be_generated_and_steps_are_kept_in_range(tmp_path):
-    (read,) = prompts.read(write(tmp_path, "p.txt", "a --w 10 --h 1000 --s 5000 --ss best"))
+    (read,) = prompts.read_prompts(write(tmp_path, "p.txt", "a --w 10 --h 1000 --s 5000 --ss best"))
     sampled = prompts.with_defaults(read, {"sample_sampler": "euler"}, 64)
     assert (sampled.width, sampled.height, sampled.sample_steps, sampled.sample_sampler) == (64, 960, 1000, "ddim")
 
@@ -174,14 +174,14 @@ def test_what_is_not_read_whole_is_named(tmp_path, line, what, why):
 def test_numbers_that_cannot_be_meant_are_refused(tmp_path, values, words):
     path = write(tmp_path, "p.json", json.dumps([{"prompt": "a", **values}]))
     with pytest.raises(ConfigError) as caught:
-        prompts.read(path)
+        prompts.read_prompts(path)
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("line", ["a --w 0", "a --h 0", "a --s 0"])
 def test_sizes_and_steps_of_zero_are_refused_in_lines(tmp_path, line):
     with pytest.raises(ConfigError, match="line 1"):
-        prompts.read(write(tmp_path, "p.txt", line))
+        prompts.read_prompts(write(tmp_path, "p.txt", line))
 
 
 def test_toml_shares_what_stands_in_prompt(tmp_path):
@@ -190,13 +190,13 @@ def test_toml_shares_what_stands_in_prompt(tmp_path):
         "p.toml",
         '[prompt]\nwidth = 640\n[[prompt.subset]]\nprompt = "a"\n[[prompt.subset]]\nprompt = "b"\nseed = 3\n',
     )
-    read = prompts.read(path)
+    read = prompts.read_prompts(path)
     assert [(p.prompt, p.width, p.seed) for p in read] == [("a", 640, None), ("b", 640, 3)]
 
 
 def test_json_takes_texts_and_objects(tmp_path):
     path = write(tmp_path, "p.json", json.dumps(["a cat --d 4", {"prompt": "b", "scale": 2}]))
-    assert [(p.prompt, p.seed, p.scale) for p in prompts.read(path)] == [("a cat", 4, None), ("b", None, 2.0)]
+    assert [(p.prompt, p.seed, p.scale) for p in prompts.read_prompts(path)] == [("a cat", 4, None), ("b", None, 2.0)]
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_json_takes_texts_and_objects(tmp_path):
 )
 def test_every_mistake_is_named_at_once(tmp_path, name, text, words):
     with pytest.raises(ConfigError) as caught:
-        prompts.read(write(tmp_path, name, text))
+        prompts.read_prompts(write(tmp_path, name, text))
     for word in words:
         assert word in str(caught.value)
 
@@ -224,10 +224,13 @@ def test_images_that_a_model_is_shown_are_named_once_or_several_times(tmp_path):
     (tmp_path / "p.json").write_text(
         '[{"prompt": "a", "control_image_path": ["a.png", "b.png"]}, {"prompt": "b", "control_image_path": "c.png"}]'
     )
-    assert [one.control_image_path for one in prompts.read(tmp_path / "p.json")] == [("a.png", "b.png"), ("c.png",)]
+    assert [one.control_image_path for one in prompts.read_prompts(tmp_path / "p.json")] == [
+        ("a.png", "b.png"),
+        ("c.png",),
+    ]
     (tmp_path / "p.txt").write_text(line)
-    (row,) = prompt_rows.rows(tmp_path / "p.txt")  # which has no fields for them, and keeps them
-    assert prompts.parse_line(prompt_rows.line(row)) == read and prompt_rows.line(row).endswith(" --zz 1")
+    (row,) = prompt_rows.prompt_rows_of_file(tmp_path / "p.txt")  # which has no fields for them, and keeps them
+    assert prompts.parse_line(prompt_rows.prompt_line(row)) == read and prompt_rows.prompt_line(row).endswith(" --zz 1")
     use = ControlUse(least=1, most=1)
     assert len(prompt_checks.notes(tmp_path / "p.txt")) == 4 and len(prompt_checks.notes(tmp_path / "p.txt", use)) == 3
     assert "--ci c.png has no effect; this model is shown 1 of them at most" in str(
@@ -246,7 +249,7 @@ def test_images_that_a_model_is_shown_are_named_once_or_several_times(tmp_path):
     assert "names an image that cannot be read" in str(said) and "(it is text)" in str(said)
 
 
-NUMBERS = [name for name, (field, *_) in prompts.LETTERS.items() if prompts.KINDS.get(field) in (int, float)]
+NUMBERS = [name for name, (field, *_) in prompts.LETTERS.items() if prompts.FIELD_TYPES.get(field) in (int, float)]
 ODD = ("nan", "inf", "-inf", "-1", "-0", "1e999", "1e-3", "", "true", "1_000", "0x10", "+5", "..", "1.2.3", "1,5")
 
 
@@ -257,18 +260,18 @@ def test_no_odd_number_is_taken_in_silence(tmp_path, letter):
     for value in ODD:
         path = write(tmp_path, "p.txt", f"cat --{letter} {value}")
         try:
-            prompts.read(path)
+            prompts.read_prompts(path)
         except ConfigError:
             continue
         assert prompt_checks.notes(path, shifts=True), (letter, value)
     for value in ("nan", "inf", "-inf", "true", "[1]", '"x"', '"1_0"', '""'):
         path = write(tmp_path, "p.toml", f'[[prompt.subset]]\nprompt = "a"\n{field} = {value}\n')
         with pytest.raises(ConfigError, match=field):
-            prompts.read(path)
+            prompts.read_prompts(path)
         of_json = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(value, value)
         path = write(tmp_path, "p.json", f'[{{"prompt": "a", "{field}": {of_json}}}]')
         with pytest.raises(ConfigError, match=field):
-            prompts.read(path)
+            prompts.read_prompts(path)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ SIZES = ((64, 64), (64, 64), (128, 64), (64, 128))
 @pytest.fixture(scope="module")
 def edit(tmp_path_factory):
     """The demo of the newest one."""
-    return files.prepare(tmp_path_factory.mktemp("edit_demo"), ("qwen_image_edit",))
+    return files.prepare_demo(tmp_path_factory.mktemp("edit_demo"), ("qwen_image_edit",))
 
 
 @pytest.fixture(scope="module")
@@ -100,15 +100,15 @@ def test_a_lora_learns_from_one_to_three_references(run, data, edit):
     assert resumed.losses == eager.losses[2:]
 
     base = edit.models["qwen_image_edit"]["qwen_image"]
-    fits, wrong = lora.check(eager.file, config_of(edit, LORA))
+    fits, wrong = lora.check_lora_layers(eager.file, config_of(edit, LORA))
     assert fits > 0 and not wrong
     with safe_open(eager.file, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "qwen_image_edit"
         assert file.metadata()["modelspec.architecture"] == "Qwen-Image-Edit-2511/lora"
-    merged = merge.merge(base, [(eager.file, 1.0)], eager.file.with_name("merged.safetensors"))
-    assert INDEX in load_file(merged.path) and not verify.verify(eager.file, base).problems
+    merged = merge.merge_into_checkpoint(base, [(eager.file, 1.0)], eager.file.with_name("merged.safetensors"))
+    assert INDEX in load_file(merged.path) and not verify.verify_lora(eager.file, base).problems
     choices = extract.ExtractOptions(rank=4, min_diff=0)
-    back = extract.extract(merged.path, base, eager.file.with_name("back.safetensors"), choices=choices)
+    back = extract.extract_lora(merged.path, base, eager.file.with_name("back.safetensors"), choices=choices)
     assert back.modules and load_file(back.path).keys() < eager.tensors().keys(), "the last block's text is not used"
 
     with Pillow.open(data / "shown" / "0.png") as image:
@@ -122,7 +122,7 @@ def test_the_whole_model_learns_and_its_file_says_what_it_is(run):
     made = run(FULL, "same", max_train_steps=2, learning_rate=1e-4, save_precision="float")
     assert all(map(math.isfinite, made.losses))
     assert INDEX in made.tensors()
-    found = recognition.recognised(made.file)
+    found = recognition.recognise_file(made.file)
     assert found.words == "a Qwen-Image-Edit-2511 transformer"
     assert dict(found.options) == {"model_version": "edit-2511", "cache_text_encoder_outputs": True}
 
@@ -143,7 +143,7 @@ def test_older_ones_learn_in_eight_bits_with_swapped_blocks(run, edit, tmp_path)
 def sentences(edit, data, **values):
     given = {"dataset_config": data / "own.toml", "train_data_dir": None, "control_directory": None}
     given |= {"output_dir": data / "out"}
-    return " / ".join(map(str, preflight.problems(config_of(edit, LORA, **given | values))))
+    return " / ".join(map(str, preflight.find_problems(config_of(edit, LORA, **given | values))))
 
 
 def test_mistakes_are_one_sentence_before_anything_is_loaded(edit, data, tmp_path):

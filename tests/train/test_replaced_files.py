@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from library.config.problems import ConfigError
-from library.config.schema import options, values
+from library.config.schema import option_values, options_of
 from library.data import encoding
 from library.families.shared import file_identity
 from library.train.caching import make_caches
@@ -34,7 +34,11 @@ def in_place(path):
 
 def model_files(config):
     """The options of a config that name a file of its model."""
-    found = {name: value for name, value in values(config).items() if options(type(config))[name].section == "model"}
+    found = {
+        name: value
+        for name, value in option_values(config).items()
+        if options_of(type(config))[name].section == "model"
+    }
     return {name: Path(value) for name, value in found.items() if isinstance(value, str) and Path(value).is_file()}
 
 
@@ -63,13 +67,13 @@ def test_a_file_that_is_replaced_while_caching_ends_the_training(
     demo, squares, tmp_path, monkeypatch, script, option, replace
 ):
     config, copy = own_copy(demo, script, option, tmp_path, train_data_dir=squares)
-    encode = encoding.encode
+    encode = encoding.encode_missing_caches
 
     def encoding_while(*given):
         encode(*given)
         replace(copy)
 
-    monkeypatch.setattr(encoding, "encode", encoding_while)
+    monkeypatch.setattr(encoding, "encode_missing_caches", encoding_while)
     with pytest.raises(ConfigError, match="was replaced or changed while it was read") as refused:
         train(config)
     assert str(refused.value).startswith(str(copy))
@@ -80,7 +84,7 @@ def test_a_file_that_is_replaced_while_caching_ends_the_training(
 def test_caching_alone_ends_as_well(demo, squares, tmp_path, monkeypatch):
     config, copy = own_copy(demo, "flux_train_network", "ae", tmp_path, train_data_dir=squares)
     fresh()
-    monkeypatch.setattr(encoding, "encode", lambda *given: copy.unlink())
+    monkeypatch.setattr(encoding, "encode_missing_caches", lambda *given: copy.unlink())
     with pytest.raises(ConfigError, match="was replaced or changed"):
         make_caches(config, lambda *said: None)
 

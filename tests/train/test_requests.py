@@ -59,7 +59,7 @@ def test_samples_and_saves_on_demand_change_no_number(demo, squares, tmp_path, a
     for name in ("data_s", "transfer_s", "compute_s"):
         assert all(seconds >= 0 for seconds in asked.numbers(name).values())
     assert asked.numbers("compute_s")[4] > 0
-    assert [run.state for run in map(reader.at, (plain.folder, asked.folder))] == ["finished"] * 2
+    assert [run.state for run in map(reader.run_at, (plain.folder, asked.folder))] == ["finished"] * 2
 
 
 @pytest.mark.parametrize(("script", "cached"), [("flux_train_network", True), ("flux_train_network", False)])
@@ -116,7 +116,7 @@ def test_a_file_that_does_not_load_is_found_out(demo, squares, tmp_path):
     config = config_of(demo, "sdxl_train_network", train_data_dir=squares, output_dir=tmp_path, max_train_steps=1)
     outcome = train(config)
     file, shapes = outcome.file, {name: tuple(tensor.shape) for name, tensor in outcome.tensors().items()}
-    assert verify.check(file, lambda: shapes, config)["ok"]
+    assert verify.verify_saved_file(file, lambda: shapes, config)["ok"]
     first = next(iter(shapes))
     for change, words in (
         (lambda h: h.update(foreign=h.pop(first)), "unknown to the model"),
@@ -124,8 +124,8 @@ def test_a_file_that_does_not_load_is_found_out(demo, squares, tmp_path):
     ):
         before = file.read_bytes()
         rewritten(file, change)
-        found = verify.check(file, lambda: shapes, config)
+        found = verify.verify_saved_file(file, lambda: shapes, config)
         assert not found["ok"] and words in str(found["text"])
         file.write_bytes(before)
     file.write_bytes(before[:500])
-    assert "cannot be read back" in str(verify.check(file, lambda: shapes, config)["text"])
+    assert "cannot be read back" in str(verify.verify_saved_file(file, lambda: shapes, config)["text"])

@@ -253,7 +253,7 @@ def test_a_changed_rate_holds_from_the_first_step_and_the_check_says_so(run, dem
     assert 0 < max(float((after[name] - before[name]).abs().max()) for name in before) <= 1.5e-5
     base = {"train_data_dir": ten, "output_dir": tmp_path / "new", "output_name": "m", "resume": after_four}
     config = config_of(demo, "flux_train_network", min_bucket_reso=64, resolution=96, **base, **given)
-    (said,) = [str(problem) for problem in preflight.check(config) if problem.option == "resume"]
+    (said,) = [str(problem) for problem in preflight.check_before_training(config) if problem.option == "resume"]
     assert "learning_rate was 0.005 and is 1e-05; optimizer_args was not set and is weight_decay=0" in said
 
 
@@ -309,7 +309,7 @@ def test_a_seed_by_chance_stays_the_same(run, stop_after):
 def test_unfinished_things_of_ours_are_removed_and_no_others(run, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
-    dead = f"999999999-{paths.clean_up.__globals__['HERE']}00000000"
+    dead = f"999999999-{paths.clean_up.__globals__['HOST_MARK']}00000000"
     ours = [f".m-step00000004.{dead}.tmp.safetensors", f".m-state.{dead}.tmp", f".m.{dead}.tmp.safetensors"]
     others = [
         f".n-state.{dead}.tmp",
@@ -330,13 +330,13 @@ def test_unfinished_things_of_ours_are_removed_and_no_others(run, tmp_path):
 
 
 def test_an_exchange_of_folders_that_was_cut_off_is_brought_to_its_end(tmp_path):
-    from library.files import HERE, clean_up
+    from library.files import HOST_MARK, clean_up
 
     for number, there in enumerate((("tmp", "old"), ("old",))):
         folder = tmp_path / str(number)
         for kind in there:
-            (folder / f".m-state.999999999-{HERE}00000000.{kind}").mkdir(parents=True)
-            (folder / f".m-state.999999999-{HERE}00000000.{kind}" / kind).write_text("x")
+            (folder / f".m-state.999999999-{HOST_MARK}00000000.{kind}").mkdir(parents=True)
+            (folder / f".m-state.999999999-{HOST_MARK}00000000.{kind}" / kind).write_text("x")
         clean_up(folder, lambda name: name == "m-state")
         assert [path.name for path in folder.iterdir()] == ["m-state"]
         assert [path.name for path in (folder / "m-state").iterdir()] == [there[0]]

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from library.compiler.torch_private import GradScaler
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families.sdxl.options import SdxlTrain
 from library.optim import fused_step, optimizers
-from library.optim.stochastic_rounding import StepRNG, write
+from library.optim.stochastic_rounding import StepRNG, write_rounded
 
 HERE = torch.device("cpu")
 
@@ -21,7 +21,7 @@ def rounded(numbers, throws=1):
     into, dice = torch.empty_like(numbers, dtype=torch.bfloat16), StepRNG(0)
     results = []
     for i in range(throws):
-        write(into, numbers, dice.generator_for(HERE, i, 0))
+        write_rounded(into, numbers, dice.generator_for(HERE, i, 0))
         results.append(into.double())
     return torch.stack(results)
 
@@ -54,7 +54,7 @@ def test_shapes_and_layouts(shape):
     if len(shape) == 4:
         numbers = numbers.to(memory_format=torch.channels_last)
     into = torch.empty_like(numbers, dtype=torch.bfloat16)
-    write(into, numbers, StepRNG(0).generator_for(HERE, 0, 0))
+    write_rounded(into, numbers, StepRNG(0).generator_for(HERE, 0, 0))
     torch.testing.assert_close(into.float(), numbers, rtol=2**-7, atol=0)
 
 
@@ -93,7 +93,7 @@ class Learner:
 
 
 def config(**values):
-    return build(SdxlTrain, values, notes=[])
+    return build_config(SdxlTrain, values, notes=[])
 
 
 HALF = {"full_bf16": True, "mixed_precision": "bf16"}
@@ -107,7 +107,7 @@ def gradients(method, step=0, scale=1.0):
 
 
 def stepped(method, steps, made=None, first=0, **values):
-    made = made or optimizers.optimizer(method, config(**values), 7)
+    made = made or optimizers.make_optimizer(method, config(**values), 7)
     for step in range(first, first + steps):
         gradients(method, step)
         made.step()
@@ -124,7 +124,7 @@ def test_small_updates_add_up(name):
 
     def moved(dtype, **values):
         method = Learner(dtype)
-        made = optimizers.optimizer(method, config(**more, **values), 7)
+        made = optimizers.make_optimizer(method, config(**more, **values), 7)
         for group in made.param_groups:
             group["lr"] = rate
         for _ in range(400):
@@ -169,7 +169,7 @@ def test_the_optimizer_remembers_matrices_in_bfloat16_and_the_rest_exactly():
 def test_full_fp16_steps_in_float32():
     """In float16 the squares of small gradients are 0, and AdamW divides by them."""
     method = Learner(torch.float16)
-    made = optimizers.optimizer(method, config(full_fp16=True, mixed_precision="fp16"), 0)
+    made = optimizers.make_optimizer(method, config(full_fp16=True, mixed_precision="fp16"), 0)
     gradients(method, scale=1e-4)
     made.step()
     for p, rate in zip(method.parameters(), [0.25] * 2 + [0.5] * 4, strict=True):
@@ -179,7 +179,7 @@ def test_full_fp16_steps_in_float32():
 
 def test_the_scaler_takes_gradients_in_float16():
     method = Learner(torch.float16)
-    made = optimizers.optimizer(method, config(full_fp16=True, mixed_precision="fp16"), 0)
+    made = optimizers.make_optimizer(method, config(full_fp16=True, mixed_precision="fp16"), 0)
     gradients(method)
     expected = [p.grad / 8 for p in method.parameters()]
     usual = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -207,7 +207,7 @@ def test_a_saved_state_goes_on_bit_for_bit(values):
     state = stepped(first, 2, **values).state_dict()
     for p, q in zip(second.parameters(), first.parameters(), strict=True):
         p.data.copy_(q.data)
-    made = optimizers.optimizer(second, config(**values), 7)
+    made = optimizers.make_optimizer(second, config(**values), 7)
     made.load_state_dict(state)
     kinds = {
         v.dtype for b in made.bundles for s in b.optimizer.state.values() for v in s.values() if torch.is_tensor(v)
@@ -219,14 +219,14 @@ def test_a_saved_state_goes_on_bit_for_bit(values):
 
 def test_a_state_of_another_optimizer_is_refused_in_a_sentence():
     plain = stepped(Learner(), 1)
-    made = optimizers.optimizer(Learner(torch.bfloat16), config(**HALF), 0)
+    made = optimizers.make_optimizer(Learner(torch.bfloat16), config(**HALF), 0)
     with pytest.raises(ConfigError, match="resume"):
         made.load_state_dict(plain.state_dict())
 
 
 def test_rates_are_those_of_the_whole():
     method = Learner()
-    made = optimizers.optimizer(method, config(optimizer_type="SGD", fused_optimizer_groups=3), 0)
+    made = optimizers.make_optimizer(method, config(optimizer_type="SGD", fused_optimizer_groups=3), 0)
     made.param_groups[1]["lr"] = 0.125
     for p in method.parameters():
         p.grad = torch.ones_like(p)
@@ -235,15 +235,15 @@ def test_rates_are_those_of_the_whole():
 
 
 def test_tensors_are_counted_out_to_bundles_and_a_new_rate_begins_one():
-    made = optimizers.optimizer(Learner(), config(fused_optimizer_groups=3), 0)
+    made = optimizers.make_optimizer(Learner(), config(fused_optimizer_groups=3), 0)
     assert [[number for number, _ in b.weights] for b in made.bundles] == [[0, 1], [2, 3], [4, 5]]
-    made = optimizers.optimizer(Learner(), config(fused_optimizer_groups=2), 0)
+    made = optimizers.make_optimizer(Learner(), config(fused_optimizer_groups=2), 0)
     assert [[number for number, _ in b.weights] for b in made.bundles] == [[0, 1], [2, 3, 4], [5]]
 
 
 def test_large_weights_are_widened_one_at_a_time(monkeypatch):
     monkeypatch.setattr(fused_step, "WIDENED", 100)
-    made = optimizers.optimizer(Learner(torch.bfloat16), config(**HALF), 0)
+    made = optimizers.make_optimizer(Learner(torch.bfloat16), config(**HALF), 0)
     assert [[number for number, _ in b.weights] for b in made.bundles] == [[0, 1], [2, 3], [4, 5]]
 
 
@@ -261,7 +261,7 @@ def backward(method, step):
 def test_early_steps_give_the_same_weights(values):
     plain, early = Learner(scale=0.1), Learner(scale=0.1)
     kept = {name: value for name, value in values.items() if name.startswith("optimizer")}
-    after, within = optimizers.optimizer(plain, config(**kept)), optimizers.optimizer(early, config(**values))
+    after, within = optimizers.make_optimizer(plain, config(**kept)), optimizers.make_optimizer(early, config(**values))
     within.step_early(0.0)
     for step in range(4):
         for method, made in ((plain, after), (early, within)):
@@ -276,7 +276,7 @@ def test_early_steps_give_the_same_weights(values):
 def test_each_gradient_is_clipped_alone():
     method = Learner(scale=0.5)
     before = [p.detach().clone() for p in method.parameters()]
-    made = optimizers.optimizer(method, config(optimizer_type="SGD", fused_optimizer_groups=2))
+    made = optimizers.make_optimizer(method, config(optimizer_type="SGD", fused_optimizer_groups=2))
     made.step_early(1e-3)
     backward(method, 0)
     moves = [(p - q).norm().item() for p, q in zip(method.parameters(), before, strict=True)]
@@ -305,7 +305,7 @@ def most_alive(method, made):
 def test_gradients_do_not_pile_up():
     def most(**values):
         method = Learner()
-        return most_alive(method, optimizers.optimizer(method, config(**values)))
+        return most_alive(method, optimizers.make_optimizer(method, config(**values)))
 
     sizes = [p.numel() * 4 for p in Learner().parameters()]
     assert most() == sum(sizes)
@@ -317,7 +317,7 @@ def test_a_step_that_is_done_again_counts_once():
     """When compiling fails in the backward pass, some bundles have been stepped already."""
     method, once = Learner(scale=0.1), Learner(scale=0.1)
     for trained, times in ((method, 2), (once, 1)):
-        made = optimizers.optimizer(trained, config(optimizer_type="SGD", fused_optimizer_groups=9))
+        made = optimizers.make_optimizer(trained, config(optimizer_type="SGD", fused_optimizer_groups=9))
         made.step_early(0.0)
         for _ in range(times):
             backward(trained, 0)
@@ -341,6 +341,6 @@ def test_what_does_not_go_together_is_reported(values, words):
 
 
 def test_optimizers_that_look_at_all_weights_round_to_the_nearest_and_that_is_reported():
-    notes = list(optimizers.notes(config(**HALF, optimizer_type="Prodigy", learning_rate=1)))
+    notes = list(optimizers.optimizer_notes(config(**HALF, optimizer_type="Prodigy", learning_rate=1)))
     assert any("nearest" in str(note) for note in notes)
-    assert not list(optimizers.notes(config(**HALF)))
+    assert not list(optimizers.optimizer_notes(config(**HALF)))

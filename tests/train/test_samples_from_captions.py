@@ -7,10 +7,10 @@ import pytest
 from PIL import Image
 
 from library.check import preflight
-from library.config.building import build
-from library.config.problems import problems_of
+from library.config.building import build_config
+from library.config.problems import as_problems
 from library.config.run_config import ControlUse
-from library.config.schema import changed, flat
+from library.config.schema import changed, flatten_sections
 from library.families import config_class
 from library.sampling import caption_prompts
 from library.train.evaluation import samples
@@ -139,12 +139,14 @@ def test_a_training_whose_samples_all_fail_goes_on_and_says_so(run, monkeypatch)
 
 def test_a_check_names_what_is_missing_and_what_would_help(demo, squares):
     asked = config_of(demo, FLUX, train_data_dir=squares, sample_at_first=True)
-    found = [problem for problem in preflight.problems(asked) if problem.option == "sample_prompts"]
+    found = [problem for problem in preflight.find_problems(asked) if problem.option == "sample_prompts"]
     assert found and found[0].fix == {"sample_from_captions": 2}
-    never = build(type(asked), flat(changed(asked)) | {"sample_from_captions": 2, "sample_at_first": False}, notes=[])
+    never = build_config(
+        type(asked), flatten_sections(changed(asked)) | {"sample_from_captions": 2, "sample_at_first": False}, notes=[]
+    )
     assert any(
         said.option == "sample_from_captions" and "only when somebody" in str(said)
-        for said in problems_of(preflight.check(never))
+        for said in as_problems(preflight.check_before_training(never))
     )
     assert config_class(FLUX)().sample.sample_images
 

@@ -11,7 +11,7 @@ from safetensors.torch import save as package_bytes
 from library.adapter_files.storage import FilePlan
 from library.check import preflight
 from library.compiler.torch_private import LazyTensor
-from library.config.building import build
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.sdxl.options import SdxlTrain
@@ -22,7 +22,7 @@ VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "sd_scripts_vectors
 
 
 def config(folder, cls=FluxLora, **values):
-    return build(cls, {"output_dir": str(folder), **values}, notes=[])
+    return build_config(cls, {"output_dir": str(folder), **values}, notes=[])
 
 
 def tensors():
@@ -31,7 +31,7 @@ def tensors():
 
 
 def test_names_are_those_of_sd_scripts(tmp_path):
-    unnamed, named = paths.names(config(tmp_path)), paths.names(config(tmp_path, output_name="m"))
+    unnamed, named = paths.output_names(config(tmp_path)), paths.output_names(config(tmp_path, output_name="m"))
     got = {
         "default_epoch": unnamed.epoch(3),
         "default_step": unnamed.step(1500),
@@ -44,7 +44,7 @@ def test_names_are_those_of_sd_scripts(tmp_path):
         "state_last": named.state(),
     }
     assert {key: path.name for key, path in got.items()} == {k: v for k, v in VECTORS.items() if isinstance(v, str)}
-    assert paths.names(config(tmp_path, output_name="v1.5")).state(epoch=1).name == "v1.5-000001-state"
+    assert paths.output_names(config(tmp_path, output_name="v1.5")).state(epoch=1).name == "v1.5-000001-state"
 
 
 def test_what_is_removed_is_what_sd_scripts_removes(tmp_path):
@@ -115,7 +115,7 @@ def test_removing(tmp_path):
     (tmp_path / "a-state" / "x").write_text("x")
     (tmp_path / "a.pt").write_text("x")
     for path in (tmp_path / "a-state", tmp_path / "a.pt", tmp_path / "a.pt", None):
-        paths.remove(path)
+        paths.remove_outdated(path)
     assert not list(tmp_path.iterdir())
 
 
@@ -166,7 +166,7 @@ def test_precision(tmp_path, precision, dtype):
 @pytest.mark.parametrize("kind", ["pt", "ckpt"])
 def test_pickled_formats(tmp_path, kind):
     chosen = config(tmp_path, save_model_as=kind, output_name="m")
-    path = paths.model(paths.names(chosen).last, tensors(), chosen, {"ss_a": "1"})
+    path = paths.model(paths.output_names(chosen).last, tensors(), chosen, {"ss_a": "1"})
     assert path.suffix == f".{kind}"
     loaded = torch.load(path, weights_only=True)
     assert all(torch.equal(loaded[k], v) for k, v in tensors().items())
@@ -190,7 +190,7 @@ def test_pickled_formats(tmp_path, kind):
     ],
 )
 def test_the_kind_of_file(tmp_path, cls, values, expected):
-    assert paths.extension(config(tmp_path, cls, **values)) == expected
+    assert paths.file_extension(config(tmp_path, cls, **values)) == expected
 
 
 def test_numbers_that_are_too_large_for_float16_are_not_lost(tmp_path, caplog):
@@ -265,22 +265,22 @@ def test_an_earlier_training_of_the_same_name_is_not_overwritten(tmp_path):
     chosen = config(tmp_path, output_name="m")
     for name in ("m2.safetensors", "m-old.safetensors", "m.txt", "sample"):
         (tmp_path / name).touch()
-    assert not list(paths.problems(chosen))
+    assert not list(paths.find_output_problems(chosen))
     for name in ("m.safetensors", "m-000002.safetensors", "m-step00000010-state"):
         (tmp_path / name).touch()
-    said = list(paths.problems(chosen))
+    said = list(paths.find_output_problems(chosen))
     assert [one.code for one in said] == [paths.THERE]
     assert (
         len(said) == 1 and "m-000002.safetensors and 2 more" in str(said[0]) and "another output_name" in str(said[0])
     )
-    assert not list(paths.problems(config(tmp_path, output_name="m", resume=str(tmp_path))))
-    assert not list(paths.problems(config(tmp_path / "elsewhere", output_name="m")))
+    assert not list(paths.find_output_problems(config(tmp_path, output_name="m", resume=str(tmp_path))))
+    assert not list(paths.find_output_problems(config(tmp_path / "elsewhere", output_name="m")))
 
 
 def test_places_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
-    assert "is a file" in str(next(paths.problems(config(tmp_path / "file" / "below"))))
+    assert "is a file" in str(next(paths.find_output_problems(config(tmp_path / "file" / "below"))))
     with pytest.raises(ConfigError, match="plain name"):
         config(tmp_path, output_name="a/b")
-    assert "not set" in str(next(paths.problems(build(FluxLora, {}, notes=[]))))
+    assert "not set" in str(next(paths.find_output_problems(build_config(FluxLora, {}, notes=[]))))
     assert not (tmp_path / "elsewhere").exists()

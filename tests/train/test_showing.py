@@ -75,4 +75,4 @@ def test_a_run_of_the_page_is_over_then(shown, tmp_path, monkeypatch):
     layout.store(folder / layout.RUN, {"id": "cat", "state": "starting"})
     monkeypatch.setenv("KOHYA_RUN_DIR", str(folder))
     assert shown()
-    assert runs_in(shown.out) == {folder} and reader.at(folder).state == "finished"
+    assert runs_in(shown.out) == {folder} and reader.run_at(folder).state == "finished"

@@ -53,11 +53,11 @@ class Training:
 
     def events(self):
         assert self.process.poll() is None, self.process.communicate()[0]
-        return [event for folder in runs_in(self.output) for event in reader.events(folder)[0]]
+        return [event for folder in runs_in(self.output) for event in reader.read_events(folder)[0]]
 
     @property
     def run(self):
-        return reader.at(next(iter(runs_in(self.output))))
+        return reader.run_at(next(iter(runs_in(self.output))))
 
     def ended(self):
         """Exit code and words."""
@@ -138,7 +138,7 @@ def test_kohya_train_ends_well_when_its_training_does(training, monkeypatch):
     launched = (
         "import sys; from library.runs import foreground, launcher; "
         f"arguments, variables = launcher.starting(sys.argv[-1], {SCRIPT!r}); "
-        "sys.exit(foreground.run(arguments, variables))"
+        "sys.exit(foreground.run_in_foreground(arguments, variables))"
     )
     one = training("-c", launched)
     one.until("step")
@@ -240,7 +240,7 @@ def test_an_interruption_that_code_in_c_answers_with_an_error_is_a_stop_all_the_
             signal.raise_signal(signal.SIGINT)
         raise ValueError("could not determine the shape of object type 'torch.storage.UntypedStorage'")
     assert journal.requests.interrupted
-    assert reader.at(next(iter(runs_in(tmp_path)))).state == "stopped"
+    assert reader.run_at(next(iter(runs_in(tmp_path)))).state == "stopped"
 
 
 def test_a_launcher_that_was_killed_while_the_trainer_was_still_importing_is_a_stop(monkeypatch):

@@ -96,13 +96,13 @@ def read(monkeypatch):
 
         monkeypatch.setattr(place, name, wrapped)
 
-    spy(weights, "_opened", "opened", lambda path, mmap: path.name)
-    spy(autoencoder, "build", "built", lambda *_: "vae")
+    spy(weights, "_open_file", "opened", lambda path, mmap: path.name)
+    spy(autoencoder, "build_autoencoder", "built", lambda *_: "vae")
     spy(clip, "encoder", "built", lambda *_: "clip")
-    spy(t5, "load", "built", lambda *_: "t5")
-    spy(qwen_vae, "build", "built", lambda *_: "vae")
-    spy(flux_2_vae, "build", "built", lambda *_: "vae")
-    spy(text_encoder, "build", "built", lambda *_: "qwen")
+    spy(t5, "load_t5", "built", lambda *_: "t5")
+    spy(qwen_vae, "build_qwen_vae", "built", lambda *_: "vae")
+    spy(flux_2_vae, "build_flux_2_vae", "built", lambda *_: "vae")
+    spy(text_encoder, "build_text_encoder", "built", lambda *_: "qwen")
     spy(language_model, "empty_qwen3", "built", lambda *_: "qwen")
     return seen
 
@@ -135,7 +135,7 @@ def test_another_file_under_the_same_name_is_read(demo, tmp_path, read):
     first = train(config_of(own, "flux_train_network", output_dir=tmp_path / "first", **values))
     read["built"].clear()
     config = config_of(own, "flux_train_network", output_dir=tmp_path / "second", **values)
-    stored = weights.read(config.model.ae)
+    stored = weights.open_weights(config.model.ae)
     from safetensors.torch import save_file
 
     save_file({name: stored[name] * 1.5 for name in stored}, config.model.ae)

@@ -121,7 +121,7 @@ def test_an_older_state_without_the_list_is_resumed_with_a_remark(began, state, 
     (state / "train_state.json").write_text(json.dumps(known))
     for name in ("optimizer.bin", "scheduler.bin", "random_states_0.bin"):
         value = torch.load(state / name, weights_only=True)
-        value.pop(state_files.STEP)
+        value.pop(state_files.STEP_KEY)
         torch.save(value, state / name)
     (state / state_files.SUMS).unlink()
     assert refused(state) == []

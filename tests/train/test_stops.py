@@ -74,7 +74,7 @@ def goes_on(demo, script, stopped, straight, tmp_path, values):
     """A stopped training has a whole state, and what comes of it is what would have come."""
     folder = tmp_path / "out" / "m-state"
     assert stopped.facts["state"] == "stopped" and resume_check.problems(folder) == []
-    assert step_of(resume.newest_state(reader.at(stopped.folder))) == step_of(folder) and stopped.file.is_file()
+    assert step_of(resume.newest_state(reader.run_at(stopped.folder))) == step_of(folder) and stopped.file.is_file()
     again = train(config_of(demo, script, output_dir=tmp_path / "out", **values, resume=folder))
     assert stopped.numbers() | again.numbers() == straight.numbers()
     assert not stopped.numbers().keys() & again.numbers().keys()
@@ -154,7 +154,7 @@ def test_before_the_first_step_nothing_is_there_to_save(demo, squares, tmp_path,
     with pytest.raises(Stopped):
         train(config_of(demo, LORA, output_dir=tmp_path, **values))
     (folder,) = runs_in(tmp_path)
-    assert reader.at(folder).state == "stopped" and set(path.name for path in tmp_path.iterdir()) == {"runs"}
+    assert reader.run_at(folder).state == "stopped" and set(path.name for path in tmp_path.iterdir()) == {"runs"}
 
 
 def test_who_watches_for_stop_now_does_not_interrupt_the_end_of_a_record(demo, squares, tmp_path, when, monkeypatch):
@@ -168,7 +168,7 @@ def test_who_watches_for_stop_now_does_not_interrupt_the_end_of_a_record(demo, s
     when(Journal, "phase", lambda self, what, *numbers: "loading" in str(what))
     with pytest.raises(Stopped):
         train(config_of(demo, LORA, train_data_dir=squares, output_dir=tmp_path, output_name="m"))
-    assert reader.at(*runs_in(tmp_path)).state == "stopped"
+    assert reader.run_at(*runs_in(tmp_path)).state == "stopped"
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -194,12 +194,12 @@ def test_now_interrupts_the_first_step_which_may_compile_for_minutes(demo, squar
     with pytest.raises(Stopped):
         train(config_of(demo, LORA, train_data_dir=squares, output_dir=tmp_path, output_name="m"))
     (folder,) = runs_in(tmp_path)
-    assert reader.at(folder).state == "stopped"
+    assert reader.run_at(folder).state == "stopped"
 
 
 def at_work(output):
     """A run that has done a step."""
-    return next((run for run in map(reader.at, runs_in(output)) if run.facts.get("step")), None)
+    return next((run for run in map(reader.run_at, runs_in(output)) if run.facts.get("step")), None)
 
 
 # ---- by the page, of a training in processes of its own, whose saves are slow
@@ -230,7 +230,7 @@ def test_a_slow_save_is_waited_for_and_never_killed(demo, squares, tmp_path, mon
     started = fork_server.start([str(tmp_path / "slow.py"), "--config_file", str(tmp_path / "run.toml")])
     try:
         run = wait_for(
-            lambda: next((r for f in runs_in(tmp_path / "out") if (r := reader.at(f)).facts.get("step")), None)
+            lambda: next((r for f in runs_in(tmp_path / "out") if (r := reader.run_at(f)).facts.get("step")), None)
         )
         for _ in range(4):  # who asks does not wait
             stop.request(run.id, "now")
@@ -241,7 +241,7 @@ def test_a_slow_save_is_waited_for_and_never_killed(demo, squares, tmp_path, mon
         words = started.communicate(timeout=100)[0]
     finally:
         started.kill()
-    run = reader.at(run.folder)
+    run = reader.run_at(run.folder)
     assert started.returncode == 0 and run.state == "stopped", words
     assert resume_check.problems(tmp_path / "out" / "m-state") == []
     assert state_files.read_progress(tmp_path / "out" / "m-state")["current_step"] == run.facts["step"]
@@ -265,14 +265,14 @@ def test_two_processes_sample_and_stop_now(demo, squares, tmp_path):
     started = ranks(script)
     try:
         run = wait_for(
-            lambda: next((r for f in runs_in(tmp_path / "out") if (r := reader.at(f)).facts.get("step")), None)
+            lambda: next((r for f in runs_in(tmp_path / "out") if (r := reader.run_at(f)).facts.get("step")), None)
         )
         stop.request(run.id, "now")
         words = [process.communicate(timeout=100)[0] for process in started]
     finally:
         for process in started:
             process.kill()
-    assert [process.returncode for process in started] == [0, 0] and reader.at(run.folder).state == "stopped", words
+    assert [process.returncode for process in started] == [0, 0] and reader.run_at(run.folder).state == "stopped", words
     assert resume_check.problems(tmp_path / "out" / "m-state") == []
-    sampled = [event for event in reader.events(run.folder)[0] if event["kind"] == "sample"]
+    sampled = [event for event in reader.read_events(run.folder)[0] if event["kind"] == "sample"]
     assert [(event["number"], event["prompt"]) for event in sampled] == [(0, "one"), (1, "two")]

@@ -107,7 +107,7 @@ def blocked_by(demo, squares, tmp_path, monkeypatch, meta_as_cpu):
         monkeypatch.setattr(Meter, "lines", lambda self, wait=False: [])  # the numbers have not arrived yet
         world, journal, family = World(config), Mock(has_curves=True), families.family_for(config)
         images, components = data.scan(config), family.load(world.storage_dtype)
-        encoding.encode(images, family, components, config, world, journal.phase)
+        encoding.encode_missing_caches(images, family, components, config, world, journal.phase)
         batches = Batches(images, config, 1)
         clock, generators = Clock.of(config, len(batches)), StepGenerators(1, world.device, 0)
         world.device = META
@@ -115,7 +115,7 @@ def blocked_by(demo, squares, tmp_path, monkeypatch, meta_as_cpu):
         live += list(components.encoders.values()) * (not config.cache.text)
         for network in (components.denoiser, *live):
             network.to(META)
-        method = methods.attach(components, family, config)
+        method = methods.attach_method(components, family, config)
         world.place(components, method.trained_parts, config.cache, keep_vae=False)
         with CompileLog() as log:
             prepare_denoiser(components.denoiser, family, config, META, batches.shapes, log=log)

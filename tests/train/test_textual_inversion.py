@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from library import families, methods
 from library.check import preflight
-from library.cli.launch import script_of
-from library.config.building import build
+from library.cli.launch import script_of_toml
+from library.config.building import build_config
 from library.config.dataset import SubsetConfig
 from library.config.formats import to_toml
 from library.config.problems import ConfigError
@@ -48,7 +48,7 @@ def attached(config):
     family = families.family_for(config)
     parts = family.load(torch.float32)
     torch.manual_seed(0)
-    return family, parts, methods.attach(parts, family, config)
+    return family, parts, methods.attach_method(parts, family, config)
 
 
 def test_only_the_new_vectors_learn_and_the_rest_stays(config, tmp_path):
@@ -61,7 +61,7 @@ def test_only_the_new_vectors_learn_and_the_rest_stays(config, tmp_path):
     family.text(parts, ["zorb zorb1 on a table"])["pool2"].sum().backward()
     assert method.layers["clip_g"].vectors.grad.abs().sum(1).gt(0).all()
     assert all(layer.known.weight.grad is None for layer in method.layers.values())
-    begins = added_words.tokens(parts.tokenizers["clip_l"], "cat")  # init_word: its tokens in turn
+    begins = added_words.word_tokens(parts.tokenizers["clip_l"], "cat")  # init_word: its tokens in turn
     known = method.layers["clip_l"].known.weight
     assert torch.equal(method.layers["clip_l"].vectors, known[[begins[i % len(begins)] for i in range(2)]])
 
@@ -148,7 +148,7 @@ def test_captions_get_all_vectors_or_become_sentences():
 )
 def test_what_cannot_be_trained_is_reported_before_a_model_is_loaded(trained, config, tmp_path, values, said):
     with pytest.raises(ConfigError) as error:
-        preflight.check(config(tmp_path, **{"weights": trained.file} | values))
+        preflight.check_before_training(config(tmp_path, **{"weights": trained.file} | values))
     assert [problem for problem in error.value.problems if said in str(problem)], error.value
 
 
@@ -170,10 +170,10 @@ def test_rules_of_the_options_and_the_script_that_a_file_is_for(tmp_path):
         ({"cache_text_encoder_outputs": True}, "the word that learns is read in each step"),
     ):
         with pytest.raises(ConfigError, match=said):
-            build(kind, given)
+            build_config(kind, given)
     path = tmp_path / "run.toml"
-    path.write_text(to_toml(build(kind, {"token_string": "zorb", "resolution": "64"})), encoding="utf-8")
-    assert script_of(path) == SCRIPT
+    path.write_text(to_toml(build_config(kind, {"token_string": "zorb", "resolution": "64"})), encoding="utf-8")
+    assert script_of_toml(path) == SCRIPT
 
 
 def test_compiled_it_needs_the_predicted_graphs_and_gives_the_same_losses(config, tmp_path):

@@ -97,7 +97,9 @@ def test_accumulating_two_batches_of_one_equals_a_batch_of_two(run, tmp_path, no
 
 def encoder_prefix(script):
     """How the adapters of the first text encoder are named in files of a family; None where it never learns."""
-    prefixes = families.load(families.facts(families.config_class(script).family).lora_names).prefixes["kohya"]
+    prefixes = families.load_object(families.facts_of(families.config_class(script).family).lora_names).prefixes[
+        "kohya"
+    ]
     return next((prefix for part, prefix in prefixes.items() if part != "denoiser"), None)
 
 
@@ -210,7 +212,7 @@ def test_a_file_on_the_way_holds_the_weights_of_that_step(run, tmp_path):
 @pytest.mark.parametrize("script", LORAS)
 def test_a_lora_says_how_it_was_made(run, demo, script):
     made = run(script, max_train_epochs=1, output_name="zorb", network_alpha=4, training_comment="for a test")
-    said, known = metadata(made.file), families.facts(families.config_class(script).family)
+    said, known = metadata(made.file), families.facts_of(families.config_class(script).family)
     family = known.name
     expected = {
         "ss_output_name": "zorb",
@@ -246,7 +248,7 @@ def test_a_model_is_saved_as_the_file_it_came_from(plain, demo, script):
     learnt = {name for name, tensor in after.items() if not torch.equal(tensor, before[name].float())}
     denoiser = [name for name in before if family != "sdxl" or name.startswith("model.diffusion_model.")]
     assert learnt <= set(denoiser) and len(learnt) > 0.9 * len(denoiser)
-    assert metadata(made.file)["modelspec.architecture"] == families.facts(family).architecture
+    assert metadata(made.file)["modelspec.architecture"] == families.facts_of(family).architecture
 
 
 def test_sdxl_text_encoders_are_trained_on_request(run, demo):

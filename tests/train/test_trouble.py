@@ -78,7 +78,7 @@ def fails_at(monkeypatch, step, error):
 
 
 def the_run(output):
-    return reader.at(next(iter(runs_in(output))))
+    return reader.run_at(next(iter(runs_in(output))))
 
 
 def test_a_mistake_of_ours_is_a_sentence_and_its_traceback_is_in_the_log(run_shell, monkeypatch, tmp_path):

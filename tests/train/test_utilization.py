@@ -35,7 +35,7 @@ def test_the_rate_is_that_of_the_data_sheet_or_measured(gpu, monkeypatch):
     gpu("NVIDIA H200")
     found = utilization.utilization(197.8e12, 0.5, CUDA)
     assert found == {"tflops": 395.6, "gpu_tflops": 989, "share": 0.4}
-    assert utilization.sentence(found) == (
+    assert utilization.utilization_sentence(found) == (
         "The steps reached 40% of this GPU's bf16 matrix rate (about 396 of 989 TFLOP/s)."
     )
     gpu("NVIDIA Unheard 9")

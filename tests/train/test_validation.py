@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from library import data
-from library.config.building import replace
+from library.config.building import replace_options
 from library.config.problems import ConfigError
 from library.data.loading import Batches
 from library.train.evaluation import validation as module
@@ -185,4 +185,4 @@ def test_a_state_keeps_what_was_held_out(run, demo, eight, tmp_path):
         "utf-8"
     )
     later = config_of(demo, "flux_train_network", train_data_dir=eight, validation_split=0.25, seed=3, resume=state)
-    assert data.scan(later).held_out == before.held_out != data.scan(replace(later, resume=None)).held_out
+    assert data.scan(later).held_out == before.held_out != data.scan(replace_options(later, resume=None)).held_out

@@ -49,7 +49,9 @@ class InputContext:
     @property
     def halved(self) -> int:
         """A side in tokens."""
-        return self.side // _first(self.config.get("patch_size"), 2) if self.layout != "tokens" else self.side // 2
+        return (
+            self.side // _first_number(self.config.get("patch_size"), 2) if self.layout != "tokens" else self.side // 2
+        )
 
     @property
     def tokens(self) -> int:
@@ -88,7 +90,7 @@ class InputContext:
         """Turns of queries and keys, where the model does not make them itself."""
         if not self.config.get("use_rotary_positional_embeddings"):
             return None
-        tokens = self.tokens // _first(self.config.get("patch_size_t"), 1)
+        tokens = self.tokens // _first_number(self.config.get("patch_size_t"), 1)
         return tuple(self.normal(tokens, self.width("attention_head_dim")) for _ in range(2))
 
     def control(self) -> Any:
@@ -105,7 +107,7 @@ class InputContext:
         ).latents()
 
 
-def _first(value: Any, otherwise: int) -> int:
+def _first_number(value: Any, otherwise: int) -> int:
     return int((value[-1] if isinstance(value, list | tuple) else value) or otherwise)
 
 
@@ -128,7 +130,7 @@ def _time(at: InputContext) -> Tensor:
     return torch.rand(at.batch, device=at.device)
 
 
-USUAL: Mapping[str, Callable[[InputContext], Any]] = {
+USUAL_INPUTS: Mapping[str, Callable[[InputContext], Any]] = {
     **dict.fromkeys(LATENTS, InputContext.latents),
     "encoder_hidden_states": lambda at: at.normal(at.batch, at.text, at.width(*TEXT_WIDTHS)),
     "encoder_hidden_states_2": lambda at: at.normal(at.batch, at.text, at.width("text_embed_2_dim")),
@@ -204,12 +206,12 @@ class DiffusersInputs:
         config: Any = model.config
         at = InputContext(config, self.batch, self.text, self.frames, resolution // FACTOR, self.layout, device)
         first = next(p for p in model.parameters() if p.is_floating_point() and p.itemsize > 1)
-        return {name: _cast(value, first.dtype) for name, value in self._each(at)}
+        return {name: _cast_input(value, first.dtype) for name, value in self._each(at)}
 
     def _each(self, at: InputContext) -> Iterator[tuple[str, Any]]:
         for name, parameter in self.parameters.items():
             needed = parameter.default is inspect.Parameter.empty and parameter.kind < 2
-            usual = USUAL.get(name) or (NEEDED.get(name) if needed else None)
+            usual = USUAL_INPUTS.get(name) or (NEEDED.get(name) if needed else None)
             if name in ("img_ids", "img_shapes") and at.layout != "tokens" and not needed:
                 continue
             if name in self.given:
@@ -254,8 +256,8 @@ def _shaped(name: str, size: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.randn(size, device=device)
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
+def _cast_input(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, list):
-        return [_cast(one, dtype) for one in value]
+        return [_cast_input(one, dtype) for one in value]
     large = isinstance(value, Tensor) and value.ndim > 1 and value.is_floating_point()
     return value.to(dtype) if large else value

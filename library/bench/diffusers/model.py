@@ -18,20 +18,20 @@ from library.bench import random_weights
 from library.bench.diffusers.inputs import DiffusersInputs
 from library.bench.subjects import TrainableModel, usual
 from library.compiler.torch_private import pytree
-from library.config.building import build
+from library.config.building import build_config
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_json
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.config.values import did_you_mean
 from library.families.base import ModelComponents
-from library.families.shared.random_networks import empty
+from library.families.shared.random_networks import build_on_meta
 from library.memory.quantization import fp8_storage
 from library.methods.adapters import AdapterSpec, LoraLinear
 from library.methods.factor_cache import FactorCache
 
 # Training options: those of a LoRA for transformers of this size.
-SCRIPT = families.lora_script(next(f.name for f in families.every() if f.trained_in_compute_dtype))
+SCRIPT = families.lora_script(next(f.name for f in families.all_families() if f.trained_in_compute_dtype))
 
 
 class DiffusersFamily:
@@ -84,7 +84,7 @@ class DiffusersSubject:
         """`given` are the arguments of the class; `inputs` shapes of parameters without a usual name, and the number of
         latent `frames` of a video. Raises ConfigError if they do not fit together.
         """
-        self.cls, self.given = class_of(name), arguments(name, given)
+        self.cls, self.given = class_of(name), class_arguments(name, given)
         self.values = {**usual(SCRIPT), **values}
         self.batch, self.title = int(self.config({}).data.train_batch_size), name
         self.inputs = DiffusersInputs(
@@ -98,13 +98,13 @@ class DiffusersSubject:
         self.resolutions: tuple[int, ...] = (512, 1024)
 
     def config(self, given: JsonMapping) -> RunConfig:
-        return build(families.config_class(SCRIPT), {**self.values, **given}, notes=[])
+        return build_config(families.config_class(SCRIPT), {**self.values, **given}, notes=[])
 
     def make(self, config: Any, device: torch.device) -> TrainableModel:
         """A fresh model on the device, with adapters in its blocks."""
         model = self._empty()
         dtype = fp8_storage.storage_type(config)
-        model = random_weights.fill(model, random_weights.placement(model, device, dtype, config), dtype)
+        model = random_weights.fill_randomly(model, random_weights.place_weights(model, device, dtype, config), dtype)
         if any(p.ndim == 5 for p in model.parameters()):  # video, which has no channels-last format like images
             model.to = functools.partial(_to, model)
         method = DiffusersLora(model, self.block_classes, config.network.network_dim or 4, config.optim.learning_rate)
@@ -112,7 +112,7 @@ class DiffusersSubject:
 
     def _empty(self) -> nn.Module:
         try:
-            return empty(lambda: self.cls(**self.given))
+            return build_on_meta(lambda: self.cls(**self.given))
         except Exception as error:  # foreign classes raise anything for wrong arguments
             why = (str(error).splitlines() or [""])[0][:200]
             template = f"{self.title} cannot be made from this config ({type(error).__name__}: {why})"
@@ -166,7 +166,7 @@ def repeated_classes(cls: type[Any], model: nn.Module) -> tuple[str, ...]:
     return found
 
 
-def arguments(name: str, given: JsonMapping) -> JsonObject:
+def class_arguments(name: str, given: JsonMapping) -> JsonObject:
     """Return a config.json's entries that the class accepts. Raises ConfigError for others, which would be ignored."""
     known = inspect.signature(class_of(name).__init__).parameters
     own = {key: value for key, value in given.items() if not key.startswith("_")}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from library.config.problems import Problem
-from library.config.reading import count
+from library.config.reading import parse_count
 from library.config.run_config import RunConfig
 from library.config.schema import defaults, opt
 from library.config.sections.captions import USUAL_VARIANTS, VARIED, clashes_with_cache
@@ -81,5 +81,5 @@ class TextBatchCache(Cache):
     """The same, where captions are encoded in batches of their own size."""
 
     text_encoder_batch_size: int | None = opt(
-        None, "Captions that are encoded at once. Empty: the batch size.", parse=count
+        None, "Captions that are encoded at once. Empty: the batch size.", parse=parse_count
     )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from library.config.reading import extension, separator
+from library.config.reading import parse_extension, separator
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 
@@ -11,7 +11,7 @@ from library.config.schema import opt
 class Captions:
     """The captions of the images, and how they vary by epoch."""
 
-    caption_extension: str = opt(".caption", "The extension of caption files, usually .txt.", parse=extension)
+    caption_extension: str = opt(".caption", "The extension of caption files, usually .txt.", parse=parse_extension)
     shuffle_caption: bool = opt(
         False,
         "Shuffle a caption's tags each time, so that order does not matter. For tags only.",

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from library.config.fixes import bucket_limits
 from library.config.problems import Message, Problem, together
-from library.config.reading import LARGEST, pair, resolution, sizes, token_length
+from library.config.reading import MAX_SIDE, parse_pair, parse_resolution, resolution, token_length
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 
@@ -167,21 +167,21 @@ class Data:
         "The shortest side of a bucket in pixels. 256 suits nearly all images.",
         label="Shortest bucket side",
         min=16,
-        ceiling=LARGEST,
+        ceiling=MAX_SIDE,
     )
     max_bucket_reso: int = opt(
         1024,
         "The longest side of a bucket in pixels. 2048 is usual.",
         label="Longest bucket side",
         min=16,
-        ceiling=LARGEST,
+        ceiling=MAX_SIDE,
     )
     bucket_reso_steps: int = opt(
         64,
         "Sides of buckets are multiples of this many pixels. 64 is usual; 32 crops less.",
         label="Bucket steps",
         min=1,
-        ceiling=LARGEST,
+        ceiling=MAX_SIDE,
     )
     bucket_no_upscale: bool = opt(
         False,
@@ -204,7 +204,7 @@ class Data:
         None,
         "Crop around faces of this relative size: min,max (2.0,4.0). Only without buckets.",
         label="Face crop range",
-        parse=pair,
+        parse=parse_pair,
         advanced=True,
     )
     resize_interpolation: Literal["lanczos", "nearest", "bilinear", "linear", "bicubic", "cubic", "area"] | None = opt(
@@ -268,7 +268,7 @@ class Data:
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
         """All sizes that images are trained at, as (width, height) in pixels."""
-        return sizes(self.resolution) if self.resolution else ()
+        return parse_resolution(self.resolution) if self.resolution else ()
 
     @property
     def face_crop(self) -> tuple[float, float] | None:

@@ -7,9 +7,9 @@ from typing import Literal
 
 from library.config.fixes import exclusive, other_optimizer
 from library.config.problems import Problem, option_name, together
-from library.config.reading import count, steps_or_share
+from library.config.reading import parse_count, steps_or_share
 from library.config.run_config import RunConfig
-from library.config.schema import opt, values
+from library.config.schema import opt, option_values
 
 OptimizerName = Literal[
     "AdamW",
@@ -55,7 +55,7 @@ SchedulerName = Literal[
 ]
 ON_HUB = r"[\w.-]+/[\w.-]+/[^:]+(:[^:]*(:(model|dataset|space)?)?)?"  # a folder in a repository of Hugging Face
 
-LONGEST = 10**9  # maximum steps; three years at ten per second
+MAX_STEPS = 10**9  # maximum steps; three years at ten per second
 # Options that step weights within the backward pass, as soon as their gradients are complete.
 WARMS_UP = ("adamwschedulefree", "sgdschedulefree")  # schedule-free optimizers with an argument warmup_steps
 EARLY = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optimizers")
@@ -273,7 +273,7 @@ class FullOptim(Optim):
     fused_optimizer_groups: int | None = opt(
         None,
         "Update the weights in this many groups during the backward pass. Saves memory.",
-        parse=count,
+        parse=parse_count,
         advanced=True,
     )
 
@@ -314,10 +314,10 @@ class Steps:
         "How long it trains: 1000 to 3000 suit most. The page proposes a number for your images.",
         label="Steps",
         min=1,
-        ceiling=LONGEST,
+        ceiling=MAX_STEPS,
     )
     max_train_epochs: int | None = opt(
-        None, "How often all images are trained. It replaces the number of steps.", label="Epochs", parse=count
+        None, "How often all images are trained. It replaces the number of steps.", label="Epochs", parse=parse_count
     )
     gradient_accumulation_steps: int = opt(
         1, "Batches per step: a larger batch, less memory.", label="Gradient accumulation", min=1, ceiling=1_000_000
@@ -332,7 +332,7 @@ class Steps:
         None,
         "End the training after N validations without a lower held-out loss.",
         label="Early stop patience",
-        parse=count,
+        parse=parse_count,
         advanced=True,
     )
     resume: str | None = opt(None, "The folder of a saved state to continue from.", label="Resume from", kind="folder")
@@ -349,7 +349,7 @@ class Steps:
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Require held-out images for early stopping, and a valid name of a state on the hub."""
-        known = values(run)
+        known = option_values(run)
         if self.early_stop_patience and not run.data.dataset_config and not known.get("validation_split"):
             yield _without_held_out("validation_split" in known)
         if self.resume_from_huggingface and not re.fullmatch(ON_HUB, self.resume or ""):
@@ -389,11 +389,11 @@ class Validation:
     )
     validation_seed: int | None = opt(None, "Chooses these images and their noise. Keep it to compare runs.")
     validate_every_n_steps: int | None = opt(
-        None, "Validate every N steps.", label="Validate every N steps", parse=count
+        None, "Validate every N steps.", label="Validate every N steps", parse=parse_count
     )
     validate_every_n_epochs: int | None = opt(
-        None, "Validate every N epochs. Empty: every epoch.", label="Validate every N epochs", parse=count
+        None, "Validate every N epochs. Empty: every epoch.", label="Validate every N epochs", parse=parse_count
     )
     max_validation_steps: int | None = opt(
-        None, "At most this many batches per validation. Empty: all.", label="Validation batches", parse=count
+        None, "At most this many batches per validation. Empty: all.", label="Validation batches", parse=parse_count
     )

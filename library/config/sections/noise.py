@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from library.config.problems import Problem
-from library.config.reading import count
+from library.config.reading import parse_count
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 
@@ -26,7 +26,7 @@ class Noise:
     multires_noise_iterations: int | None = opt(
         None,
         "Pyramid noise: the number of coarser noise levels (6 to 10).",
-        parse=count,
+        parse=parse_count,
         label="Multires noise iterations",
     )
     multires_noise_discount: float = opt(

@@ -8,14 +8,14 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from library.config.problems import Problem
-from library.config.reading import count, count_or_off, minutes
+from library.config.reading import count_or_off, minutes, parse_count
 from library.config.run_config import RunConfig
 from library.config.schema import opt
-from library.config.values import LARGEST, quoted
+from library.config.values import MAX_NUMBER, quoted
 
 REPOSITORIES = ("model", "dataset", "space")  # kinds of repositories on Hugging Face
 DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # reserved names in every folder of Windows
-LONGEST = 200  # maximum bytes of a name: file systems allow 255, including step, extension and temporary suffix
+MAX_NAME_BYTES = 200  # maximum bytes of a name: file systems allow 255, including step, extension and temporary suffix
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,38 +36,44 @@ class Save:
         None, "fp16 or bf16 makes the file half as large as float. Empty: as trained."
     )
     save_every_n_epochs: int | None = opt(
-        None, "Save a file every N epochs, to compare them and take the best.", label="Save every N epochs", parse=count
+        None,
+        "Save a file every N epochs, to compare them and take the best.",
+        label="Save every N epochs",
+        parse=parse_count,
     )
     save_every_n_steps: int | None = opt(
-        None, "Save a file every N steps, to compare them and take the best.", label="Save every N steps", parse=count
+        None,
+        "Save a file every N steps, to compare them and take the best.",
+        label="Save every N steps",
+        parse=parse_count,
     )
     save_at_steps: tuple[int, ...] = opt(
         (),
         "Save a file at these steps too, such as 500, 800. They are not deleted.",
         label="Save at steps",
         min=1,
-        ceiling=LARGEST,
+        ceiling=MAX_NUMBER,
         advanced=True,
     )
     save_from_step: int | None = opt(
         None,
         "Save every N steps or epochs from this step on, not before.",
         label="Save from step",
-        parse=count,
+        parse=parse_count,
         advanced=True,
     )
     save_n_epoch_ratio: int | None = opt(
         None,
         "Save at least this many times over the whole training, at the end of epochs.",
         label="Number of saves",
-        parse=count,
+        parse=parse_count,
         advanced=True,
     )
     save_last_n_epochs: int | None = opt(
-        None, "Delete files that are older than N epochs.", label="Keep last N epochs", parse=count
+        None, "Delete files that are older than N epochs.", label="Keep last N epochs", parse=parse_count
     )
     save_last_n_steps: int | None = opt(
-        None, "Delete files that are older than N steps.", label="Keep last N steps", parse=count
+        None, "Delete files that are older than N steps.", label="Keep last N steps", parse=parse_count
     )
     save_state: bool = opt(False, "Save the state with each file and at the end, to resume from. Needs disk space.")
     save_state_on_train_end: bool = opt(
@@ -77,14 +83,14 @@ class Save:
         None,
         "Delete states that are older than N epochs.",
         label="Keep states of last N epochs",
-        parse=count,
+        parse=parse_count,
         advanced=True,
     )
     save_last_n_steps_state: int | None = opt(
         None,
         "Delete states that are older than N steps.",
         label="Keep states of last N steps",
-        parse=count,
+        parse=parse_count,
         advanced=True,
     )
     save_state_every_n_minutes: float | None = opt(
@@ -123,11 +129,11 @@ class Save:
                 "must be a name that every system allows, got {name}; letters, numbers, - and _ are safe",
                 name=quoted(name),
             )
-        elif len(name.encode()) > LONGEST:
+        elif len(name.encode()) > MAX_NAME_BYTES:
             yield Problem(
                 "output_name",
                 "must be shorter, as {longest} bytes are what fits with a step and an ending behind it",
-                longest=LONGEST,
+                longest=MAX_NAME_BYTES,
             )
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from library.config.names import RETIRED
 from library.config.run_config import CaptionChange, ControlUse, RunConfig
-from library.config.schema import section
+from library.config.schema import define_section
 from library.config.sections.adapters import (
     AdapterData,
     AdapterOptim,
@@ -31,23 +31,23 @@ from library.config.sections.outputs import AdapterSave, EmbeddingSave, FullSave
 class BaseRun(RunConfig):
     """The sections of every training."""
 
-    model: Model = section(Model)
-    data: Data = section(Data)
-    captions: Captions = section(Captions)
-    cache: Cache = section(Cache)
-    optim: Optim = section(Optim)
-    steps: Steps = section(Steps)
-    save: Save = section(Save)
-    sample: Sample = section(Sample)
-    noise: Noise = section(Noise)
-    loss: Loss = section(Loss)
-    precision: Precision = section(Precision)
-    memory: Memory = section(Memory)
-    compile: Compile = section(Compile)
-    metadata: Metadata = section(Metadata)
-    hub: Hub = section(Hub)
-    log: Log = section(Log)
-    distributed: Distributed = section(Distributed)
+    model: Model = define_section(Model)
+    data: Data = define_section(Data)
+    captions: Captions = define_section(Captions)
+    cache: Cache = define_section(Cache)
+    optim: Optim = define_section(Optim)
+    steps: Steps = define_section(Steps)
+    save: Save = define_section(Save)
+    sample: Sample = define_section(Sample)
+    noise: Noise = define_section(Noise)
+    loss: Loss = define_section(Loss)
+    precision: Precision = define_section(Precision)
+    memory: Memory = define_section(Memory)
+    compile: Compile = define_section(Compile)
+    metadata: Metadata = define_section(Metadata)
+    hub: Hub = define_section(Hub)
+    log: Log = define_section(Log)
+    distributed: Distributed = define_section(Distributed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +61,13 @@ class AdapterRun(BaseRun):
     usual_rate: ClassVar[str] = "1e-4"
     file_kind: ClassVar[tuple[str, str]] = ("LoRA", "/lora")
 
-    data: AdapterData = section(AdapterData)
-    network: Network = section(Network)
-    optim: AdapterOptim = section(AdapterOptim)
-    steps: AdapterSteps = section(AdapterSteps)
-    save: AdapterSave = section(AdapterSave)
-    precision: AdapterPrecision = section(AdapterPrecision)
-    validation: Validation = section(Validation)
+    data: AdapterData = define_section(AdapterData)
+    network: Network = define_section(Network)
+    optim: AdapterOptim = define_section(AdapterOptim)
+    steps: AdapterSteps = define_section(AdapterSteps)
+    save: AdapterSave = define_section(AdapterSave)
+    precision: AdapterPrecision = define_section(AdapterPrecision)
+    validation: Validation = define_section(Validation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +82,8 @@ class FullRun(BaseRun):
         "prior_loss_weight": "a fine-tune counts regularisation images like all others",
     }
 
-    optim: FullOptim = section(FullOptim)
-    save: FullSave = section(FullSave)
+    optim: FullOptim = define_section(FullOptim)
+    save: FullSave = define_section(FullSave)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +96,11 @@ class EmbeddingRun(BaseRun):
     usual_rate: ClassVar[str] = "5e-4"
     file_kind: ClassVar[tuple[str, str]] = ("TextualInversion", "/textual-inversion")
 
-    data: AdapterData = section(AdapterData)
-    embedding: Embedding = section(Embedding)
-    optim: EmbeddingOptim = section(EmbeddingOptim)
-    save: EmbeddingSave = section(EmbeddingSave)
-    precision: FrozenPrecision = section(FrozenPrecision)
+    data: AdapterData = define_section(AdapterData)
+    embedding: Embedding = define_section(Embedding)
+    optim: EmbeddingOptim = define_section(EmbeddingOptim)
+    save: EmbeddingSave = define_section(EmbeddingSave)
+    precision: FrozenPrecision = define_section(FrozenPrecision)
 
     @property
     def caption_change(self) -> CaptionChange:
@@ -119,11 +119,11 @@ class ControlRun(BaseRun):
     file_kind: ClassVar[tuple[str, str]] = ("LoRA", "/control-net-lllite")
     retired: ClassVar[Mapping[str, str]] = {k: v for k, v in RETIRED.items() if k != "conditioning_data_dir"}
 
-    data: ControlData = section(ControlData)
-    control: Control = section(Control)
-    optim: ControlOptim = section(ControlOptim)
-    save: AdapterSave = section(AdapterSave)
-    precision: FrozenPrecision = section(FrozenPrecision)
+    data: ControlData = define_section(ControlData)
+    control: Control = define_section(Control)
+    optim: ControlOptim = define_section(ControlOptim)
+    save: AdapterSave = define_section(AdapterSave)
+    precision: FrozenPrecision = define_section(FrozenPrecision)
 
     @property
     def control_images(self) -> ControlUse:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
-from library.config.schema import opt, section
+from library.config.schema import define_section, opt
 from library.config.sections.adapters import Network
 from library.config.sections.caching import TextBatchCache
 from library.config.sections.flow import FLOW_INEFFECTIVE, Flow, FlowLoss, SafetensorsSave
@@ -103,8 +103,8 @@ class TransformerRun:
     aliases: ClassVar[Mapping[str, str]] = _NAMES
     foreign: ClassVar[Mapping[str, str]] = _FOREIGN
 
-    cache: TextBatchCache = section(TextBatchCache)
-    loss: FlowLoss = section(FlowLoss)
+    cache: TextBatchCache = define_section(TextBatchCache)
+    loss: FlowLoss = define_section(FlowLoss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,4 +123,4 @@ class TransformerTrain(TransformerRun, FullRun):
         "block_lr": "it is for the blocks of another model",
     }
 
-    save: SafetensorsSave = section(SafetensorsSave)
+    save: SafetensorsSave = define_section(SafetensorsSave)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from library.families.shared.transformer import RopeTableCache, WeightedRMSNorm, projections, rope, rotated_halves, sdpa
 
-PREFIX = "llm_adapter."
-BLOCK = "LLMAdapterTransformerBlock"
+ADAPTER_NAMES_PREFIX = "llm_adapter."
+ADAPTER_BLOCK = "LLMAdapterTransformerBlock"
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,20 @@ class AdapterShape:
     @classmethod
     def of(cls, shapes: Mapping[str, Iterable[int]]) -> "AdapterShape":
         """Return sizes from tensor shapes by the denoiser's keys. KeyError names the first missing key."""
-        words, width = shapes[f"{PREFIX}embed.weight"]
-        first = f"{PREFIX}blocks.0"
+        words, width = shapes[f"{ADAPTER_NAMES_PREFIX}embed.weight"]
+        first = f"{ADAPTER_NAMES_PREFIX}blocks.0"
         return cls(
             words=words,
             source=tuple(shapes[f"{first}.cross_attn.k_proj.weight"])[1],
             width=width,
             head=tuple(shapes[f"{first}.cross_attn.q_norm.weight"])[0],
             mlp=tuple(shapes[f"{first}.mlp.0.weight"])[0],
-            blocks=count(shapes),
+            blocks=count_adapter_blocks(shapes),
         )
 
 
-def count(names: Iterable[str]) -> int:
-    return len({name.split(".")[2] for name in names if name.startswith(f"{PREFIX}blocks.")})
+def count_adapter_blocks(names: Iterable[str]) -> int:
+    return len({name.split(".")[2] for name in names if name.startswith(f"{ADAPTER_NAMES_PREFIX}blocks.")})
 
 
 class Projections(nn.Module):

@@ -13,16 +13,16 @@ from torch import Tensor
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.families.anima import adapter, keys
-from library.families.anima.facts import ADAPTER, BARE, FACTS, MARK, TRANSFORMER
-from library.families.anima.model import BLOCK, Anima, AnimaShape, count
-from library.families.anima.options import OTHERS
+from library.families.anima.facts import ADAPTER_MARK, ANIMA_ADAPTER, ANIMA_TRANSFORMER, BARE, FACTS
+from library.families.anima.model import DENOISER_BLOCK, Anima, AnimaShape, count_anima_blocks
+from library.families.anima.options import OTHER_FILES
 from library.families.facts import Shapes
 from library.families.shared import expected_tensors, hub, language_model, qwen_vae, qwen_vae_names, tokenizers, weights
 from library.families.shared.denoiser_file import DenoiserFile, Extra
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, read_entries
 
-PARTS = {
+ANIMA_PARTS = {
     "denoiser": Part(
         "pretrained_model_name_or_path",
         "an Anima transformer (anima-*.safetensors, or a diffusers folder)",
@@ -31,84 +31,99 @@ PARTS = {
     ),
     "text_encoder": Part(
         "qwen3",
-        OTHERS["qwen3"],
+        OTHER_FILES["qwen3"],
         ("text_encoder", "qwen_3_06b*.safetensors"),
         (language_model.QWEN3_MARK,),
         expected_tensors.language_model,
     ),
-    "vae": qwen_vae.part(OTHERS["vae"], "qwen_image_vae.safetensors"),
+    "vae": qwen_vae.part(OTHER_FILES["vae"], "qwen_image_vae.safetensors"),
 }
-BESIDE = {"llm_adapter": Part("llm_adapter_path", "the text adapter of Anima", ("text_conditioner",), (MARK,))}
-WORDS = {
-    "denoiser": (TRANSFORMER, BARE),
+OPTIONAL_PARTS = {
+    "llm_adapter": Part("llm_adapter_path", "the text adapter of Anima", ("text_conditioner",), (ADAPTER_MARK,))
+}
+ANIMA_WORDS = {
+    "denoiser": (ANIMA_TRANSFORMER, BARE),
     "text_encoder": (language_model.QWEN3,),
     "vae": ("a Qwen-Image VAE",),
-    "llm_adapter": (ADAPTER, TRANSFORMER),
+    "llm_adapter": (ANIMA_ADAPTER, ANIMA_TRANSFORMER),
 }
-FILES = {
-    with_adapter: PartFiles(PARTS | (BESIDE if with_adapter else {}), FACTS, WORDS, "Anima")
+PART_FILES = {
+    with_adapter: PartFiles(ANIMA_PARTS | (OPTIONAL_PARTS if with_adapter else {}), FACTS, ANIMA_WORDS, "Anima")
     for with_adapter in (False, True)
 }
-DENOISER = DenoiserFile(
-    TRANSFORMER, "Anima", lambda shapes: Anima(AnimaShape.of(shapes)), lambda name: "blocks." in name, keys.sources
+ANIMA_DENOISER = DenoiserFile(
+    ANIMA_TRANSFORMER,
+    "Anima",
+    lambda shapes: Anima(AnimaShape.of(shapes)),
+    lambda name: "blocks." in name,
+    keys.anima_sources,
 )
 MAX_TOKENS = 512  # of a caption, for either tokenizer
 
 
-def files_of(config: Any) -> PartFiles:
-    named = FILES[True].named(config, "llm_adapter")
-    return FILES[bool(config.model.llm_adapter_path or (named and not hub.is_id(named)))]
+def anima_part_files(config: Any) -> PartFiles:
+    named = PART_FILES[True].named(config, "llm_adapter")
+    return PART_FILES[bool(config.model.llm_adapter_path or (named and not hub.is_hub_id(named)))]
 
 
-def checkpoint_of(config: Any) -> Checkpoint:
+def anima_checkpoint(config: Any) -> Checkpoint:
     """Return how this run's files are loaded."""
-    files, lengths = files_of(config), (config.model.qwen3_max_token_length, config.model.t5_max_token_length)
+    files, lengths = anima_part_files(config), (config.model.qwen3_max_token_length, config.model.t5_max_token_length)
     return dataclasses.replace(
-        CHECKPOINT,
+        ANIMA_CHECKPOINT,
         files=files,
-        problems=functools.partial(problems, files),
+        problems=functools.partial(find_anima_problems, files),
         open_denoiser=functools.partial(open_denoiser, files, config),
         encode=functools.partial(encode_anima_captions, length=lengths[0]),
         longest=lambda _tokenizer, _captions: max(lengths),
     )
 
 
-def problems(files: PartFiles, config: RunConfig) -> Iterator[Problem]:
+def find_anima_problems(files: PartFiles, config: RunConfig) -> Iterator[Problem]:
     """Problems of the parts, from their headers, each with its option and the fix."""
     beside = _adapter_shapes(files, config)
 
     def of_denoiser(path: Path, own: Shapes) -> Iterator[Problem]:
-        if "llm_adapter" not in files.parts and f"{adapter.PREFIX}{keys.EMBEDDING}" not in own:
+        if "llm_adapter" not in files.parts and f"{adapter.ADAPTER_NAMES_PREFIX}{keys.EMBEDDING}" not in own:
             yield Problem(
                 "llm_adapter_path",
                 "is not set, and {path} has no text adapter: give the file of one, or a model that has it",
                 path=path,
                 also="pretrained_model_name_or_path",
             )
-        yield from config.compile.beyond({BLOCK: count(own), adapter.BLOCK: adapter.count({**own, **beside})})
+        yield from config.compile.beyond(
+            {
+                DENOISER_BLOCK: count_anima_blocks(own),
+                adapter.ADAPTER_BLOCK: adapter.count_adapter_blocks({**own, **beside}),
+            }
+        )
 
     def widths(own: Shapes) -> dict[str, tuple[str, int]]:
         channels = own.get("final_layer.linear.weight", (0,))[0] // 4
-        source = {**own, **beside}.get(f"{adapter.PREFIX}blocks.0.cross_attn.k_proj.weight")
+        source = {**own, **beside}.get(f"{adapter.ADAPTER_NAMES_PREFIX}blocks.0.cross_attn.k_proj.weight")
         text = {"text_encoder": (language_model.EMBEDDING, source[1])} if source else {}
-        return {"vae": (qwen_vae_names.MARK, channels)} | text
+        return {"vae": (qwen_vae_names.DIFFUSERS_MARK, channels)} | text
 
-    yield from files.fitting(config, plain_shapes, of_denoiser, widths)
+    yield from files.fitting(config, anima_shapes, of_denoiser, widths)
 
 
 def _adapter_shapes(files: PartFiles, config: RunConfig) -> Shapes:
     """Return the shapes of a separate, valid adapter file on this machine; `fitting` reports an invalid one."""
     with contextlib.suppress(ConfigError):
         if "llm_adapter" in files.parts and (path := files.present(config, "llm_adapter")):
-            return plain_shapes(read_entries(path), "llm_adapter")
+            return anima_shapes(read_entries(path), "llm_adapter")
     return {}
 
 
-def plain_shapes(entries: Entries, part: str) -> Shapes:
+def anima_shapes(entries: Entries, part: str) -> Shapes:
     """Shapes by the network's own keys."""
     if part == "denoiser":
-        return DENOISER.plain_shapes(entries)
-    known = {"vae": qwen_vae_names.plain, "text_encoder": language_model.plain_names, "llm_adapter": keys.adapter}
+        return ANIMA_DENOISER.plain_shapes(entries)
+    known = {
+        "vae": qwen_vae_names.plain_qwen_vae_names,
+        "text_encoder": language_model.plain_language_names,
+        "llm_adapter": keys.adapter,
+    }
     return {plain: tuple(entries[name]["shape"]) for plain, name in known[part](entries).items()}
 
 
@@ -118,10 +133,10 @@ def open_denoiser(
     """DenoiserFile.open, with the adapter from its own file, if there is one."""
     beside: Extra = {}
     if "llm_adapter" in files.parts:
-        file = weights.read(files.located(config, "llm_adapter"), mmap)
+        file = weights.open_weights(files.located(config, "llm_adapter"), mmap)
         shapes = file.shapes()
         beside = {own: (shapes[name], file.source(name)) for own, name in keys.adapter(file).items()}
-    return DENOISER.open(path, dtype, keep_8_bits, mmap, beside)
+    return ANIMA_DENOISER.open(path, dtype, keep_8_bits, mmap, beside)
 
 
 def encode_anima_captions(
@@ -130,15 +145,15 @@ def encode_anima_captions(
     """Captions, without any template -> the last states of Qwen3-0.6B [B, length, C], zero behind each caption,
     and a mask [B, length] of its own tokens."""
     ids = tokenizer(list(captions), max_length=length, truncation=True).input_ids if captions else []
-    return language_model.encode(model, ids, length)
+    return language_model.encode_ids(model, ids, length)
 
 
-CHECKPOINT = Checkpoint(
-    FILES[False],
-    functools.partial(problems, FILES[False]),
-    plain_shapes,
-    DENOISER.open,
-    {"vae": qwen_vae.load, "text_encoder": language_model.load_qwen3},
+ANIMA_CHECKPOINT = Checkpoint(
+    PART_FILES[False],
+    functools.partial(find_anima_problems, PART_FILES[False]),
+    anima_shapes,
+    ANIMA_DENOISER.open,
+    {"vae": qwen_vae.load_qwen_vae, "text_encoder": language_model.load_qwen3},
     tokenizers.QWEN3_SMALL,
     encode_anima_captions,
     lambda _tokenizer, _captions: MAX_TOKENS,

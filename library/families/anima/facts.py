@@ -2,27 +2,27 @@
 
 import re
 
-from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds
+from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, has_tensor
 
-TRANSFORMER = "an Anima transformer"
+ANIMA_TRANSFORMER = "an Anima transformer"
 BARE = "a Cosmos-Predict2 transformer"  # or Anima's, with the adapter in a separate file
-ADAPTER = "a text adapter of Anima"
-MARK = "blocks.0.cross_attn.o_proj.weight"  # a tensor of the adapter, with or without a prefix
+ANIMA_ADAPTER = "a text adapter of Anima"
+ADAPTER_MARK = "blocks.0.cross_attn.o_proj.weight"  # a tensor of the adapter, with or without a prefix
 AROUND = ("x_embedder.", "t_embedder.", "final_layer.")  # of the transformer, outside of its blocks
 
 
-def recognise(shapes: Shapes) -> str:
+def recognise_anima(shapes: Shapes) -> str:
     """Describe an Anima checkpoint: Cosmos-Predict2's transformer with an adapter."""
-    adapter = any(name.endswith(MARK) for name in shapes)
+    adapter = any(name.endswith(ADAPTER_MARK) for name in shapes)
     in_folder = {"patch_embed.proj.weight", "transformer_blocks.0.norm1.linear_1.weight"} <= shapes.keys()
     if in_folder or any(re.match(r"blocks\.\d+\.adaln_modulation_self_attn\.", name) for name in shapes):
-        return TRANSFORMER if adapter else BARE
+        return ANIMA_TRANSFORMER if adapter else BARE
     if adapter:
-        return TRANSFORMER if any(name.startswith(AROUND) for name in shapes) else ADAPTER
+        return ANIMA_TRANSFORMER if any(name.startswith(AROUND) for name in shapes) else ANIMA_ADAPTER
     return ""
 
 
-def hub_model(title: str, name: str) -> HubModel:
+def anima_hub_model(title: str, name: str) -> HubModel:
     """Return a transformer of the publisher's repository, with the parts that all of them need."""
     places = {
         "pretrained_model_name_or_path": (f"diffusion_models/{name}", 4_182_000_000),
@@ -41,15 +41,15 @@ def hub_model(title: str, name: str) -> HubModel:
 FACTS = FamilyFacts(
     name="anima",
     title="Anima",
-    base_model=TRANSFORMER,
+    base_model=ANIMA_TRANSFORMER,
     scripts={
         "anima_train_network": "library.families.anima.options:AnimaLora",
         "anima_train": "library.families.anima.options:AnimaTrain",
     },
     family="library.families.anima.family:AnimaFamily",
     pipelines=("AnimaModularPipeline", "AnimaAutoBlocks"),
-    recognise=recognise,
-    base_models=(TRANSFORMER,),
+    recognise=recognise_anima,
+    base_models=(ANIMA_TRANSFORMER,),
     base_model_version="anima",
     architecture="anima-preview",
     implementation="https://huggingface.co/circlestone-labs/Anima",
@@ -63,12 +63,12 @@ FACTS = FamilyFacts(
     graphs={"LLMAdapterTransformerBlock": 1, "Block": 1},
     compile_seconds=15,
     decoder_memory=3.4,
-    hub_models=(hub_model("Anima", "anima-base-v1.0"), hub_model("Anima preview", "anima-preview")),
+    hub_models=(anima_hub_model("Anima", "anima-base-v1.0"), anima_hub_model("Anima preview", "anima-preview")),
     part_options={
-        "qwen3": holds("model.embed_tokens.weight", 151936, 1024),
+        "qwen3": has_tensor("model.embed_tokens.weight", 151936, 1024),
         "vae": lambda shapes: any(
             len(shapes.get(name, ())) == 5 for name in ("decoder.conv_in.weight", "decoder.conv1.weight")
         ),
-        "llm_adapter_path": lambda shapes: recognise(shapes) == ADAPTER,
+        "llm_adapter_path": lambda shapes: recognise_anima(shapes) == ANIMA_ADAPTER,
     },
 )

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from library.families.anima import adapter
-from library.families.anima.checkpoint import CHECKPOINT, MAX_TOKENS, checkpoint_of
+from library.families.anima.checkpoint import ANIMA_CHECKPOINT, MAX_TOKENS, anima_checkpoint
 from library.families.anima.facts import FACTS
-from library.families.anima.model import BLOCK
+from library.families.anima.model import DENOISER_BLOCK
 from library.families.anima.options import AnimaLora, AnimaTrain
 from library.families.anima.sampler import AnimaSampler
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from library.families.shared.sampler import Sampler
 
 TARGET = "t5"  # the tokenizer whose ids the adapter reads
-TEXT = ("prompt_embeds", "attn_mask", "t5_input_ids", "t5_attn_mask")  # in the order of the denoiser's arguments
-RATES = (
+TEXT_INPUTS = ("prompt_embeds", "attn_mask", "t5_input_ids", "t5_attn_mask")  # in the order of the denoiser's arguments
+RATE_GROUPS = (
     "llm_adapter.",
     ".self_attn.",
     ".cross_attn.",
@@ -49,24 +49,24 @@ class AnimaFamily(OneEncoderFamily):
 
     config: AnimaLora | AnimaTrain
     name = "anima"
-    checkpoint = CHECKPOINT
-    swapped_class = BLOCK
-    block_classes = (adapter.BLOCK, BLOCK)
-    adapter_targets = (adapter.BLOCK, BLOCK, "PatchEmbed", "TimestepEmbedding", "FinalLayer")
+    checkpoint = ANIMA_CHECKPOINT
+    swapped_class = DENOISER_BLOCK
+    block_classes = (adapter.ADAPTER_BLOCK, DENOISER_BLOCK)
+    adapter_targets = (adapter.ADAPTER_BLOCK, DENOISER_BLOCK, "PatchEmbed", "TimestepEmbedding", "FinalLayer")
     text_adapter_targets = language_model.QWEN3_LAYERS
     latent_cache = LatentCache(suffix="_anima.npz", keyed_by_size=True)
     text_cache = TextCache(
-        suffix="_anima_te.npz", keys=TEXT, without_caption=without_caption, rate="caption_dropout_rate"
+        suffix="_anima_te.npz", keys=TEXT_INPUTS, without_caption=without_caption, rate="caption_dropout_rate"
     )
     # The number of image tokens varies (x and pe), that of text tokens does not.
     block_inputs = {
-        adapter.BLOCK: BlockInputs(streams=(0,), dynamic=()),
-        BLOCK: BlockInputs(streams=(0,), dynamic=((0, 1), (4, 1))),
+        adapter.ADAPTER_BLOCK: BlockInputs(streams=(0,), dynamic=()),
+        DENOISER_BLOCK: BlockInputs(streams=(0,), dynamic=((0, 1), (4, 1))),
     }
     # A fifth of a block is modulation, computed once per image; text is a small part of the tokens.
     block_costs = {
-        adapter.BLOCK: BlockCost("llm_adapter.blocks", activations=4, used=0.1),
-        BLOCK: BlockCost("blocks", activations=30, used=0.7),
+        adapter.ADAPTER_BLOCK: BlockCost("llm_adapter.blocks", activations=4, used=0.1),
+        DENOISER_BLOCK: BlockCost("blocks", activations=30, used=0.7),
     }
     sample_defaults = {"negative_prompt": "", "width": 512, "height": 512, "sample_steps": 30, "scale": 7.5}
     architecture = FACTS.architecture
@@ -75,7 +75,7 @@ class AnimaFamily(OneEncoderFamily):
 
     def __init__(self, config: AnimaLora | AnimaTrain):
         super().__init__(config)
-        self.checkpoint = checkpoint_of(config)
+        self.checkpoint = anima_checkpoint(config)
 
     # ---- files
 
@@ -83,7 +83,7 @@ class AnimaFamily(OneEncoderFamily):
         """Return the folders of the tokenizers of Qwen3 and T5."""
         found = super().tokenizer_folders()
         given, name = self.config.model.t5_tokenizer_path, tokenizers.T5_XXL
-        folder = tokenizers.named(given, name, "t5_tokenizer_path") if given else None
+        folder = tokenizers.tokenizer_of_option(given, name, "t5_tokenizer_path") if given else None
         return found | {TARGET: (folder or self.tokenizer_folder(name, "t5_tokenizer"), name)}
 
     def stored_shapes(self) -> dict[str, Shapes]:
@@ -97,7 +97,7 @@ class AnimaFamily(OneEncoderFamily):
         return {f"net.{name}": tensor for name, tensor in super().export(components).items()}
 
     def learning_rate_block(self, path: str) -> int:
-        return next((number for number, part in enumerate(RATES, 1) if part in f".{path}"), 0)
+        return next((number for number, part in enumerate(RATE_GROUPS, 1) if part in f".{path}"), 0)
 
     # ---- captions
 
@@ -113,7 +113,7 @@ class AnimaFamily(OneEncoderFamily):
         """Token lengths of the arrays in the text cache."""
         options = self.config.model
         lengths = (options.qwen3_max_token_length,) * 2 + (options.t5_max_token_length,) * 2
-        return dict(zip(TEXT, lengths, strict=True))
+        return dict(zip(TEXT_INPUTS, lengths, strict=True))
 
     def text(
         self, components: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
@@ -124,9 +124,9 @@ class AnimaFamily(OneEncoderFamily):
         if ENCODER not in (tuple(components.encoders) if encoders is None else encoders):
             return {}
         states, mask = self.checkpoint.encode(components.encoders[ENCODER], components.tokenizers[ENCODER], captions)
-        target = t5.tokens(components.tokenizers[TARGET], captions, self.config.model.t5_max_token_length)
+        target = t5.t5_tokens(components.tokenizers[TARGET], captions, self.config.model.t5_max_token_length)
         made = (states, mask, *(one.to(torch.int32).to(states.device, non_blocking=True) for one in target))
-        return dict(zip(TEXT, made, strict=True))
+        return dict(zip(TEXT_INPUTS, made, strict=True))
 
     # ---- a training step
 
@@ -140,7 +140,7 @@ class AnimaFamily(OneEncoderFamily):
         """The predicted velocity, noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
         size = latents.shape[-2] // 2, latents.shape[-1] // 2
-        output = denoiser(packing.pack(latents), size, *(text[name] for name in TEXT), noised.timesteps)
+        output = denoiser(packing.pack(latents), size, *(text[name] for name in TEXT_INPUTS), noised.timesteps)
         return packing.unpack_channels_last(output.float(), *size)
 
     def sampler(self, components: ModelComponents) -> "Sampler":

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
-from library.families.anima.adapter import PREFIX
-from library.families.anima.facts import TRANSFORMER
+from library.families.anima.adapter import ADAPTER_NAMES_PREFIX
+from library.families.anima.facts import ANIMA_TRANSFORMER
 from library.families.shared.lora_names import LoraNames, Shapes, SharedForm, matrices
-from library.families.shared.tensor_names import prefix_of
+from library.families.shared.tensor_names import denoiser_prefix
 
 # Path in diffusers -> ours, outside of blocks and inside of them.
-OUTSIDE = {
+OUTSIDE_OF_BLOCKS = {
     "patch_embed.proj": "x_embedder.proj.1",
     "time_embed.t_embedder.linear_1": "t_embedder.1.linear_1",
     "time_embed.t_embedder.linear_2": "t_embedder.1.linear_2",
@@ -18,7 +18,7 @@ OUTSIDE = {
     "norm_out.linear_2": "final_layer.adaln_modulation.2",
     "proj_out": "final_layer.linear",
 }
-ATTENTION = {
+ATTENTION_NAMES = {
     "to_q": "q_proj",
     "to_k": "k_proj",
     "to_v": "v_proj",
@@ -26,41 +26,45 @@ ATTENTION = {
     "norm_q": "q_norm",
     "norm_k": "k_norm",
 }
-PARTS = ("self_attn", "cross_attn", "mlp")
+BLOCK_PARTS = ("self_attn", "cross_attn", "mlp")
 INSIDE = {
-    **{f"attn{n}.{old}": f"{part}.{new}" for n, part in enumerate(PARTS[:2], 1) for old, new in ATTENTION.items()},
-    **{f"norm{n}.linear_{i}": f"adaln_modulation_{part}.{i}" for n, part in enumerate(PARTS, 1) for i in (1, 2)},
+    **{
+        f"attn{n}.{old}": f"{part}.{new}"
+        for n, part in enumerate(BLOCK_PARTS[:2], 1)
+        for old, new in ATTENTION_NAMES.items()
+    },
+    **{f"norm{n}.linear_{i}": f"adaln_modulation_{part}.{i}" for n, part in enumerate(BLOCK_PARTS, 1) for i in (1, 2)},
     "ff.net.0.proj": "mlp.layer1",
     "ff.net.2": "mlp.layer2",
 }
-BLOCKS = "transformer_blocks."  # of diffusers
+DIFFUSERS_BLOCKS = "transformer_blocks."  # of diffusers
 EMBEDDING = "embed.weight"  # of the adapter, in any file that has one
 UNUSED = ("pos_embedder.", "accum_")  # tables and counters in some files, which follow from the sizes
 
 
-def canonical(path: str) -> str:
+def canonical_anima_path(path: str) -> str:
     """Convert a path of either tree to ours."""
-    if path.startswith(BLOCKS):
-        number, _, inside = path.removeprefix(BLOCKS).partition(".")
+    if path.startswith(DIFFUSERS_BLOCKS):
+        number, _, inside = path.removeprefix(DIFFUSERS_BLOCKS).partition(".")
         return f"blocks.{number}.{INSIDE.get(inside, inside)}"
-    return OUTSIDE.get(path, path)
+    return OUTSIDE_OF_BLOCKS.get(path, path)
 
 
-def sources(names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
+def anima_sources(names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
     """Plain keys of a transformer's file in either layout -> {our key: key in the file, the first of one piece}."""
     found = {}
     for name in names:
         if not name.startswith(UNUSED):
             path, _, ending = name.rpartition(".")
-            found[f"{canonical(path)}.{ending}"] = (name, 0, 1)
+            found[f"{canonical_anima_path(path)}.{ending}"] = (name, 0, 1)
     return found
 
 
 def adapter(names: Iterable[str]) -> dict[str, str]:
     """Keys of a file with an adapter, alone or in a whole model -> {the denoiser's key: key in the file}."""
     names = list(names)
-    prefix = next((name.removesuffix(EMBEDDING) for name in names if name.endswith(EMBEDDING)), PREFIX)
-    return {PREFIX + name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+    prefix = next((name.removesuffix(EMBEDDING) for name in names if name.endswith(EMBEDDING)), ADAPTER_NAMES_PREFIX)
+    return {ADAPTER_NAMES_PREFIX + name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
 
 
 ENCODER = "text_encoder"
@@ -97,15 +101,15 @@ class AnimaLoraNames(LoraNames):
         "t_embedder",
     )
     shared: ClassVar[SharedForm] = SharedForm(has_alphas=False)  # diffusers would load alphas as weights
-    mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
+    mergeable: ClassVar[tuple[str, ...]] = (ANIMA_TRANSFORMER,)
 
     def canonical(self, path: str) -> tuple[str, int, int]:
         """A path of either tree -> ours."""
-        return canonical(path), 0, 1
+        return canonical_anima_path(path), 0, 1
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
         """Return attention and MLP of all blocks, without modulation, embedders and text adapter."""
-        for path in matrices(shapes, prefix_of(shapes)):
+        for path in matrices(shapes, denoiser_prefix(shapes)):
             if path.startswith("blocks.") and any(part in path for part in BLOCK_LAYERS):
                 yield "denoiser", path
 

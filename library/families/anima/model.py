@@ -27,9 +27,9 @@ from library.families.shared.transformer import (
     sinusoids,
 )
 
-BLOCK = "Block"
+DENOISER_BLOCK = "Block"
 PADDING = 4  # the last inputs of a token, which mark padding latents; an image has none
-THETA = 10000.0
+ROPE_THETA = 10000.0
 LARGER = 4.0  # the positions are stretched for images this many times as wide as in the first training
 
 
@@ -60,7 +60,7 @@ class AnimaShape:
             context=tuple(shapes["blocks.0.cross_attn.k_proj.weight"])[1],
             mlp=tuple(shapes["blocks.0.mlp.layer1.weight"])[0],
             modulation=tuple(shapes["blocks.0.adaln_modulation_self_attn.1.weight"])[0],
-            blocks=count(shapes),
+            blocks=count_anima_blocks(shapes),
             adapter=AdapterShape.of(shapes),
         )
 
@@ -74,10 +74,10 @@ class AnimaShape:
     def theta(self) -> float:
         # The frame is always 0, so one base serves all axes.
         side = self.axes[1]
-        return THETA * LARGER ** (side / (side - 2))
+        return ROPE_THETA * LARGER ** (side / (side - 2))
 
 
-def count(names: Iterable[str]) -> int:
+def count_anima_blocks(names: Iterable[str]) -> int:
     return len({name.split(".")[1] for name in names if name.startswith("blocks.")})
 
 

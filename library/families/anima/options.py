@@ -10,7 +10,7 @@ from library import families
 from library.config import sections
 from library.config.problems import Problem
 from library.config.run_config import Rule
-from library.config.schema import opt, section
+from library.config.schema import define_section, opt
 from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer, regexes
 
 # Options that sd-scripts parses for every family, but that mean nothing here.
@@ -19,17 +19,17 @@ INEFFECTIVE = {
 }
 
 # Flags of sd-scripts with another name here, and those that are not needed.
-ALIASES = {"unsloth_offload_checkpointing": "cpu_offload_checkpointing"}
+FLAG_ALIASES = {"unsloth_offload_checkpointing": "cpu_offload_checkpointing"}
 FOREIGN = {
     "attn_mode": "attention is PyTorch's SDPA; attention_kernel chooses among its kernels",
     "vae_chunk_size": "images are encoded whole; vae_batch_size says how many at once",
     "vae_disable_cache": "a single image needs no cache in the VAE",
 }
 # Values with which sigmoid_scale has no effect.
-SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
-RATES = ("self_attn_lr", "cross_attn_lr", "mlp_lr", "mod_lr", "llm_adapter_lr")
+WITHOUT_SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
+RATE_OPTIONS = ("self_attn_lr", "cross_attn_lr", "mlp_lr", "mod_lr", "llm_adapter_lr")
 
-OTHERS = {
+OTHER_FILES = {
     "qwen3": "the Qwen3-0.6B text encoder (qwen_3_06b_base.safetensors)",
     "vae": "the Qwen-Image VAE (qwen_image_vae.safetensors)",
 }
@@ -78,7 +78,7 @@ class AnimaModel(sections.Model):
     def text_encoder(self) -> str | None:
         return self.qwen3
 
-    others: ClassVar[Mapping[str, str]] = OTHERS
+    others: ClassVar[Mapping[str, str]] = OTHER_FILES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,14 +173,14 @@ class AnimaRun:
     script_with = staticmethod(families.script_with)
     shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
-    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(SIGMOID)
-    aliases: ClassVar[Mapping[str, str]] = ALIASES
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(WITHOUT_SIGMOID)
+    aliases: ClassVar[Mapping[str, str]] = FLAG_ALIASES
     foreign: ClassVar[Mapping[str, str]] = FOREIGN
 
-    model: AnimaModel = section(AnimaModel)
-    noise: AnimaFlow = section(AnimaFlow)
-    memory: AnimaMemory = section(AnimaMemory)
-    compile: AnimaCompile = section(AnimaCompile)
+    model: AnimaModel = define_section(AnimaModel)
+    noise: AnimaFlow = define_section(AnimaFlow)
+    memory: AnimaMemory = define_section(AnimaMemory)
+    compile: AnimaCompile = define_section(AnimaCompile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,11 +190,11 @@ class AnimaLora(AnimaRun, sections.TransformerLora):
     script: ClassVar[str] = "anima_train_network"
     title: ClassVar[str] = "Anima LoRA"
     foreign: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        RATES, "it is for the fine-tune; network_args has network_reg_lrs"
+        RATE_OPTIONS, "it is for the fine-tune; network_args has network_reg_lrs"
     )
 
-    cache: AnimaAdapterCache = section(AnimaAdapterCache)
-    network: AnimaNetwork = section(AnimaNetwork)
+    cache: AnimaAdapterCache = define_section(AnimaAdapterCache)
+    network: AnimaNetwork = define_section(AnimaNetwork)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +204,7 @@ class AnimaTrain(AnimaRun, sections.TransformerTrain):
     script: ClassVar[str] = "anima_train"
     title: ClassVar[str] = "Anima fine-tune"
 
-    optim: AnimaFullOptim = section(AnimaFullOptim)
+    optim: AnimaFullOptim = define_section(AnimaFullOptim)
 
 
 EXCLUDED = re.compile(r".*(_modulation|_norm|_embedder|final_layer).*")  # unless a pattern includes them

@@ -18,7 +18,7 @@ from library.families.shared.lora_names import matrices
 from library.families.shared.random_networks import T5_WORDS, DemoTables, InputShapes, RandomNetworks, prefixed
 from library.families.shared.random_sizes import FULL_QWEN_VAE, LanguageModelSizes, QwenVaeSizes
 
-WORDS = 151936  # size of Qwen3's published vocabulary, with spare rows
+VOCABULARY = 151936  # size of Qwen3's published vocabulary, with spare rows
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def model_sizes(_config: RunConfig, full: bool) -> AnimaSizes:
     return FULL if full else TINY
 
 
-def shape(sizes: AnimaSizes, words: int) -> AnimaShape:
+def anima_shape(sizes: AnimaSizes, words: int) -> AnimaShape:
     """The denoiser's own sizes."""
     adapter = AdapterShape(
         words, sizes.text, sizes.adapter, sizes.adapter_head, 4 * sizes.adapter, sizes.adapter_blocks
@@ -76,17 +76,17 @@ def shape(sizes: AnimaSizes, words: int) -> AnimaShape:
     )
 
 
-def random(sizes: AnimaSizes = TINY, words: int = WORDS, target_words: int = T5_WORDS) -> RandomNetworks:
+def make_networks(sizes: AnimaSizes = TINY, words: int = VOCABULARY, target_words: int = T5_WORDS) -> RandomNetworks:
     """Return the networks of these sizes, for tokenizers with so many words."""
     return RandomNetworks(
-        lambda: random_networks.empty(lambda: Anima(shape(sizes, target_words))),
+        lambda: random_networks.build_on_meta(lambda: Anima(anima_shape(sizes, target_words))),
         {"text_encoder": lambda: language_model.empty_qwen3(**sizes.text_settings(words))},
         sizes.empty_vae,
         sizes.resolutions,
     )
 
 
-def adopt(family: AnimaFamily, denoiser: nn.Module) -> None:
+def adopt_denoiser(family: AnimaFamily, denoiser: nn.Module) -> None:
     """Do nothing: this family reads nothing else from headers."""
 
 
@@ -100,7 +100,7 @@ def input_shapes(family: AnimaFamily, denoiser: Anima) -> InputShapes:
     return InputShapes(sizes.channels // 4, text, words={"t5_input_ids": sizes.adapter.words})
 
 
-def write(
+def write_random_model(
     folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, sizes: AnimaSizes = TINY
 ) -> dict[str, Path]:
     """Write the three files of a tiny model, in ComfyUI's layouts, and its tokenizers into a folder.
@@ -111,7 +111,7 @@ def write(
     places = {"tokenizer": folder / "tokenizer", "t5_tokenizer": folder / "t5_tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
     target = random_tokenizers.t5_tokenizer(places["t5_tokenizer"])
-    made = random(sizes, *((WORDS, T5_WORDS) if sizes == FULL else (words, target)))
+    made = make_networks(sizes, *((VOCABULARY, T5_WORDS) if sizes == FULL else (words, target)))
     text = made.encoders["text_encoder"]().state_dict()
     parts = {
         "anima": ("anima_tiny", made.denoiser().state_dict(), prefixed("net.")),
@@ -152,7 +152,7 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
         if ending in DIFFUSERS_ENDINGS
     }
     head, (hidden, inputs) = known["blocks.0.self_attn.q_norm.weight"][0], known["x_embedder.proj.1.weight"]
-    return diffusers_layers.converted(
+    return diffusers_layers.convert_with_mixin(
         named,
         "CosmosTransformer3DModel",
         "AnimaLoraLoaderMixin",

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from library.families.base import SampleRequest
 from library.families.shared import packing, qwen_vae
-from library.families.shared.sampler import FlowSampler, generator_of
+from library.families.shared.sampler import FlowSampler, sample_generator
 from library.objectives import flow
 
 if TYPE_CHECKING:
@@ -29,19 +29,19 @@ class AnimaSampler(FlowSampler):
         device = model.t_embedding_norm.weight.device
         height, width = self.grid(request)
         text = [*self.text(request, device).values()]
-        noise = torch.randn(1, model.sizes.channels // 4, 2 * height, 2 * width, generator=generator_of(request))
+        noise = torch.randn(1, model.sizes.channels // 4, 2 * height, 2 * width, generator=sample_generator(request))
 
         def velocity(latents: Tensor, sigma: float) -> Tensor:
             times = torch.full((len(latents),), sigma, device=device)
             output = model(packing.pack(latents), (height, width), *text, times).float()
             return packing.unpack_channels_last(output, height, width)
 
-        return self.integrate(noise.to(device), schedule(request.steps, request.shift or SHIFT), request, velocity)
+        return self.integrate(noise.to(device), anima_sigmas(request.steps, request.shift or SHIFT), request, velocity)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
-        return qwen_vae.denormalised(latents)
+        return qwen_vae.denormalise_qwen(latents)
 
 
-def schedule(steps: int, shift: float = SHIFT) -> list[float]:
+def anima_sigmas(steps: int, shift: float = SHIFT) -> list[float]:
     """The steps + 1 sigmas of a sampling run, from 1 to 0."""
     return flow.shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), shift).tolist()

@@ -11,104 +11,111 @@ from library.families.facts import Shapes
 from library.families.flux import keys
 from library.families.flux.facts import FACTS, LATER
 from library.families.flux.model import Flux, Sizes
-from library.families.flux.options import OTHERS
-from library.families.flux.variants import FOLDER, RADIANCE, VARIANTS, FluxVariant
+from library.families.flux.options import OTHER_FLUX_FILES
+from library.families.flux.variants import FLUX_VARIANTS, IN_DIFFUSERS_LAYOUT, RADIANCE, FluxVariant
 from library.families.shared import autoencoder, clip, denoiser_file, expected_tensors, t5, tensor_names, weights
 from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.known_files import UNKNOWN
-from library.families.shared.part_files import Entries, Part, PartFiles, complete, incomplete, lacking
+from library.families.shared.part_files import Entries, Part, PartFiles, complete, incomplete, incomplete_part
 
-BASE = "pretrained_model_name_or_path"
+MODEL_OPTION = "pretrained_model_name_or_path"
 
 
-def _parts(variant: FluxVariant) -> Iterator[tuple[str, Part]]:
+def _part_descriptions(variant: FluxVariant) -> Iterator[tuple[str, Part]]:
     transformers = ("double_blocks.0.img_attn.qkv.weight", "single_transformer_blocks.0.proj_mlp.weight")
-    yield "denoiser", Part(BASE, variant.transformer, ("transformer", *variant.files), transformers)
+    yield "denoiser", Part(MODEL_OPTION, variant.transformer, ("transformer", *variant.files), transformers)
     if "clip_l" in variant.encoders:
         clip_l = ("text_encoder", "clip_l.safetensors")
-        marks = (clip.MARKER,)
-        yield "clip_l", Part("clip_l", OTHERS["clip_l"], clip_l, marks, expected_tensors.clip)
+        marks = (clip.CLIP_MARKER,)
+        yield "clip_l", Part("clip_l", OTHER_FLUX_FILES["clip_l"], clip_l, marks, expected_tensors.clip)
     t5xxl = (variant.text_encoder, "t5xxl_fp16.safetensors", "t5xxl*.safetensors")
-    yield "t5xxl", Part("t5xxl", OTHERS["t5xxl"], t5xxl, (t5.MARKER,), expected_tensors.t5)
+    yield "t5xxl", Part("t5xxl", OTHER_FLUX_FILES["t5xxl"], t5xxl, (t5.T5_MARKER,), expected_tensors.t5)
     ae = ("vae", "ae.safetensors")
-    yield "ae", Part("ae", OTHERS["ae"], ae, (autoencoder.MARKER,), expected_tensors.autoencoder)
+    yield "ae", Part("ae", OTHER_FLUX_FILES["ae"], ae, (autoencoder.VAE_MARKER,), expected_tensors.autoencoder_tensors)
 
 
-DENOISER = DoubleStreamFile(
+FLUX_DENOISER = DoubleStreamFile(
     lambda shapes: FACTS.recognise(shapes) or FACTS.base_model,
     keys.TREES,
-    keys.sources,
+    keys.flux_sources,
     lambda shapes: Flux(Sizes.of(shapes)),
 )
 # Descriptions of the parts by their headers.
-KINDS = {"clip_l": "a CLIP text encoder", "t5xxl": "a T5 text encoder", "ae": "a VAE"}
-PLAIN = {"denoiser": tensor_names.without_prefix, "clip_l": clip.plain, "t5xxl": t5.plain, "ae": autoencoder.plain}
-FILES = {name: PartFiles(dict(_parts(variant))) for name, variant in VARIANTS.items()}  # by model_type
+PART_WORDS = {"clip_l": "a CLIP text encoder", "t5xxl": "a T5 text encoder", "ae": "a VAE"}
+PLAIN_NAMES = {
+    "denoiser": tensor_names.without_prefix,
+    "clip_l": clip.plain_clip_names,
+    "t5xxl": t5.plain_t5_names,
+    "ae": autoencoder.plain_vae_names,
+}
+PART_FILES = {
+    name: PartFiles(dict(_part_descriptions(variant))) for name, variant in FLUX_VARIANTS.items()
+}  # by model_type
 
 
-def problems(config: RunConfig, model_type: str) -> Iterator[Problem]:
+def find_flux_problems(config: RunConfig, model_type: str) -> Iterator[Problem]:
     """Problems of the parts, from their headers, each with its option and the fix."""
     found: dict[str, Shapes] = {}
-    files = FILES[model_type]
+    files = PART_FILES[model_type]
 
     def look(part: str, path: Path, entries: Entries) -> Iterator[Problem]:
         about = files.parts[part]
         if problem := unfit(path, entries, part, about):
             yield Problem(about.option, ": {problem}", problem=problem)
-        elif part == "denoiser" and (other := another(path, entries, model_type)):
+        elif part == "denoiser" and (other := other_variant_problem(path, entries, model_type)):
             yield other
         else:
-            found[part] = plain_shapes(entries, part)
+            found[part] = flux_shapes(entries, part)
             if part == "denoiser":
-                yield from config.compile.beyond(keys.blocks(found[part]))
-                yield from denoiser_file.problems(path, BASE, DENOISER.open)
+                yield from config.compile.beyond(keys.count_flux_blocks(found[part]))
+                yield from denoiser_file.find_denoiser_problems(path, MODEL_OPTION, FLUX_DENOISER.open)
 
     yield from files.problems(config, look)
     yield from mismatched(found, files.parts)
 
 
-def another(path: Path, entries: Entries, model_type: str) -> Problem | None:
+def other_variant_problem(path: Path, entries: Entries, model_type: str) -> Problem | None:
     """The problem of a transformer of another variant than model_type."""
-    words = FACTS.recognise(plain_shapes(entries, "denoiser")).removesuffix(FOLDER)
-    if words == VARIANTS[model_type].found:
+    words = FACTS.recognise(flux_shapes(entries, "denoiser")).removesuffix(IN_DIFFUSERS_LAYOUT)
+    if words == FLUX_VARIANTS[model_type].found:
         return None
-    fitting = next(name for name, variant in VARIANTS.items() if variant.found == words)
+    fitting = next(name for name, variant in FLUX_VARIANTS.items() if variant.found == words)
     return Problem(
         "model_type",
         ": {path} is {found}: use model_type = {fitting}",
         path=path,
         found=Message(words),
         fitting=fitting,
-        also=BASE,
+        also=MODEL_OPTION,
         fix={"model_type": fitting},
     )
 
 
-def title(config: RunConfig) -> str:
+def title_in_metadata(config: RunConfig) -> str:
     """Return the name of the transformer in its single file's metadata, "" if it has none. Raises ConfigError."""
-    path = FILES["flux"].present(config, "denoiser")
-    if path is None or path.suffix != ".safetensors" or not weights.entries(path):
+    path = PART_FILES["flux"].present(config, "denoiser")
+    if path is None or path.suffix != ".safetensors" or not weights.header_entries(path):
         return ""
     about = weights.raw_header(path).get("__metadata__")
     return str(about.get("modelspec.title", "")) if isinstance(about, dict) else ""
 
 
-def plain_shapes(entries: Entries, part: str) -> dict[str, tuple[int, ...]]:
-    return {plain: tuple(entries[name]["shape"]) for plain, name in PLAIN[part](entries).items()}
+def flux_shapes(entries: Entries, part: str) -> dict[str, tuple[int, ...]]:
+    return {plain: tuple(entries[name]["shape"]) for plain, name in PLAIN_NAMES[part](entries).items()}
 
 
 def unfit(path: Path, entries: Entries, part: str, about: Part) -> Message | None:
     """Return why a file cannot serve as a part, with the fix; None if it can."""
-    shapes = plain_shapes(entries, part)
-    of, found = recognition.described({name: tuple(entry["shape"]) for name, entry in entries.items()})
+    shapes = flux_shapes(entries, part)
+    of, found = recognition.family_and_description({name: tuple(entry["shape"]) for name, entry in entries.items()})
     if found == "a LoRA file":
         template = "{path} is a LoRA file, not a model; expected {what}"
         if part == "denoiser":
             template = "{path} is a LoRA file, not a model: give it as --network_weights; expected {what}"
         return Message(template, path=path, what=about.what)
     ours = of is FACTS and all(found != later for *_, later in LATER)
-    fits = ours if part == "denoiser" else found in (KINDS[part], UNKNOWN)
-    if fits and (problem := lacking(path, about, shapes, "" if found == UNKNOWN else found)):
+    fits = ours if part == "denoiser" else found in (PART_WORDS[part], UNKNOWN)
+    if fits and (problem := incomplete_part(path, about, shapes, "" if found == UNKNOWN else found)):
         return problem
     if not fits or not any(name.endswith(about.marker) for name in shapes):
         other = of if part == "denoiser" and of is not FACTS else None
@@ -134,10 +141,10 @@ def unusual(path: Path, shapes: Shapes) -> Message | None:
             path=path,
         )
     try:
-        sizes = Sizes.of(DENOISER.bfl_shapes(shapes))
+        sizes = Sizes.of(FLUX_DENOISER.bfl_shapes(shapes))
     except KeyError as e:
-        return incomplete(path, FACTS.recognise(shapes).removesuffix(FOLDER), [e.args[0]])
-    if sizes.in_channels not in (inputs := {one.inputs * sizes.out_channels for one in VARIANTS.values()}):
+        return incomplete(path, FACTS.recognise(shapes).removesuffix(IN_DIFFUSERS_LAYOUT), [e.args[0]])
+    if sizes.in_channels not in (inputs := {one.inputs * sizes.out_channels for one in FLUX_VARIANTS.values()}):
         return Message(
             "{path} takes {takes} channels (Depth, Canny), which is not trained here: use one that takes {inputs}",
             path=path,
@@ -151,7 +158,7 @@ def mismatched(shapes: Mapping[str, Shapes], parts: Mapping[str, Part]) -> Itera
     """Problems of parts that are valid but do not match: a smaller T5, another VAE."""
     if "denoiser" not in shapes:
         return
-    model = DENOISER.bfl_shapes(shapes["denoiser"])
+    model = FLUX_DENOISER.bfl_shapes(shapes["denoiser"])
     widths = {}
     if "clip_l" in parts:
         widths["clip_l"] = ("token_embedding.weight", 1, model["vector_in.in_layer.weight"][1])
@@ -173,8 +180,10 @@ def mismatched(shapes: Mapping[str, Shapes], parts: Mapping[str, Part]) -> Itera
 
 def load_clip_l(path: Path, dtype: Any, mmap: bool = True) -> Any:
     """Read CLIP-L: a single file (`text_model.*`, with any prefix), or a folder of any version of transformers."""
-    file = weights.read(path, mmap)
-    if not any(name.endswith(clip.MARKER) for name in file):
-        raise recognition.wrong(path, KINDS["clip_l"])
-    with complete(path, KINDS["clip_l"]):
-        return clip.encoder({own: weights.cast(file[name], dtype) for own, name in clip.plain(file).items()})
+    file = weights.open_weights(path, mmap)
+    if not any(name.endswith(clip.CLIP_MARKER) for name in file):
+        raise recognition.wrong_kind_error(path, PART_WORDS["clip_l"])
+    with complete(path, PART_WORDS["clip_l"]):
+        return clip.encoder(
+            {own: weights.cast_floating(file[name], dtype) for own, name in clip.plain_clip_names(file).items()}
+        )

@@ -12,7 +12,7 @@ from library.families.shared import packing
 if TYPE_CHECKING:
     from PIL import Image
 
-SIDE = 16  # pixels of one token
+TOKEN_SIDE = 16  # pixels of one token
 MEGAPIXEL = 1024 * 1024
 # Widths and heights that Kontext was trained with, and the transposed ones.
 _SHAPES = (
@@ -40,7 +40,7 @@ def packed(controls: Sequence[Tensor], inpaints: bool) -> list[Tensor]:
     return [torch.cat((packing.pack(around), packing.pack(pixels)), dim=-1)]
 
 
-def shown(tokens: Tensor, more: Sequence[Tensor], inpaints: bool) -> Tensor:
+def add_control_tokens(tokens: Tensor, more: Sequence[Tensor], inpaints: bool) -> Tensor:
     """Combine tokens of the noised image [B, S, 64] with those of `packed`: appended, or as further channels."""
     more = [one.to(tokens).expand(len(tokens), -1, -1) for one in more]
     return torch.cat((tokens, *more), dim=-1 if inpaints else 1) if more else tokens
@@ -52,15 +52,17 @@ def reference_size(size: tuple[int, int], area: int) -> tuple[int, int]:
     """
     _, width, height = min((abs(size[0] / size[1] - w / h), w, h) for w, h in KONTEXT_SHAPES)
     scale = (area / MEGAPIXEL) ** 0.5
-    return max(SIDE, round(width * scale / SIDE) * SIDE), max(SIDE, round(height * scale / SIDE) * SIDE)
+    return max(TOKEN_SIDE, round(width * scale / TOKEN_SIDE) * TOKEN_SIDE), max(
+        TOKEN_SIDE, round(height * scale / TOKEN_SIDE) * TOKEN_SIDE
+    )
 
 
-def pixels(image: "Image.Image", size: tuple[int, int]) -> Tensor:
+def scaled_pixels(image: "Image.Image", size: tuple[int, int]) -> Tensor:
     """A picture scaled to (width, height) as [1, 3, H, W] in -1..1."""
     scaled = image.convert("RGB").resize(size, 1)  # Lanczos, as in diffusers' pipelines
     return torch.from_numpy(np.asarray(scaled).astype("float32") / 255).permute(2, 0, 1)[None] * 2 - 1
 
 
-def paint_mask(mask: "Image.Image", size: tuple[int, int]) -> Tensor:
+def scaled_paint_mask(mask: "Image.Image", size: tuple[int, int]) -> Tensor:
     """Scale a mask to (width, height) as [1, 1, H, W]: 1 where it is bright, so in the region to inpaint, else 0."""
-    return (pixels(mask.convert("L"), size)[:, :1] >= 0).float()
+    return (scaled_pixels(mask.convert("L"), size)[:, :1] >= 0).float()

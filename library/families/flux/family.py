@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from library.families.base import Family
     from library.families.shared.sampler import Sampler
 
-PREFIXES = {"denoiser": "lora_unet", "clip_l": "lora_te1", "t5xxl": "lora_te3"}
+PART_PREFIXES = {"denoiser": "lora_unet", "clip_l": "lora_te1", "t5xxl": "lora_te3"}
 T5_STEP = 64  # a shortened text length is a multiple of this many tokens
 T5_LENGTH = {False: 512, True: 256}  # training lengths in tokens; True: schnell
 POOLED = 768  # width of CLIP-L's vector in sd-scripts' caches; zeros if the model does not use it
@@ -40,7 +40,7 @@ class FluxFamily(TransformerFamily):
     name = "flux"
     block_classes = ("DoubleStreamBlock", "SingleStreamBlock")
     adapter_targets = ("DoubleStreamBlock", "SingleStreamBlock")
-    text_adapter_targets = (*clip.LAYERS, *t5.LAYERS)
+    text_adapter_targets = (*clip.CLIP_LAYER_CLASSES, *t5.T5_LAYER_CLASSES)
     latent_cache = LatentCache(suffix="_flux.npz", keyed_by_size=True)
     text_cache = TextCache(
         suffix="_flux_te.npz",
@@ -57,7 +57,7 @@ class FluxFamily(TransformerFamily):
     def __init__(self, config: FluxLora | FluxTrain):
         super().__init__(config)
         self.variant = config.model.variant
-        self.files = checkpoint.FILES[config.model.model_type]
+        self.files = checkpoint.PART_FILES[config.model.model_type]
         # Text encoder -> its tokenizer: id on the hub, and folder in a diffusers model.
         places = {"clip_l": (tokenizers.CLIP_L, "tokenizer"), "t5xxl": (tokenizers.T5_XXL, self.variant.tokenizer)}
         self.tokenizers = {name: places[name] for name in self.variant.encoders}
@@ -88,8 +88,8 @@ class FluxFamily(TransformerFamily):
     def is_schnell(self) -> bool:
         """Whether the model was distilled without guidance, from its header."""
         path = self.files.located(self.config, "denoiser")
-        plain = checkpoint.plain_shapes(part_files.read_entries(path), "denoiser")
-        return Sizes.of(checkpoint.DENOISER.bfl_shapes(plain)).is_schnell
+        plain = checkpoint.flux_shapes(part_files.read_entries(path), "denoiser")
+        return Sizes.of(checkpoint.FLUX_DENOISER.bfl_shapes(plain)).is_schnell
 
     @property
     def architecture(self) -> str:
@@ -104,8 +104,8 @@ class FluxFamily(TransformerFamily):
         """Defaults of a sample prompt. Krea is recognised by its name, in the path or in the file's title."""
         options, title = self.config.model, ""
         with contextlib.suppress(ConfigError):
-            title = checkpoint.title(self.config)
-        variant = variants.chosen(options.model_type, options.pretrained_model_name_or_path, title)
+            title = checkpoint.title_in_metadata(self.config)
+        variant = variants.choose_variant(options.model_type, options.pretrained_model_name_or_path, title)
         return {"negative_prompt": "", "width": 512, "height": 512, **variant.sample_defaults}
 
     @property
@@ -141,15 +141,18 @@ class FluxFamily(TransformerFamily):
             return None
         longest = 256
         if wanted == "longest":
-            longest = t5.longest(components.tokenizers["t5xxl"], captions, self.text_length) + self.variant.padding_seen
+            longest = (
+                t5.longest_t5_text(components.tokenizers["t5xxl"], captions, self.text_length)
+                + self.variant.padding_seen
+            )
         return min(-(-longest // T5_STEP) * T5_STEP, self.text_length)
 
     def problems(self) -> Iterator[Problem]:
         """Yield what is missing or wrong among the model's files; reads headers only."""
-        wrong = list(checkpoint.problems(self.config, self.config.model.model_type))
+        wrong = list(checkpoint.find_flux_problems(self.config, self.config.model.model_type))
         yield from wrong
         for encoder in self.tokenizers:  # searched beside the networks, so reported once these are found
-            about = (encoder, checkpoint.BASE)
+            about = (encoder, checkpoint.MODEL_OPTION)
             if not self.files.named(self.config, encoder) or any(one.option in about for one in wrong):
                 continue
             try:
@@ -162,7 +165,7 @@ class FluxFamily(TransformerFamily):
         if not self.files.present(self.config, "denoiser"):
             return
         options, base = self.config.model, self.config.model.pretrained_model_name_or_path
-        names = f"{base} {checkpoint.title(self.config)} {part_files.pipeline(base)}".lower()
+        names = f"{base} {checkpoint.title_in_metadata(self.config)} {part_files.pipeline(base)}".lower()
         if options.model_type in ("flux", "krea") and "kontext" in names:
             yield Problem(
                 "model_type",
@@ -188,11 +191,11 @@ class FluxFamily(TransformerFamily):
         base = options.pretrained_model_name_or_path
         whole = part_files.whole_model(Path(base)) if base and Path(base).exists() else None
         for place in (getattr(options, encoder), whole or base, options.clip_l, options.t5xxl, options.ae):
-            for folder in tokenizers.places(name, place, subfolder, None):
-                if tokenizers.holds(folder, tokenizers.kind(name)):
+            for folder in tokenizers.tokenizer_places(name, place, subfolder, None):
+                if tokenizers.has_tokenizer(folder, tokenizers.tokenizer_kind(name)):
                     return folder
         token = self.config.hub.huggingface_token
-        return tokenizers.find(name, whole or base, subfolder, options.tokenizer_cache_dir, token)
+        return tokenizers.find_tokenizer(name, whole or base, subfolder, options.tokenizer_cache_dir, token)
 
     def stored_shapes(self) -> dict[str, Shapes]:
         """Shapes of the parts whose files are on this machine."""
@@ -200,10 +203,10 @@ class FluxFamily(TransformerFamily):
         for part in self.files.parts:
             with contextlib.suppress(ConfigError):
                 if path := self.files.present(self.config, part):
-                    shapes = checkpoint.plain_shapes(part_files.read_entries(path), part)
+                    shapes = checkpoint.flux_shapes(part_files.read_entries(path), part)
                     found["vae" if part == "ae" else part] = shapes
         if "denoiser" in found:
-            found["denoiser"] = checkpoint.DENOISER.bfl_shapes(found["denoiser"])
+            found["denoiser"] = checkpoint.FLUX_DENOISER.bfl_shapes(found["denoiser"])
             sizes = Sizes.of(found["denoiser"])
             self.depth = (sizes.double_blocks, sizes.single_blocks)
         return found
@@ -220,12 +223,12 @@ class FluxFamily(TransformerFamily):
         config, mmap = self.config, not self.config.model.disable_mmap_load_safetensors
         paths = {part: self.files.located(config, part) for part in self.files.parts}
         keep_8_bits = config.adapters and config.precision.fp8_denoiser
-        denoiser, fill = checkpoint.DENOISER.open(paths["denoiser"], dtype, keep_8_bits, mmap)
+        denoiser, fill = checkpoint.FLUX_DENOISER.open(paths["denoiser"], dtype, keep_8_bits, mmap)
         frozen = frozen or dtype
         exact = config.model.float32_vae or frozen == torch.float16
         kind = torch.float32 if exact else frozen
-        read = {"clip_l": checkpoint.load_clip_l, "t5xxl": t5.load}
-        readers = {"vae": functools.partial(autoencoder.load, paths["ae"], kind, autoencoder.FLUX, mmap)}
+        read = {"clip_l": checkpoint.load_clip_l, "t5xxl": t5.load_t5}
+        readers = {"vae": functools.partial(autoencoder.load_autoencoder, paths["ae"], kind, autoencoder.FLUX, mmap)}
         readers |= {part: functools.partial(read[part], paths[part], frozen, mmap) for part in self.variant.encoders}
         files = {part: tuple(weights.files(paths["ae" if part == "vae" else part])) for part in readers}
         deferred = {
@@ -245,8 +248,8 @@ class FluxFamily(TransformerFamily):
 
     def adapter_name(self, part: str, path: str) -> str:
         """("denoiser", "double_blocks.0.img_attn.qkv") -> "lora_unet_double_blocks_0_img_attn_qkv"."""
-        path = clip.canonical(path) if part == "clip_l" else path
-        return f"{PREFIXES[part]}_{path.replace('.', '_')}"
+        path = clip.canonical_clip_path(path) if part == "clip_l" else path
+        return f"{PART_PREFIXES[part]}_{path.replace('.', '_')}"
 
     def is_frozen(self, path: str) -> bool:
         """Chroma's approximator, which is never trained, and a guidance embedding that is unused."""
@@ -287,13 +290,13 @@ class FluxFamily(TransformerFamily):
         out: dict[str, Tensor] = {}
         if "clip_l" in wanted:
             model = components.encoders["clip_l"]
-            ids = clip.tokens(components.tokenizers["clip_l"], captions)[:, 0]
+            ids = clip.clip_tokens(components.tokenizers["clip_l"], captions)[:, 0]
             ids = ids.to(next(model.parameters()).device, non_blocking=True)
             out["l_pooled"] = model(input_ids=ids).pooler_output
         if "t5xxl" in wanted:
-            ids, mask = t5.tokens(components.tokenizers["t5xxl"], captions, self.text_length)
+            ids, mask = t5.t5_tokens(components.tokenizers["t5xxl"], captions, self.text_length)
             used = mask if self.config.model.apply_t5_attn_mask else None
-            out["t5_out"] = t5.encode(components.encoders["t5xxl"], ids, used)
+            out["t5_out"] = t5.encode_t5_ids(components.encoders["t5xxl"], ids, used)
             device = out["t5_out"].device
             out["txt_ids"] = torch.zeros(*ids.shape, 3, device=device)
             out["t5_attn_mask"] = mask.to(device, non_blocking=True)
@@ -312,7 +315,9 @@ class FluxFamily(TransformerFamily):
             guidance = torch.full((len(latents),), options.guidance_scale, device=latents.device)
         references = [] if inpaints else [(one.shape[-2] // 2, one.shape[-1] // 2) for one in controls]
         output = denoiser(
-            img=control_tokens.shown(packing.pack(latents), control_tokens.packed(controls, inpaints), inpaints),
+            img=control_tokens.add_control_tokens(
+                packing.pack(latents), control_tokens.packed(controls, inpaints), inpaints
+            ),
             timesteps=noised.timesteps,
             guidance=guidance,
             **self.conditions(text, (height, width), latents.device, references),

@@ -5,13 +5,28 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from library.families.flux.variants import CHROMA, FILL, FOLDER, TRANSFORMER
+from library.families.flux.variants import CHROMA, FILL, IN_DIFFUSERS_LAYOUT, TRANSFORMER
 from library.families.shared import double_stream_keys
-from library.families.shared.double_stream_keys import ATTENTION, SWAPPED, DoubleStreamKeys, joined, linears
+from library.families.shared.double_stream_keys import (
+    DOUBLE_STREAM_ATTENTION,
+    SWAPPED,
+    DoubleStreamKeys,
+    join_tensors,
+    linears,
+)
 from library.families.shared.double_stream_lora import DoubleStreamLoraNames
 from library.families.shared.lora_names import Shapes, SharedForm
 
-__all__ = ["SWAPPED", "TREES", "blocks", "is_diffusers", "joined", "sources", "to_bfl", "to_diffusers"]
+__all__ = [
+    "SWAPPED",
+    "TREES",
+    "count_flux_blocks",
+    "is_diffusers",
+    "join_tensors",
+    "flux_sources",
+    "flux_to_bfl",
+    "flux_to_diffusers",
+]
 
 TREES = DoubleStreamKeys(
     outside={
@@ -29,7 +44,7 @@ TREES = DoubleStreamKeys(
     double={
         "img_mod.lin": ("norm1.linear",),
         "txt_mod.lin": ("norm1_context.linear",),
-        **ATTENTION,
+        **DOUBLE_STREAM_ATTENTION,
         "img_mlp.0": ("ff.net.0.proj",),
         "img_mlp.2": ("ff.net.2",),
         "txt_mlp.0": ("ff_context.net.0.proj",),
@@ -52,29 +67,31 @@ def is_diffusers(names: Iterable[str]) -> bool:
     return TREES.is_diffusers(names)
 
 
-def blocks(names: Iterable[str]) -> dict[str, int]:
+def count_flux_blocks(names: Iterable[str]) -> dict[str, int]:
     """Return the number of blocks of each class in a transformer, from its plain keys in either layout."""
     double, single = TREES.counts(names)
     return {"DoubleStreamBlock": double, "SingleStreamBlock": single}
 
 
-def sources(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def flux_sources(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Diffusers keys -> {BFL key: its diffusers keys, in the order of their rows}.
 
     Raises KeyError with the name of a missing tensor.
     """
     names = set(names)
     guided = "time_text_embed.guidance_embedder.linear_1.weight" in names
-    return double_stream_keys.present(_pairs(*TREES.counts(names), guided, _layers(names)), names)
+    return double_stream_keys.present_pairs(
+        _key_pairs(*TREES.counts(names), guided, _count_approximator_layers(names)), names
+    )
 
 
-def _layers(names: Iterable[str]) -> int:
+def _count_approximator_layers(names: Iterable[str]) -> int:
     """Return the number of the approximator's layers; 0 without one, as in FLUX.1."""
     layers = f"{APPROXIMATOR}layers."
     return len({name.removeprefix(layers).split(".")[0] for name in names if name.startswith(layers)})
 
 
-def _pairs(doubles: int, singles: int, guided: bool, layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _key_pairs(doubles: int, singles: int, guided: bool, layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Every BFL key of a model with so many blocks and approximator's layers, and the diffusers keys of its rows."""
     for bfl, made_of in TREES.pairs(doubles, singles, guided):
         if not layers or not bfl.startswith(MODULATIONS) and not bfl.split(".", 2)[-1].startswith(MODULATIONS):
@@ -87,19 +104,21 @@ def _pairs(doubles: int, singles: int, guided: bool, layers: int) -> Iterator[tu
         yield f"{norm}scale", (f"{norm}weight",)
 
 
-def to_bfl(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: joined(name, [tensors[part] for part in made_of]) for name, made_of in sources(tensors).items()}
+def flux_to_bfl(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: join_tensors(name, [tensors[part] for part in made_of]) for name, made_of in flux_sources(tensors).items()
+    }
 
 
-def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def flux_to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The single file's state dict -> diffusers'. Rows of fused tensors are views."""
     hidden, guided = tensors["img_in.weight"].shape[0], "guidance_in.in_layer.weight" in tensors
 
     def sizes(tensor: Tensor, pieces: int) -> list[int]:
         return [hidden, hidden, hidden, tensor.shape[0] - 3 * hidden][:pieces]
 
-    pairs = _pairs(*TREES.counts(tensors), guided, _layers(tensors))
-    return double_stream_keys.apart(tensors, pairs, sizes)
+    pairs = _key_pairs(*TREES.counts(tensors), guided, _count_approximator_layers(tensors))
+    return double_stream_keys.split_tensors(tensors, pairs, sizes)
 
 
 class FluxLoraNames(DoubleStreamLoraNames):
@@ -133,10 +152,10 @@ class FluxLoraNames(DoubleStreamLoraNames):
     # diffusers ignores lora_A under its own names of fused layers, and ComfyUI reads diffusers' names.
     shared: ClassVar[SharedForm] = SharedForm("diffusers", has_alphas=False)
     mergeable: ClassVar[tuple[str, ...]] = tuple(
-        found + layout for found in (TRANSFORMER, FILL, CHROMA) for layout in ("", FOLDER)
+        found + layout for found in (TRANSFORMER, FILL, CHROMA) for layout in ("", IN_DIFFUSERS_LAYOUT)
     )
     layouts: ClassVar[DoubleStreamKeys] = TREES
-    sources: ClassVar[Callable[[Shapes], Mapping[str, tuple[str, ...]]]] = staticmethod(sources)
+    sources: ClassVar[Callable[[Shapes], Mapping[str, tuple[str, ...]]]] = staticmethod(flux_sources)
 
     def shared_prefix(self, part: str) -> str:
         return self.prefixes["comfy" if part == "t5xxl" else "diffusers"][part]

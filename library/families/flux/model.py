@@ -21,7 +21,7 @@ from library.families.shared.double_stream import (
     PositionTables,
     RMSNorm,
     SingleStreamBlock,
-    count,
+    count_stream_blocks,
 )
 from library.families.shared.transformer import TIME_CHANNELS, rope_axes, sinusoids
 
@@ -51,7 +51,7 @@ class Sizes:
         approximator = None
         if f"{APPROXIMATOR}.in_proj.weight" in shapes:
             width, inputs = shapes[f"{APPROXIMATOR}.in_proj.weight"]
-            approximator = inputs, width, count(shapes, f"{APPROXIMATOR}.layers")
+            approximator = inputs, width, count_stream_blocks(shapes, f"{APPROXIMATOR}.layers")
         return cls(
             in_channels=in_channels,
             out_channels=tuple(shapes["final_layer.linear.weight"])[0],
@@ -60,8 +60,8 @@ class Sizes:
             hidden=hidden,
             head=tuple(shapes["double_blocks.0.img_attn.norm.query_norm.scale"])[0],
             mlp=tuple(shapes["double_blocks.0.img_mlp.0.weight"])[0],
-            double_blocks=count(shapes, "double_blocks"),
-            single_blocks=count(shapes, "single_blocks"),
+            double_blocks=count_stream_blocks(shapes, "double_blocks"),
+            single_blocks=count_stream_blocks(shapes, "single_blocks"),
             guidance="guidance_in.in_layer.weight" in shapes,
             approximator=approximator,
         )

@@ -22,7 +22,7 @@ from library.families.shared.network_args import (
 )
 
 EMBEDDERS = ("img_in", "time_in", "vector_in", "guidance_in", "txt_in")  # in the order of in_dims
-TYPES = (
+LAYER_TYPES = (
     (r"img_attn", "img_attn_dim"),
     (r"txt_attn", "txt_attn_dim"),
     (r"img_mlp", "img_mlp_dim"),
@@ -203,7 +203,7 @@ class FluxArgs(PatternArgs):
         chosen = indices(getattr(self, f"train_{block[1]}_block_indices")) if block else None
         if block and chosen is not None and int(block[2]) not in chosen:
             return NO_ADAPTER
-        for pattern, option in TYPES:
+        for pattern, option in LAYER_TYPES:
             if (own := getattr(self, option)) is not None and re.search(pattern, layer.name):
                 return own, alpha
         return rank, alpha

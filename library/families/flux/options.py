@@ -10,11 +10,11 @@ from library import families
 from library.config import sections
 from library.config.converted import OLD_BLOCKS
 from library.config.problems import Problem
-from library.config.reading import count
+from library.config.reading import parse_count
 from library.config.run_config import ControlUse, Rule, RunConfig
-from library.config.schema import opt, section
+from library.config.schema import define_section, opt
 from library.config.values import Option
-from library.families.flux.variants import VARIANTS, FluxVariant, named_by
+from library.families.flux.variants import FLUX_VARIANTS, FluxVariant, options_naming
 
 # Options that sd-scripts parses for every family, but that mean nothing here.
 INEFFECTIVE = {
@@ -36,8 +36,8 @@ INEFFECTIVE_RULES: tuple[Rule, ...] = (
 )
 
 # Values with which sigmoid_scale has no effect.
-SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
-OTHERS = {
+WITHOUT_SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
+OTHER_FLUX_FILES = {
     "clip_l": "the CLIP-L text encoder (clip_l.safetensors)",
     "t5xxl": "the T5-XXL text encoder (t5xxl_fp16.safetensors)",
     "ae": "the FLUX.1 autoencoder (ae.safetensors)",
@@ -53,7 +53,7 @@ class FluxModel(sections.Model):
         "The CLIP-L text encoder (clip_l.safetensors).",
         kind="file",
         label="CLIP-L",
-        shown_with=named_by(lambda variant: "clip_l" in variant.encoders),
+        shown_with=options_naming(lambda variant: "clip_l" in variant.encoders),
     )
     t5xxl: str | None = opt(
         None, "The T5-XXL text encoder (t5xxl_fp16.safetensors, or in bf16 or fp8).", kind="file", label="T5-XXL"
@@ -62,7 +62,7 @@ class FluxModel(sections.Model):
     t5xxl_max_token_length: int | None = opt(
         None,
         "The maximum number of T5 tokens. Empty: 512 for FLUX.1 dev, 256 for schnell.",
-        parse=count,
+        parse=parse_count,
         ceiling=8192,
         label="T5 caption length",
     )
@@ -81,13 +81,13 @@ class FluxModel(sections.Model):
         3.5,
         "The guidance value given to the model in training. 1 is usual for FLUX.1 dev.",
         min=0.0,
-        shown_with=named_by(lambda variant: variant.guided),
+        shown_with=options_naming(lambda variant: variant.guided),
     )
     bypass_guidance_embedding: bool = opt(
         False,
         "Train without the guidance embedding, as Flex.1 needs. Previews keep theirs.",
         advanced=True,
-        shown_with=named_by(lambda variant: variant.guided),
+        shown_with=options_naming(lambda variant: variant.guided),
     )
     model_type: Literal["flux", "krea", "kontext", "fill", "chroma"] = opt(
         "flux", "The kind of the base model. flux: FLUX.1 dev, schnell and models made from them."
@@ -95,11 +95,11 @@ class FluxModel(sections.Model):
 
     @property
     def variant(self) -> FluxVariant:
-        return VARIANTS[self.model_type]
+        return FLUX_VARIANTS[self.model_type]
 
     @property
     def needed(self) -> Mapping[str, str]:
-        return {name: what for name, what in OTHERS.items() if name in (*self.variant.encoders, "ae")}
+        return {name: what for name, what in OTHER_FLUX_FILES.items() if name in (*self.variant.encoders, "ae")}
 
     @property
     def text_tokens(self) -> int | None:
@@ -157,7 +157,7 @@ class FluxLoraModel(FluxModel):
         return self.no_half_vae
 
 
-REFERENCES = sections.reference_folder(named_by(lambda variant: variant.control_images.most > 0))
+REFERENCE_FOLDER = sections.reference_folder(options_naming(lambda variant: variant.control_images.most > 0))
 
 RANDOM_MASKS = opt(
     0,
@@ -165,7 +165,7 @@ RANDOM_MASKS = opt(
     min=0,
     ceiling=256,
     advanced=True,
-    shown_with=named_by(lambda variant: variant.control_images.inpaints),
+    shown_with=options_naming(lambda variant: variant.control_images.inpaints),
 )
 
 
@@ -173,7 +173,7 @@ RANDOM_MASKS = opt(
 class FluxData(sections.Data):
     """The images, and the control images of Kontext and Fill."""
 
-    control_directory: str | None = REFERENCES
+    control_directory: str | None = REFERENCE_FOLDER
     random_masks: int = RANDOM_MASKS
 
 
@@ -181,7 +181,7 @@ class FluxData(sections.Data):
 class FluxAdapterData(sections.AdapterData):
     """The same for training adapters."""
 
-    control_directory: str | None = REFERENCES
+    control_directory: str | None = REFERENCE_FOLDER
     random_masks: int = RANDOM_MASKS
 
 
@@ -265,14 +265,14 @@ class FluxRun:
     script_with = staticmethod(families.script_with)
     grid: ClassVar[int] = 16
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
-    ineffective_rules: ClassVar[tuple[Rule, ...]] = (*INEFFECTIVE_RULES, *sections.flow_rules(SIGMOID))
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = (*INEFFECTIVE_RULES, *sections.flow_rules(WITHOUT_SIGMOID))
     old: ClassVar[Mapping[str, Option]] = OLD_BLOCKS
 
-    model: FluxModel = section(FluxModel)
-    noise: FluxFlow = section(FluxFlow)
-    loss: sections.FlowLoss = section(sections.FlowLoss)
-    memory: FluxMemory = section(FluxMemory)
-    compile: FluxCompile = section(FluxCompile)
+    model: FluxModel = define_section(FluxModel)
+    noise: FluxFlow = define_section(FluxFlow)
+    loss: sections.FlowLoss = define_section(sections.FlowLoss)
+    memory: FluxMemory = define_section(FluxMemory)
+    compile: FluxCompile = define_section(FluxCompile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,10 +284,10 @@ class FluxLora(FluxRun, sections.AdapterRun):
     # The kohya_ss GUI writes these into configs of this script, too.
     foreign: ClassVar[Mapping[str, str]] = {"mem_eff_save": "adapter files are small"}
 
-    model: FluxLoraModel = section(FluxLoraModel)
-    data: FluxAdapterData = section(FluxAdapterData)
-    cache: FluxAdapterCache = section(FluxAdapterCache)
-    network: FluxNetwork = section(FluxNetwork)
+    model: FluxLoraModel = define_section(FluxLoraModel)
+    data: FluxAdapterData = define_section(FluxAdapterData)
+    cache: FluxAdapterCache = define_section(FluxAdapterCache)
+    network: FluxNetwork = define_section(FluxNetwork)
 
     @property
     def control_images(self) -> ControlUse:
@@ -305,10 +305,10 @@ class FluxTrain(FluxRun, sections.FullRun):
         "block_lr": "it is for the blocks of SDXL",
     }
 
-    data: FluxData = section(FluxData)
-    cache: sections.TextBatchCache = section(sections.TextBatchCache)
-    optim: FluxFullOptim = section(FluxFullOptim)
-    save: FluxFullSave = section(FluxFullSave)
+    data: FluxData = define_section(FluxData)
+    cache: sections.TextBatchCache = define_section(sections.TextBatchCache)
+    optim: FluxFullOptim = define_section(FluxFullOptim)
+    save: FluxFullSave = define_section(FluxFullSave)
 
     @property
     def control_images(self) -> ControlUse:

@@ -15,7 +15,7 @@ from library.families.flux.family import POOLED, FluxFamily
 from library.families.flux.model import Flux, Sizes
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.shared import autoencoder, clip, random_networks, random_tokenizers, weights
-from library.families.shared.diffusers_layers import ADAPTER, LayerSizes, layers
+from library.families.shared.diffusers_layers import ADAPTER_ENDINGS, LayerSizes, layer_sizes
 from library.families.shared.random_networks import (
     CLIP_WORDS,
     T5_WORDS,
@@ -89,7 +89,7 @@ def model_sizes(config: FluxLora | FluxTrain, full: bool) -> FluxSizes:
     return variants.get(config.model.model_type, FULL if full else TINY)
 
 
-def random(sizes: FluxSizes = TINY, clip_words: int = CLIP_WORDS, t5_words: int = T5_WORDS) -> RandomNetworks:
+def make_networks(sizes: FluxSizes = TINY, clip_words: int = CLIP_WORDS, t5_words: int = T5_WORDS) -> RandomNetworks:
     """Return the networks of these sizes, for tokenizers with so many words."""
     shape = Sizes(
         in_channels=4 * sizes.channels * sizes.inputs,
@@ -111,9 +111,9 @@ def random(sizes: FluxSizes = TINY, clip_words: int = CLIP_WORDS, t5_words: int 
     if sizes.approximator:
         del encoders["clip_l"]
     return RandomNetworks(
-        lambda: random_networks.empty(lambda: Flux(shape)),
+        lambda: random_networks.build_on_meta(lambda: Flux(shape)),
         encoders,
-        lambda: random_networks.autoencoder(sizes.vae, sizes.channels, 0.3611, quant_convs=False),
+        lambda: random_networks.random_autoencoder(sizes.vae, sizes.channels, 0.3611, quant_convs=False),
         sizes.resolutions,
     )
 
@@ -130,12 +130,12 @@ def _t5(sizes: FluxSizes, words: int) -> nn.Module:
         num_heads=sizes.t5_heads,
         feed_forward_proj="gated-gelu",
     )
-    made: Any = random_networks.empty(lambda: T5EncoderModel(config))
+    made: Any = random_networks.build_on_meta(lambda: T5EncoderModel(config))
     made.encoder.embed_tokens = made.shared
     return made
 
 
-def adopt(family: FluxFamily, denoiser: Flux) -> None:
+def adopt_denoiser(family: FluxFamily, denoiser: Flux) -> None:
     """Set what a family otherwise reads from the header of its checkpoint."""
     family.is_schnell = denoiser.sizes.is_schnell
     family.depth = (denoiser.sizes.double_blocks, denoiser.sizes.single_blocks)
@@ -150,7 +150,7 @@ def input_shapes(family: FluxFamily, denoiser: Flux) -> InputShapes:
     return InputShapes(sizes.out_channels // 4, text, shown.inpaints, shown.least)
 
 
-def write(
+def write_random_model(
     folder: Path, seed: int = 0, guidance: bool = True, dtype: torch.dtype = torch.bfloat16, sizes: FluxSizes = TINY
 ) -> dict[str, Path]:
     """Write the four files of a tiny dev model (schnell without `guidance`) and its tokenizers into a folder.
@@ -167,14 +167,18 @@ def write(
     found = [make(place) for make, place in zip(makers, places.values(), strict=True)]
     full = sizes in (FULL, *FULL_VARIANTS.values())
     words = (CLIP_WORDS, T5_WORDS) if full else (found[0], found[-1])  # other programs expect the former
-    made = random(replace(sizes, guidance=guidance), *words)
+    made = make_networks(replace(sizes, guidance=guidance), *words)
     files = {"clip_l": "clip_l", "t5xxl": "t5xxl_fp16"}
     parts: dict[str, tuple[str, Tensors, Layout]] = {"flux": (stem, made.denoiser().state_dict(), prefixed(""))}
     for part, make in made.encoders.items():
-        named = clip.tensors_of(make()) if part == "clip_l" else make().state_dict()
+        named = clip.clip_tensors(make()) if part == "clip_l" else make().state_dict()
         named = {name: tensor for name, tensor in named.items() if name != "encoder.embed_tokens.weight"}
         parts[part] = (files[part], named, prefixed(""))
-    parts["ae"] = ("ae", made.vae().state_dict(), lambda tensors: autoencoder.to_single(_with_unit_latents(tensors)))
+    parts["ae"] = (
+        "ae",
+        made.vae().state_dict(),
+        lambda tensors: autoencoder.vae_to_single(_with_unit_latents(tensors)),
+    )
     return places | random_networks.write_files(folder, parts, seed, dtype)
 
 
@@ -242,7 +246,7 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
     found: Any = loaders.FluxLoraLoaderMixin.lora_state_dict(_as_wide_as_the_real_one(tensors, width))
     prefix = "transformer."
     found = {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
-    return {name: _as_narrow_again(name, tensor, width) for name, tensor in found.items()}, layers(model)
+    return {name: _as_narrow_again(name, tensor, width) for name, tensor in found.items()}, layer_sizes(model)
 
 
 def _as_wide_as_the_real_one(tensors: JsonObject, width: int) -> JsonObject:
@@ -259,7 +263,7 @@ def _as_wide_as_the_real_one(tensors: JsonObject, width: int) -> JsonObject:
 
 
 def _as_narrow_again(name: str, tensor: Any, width: int) -> Any:
-    if name.startswith("single_transformer_blocks.") and name.endswith(ADAPTER[1]):
+    if name.startswith("single_transformer_blocks.") and name.endswith(ADAPTER_ENDINGS[1]):
         full = {"to_q": REAL, "to_k": REAL, "to_v": REAL, "proj_mlp": 4 * REAL}.get(name.split(".")[-3])
         if full and tensor.shape[0] == full:
             return tensor[: full // REAL * width]

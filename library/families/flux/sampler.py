@@ -9,7 +9,7 @@ from torch import Tensor
 from library.families.base import SampleRequest
 from library.families.flux import control_tokens
 from library.families.shared import packing
-from library.families.shared.sampler import FlowSampler, generator_of
+from library.families.shared.sampler import FlowSampler, sample_generator
 from library.objectives import flow
 
 if TYPE_CHECKING:
@@ -35,15 +35,17 @@ class FluxSampler(FlowSampler):
         """Return the control inputs for `predict`. The image may be omitted to inpaint everything."""
         (height, width), use = self.size(request), self.family.variant.control_images
         if not use.inpaints:
-            sizes = [control_tokens.reference_size(one.size, height * width) for one in request.controls[: use.most]]
-            pictures = [control_tokens.pixels(*pair) for pair in zip(request.controls, sizes, strict=False)]
-            return [self.encoded(one.to(device)) for one in pictures]
+            sizes = [
+                control_tokens.reference_size(control.size, height * width) for control in request.controls[: use.most]
+            ]
+            pictures = [control_tokens.scaled_pixels(*pair) for pair in zip(request.controls, sizes, strict=False)]
+            return [self.encoded(picture.to(device)) for picture in pictures]
         shown = torch.zeros(1, 3, height, width)
         mask = torch.ones(1, 1, height, width)
         if request.controls:
-            shown = control_tokens.pixels(request.controls[0], (width, height))
+            shown = control_tokens.scaled_pixels(request.controls[0], (width, height))
         if request.mask:
-            mask = control_tokens.paint_mask(request.mask, (width, height))
+            mask = control_tokens.scaled_paint_mask(request.mask, (width, height))
         return [self.encoded((shown * (1 - mask)).to(device)), mask.to(device)]
 
     def denoised(
@@ -56,19 +58,19 @@ class FluxSampler(FlowSampler):
         """Seeded noise, denoised; `size` counts tokens. Returns packed latents, float32 [1, h * w, 4 C]."""
         model, inpaints = self.denoiser, self.family.variant.control_images.inpaints
         count, device = len(text["t5_out"]), model.img_in.weight.device
-        noise = torch.randn(1, size[0] * size[1], model.sizes.out_channels, generator=generator_of(request))
+        noise = torch.randn(1, size[0] * size[1], model.sizes.out_channels, generator=sample_generator(request))
         strength = self.family.sample_defaults["guidance_scale"] if request.guidance is None else request.guidance
         guidance = torch.full((count,), strength, device=device)
-        references = [] if inpaints else [(one.shape[-2] // 2, one.shape[-1] // 2) for one in controls]
+        references = [] if inpaints else [(control.shape[-2] // 2, control.shape[-1] // 2) for control in controls]
         fixed = self.family.conditions(text, size, device, references) | {"guidance": guidance}
         more = control_tokens.packed(controls, inpaints)
 
         def velocity(tokens: Tensor, sigma: float) -> Tensor:
             times = torch.full((len(tokens),), sigma, device=device)
-            img = control_tokens.shown(tokens, more, inpaints)
+            img = control_tokens.add_control_tokens(tokens, more, inpaints)
             return model(img=img, timesteps=times, **fixed)[:, : tokens.shape[1]].float()
 
-        sigmas = flow.schedule(request.steps, size[0] * size[1], shift=not model.sizes.is_schnell)
+        sigmas = flow.flow_sigmas(request.steps, size[0] * size[1], shift=not model.sizes.is_schnell)
         return self.integrate(noise.to(device), sigmas, request, velocity)
 
     def encoded(self, pixels: Tensor) -> Tensor:

@@ -37,13 +37,13 @@ FILL, DEPTH = "a FLUX.1 Fill transformer", "a FLUX.1 Depth or Canny transformer"
 # Variants share blocks, files, caches and LoRA names; a folder for each would repeat all of it.
 # Why: docs/decisions/2026-11-22-variants-share-a-folder.md
 TRANSFORMER, CHROMA, RADIANCE = "a FLUX.1 transformer", "a Chroma transformer", "a Chroma Radiance transformer"
-FOLDER = " in the diffusers layout"
+IN_DIFFUSERS_LAYOUT = " in the diffusers layout"
 IN_FOLDER = (  # whole, as catalogues of translations have them
     "a FLUX.1 transformer in the diffusers layout",
     "a FLUX.1 Fill transformer in the diffusers layout",
     "a Chroma transformer in the diffusers layout",
 )
-VARIANTS = {
+FLUX_VARIANTS = {
     "flux": FluxVariant(
         title="FLUX.1",
         found=TRANSFORMER,
@@ -95,15 +95,15 @@ VARIANTS = {
 }
 
 
-def named_by(test: Callable[[FluxVariant], bool]) -> dict[str, tuple[str, ...]]:
+def options_naming(test: Callable[[FluxVariant], bool]) -> dict[str, tuple[str, ...]]:
     """Return the option and those of its values whose variants pass a test."""
-    return {"model_type": tuple(name for name, variant in VARIANTS.items() if test(variant))}
+    return {"model_type": tuple(name for name, variant in FLUX_VARIANTS.items() if test(variant))}
 
 
-def chosen(model_type: str, model: str | Path | None, title: str = "") -> FluxVariant:
+def choose_variant(model_type: str, model: str | Path | None, title: str = "") -> FluxVariant:
     """Return the variant of a run."""
     # Krea is dev with other weights, so its name in the path or the file's `title` is enough; no computation depends on
     # it.
     if model_type == "flux" and "krea" in f"{model} {title}".lower():
-        return VARIANTS["krea"]
-    return VARIANTS[model_type]
+        return FLUX_VARIANTS["krea"]
+    return FLUX_VARIANTS[model_type]

@@ -11,16 +11,16 @@ from library.config.outside_files import table_of
 from library.config.problems import ConfigError, Message, Problem
 from library.families.facts import Shapes
 from library.families.flux_2 import keys, text_encoder, vae
-from library.families.flux_2.facts import FACTS, TRANSFORMER, VAE, recognise
+from library.families.flux_2.facts import FACTS, FLUX_2_TRANSFORMER, VAE, recognise_flux_2
 from library.families.flux_2.model import DOUBLE, SINGLE, Flux2, Flux2Shape
-from library.families.flux_2.options import DEV_ENCODER, OTHERS
-from library.families.flux_2.versions import VERSIONS, fits, recognised
+from library.families.flux_2.options import DEV_ENCODER, OTHER_FLUX_2_FILES
+from library.families.flux_2.versions import VERSIONS, may_be_version, model_in_header
 from library.families.shared import autoencoder, expected_tensors, language_model, tensor_names, tokenizers
 from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, complete, read_entries, whole_model
 
-PARTS = {
+FLUX_2_PARTS = {
     "denoiser": Part(
         "pretrained_model_name_or_path",
         "a FLUX.2 transformer (flux-2-klein-base-4b.safetensors, or a diffusers folder)",
@@ -29,51 +29,55 @@ PARTS = {
     ),
     "text_encoder": Part(
         "text_encoder",
-        OTHERS["text_encoder"],
+        OTHER_FLUX_2_FILES["text_encoder"],
         ("text_encoder", "qwen_3_[48]b*.safetensors"),
         (language_model.QWEN3_MARK,),
         expected_tensors.language_model,
     ),
     "vae": Part(
         "vae",
-        OTHERS["vae"],
+        OTHER_FLUX_2_FILES["vae"],
         ("vae", "flux2-vae.safetensors"),
-        (autoencoder.MARKER,),
+        (autoencoder.VAE_MARKER,),
         expected_tensors.autoencoder_with_statistics,
     ),
 }
-MISTRAL = Part(
+MISTRAL_PART = Part(
     "text_encoder",
     DEV_ENCODER,
     ("text_encoder", "mistral_3_small_flux2_*.safetensors"),
     (language_model.EMBEDDING,),
     expected_tensors.mistral,
 )
-WORDS = {"denoiser": TRANSFORMER, "text_encoder": language_model.QWEN3, "vae": VAE}
-FILES = PartFiles(PARTS, FACTS, WORDS, "FLUX.2 klein or dev")
+FLUX_2_WORDS = {"denoiser": FLUX_2_TRANSFORMER, "text_encoder": language_model.QWEN3, "vae": VAE}
+PART_FILES_OF_FLUX_2 = PartFiles(FLUX_2_PARTS, FACTS, FLUX_2_WORDS, "FLUX.2 klein or dev")
 DEV_FILES = replace(
-    FILES, parts=PARTS | {"text_encoder": MISTRAL}, words=WORDS | {"text_encoder": language_model.MISTRAL}
+    PART_FILES_OF_FLUX_2,
+    parts=FLUX_2_PARTS | {"text_encoder": MISTRAL_PART},
+    words=FLUX_2_WORDS | {"text_encoder": language_model.MISTRAL},
 )
 # Captions of dev may come from caches alone: its text encoder is larger than most models.
-CACHED_FILES = replace(FILES, parts={part: about for part, about in PARTS.items() if part != "text_encoder"})
-DENOISER = DoubleStreamFile(
-    lambda _shapes: TRANSFORMER, keys.TREES, keys.sources, lambda shapes: Flux2(Flux2Shape.of(shapes))
+CACHED_FILES = replace(
+    PART_FILES_OF_FLUX_2, parts={part: about for part, about in FLUX_2_PARTS.items() if part != "text_encoder"}
+)
+FLUX_2_DENOISER = DoubleStreamFile(
+    lambda _shapes: FLUX_2_TRANSFORMER, keys.TREES, keys.flux_2_sources, lambda shapes: Flux2(Flux2Shape.of(shapes))
 )
 
 
-def problems(config: Any) -> Iterator[Problem]:
+def find_flux_2_problems(config: Any) -> Iterator[Problem]:
     """Problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        with complete(path, TRANSFORMER):
+        with complete(path, FLUX_2_TRANSFORMER):
             sizes = Flux2Shape.of(shapes)
-        yield from another(path, sizes, config)
+        yield from other_model_problems(path, sizes, config)
         yield from config.compile.beyond({DOUBLE: sizes.double_blocks, SINGLE: sizes.single_blocks})
 
-    files = checkpoint_of(config, sizes_of(config)).files
+    files = flux_2_checkpoint(config, transformer_sizes(config)).files
     if "text_encoder" not in files.parts:
         yield from without_encoder(config)
-    yield from files.fitting(config, plain_shapes, of_denoiser, widths)
+    yield from files.fitting(config, flux_2_shapes, of_denoiser, widths)
 
 
 def without_encoder(config: Any) -> Iterator[Problem]:
@@ -102,15 +106,15 @@ def widths(own: Shapes) -> dict[str, tuple[str, int]]:
         return {}
     return {
         "text_encoder": (language_model.EMBEDDING, own["txt_in.weight"][1] // text_encoder.TAPS),
-        "vae": (autoencoder.MARKER, own["img_in.weight"][1] // 4),
+        "vae": (autoencoder.VAE_MARKER, own["img_in.weight"][1] // 4),
     }
 
 
-def another(path: Path, sizes: Flux2Shape, config: Any) -> Iterator[Problem]:
+def other_model_problems(path: Path, sizes: Flux2Shape, config: Any) -> Iterator[Problem]:
     """Return the problem of a transformer that does not match model_version. Distilled kleins have the header of their
     base: without a chosen version, the file's name or folder may contradict.
     """
-    version, found = config.model.model_version, recognised(sizes.hidden, sizes.guidance)
+    version, found = config.model.model_version, model_in_header(sizes.hidden, sizes.guidance)
     if found == "dev" and not version:
         yield Problem(
             "model_version",
@@ -119,7 +123,7 @@ def another(path: Path, sizes: Flux2Shape, config: Any) -> Iterator[Problem]:
             also="pretrained_model_name_or_path",
             fix={"model_version": "dev"},
         )
-    elif version and not fits(version, sizes.hidden, sizes.guidance):
+    elif version and not may_be_version(version, sizes.hidden, sizes.guidance):
         yield Problem(
             "model_version",
             "= {version}, but {path} is {found}: use model_version = {fitting}",
@@ -153,49 +157,53 @@ def calls_itself_distilled(path: Path) -> bool:
     return whole is not None and table_of(whole / "model_index.json").get("is_distilled") is True
 
 
-def plain_shapes(entries: Entries, part: str) -> Shapes:
+def flux_2_shapes(entries: Entries, part: str) -> Shapes:
     """Shapes by the network's own keys. KeyError names a tensor that a transformer lacks."""
     shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
     if part == "denoiser":
-        return DENOISER.bfl_shapes({plain: shapes[name] for plain, name in tensor_names.without_prefix(shapes).items()})
-    known = language_model.plain_names(shapes) if part == "text_encoder" else autoencoder.plain(shapes)
+        return FLUX_2_DENOISER.bfl_shapes(
+            {plain: shapes[name] for plain, name in tensor_names.without_prefix(shapes).items()}
+        )
+    known = (
+        language_model.plain_language_names(shapes) if part == "text_encoder" else autoencoder.plain_vae_names(shapes)
+    )
     return {plain: shapes[name] for plain, name in known.items()}
 
 
-CHECKPOINT = Checkpoint(
-    FILES,
-    problems,
-    plain_shapes,
-    DENOISER.open,
-    {"vae": vae.load, "text_encoder": text_encoder.load_qwen3},
+FLUX_2_CHECKPOINT = Checkpoint(
+    PART_FILES_OF_FLUX_2,
+    find_flux_2_problems,
+    flux_2_shapes,
+    FLUX_2_DENOISER.open,
+    {"vae": vae.load_flux_2_vae, "text_encoder": text_encoder.load_short_qwen3},
     tokenizers.QWEN3,
-    text_encoder.encode,
+    text_encoder.encode_flux_2_captions,
     None,
     most=text_encoder.LENGTH,
     around=text_encoder.QWEN3.tokens,
 )
 DEV_CHECKPOINT = replace(
-    CHECKPOINT,
+    FLUX_2_CHECKPOINT,
     files=DEV_FILES,
-    readers={"vae": vae.load, "text_encoder": text_encoder.load_mistral},
-    tokenizer=tokenizers.MISTRAL,
-    encode=partial(text_encoder.encode, template=text_encoder.MISTRAL),
-    around=text_encoder.MISTRAL.tokens,
+    readers={"vae": vae.load_flux_2_vae, "text_encoder": text_encoder.load_short_mistral},
+    tokenizer=tokenizers.MISTRAL_REPOSITORY,
+    encode=partial(text_encoder.encode_flux_2_captions, template=text_encoder.MISTRAL_TEMPLATE),
+    around=text_encoder.MISTRAL_TEMPLATE.tokens,
 )
-CACHED_CHECKPOINT = replace(DEV_CHECKPOINT, files=CACHED_FILES, readers={"vae": vae.load})
+CACHED_CHECKPOINT = replace(DEV_CHECKPOINT, files=CACHED_FILES, readers={"vae": vae.load_flux_2_vae})
 
 
-def sizes_of(config: Any) -> Flux2Shape | None:
+def transformer_sizes(config: Any) -> Flux2Shape | None:
     """Return the sizes of the transformer, from its header; None if its file is not on this machine."""
     with contextlib.suppress(ConfigError, KeyError):
-        if path := FILES.present(config, "denoiser"):
-            shapes = plain_shapes(read_entries(path), "denoiser")
-            return Flux2Shape.of(shapes) if recognise(shapes) else None  # FLUX.1 has most of its names, too
+        if path := PART_FILES_OF_FLUX_2.present(config, "denoiser"):
+            shapes = flux_2_shapes(read_entries(path), "denoiser")
+            return Flux2Shape.of(shapes) if recognise_flux_2(shapes) else None  # FLUX.1 has most of its names, too
     return None
 
 
-def checkpoint_of(config: Any, sizes: Flux2Shape | None) -> Checkpoint:
+def flux_2_checkpoint(config: Any, sizes: Flux2Shape | None) -> Checkpoint:
     """Return the files of a model, determined by its transformer, or by the options without one."""
     if not (sizes.guidance if sizes else config.model.model_version == "dev"):
-        return CHECKPOINT
+        return FLUX_2_CHECKPOINT
     return DEV_CHECKPOINT if DEV_FILES.named(config, "text_encoder") else CACHED_CHECKPOINT

@@ -1,39 +1,39 @@
 """The static facts of FLUX.2."""
 
-from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds
+from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, has_tensor
 
-TRANSFORMER = "a FLUX.2 transformer"
+FLUX_2_TRANSFORMER = "a FLUX.2 transformer"
 VAE = "a FLUX.2 VAE"
-MARKS = ("double_stream_modulation_img.lin.weight", "double_stream_modulation_img.linear.weight")
+MODULATION_MARKS = ("double_stream_modulation_img.lin.weight", "double_stream_modulation_img.linear.weight")
 GATED = ("_mlp.0.weight", ".ff.linear_in.weight", ".ff_context.linear_in.weight")
-MODEL = "pretrained_model_name_or_path"
+MODEL_OPTION = "pretrained_model_name_or_path"
 DEV_PARTS = "Comfy-Org/flux2-dev"
 
 
-def recognise(shapes: Shapes) -> str:
+def recognise_flux_2(shapes: Shapes) -> str:
     """Describe a FLUX.2 checkpoint in either layout: one modulation serves all blocks; a part without modulations is
     recognised by gated MLPs six times as wide as the stream.
     """
     gated = any(name.endswith(GATED) and shape[0] == 6 * shape[-1] for name, shape in shapes.items() if shape)
     joined = any("single_transformer_blocks." in name and "to_qkv_mlp_proj" in name for name in shapes)
-    return TRANSFORMER if gated or joined or any(mark in shapes for mark in MARKS) else ""
+    return FLUX_2_TRANSFORMER if gated or joined or any(mark in shapes for mark in MODULATION_MARKS) else ""
 
 
-def recognise_part(shapes: Shapes) -> str:
+def recognise_flux_2_part(shapes: Shapes) -> str:
     # FLUX.2's VAE stores the statistics of its latents; FLUX.1's has none.
     marks = ("bn.running_mean", "decoder.conv_in.weight")
     return VAE if all(any(name.endswith(mark) for name in shapes) for mark in marks) else ""
 
 
 KLEINS = ("klein-base-9b", "klein-base-4b", "klein-9b", "klein-4b")  # some have identical headers
-ENCODERS = ((151936, 2560), (151936, 4096), (131072, 5120))  # Qwen3 4B and 8B, Mistral
+EMBEDDING_SHAPES = ((151936, 2560), (151936, 4096), (131072, 5120))  # Qwen3 4B and 8B, Mistral
 
 
-def hub_model(size: str, length: int, encoder: tuple[str, int]) -> HubModel:
+def flux_2_hub_model(size: str, length: int, encoder: tuple[str, int]) -> HubModel:
     """Return a base klein of Black Forest Labs, with text encoder and VAE from ComfyUI's repository."""
     name, repository, (words, of_words) = f"klein-base-{size}", f"Comfy-Org/flux2-klein-{size}", encoder
     files = (
-        HubFile(MODEL, f"black-forest-labs/FLUX.2-{name}", f"flux-2-{name.lower()}.safetensors", length),
+        HubFile(MODEL_OPTION, f"black-forest-labs/FLUX.2-{name}", f"flux-2-{name.lower()}.safetensors", length),
         HubFile("text_encoder", repository, f"split_files/text_encoders/{words}.safetensors", of_words),
         HubFile("vae", repository, "split_files/vae/flux2-vae.safetensors", 336_000_000),
     )
@@ -43,7 +43,7 @@ def hub_model(size: str, length: int, encoder: tuple[str, int]) -> HubModel:
 FACTS = FamilyFacts(
     name="flux_2",
     title="FLUX.2",
-    base_model=TRANSFORMER,
+    base_model=FLUX_2_TRANSFORMER,
     model_options={"Flux2Pipeline": {"model_version": "dev", "cache_text_encoder_outputs_to_disk": True}},
     scripts={
         "flux_2_train_network": "library.families.flux_2.options:Flux2Lora",
@@ -51,9 +51,9 @@ FACTS = FamilyFacts(
     },
     family="library.families.flux_2.family:Flux2Family",
     pipelines=("Flux2KleinPipeline", "Flux2Pipeline"),
-    recognise=recognise,
-    recognise_part=recognise_part,
-    base_models=(TRANSFORMER,),
+    recognise=recognise_flux_2,
+    recognise_part=recognise_flux_2_part,
+    base_models=(FLUX_2_TRANSFORMER,),
     base_model_version="flux_2_klein_4b",
     architecture="Flux.2-klein-4b",
     implementation="https://github.com/black-forest-labs/flux2",
@@ -73,12 +73,12 @@ FACTS = FamilyFacts(
     prompt_images={"control_image_path": {"vae_dtype": ("float32", "bfloat16")}},
     named_options={name.replace("-", "[-_]?"): {"model_version": name} for name in KLEINS},
     hub_models=(
-        hub_model("4B", 7_752_000_000, ("qwen_3_4b", 8_044_982_048)),
-        hub_model("9B", 18_158_000_000, ("qwen_3_8b_fp8mixed", 8_660_000_000)),
+        flux_2_hub_model("4B", 7_752_000_000, ("qwen_3_4b", 8_044_982_048)),
+        flux_2_hub_model("9B", 18_158_000_000, ("qwen_3_8b_fp8mixed", 8_660_000_000)),
         HubModel(
             "FLUX.2 dev",
             (
-                HubFile(MODEL, "black-forest-labs/FLUX.2-dev", "flux2-dev.safetensors", 64_446_000_000),
+                HubFile(MODEL_OPTION, "black-forest-labs/FLUX.2-dev", "flux2-dev.safetensors", 64_446_000_000),
                 HubFile(
                     "text_encoder",
                     DEV_PARTS,
@@ -91,7 +91,9 @@ FACTS = FamilyFacts(
         ),
     ),
     part_options={
-        "text_encoder": lambda shapes: tuple(shapes.get("model.embed_tokens.weight", ())) in ENCODERS,
-        "vae": lambda shapes: recognise_part(shapes) == VAE and holds("decoder.conv_in.weight", 512, 32, 3, 3)(shapes),
+        "text_encoder": lambda shapes: tuple(shapes.get("model.embed_tokens.weight", ())) in EMBEDDING_SHAPES,
+        "vae": lambda shapes: (
+            recognise_flux_2_part(shapes) == VAE and has_tensor("decoder.conv_in.weight", 512, 32, 3, 3)(shapes)
+        ),
     },
 )

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from library.config.problems import Problem
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.flux_2 import text_encoder
-from library.families.flux_2.checkpoint import checkpoint_of, sizes_of
+from library.families.flux_2.checkpoint import flux_2_checkpoint, transformer_sizes
 from library.families.flux_2.model import DOUBLE, SINGLE, Flux2Shape
 from library.families.flux_2.options import Flux2Lora, Flux2Train
 from library.families.flux_2.sampler import Flux2Sampler
-from library.families.flux_2.tokens import Flux2Positions, shown
-from library.families.flux_2.vae import normalised
-from library.families.flux_2.versions import VERSIONS, Flux2Version, recognised
+from library.families.flux_2.tokens import Flux2Positions, append_controls
+from library.families.flux_2.vae import normalise_flux_2
+from library.families.flux_2.versions import VERSIONS, Flux2Version, model_in_header
 from library.families.shared import packing
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.objectives.base import NoisedBatch
@@ -49,7 +49,7 @@ class Flux2Family(OneEncoderFamily):
 
     def __init__(self, config: Flux2Lora | Flux2Train):
         super().__init__(config)
-        self.checkpoint = checkpoint_of(config, self.sizes)
+        self.checkpoint = flux_2_checkpoint(config, self.sizes)
         self.positions = Flux2Positions()
         # Cached images are in the squares that the denoiser reads.
         name, ending = self.version.base_model_version, f"_{self.version.short}"
@@ -61,12 +61,12 @@ class Flux2Family(OneEncoderFamily):
     @cached_property
     def sizes(self) -> Flux2Shape | None:
         """The sizes of the transformer, from its header; None if its file is not on this machine."""
-        return sizes_of(self.config)
+        return transformer_sizes(self.config)
 
     @property
     def version(self) -> Flux2Version:
         named, sizes = self.config.model.model_version, self.sizes
-        return VERSIONS[named or (recognised(sizes.hidden, sizes.guidance) if sizes else "klein-base-4b")]
+        return VERSIONS[named or (model_in_header(sizes.hidden, sizes.guidance) if sizes else "klein-base-4b")]
 
     @property
     def architecture(self) -> str:
@@ -87,7 +87,7 @@ class Flux2Family(OneEncoderFamily):
             yield Problem(
                 "model_version",
                 "is not set, so that the file is trained as the base model; those of distilled kleins look alike",
-                fix={"model_version": recognised(version.hidden, version.guided)},
+                fix={"model_version": model_in_header(version.hidden, version.guided)},
             )
         elif version.distilled:
             yield Problem(
@@ -123,7 +123,7 @@ class Flux2Family(OneEncoderFamily):
         vae: Any = components.vae  # an AutoencoderKLFlux2
         first = next(vae.parameters())
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
-            return normalised(vae, vae.encode(pixels.to(first.device, first.dtype)).latent_dist.mode())
+            return normalise_flux_2(vae, vae.encode(pixels.to(first.device, first.dtype)).latent_dist.mode())
 
     def control_latents(self, components: ModelComponents, pixels: Tensor) -> Tensor:
         return self.latents(components, pixels)
@@ -136,7 +136,7 @@ class Flux2Family(OneEncoderFamily):
         size, count = (latents.shape[-2] // 2, latents.shape[-1] // 2), len(latents)
         guidance = torch.full((count,), self.config.model.guidance_scale, device=latents.device)
         conditions = self.conditions(text, size, latents.device, controls)
-        tokens = shown(packing.pack(latents), controls)
+        tokens = append_controls(packing.pack(latents), controls)
         output = denoiser(img=tokens, timesteps=noised.timesteps, guidance=guidance, **conditions)
         return packing.unpack(output[:, : size[0] * size[1]].float(), *size)
 

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from library.families.flux_2.facts import TRANSFORMER
+from library.families.flux_2.facts import FLUX_2_TRANSFORMER
 from library.families.shared import double_stream_keys
-from library.families.shared.double_stream_keys import ATTENTION, SWAPPED, DoubleStreamKeys, joined
+from library.families.shared.double_stream_keys import DOUBLE_STREAM_ATTENTION, SWAPPED, DoubleStreamKeys, join_tensors
 from library.families.shared.double_stream_lora import DoubleStreamLoraNames
 from library.families.shared.lora_names import Shapes, SharedForm
 
@@ -26,7 +26,7 @@ TREES = DoubleStreamKeys(
         "final_layer.linear": ("proj_out",),
     },
     double={
-        **ATTENTION,
+        **DOUBLE_STREAM_ATTENTION,
         "img_mlp.0": ("ff.linear_in",),
         "img_mlp.2": ("ff.linear_out",),
         "txt_mlp.0": ("ff_context.linear_in",),
@@ -38,23 +38,26 @@ TREES = DoubleStreamKeys(
 )
 
 
-def sources(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def flux_2_sources(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Diffusers keys -> {BFL key: its diffusers keys, in the order of their rows}.
 
     Raises KeyError with the name of a missing tensor.
     """
     names = set(names)
     guided = "time_guidance_embed.guidance_embedder.linear_1.weight" in names
-    return double_stream_keys.present(TREES.pairs(*TREES.counts(names), guided), names)
+    return double_stream_keys.present_pairs(TREES.pairs(*TREES.counts(names), guided), names)
 
 
-def to_bfl(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: joined(name, [tensors[part] for part in made_of]) for name, made_of in sources(tensors).items()}
+def flux_2_to_bfl(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: join_tensors(name, [tensors[part] for part in made_of])
+        for name, made_of in flux_2_sources(tensors).items()
+    }
 
 
-def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def flux_2_to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     pairs = TREES.pairs(*TREES.counts(tensors), "guidance_in.in_layer.weight" in tensors)
-    return double_stream_keys.apart(tensors, pairs, lambda tensor, pieces: [len(tensor) // pieces] * pieces)
+    return double_stream_keys.split_tensors(tensors, pairs, lambda tensor, pieces: [len(tensor) // pieces] * pieces)
 
 
 class Flux2LoraNames(DoubleStreamLoraNames):
@@ -75,9 +78,9 @@ class Flux2LoraNames(DoubleStreamLoraNames):
     marks: ClassVar[str] = r"\.(to_qkv_mlp_proj|ff(_context)?\.linear_(in|out)|attn\.to_out(?!\.\d))(\.|$)"
     ratios: ClassVar[Mapping[str, int]] = {"linear1": 9, "img_mlp.0": 6, "txt_mlp.0": 6}
     shared: ClassVar[SharedForm] = SharedForm(has_alphas=False, has_lokr=True)  # diffusers rejects alphas
-    mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
+    mergeable: ClassVar[tuple[str, ...]] = (FLUX_2_TRANSFORMER,)
     layouts: ClassVar[DoubleStreamKeys] = TREES
-    sources: ClassVar[Callable[[Shapes], Mapping[str, tuple[str, ...]]]] = staticmethod(sources)
+    sources: ClassVar[Callable[[Shapes], Mapping[str, tuple[str, ...]]]] = staticmethod(flux_2_sources)
 
 
 LORA_NAMES = Flux2LoraNames()

@@ -22,12 +22,12 @@ from library.families.shared.double_stream import (
     Modulation,
     PositionTables,
     SingleStreamBlock,
-    count,
+    count_stream_blocks,
 )
 from library.families.shared.transformer import TIME_CHANNELS, sinusoids
 
 DOUBLE, SINGLE = DoubleStreamBlock.__name__, SingleStreamBlock.__name__
-THETA = 2000.0
+ROPE_THETA = 2000.0
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Flux2Shape:
             hidden=hidden,
             head=tuple(shapes["double_blocks.0.img_attn.norm.query_norm.scale"])[0],
             mlp=tuple(shapes["double_blocks.0.img_mlp.2.weight"])[1],
-            double_blocks=count(shapes, "double_blocks"),
-            single_blocks=count(shapes, "single_blocks"),
+            double_blocks=count_stream_blocks(shapes, "double_blocks"),
+            single_blocks=count_stream_blocks(shapes, "single_blocks"),
             guidance="guidance_in.in_layer.weight" in shapes,
         )
 
@@ -69,7 +69,7 @@ class Flux2Shape:
 class Flux2(PositionTables, nn.Module):
     """FLUX.2 klein, or dev, depending on its sizes."""
 
-    theta = THETA
+    theta = ROPE_THETA
 
     def __init__(self, sizes: Flux2Shape):
         super().__init__()

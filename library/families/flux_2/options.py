@@ -10,7 +10,7 @@ from library import families
 from library.config import sections
 from library.config.problems import Problem
 from library.config.run_config import ControlUse, Rule, RunConfig
-from library.config.schema import opt, section
+from library.config.schema import define_section, opt
 from library.families.shared.network_args import (
     NO_ADAPTER,
     LayerPreset,
@@ -19,7 +19,7 @@ from library.families.shared.network_args import (
     indices,
 )
 
-REFERENCES = 8  # maximum reference images per item; more exceed any known training length
+MAX_REFERENCES = 8  # maximum reference images per item; more exceed any known training length
 
 # Options parsed for every family that mean nothing here.
 INEFFECTIVE = {"max_token_length": "captions of FLUX.2 are as long as 512 tokens"}
@@ -29,11 +29,11 @@ INEFFECTIVE_RULES: tuple[Rule, ...] = (
 )
 
 # Flags of musubi-tuner that are not needed here.
-MUSUBI = {"fp8_text_encoder": "fp8_base keeps the text encoder in 8 bits as well"}
+MUSUBI_FLAGS = {"fp8_text_encoder": "fp8_base keeps the text encoder in 8 bits as well"}
 
 # Values with which sigmoid_scale has no effect.
-SIGMOID = "timestep_sampling is not sigmoid, shift or flux2_shift"
-OTHERS = {
+NEITHER_SIGMOID_NOR_SHIFT = "timestep_sampling is not sigmoid, shift or flux2_shift"
+OTHER_FLUX_2_FILES = {
     "text_encoder": "the Qwen3-4B (klein 4B) or Qwen3-8B (klein 9B) text encoder",
     "vae": "the FLUX.2 VAE (flux2-vae.safetensors)",
 }
@@ -61,7 +61,7 @@ class Flux2Model(sections.Model):
 
     @property
     def needed(self) -> Mapping[str, str]:
-        return {name: what for name, what in OTHERS.items() if name == "vae" or self.model_version != "dev"}
+        return {name: what for name, what in OTHER_FLUX_2_FILES.items() if name == "vae" or self.model_version != "dev"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,17 +124,20 @@ class Flux2Run:
     family: ClassVar[str] = "flux_2"
     script_with = staticmethod(families.script_with)
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
-    ineffective_rules: ClassVar[tuple[Rule, ...]] = (*INEFFECTIVE_RULES, *sections.flow_rules(SIGMOID))
-    foreign: ClassVar[Mapping[str, str]] = MUSUBI
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = (
+        *INEFFECTIVE_RULES,
+        *sections.flow_rules(NEITHER_SIGMOID_NOR_SHIFT),
+    )
+    foreign: ClassVar[Mapping[str, str]] = MUSUBI_FLAGS
 
     @property
     def control_images(self) -> ControlUse:
-        return ControlUse(most=REFERENCES)
+        return ControlUse(most=MAX_REFERENCES)
 
-    model: Flux2Model = section(Flux2Model)
-    noise: Flux2Flow = section(Flux2Flow)
-    memory: Flux2Memory = section(Flux2Memory)
-    compile: Flux2Compile = section(Flux2Compile)
+    model: Flux2Model = define_section(Flux2Model)
+    noise: Flux2Flow = define_section(Flux2Flow)
+    memory: Flux2Memory = define_section(Flux2Memory)
+    compile: Flux2Compile = define_section(Flux2Compile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +147,8 @@ class Flux2Lora(Flux2Run, sections.TransformerLora):
     script: ClassVar[str] = "flux_2_train_network"
     title: ClassVar[str] = "FLUX.2 LoRA"
 
-    data: Flux2AdapterData = section(Flux2AdapterData)
-    network: Flux2Network = section(Flux2Network)
+    data: Flux2AdapterData = define_section(Flux2AdapterData)
+    network: Flux2Network = define_section(Flux2Network)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +158,7 @@ class Flux2Train(Flux2Run, sections.TransformerTrain):
     script: ClassVar[str] = "flux_2_train"
     title: ClassVar[str] = "FLUX.2 fine-tune"
 
-    data: Flux2Data = section(Flux2Data)
+    data: Flux2Data = define_section(Flux2Data)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

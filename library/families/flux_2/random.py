@@ -72,7 +72,7 @@ def model_sizes(config: Any, full: bool) -> Flux2Sizes:
     return replace(TINY, guidance=config.model.model_version == "dev")
 
 
-def shape(sizes: Flux2Sizes) -> Flux2Shape:
+def flux_2_shape(sizes: Flux2Sizes) -> Flux2Shape:
     """The denoiser's own sizes."""
     return Flux2Shape(
         in_channels=4 * sizes.channels,
@@ -86,7 +86,7 @@ def shape(sizes: Flux2Sizes) -> Flux2Shape:
     )
 
 
-def random(sizes: Flux2Sizes = TINY, words: int = 0, whole: bool = False) -> RandomNetworks:
+def make_networks(sizes: Flux2Sizes = TINY, words: int = 0, whole: bool = False) -> RandomNetworks:
     """Return the networks of these sizes, for a tokenizer with so many words, or the published one; the text encoder is
     `whole`, or lacks unused layers.
     """
@@ -94,14 +94,14 @@ def random(sizes: Flux2Sizes = TINY, words: int = 0, whole: bool = False) -> Ran
     empty_encoder = language_model.empty_mistral if sizes.guidance else language_model.empty_qwen3
     words = words or (DEV_WORDS if sizes.guidance else WORDS)
     return RandomNetworks(
-        lambda: random_networks.empty(lambda: Flux2(shape(sizes))),
+        lambda: random_networks.build_on_meta(lambda: Flux2(flux_2_shape(sizes))),
         {"text_encoder": lambda: empty_encoder(skipped, **sizes.text_settings(words))},
-        lambda: vae.empty(sizes.vae_widths, sizes.channels),
+        lambda: vae.empty_flux_2_vae(sizes.vae_widths, sizes.channels),
         sizes.resolutions,
     )
 
 
-def adopt(family: Flux2Family, denoiser: Flux2) -> None:
+def adopt_denoiser(family: Flux2Family, denoiser: Flux2) -> None:
     """Set what a family otherwise reads from the header of its checkpoint."""
     family.sizes = denoiser.sizes
 
@@ -111,7 +111,7 @@ def input_shapes(family: Flux2Family, denoiser: Flux2) -> InputShapes:
     return InputShapes(sizes.in_channels // 4, {"ctx_vec": (text_encoder.LENGTH, sizes.text_channels)})
 
 
-def write(
+def write_random_model(
     folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, sizes: Flux2Sizes = TINY
 ) -> dict[str, Path]:
     """Write the three files of a tiny model, in the original's layouts, and its tokenizer into a folder.
@@ -123,7 +123,7 @@ def write(
     make_tokenizer = random_tokenizers.mistral_tokenizer if sizes.guidance else random_tokenizers.qwen_tokenizer
     words = make_tokenizer(places["tokenizer"])
     # Mistral is recognised by its published vocabulary size.
-    made = random(sizes, 0 if sizes.guidance or sizes in (FULL, LARGE) else words, whole=True)
+    made = make_networks(sizes, 0 if sizes.guidance or sizes in (FULL, LARGE) else words, whole=True)
     text = made.encoders["text_encoder"]().state_dict()
     image = {name: tensor for name, tensor in made.vae().state_dict().items() if not name.startswith("bn.")}
     parts = {
@@ -132,7 +132,7 @@ def write(
         "vae": (
             "flux2-vae",
             image,
-            lambda tensors: vae.to_single(_with_statistics(enlarge_encoder_output(tensors), sizes.channels)),
+            lambda tensors: vae.flux_2_vae_to_single(_with_statistics(enlarge_encoder_output(tensors), sizes.channels)),
         ),
     }
     return places | random_networks.write_files(folder, parts, seed, dtype)
@@ -162,7 +162,7 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
     """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
     known = diffusers_layers.stored_shapes(config)
     assert not TREES.is_diffusers(known)  # random.write makes the original's layout
-    return diffusers_layers.converted(
+    return diffusers_layers.convert_with_mixin(
         tensors, "Flux2Transformer2DModel", "Flux2LoraLoaderMixin", **diffusers_settings(Flux2Shape.of(known))
     )
 

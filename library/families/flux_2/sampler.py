@@ -9,16 +9,16 @@ from PIL import Image
 from torch import Tensor
 
 from library.families.base import SampleRequest
-from library.families.flux_2.tokens import shown
-from library.families.flux_2.vae import denormalised
+from library.families.flux_2.tokens import append_controls
+from library.families.flux_2.vae import denormalise_flux_2
 from library.families.shared import packing
-from library.families.shared.sampler import TOKEN, FlowSampler, generator_of
+from library.families.shared.sampler import TOKEN, FlowSampler, sample_generator
 from library.objectives import flow
 
 if TYPE_CHECKING:
     from library.families.flux_2.family import Flux2Family
 
-LARGEST = 1024 * 1024  # maximum pixels of a reference image; larger ones are scaled down
+MAX_REFERENCE_PIXELS = 1024 * 1024  # maximum pixels of a reference image; larger ones are scaled down
 # Linear functions of the number of image tokens: mu for 10 and for 200 steps.
 FEW, MANY = (8.73809524e-05, 1.89833333), (0.00016927, 0.45666666)
 LONG = 4300  # from this number of tokens on, the number of steps has no effect
@@ -37,7 +37,7 @@ class Flux2Sampler(FlowSampler):
         text = self.text(request, device)
         count = len(text["ctx_vec"])
         controls = [self.encoded(one, device) for one in request.controls]
-        noise = torch.randn(1, model.sizes.in_channels, height, width, generator=generator_of(request))
+        noise = torch.randn(1, model.sizes.in_channels, height, width, generator=sample_generator(request))
         tokens = noise.flatten(2).transpose(1, 2).to(device)
         strength = self.family.sample_defaults.get("guidance_scale", 1.0)
         guidance = torch.full((count,), strength if request.guidance is None else request.guidance, device=device)
@@ -45,26 +45,26 @@ class Flux2Sampler(FlowSampler):
 
         def velocity(tokens: Tensor, sigma: float) -> Tensor:
             times = torch.full((len(tokens),), sigma, device=device)
-            return model(img=shown(tokens, controls), timesteps=times, **fixed)[:, : tokens.shape[1]].float()
+            return model(img=append_controls(tokens, controls), timesteps=times, **fixed)[:, : tokens.shape[1]].float()
 
-        tokens = self.integrate(tokens, schedule(request.steps, height * width), request, velocity)
+        tokens = self.integrate(tokens, flux_2_sigmas(request.steps, height * width), request, velocity)
         return packing.unpack(tokens, height, width)
 
     def encoded(self, picture: Image.Image, device: torch.device) -> Tensor:
         """Return latents of a reference image. The VAE is moved to the device for this and back."""
         with self.vae_on(device):
-            return self.family.control_latents(self.components, pixels(picture).to(device))
+            return self.family.control_latents(self.components, reference_pixels(picture).to(device))
 
     def decoder_input(self, latents: Tensor) -> Tensor:
-        return denormalised(self.components.vae, latents)
+        return denormalise_flux_2(self.components.vae, latents)
 
 
-def pixels(picture: Image.Image) -> Tensor:
+def reference_pixels(picture: Image.Image) -> Tensor:
     """Return a reference image as [1, 3, H, W] in -1..1: at most LARGEST pixels, centre-cropped to whole tokens."""
     picture = picture.convert("RGB")
     width, height = picture.size
-    if width * height > LARGEST:
-        scale = math.sqrt(LARGEST / (width * height))
+    if width * height > MAX_REFERENCE_PIXELS:
+        scale = math.sqrt(MAX_REFERENCE_PIXELS / (width * height))
         picture = picture.resize((int(width * scale), int(height * scale)), Image.Resampling.LANCZOS)
         width, height = picture.size
     inner = max(width // TOKEN, 1) * TOKEN, max(height // TOKEN, 1) * TOKEN
@@ -83,7 +83,7 @@ def empirical_mu(tokens: int, steps: int) -> float:
     return many + per_step * (steps - 200)
 
 
-def schedule(steps: int, tokens: int) -> list[float]:
+def flux_2_sigmas(steps: int, tokens: int) -> list[float]:
     """The steps + 1 sigmas of a sampling run, from 1 to 0."""
     line = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
     return flow.shifted(line, math.exp(empirical_mu(tokens, steps))).tolist()

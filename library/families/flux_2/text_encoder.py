@@ -36,7 +36,7 @@ SYSTEM = (
     "You are an AI that reasons about image descriptions. You give structured responses focusing on object "
     "relationships, object\nattribution and actions without speculation."
 )
-MISTRAL = Template(
+MISTRAL_TEMPLATE = Template(
     f"<s>[SYSTEM_PROMPT]{SYSTEM}[/SYSTEM_PROMPT][INST]", "[/INST]", "<pad>", left=True, removed="[IMG]", tokens=33
 )
 
@@ -48,16 +48,18 @@ def skipped(layers: int) -> int:
     return layers - TAPS * (layers // (TAPS + 1))
 
 
-def load_qwen3(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
+def load_short_qwen3(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     return language_model.load_qwen3(path, dtype, mmap, skipped)
 
 
-def load_mistral(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
+def load_short_mistral(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     """Read Mistral without unused layers and without its vision part."""
     return language_model.load_mistral(path, dtype, mmap, skipped)
 
 
-def encode(model: Any, tokenizer: Any, captions: Sequence[str], template: Template = QWEN3) -> tuple[Tensor]:
+def encode_flux_2_captions(
+    model: Any, tokenizer: Any, captions: Sequence[str], template: Template = QWEN3
+) -> tuple[Tensor]:
     """Captions -> the outputs of three layers for each token, side by side [B, 512, 3 C], including padding."""
     ids = torch.full((len(captions), LENGTH), tokenizer.convert_tokens_to_ids(template.pad))
     mask = torch.zeros_like(ids)

@@ -36,7 +36,7 @@ class Flux2Positions(packing.Positions):
         return self._kept(("words", length, device), make)
 
 
-def shown(tokens: Tensor, controls: Sequence[Tensor]) -> Tensor:
+def append_controls(tokens: Tensor, controls: Sequence[Tensor]) -> Tensor:
     """Append the tokens of reference latents to those of the noised image [B, S, C]."""
     more = [packing.pack(latents).to(tokens).expand(len(tokens), -1, -1) for latents in controls]
     return torch.cat((tokens, *more), dim=1) if more else tokens

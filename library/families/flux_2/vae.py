@@ -16,7 +16,7 @@ from library.families import recognition
 from library.families.flux_2.facts import VAE
 from library.families.shared import autoencoder, empty_weights, random_networks, weights
 from library.families.shared.part_files import complete
-from library.families.shared.tensor_names import inverse, renamed
+from library.families.shared.tensor_names import inverse, replace_prefix
 from library.families.shared.weights import assign
 from library.imports import without_optional
 
@@ -24,27 +24,27 @@ EPS = 1e-4  # added to the variance
 COUNTED = "bn.num_batches_tracked"
 
 
-def load(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
+def load_flux_2_vae(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     """Read the autoencoder, single file or diffusers; its statistics stay in float32."""
-    file = weights.read(path, mmap)
+    file = weights.open_weights(path, mmap)
     if not any(name.endswith("bn.running_mean") for name in file):
-        raise recognition.wrong(path, VAE)
+        raise recognition.wrong_kind_error(path, VAE)
     with complete(path, VAE):
-        found = autoencoder.to_diffusers(file)
+        found = autoencoder.vae_to_diffusers(file)
         kinds = {name: torch.float32 if name.startswith("bn.") else dtype for name in found}
-        return build({name: weights.cast(tensor, kinds[name]) for name, tensor in found.items()})
+        return build_flux_2_vae({name: weights.cast_floating(tensor, kinds[name]) for name, tensor in found.items()})
 
 
-def build(tensors: Mapping[str, Tensor]) -> nn.Module:
+def build_flux_2_vae(tensors: Mapping[str, Tensor]) -> nn.Module:
     """Return the autoencoder with the sizes of its tensors (diffusers names), which are not copied."""
-    settings = autoencoder.settings(tensors)
+    settings = autoencoder.autoencoder_settings(tensors)
     with empty_weights.empty_weights():
         model = _class()(**settings)
     return assign(model, {COUNTED: torch.zeros((), dtype=torch.long), **tensors})
 
 
-def empty(widths: tuple[int, ...], channels: int) -> nn.Module:
-    return random_networks.empty(lambda: _class()(block_out_channels=widths, latent_channels=channels))
+def empty_flux_2_vae(widths: tuple[int, ...], channels: int) -> nn.Module:
+    return random_networks.build_on_meta(lambda: _class()(block_out_channels=widths, latent_channels=channels))
 
 
 def _class() -> Any:
@@ -54,18 +54,18 @@ def _class() -> Any:
     return AutoencoderKLFlux2
 
 
-def to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def flux_2_vae_to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     places = inverse(autoencoder.INSIDE)
-    return {renamed(name, places): tensor for name, tensor in autoencoder.to_single(tensors).items()}
+    return {replace_prefix(name, places): tensor for name, tensor in autoencoder.vae_to_single(tensors).items()}
 
 
-def normalised(vae: Any, latents: Tensor) -> Tensor:
+def normalise_flux_2(vae: Any, latents: Tensor) -> Tensor:
     """Encoder output [B, C, h, w] -> latents of about unit size, float32."""
     mean, deviation = statistics(vae, latents.device)
     return pixel_shuffle((pixel_unshuffle(latents.float(), 2) - mean) / deviation, 2)
 
 
-def denormalised(vae: Any, latents: Tensor) -> Tensor:
+def denormalise_flux_2(vae: Any, latents: Tensor) -> Tensor:
     mean, deviation = statistics(vae, latents.device)
     return pixel_shuffle(pixel_unshuffle(latents.float(), 2) * deviation + mean, 2)
 

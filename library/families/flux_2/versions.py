@@ -7,9 +7,9 @@ from typing import Any
 
 from library.families.variant import Variant
 
-BASE = {"negative_prompt": " ", "width": 1024, "height": 1024, "sample_steps": 50, "scale": 4.0}
-DISTILLED = BASE | {"sample_steps": 4, "scale": 1.0}
-DEV = BASE | {"negative_prompt": "", "scale": 1.0, "guidance_scale": 4.0}
+BASE_DEFAULTS = {"negative_prompt": " ", "width": 1024, "height": 1024, "sample_steps": 50, "scale": 4.0}
+DISTILLED = BASE_DEFAULTS | {"sample_steps": 4, "scale": 1.0}
+DEV = BASE_DEFAULTS | {"negative_prompt": "", "scale": 1.0, "guidance_scale": 4.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,17 +20,21 @@ class Flux2Version(Variant):
     hidden: int  # width of the published transformer
     distilled: bool = False
     guided: bool = False  # whether it has an embedding of the guidance
-    sample_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType(BASE))
+    sample_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType(BASE_DEFAULTS))
 
 
-SMALL: dict[str, Any] = {"short": "f2k4b", "base_model_version": "flux_2_klein_4b", "architecture": "Flux.2-klein-4b"}
+KLEIN_4B: dict[str, Any] = {
+    "short": "f2k4b",
+    "base_model_version": "flux_2_klein_4b",
+    "architecture": "Flux.2-klein-4b",
+}
 LARGE: dict[str, Any] = {"short": "f2k9b", "base_model_version": "flux_2_klein_9b", "architecture": "Flux.2-klein-9b"}
-FEW: dict[str, Any] = {"distilled": True, "sample_defaults": MappingProxyType(DISTILLED)}
+DISTILLED_FACTS: dict[str, Any] = {"distilled": True, "sample_defaults": MappingProxyType(DISTILLED)}
 VERSIONS = {
-    "klein-base-4b": Flux2Version(title="FLUX.2 klein base 4B", hidden=3072, **SMALL),
+    "klein-base-4b": Flux2Version(title="FLUX.2 klein base 4B", hidden=3072, **KLEIN_4B),
     "klein-base-9b": Flux2Version(title="FLUX.2 klein base 9B", hidden=4096, **LARGE),
-    "klein-4b": Flux2Version(title="FLUX.2 klein 4B", hidden=3072, **SMALL, **FEW),
-    "klein-9b": Flux2Version(title="FLUX.2 klein 9B", hidden=4096, **LARGE, **FEW),
+    "klein-4b": Flux2Version(title="FLUX.2 klein 4B", hidden=3072, **KLEIN_4B, **DISTILLED_FACTS),
+    "klein-9b": Flux2Version(title="FLUX.2 klein 9B", hidden=4096, **LARGE, **DISTILLED_FACTS),
     "dev": Flux2Version(
         title="FLUX.2 dev",
         short="f2d",
@@ -43,14 +47,14 @@ VERSIONS = {
 }
 
 
-def recognised(hidden: int, guided: bool) -> str:
+def model_in_header(hidden: int, guided: bool) -> str:
     """Return the model of a header, as far as it is determined: the base of a distilled klein."""
     if guided:
         return "dev"
     return "klein-base-9b" if hidden >= VERSIONS["klein-base-9b"].hidden else "klein-base-4b"
 
 
-def fits(version: str, hidden: int, guided: bool) -> bool:
+def may_be_version(version: str, hidden: int, guided: bool) -> bool:
     """Return whether a header may belong to a version. Unpublished widths match any."""
     known = {one.hidden for one in VERSIONS.values()}
     return VERSIONS[version].guided == guided and (VERSIONS[version].hidden == hidden or hidden not in known)

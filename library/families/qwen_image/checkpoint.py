@@ -14,15 +14,15 @@ from library.config.run_config import RunConfig
 from library.families.facts import Shapes
 from library.families.qwen_image import pictures, text_encoder
 from library.families.qwen_image.facts import FACTS, INDEX, TEXT_ENCODER, VAE, options_of
-from library.families.qwen_image.model import QwenImage, QwenShape, count
-from library.families.qwen_image.options import OTHERS
-from library.families.qwen_image.variants import EDIT_2511, TRANSFORMER, VARIANTS, QwenVariant, called
+from library.families.qwen_image.model import QwenImage, QwenShape, count_qwen_blocks
+from library.families.qwen_image.options import OTHER_QWEN_FILES
+from library.families.qwen_image.variants import EDIT_2511, QWEN_VARIANTS, TRANSFORMER, QwenVariant, called
 from library.families.shared import expected_tensors, language_model, qwen_vae, qwen_vae_names, tokenizers, weights
 from library.families.shared.denoiser_file import DenoiserFile
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, complete, pipeline, read_entries, whole_model
 
-PARTS = {
+QWEN_PARTS = {
     "denoiser": Part(
         "pretrained_model_name_or_path",
         "a Qwen-Image transformer (qwen_image_bf16.safetensors, or a diffusers folder)",
@@ -31,17 +31,17 @@ PARTS = {
     ),
     "text_encoder": Part(
         "text_encoder",
-        OTHERS["text_encoder"],
+        OTHER_QWEN_FILES["text_encoder"],
         ("text_encoder", "qwen_2.5_vl*.safetensors"),
         ("layers.0.self_attn.q_proj.bias",),
         expected_tensors.vision_language_model,
     ),
-    "vae": qwen_vae.part(OTHERS["vae"], "qwen_image_vae.safetensors"),
+    "vae": qwen_vae.part(OTHER_QWEN_FILES["vae"], "qwen_image_vae.safetensors"),
 }
 SEEING = replace(
-    PARTS["text_encoder"],
+    QWEN_PARTS["text_encoder"],
     what="the Qwen2.5-VL text encoder with its vision part (qwen_2.5_vl_7b.safetensors)",
-    marker=(pictures.MARK,),
+    marker=(pictures.VISION_MARK,),
 )
 PIPELINES = {  # of diffusers -> the value of model_version
     "QwenImagePipeline": "original",
@@ -52,10 +52,10 @@ PIPELINES = {  # of diffusers -> the value of model_version
 
 
 @functools.cache
-def checkpoint_of(variant: QwenVariant) -> Checkpoint:
+def qwen_checkpoint(variant: QwenVariant) -> Checkpoint:
     """Return how a variant's files are loaded."""
     seeing = bool(variant.template)
-    parts = PARTS | ({"text_encoder": SEEING} if seeing else {})
+    parts = QWEN_PARTS | ({"text_encoder": SEEING} if seeing else {})
     words = {"denoiser": (TRANSFORMER, EDIT_2511), "vae": VAE, "text_encoder": TEXT_ENCODER}
     files = PartFiles(parts, FACTS, words, "Qwen-Image or Qwen-Image-Edit")
     denoiser = DenoiserFile(
@@ -70,29 +70,35 @@ def checkpoint_of(variant: QwenVariant) -> Checkpoint:
     def plain_shapes(entries: Entries, part: str) -> Shapes:
         if part == "denoiser":
             return denoiser.plain_shapes(entries)
-        known = qwen_vae_names.plain(entries) if part == "vae" else text_encoder.plain_names(entries, seeing)
+        known = (
+            qwen_vae_names.plain_qwen_vae_names(entries)
+            if part == "vae"
+            else text_encoder.plain_qwen_names(entries, seeing)
+        )
         return {plain: tuple(entries[name]["shape"]) for plain, name in known.items()}
 
     return Checkpoint(
         files,
-        functools.partial(problems, files, plain_shapes),
+        functools.partial(find_qwen_problems, files, plain_shapes),
         plain_shapes,
         denoiser.open,
-        {"vae": qwen_vae.load, "text_encoder": functools.partial(load_text_encoder, seeing)},
+        {"vae": qwen_vae.load_qwen_vae, "text_encoder": functools.partial(load_qwen_encoder, seeing)},
         tokenizers.QWEN_VL,
-        text_encoder.encode,
-        functools.partial(text_encoder.longest, before=before),
-        most=text_encoder.LONGEST,
+        text_encoder.encode_qwen_captions,
+        functools.partial(text_encoder.longest_qwen_caption, before=before),
+        most=text_encoder.MAX_TOKENS,
         around=5,
     )
 
 
-def problems(files: PartFiles, plain_shapes: Callable[[Entries, str], Shapes], config: RunConfig) -> Iterator[Problem]:
+def find_qwen_problems(
+    files: PartFiles, plain_shapes: Callable[[Entries, str], Shapes], config: RunConfig
+) -> Iterator[Problem]:
     """Problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        yield from another(path, config)
-        yield from config.compile.beyond({"QwenImageTransformerBlock": count(shapes)})
+        yield from other_version_problems(path, config)
+        yield from config.compile.beyond({"QwenImageTransformerBlock": count_qwen_blocks(shapes)})
 
     yield from files.fitting(
         config,
@@ -100,12 +106,12 @@ def problems(files: PartFiles, plain_shapes: Callable[[Entries, str], Shapes], c
         of_denoiser,
         lambda own: {
             "text_encoder": (language_model.EMBEDDING, own.get("txt_in.weight", (0, 0))[1]),
-            "vae": (qwen_vae_names.MARK, own.get("img_in.weight", (0, 0))[1] // 4),
+            "vae": (qwen_vae_names.DIFFUSERS_MARK, own.get("img_in.weight", (0, 0))[1] // 4),
         },
     )
 
 
-def another(path: Path, config: Any) -> Iterator[Problem]:
+def other_version_problems(path: Path, config: Any) -> Iterator[Problem]:
     """Return the problem of a model of another version than the options name. If only its name indicates that, the user
     is asked.
     """
@@ -121,7 +127,7 @@ def another(path: Path, config: Any) -> Iterator[Problem]:
             "model_version",
             ": {path} is {title}: set model_version = {version}",
             path=path,
-            title=VARIANTS[certain].title,
+            title=QWEN_VARIANTS[certain].title,
             version=certain,
             also="pretrained_model_name_or_path",
             fix=options_of(certain),
@@ -131,7 +137,7 @@ def another(path: Path, config: Any) -> Iterator[Problem]:
             "model_version",
             ": {path} is {title} by its name: set model_version = {version}, or original if it is Qwen-Image",
             path=path,
-            title=VARIANTS[version].title,
+            title=QWEN_VARIANTS[version].title,
             version=version,
             also="pretrained_model_name_or_path",
             fix=options_of(version),
@@ -151,10 +157,10 @@ def has_still_references(whole: Path) -> bool:
     return bool(table_of(whole / "transformer" / "config.json").get("zero_cond_t"))
 
 
-def load_text_encoder(seeing: bool, path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
+def load_qwen_encoder(seeing: bool, path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     """Read Qwen2.5-VL, or its language model alone, from a file or a folder of any transformers version."""
-    file = weights.read(path, mmap)
+    file = weights.open_weights(path, mmap)
     with complete(path, TEXT_ENCODER):
-        named = text_encoder.plain_names(file, seeing)
-        tensors = {plain: weights.cast(file[name], dtype) for plain, name in named.items()}
-        return pictures.build(tensors) if seeing else text_encoder.build(tensors)
+        named = text_encoder.plain_qwen_names(file, seeing)
+        tensors = {plain: weights.cast_floating(file[name], dtype) for plain, name in named.items()}
+        return pictures.build_vision_model(tensors) if seeing else text_encoder.build_text_encoder(tensors)

@@ -3,29 +3,29 @@
 import re
 
 from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes
-from library.families.qwen_image.variants import EDIT_2511, EDITS, TRANSFORMER, VARIANTS
+from library.families.qwen_image.variants import EDIT_2511, EDITS, QWEN_VARIANTS, TRANSFORMER
 
 VAE = "a Qwen-Image VAE"
 TEXT_ENCODER = "a Qwen2.5-VL text encoder"
 INDEX = "__index_timestep_zero__"  # empty tensor by which ComfyUI recognises Qwen-Image-Edit-2511
 # Tensors that only other variants have.
 RELATIVES = {"time_text_embed.addition_t_embedding.weight": "Qwen-Image-Layered", INDEX: EDIT_2511}
-MODULATION = re.compile(r"(^|\.)transformer_blocks\.\d+\.(img|txt)_mod\.1\.weight$")
+QWEN_MODULATION = re.compile(r"(^|\.)transformer_blocks\.\d+\.(img|txt)_mod\.1\.weight$")
 NEWER = "txt_in.text_norm.weight"  # of a newer network whose other names differ, too
 
 
-def recognise(shapes: Shapes) -> str:
+def recognise_qwen(shapes: Shapes) -> str:
     """Describe a Qwen-Image checkpoint, with or without a prefix. Any block is enough, so a part of a file is
     recognised.
     """
     if any(name.endswith(NEWER) for name in shapes):
         return "Qwen-Image-2.1"
-    if not any(map(MODULATION.search, shapes)):
+    if not any(map(QWEN_MODULATION.search, shapes)):
         return ""
     return next((title for mark, title in RELATIVES.items() if any(n.endswith(mark) for n in shapes)), TRANSFORMER)
 
 
-def recognise_part(shapes: Shapes) -> str:
+def recognise_qwen_part(shapes: Shapes) -> str:
     """Describe another file of Qwen-Image: its VAE has convolutions over time, its text encoder biases in attention."""
     for name, shape in shapes.items():
         if len(shape) == 5 and name.endswith(("decoder.conv_in.weight", "decoder.conv1.weight")):
@@ -42,7 +42,7 @@ def options_of(version: str) -> dict[str, str | bool]:
     return {"model_version": version, "cache_text_encoder_outputs": True} if version else {}
 
 
-def hub_model(title: str, name: str, version: str = "") -> HubModel:
+def qwen_hub_model(title: str, name: str, version: str = "") -> HubModel:
     """Return a transformer of a repository, with the parts that all of them share."""
     repository = f"Comfy-Org/Qwen-Image{'-Edit' if version else ''}_ComfyUI"
     places = {
@@ -81,17 +81,17 @@ FACTS = FamilyFacts(
         "edit[-_](plus|2509)": options_of("edit-2509"),
         "image[-_]edit": options_of("edit"),
     },
-    recognise=recognise,
-    recognise_part=recognise_part,
+    recognise=recognise_qwen,
+    recognise_part=recognise_qwen_part,
     base_models=(TRANSFORMER, EDIT_2511),
     base_model_version="qwen_image",
     architecture="Qwen-Image",
-    relatives={EDIT_2511: (VARIANTS["edit-2511"].base_model_version, VARIANTS["edit-2511"].architecture)},
+    relatives={EDIT_2511: (QWEN_VARIANTS["edit-2511"].base_model_version, QWEN_VARIANTS["edit-2511"].architecture)},
     implementation="https://github.com/QwenLM/Qwen-Image",
     has_prediction_type=False,
     adapter_modules={"networks.lora_qwen_image": AdapterModule("library.families.qwen_image.options:QwenArgs")},
     blocks=(BlockGroup("Blocks", 60, r"_transformer_blocks_(\d+)_"),),
-    demo_variants={"qwen_image_edit": VARIANTS["edit-2511"].title},
+    demo_variants={"qwen_image_edit": QWEN_VARIANTS["edit-2511"].title},
     prompt_images={"control_image_path": {"model_version": EDITS}},
     trained_in_compute_dtype=True,
     exceeds_fp16=True,
@@ -103,12 +103,12 @@ FACTS = FamilyFacts(
     decoder_memory=3.4,
     has_sd_scripts_defaults=False,
     hub_models=(
-        hub_model("Qwen-Image", "qwen_image_bf16"),
-        hub_model("Qwen-Image 2512", "qwen_image_2512_bf16"),
-        *(hub_model(VARIANTS[one].title, f"qwen_image_{one.replace('-', '_')}_bf16", one) for one in EDITS),
+        qwen_hub_model("Qwen-Image", "qwen_image_bf16"),
+        qwen_hub_model("Qwen-Image 2512", "qwen_image_2512_bf16"),
+        *(qwen_hub_model(QWEN_VARIANTS[one].title, f"qwen_image_{one.replace('-', '_')}_bf16", one) for one in EDITS),
     ),
     part_options={
-        "text_encoder": lambda shapes: recognise_part(shapes) == TEXT_ENCODER,
-        "vae": lambda shapes: recognise_part(shapes) == VAE,
+        "text_encoder": lambda shapes: recognise_qwen_part(shapes) == TEXT_ENCODER,
+        "vae": lambda shapes: recognise_qwen_part(shapes) == VAE,
     },
 )

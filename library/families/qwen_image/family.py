@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.qwen_image import text_encoder
-from library.families.qwen_image.checkpoint import checkpoint_of
+from library.families.qwen_image.checkpoint import qwen_checkpoint
 from library.families.qwen_image.facts import INDEX
 from library.families.qwen_image.options import QwenLora, QwenTrain
-from library.families.qwen_image.pictures import TOKEN, seen, seen_size, tokens_of
+from library.families.qwen_image.pictures import TOKEN, cut_into_patches, pack_tokens, seen_size
 from library.families.qwen_image.sampler import QwenSampler
 from library.families.shared import packing, qwen_vae
 from library.families.shared.one_encoder import ENCODER, OneEncoderFamily
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from library.families.base import Family
     from library.families.shared.sampler import Sampler
 
-BLOCK = "QwenImageTransformerBlock"
+BLOCK_CLASS = "QwenImageTransformerBlock"
 TEXT_CACHE = TextCache(
     suffix="_qi_te.safetensors",
     keys=("vl_embed", "vl_mask"),
@@ -40,20 +40,20 @@ class QwenFamily(OneEncoderFamily):
 
     config: QwenLora | QwenTrain
     name = "qwen_image"
-    swapped_class = BLOCK
-    block_classes = (BLOCK,)
-    adapter_targets = (BLOCK,)
+    swapped_class = BLOCK_CLASS
+    block_classes = (BLOCK_CLASS,)
+    adapter_targets = (BLOCK_CLASS,)
     # A third of a block is modulation, computed once per image; half of the rest is for text.
-    block_costs = {BLOCK: BlockCost("transformer_blocks", activations=30, used=0.333)}
+    block_costs = {BLOCK_CLASS: BlockCost("transformer_blocks", activations=30, used=0.333)}
     sample_defaults = {"negative_prompt": " ", "width": 1024, "height": 1024, "sample_steps": 25, "scale": 4.0}
     text_lengths: Mapping[str, int] = MappingProxyType(
-        {"vl_embed": text_encoder.LONGEST, "vl_mask": text_encoder.LONGEST}
+        {"vl_embed": text_encoder.MAX_TOKENS, "vl_mask": text_encoder.MAX_TOKENS}
     )
 
     def __init__(self, config: QwenLora | QwenTrain):
         super().__init__(config)
         self.variant = variant = config.model.variant
-        self.checkpoint = checkpoint_of(variant)
+        self.checkpoint = qwen_checkpoint(variant)
         self.architecture, self.base_model_version = variant.architecture, variant.base_model_version
         self.latent_cache = LatentCache(
             f"_{variant.short}.safetensors", keyed_by_size=True, architecture="qwen_image", frames=True
@@ -61,7 +61,7 @@ class QwenFamily(OneEncoderFamily):
         self.text_cache = replace(TEXT_CACHE, suffix=f"_{variant.short}_te.safetensors")
         # Dimensions with varying numbers of tokens: img, txt, pe, mask, and the marks of reference tokens.
         sizes = ((0, 1), (1, 1), (3, 1), (4, 1), *([(5, 0)] if variant.still_references else []))
-        self.block_inputs = {BLOCK: BlockInputs(streams=(0, 1), dynamic=sizes)}
+        self.block_inputs = {BLOCK_CLASS: BlockInputs(streams=(0, 1), dynamic=sizes)}
 
     @property
     def picture_template(self) -> str:
@@ -81,7 +81,7 @@ class QwenFamily(OneEncoderFamily):
         self, components: ModelComponents, captions: Sequence[str], pictures: "Sequence[Sequence[Image.Image]]"
     ) -> dict[str, Tensor]:
         """Captions with the reference images of each -> states [B, L, C] and a mask [B, L], by the cache's keys."""
-        shown = [[seen(one, self.variant.condition_area) for one in own] for own in pictures]
+        shown = [[cut_into_patches(one, self.variant.condition_area) for one in own] for own in pictures]
         made = text_encoder.encode_with_pictures(
             components.encoders[ENCODER], components.tokenizers[ENCODER], captions, shown, self.variant.numbered
         )
@@ -112,7 +112,7 @@ class QwenFamily(OneEncoderFamily):
     ) -> Tensor:
         """The predicted velocity, noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
-        tokens, sizes_in_tokens = tokens_of(latents, controls)
+        tokens, sizes_in_tokens = pack_tokens(latents, controls)
         output = denoiser(tokens, sizes_in_tokens, text["vl_embed"], text["vl_mask"], noised.timesteps)
         return packing.unpack(output.float(), *sizes_in_tokens[0])
 

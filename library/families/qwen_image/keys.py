@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from library.families.qwen_image.variants import EDIT_2511, TRANSFORMER
 from library.families.shared.lora_names import LoraNames, Shapes, matrices
-from library.families.shared.tensor_names import prefix_of
+from library.families.shared.tensor_names import denoiser_prefix
 
 
 class QwenLoraNames(LoraNames):
@@ -19,7 +19,7 @@ class QwenLoraNames(LoraNames):
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
         """Return attention and MLP of all blocks; the modulation, which sees only the timestep, is excluded."""
-        for path in matrices(shapes, prefix_of(shapes)):
+        for path in matrices(shapes, denoiser_prefix(shapes)):
             if path.startswith(self.trees) and "_mod." not in path:
                 yield "denoiser", path
 

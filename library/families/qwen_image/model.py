@@ -24,13 +24,13 @@ from library.families.shared.transformer import (
     projections,
     rope,
     rope_axes,
-    rotated,
+    rotate_pairs,
     sdpa,
     sinusoids,
 )
 
 Size = tuple[int, int]  # height and width in tokens
-BLOCKS = "transformer_blocks"
+BLOCK_LIST = "transformer_blocks"
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class QwenShape:
             out_channels=tuple(shapes["proj_out.weight"])[0],
             text_channels=tuple(shapes["txt_in.weight"])[1],
             hidden=hidden,
-            head=tuple(shapes[f"{BLOCKS}.0.attn.norm_q.weight"])[0],
-            mlp=tuple(shapes[f"{BLOCKS}.0.img_mlp.net.0.proj.weight"])[0],
-            blocks=count(shapes),
+            head=tuple(shapes[f"{BLOCK_LIST}.0.attn.norm_q.weight"])[0],
+            mlp=tuple(shapes[f"{BLOCK_LIST}.0.img_mlp.net.0.proj.weight"])[0],
+            blocks=count_qwen_blocks(shapes),
             still_references=still_references,
         )
 
@@ -67,8 +67,8 @@ class QwenShape:
         return rope_axes(self.head)
 
 
-def count(names: Iterable[str]) -> int:
-    return len({name.split(".")[1] for name in names if name.startswith(f"{BLOCKS}.")})
+def count_qwen_blocks(names: Iterable[str]) -> int:
+    return len({name.split(".")[1] for name in names if name.startswith(f"{BLOCK_LIST}.")})
 
 
 class Attention(nn.Module):
@@ -150,8 +150,8 @@ class QwenImageTransformerBlock(nn.Module):
         img_q, img_k, img_v = self.attn.image(modulated(img, i_shift1, i_scale1))
         txt_q, txt_k, txt_v = self.attn.text(modulated(txt, t_shift1, t_scale1))
         v = torch.cat((txt_v, img_v), dim=2)
-        q = rotated(torch.cat((txt_q, img_q), dim=2), pe).to(v.dtype)
-        k = rotated(torch.cat((txt_k, img_k), dim=2), pe).to(v.dtype)
+        q = rotate_pairs(torch.cat((txt_q, img_q), dim=2), pe).to(v.dtype)
+        k = rotate_pairs(torch.cat((txt_k, img_k), dim=2), pe).to(v.dtype)
         joint = self.attend(q, k, v, mask)
 
         img = img + i_gate1 * self.attn.to_out[0](joint[:, txt.shape[1] :])
@@ -238,10 +238,10 @@ class QwenImage(nn.Module):
     def positions(self, sizes: tuple[Size, ...], length: int, device: torch.device) -> Tensor:
         """The RoPE table [2, L + I, D / 2] for images of so many tokens and a text of this length, kept by sizes."""
         key = (*(side for size in sizes for side in size), length)
-        return self._tables.of(key, device, lambda: table(sizes, length, device, self.axes))
+        return self._tables.of(key, device, lambda: rope_table(sizes, length, device, self.axes))
 
 
-def table(sizes: Sequence[Size], length: int, device: torch.device, axes: tuple[int, int, int]) -> Tensor:
+def rope_table(sizes: Sequence[Size], length: int, device: torch.device, axes: tuple[int, int, int]) -> Tensor:
     """Return cosines and sines [2, L + I, D / 2]. Rows and columns of each image count from its centre, and its index
     is the first axis; text continues beyond the border of the largest, equally on all axes.
     """

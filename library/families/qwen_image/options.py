@@ -11,25 +11,25 @@ from library.config import sections
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Message, Problem
 from library.config.run_config import ControlUse, Rule, RunConfig
-from library.config.schema import opt, section, section_options
+from library.config.schema import define_section, opt, section_options
 from library.config.values import Option
-from library.families.qwen_image.variants import EDITS, VARIANTS, QwenVariant
+from library.families.qwen_image.variants import EDITS, QWEN_VARIANTS, QwenVariant
 from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer
 
-LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
+SHIFT_LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
 
 # Options parsed for every family that mean nothing here.
 INEFFECTIVE = {"max_token_length": "captions of Qwen-Image may have any length up to 1024 tokens"}
 
 # Flags of musubi-tuner that are not needed here.
-MUSUBI = {
+MUSUBI_FLAGS = {
     "fp8_vl": "fp8_base keeps the text encoder in 8 bits as well",
     "num_layers": "the number of blocks is read from the file",
 }
 
 # Values with which sigmoid_scale has no effect.
-SIGMOID = "timestep_sampling is not sigmoid, shift or qwen_shift"
-OTHERS = {
+NEITHER_SIGMOID_NOR_SHIFT = "timestep_sampling is not sigmoid, shift or qwen_shift"
+OTHER_QWEN_FILES = {
     "text_encoder": "the Qwen2.5-VL text encoder (qwen_2.5_vl_7b.safetensors)",
     "vae": "the Qwen-Image VAE (qwen_image_vae.safetensors)",
 }
@@ -53,7 +53,7 @@ class QwenModel(sections.Model):
 
     @property
     def variant(self) -> QwenVariant:
-        return VARIANTS.get(self.model_version or "original", VARIANTS["original"])
+        return QWEN_VARIANTS.get(self.model_version or "original", QWEN_VARIANTS["original"])
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Models that see other pictures."""
@@ -81,7 +81,7 @@ class QwenModel(sections.Model):
                 fix={"cache_text_encoder_outputs": True},
             )
 
-    others: ClassVar[Mapping[str, str]] = OTHERS
+    others: ClassVar[Mapping[str, str]] = OTHER_QWEN_FILES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +92,7 @@ class OldVersions:
     edit_plus: bool = opt(False, "Qwen-Image-Edit-2509.")
 
 
-def version(old: JsonMapping, given: Collection[str]) -> tuple[JsonObject, list[Problem]]:
+def convert_model_version(old: JsonMapping, given: Collection[str]) -> tuple[JsonObject, list[Problem]]:
     """Return the model_version of old flags, unless it is also set."""
     names = {"edit": "edit", "edit_plus": "edit-2509"}
     on = [name for name in names if old.get(name)]
@@ -115,7 +115,7 @@ class QwenFlow(sections.TransformerFlow):
     )
     discrete_flow_shift: float = sections.flow_shift(2.2)
 
-    shift_line: ClassVar[tuple[tuple[int, float], tuple[int, float]]] = LINE
+    shift_line: ClassVar[tuple[tuple[int, float], tuple[int, float]]] = SHIFT_LINE
     size_shift: ClassVar[str] = "qwen_shift"
 
 
@@ -166,19 +166,19 @@ class QwenRun:
     family: ClassVar[str] = "qwen_image"
     script_with = staticmethod(families.script_with)
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
-    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(SIGMOID)
-    foreign: ClassVar[Mapping[str, str]] = MUSUBI
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(NEITHER_SIGMOID_NOR_SHIFT)
+    foreign: ClassVar[Mapping[str, str]] = MUSUBI_FLAGS
     old: ClassVar[Mapping[str, Option]] = section_options(OldVersions)
-    convert = staticmethod(version)
+    convert = staticmethod(convert_model_version)
 
     @property
     def control_images(self) -> ControlUse:
         return self.model.variant.control_images
 
-    model: QwenModel = section(QwenModel)
-    noise: QwenFlow = section(QwenFlow)
-    memory: QwenMemory = section(QwenMemory)
-    compile: QwenCompile = section(QwenCompile)
+    model: QwenModel = define_section(QwenModel)
+    noise: QwenFlow = define_section(QwenFlow)
+    memory: QwenMemory = define_section(QwenMemory)
+    compile: QwenCompile = define_section(QwenCompile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +188,8 @@ class QwenLora(QwenRun, sections.TransformerLora):
     script: ClassVar[str] = "qwen_image_train_network"
     title: ClassVar[str] = "Qwen-Image LoRA"
 
-    data: QwenAdapterData = section(QwenAdapterData)
-    network: QwenNetwork = section(QwenNetwork)
+    data: QwenAdapterData = define_section(QwenAdapterData)
+    network: QwenNetwork = define_section(QwenNetwork)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +199,7 @@ class QwenTrain(QwenRun, sections.TransformerTrain):
     script: ClassVar[str] = "qwen_image_train"
     title: ClassVar[str] = "Qwen-Image fine-tune"
 
-    data: QwenData = section(QwenData)
+    data: QwenData = define_section(QwenData)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from library.families.shared import packing, random_networks
-from library.families.shared.language_model import HEAD, THETA
+from library.families.shared.language_model import DEFAULT_THETA, HEAD_WIDTH
 from library.families.shared.weights import assign
 
 PATCH, MERGED, FRAMES = (
@@ -24,12 +24,12 @@ PATCH, MERGED, FRAMES = (
     2,
 )  # pixels of a patch's side; patches of a token's side; frames that a picture stands for
 TOKEN = PATCH * MERGED  # pixels of a token's side
-FEWEST, MOST = 56 * 56, 12845056  # minimum and maximum pixels of an image in the text encoder
+MIN_PIXELS, MAX_PIXELS = 56 * 56, 12845056  # minimum and maximum pixels of an image in the text encoder
 MEAN, DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-SECTIONS = [16, 24, 24]  # channel pairs of a head rotated by frame, row and column
+ROPE_SECTIONS = [16, 24, 24]  # channel pairs of a head rotated by frame, row and column
 MULTIPLE = 32  # sides of reference images are multiples of this many pixels, as in the pipelines
 VISION = "visual."  # prefix of the vision encoder's tensors
-MARK = f"{VISION}patch_embed.proj.weight"
+VISION_MARK = f"{VISION}patch_embed.proj.weight"
 VISION_HEAD = 80  # width of a head there
 
 Size = tuple[int, int]
@@ -46,22 +46,22 @@ def seen_size(size: Size, area: int) -> Size:
     """Return an image's width and height in the text encoder, after scaling to about `area` pixels."""
     width, height = scaled_size(size, area)
     sides = [round(side / TOKEN) * TOKEN for side in (width, height)]
-    if math.prod(sides) > MOST:
-        factor = math.sqrt(width * height / MOST)
+    if math.prod(sides) > MAX_PIXELS:
+        factor = math.sqrt(width * height / MAX_PIXELS)
         sides = [max(TOKEN, math.floor(side / factor / TOKEN) * TOKEN) for side in (width, height)]
-    elif math.prod(sides) < FEWEST:
-        factor = math.sqrt(FEWEST / (width * height))
+    elif math.prod(sides) < MIN_PIXELS:
+        factor = math.sqrt(MIN_PIXELS / (width * height))
         sides = [math.ceil(side * factor / TOKEN) * TOKEN for side in (width, height)]
     return sides[0], sides[1]
 
 
-def pixels(image: Image.Image, size: Size) -> Tensor:
+def vae_pixels(image: Image.Image, size: Size) -> Tensor:
     """A picture scaled to (width, height) as [1, 3, H, W] in -1..1, for the VAE."""
     scaled = np.asarray(image.convert("RGB").resize(size, Image.Resampling.LANCZOS)).astype("float32")
     return torch.from_numpy(scaled / 255).permute(2, 0, 1)[None] * 2 - 1
 
 
-def tokens_of(latents: Tensor, references: Sequence[Tensor]) -> tuple[Tensor, list[Size]]:
+def pack_tokens(latents: Tensor, references: Sequence[Tensor]) -> tuple[Tensor, list[Size]]:
     """Latents [B, C, 2 h, 2 w] of an image and of its reference images -> the tokens of all in turn [B, I, 4 C], and
     height and width of each in tokens."""
     every = [latents, *(one.to(latents).expand(len(latents), -1, -1, -1) for one in references)]
@@ -81,7 +81,7 @@ class ImagePatches(NamedTuple):
         return self.rows * self.columns // MERGED**2
 
 
-def seen(image: Image.Image, area: int) -> ImagePatches:
+def cut_into_patches(image: Image.Image, area: int) -> ImagePatches:
     """Scale an image to about `area` pixels and cut it into patches."""
     first = image.convert("RGB").resize(scaled_size(image.size, area), Image.Resampling.LANCZOS)
     scaled = np.asarray(first.resize(seen_size(image.size, area), Image.Resampling.BICUBIC)).astype("float32") / 255
@@ -132,11 +132,11 @@ class VisionLanguageModel(nn.Module):
         return self.language(inputs_embeds=states, position_ids=places).last_hidden_state
 
 
-def build(tensors: Mapping[str, Tensor]) -> VisionLanguageModel:
+def build_vision_model(tensors: Mapping[str, Tensor]) -> VisionLanguageModel:
     """Return the model with the sizes of its tensors by plain name, which are not copied. KeyError names the first
     missing one.
     """
-    made = empty(**settings({name: tuple(tensor.shape) for name, tensor in tensors.items()}))
+    made = empty_vision_model(**sizes_from_shapes({name: tuple(tensor.shape) for name, tensor in tensors.items()}))
     language = {name: tensor for name, tensor in tensors.items() if not name.startswith(VISION)}
     visual = {name.removeprefix(VISION): tensor for name, tensor in tensors.items() if name.startswith(VISION)}
     assign(made.language, language)
@@ -144,35 +144,35 @@ def build(tensors: Mapping[str, Tensor]) -> VisionLanguageModel:
     return made
 
 
-def settings(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+def sizes_from_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """Return the arguments of `empty` from shapes by plain name. KeyError names the first missing one."""
     words, hidden = shapes["embed_tokens.weight"]
-    width = shapes[MARK][0]
+    width = shapes[VISION_MARK][0]
     blocks = {name.split(".")[2] for name in shapes if name.startswith(f"{VISION}blocks.")}
     return {
         "words": words,
         "hidden": hidden,
         "mlp": shapes["layers.0.mlp.gate_proj.weight"][0],
         "layers": len({name.split(".")[1] for name in shapes if name.startswith("layers.")}),
-        "groups": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD,
+        "groups": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD_WIDTH,
         "vision": width,
         "vision_mlp": shapes[f"{VISION}blocks.0.mlp.gate_proj.weight"][0],
         "vision_layers": len(blocks),
     }
 
 
-def empty(  # noqa: PLR0913 - what the file of one says
+def empty_vision_model(  # noqa: PLR0913 - what the file of one says
     words: int, hidden: int, mlp: int, layers: int, groups: int, vision: int, vision_mlp: int, vision_layers: int
 ) -> VisionLanguageModel:
     """A model on the meta device. Every eighth layer of the vision encoder has full attention."""
     modeling: Any = importlib.import_module("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl")
-    rope = {"rope_type": "default", "rope_theta": THETA, "mrope_section": SECTIONS}
+    rope = {"rope_type": "default", "rope_theta": DEFAULT_THETA, "mrope_section": ROPE_SECTIONS}
     text = modeling.Qwen2_5_VLTextConfig(
         vocab_size=words,
         hidden_size=hidden,
         intermediate_size=mlp,
         num_hidden_layers=layers,
-        num_attention_heads=hidden // HEAD,
+        num_attention_heads=hidden // HEAD_WIDTH,
         num_key_value_heads=groups,
         max_position_embeddings=128000,
         rms_norm_eps=1e-6,
@@ -198,6 +198,6 @@ def empty(  # noqa: PLR0913 - what the file of one says
             modeling.Qwen2_5_VLTextModel(text), modeling.Qwen2_5_VisionTransformerPretrainedModel(eyes)
         )
 
-    made = random_networks.empty(make)
+    made = random_networks.build_on_meta(make)
     assert isinstance(made, VisionLanguageModel)
     return made

@@ -19,7 +19,7 @@ from library.families.shared.diffusers_layers import LayerSizes
 from library.families.shared.random_networks import DemoTables, InputShapes, RandomNetworks
 from library.families.shared.random_sizes import FULL_QWEN_VAE, QwenVaeSizes
 
-WORDS = 152064  # size of the published vocabulary, with spare rows
+VOCABULARY = 152064  # size of the published vocabulary, with spare rows
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def model_sizes(config: Any, full: bool) -> QwenSizes:
     return replace(sizes, still_references=variant.still_references)
 
 
-def random(sizes: QwenSizes = TINY, words: int = WORDS) -> RandomNetworks:
+def make_networks(sizes: QwenSizes = TINY, words: int = VOCABULARY) -> RandomNetworks:
     """Return the networks of these sizes, for a tokenizer with so many words."""
     shape = QwenShape(
         in_channels=4 * sizes.channels,
@@ -81,7 +81,7 @@ def random(sizes: QwenSizes = TINY, words: int = WORDS) -> RandomNetworks:
         still_references=sizes.still_references,
     )
     return RandomNetworks(
-        lambda: random_networks.empty(lambda: QwenImage(shape)),
+        lambda: random_networks.build_on_meta(lambda: QwenImage(shape)),
         {"text_encoder": lambda: _text_encoder(sizes, words)},
         sizes.empty_vae,
         sizes.resolutions,
@@ -91,11 +91,11 @@ def random(sizes: QwenSizes = TINY, words: int = WORDS) -> RandomNetworks:
 def _text_encoder(sizes: QwenSizes, words: int) -> nn.Module:
     language = (words, sizes.text, sizes.text_mlp, sizes.text_layers, sizes.text_groups)
     if not sizes.vision:
-        return text_encoder.empty(*language)
-    return pictures.empty(*language, sizes.vision, sizes.vision_mlp, sizes.vision_layers)
+        return text_encoder.empty_qwen_encoder(*language)
+    return pictures.empty_vision_model(*language, sizes.vision, sizes.vision_mlp, sizes.vision_layers)
 
 
-def adopt(family: QwenFamily, denoiser: nn.Module) -> None:
+def adopt_denoiser(family: QwenFamily, denoiser: nn.Module) -> None:
     """Do nothing: this family reads nothing else from headers."""
 
 
@@ -105,13 +105,16 @@ def input_shapes(family: QwenFamily, denoiser: QwenImage) -> InputShapes:
     width, height = pictures.seen_size((1024, 1024), variant.condition_area or 1)
     shown = variant.control_images.least
     length = (
-        3 * text_encoder.STEP + shown * width * height // pictures.TOKEN**2 // text_encoder.STEP * text_encoder.STEP
+        3 * text_encoder.LENGTH_MULTIPLE
+        + shown * width * height // pictures.TOKEN**2 // text_encoder.LENGTH_MULTIPLE * text_encoder.LENGTH_MULTIPLE
     )
     text = {"vl_embed": (length, sizes.text_channels), "vl_mask": (length,)}
     return InputShapes(sizes.in_channels // 4, text, references=shown)
 
 
-def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, sizes: QwenSizes = TINY) -> dict[str, Path]:
+def write_random_model(
+    folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, sizes: QwenSizes = TINY
+) -> dict[str, Path]:
     """Write the three files of a tiny model, in ComfyUI's layouts, and its tokenizer into a folder.
 
     Returns paths by part: qwen_image, text_encoder, vae (all .safetensors) and tokenizer (a folder).
@@ -119,18 +122,22 @@ def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, size
     folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"], sizes.vision > 0)
-    made = random(sizes, WORDS if sizes.blocks == FULL.blocks else words)
+    made = make_networks(sizes, VOCABULARY if sizes.blocks == FULL.blocks else words)
     text, mark = made.encoders["text_encoder"]().state_dict(), {INDEX: torch.zeros(0)} if sizes.still_references else {}
     stem = f"qwen_image{'_edit_2511' if sizes.still_references else ''}_tiny"
     parts = {
         "qwen_image": (stem, made.denoiser().state_dict(), lambda tensors: tensors | mark),
-        "text_encoder": ("qwen_2.5_vl_tiny", text, lambda tensors: {_single(name): tensors[name] for name in tensors}),
+        "text_encoder": (
+            "qwen_2.5_vl_tiny",
+            text,
+            lambda tensors: {_name_in_single_file(name): tensors[name] for name in tensors},
+        ),
         "vae": ("qwen_image_vae", *random_networks.qwen_vae_file(made.vae())),
     }
     return places | random_networks.write_files(folder, parts, seed, dtype)
 
 
-def _single(name: str) -> str:
+def _name_in_single_file(name: str) -> str:
     return name if name.startswith(pictures.VISION) else f"model.{name.removeprefix('language.')}"
 
 
@@ -157,7 +164,7 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
     """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
     known = diffusers_layers.stored_shapes(config)
     head = known["transformer_blocks.0.attn.norm_q.weight"][0]
-    return diffusers_layers.converted(
+    return diffusers_layers.convert_with_mixin(
         tensors,
         "QwenImageTransformer2DModel",
         "QwenImageLoraLoaderMixin",

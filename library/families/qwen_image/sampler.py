@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from library.families.base import SampleRequest
-from library.families.qwen_image.options import LINE
-from library.families.qwen_image.pictures import pixels, scaled_size, tokens_of
+from library.families.qwen_image.options import SHIFT_LINE
+from library.families.qwen_image.pictures import pack_tokens, scaled_size, vae_pixels
 from library.families.shared import packing
-from library.families.shared.qwen_vae import denormalised
-from library.families.shared.sampler import FlowSampler, generator_of
+from library.families.shared.qwen_vae import denormalise_qwen
+from library.families.shared.sampler import FlowSampler, sample_generator
 from library.objectives import flow
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ class QwenSampler(FlowSampler):
         device = model.img_in.weight.device
         height, width = self.grid(request)
         text = self.text(request, device)
-        noise = torch.randn(1, model.sizes.in_channels // 4, 2 * height, 2 * width, generator=generator_of(request))
+        noise = torch.randn(1, model.sizes.in_channels // 4, 2 * height, 2 * width, generator=sample_generator(request))
         references = self.references(request, device)
-        shown, sizes = tokens_of(noise.to(device), references)
+        shown, sizes = pack_tokens(noise.to(device), references)
         tokens, shown = shown[:, : height * width], shown[:, height * width :]
 
         def velocity(tokens: Tensor, sigma: float) -> Tensor:
@@ -48,7 +48,7 @@ class QwenSampler(FlowSampler):
             img = torch.cat((tokens, shown.expand(len(tokens), -1, -1)), dim=1)
             return model(img, sizes, text["vl_embed"], text["vl_mask"], times).float()
 
-        tokens = self.integrate(tokens, schedule(request.steps, height * width), request, velocity)
+        tokens = self.integrate(tokens, qwen_sigmas(request.steps, height * width), request, velocity)
         return packing.unpack(tokens, height, width)
 
     def references(self, request: SampleRequest, device: torch.device) -> list[Tensor]:
@@ -59,7 +59,7 @@ class QwenSampler(FlowSampler):
         found = []
         for one in request.controls[: self.family.variant.control_images.most]:
             with self.vae_on(device):
-                shown = pixels(one, scaled_size(one.size, height * width)).to(device)
+                shown = vae_pixels(one, scaled_size(one.size, height * width)).to(device)
                 found.append(self.family.control_latents(self.components, shown))
         return found
 
@@ -75,15 +75,15 @@ class QwenSampler(FlowSampler):
         return super().text_key(request), *shown
 
     def decoder_input(self, latents: Tensor) -> Tensor:
-        return denormalised(latents)
+        return denormalise_qwen(latents)
 
 
-def schedule(steps: int, tokens: int) -> list[float]:
+def qwen_sigmas(steps: int, tokens: int) -> list[float]:
     """Return the steps + 1 sigmas of a sampling run: shifted for the number of tokens, stretched to end at LAST, then
     0.
     """
     line = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
-    left = 1 - flow.shifted(line, math.exp(flow.shift_of_tokens(tokens, LINE)))
+    left = 1 - flow.shifted(line, math.exp(flow.shift_of_tokens(tokens, SHIFT_LINE)))
     if steps > 1:
         left = left * ((1 - LAST) / left[-1])
     return [*(1 - left).tolist(), 0.0]

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from library.families.qwen_image.pictures import VISION, ImagePatches, positions
 from library.families.shared import language_model
-from library.families.shared.language_model import HEAD
+from library.families.shared.language_model import HEAD_WIDTH
 from library.families.shared.weights import assign
 
-LONGEST = 1024  # maximum tokens of a caption with the template's end
-STEP = 64  # lengths of batches of captions are multiples of this many tokens
+MAX_TOKENS = 1024  # maximum tokens of a caption with the template's end
+LENGTH_MULTIPLE = 64  # lengths of batches of captions are multiples of this many tokens
 SYSTEM = (
     "Describe the image by detailing the color, shape, size, texture, quantity, text, "
     "spatial relationships of the objects and background:"
@@ -29,12 +29,14 @@ BEGIN, PICTURE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 BEHIND = "<|im_end|>\n<|im_start|>assistant\n"
 
 
-def build(tensors: Mapping[str, Tensor]) -> nn.Module:
+def build_text_encoder(tensors: Mapping[str, Tensor]) -> nn.Module:
     """Return the model with the sizes of its tensors (names without prefix), which are not copied."""
-    return assign(empty(**sizes({name: tuple(tensor.shape) for name, tensor in tensors.items()})), tensors)
+    return assign(
+        empty_qwen_encoder(**encoder_sizes({name: tuple(tensor.shape) for name, tensor in tensors.items()})), tensors
+    )
 
 
-def sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+def encoder_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """Return the arguments of `empty` from shapes by name. KeyError names the first missing one."""
     words, hidden = shapes["embed_tokens.weight"]
     return {
@@ -42,56 +44,56 @@ def sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
         "hidden": hidden,
         "mlp": shapes["layers.0.mlp.gate_proj.weight"][0],
         "layers": len({name.split(".")[1] for name in shapes if name.startswith("layers.")}),
-        "groups": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD,
+        "groups": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD_WIDTH,
     }
 
 
-def empty(words: int, hidden: int, mlp: int, layers: int, groups: int) -> nn.Module:
+def empty_qwen_encoder(words: int, hidden: int, mlp: int, layers: int, groups: int) -> nn.Module:
     """Return a model without memory for its weights."""
     # For text alone Qwen2.5-VL equals Qwen2, as all three position axes count alike.
-    return language_model.empty(
+    return language_model.empty_language_model(
         "Qwen2",
         vocab_size=words,
         hidden_size=hidden,
         intermediate_size=mlp,
         num_hidden_layers=layers,
-        num_attention_heads=hidden // HEAD,
+        num_attention_heads=hidden // HEAD_WIDTH,
         num_key_value_heads=groups,
         max_position_embeddings=128000,
     )
 
 
-def plain_names(names: Iterable[str], seeing: bool = False) -> dict[str, str]:
+def plain_qwen_names(names: Iterable[str], seeing: bool = False) -> dict[str, str]:
     """Keys of a file -> {key of the language model: key in the file}; with the vision encoder if `seeing`."""
     names = list(names)
-    found = language_model.plain_names(names)
+    found = language_model.plain_language_names(names)
     if seeing:
         eyes = (name for name in names if VISION in name)
         found |= {name[name.index(VISION) :]: name for name in eyes}
     return found
 
 
-def tokens(tokenizer: Any, captions: Sequence[str], before: str = BEFORE) -> tuple[list[list[int]], int]:
+def qwen_token_ids(tokenizer: Any, captions: Sequence[str], before: str = BEFORE) -> tuple[list[list[int]], int]:
     """Return token ids of each caption in its template, cut to the longest length, and the number of tokens before a
     caption.
     """
     dropped = len(tokenizer(before).input_ids)
     texts = [f"{before}{caption}{BEHIND}" for caption in captions]
-    return tokenizer(texts, max_length=LONGEST + dropped, truncation=True).input_ids, dropped
+    return tokenizer(texts, max_length=MAX_TOKENS + dropped, truncation=True).input_ids, dropped
 
 
-def longest(tokenizer: Any, captions: Iterable[str], before: str = BEFORE) -> int:
+def longest_qwen_caption(tokenizer: Any, captions: Iterable[str], before: str = BEFORE) -> int:
     """The most tokens that the denoiser reads of one of these captions, as a multiple of STEP."""
-    ids, dropped = tokens(tokenizer, list(captions), before)
-    return language_model.rounded(ids, STEP, dropped)
+    ids, dropped = qwen_token_ids(tokenizer, list(captions), before)
+    return language_model.padded_length(ids, LENGTH_MULTIPLE, dropped)
 
 
-def encode(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+def encode_qwen_captions(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Captions -> the last hidden states after the template's head [B, L, C], zero after each caption, and a mask [B,
     L] of the caption's own tokens. L is a multiple of STEP.
     """
-    ids, dropped = tokens(tokenizer, captions)
-    return language_model.encode(model, ids, STEP, dropped)
+    ids, dropped = qwen_token_ids(tokenizer, captions)
+    return language_model.encode_ids(model, ids, LENGTH_MULTIPLE, dropped)
 
 
 # ---- with pictures
@@ -105,7 +107,9 @@ def picture_tokens(tokenizer: Any, shown: Sequence[int], numbered: bool) -> int:
     """How many tokens longer pictures of so many tokens make what the denoiser reads, as a multiple of STEP."""
     words = "".join(picture_words(number, 1, numbered) for number, _ in enumerate(shown, start=1))
     count = len(tokenizer(words).input_ids) - len(shown) + sum(shown)
-    return -(-(count + 1) // STEP) * STEP if shown else 0  # 1: a line's end at a caption's beginning may be its own
+    return (
+        -(-(count + 1) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE if shown else 0
+    )  # 1: a line's end at a caption's beginning may be its own
 
 
 def encode_with_pictures(
@@ -116,11 +120,11 @@ def encode_with_pictures(
     every = []
     for caption, own in zip(captions, shown, strict=True):
         words = "".join(picture_words(n, one.tokens, numbered) for n, one in enumerate(own, start=1))
-        most = LONGEST + len(tokenizer(f"{BEFORE_EDIT}{words}").input_ids)
+        most = MAX_TOKENS + len(tokenizer(f"{BEFORE_EDIT}{words}").input_ids)
         text = f"{BEFORE_EDIT}{words}{caption.replace(PICTURE, '')}{BEHIND}"
         every.append(tokenizer(text, max_length=most, truncation=True).input_ids)
     device = next(model.parameters()).device
-    length = dropped + language_model.rounded(every, STEP, dropped)
+    length = dropped + language_model.padded_length(every, LENGTH_MULTIPLE, dropped)
     padded, mask = torch.zeros(len(every), length, dtype=torch.long), torch.zeros(len(every), length, dtype=torch.long)
     places = torch.zeros(3, len(every), length, dtype=torch.long)
     for row, (ids, own) in enumerate(zip(every, shown, strict=True)):

@@ -25,7 +25,7 @@ class QwenVariant(Variant):
 
 
 ONE, UP_TO_THREE = ControlUse(least=1, most=1, captioned=True), ControlUse(least=1, most=3, captioned=True)
-VARIANTS = {
+QWEN_VARIANTS = {
     "original": QwenVariant(title="Qwen-Image"),
     "edit": QwenVariant(
         title="Qwen-Image-Edit",
@@ -59,7 +59,7 @@ VARIANTS = {
         architecture="Qwen-Image-Edit-2511",
     ),
 }
-EDITS = tuple(name for name, variant in VARIANTS.items() if variant.control_images.most)
+EDITS = tuple(name for name, variant in QWEN_VARIANTS.items() if variant.control_images.most)
 
 
 def called(path: str | Path) -> str:

@@ -14,7 +14,7 @@ PADS = {"clip_l": None, "clip_g": 0}  # token after the EOS of a short caption; 
 HIDDEN = {"clip_l": "hidden_state1", "clip_g": "hidden_state2"}
 
 
-def encoded(
+def encode_with_clips(
     components: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None, chunks: int, weighted: bool
 ) -> dict[str, Tensor]:
     """Encode captions, cut or padded to `chunks` of 75 tokens, -> hidden_state1, hidden_state2 [B, L, C] and pool2 [B,
@@ -28,9 +28,9 @@ def encoded(
         encoder, tokenizer = components.encoders[name], components.tokenizers[name]
         device, factors = next(encoder.parameters()).device, None
         if weighted:
-            ids, factors = emphasis.tokens(tokenizer, captions, chunks, PADS[name])
+            ids, factors = emphasis.weighted_tokens(tokenizer, captions, chunks, PADS[name])
         else:
-            ids = clip.tokens(tokenizer, captions, chunks, PADS[name])
+            ids = clip.clip_tokens(tokenizer, captions, chunks, PADS[name])
         said = encoder(ids.flatten(0, 1).to(device, non_blocking=True), output_hidden_states=True)
         hidden = clip.merged(said.hidden_states[-2], chunks)
         if factors is not None:
@@ -44,7 +44,7 @@ def encoded(
 def for_prompts(components: ModelComponents, prompts: Sequence[str], longest: int) -> dict[str, Tensor]:
     """Encode a preview's prompts with emphasis, all padded to the chunks of the longest, at most `longest`."""
     tokenizer = next(iter(components.tokenizers.values()))
-    tokens = max(emphasis.length(tokenizer, prompt) for prompt in prompts)
+    tokens = max(emphasis.count_weighted_tokens(tokenizer, prompt) for prompt in prompts)
     chunks = min(max(clip.chunks_of(tokens), 1), longest)
     with torch.no_grad():
-        return encoded(components, prompts, None, chunks, weighted=True)
+        return encode_with_clips(components, prompts, None, chunks, weighted=True)

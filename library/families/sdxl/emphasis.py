@@ -9,11 +9,11 @@ from torch import Tensor
 
 from library.families.shared import clip
 
-STEP = 1.1  # the factor of one pair of brackets
+BRACKET_FACTOR = 1.1  # the factor of one pair of brackets
 SIGN = re.compile(r"\\[()\[\]\\]|:\s*([+-]?\d*\.?\d+)\s*\)|[()\[\]]")
 
 
-def parse(text: str) -> list[tuple[str, float]]:
+def parse_emphasis(text: str) -> list[tuple[str, float]]:
     """Split a text into weighted pieces; unclosed brackets extend to the end, unopened ones are plain text."""
     pieces: list[list] = []
     opened: list[tuple[str, int]] = []  # bracket, first piece inside it
@@ -32,14 +32,14 @@ def parse(text: str) -> list[tuple[str, float]]:
         elif sign.group(1) is not None and innermost == "(":
             close(float(sign.group(1)))
         elif found == ")" and innermost == "(":
-            close(STEP)
+            close(BRACKET_FACTOR)
         elif found == "]" and innermost == "[":
-            close(1.0 / STEP)
+            close(1.0 / BRACKET_FACTOR)
         else:
             pieces.append([found.removeprefix("\\") if len(found) == 2 else found, 1.0])
     pieces.append([text[at:], 1.0])
     while opened:
-        close(STEP if opened[-1][0] == "(" else 1.0 / STEP)
+        close(BRACKET_FACTOR if opened[-1][0] == "(" else 1.0 / BRACKET_FACTOR)
     return _joined(pieces)
 
 
@@ -55,13 +55,13 @@ def _joined(pieces: list[list]) -> list[tuple[str, float]]:
     return out
 
 
-def tokens(tokenizer: Any, texts: Sequence[str], chunks: int, pad: int | None) -> tuple[Tensor, Tensor]:
+def weighted_tokens(tokenizer: Any, texts: Sequence[str], chunks: int, pad: int | None) -> tuple[Tensor, Tensor]:
     """Return token ids [B, chunks, 77] like clip.tokens, and a weight [B, 75 * chunks + 2] per merged token."""
     inner, rows, emphasis = chunks * (clip.LENGTH - 2), [], []
     for text in texts:
         ids: list[int] = []
         factors: list[float] = []
-        for piece, weight in parse(text):
+        for piece, weight in parse_emphasis(text):
             found = tokenizer(piece, add_special_tokens=False, truncation=False).input_ids
             ids += found
             factors += [weight] * len(found)
@@ -70,6 +70,8 @@ def tokens(tokenizer: Any, texts: Sequence[str], chunks: int, pad: int | None) -
     return clip.chunked(rows, tokenizer, chunks, pad), torch.tensor(emphasis, dtype=torch.float32)
 
 
-def length(tokenizer: Any, text: str) -> int:
+def count_weighted_tokens(tokenizer: Any, text: str) -> int:
     """How many tokens a text has, its brackets read as emphasis."""
-    return sum(len(tokenizer(piece, add_special_tokens=False, truncation=False).input_ids) for piece, _ in parse(text))
+    return sum(
+        len(tokenizer(piece, add_special_tokens=False, truncation=False).input_ids) for piece, _ in parse_emphasis(text)
+    )

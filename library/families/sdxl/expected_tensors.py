@@ -6,14 +6,14 @@ from pathlib import Path
 from library.config.problems import Message
 from library.families.facts import Shapes
 from library.families.sdxl import keys, model
-from library.families.sdxl.facts import CHECKPOINT
+from library.families.sdxl.facts import SDXL_CHECKPOINT
 from library.families.shared import autoencoder, expected_tensors, weights
 from library.families.shared.expected_tensors import BOTH, changes_width, expanded
 from library.families.shared.part_files import incomplete
 
-OUTSIDE = "{time_embedding,add_embedding}.{linear_1,linear_2}"
+EMBEDDING_PATTERN = "{time_embedding,add_embedding}.{linear_1,linear_2}"
 RESNET = "{norm1,conv1,time_emb_proj,norm2,conv2}"
-TRANSFORMER = (
+TRANSFORMER_PATTERNS = (
     f"{{norm1,norm2,norm3,attn1.to_out.0,attn2.to_out.0,ff.net.0.proj,ff.net.2}}.{BOTH}",
     "{attn1,attn2}.{to_q,to_k,to_v}.weight",
 )
@@ -36,10 +36,10 @@ def unet(shapes: Shapes) -> list[str]:
         f"{path}.transformer_blocks.{n}.{one}"
         for path, block in attentions.items()
         for n in range(depth.get(block, 1))
-        for one in TRANSFORMER
+        for one in TRANSFORMER_PATTERNS
     )
     return expanded(
-        f"{OUTSIDE}.{BOTH}",
+        f"{EMBEDDING_PATTERN}.{BOTH}",
         f"{{conv_in,conv_norm_out,conv_out}}.{BOTH}",
         *(f"{path}.{RESNET}.{BOTH}" for path in resnets),
         *(f"{path}.conv_shortcut.{BOTH}" for path in resnets if changes_width(shapes, f"{path}.conv1.weight")),
@@ -57,7 +57,7 @@ def projected_clip(names: Collection[str]) -> list[str]:
 
 WANTED = {
     "denoiser": unet,
-    "vae": expected_tensors.autoencoder,
+    "vae": expected_tensors.autoencoder_tensors,
     "clip_l": expected_tensors.clip,
     "clip_g": projected_clip,
 }
@@ -71,15 +71,15 @@ def tells_shapes(path: Path) -> bool:
         return file.read(1) != b"\x80"
 
 
-def lacking(path: Path, vae: str | None) -> Message | None:
+def incomplete_model(path: Path, vae: str | None) -> Message | None:
     """Return a sentence about an incomplete model; None for a complete one. A separate VAE replaces the model's."""
     pieces = [file for part in model.FOLDERS.values() if (path / part).is_dir() for file in weights.files(path / part)]
     if not all(map(tells_shapes, pieces or weights.files(path))):
         return None
     with weights.shapes_only():
-        stored = model.opened(path, half=False, mmap=True, vae=vae)
+        stored = model.open_checkpoint(path, half=False, mmap=True, vae=vae)
         found: dict[str, Shapes] = {
-            part: _shapes(read()) for part, read in stored.parts.items() if part != "vae" or not vae
+            part: _shapes_of(read()) for part, read in stored.parts.items() if part != "vae" or not vae
         }
     found["denoiser"] = stored.shapes
     missing, wanted = [], 0
@@ -87,7 +87,7 @@ def lacking(path: Path, vae: str | None) -> Message | None:
         names = WANTED[part](shapes)
         wanted += len(names)
         missing += [f"{model.FOLDERS[part]}.{name}" for name in names if name not in shapes]
-    return incomplete(path, CHECKPOINT, missing, wanted) if missing else None
+    return incomplete(path, SDXL_CHECKPOINT, missing, wanted) if missing else None
 
 
 def lacking_vae(path: Path) -> Message | None:
@@ -96,11 +96,11 @@ def lacking_vae(path: Path) -> Message | None:
     if not all(map(tells_shapes, files)):
         return None
     with weights.shapes_only():
-        shapes = _shapes(model.read_vae(path, half=False, mmap=True))
-    wanted = expected_tensors.autoencoder(shapes)
+        shapes = _shapes_of(model.read_vae(path, half=False, mmap=True))
+    wanted = expected_tensors.autoencoder_tensors(shapes)
     missing = [name for name in wanted if name not in shapes]
     return incomplete(path, autoencoder.WHAT, missing, len(wanted)) if missing else None
 
 
-def _shapes(tensors: Mapping) -> Shapes:
+def _shapes_of(tensors: Mapping) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -2,13 +2,13 @@
 
 import re
 
-from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds
+from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, has_tensor
 
 DEEP = re.compile(r"^model\.diffusion_model\.(middle_block|output_blocks\.\d+)\.1\.transformer_blocks\.1\.")
-CHECKPOINT, UNET_ALONE = "an SDXL checkpoint", "an SDXL U-Net without text encoders"
+SDXL_CHECKPOINT, UNET_ALONE = "an SDXL checkpoint", "an SDXL U-Net without text encoders"
 
 
-def recognise(shapes: Shapes) -> str:
+def recognise_sdxl(shapes: Shapes) -> str:
     """Describe an SDXL checkpoint; other versions of Stable Diffusion have other text encoders."""
 
     def some(*starts: str) -> bool:
@@ -19,9 +19,9 @@ def recognise(shapes: Shapes) -> str:
     if not some("model.diffusion_model."):
         if some("input_blocks.") and "label_emb.0.0.weight" in shapes:
             return UNET_ALONE
-        return CHECKPOINT if some("conditioner.embedders.1.model.") else ""
+        return SDXL_CHECKPOINT if some("conditioner.embedders.1.model.") else ""
     if some("conditioner.embedders.1."):
-        return CHECKPOINT
+        return SDXL_CHECKPOINT
     if not some("model.diffusion_model.input_blocks."):  # a part; older versions have one layer per attention
         return UNET_ALONE if any(map(DEEP.search, shapes)) else ""
     if some("conditioner.embedders.0.model."):
@@ -30,7 +30,7 @@ def recognise(shapes: Shapes) -> str:
     return UNET_ALONE if alone else ""
 
 
-def hub_model(title: str, repository: str, file: str, size: int) -> HubModel:
+def sdxl_hub_model(title: str, repository: str, file: str, size: int) -> HubModel:
     return HubModel(title, (HubFile("pretrained_model_name_or_path", repository, file, size),))
 
 
@@ -46,8 +46,8 @@ FACTS = FamilyFacts(
     },
     family="library.families.sdxl.family:SdxlFamily",
     pipelines=("StableDiffusionXLPipeline",),
-    recognise=recognise,
-    base_models=(CHECKPOINT,),
+    recognise=recognise_sdxl,
+    base_models=(SDXL_CHECKPOINT,),
     base_model_version="sdxl_base_v1-0",
     architecture="stable-diffusion-xl-v1-base",
     implementation="https://github.com/Stability-AI/generative-models",
@@ -68,17 +68,17 @@ FACTS = FamilyFacts(
     graphs={"BasicTransformerBlock": 2, "ResnetBlock2D": 12},
     compile_seconds=75,
     hub_models=(
-        hub_model(
+        sdxl_hub_model(
             "SDXL base 1.0", "stabilityai/stable-diffusion-xl-base-1.0", "sd_xl_base_1.0.safetensors", 6_938_078_334
         ),
-        hub_model(
+        sdxl_hub_model(
             "Illustrious XL 0.1",
             "OnomaAIResearch/Illustrious-xl-early-release-v0",
             "Illustrious-XL-v0.1.safetensors",
             6_938_292_816,
         ),
-        hub_model("NoobAI XL 1.1", "Laxhar/noobai-XL-1.1", "NoobAI-XL-v1.1.safetensors", 7_105_349_958),
+        sdxl_hub_model("NoobAI XL 1.1", "Laxhar/noobai-XL-1.1", "NoobAI-XL-v1.1.safetensors", 7_105_349_958),
     ),
-    part_options={"vae": holds("decoder.conv_in.weight", 512, 4, 3, 3)},
+    part_options={"vae": has_tensor("decoder.conv_in.weight", 512, 4, 3, 3)},
     denoiser_prefix="model.diffusion_model.",
 )

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from library.config.problems import ConfigError, Problem
 from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
-from library.families.caption_limit import CaptionLimit, tokens_of
+from library.families.caption_limit import CaptionLimit, count_caption_tokens
 from library.families.sdxl import checkpoint, conditions, emphasis, folder, keys, model
 from library.families.sdxl.facts import FACTS
-from library.families.sdxl.network_args import block_of
+from library.families.sdxl.network_args import block_number
 from library.families.sdxl.options import SdxlControlLLLite, SdxlLora, SdxlTextualInversion, SdxlTrain
 from library.families.shared import added_words, clip, hub, tokenizers, weights
 from library.objectives.base import NoisedBatch
@@ -35,7 +35,7 @@ class SdxlFamily:
     grid = 32
     block_classes = ("BasicTransformerBlock", "ResnetBlock2D")
     adapter_targets = ("Transformer2DModel",)
-    text_adapter_targets = clip.LAYERS
+    text_adapter_targets = clip.CLIP_LAYER_CLASSES
     architecture = FACTS.architecture
     base_model_version = FACTS.base_model_version
     # Tokens of the image; height and width of its features.
@@ -72,13 +72,13 @@ class SdxlFamily:
         options = self.config.model
         name, vae = options.pretrained_model_name_or_path or "", options.vae
         wrong = []
-        if problem := hub.missing(f"--{checkpoint.OPTION}", name, checkpoint.WANTED):
+        if problem := hub.missing_model(f"--{checkpoint.MODEL_OPTION}", name, checkpoint.WANTED):
             wrong = [problem]
         elif Path(name).exists():
-            wrong = list(checkpoint.problems_of(Path(name), vae))
+            wrong = list(checkpoint.find_base_model_problems(Path(name), vae))
         else:
             choose = functools.partial(model.wanted_files, half=False)
-            wrong = [p for p in [hub.unreachable(f"--{checkpoint.OPTION}", name, choose, self.token)] if p]
+            wrong = [p for p in [hub.unreachable_model(f"--{checkpoint.MODEL_OPTION}", name, choose, self.token)] if p]
         yield from wrong
         if vae:
             yield from checkpoint.problems_of_vae(vae, self.token)
@@ -89,7 +89,7 @@ class SdxlFamily:
         try:
             found = self.tokenizers_of_captions()
             if isinstance(self.config, SdxlTextualInversion):
-                yield from added_words.problems(found, self.config.embedding.words)
+                yield from added_words.find_word_problems(found, self.config.embedding.words)
         except ConfigError as e:
             yield from (problem.replaced(topic="model") for problem in e.problems)
 
@@ -108,7 +108,9 @@ class SdxlFamily:
         """The tokenizers of the model at a place. ConfigError where one cannot be had."""
         found: dict[str, tuple[Path, str]] = {}
         for part, (name, subfolder) in conditions.TOKENIZERS.items():
-            folder = tokenizers.find(name, where, subfolder, self.config.model.tokenizer_cache_dir, self.token)
+            folder = tokenizers.find_tokenizer(
+                name, where, subfolder, self.config.model.tokenizer_cache_dir, self.token
+            )
             found[part] = folder, name
         return tokenizers.Tokenizers(found)
 
@@ -118,11 +120,11 @@ class SdxlFamily:
         if not where.exists():
             return {}
         with weights.shapes_only():
-            stored = model.opened(where, half=False, mmap=True, vae=self.config.model.vae)
-            found = {part: {n: tuple(t.shape) for n, t in read().items()} for part, read in stored.parts.items()}
-            found["denoiser"] = stored.shapes
-        self.layout = keys.Layout.of(found["denoiser"])
-        return found
+            stored = model.open_checkpoint(where, half=False, mmap=True, vae=self.config.model.vae)
+            shapes = {part: {n: tuple(t.shape) for n, t in read().items()} for part, read in stored.parts.items()}
+            shapes["denoiser"] = stored.shapes
+        self.layout = keys.Layout.of(shapes["denoiser"])
+        return shapes
 
     def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
         """All networks on the CPU, the trained ones in `dtype`. Raises ConfigError.
@@ -133,8 +135,10 @@ class SdxlFamily:
         options, half = self.config.model, dtype == torch.float16
         mmap = not options.disable_mmap_load_safetensors
         choose = functools.partial(model.wanted_files, half=half)
-        where = hub.local(options.pretrained_model_name_or_path or "", f"--{checkpoint.OPTION}", choose, self.token)
-        stored = model.opened(where, half, mmap, options.vae)
+        where = hub.local(
+            options.pretrained_model_name_or_path or "", f"--{checkpoint.MODEL_OPTION}", choose, self.token
+        )
+        stored = model.open_checkpoint(where, half, mmap, options.vae)
         place = hub.local(options.vae, "--vae", checkpoint.vae_files, self.token) if options.vae else None
         # A fine-tune saves the VAE, too, so it is read now: its file could be deleted meanwhile.
         vae = functools.partial(model.read_vae, place, half, mmap) if place else None
@@ -148,7 +152,7 @@ class SdxlFamily:
         denoiser, fill = model.open_unet(stored, dtype, keep_fp8)
 
         def read(part: str) -> nn.Module:
-            return model.build(stored, part, kinds[part])
+            return model.build_network(stored, part, kinds[part])
 
         def waiting(part: str) -> DeferredNetwork:
             own = place if place and part == "vae" else where
@@ -185,7 +189,7 @@ class SdxlFamily:
         """75 tokens for each chunk."""
         options = self.config.model
         tokens, more = 75 * clip.chunks_of(options.max_token_length), "max_token_length = 225"
-        count = emphasis.length if options.weighted_captions else tokens_of
+        count = emphasis.count_weighted_tokens if options.weighted_captions else count_caption_tokens
         return CaptionLimit("clip_l", tokens, more if tokens < 225 else "", count)
 
     def tokenizers_of_captions(self) -> tokenizers.Tokenizers:
@@ -201,7 +205,7 @@ class SdxlFamily:
     ) -> dict[str, Tensor]:
         """Captions -> hidden_state1 [B, L, 768], hidden_state2 [B, L, 1280], pool2 [B, 1280]; L is 77, 152 or 227."""
         chunks = clip.chunks_of(self.config.model.max_token_length)
-        return conditions.encoded(components, captions, encoders, chunks, self.config.model.weighted_captions)
+        return conditions.encode_with_clips(components, captions, encoders, chunks, self.config.model.weighted_captions)
 
     def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
         """Raw latents -> one training step, see Diffusion.noised."""
@@ -240,10 +244,10 @@ class SdxlFamily:
         components.read_encoders()
         out = dict(components.source.get("rest", {}))
         out.setdefault(keys.LOGIT_SCALE, torch.tensor(keys.FULL_LOGIT_SCALE))
-        out |= keys.to_single("denoiser", components.denoiser.state_dict())
-        out |= keys.to_single("vae", components.vae.state_dict()) if components.vae is not None else {}
+        out |= keys.sdxl_part_to_single("denoiser", components.denoiser.state_dict())
+        out |= keys.sdxl_part_to_single("vae", components.vae.state_dict()) if components.vae is not None else {}
         for part, encoder in components.encoders.items():
-            out |= keys.to_single(part, clip.tensors_of(encoder))
+            out |= keys.sdxl_part_to_single(part, clip.clip_tensors(encoder))
         return {name: tensor.contiguous() for name, tensor in out.items()}
 
     def write_folder(self, components: ModelComponents, place: Path, put: folder.Put) -> None:
@@ -251,7 +255,7 @@ class SdxlFamily:
         components.read_vae()
         components.read_encoders()
         noise, model_options = self.config.noise, self.config.model
-        folder.write(components, place, put, model_options.v_parameterization, noise.zero_terminal_snr)
+        folder.write_model_folder(components, place, put, model_options.v_parameterization, noise.zero_terminal_snr)
 
     def resolution_level(self, path: str) -> int:
         """log2 of the downsampling of the latents at a block of the U-Net."""
@@ -293,7 +297,7 @@ class SdxlFamily:
 
     def learning_rate_block(self, path: str) -> int:
         """Which rate of block_lr a parameter of the U-Net has."""
-        return block_of(self.adapter_name("denoiser", path.rpartition(".")[0]))
+        return block_number(self.adapter_name("denoiser", path.rpartition(".")[0]))
 
     def adapter_name(self, part: str, path: str) -> str:
         """("denoiser", "down_blocks.1.attentions.0.proj_in") -> "lora_unet_input_blocks_4_1_proj_in"."""

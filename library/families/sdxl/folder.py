@@ -28,7 +28,7 @@ LIBRARY = {
 }
 
 
-def write(components: ModelComponents, folder: Path, put: Put, v_prediction: bool, zero_snr: bool) -> None:
+def write_model_folder(components: ModelComponents, folder: Path, put: Put, v_prediction: bool, zero_snr: bool) -> None:
     """Write the model into an existing folder. `put(path, tensors)` writes a weights file.
 
     Text encoders get the names of the published models (`text_model.*`), which every version of transformers reads. The
@@ -41,8 +41,8 @@ def write(components: ModelComponents, folder: Path, put: Put, v_prediction: boo
         place = folder / model.FOLDERS[part]
         place.mkdir()
         if part in components.encoders:
-            _text(place / "config.json", {**network.config.to_dict(), "architectures": [LIBRARY[place.name][1]]})
-            put(place / "model.safetensors", clip.tensors_of(network))
+            _write_json(place / "config.json", {**network.config.to_dict(), "architectures": [LIBRARY[place.name][1]]})
+            put(place / "model.safetensors", clip.clip_tensors(network))
         else:
             network.save_config(place)
             put(place / "diffusion_pytorch_model.safetensors", network.state_dict())
@@ -52,7 +52,7 @@ def write(components: ModelComponents, folder: Path, put: Put, v_prediction: boo
     index: JsonObject = {"_class_name": "StableDiffusionXLPipeline", "_diffusers_version": diffusers.__version__}
     index |= {"force_zeros_for_empty_prompt": True, "scheduler": ["diffusers", scheduler]}
     index |= {"feature_extractor": [None, None], "image_encoder": [None, None]}
-    _text(folder / "model_index.json", index | {name: list(reader) for name, reader in LIBRARY.items()})
+    _write_json(folder / "model_index.json", index | {name: list(reader) for name, reader in LIBRARY.items()})
 
 
 def _tokenizer(tokenizer: Any, place: Path) -> None:
@@ -61,9 +61,11 @@ def _tokenizer(tokenizer: Any, place: Path) -> None:
     tokenizer.backend_tokenizer.model.save(str(place))  # vocab.json, merges.txt
     tokenizer.backend_tokenizer.save(str(place / "tokenizer.json"))
     special = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    _text(place / "special_tokens_map.json", special)
+    _write_json(place / "special_tokens_map.json", special)
     settings = {"tokenizer_class": "CLIPTokenizer", "model_max_length": clip.LENGTH, "do_lower_case": True}
-    _text(place / "tokenizer_config.json", {**settings, "add_prefix_space": False, "errors": "replace", **special})
+    _write_json(
+        place / "tokenizer_config.json", {**settings, "add_prefix_space": False, "errors": "replace", **special}
+    )
 
 
 def usual_scheduler() -> Any:
@@ -86,9 +88,9 @@ def _scheduler(components: ModelComponents, place: Path, v_prediction: bool, zer
         settings["prediction_type"] = "v_prediction"
     if zero_snr:  # the sampling of its paper (2305.08891)
         settings |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
-    _text(place / "scheduler_config.json", settings)
+    _write_json(place / "scheduler_config.json", settings)
     return settings["_class_name"]
 
 
-def _text(path: Path, value: JsonObject) -> None:
+def _write_json(path: Path, value: JsonObject) -> None:
     write_atomic(path, json.dumps(value, indent=2, sort_keys=True) + "\n")

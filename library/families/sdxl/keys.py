@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from library.families.sdxl.facts import CHECKPOINT, UNET_ALONE
+from library.families.sdxl.facts import SDXL_CHECKPOINT, UNET_ALONE
 from library.families.shared import autoencoder
-from library.families.shared.clip import canonical
-from library.families.shared.expected_tensors import count
+from library.families.shared.clip import canonical_clip_path
+from library.families.shared.expected_tensors import list_length
 from library.families.shared.lora_names import CLIP_LAYERS, LoraNames, Shapes, SharedForm, WeightSlice, matrices
-from library.families.shared.tensor_names import inverse, renamed, shared_prefix
+from library.families.shared.tensor_names import inverse, replace_prefix, shared_prefix
 
-PREFIXES = {
+SINGLE_FILE_PREFIXES = {
     "denoiser": "model.diffusion_model.",
     "vae": "first_stage_model.",
     "clip_l": "conditioner.embedders.0.transformer.",
@@ -39,7 +39,7 @@ RESNET = {
     "conv2": "out_layers.3",
     "conv_shortcut": "skip_connection",
 }
-OUTSIDE = {
+OUTSIDE_OF_BLOCKS = {
     "time_embedding.linear_1": "time_embed.0",
     "time_embedding.linear_2": "time_embed.2",
     "add_embedding.linear_1": "label_emb.0.0",
@@ -73,7 +73,7 @@ class Layout:
         return cls(layers, tuple(any(name.startswith(first) for name in names) for first in firsts))
 
 
-def blocks(names: Iterable[str]) -> dict[str, int]:
+def count_sdxl_blocks(names: Iterable[str]) -> dict[str, int]:
     """Return the number of blocks of each class in a U-Net, from plain tensor names in either tree."""
     names = list(names)
     transformers = {found[0] for name in names if (found := re.match(r".+\.transformer_blocks\.\d+\.", name))}
@@ -103,7 +103,7 @@ def unet_table(layout: Layout) -> dict[str, str]:
     modules |= {"mid_block.resnets.0": "middle_block.0", "mid_block.resnets.1": "middle_block.2"}
     modules["mid_block.attentions.0"] = "middle_block.1"
     inside = {f"{a}.{b}": f"{modules[a]}.{c}" for a in modules if ".resnets." in a for b, c in RESNET.items()}
-    return OUTSIDE | modules | inside
+    return OUTSIDE_OF_BLOCKS | modules | inside
 
 
 def clip_g_table(layers: int) -> dict[str, str]:
@@ -125,52 +125,52 @@ def clip_g_table(layers: int) -> dict[str, str]:
     return names
 
 
-def split(names: Iterable[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+def split_parts(names: Iterable[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     """Return the names of a single file by part, {part: {plain name: name}}, and {plain name: name} of the rest. Other
     programs add a common prefix.
     """
     # The rest (`logit_scale`, `position_ids`, marks such as `v_pred`) is kept, so that a saved file has everything that
     # the loaded one had.
     names = list(names)
-    wrapped = not any(name.startswith((*PREFIXES.values(),)) for name in names)
+    wrapped = not any(name.startswith((*SINGLE_FILE_PREFIXES.values(),)) for name in names)
     wrapper = shared_prefix(names) if wrapped else ""
-    parts: dict[str, dict[str, str]] = {part: {} for part in PREFIXES}
+    parts: dict[str, dict[str, str]] = {part: {} for part in SINGLE_FILE_PREFIXES}
     rest = {}
     for name in names:
         plain = name.removeprefix(wrapper)
-        part = next((part for part, prefix in PREFIXES.items() if plain.startswith(prefix)), None)
+        part = next((part for part, prefix in SINGLE_FILE_PREFIXES.items() if plain.startswith(prefix)), None)
         if part is not None and plain != LOGIT_SCALE and not plain.endswith(".position_ids"):
-            parts[part][plain.removeprefix(PREFIXES[part])] = name
+            parts[part][plain.removeprefix(SINGLE_FILE_PREFIXES[part])] = name
         elif not plain.startswith(DROPPED):
             rest[plain] = name
     return parts, rest
 
 
-def to_diffusers(part: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+def sdxl_part_to_diffusers(part: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Convert plain single-file names of one part to diffusers names; U-Net values may be anything."""
     if part == "denoiser":
         table = inverse(unet_table(Layout.of(tensors)))
-        return {renamed(name, table): tensor for name, tensor in tensors.items()}
+        return {replace_prefix(name, table): tensor for name, tensor in tensors.items()}
     if part == "vae":
-        return autoencoder.to_diffusers(tensors)
+        return autoencoder.vae_to_diffusers(tensors)
     return _open_clip_to_transformers(tensors) if part == "clip_g" else dict(tensors)
 
 
-def to_single(part: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+def sdxl_part_to_single(part: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Convert diffusers names of one part to single-file names, prefix included."""
     if part == "denoiser":
         table = unet_table(Layout.of(tensors))
-        named = {renamed(name, table): tensor for name, tensor in tensors.items()}
+        named = {replace_prefix(name, table): tensor for name, tensor in tensors.items()}
     elif part == "vae":
-        named = autoencoder.to_single(tensors)
+        named = autoencoder.vae_to_single(tensors)
     else:
         named = _transformers_to_open_clip(tensors) if part == "clip_g" else dict(tensors)
-    return {PREFIXES[part] + name: tensor for name, tensor in named.items()}
+    return {SINGLE_FILE_PREFIXES[part] + name: tensor for name, tensor in named.items()}
 
 
 def _open_clip_to_transformers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert CLIP-G: split three stacked matrices, and store the projection P (used as h P) as a Linear's weight."""
-    table = inverse(clip_g_table(count(tensors, "transformer.resblocks.")))
+    table = inverse(clip_g_table(list_length(tensors, "transformer.resblocks.")))
     out = {}
     for name, tensor in tensors.items():
         if name == "text_projection":
@@ -183,7 +183,7 @@ def _open_clip_to_transformers(tensors: Mapping[str, Tensor]) -> dict[str, Tenso
                     piece.clone()
                 )  # its own storage, without the other rows
         else:
-            out[renamed(name, table)] = tensor
+            out[replace_prefix(name, table)] = tensor
     return out
 
 
@@ -200,15 +200,15 @@ def _transformers_to_open_clip(tensors: Mapping[str, Tensor]) -> dict[str, Tenso
             layer = where.replace("text_model.encoder.layers.", "transformer.resblocks.")
             out[f"{layer}.attn.in_proj_{kind}"] = torch.cat(list(three))
         elif ".self_attn.k_proj." not in name and ".self_attn.v_proj." not in name:
-            out[renamed(name, table)] = tensor
+            out[replace_prefix(name, table)] = tensor
     return out
 
 
 def adapter_name(part: str, path: str, layout: Layout) -> str:
     """The name of an adapter in a LoRA file, from a part and a module path in it."""
     if part == "denoiser":
-        return "lora_unet_" + renamed(path, unet_table(layout)).replace(".", "_")
-    return {"clip_l": "lora_te1_", "clip_g": "lora_te2_"}[part] + canonical(path).replace(".", "_")
+        return "lora_unet_" + replace_prefix(path, unet_table(layout)).replace(".", "_")
+    return {"clip_l": "lora_te1_", "clip_g": "lora_te2_"}[part] + canonical_clip_path(path).replace(".", "_")
 
 
 STACKED = {"q_proj": 0, "k_proj": 1, "v_proj": 2}  # in CLIP-G's in_proj_weight
@@ -241,17 +241,17 @@ class SdxlLoraNames(LoraNames):
     encoder_names: ClassVar[tuple[str, ...]] = ("lora_te2_text_model", "text_encoder_2.text_model")
     version_word: ClassVar[str] = "xl"
     shared: ClassVar[SharedForm] = SharedForm("kohya", is_peft=False)
-    mergeable: ClassVar[tuple[str, ...]] = (CHECKPOINT, UNET_ALONE)
+    mergeable: ClassVar[tuple[str, ...]] = (SDXL_CHECKPOINT, UNET_ALONE)
 
     def canonical(self, path: str) -> tuple[str, int, int]:
         """Return the single file's path of a U-Net path."""
         if path.startswith(DIFFUSERS):
-            path = renamed(path, unet_table(Layout()))
+            path = replace_prefix(path, unet_table(Layout()))
         return path, 0, 1
 
     def pieces(self, path: str) -> tuple[str, ...]:
         """Return the diffusers path of a U-Net path."""
-        return (renamed(path, inverse(unet_table(Layout()))),)
+        return (replace_prefix(path, inverse(unet_table(Layout()))),)
 
     def is_large_conv(self, path: str) -> bool:
         """Those of 3x3: of residual blocks, between levels, and at both ends."""
@@ -261,18 +261,18 @@ class SdxlLoraNames(LoraNames):
         """Locate a weight in the single file, where query, key and value of CLIP-G are one matrix."""
         if part not in ("denoiser", *ENCODER_BLOCKS):
             return None
-        prefix = PREFIXES[part]
+        prefix = SINGLE_FILE_PREFIXES[part]
         if part == "clip_g":
             layer, _, last = path.rpartition(".self_attn.")
             if layer and last in STACKED:
                 layer = layer.replace("text_model.encoder.layers.", "transformer.resblocks.")
                 return WeightSlice(f"{prefix}{layer}.attn.in_proj_weight", STACKED[last], 3)
-            path = renamed(path, clip_g_table(_count_unet_blocks(part, shapes)))
+            path = replace_prefix(path, clip_g_table(_count_unet_blocks(part, shapes)))
         return WeightSlice(f"{prefix}{path}.weight")
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
         """Return attention and MLP layers; with `convolutions` also the U-Net's residual blocks."""
-        for path in matrices(shapes, PREFIXES["denoiser"]):
+        for path in matrices(shapes, SINGLE_FILE_PREFIXES["denoiser"]):
             extra = convolutions and path.startswith(BLOCK_PREFIXES) and path != "input_blocks.0.0"
             if TRANSFORMER_NAME.match(path) or extra:
                 yield "denoiser", path
@@ -282,7 +282,7 @@ class SdxlLoraNames(LoraNames):
 
 
 def _count_unet_blocks(part: str, shapes: Shapes) -> int:
-    start = PREFIXES[part] + ENCODER_BLOCKS[part]
+    start = SINGLE_FILE_PREFIXES[part] + ENCODER_BLOCKS[part]
     return len({name.removeprefix(start).split(".")[0] for name in shapes if name.startswith(start)})
 
 

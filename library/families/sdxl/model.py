@@ -16,7 +16,7 @@ from library.config.problems import ConfigError, Message, either
 from library.families import recognition
 from library.families.base import WeightPlacement
 from library.families.sdxl import keys
-from library.families.sdxl.facts import CHECKPOINT, FACTS, UNET_ALONE
+from library.families.sdxl.facts import FACTS, SDXL_CHECKPOINT, UNET_ALONE
 from library.families.shared import autoencoder, clip, empty_weights, transfer, weights
 from library.families.shared.transformer import projections
 from library.families.shared.weights import Source
@@ -54,24 +54,24 @@ def wanted_files(names: Iterable[str], half: bool) -> list[str]:
     return [*out, *(["model_index.json"] if "model_index.json" in names else [])]
 
 
-def opened(path: Path, half: bool, mmap: bool, vae: str | None = None) -> OpenCheckpoint:
+def open_checkpoint(path: Path, half: bool, mmap: bool, vae: str | None = None) -> OpenCheckpoint:
     """Open a single file or a diffusers folder. Raises ConfigError if a part is missing or foreign; the VAE may be
     missing if `vae` is another one.
     """
-    return _folder(path, half, mmap) if path.is_dir() else _single(path, mmap, vae)
+    return _folder(path, half, mmap) if path.is_dir() else _open_single_file(path, mmap, vae)
 
 
-def _single(path: Path, mmap: bool, vae: str | None) -> OpenCheckpoint:
-    file = weights.read(path, mmap)
-    parts, rest = keys.split(file)
+def _open_single_file(path: Path, mmap: bool, vae: str | None) -> OpenCheckpoint:
+    file = weights.open_weights(path, mmap)
+    parts, rest = keys.split_parts(file)
     shapes = file.shapes()
-    if problem := absent(path, shapes, vae):
+    if problem := incomplete_checkpoint(path, shapes, vae):
         raise ConfigError(problem)
 
     def read(part: str) -> dict[str, Tensor]:
-        return keys.to_diffusers(part, {short: file[name] for short, name in parts[part].items()})
+        return keys.sdxl_part_to_diffusers(part, {short: file[name] for short, name in parts[part].items()})
 
-    named = keys.to_diffusers("denoiser", parts["denoiser"])
+    named = keys.sdxl_part_to_diffusers("denoiser", parts["denoiser"])
     return OpenCheckpoint(
         path,
         {name: file.source(stored) for name, stored in named.items()},
@@ -86,7 +86,7 @@ def _folder(path: Path, half: bool, mmap: bool) -> OpenCheckpoint:
         return weights.Weights(weights.files(path / FOLDERS[part], "fp16" if half else None), mmap)
 
     def tensors(part: str) -> dict[str, Tensor]:
-        return canonical(part, dict(read(part)))
+        return canonical_tensors(part, dict(read(part)))
 
     unet = read("denoiser")
     parts = [part for part in FOLDERS if part != "denoiser" and (path / FOLDERS[part]).is_dir()]
@@ -94,26 +94,28 @@ def _folder(path: Path, half: bool, mmap: bool) -> OpenCheckpoint:
     return OpenCheckpoint(path, {name: unet.source(name) for name in unet}, unet.shapes(), readers)
 
 
-def canonical(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def canonical_tensors(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors of a diffusers folder under our names, whichever version of diffusers or transformers wrote it."""
     if part == "vae":
-        return autoencoder.to_diffusers(tensors)
-    return {clip.canonical(name): tensor for name, tensor in tensors.items() if not name.endswith("position_ids")}
+        return autoencoder.vae_to_diffusers(tensors)
+    return {
+        clip.canonical_clip_path(name): tensor for name, tensor in tensors.items() if not name.endswith("position_ids")
+    }
 
 
 def read_vae(path: Path, half: bool, mmap: bool) -> dict[str, Tensor]:
     """Read the VAE of --vae: a file in either layout, with or without a prefix, a VAE's folder, or a whole model's."""
     folder = path / "vae" if (path / "vae").is_dir() else path
     file = weights.Weights(weights.files(folder, "fp16" if half else None), mmap)
-    if not any(name.endswith(autoencoder.MARKER) for name in file):
-        raise recognition.wrong(path, "a VAE")
-    return autoencoder.to_diffusers(file)
+    if not any(name.endswith(autoencoder.VAE_MARKER) for name in file):
+        raise recognition.wrong_kind_error(path, "a VAE")
+    return autoencoder.vae_to_diffusers(file)
 
 
-def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = None) -> Message | None:
+def incomplete_checkpoint(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = None) -> Message | None:
     """Return why a single file is not the expected SDXL checkpoint, with the fix; None if it is."""
-    parts, _ = keys.split(shapes)
-    of, found = recognition.described(shapes)
+    parts, _ = keys.split_parts(shapes)
+    of, found = recognition.family_and_description(shapes)
     if found == "a LoRA file":
         return Message(
             "{path} is a LoRA file, not a model: give it as --network_weights, and an SDXL checkpoint here", path=path
@@ -130,7 +132,7 @@ def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = 
             "{path} has no text encoders: give a complete SDXL checkpoint, or the diffusers folder it came from",
             path=path,
         )
-    if found != CHECKPOINT:
+    if found != SDXL_CHECKPOINT:
         return Message(
             "{path} is {found}, not an SDXL checkpoint: choose an SDXL one (about 6.9 GB in half precision)",
             path=path,
@@ -145,7 +147,7 @@ def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = 
 
 def misfit(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Message | None:
     """Return why a U-Net with SDXL's names is no plain SDXL: inpainting inputs, or a distilled tree."""
-    named = keys.to_diffusers("denoiser", shapes)
+    named = keys.sdxl_part_to_diffusers("denoiser", shapes)
     channels = named.get("conv_in.weight", (0, 4))[1]
     if channels != 4:
         return Message(
@@ -192,7 +194,7 @@ def unet_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "down_block_types": tuple("CrossAttnDownBlock2D" if a else "DownBlock2D" for a in layout.attention),
         "up_block_types": tuple("CrossAttnUpBlock2D" if a else "UpBlock2D" for a in reversed(layout.attention)),
         "transformer_layers_per_block": tuple(depth.get(f"down_blocks.{i}", 1) for i in levels),
-        "attention_head_dim": tuple(max(1, c // clip.HEAD) for c in channels),  # the number of heads
+        "attention_head_dim": tuple(max(1, c // clip.HEAD_CHANNELS) for c in channels),  # the number of heads
         "cross_attention_dim": cross,
         "use_linear_projection": linear,
         "addition_embed_type": "text_time",
@@ -261,14 +263,14 @@ def open_unet(
         unet = empty_unet(stored.shapes)
         transfer.expect(unet, stored.shapes)
     in_blocks = (lambda name: ".transformer_blocks." in name or ".resnets." in name) if keep_fp8 else None
-    return unet, functools.partial(transfer.fill, unet, stored.unet, transfer.widened(dtype, in_blocks))
+    return unet, functools.partial(transfer.fill_weights, unet, stored.unet, transfer.widened(dtype, in_blocks))
 
 
-def build(stored: OpenCheckpoint, part: str, dtype: torch.dtype) -> nn.Module:
+def build_network(stored: OpenCheckpoint, part: str, dtype: torch.dtype) -> nn.Module:
     """Another network of a checkpoint ("vae", "clip_l", "clip_g") on the CPU."""
     with _blamed(stored, part):
         tensors = stored.parts[part]() if part in stored.parts else {}
-        return PARTS[part]({name: weights.cast(tensor, dtype) for name, tensor in tensors.items()})
+        return NETWORK_BUILDERS[part]({name: weights.cast_floating(tensor, dtype) for name, tensor in tensors.items()})
 
 
 @contextlib.contextmanager
@@ -284,9 +286,9 @@ def _blamed(stored: OpenCheckpoint, part: str) -> Iterator[None]:
         ) from e
 
 
-PARTS = {
+NETWORK_BUILDERS = {
     "denoiser": lambda t: weights.assign(empty_unet({name: tuple(x.shape) for name, x in t.items()}), t),
-    "vae": lambda t: autoencoder.build(t, SCALE),
+    "vae": lambda t: autoencoder.build_autoencoder(t, SCALE),
     "clip_l": lambda t: clip.encoder(t, "quick_gelu"),
     "clip_g": lambda t: clip.encoder(t, "gelu", projected=True),
 }

@@ -144,10 +144,10 @@ class SdxlArgs(NetworkArgs):
         return ranks[block] if ranks else rank, alphas[block] if alphas else alpha
 
     def block_of(self, name: str) -> int:
-        return block_of(name)
+        return block_number(name)
 
 
-def block_of(name: str) -> int:
+def block_number(name: str) -> int:
     """The number of the block an adapter's name is in; 0 for the embeddings, 22 for out."""
     match = re.match(r"lora_unet_(input_blocks|middle_block|output_blocks|out)_(\d+)_?", name)
     if not match:

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal
 from library import families
 from library.config import sections
 from library.config.problems import Problem
-from library.config.reading import numbers
+from library.config.reading import parse_numbers
 from library.config.run_config import RunConfig
-from library.config.schema import opt, section
+from library.config.schema import define_section, opt
 
 # Options that sd-scripts parses for every family, but that mean nothing here.
 INEFFECTIVE = {"clip_skip": "SDXL always uses the last but one layer; it is only written into the metadata"}
@@ -133,7 +133,7 @@ class SdxlFullOptim(sections.FullOptim):
         None,
         "23 rates, by commas: embeddings, 9 input, 3 middle, 9 output blocks, last. 0 freezes.",
         label="Block learning rates",
-        parse=numbers,
+        parse=parse_numbers,
         advanced=True,
     )
 
@@ -190,9 +190,9 @@ class SdxlRun:
     grid: ClassVar[int] = 32
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
 
-    model: SdxlModel = section(SdxlModel)
-    memory: SdxlMemory = section(SdxlMemory)
-    compile: SdxlCompile = section(SdxlCompile)
+    model: SdxlModel = define_section(SdxlModel)
+    memory: SdxlMemory = define_section(SdxlMemory)
+    compile: SdxlCompile = define_section(SdxlCompile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,9 +202,9 @@ class SdxlLora(SdxlRun, sections.AdapterRun):
     script: ClassVar[str] = "sdxl_train_network"
     title: ClassVar[str] = "SDXL LoRA"
 
-    cache: SdxlAdapterCache = section(SdxlAdapterCache)
-    network: SdxlNetwork = section(SdxlNetwork)
-    precision: SdxlAdapterPrecision = section(SdxlAdapterPrecision)
+    cache: SdxlAdapterCache = define_section(SdxlAdapterCache)
+    network: SdxlNetwork = define_section(SdxlNetwork)
+    precision: SdxlAdapterPrecision = define_section(SdxlAdapterPrecision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,9 +214,9 @@ class SdxlTrain(SdxlRun, sections.FullRun):
     script: ClassVar[str] = "sdxl_train"
     title: ClassVar[str] = "SDXL fine-tune"
 
-    cache: SdxlFullCache = section(SdxlFullCache)
-    optim: SdxlFullOptim = section(SdxlFullOptim)
-    steps: SdxlFullSteps = section(SdxlFullSteps)
+    cache: SdxlFullCache = define_section(SdxlFullCache)
+    optim: SdxlFullOptim = define_section(SdxlFullOptim)
+    steps: SdxlFullSteps = define_section(SdxlFullSteps)
 
     @property
     def trains_whole_encoders(self) -> bool:
@@ -230,8 +230,8 @@ class SdxlTextualInversion(SdxlRun, sections.EmbeddingRun):
     script: ClassVar[str] = "sdxl_train_textual_inversion"
     title: ClassVar[str] = "SDXL textual inversion"
 
-    cache: SdxlEmbeddingCache = section(SdxlEmbeddingCache)
-    precision: SdxlFrozenPrecision = section(SdxlFrozenPrecision)
+    cache: SdxlEmbeddingCache = define_section(SdxlEmbeddingCache)
+    precision: SdxlFrozenPrecision = define_section(SdxlFrozenPrecision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,4 +241,4 @@ class SdxlControlLLLite(SdxlRun, sections.ControlRun):
     script: ClassVar[str] = "sdxl_train_control_net_lllite"
     title: ClassVar[str] = "SDXL ControlNet-LLLite"
 
-    precision: SdxlFrozenPrecision = section(SdxlFrozenPrecision)
+    precision: SdxlFrozenPrecision = define_section(SdxlFrozenPrecision)

@@ -15,7 +15,7 @@ from library.config.run_config import RunConfig
 from library.families.sdxl import keys, model
 from library.families.sdxl.family import SdxlFamily
 from library.families.shared import clip, random_networks, random_tokenizers
-from library.families.shared.diffusers_layers import LayerSizes, layers
+from library.families.shared.diffusers_layers import LayerSizes, layer_sizes
 from library.families.shared.random_networks import CLIP_WORDS, DemoTables, InputShapes, RandomNetworks
 from library.files import write_atomic
 from library.imports import without_optional
@@ -53,7 +53,7 @@ def model_sizes(_config: RunConfig, full: bool) -> SdxlSizes:
     return FULL if full else TINY
 
 
-def random(sizes: SdxlSizes = TINY, words: int = CLIP_WORDS) -> RandomNetworks:
+def make_networks(sizes: SdxlSizes = TINY, words: int = CLIP_WORDS) -> RandomNetworks:
     """Return the networks of these sizes, for tokenizers with so many words."""
     return RandomNetworks(
         lambda: _unet(sizes),
@@ -61,7 +61,7 @@ def random(sizes: SdxlSizes = TINY, words: int = CLIP_WORDS) -> RandomNetworks:
             "clip_l": lambda: random_networks.clip_encoder(sizes.clip_l, sizes.clip_l_layers, words),
             "clip_g": lambda: random_networks.clip_encoder(sizes.clip_g, sizes.clip_g_layers, words, "gelu", True),
         },
-        lambda: random_networks.autoencoder(sizes.vae, 4, model.SCALE, quant_convs=True),
+        lambda: random_networks.random_autoencoder(sizes.vae, 4, model.SCALE, quant_convs=True),
         sizes.resolutions,
     )
 
@@ -72,13 +72,13 @@ def _unet(sizes: SdxlSizes) -> nn.Module:
 
     attention = tuple(depth > 0 for depth in sizes.depth)
     unet: Any = UNet2DConditionModel  # its annotations lack the per-level lists that it accepts
-    made = random_networks.empty(
+    made = random_networks.build_on_meta(
         lambda: unet(
             block_out_channels=sizes.unet,
             down_block_types=tuple("CrossAttnDownBlock2D" if a else "DownBlock2D" for a in attention),
             up_block_types=tuple("CrossAttnUpBlock2D" if a else "UpBlock2D" for a in reversed(attention)),
             transformer_layers_per_block=tuple(max(1, depth) for depth in sizes.depth),
-            attention_head_dim=tuple(max(1, width // clip.HEAD) for width in sizes.unet),
+            attention_head_dim=tuple(max(1, width // clip.HEAD_CHANNELS) for width in sizes.unet),
             cross_attention_dim=sizes.clip_l + sizes.clip_g,
             use_linear_projection=True,
             addition_embed_type="text_time",
@@ -89,7 +89,7 @@ def _unet(sizes: SdxlSizes) -> nn.Module:
     return model.empty_unet({name: tuple(p.shape) for name, p in made.state_dict().items()})
 
 
-def adopt(family: SdxlFamily, denoiser: nn.Module) -> None:
+def adopt_denoiser(family: SdxlFamily, denoiser: nn.Module) -> None:
     """Set what a family otherwise reads from the header of its checkpoint."""
     family.layout = keys.Layout.of({name: tuple(p.shape) for name, p in denoiser.named_parameters()})
 
@@ -103,12 +103,14 @@ def input_shapes(_: Any, denoiser: Any) -> InputShapes:
     return InputShapes(4, {**states, "pool2": (pooled,)})
 
 
-def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float16, sizes: SdxlSizes = TINY) -> Path:
+def write_random_model(
+    folder: Path, seed: int = 0, dtype: torch.dtype = torch.float16, sizes: SdxlSizes = TINY
+) -> Path:
     """Write `tiny_sdxl.safetensors` (the LDM layout) and its two tokenizers into a folder; returns the file's path."""
     parts = network_tensors(Path(folder), seed, dtype, sizes)
     file = {}
     for part, tensors in parts.items():
-        file |= keys.to_single(part, tensors)
+        file |= keys.sdxl_part_to_single(part, tensors)
     file[keys.LOGIT_SCALE] = torch.tensor(keys.FULL_LOGIT_SCALE, dtype=dtype)
     path = Path(folder) / "tiny_sdxl.safetensors"
     file = {name: tensor.contiguous() for name, tensor in file.items()}
@@ -120,11 +122,11 @@ def network_tensors(folder: Path, seed: int, dtype: torch.dtype, sizes: SdxlSize
     folder.mkdir(parents=True, exist_ok=True)
     words = random_tokenizers.clip_tokenizer(folder / "tokenizer")
     random_tokenizers.clip_tokenizer(folder / "tokenizer_2", pad="!")
-    made = random(sizes, CLIP_WORDS if sizes == FULL else words)  # other programs expect so many in a full one
+    made = make_networks(sizes, CLIP_WORDS if sizes == FULL else words)  # other programs expect so many in a full one
     networks = {"denoiser": made.denoiser(), "vae": made.vae(), **{n: make() for n, make in made.encoders.items()}}
     out = {}
     for i, (part, network) in enumerate(networks.items()):
-        named = clip.tensors_of(network) if part.startswith("clip") else network.state_dict()
+        named = clip.clip_tensors(network) if part.startswith("clip") else network.state_dict()
         shapes = [(name, tuple(t.shape)) for name, t in named.items()]
         out[part] = random_networks.random_weights(shapes, seed * 10 + i, dtype)
     return out
@@ -149,4 +151,4 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
     unet = families.family_for(config).load(torch.float32).denoiser
     renamed = loaders.StableDiffusionXLLoraLoaderMixin.lora_state_dict(dict(tensors), unet_config=unet.config)[0]
     found = {name.removeprefix("unet."): tensor for name, tensor in renamed.items() if name.startswith("unet.")}
-    return utils.convert_unet_state_dict_to_peft(found), layers(unet)
+    return utils.convert_unet_state_dict_to_peft(found), layer_sizes(unet)

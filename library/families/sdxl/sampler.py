@@ -14,7 +14,7 @@ from torch import Tensor
 from library.config.problems import ConfigError, Problem
 from library.families.base import SampleRequest
 from library.families.sdxl import conditions
-from library.families.shared.sampler import Sampler, generator_of
+from library.families.shared.sampler import Sampler, sample_generator
 from library.objectives import diffusion
 from library.objectives.base import NoisedBatch
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from library.families.sdxl.family import SdxlFamily
 
 LEAST_SIGNAL = 2**-24  # as in diffusers' rescaled schedules
-LONGEST = 3  # maximum chunks of 75 tokens per prompt
+MAX_CHUNKS = 3  # maximum chunks of 75 tokens per prompt
 # --sample_sampler -> the scheduler's class in diffusers, and changes of its defaults.
 SAMPLERS: dict[str, tuple[str, dict]] = {
     "ddim": ("DDIMScheduler", {}),
@@ -103,13 +103,13 @@ class SdxlSampler(Sampler):
         return request.scale > 1
 
     def encode(self, prompts: list[str]) -> dict[str, Tensor]:
-        return conditions.for_prompts(self.components, prompts, LONGEST)
+        return conditions.for_prompts(self.components, prompts, MAX_CHUNKS)
 
     def latents(self, request: SampleRequest) -> Tensor:
         """Denoise from seeded noise, both prompts in one batch; float32 [1, 4, h, w] in the model's units."""
         denoiser = self.denoiser
         device = denoiser.conv_in.weight.device
-        generator = generator_of(request)
+        generator = sample_generator(request)
         height, width = self.size(request)
         text = self.text(request, device)
         sizes = torch.tensor([[height, width, 0, 0, height, width]], dtype=torch.float32, device=device)

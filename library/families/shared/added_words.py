@@ -6,7 +6,7 @@ from typing import Any
 from library.config.problems import Problem
 
 
-def problems(tokenizers: Mapping[str, Any], words: Sequence[str]) -> Iterator[Problem]:
+def find_word_problems(tokenizers: Mapping[str, Any], words: Sequence[str]) -> Iterator[Problem]:
     """Problems of words that are tokens already, whose meaning would change in all prompts."""
     for word in words:
         if any(is_known(tokenizer, word) for tokenizer in tokenizers.values()):
@@ -24,7 +24,7 @@ def is_known(tokenizer: Any, word: str) -> bool:
     return any(f"{word.lower()}{end}" in known for end in ("", "</w>"))
 
 
-def add(tokenizer: Any, words: Sequence[str]) -> int:
+def add_words(tokenizer: Any, words: Sequence[str]) -> int:
     """Add words to a tokenizer in this order, as new tokens at its end; returns the id of the first."""
     first = len(tokenizer)
     tokenizer.add_tokens(list(words))
@@ -34,5 +34,5 @@ def add(tokenizer: Any, words: Sequence[str]) -> int:
     return first
 
 
-def tokens(tokenizer: Any, text: str) -> list[int]:
+def word_tokens(tokenizer: Any, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False).input_ids

@@ -10,20 +10,20 @@ from library.config.json_types import JsonObject
 from library.families import recognition
 from library.families.shared import empty_weights, weights
 from library.families.shared.part_files import complete
-from library.families.shared.tensor_names import inverse, renamed
+from library.families.shared.tensor_names import inverse, replace_prefix
 from library.families.shared.weights import assign
 from library.imports import without_optional
 
-ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}
+VAE_ATTENTION_NAMES = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}
 WHAT = "a VAE"
 FLUX = (0.3611, 0.1159)  # scale and shift of FLUX.1: latents are (VAE sample - shift) * scale
-MARKER = "decoder.conv_in.weight"
-PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.", "bn.")  # prefixes of its tensor names
+VAE_MARKER = "decoder.conv_in.weight"
+VAE_PREFIXES = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.", "bn.")  # prefixes of its tensor names
 INSIDE = {"encoder.quant_conv": "quant_conv", "decoder.post_quant_conv": "post_quant_conv"}  # FLUX.2's single files
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}  # diffusers before 0.17
 
 
-def table(levels: int, layers: int) -> dict[str, str]:
+def module_paths(levels: int, layers: int) -> dict[str, str]:
     """diffusers module path -> single-file (LDM) module path, by number of levels and of residual blocks per level."""
     names = {"encoder.conv_norm_out": "encoder.norm_out", "decoder.conv_norm_out": "decoder.norm_out"}
     for i in range(levels):
@@ -35,7 +35,9 @@ def table(levels: int, layers: int) -> dict[str, str]:
         names[f"{ours}.upsamplers.0.conv"] = f"{theirs}.upsample.conv"
     for side in ("encoder", "decoder"):
         names |= {f"{side}.mid_block.resnets.{j}": f"{side}.mid.block_{j + 1}" for j in range(2)}
-        middle = {f"{side}.mid_block.attentions.0.{a}": f"{side}.mid.attn_1.{b}" for a, b in ATTENTION.items()}
+        middle = {
+            f"{side}.mid_block.attentions.0.{a}": f"{side}.mid.attn_1.{b}" for a, b in VAE_ATTENTION_NAMES.items()
+        }
         names |= middle
     shortcuts = {f"{a}.conv_shortcut": f"{b}.nin_shortcut" for a, b in names.items() if ".resnets." in a}
     return names | shortcuts
@@ -53,17 +55,17 @@ def _counts(names: Iterable[str]) -> tuple[int, int]:
     return levels, layers
 
 
-def plain(names: Iterable[str]) -> dict[str, str]:
+def plain_vae_names(names: Iterable[str]) -> dict[str, str]:
     """Keys of a file in either layout, with any prefix -> {diffusers' key: key in the file}. Others are skipped."""
     names = list(names)
-    before = next((name.removesuffix(MARKER) for name in names if name.endswith(MARKER)), "")
+    before = next((name.removesuffix(VAE_MARKER) for name in names if name.endswith(VAE_MARKER)), "")
     inside = {name.removeprefix(before): name for name in names if name.startswith(before)}
-    inside = {name: key for name, key in inside.items() if name.startswith(PARTS)}
+    inside = {name: key for name, key in inside.items() if name.startswith(VAE_PREFIXES)}
     single = any(name.startswith(("encoder.down.", "decoder.up.")) for name in inside)
-    back = (inverse(table(*_counts(inside))) if single else {}) | INSIDE
+    back = (inverse(module_paths(*_counts(inside))) if single else {}) | INSIDE
     found = {}
     for name, key in inside.items():
-        own = renamed(name, back)
+        own = replace_prefix(name, back)
         parts = own.rsplit(".", 2)
         if ".attentions." in own and parts[1] in OLD_ATTENTION:
             own = f"{parts[0]}.{OLD_ATTENTION[parts[1]]}.{parts[2]}"
@@ -71,36 +73,36 @@ def plain(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def vae_to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of either layout -> diffusers names; 1x1 convolutions of attention become matrices."""
     out = {}
-    for name, key in plain(tensors).items():
+    for name, key in plain_vae_names(tensors).items():
         tensor = tensors[key]
         out[name] = tensor[:, :, 0, 0] if ".attentions." in name and tensor.ndim == 4 else tensor
     return out
 
 
-def to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def vae_to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors by diffusers name -> single-file (LDM) names, with the attention's matrices as 1x1 convolutions."""
-    names, out = table(*_counts(tensors)), {}
+    names, out = module_paths(*_counts(tensors)), {}
     for name, tensor in tensors.items():
         as_conv = ".attentions." in name and tensor.ndim == 2
-        out[renamed(name, names)] = tensor[:, :, None, None] if as_conv else tensor
+        out[replace_prefix(name, names)] = tensor[:, :, None, None] if as_conv else tensor
     return out
 
 
-def build(tensors: Mapping[str, Tensor], scale: float, shift: float | None = None) -> nn.Module:
+def build_autoencoder(tensors: Mapping[str, Tensor], scale: float, shift: float | None = None) -> nn.Module:
     """An AutoencoderKL with these tensors (by diffusers name), which are not copied; they determine its sizes."""
     with without_optional("diffusers"):
         from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
     vae: Any = AutoencoderKL  # its annotations are narrower than what it accepts
     with empty_weights.empty_weights():
-        model = vae(**settings(tensors), scaling_factor=scale, shift_factor=shift)
+        model = vae(**autoencoder_settings(tensors), scaling_factor=scale, shift_factor=shift)
     return assign(model, tensors)
 
 
-def settings(tensors: Mapping[str, Tensor]) -> JsonObject:
+def autoencoder_settings(tensors: Mapping[str, Tensor]) -> JsonObject:
     """The arguments of diffusers' class for an autoencoder with these tensors (by diffusers name)."""
     levels, layers = _counts(tensors)
     return {
@@ -118,11 +120,13 @@ def settings(tensors: Mapping[str, Tensor]) -> JsonObject:
     }
 
 
-def load(path: Path, dtype: Any, constants: tuple[float, float], mmap: bool = True) -> nn.Module:
+def load_autoencoder(path: Path, dtype: Any, constants: tuple[float, float], mmap: bool = True) -> nn.Module:
     """Read an autoencoder, single file or diffusers, as an AutoencoderKL; `constants` are its scale and shift. Names
     may have a prefix, as in parts extracted from a checkpoint."""
-    file = weights.read(path, mmap)
-    if not any(name.endswith(MARKER) for name in file):
-        raise recognition.wrong(path, WHAT)
+    file = weights.open_weights(path, mmap)
+    if not any(name.endswith(VAE_MARKER) for name in file):
+        raise recognition.wrong_kind_error(path, WHAT)
     with complete(path, WHAT):
-        return build({name: weights.cast(tensor, dtype) for name, tensor in to_diffusers(file).items()}, *constants)
+        return build_autoencoder(
+            {name: weights.cast_floating(tensor, dtype) for name, tensor in vae_to_diffusers(file).items()}, *constants
+        )

@@ -13,25 +13,25 @@ from torch import Tensor, nn
 from library.families.shared import empty_weights
 from library.families.shared.weights import assign
 
-MARKER = "embeddings.token_embedding.weight"
-LAYERS = ("CLIPAttention", "CLIPSdpaAttention", "CLIPMLP")  # classes whose linear layers carry adapters
-HEAD = 64  # every CLIP text encoder in use has heads of 64 channels
+CLIP_MARKER = "embeddings.token_embedding.weight"
+CLIP_LAYER_CLASSES = ("CLIPAttention", "CLIPSdpaAttention", "CLIPMLP")  # classes whose linear layers carry adapters
+HEAD_CHANNELS = 64  # every CLIP text encoder in use has heads of 64 channels
 LENGTH = 77  # tokens of one chunk: BOS, 75 of the caption, EOS
 
 
-def canonical(name: str) -> str:
+def canonical_clip_path(name: str) -> str:
     """A module or tensor path of any transformers version -> the path in files (`text_model.encoder.layers.0...`)."""
     if name.startswith(("text_model.", "text_projection")) or name == "logit_scale":
         return name
     return f"text_model.{name}"
 
 
-def plain(names: Iterable[str]) -> dict[str, str]:
+def plain_clip_names(names: Iterable[str]) -> dict[str, str]:
     """Keys of a CLIP-L's file, with any prefix -> {canonical key (`text_model.*`): key in the file}."""
     names = list(names)
-    before = next((name.removesuffix(MARKER) for name in names if name.endswith(MARKER)), "")
+    before = next((name.removesuffix(CLIP_MARKER) for name in names if name.endswith(CLIP_MARKER)), "")
     before = before.removesuffix("text_model.")
-    found = {canonical(name.removeprefix(before)): name for name in names if name.startswith(before)}
+    found = {canonical_clip_path(name.removeprefix(before)): name for name in names if name.startswith(before)}
     found.pop("text_model.embeddings.position_ids", None)
     return found
 
@@ -54,7 +54,7 @@ def encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", eos: int | N
         intermediate_size=tensors["text_model.encoder.layers.0.mlp.fc1.weight"].shape[0],
         projection_dim=tensors["text_projection.weight"].shape[0] if "text_projection.weight" in tensors else width,
         num_hidden_layers=len(layers),
-        num_attention_heads=max(1, width // HEAD),
+        num_attention_heads=max(1, width // HEAD_CHANNELS),
         max_position_embeddings=tensors["text_model.embeddings.position_embedding.weight"].shape[0],
         hidden_act=act,
         bos_token_id=end - 1,
@@ -63,15 +63,17 @@ def encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", eos: int | N
     )
     with empty_weights.empty_weights():
         model = (CLIPTextModelWithProjection if projected else CLIPTextModel)(sizes)
-    wanted = {name: tensors[canonical(name)] for name in model.state_dict() if not name.endswith("position_ids")}
+    wanted = {
+        name: tensors[canonical_clip_path(name)] for name in model.state_dict() if not name.endswith("position_ids")
+    }
     return assign(model, wanted)
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    return {canonical(n): t for n, t in model.state_dict().items() if not n.endswith("position_ids")}
+def clip_tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {canonical_clip_path(n): t for n, t in model.state_dict().items() if not n.endswith("position_ids")}
 
 
-def tokens(tokenizer: Any, texts: Sequence[str], chunks: int = 1, pad: int | None = None) -> Tensor:
+def clip_tokens(tokenizer: Any, texts: Sequence[str], chunks: int = 1, pad: int | None = None) -> Tensor:
     """Token ids [B, chunks, 77]: each chunk is BOS, 75 tokens of the caption and the sequence's last token.
 
     `pad` fills a short caption after its EOS; EOS itself by default. With another `pad` (CLIP-G: 0) a chunk that is

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 Rows = tuple[str, int, int]  # tensor of a file, index of a row slice, number of equal slices
 Names = Mapping[str, Rows]  # by the network's own keys
 Extra = Mapping[str, tuple[tuple[int, ...], Source]]  # shape and tensor from another file, by the network's own keys
-NOTHING: Extra = MappingProxyType({})
+NO_EXTRAS: Extra = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class DenoiserFile:
         return self.shapes({name: tuple(entry["shape"]) for name, entry in entries.items()})
 
     def open(
-        self, path: Path, dtype: torch.dtype, keep_8_bits: bool, mmap: bool = True, beside: Extra = NOTHING
+        self, path: Path, dtype: torch.dtype, keep_8_bits: bool, mmap: bool = True, beside: Extra = NO_EXTRAS
     ) -> tuple[nn.Module, Callable[[WeightPlacement | None], object]]:
         """The network without its weights, and the function that reads them in `dtype`. `beside` replaces some of them.
 
         With `keep_8_bits` the matrices of the blocks that the file holds as plain float8_e4m3fn are kept; all others
         are cast. Raises ConfigError when tensors are missing or have a wrong shape.
         """
-        file = weights.read(path, mmap)
+        file = weights.open_weights(path, mmap)
         names = self.rows(file.shapes())
         shapes = self.shapes(file.shapes()) | {name: shape for name, (shape, _) in beside.items()}
         with complete(path, self.what):
@@ -69,17 +69,19 @@ class DenoiserFile:
             wanted = model.state_dict()
             require(wanted, shapes)
             transfer.expect(model, {name: shapes[name] for name in wanted})
-        sources = {name: beside[name][1] if name in beside else rows_of(file, *names[name]) for name in wanted}
+        sources = {name: beside[name][1] if name in beside else row_slice(file, *names[name]) for name in wanted}
         if unread := len(names.keys() - wanted):
             logger.warning("%s: %d tensors are not part of %s and were skipped", path, unread, self.title)
         kind = transfer.widened(dtype, self.in_blocks if keep_8_bits else None)
-        return model, functools.partial(transfer.fill, model, sources, kind)
+        return model, functools.partial(transfer.fill_weights, model, sources, kind)
 
 
-def problems(path: Path, option: str, opening: Callable[[Path, torch.dtype, bool], object]) -> Iterator[Problem]:
+def find_denoiser_problems(
+    path: Path, option: str, opening: Callable[[Path, torch.dtype, bool], object]
+) -> Iterator[Problem]:
     """Problems of a transformer's header: tensors that are missing or have a wrong shape."""
     try:
-        _opened(
+        _try_opening(
             opening, path, tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in weights.files(path))
         )
     except ConfigError as e:
@@ -87,7 +89,7 @@ def problems(path: Path, option: str, opening: Callable[[Path, torch.dtype, bool
 
 
 @functools.lru_cache(maxsize=64)  # forms, and the stages of a start, check the same files repeatedly
-def _opened(opening: Callable[[Path, torch.dtype, bool], object], path: Path, _versions: object) -> None:
+def _try_opening(opening: Callable[[Path, torch.dtype, bool], object], path: Path, _versions: object) -> None:
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)  # skipped tensors are logged when the file is read
     try:
@@ -97,7 +99,7 @@ def _opened(opening: Callable[[Path, torch.dtype, bool], object], path: Path, _v
         logging.disable(level)
 
 
-def rows_of(file: Weights, name: str, piece: int, pieces: int) -> Source:
+def row_slice(file: Weights, name: str, piece: int, pieces: int) -> Source:
     """One of the equal row slices of a tensor in a file."""
     whole = file.source(name)
     if pieces == 1:

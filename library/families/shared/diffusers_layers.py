@@ -7,7 +7,7 @@ from library.config.run_config import RunConfig
 from library.families.facts import Shapes
 from library.families.shared import tensor_names, weights
 
-ADAPTER = (".lora_A.weight", ".lora_B.weight")
+ADAPTER_ENDINGS = (".lora_A.weight", ".lora_B.weight")
 LayerSizes = dict[str, tuple[int, int]]
 
 
@@ -17,7 +17,7 @@ def stored_shapes(config: RunConfig) -> Shapes:
     return {plain: stored[name] for plain, name in tensor_names.without_prefix(stored).items()}
 
 
-def layers(model: Any) -> LayerSizes:
+def layer_sizes(model: Any) -> LayerSizes:
     """Output and input features of all layers that can have an adapter."""
     shapes = {
         name: tuple(m.weight.shape[:2]) for name, m in model.named_modules() if getattr(m, "weight", None) is not None
@@ -25,7 +25,7 @@ def layers(model: Any) -> LayerSizes:
     return {name: shape for name, shape in shapes.items() if len(shape) == 2}
 
 
-def converted(tensors: Any, model: str, mixin: str, **sizes: Any) -> tuple[JsonObject, LayerSizes]:
+def convert_with_mixin(tensors: Any, model: str, mixin: str, **sizes: Any) -> tuple[JsonObject, LayerSizes]:
     """A LoRA file's adapters under the names of a pipeline's `mixin`, and the layer sizes of diffusers' `model`."""
     import diffusers
     import torch
@@ -34,4 +34,4 @@ def converted(tensors: Any, model: str, mixin: str, **sizes: Any) -> tuple[JsonO
     with torch.device("meta"):
         whole = getattr(package, model)(**sizes)
     found = getattr(package.loaders, mixin).lora_state_dict(tensors)
-    return {name.removeprefix("transformer."): tensor for name, tensor in found.items()}, layers(whole)
+    return {name.removeprefix("transformer."): tensor for name, tensor in found.items()}, layer_sizes(whole)

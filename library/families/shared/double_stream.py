@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from library.families.shared.transformer import EPS, finite, modulated, rope, rotated, sdpa
+from library.families.shared.transformer import EPS, finite, modulated, rope, rotate_pairs, sdpa
 
 TABLES_KEPT = 32  # RoPE tables, one per bucket and text length; 2.4 MB each at 1024 x 1024
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
-def count(shapes: Mapping[str, Iterable[int]], blocks: str) -> int:
+def count_stream_blocks(shapes: Mapping[str, Iterable[int]], blocks: str) -> int:
     """The number of blocks in a list of a model. KeyError names the first gap."""
     numbers = {key.removeprefix(f"{blocks}.").split(".")[0] for key in shapes if key.startswith(f"{blocks}.")}
     for number in range(len(numbers)):  # a pruned model may have gaps
@@ -151,8 +151,8 @@ def joint_attention(  # noqa: PLR0913 - two streams, each with its layers
     img_q, img_k, img_v = split_heads(img_attn.qkv(img), img_attn.norm)
     txt_q, txt_k, txt_v = split_heads(txt_attn.qkv(txt), txt_attn.norm)
     v = torch.cat((txt_v, img_v), dim=2)
-    q = rotated(torch.cat((txt_q, img_q), dim=2), pe).to(v.dtype)
-    k = rotated(torch.cat((txt_k, img_k), dim=2), pe).to(v.dtype)
+    q = rotate_pairs(torch.cat((txt_q, img_q), dim=2), pe).to(v.dtype)
+    k = rotate_pairs(torch.cat((txt_k, img_k), dim=2), pe).to(v.dtype)
     joint = attend(q, k, v, mask)
     return joint[:, txt.shape[1] :], joint[:, : txt.shape[1]]
 
@@ -217,7 +217,7 @@ class SingleStreamBlock(nn.Module):
         both = self.linear1(modulated(joint, shift, scale))
         split = 3 * joint.shape[-1]
         q, k, v = split_heads(both[..., :split], self.norm)
-        seen = self.attend(rotated(q, pe).to(v.dtype), rotated(k, pe).to(v.dtype), v, mask)
+        seen = self.attend(rotate_pairs(q, pe).to(v.dtype), rotate_pairs(k, pe).to(v.dtype), v, mask)
         return finite(joint + gate * self.linear2(torch.cat((seen, self.activation(both[..., split:])), dim=-1)))
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from library.families.base import WeightPlacement
 from library.families.facts import Shapes
 from library.families.shared import empty_weights, tensor_names, transfer, weights
-from library.families.shared.double_stream_keys import DoubleStreamKeys, joined
+from library.families.shared.double_stream_keys import DoubleStreamKeys, join_tensors
 from library.families.shared.expected_tensors import require
 from library.families.shared.part_files import complete
 from library.families.shared.weights import Source
@@ -47,7 +47,7 @@ class DoubleStreamFile:
         With `keep_8_bits` the matrices of the blocks that are float8_e4m3fn in the file are kept; all others are cast.
         Raises ConfigError when tensors are missing or of a wrong shape.
         """
-        file = weights.read(path, mmap)
+        file = weights.open_weights(path, mmap)
         names, stored = tensor_names.without_prefix(file), file.shapes()
         with complete(path, self.what(stored)):
             converts = self.layouts.is_diffusers(names)
@@ -60,9 +60,9 @@ class DoubleStreamFile:
             sources = {}
             for name in model.state_dict():
                 rows = [names[part] for part in made_of[name]]
-                read = functools.partial(lambda name, rows: joined(name, [file[row] for row in rows]), name, rows)
+                read = functools.partial(lambda name, rows: join_tensors(name, [file[row] for row in rows]), name, rows)
                 sources[name] = Source(None, read) if converts else file.source(rows[0])
         if unread := len(made_of) - len(sources):
             logger.warning("%s: %d tensors are not part of the transformer and were skipped", path, unread)
         kind = transfer.widened(dtype, (lambda name: "blocks." in name) if keep_8_bits else None)
-        return model, functools.partial(transfer.fill, model, sources, kind)
+        return model, functools.partial(transfer.fill_weights, model, sources, kind)

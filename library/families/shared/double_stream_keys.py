@@ -22,7 +22,7 @@ SINGLE_NORMS = {
     "norm.query_norm.scale": "attn.norm_q.weight",
     "norm.key_norm.scale": "attn.norm_k.weight",
 }
-ATTENTION: Made = {
+DOUBLE_STREAM_ATTENTION: Made = {
     "img_attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
     "txt_attn.qkv": ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
     "img_attn.proj": ("attn.to_out.0",),
@@ -30,7 +30,7 @@ ATTENTION: Made = {
 }
 
 
-def counted(names: Iterable[str], blocks: str) -> int:
+def count_list_blocks(names: Iterable[str], blocks: str) -> int:
     return len({name.split(".")[1] for name in names if name.startswith(f"{blocks}.")})
 
 
@@ -58,8 +58,8 @@ class DoubleStreamKeys:
         """The numbers of double and single blocks of a transformer, from its plain keys in either layout."""
         names = list(names)
         if self.is_diffusers(names):
-            return counted(names, "transformer_blocks"), counted(names, "single_transformer_blocks")
-        return counted(names, "double_blocks"), counted(names, "single_blocks")
+            return count_list_blocks(names, "transformer_blocks"), count_list_blocks(names, "single_transformer_blocks")
+        return count_list_blocks(names, "double_blocks"), count_list_blocks(names, "single_blocks")
 
     def pairs(self, doubles: int, singles: int, guided: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Every BFL key of a model with these numbers of blocks, and the diffusers keys of its rows."""
@@ -101,7 +101,7 @@ class DoubleStreamKeys:
         return tuple(f"{blocks}.{number}.{name}" for name in table.get(inner, ()))
 
 
-def present(pairs: Iterable[tuple[str, tuple[str, ...]]], names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def present_pairs(pairs: Iterable[tuple[str, tuple[str, ...]]], names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """These pairs as a table. Raises KeyError with the first diffusers key that is missing."""
     table, names = dict(pairs), set(names)
     missing = [name for made_of in table.values() for name in made_of if name not in names]
@@ -110,7 +110,7 @@ def present(pairs: Iterable[tuple[str, tuple[str, ...]]], names: Iterable[str]) 
     return table
 
 
-def joined(name: str, rows: list[Tensor]) -> Tensor:
+def join_tensors(name: str, rows: list[Tensor]) -> Tensor:
     """The diffusers tensors of one BFL key -> its tensor."""
     if name.startswith(SWAPPED):
         scale, shift = rows[0].chunk(2)
@@ -118,7 +118,7 @@ def joined(name: str, rows: list[Tensor]) -> Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
-def apart(
+def split_tensors(
     tensors: Mapping[str, Tensor],
     pairs: Iterable[tuple[str, tuple[str, ...]]],
     sizes: Callable[[Tensor, int], list[int]],

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from library.config.problems import ConfigError
 from library.families.shared import tensor_names
-from library.families.shared.double_stream_keys import SWAPPED, DoubleStreamKeys, joined
+from library.families.shared.double_stream_keys import SWAPPED, DoubleStreamKeys, join_tensors
 from library.families.shared.lora_names import LoraNames, Shapes, matrices
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCKS = ("double_blocks.", "single_blocks.")
+BLOCK_PREFIXES = ("double_blocks.", "single_blocks.")
 DIFFUSERS = ("transformer_blocks.", "single_transformer_blocks.")
 
 
@@ -19,7 +19,7 @@ class DoubleStreamLoraNames(LoraNames):
     """A layer of BFL's tree is one or several layers of diffusers' tree."""
 
     title: ClassVar[str]  # of the model
-    trees: ClassVar[tuple[str, ...]] = (*BLOCKS, *DIFFUSERS)
+    trees: ClassVar[tuple[str, ...]] = (*BLOCK_PREFIXES, *DIFFUSERS)
     elsewhere: ClassVar[str] = r"^lora_unet_(single_)?transformer_blocks_"
 
     layouts: ClassVar[DoubleStreamKeys]  # the two trees of names
@@ -54,10 +54,10 @@ class DoubleStreamLoraNames(LoraNames):
             ) from e
 
     def joined(self, name: str, rows: "list[Tensor]") -> "Tensor":
-        return joined(name, rows)
+        return join_tensors(name, rows)
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
         """Attention, MLP and modulation of all blocks."""
-        for path in matrices(shapes, tensor_names.prefix_of(shapes)):
-            if path.startswith(BLOCKS):
+        for path in matrices(shapes, tensor_names.denoiser_prefix(shapes)):
+            if path.startswith(BLOCK_PREFIXES):
                 yield "denoiser", path

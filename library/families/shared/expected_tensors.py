@@ -45,7 +45,7 @@ def expanded(*patterns: str) -> list[str]:
     ]
 
 
-def count(names: Iterable[str], start: str) -> int:
+def list_length(names: Iterable[str], start: str) -> int:
     """The length of a list whose tensor names begin with `start`, from its highest index."""
     found = (name.removeprefix(start).partition(".")[0] for name in names if name.startswith(start))
     return max((int(number) + 1 for number in found if number.isdecimal()), default=0)
@@ -57,8 +57,8 @@ def clip(names: Collection[str]) -> list[str]:
     return expanded(
         "text_model.embeddings.{token,position}_embedding.weight",
         f"text_model.final_layer_norm.{BOTH}",
-        *(f"{layer}{n}.{{layer_norm1,layer_norm2,mlp.fc1,mlp.fc2}}.{BOTH}" for n in range(count(names, layer))),
-        *(f"{layer}{n}.self_attn.{{q,k,v,out}}_proj.{BOTH}" for n in range(count(names, layer))),
+        *(f"{layer}{n}.{{layer_norm1,layer_norm2,mlp.fc1,mlp.fc2}}.{BOTH}" for n in range(list_length(names, layer))),
+        *(f"{layer}{n}.self_attn.{{q,k,v,out}}_proj.{BOTH}" for n in range(list_length(names, layer))),
     )
 
 
@@ -71,9 +71,9 @@ def t5(names: Collection[str]) -> list[str]:
         embedding if embedding in names else "shared.weight",
         f"{block}0.layer.0.SelfAttention.relative_attention_bias.weight",
         "encoder.final_layer_norm.weight",
-        *(f"{block}{n}.layer.0.SelfAttention.{{q,k,v,o}}.weight" for n in range(count(names, block))),
-        *(f"{block}{n}.layer.1.DenseReluDense.{inner}.weight" for n in range(count(names, block))),
-        *(f"{block}{n}.layer.{{0,1}}.layer_norm.weight" for n in range(count(names, block))),
+        *(f"{block}{n}.layer.0.SelfAttention.{{q,k,v,o}}.weight" for n in range(list_length(names, block))),
+        *(f"{block}{n}.layer.1.DenseReluDense.{inner}.weight" for n in range(list_length(names, block))),
+        *(f"{block}{n}.layer.{{0,1}}.layer_norm.weight" for n in range(list_length(names, block))),
     )
 
 
@@ -86,7 +86,7 @@ def language_model(names: Collection[str]) -> list[str]:
         "mlp.{gate,up,down}_proj.weight",
         "{input,post_attention}_layernorm.weight",
     )
-    layers = range(count(names, "layers."))
+    layers = range(list_length(names, "layers."))
     return expanded("embed_tokens.weight", "norm.weight", *(f"layers.{n}.{one}" for n in layers for one in inside))
 
 
@@ -97,7 +97,7 @@ def mistral(names: Collection[str]) -> list[str]:
         "mlp.{gate,up,down}_proj.weight",
         "{input,post_attention}_layernorm.weight",
     )
-    layers = range(count(names, "layers."))
+    layers = range(list_length(names, "layers."))
     return expanded("embed_tokens.weight", *(f"layers.{n}.{one}" for n in layers for one in inside))
 
 
@@ -111,18 +111,20 @@ def vision_language_model(names: Collection[str]) -> list[str]:
         "visual.patch_embed.proj.weight",
         "visual.merger.ln_q.weight",
         f"visual.merger.mlp.{{0,2}}.{BOTH}",
-        *(f"{block}{n}.norm{{1,2}}.weight" for n in range(count(names, block))),
-        *(f"{block}{n}.attn.{{qkv,proj}}.{BOTH}" for n in range(count(names, block))),
-        *(f"{block}{n}.mlp.{{gate,up,down}}_proj.{BOTH}" for n in range(count(names, block))),
+        *(f"{block}{n}.norm{{1,2}}.weight" for n in range(list_length(names, block))),
+        *(f"{block}{n}.attn.{{qkv,proj}}.{BOTH}" for n in range(list_length(names, block))),
+        *(f"{block}{n}.mlp.{{gate,up,down}}_proj.{BOTH}" for n in range(list_length(names, block))),
     )
 
 
-def autoencoder(shapes: Shapes) -> list[str]:
+def autoencoder_tensors(shapes: Shapes) -> list[str]:
     """The tensors of an AutoencoderKL, by diffusers name."""
-    levels = max(count(shapes, "encoder.down_blocks."), count(shapes, "decoder.up_blocks."))
+    levels = max(list_length(shapes, "encoder.down_blocks."), list_length(shapes, "decoder.up_blocks."))
     sides = {"encoder.down_blocks": "downsamplers", "decoder.up_blocks": "upsamplers"}
     starts = [f"{start}.{n}.resnets." for start in sides for n in range(levels)]
-    each = {start: max(count(shapes, one) for one in starts if one.startswith(start)) for start in sides if levels}
+    each = {
+        start: max(list_length(shapes, one) for one in starts if one.startswith(start)) for start in sides if levels
+    }
     resnets = [f"{start}{n}" for start in starts for n in range(each[".".join(start.split(".")[:2])])]
     return expanded(
         f"{{encoder,decoder}}.{{conv_in,conv_norm_out,conv_out}}.{BOTH}",
@@ -136,13 +138,13 @@ def autoencoder(shapes: Shapes) -> list[str]:
 
 
 def autoencoder_with_statistics(shapes: Shapes) -> list[str]:
-    return [*autoencoder(shapes), *expanded("bn.running_{mean,var}")]
+    return [*autoencoder_tensors(shapes), *expanded("bn.running_{mean,var}")]
 
 
 def video_autoencoder(shapes: Shapes) -> list[str]:
     """The tensors of Qwen-Image's VAE, by diffusers name."""
     resnet = ("{norm1,norm2}.gamma", f"{{conv1,conv2}}.{BOTH}")
-    levels, each = count(shapes, "decoder.up_blocks."), count(shapes, "decoder.up_blocks.0.resnets.")
+    levels, each = list_length(shapes, "decoder.up_blocks."), list_length(shapes, "decoder.up_blocks.0.resnets.")
     down = [
         f"encoder.down_blocks.{n}" for n in range(max(levels * each - 1, 0))
     ]  # one resnet fewer, a downsampler, ...

@@ -75,13 +75,13 @@ def watching() -> Iterator[WatchedFiles]:
         _watched.reset(token)
 
 
-def note(*paths: Path) -> None:
+def note_files(*paths: Path) -> None:
     """Register files that are or will be opened. Raises ConfigError if a watched one has changed."""
     if files := _watched.get():
         files.note(paths)
 
 
-def check() -> None:
+def check_watched_files() -> None:
     """Raise ConfigError when a watched file has changed."""
     if files := _watched.get():
         files.check()

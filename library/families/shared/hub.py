@@ -13,31 +13,31 @@ from huggingface_hub import errors
 from library.config.hub_names import FOLDER, about_address
 from library.config.problems import FLAG, ConfigError, Message, Problem
 
-PATIENCE = 5.0  # seconds for the hub to answer
+HUB_TIMEOUT = 5.0  # seconds for the hub to answer
 ID = re.compile(r"[\w.-]+/[\w.-]+")
 Answer = TypeVar("Answer")
 
 
-def is_id(name: str) -> bool:
+def is_hub_id(name: str) -> bool:
     """Whether a name has the form owner/name and is not a local path, not even one with a misspelt last part."""
     path = Path(name)
     return bool(ID.fullmatch(name)) and not path.parent.exists() and path.suffix not in (".safetensors", ".ckpt")
 
 
-def _about(option: str, template: str, **facts: Any) -> Problem:
+def _hub_problem(option: str, template: str, **facts: Any) -> Problem:
     place = "--" if option.startswith("--") else ""
     return Problem(option.removeprefix("--"), template, place=place, **facts)
 
 
-def missing(option: str, name: str | None, wanted: str) -> Problem | None:
+def missing_model(option: str, name: str | None, wanted: str) -> Problem | None:
     """The problem of a missing model; None when `name` is a file, a folder or possibly a Hugging Face id."""
     if not name:
-        return _about(option, ": give {wanted}", wanted=Message(wanted))
-    if Path(name).exists() or is_id(name):
+        return _hub_problem(option, ": give {wanted}", wanted=Message(wanted))
+    if Path(name).exists() or is_hub_id(name):
         return None
     if problem := about_address(option.removeprefix("--"), name, FOLDER):
         return problem.replaced(place=FLAG if option.startswith(FLAG) else "")
-    return _about(option, ": {name} does not exist: give {wanted}", name=name, wanted=Message(wanted))
+    return _hub_problem(option, ": {name} does not exist: give {wanted}", name=name, wanted=Message(wanted))
 
 
 def local(name: str, option: str, wanted: Callable[[Iterable[str]], list[str]], token: str | None = None) -> Path:
@@ -46,44 +46,46 @@ def local(name: str, option: str, wanted: Callable[[Iterable[str]], list[str]], 
     Interrupted downloads are resumed. Without a network only the hub's cache is used.
     Raises ConfigError naming `option` when the model is not available.
     """
-    if not is_id(name):
-        if problem := missing(option, name, "a file, a folder or a Hugging Face id (owner/name)"):
+    if not is_hub_id(name):
+        if problem := missing_model(option, name, "a file, a folder or a Hugging Face id (owner/name)"):
             raise ConfigError(problem)
         return Path(name)
     token = token or os.environ.get("HF_TOKEN")
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted(listed(name, token)), token=token))
+        return Path(
+            huggingface_hub.snapshot_download(name, allow_patterns=wanted(list_repository(name, token)), token=token)
+        )
     except Exception as e:
-        if here := kept(name):
+        if here := cached_folder(name):
             return here
-        raise ConfigError(why(option, name, e)) from e
+        raise ConfigError(unavailable_repository(option, name, e)) from e
 
 
-def unreachable(
+def unreachable_model(
     option: str, name: str, wanted: Callable[[Iterable[str]], list[str]], token: str | None = None
 ) -> Problem | None:
     """Why a model on the hub cannot be downloaded, within seconds and without downloading it; None when it can."""
-    here = kept(name)
-    if here and _holds((file.relative_to(here).as_posix() for file in here.rglob("*")), wanted):
+    here = cached_folder(name)
+    if here and _repository_has((file.relative_to(here).as_posix() for file in here.rglob("*")), wanted):
         return None
     try:
-        files = listed(name, token or os.environ.get("HF_TOKEN"))
+        files = list_repository(name, token or os.environ.get("HF_TOKEN"))
         wanted(files)  # may raise its own error about missing files
     except Exception as e:
-        return why(option, name, e)
-    if _holds(files, wanted):
+        return unavailable_repository(option, name, e)
+    if _repository_has(files, wanted):
         return None
-    return _about(option, ": {name} does not hold what is needed: choose another repository", name=name)
+    return _hub_problem(option, ": {name} does not hold what is needed: choose another repository", name=name)
 
 
-def _holds(names: Iterable[str], wanted: Callable[[Iterable[str]], list[str]]) -> bool:
+def _repository_has(names: Iterable[str], wanted: Callable[[Iterable[str]], list[str]]) -> bool:
     try:
         return any(name.endswith(".safetensors") for name in wanted(names))
     except ConfigError:
         return False
 
 
-def kept(name: str) -> Path | None:
+def cached_folder(name: str) -> Path | None:
     """The folder of a repository in the hub's cache, which may be incomplete."""
     try:
         return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
@@ -91,8 +93,8 @@ def kept(name: str) -> Path | None:
         return None
 
 
-def listed(name: str, token: str | None = None) -> list[str]:
-    asked = answered(lambda: huggingface_hub.HfApi().model_info(name, token=token, timeout=PATIENCE))
+def list_repository(name: str, token: str | None = None) -> list[str]:
+    asked = answered(lambda: huggingface_hub.HfApi().model_info(name, token=token, timeout=HUB_TIMEOUT))
     return [file.rfilename for file in asked.siblings or ()]
 
 
@@ -109,27 +111,27 @@ def answered(question: Callable[[], Answer]) -> Answer:
     # A name server that does not respond blocks for longer than any timeout of a request.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    asking.join(PATIENCE + 1)
-    found = answer[0] if answer else TimeoutError(f"no answer within {PATIENCE:.0f} s")
+    asking.join(HUB_TIMEOUT + 1)
+    found = answer[0] if answer else TimeoutError(f"no answer within {HUB_TIMEOUT:.0f} s")
     if isinstance(found, Exception):
         raise found
     return found
 
 
-def why(option: str, name: str, error: Exception) -> Problem:
+def unavailable_repository(option: str, name: str, error: Exception) -> Problem:
     """The problem of a repository that is not available."""
     if isinstance(error, ConfigError):  # it exists, with other content
         return error.problems[0]
     if isinstance(error, errors.GatedRepoError):
         steps = "accept its licence on https://huggingface.co/{name}, then set HF_TOKEN or --huggingface_token"
         template = ": {name} asks for a licence to be accepted: {advice}"
-        return _about(option, template, name=name, advice=Message(steps, name=name))
+        return _hub_problem(option, template, name=name, advice=Message(steps, name=name))
     if isinstance(error, errors.RepositoryNotFoundError):
         advice = Message("check the spelling, or set HF_TOKEN when it is private")
-        return _about(option, ": there is no Hugging Face repository {name}: {advice}", name=name, advice=advice)
+        return _hub_problem(option, ": there is no Hugging Face repository {name}: {advice}", name=name, advice=advice)
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]  # no network
     template = (
         ": {name} is not in the Hugging Face cache and could not be downloaded ({reason}): "
         "go online, or give a file or folder"
     )
-    return _about(option, template, name=name, reason=reason)
+    return _hub_problem(option, template, name=name, reason=reason)

@@ -14,15 +14,15 @@ from library.families.shared.part_files import complete
 from library.families.shared.weights import assign
 
 EMBEDDING = "embed_tokens.weight"
-HEAD = 128  # width of one head, in every size of Qwen2.5-VL, Qwen3 and Mistral Small
-THETA = 1e6
+HEAD_WIDTH = 128  # width of one head, in every size of Qwen2.5-VL, Qwen3 and Mistral Small
+DEFAULT_THETA = 1e6
 QWEN3 = "a Qwen3 text encoder"  # the description by `recognise`
 MISTRAL = "a Mistral text encoder"
 QWEN3_LAYERS = ("Qwen3Attention", "Qwen3MLP")  # classes whose linear layers carry adapters
 QWEN3_MARK = "layers.0.self_attn.q_norm.weight"  # a tensor that Qwen2.5-VL does not have
 
 
-def plain_names(names: Iterable[str]) -> dict[str, str]:
+def plain_language_names(names: Iterable[str]) -> dict[str, str]:
     """Keys of a file -> {key of the language model: key in the file}; the vision encoder is skipped."""
     names = list(names)
     marks = (EMBEDDING, QWEN3_MARK, "layers.0.self_attn.q_proj.bias")  # the first may be missing in an incomplete file
@@ -31,17 +31,17 @@ def plain_names(names: Iterable[str]) -> dict[str, str]:
     return {plain: name for plain, name in inside.items() if plain.startswith(("embed_tokens.", "layers.", "norm."))}
 
 
-def rounded(ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> int:
+def padded_length(ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> int:
     """The length of the longest row without the `dropped` tokens, rounded up to a multiple of `step`."""
     return -(-(max(map(len, ids), default=dropped) - dropped) // step) * step
 
 
-def encode(model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> tuple[Tensor, Tensor]:
+def encode_ids(model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> tuple[Tensor, Tensor]:
     """Token ids -> the last hidden states [B, L, C] after the first `dropped`, zero after each caption, and a mask [B,
     L] of the caption's own tokens. L is a multiple of `step`.
     """
     # Captions are padded on the right, which causal attention never sees.
-    length = rounded(ids, step, dropped) or step  # if all captions are empty
+    length = padded_length(ids, step, dropped) or step  # if all captions are empty
     device = next(model.parameters()).device
     padded = torch.zeros(len(ids), dropped + length, dtype=torch.long)
     mask = torch.zeros(len(ids), length, dtype=torch.long)
@@ -53,8 +53,8 @@ def encode(model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int = 0
     return states * mask[..., None].to(states.dtype), mask
 
 
-def empty(
-    kind: str, skipped: int = 0, norm: bool = True, eps: float = 1e-6, theta: float = THETA, **settings: Any
+def empty_language_model(
+    kind: str, skipped: int = 0, norm: bool = True, eps: float = 1e-6, theta: float = DEFAULT_THETA, **settings: Any
 ) -> nn.Module:
     """A model of transformers ("Qwen2", "Qwen3", "Mistral") on the meta device.
 
@@ -74,7 +74,7 @@ def empty(
             model.norm = nn.Identity()
         return model
 
-    return random_networks.empty(make)
+    return random_networks.build_on_meta(make)
 
 
 def settings_of(shapes: Shapes) -> dict[str, int]:
@@ -85,8 +85,8 @@ def settings_of(shapes: Shapes) -> dict[str, int]:
         "hidden_size": hidden,
         "intermediate_size": shapes["layers.0.mlp.gate_proj.weight"][0],
         "num_hidden_layers": len({name.split(".")[1] for name in shapes if name.startswith("layers.")}),
-        "num_attention_heads": shapes["layers.0.self_attn.q_proj.weight"][0] // HEAD,
-        "num_key_value_heads": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD,
+        "num_attention_heads": shapes["layers.0.self_attn.q_proj.weight"][0] // HEAD_WIDTH,
+        "num_key_value_heads": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD_WIDTH,
     }
 
 
@@ -94,13 +94,13 @@ def settings_of(shapes: Shapes) -> dict[str, int]:
 
 
 def empty_qwen3(skipped: int = 0, **settings: Any) -> nn.Module:
-    return empty("Qwen3", skipped, head_dim=HEAD, max_position_embeddings=40960, **settings)
+    return empty_language_model("Qwen3", skipped, head_dim=HEAD_WIDTH, max_position_embeddings=40960, **settings)
 
 
 def empty_mistral(skipped: int = 0, norm: bool = True, **settings: Any) -> nn.Module:
     """A Mistral Small 3 without its last `skipped` layers, on the meta device."""
-    limits: dict[str, Any] = {"head_dim": HEAD, "max_position_embeddings": 131072, "sliding_window": None}
-    return empty("Mistral", skipped, norm, 1e-5, 1e9, **limits, **settings)
+    limits: dict[str, Any] = {"head_dim": HEAD_WIDTH, "max_position_embeddings": 131072, "sliding_window": None}
+    return empty_language_model("Mistral", skipped, norm, 1e-5, 1e9, **limits, **settings)
 
 
 def load_qwen3(
@@ -126,8 +126,8 @@ def load_mistral(path: Path, dtype: torch.dtype, mmap: bool, skipped: Callable[[
 
 
 def _load(path: Path, what: str, empty_one: Callable[[Shapes], nn.Module], dtype: torch.dtype, mmap: bool) -> nn.Module:
-    file = weights.read(path, mmap)
+    file = weights.open_weights(path, mmap)
     with complete(path, what):
-        named, stored = plain_names(file), file.shapes()
+        named, stored = plain_language_names(file), file.shapes()
         model = empty_one({plain: stored[name] for plain, name in named.items()})
-        return assign(model, {plain: weights.cast(file[named[plain]], dtype) for plain in model.state_dict()})
+        return assign(model, {plain: weights.cast_floating(file[named[plain]], dtype) for plain in model.state_dict()})

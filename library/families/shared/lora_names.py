@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from library.config.problems import ConfigError
-from library.families.shared.tensor_names import prefix_of
+from library.families.shared.tensor_names import denoiser_prefix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,7 +110,7 @@ class LoraNames:
 
     def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
         """The location of a layer's weight in a file with these shapes; None for parts that a file never holds."""
-        return WeightSlice(f"{prefix_of(shapes)}{path}.weight") if part == "denoiser" else None
+        return WeightSlice(f"{denoiser_prefix(shapes)}{path}.weight") if part == "denoiser" else None
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
         """The layers that a LoRA adapts; with `convolutions` those of 3x3 as well."""

@@ -260,10 +260,10 @@ class BlockArgs(TransformerArgs):
 def regexes(text: str) -> tuple[str, ...]:
     """The regexes of a list such as "['.*attn.*', '.*mlp.*']"; () from nothing. Raises ConfigError."""
     try:
-        found = ast.literal_eval(text.strip() or "[]")
-        if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        literal = ast.literal_eval(text.strip() or "[]")
+        if not isinstance(literal, list) or not all(isinstance(one, str) for one in literal):
             raise ValueError(text)
-        made = tuple(re.compile(one).pattern for one in found)
+        made = tuple(re.compile(one).pattern for one in literal)
     except (ValueError, SyntaxError, RecursionError, MemoryError, OverflowError, re.error):
         raise ConfigError("must be a list of regexes like ['.*attn.*'], got {text}", text=quoted(text)) from None
     for one in made:
@@ -337,7 +337,7 @@ def ranks(text: str) -> tuple[int, ...]:
 
 def patterns(text: str, kind: type) -> tuple[tuple[str, Any], ...]:
     """Pairs from "regex=value,regex=value"; a comma inside a pattern is part of it."""
-    found: list[tuple[str, Any]] = []
+    pattern_values: list[tuple[str, Any]] = []
     # A pair ends at "=number" before a comma or the end, so that patterns may hold commas and equal signs.
     rest, pair = text.strip(), re.compile(r"(.+?)=\s*([0-9.eE+-]+)\s*(?:,|$)")
     while rest:
@@ -345,7 +345,7 @@ def patterns(text: str, kind: type) -> tuple[tuple[str, Any], ...]:
         try:
             if not match:
                 raise ValueError(rest)
-            found.append((re.compile(match[1].strip()).pattern, kind(match[2])))
+            pattern_values.append((re.compile(match[1].strip()).pattern, kind(match[2])))
         except (ValueError, OverflowError, RecursionError, re.error):
             raise ConfigError(
                 "must be written regex={value},..., got {text}",
@@ -353,6 +353,6 @@ def patterns(text: str, kind: type) -> tuple[tuple[str, Any], ...]:
                 text=quoted(text),
             ) from None
         rest = rest[match.end() :].lstrip()
-    for pattern, _ in found:
+    for pattern, _ in pattern_values:
         refuse_endless(pattern)
-    return tuple(found)
+    return tuple(pattern_values)

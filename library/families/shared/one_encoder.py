@@ -57,7 +57,7 @@ class OneEncoderFamily(TransformerFamily):
         wrong, files = list(self.checkpoint.problems(self.config)), self.checkpoint.files
         if not wrong and (path := files.present(self.config, "denoiser")):
             option = files.parts["denoiser"].option
-            wrong = list(denoiser_file.problems(path, option, self.checkpoint.open_denoiser))
+            wrong = list(denoiser_file.find_denoiser_problems(path, option, self.checkpoint.open_denoiser))
         yield from wrong
         options = {files.parts[part].option for part in ("denoiser", ENCODER) if part in files.parts}
         if len(options) < 2 or not files.named(self.config, ENCODER) or any(one.option in options for one in wrong):
@@ -82,20 +82,20 @@ class OneEncoderFamily(TransformerFamily):
         base = options.pretrained_model_name_or_path
         whole = part_files.whole_model(Path(base)) if base and Path(base).exists() else None
         for place in (options.text_encoder, whole or base, options.vae):
-            for folder in tokenizers.places(name, place, subfolder, None):
-                if tokenizers.holds(folder, tokenizers.kind(name)):
+            for folder in tokenizers.tokenizer_places(name, place, subfolder, None):
+                if tokenizers.has_tokenizer(folder, tokenizers.tokenizer_kind(name)):
                     return folder
         token, kept = self.config.hub.huggingface_token, options.tokenizer_cache_dir
-        return tokenizers.find(name, whole or base, subfolder, kept, token)
+        return tokenizers.find_tokenizer(name, whole or base, subfolder, kept, token)
 
     def stored_shapes(self) -> dict[str, Shapes]:
         """Shapes of the parts whose files are on this machine."""
-        found: dict[str, Shapes] = {}
+        shapes: dict[str, Shapes] = {}
         for part in self.checkpoint.files.parts:
             with contextlib.suppress(ConfigError):
                 if path := self.checkpoint.files.present(self.config, part):
-                    found[part] = self.checkpoint.plain_shapes(part_files.read_entries(path), part)
-        return found
+                    shapes[part] = self.checkpoint.plain_shapes(part_files.read_entries(path), part)
+        return shapes
 
     def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
         """Load all three networks on the CPU, in the sizes of their files. Raises ConfigError.

@@ -39,7 +39,7 @@ def image_positions(height: int, width: int, device: torch.device) -> Tensor:
 class Positions:
     """Position tensors, cached by size: the denoiser caches its RoPE tables by the identity of these tensors."""
 
-    KEPT = 64
+    MAX_PACKED = 64
 
     def __init__(self) -> None:
         self._known: dict[tuple, Tensor] = {}
@@ -65,7 +65,7 @@ class Positions:
 
     def _kept(self, key: tuple, make) -> Tensor:
         if key not in self._known:
-            if len(self._known) >= self.KEPT:
+            if len(self._known) >= self.MAX_PACKED:
                 self._known.clear()
             with torch.inference_mode(False):  # a tensor that was made for sample images is also used in training
                 self._known[key] = make()

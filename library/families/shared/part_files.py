@@ -48,7 +48,7 @@ class PartFiles:
         base = config.model.pretrained_model_name_or_path
         if given or part == "denoiser" or not base:
             return given
-        if hub.is_id(base):
+        if hub.is_hub_id(base):
             return base
         whole = whole_model(Path(base))
         return str(whole) if whole and self.within(whole, part) else None
@@ -64,12 +64,12 @@ class PartFiles:
 
     def present(self, config: RunConfig, part: str) -> Path | None:
         """The local path of a part; None when it is on the hub. Raises ConfigError."""
-        return None if hub.is_id(self.named(config, part) or "") else self.located(config, part)
+        return None if hub.is_hub_id(self.named(config, part) or "") else self.located(config, part)
 
     def located(self, config: RunConfig, part: str) -> Path:
         """The local path of a part, downloaded when it is on the hub. Raises ConfigError."""
         about, name = self.parts[part], self.named(config, part) or ""
-        if problem := hub.missing(about.option, name, about.what):
+        if problem := hub.missing_model(about.option, name, about.what):
             raise ConfigError(problem)
         path = hub.local(name, about.option, lambda names: self.wanted(names, part), config.hub.huggingface_token)
         if not path.is_dir():
@@ -134,7 +134,7 @@ class PartFiles:
                 shapes = plain_shapes(entries, part)
             except KeyError as e:  # the layout cannot be determined
                 shapes, missing = stored, e.args[0]
-            of, words = recognition.described(stored)
+            of, words = recognition.family_and_description(stored)
             problem = incomplete(path, words, [missing]) if missing and of and of is self.facts else None
             if problem := problem or self.unfit(part, path, entries, shapes):
                 yield Problem(self.parts[part].option, ": {problem}", problem=problem)
@@ -150,25 +150,30 @@ class PartFiles:
         """Why a file cannot serve as a part, in a sentence with the fix; None when it can. `shapes` are those of the
         part's own keys."""
         about = self.parts[part]
-        of, found = recognition.described({name: tuple(entry["shape"]) for name, entry in entries.items()})
-        if found == "a LoRA file":
+        of, description = recognition.family_and_description(
+            {name: tuple(entry["shape"]) for name, entry in entries.items()}
+        )
+        if description == "a LoRA file":
             template = "{path} is a LoRA file, not a model; expected {what}"
             if part == "denoiser":
                 template = "{path} is a LoRA file, not a model: give it as --network_weights; expected {what}"
             return Message(template, path=path, what=about.what)
-        words = self.words.get(part, found)
+        words = self.words.get(part, description)
         wanted = (words,) if isinstance(words, str) else words
         marked = any(name.endswith(about.marker) for name in shapes)
-        known = found if found in wanted and found != UNKNOWN else ""
-        if (known or found == UNKNOWN) and (problem := lacking(path, about, shapes, known)):
+        known = description if description in wanted and description != UNKNOWN else ""
+        if (known or description == UNKNOWN) and (problem := incomplete_part(path, about, shapes, known)):
             return problem
-        if marked and found in (*wanted, UNKNOWN):  # missing tensors of an unknown one are reported where it is opened
+        if marked and description in (
+            *wanted,
+            UNKNOWN,
+        ):  # missing tensors of an unknown one are reported where it is opened
             return weights.stored_oddly(path, entries, scaled=True)
-        if of and of is self.facts and found not in of.base_models:
+        if of and of is self.facts and description not in of.base_models:
             return Message(
                 "{path} is {found}, which is not trained here: use {instead}",
                 path=path,
-                found=found,
+                found=description,
                 instead=self.instead,
             )
         other = of if part == "denoiser" and of is not self.facts else None
@@ -176,11 +181,11 @@ class PartFiles:
             return Message(
                 "{path} is {found}; train it with {scripts}; expected {what}",
                 path=path,
-                found=found,
+                found=description,
                 scripts=either(other.scripts),
                 what=about.what,
             )
-        return Message("{path} is {found}; expected {what}", path=path, found=found, what=about.what)
+        return Message("{path} is {found}; expected {what}", path=path, found=description, what=about.what)
 
     def mismatched(self, shapes: Mapping[str, Shapes], widths: Mapping[str, tuple[str, int]]) -> Iterator[Problem]:
         """Problems of parts that are valid but do not match: `widths` has a tensor of each part, and its number of
@@ -202,7 +207,7 @@ class PartFiles:
         if name == self.named(config, "denoiser") and part != "denoiser":
             return None
         token = config.hub.huggingface_token
-        return hub.unreachable(self.parts[part].option, name, lambda names: self.wanted(names, part), token)
+        return hub.unreachable_model(self.parts[part].option, name, lambda names: self.wanted(names, part), token)
 
 
 def pipeline(path: str | Path | None) -> str:
@@ -216,21 +221,21 @@ def read_entries(path: Path) -> dict[str, JsonObject]:
     for file in weights.files(path):
         if file.suffix.lower() in weights.PICKLED:
             raise ConfigError("{file} may hold code and is not opened: convert it to .safetensors", file=file)
-        entries |= weights.entries(file)
+        entries |= weights.header_entries(file)
     return entries
 
 
-def lacking(path: Path, about: Part, shapes: Shapes, found: str) -> Message | None:
+def incomplete_part(path: Path, about: Part, shapes: Shapes, description: str) -> Message | None:
     """The message for an incomplete file of a part; None for a complete one, or one of mostly other tensors.
 
     `found`: the description by its header, "" if unknown.
     """
     wanted = about.tensors(shapes)
     missing = [name for name in wanted if name not in shapes]
-    if missing and (found or 2 * (len(wanted) - len(missing)) > len(shapes)):
-        return incomplete(path, found or about.what, missing, len(wanted))
-    if found and not wanted and not any(name.endswith(about.marker) for name in shapes):
-        return incomplete(path, found, [about.marker[0]])
+    if missing and (description or 2 * (len(wanted) - len(missing)) > len(shapes)):
+        return incomplete(path, description or about.what, missing, len(wanted))
+    if description and not wanted and not any(name.endswith(about.marker) for name in shapes):
+        return incomplete(path, description, [about.marker[0]])
     return None
 
 

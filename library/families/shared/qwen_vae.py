@@ -54,7 +54,7 @@ STD = (
 
 def part(what: str, file: str) -> Part:
     """Return the option of this VAE for a family's table of parts: its description in words, and its file's name."""
-    return Part("vae", what, ("vae", file), (qwen_vae_names.MARK,), expected_tensors.video_autoencoder)
+    return Part("vae", what, ("vae", file), (qwen_vae_names.DIFFUSERS_MARK,), expected_tensors.video_autoencoder)
 
 
 class ImageVAE(nn.Module):
@@ -86,16 +86,16 @@ def latents(vae: Any, pixels: Tensor) -> Tensor:
     """Pixels [B, 3, H, W] in [-1, 1] -> normalised means of an ImageVAE, float32 [B, 16, H / 8, W / 8]. Nothing is
     drawn."""
     with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
-        return normalised(vae.encode(pixels.to(vae.device, vae.dtype)))
+        return normalise_qwen(vae.encode(pixels.to(vae.device, vae.dtype)))
 
 
-def normalised(means: Tensor) -> Tensor:
+def normalise_qwen(means: Tensor) -> Tensor:
     """The output of `encode` -> normalised latents [B, 16, h, w], float32."""
     mean, std = _constants(means)
     return (means.float() - mean) / std
 
 
-def denormalised(latents: Tensor) -> Tensor:
+def denormalise_qwen(latents: Tensor) -> Tensor:
     """Normalised latents -> the input of `decode`."""
     mean, std = _constants(latents)
     return latents * std + mean
@@ -106,14 +106,19 @@ def _constants(like: Tensor) -> tuple[Tensor, Tensor]:
     return mean, std
 
 
-def load(path: Path, dtype: torch.dtype, mmap: bool = True) -> ImageVAE:
+def load_qwen_vae(path: Path, dtype: torch.dtype, mmap: bool = True) -> ImageVAE:
     """Read a VAE, single file or diffusers. Raises ConfigError."""
-    file = weights.read(path, mmap)
+    file = weights.open_weights(path, mmap)
     with complete(path, "a VAE"):
-        return build({plain: weights.cast(file[name], dtype) for plain, name in qwen_vae_names.plain(file).items()})
+        return build_qwen_vae(
+            {
+                plain: weights.cast_floating(file[name], dtype)
+                for plain, name in qwen_vae_names.plain_qwen_vae_names(file).items()
+            }
+        )
 
 
-def build(tensors: Mapping[str, Tensor]) -> ImageVAE:
+def build_qwen_vae(tensors: Mapping[str, Tensor]) -> ImageVAE:
     """Return the VAE with the sizes of its tensors (diffusers' names), which are not copied."""
     steps = sorted({int(name.split(".")[2]) for name in tensors if name.startswith("encoder.down_blocks.")})
     last = {n: f"encoder.down_blocks.{n}" for n in steps if f"encoder.down_blocks.{n}.resample.1.weight" in tensors}
@@ -121,7 +126,7 @@ def build(tensors: Mapping[str, Tensor]) -> ImageVAE:
     resnets = min(last)  # per level; a downsampler follows them
     widths = [tensors[f"encoder.down_blocks.{n}.conv2.weight"].shape[0] for n in steps if n % (resnets + 1) == 0]
     return assign_to(
-        empty(
+        empty_qwen_vae(
             base,
             tuple(width // base for width in widths),
             resnets,
@@ -137,13 +142,13 @@ def assign_to(made: ImageVAE, tensors: Mapping[str, Tensor]) -> ImageVAE:
     return made.eval().requires_grad_(False)
 
 
-def empty(base: int, widths: tuple[int, ...], resnets: int, channels: int, over_time: list[bool]) -> ImageVAE:
+def empty_qwen_vae(base: int, widths: tuple[int, ...], resnets: int, channels: int, over_time: list[bool]) -> ImageVAE:
     """Return a VAE on the meta device; `widths` of its levels are multiples of `base`."""
     with without_optional("diffusers"):
         from diffusers.models.autoencoders.autoencoder_kl_qwenimage import AutoencoderKLQwenImage
 
     network: Any = AutoencoderKLQwenImage
-    made = random_networks.empty(
+    made = random_networks.build_on_meta(
         lambda: network(
             base_dim=base, z_dim=channels, dim_mult=list(widths), num_res_blocks=resnets, temperal_downsample=over_time
         )

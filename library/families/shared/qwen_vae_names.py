@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from library.families.shared.tensor_names import renamed
+from library.families.shared.tensor_names import replace_prefix
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-MARK, SINGLE_MARK = "decoder.conv_in.weight", "decoder.conv1.weight"  # in each layout
-PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")  # prefixes of its tensor names
+DIFFUSERS_MARK, SINGLE_MARK = "decoder.conv_in.weight", "decoder.conv1.weight"  # in each layout
+QWEN_VAE_PREFIXES = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")  # prefixes of its tensor names
 SINGLE_PARTS = ("encoder.", "decoder.", "conv1.", "conv2.")
 
 # Single file (Wan 2.1) -> diffusers, inside a residual block and inside an attention of the VAE.
@@ -24,16 +24,16 @@ RESIDUAL = {
 MIDDLE = ("mid_block.resnets.0", "mid_block.attentions.0", "mid_block.resnets.1")
 
 
-def plain(names: Iterable[str]) -> dict[str, str]:
+def plain_qwen_vae_names(names: Iterable[str]) -> dict[str, str]:
     """Return keys of a VAE's file in either layout, with any prefix -> {diffusers' key: key in the file}. Others are
     skipped.
     """
     names = list(names)
-    marks = (MARK, SINGLE_MARK)
+    marks = (DIFFUSERS_MARK, SINGLE_MARK)
     before = next((name.removesuffix(mark) for name in names for mark in marks if name.endswith(mark)), "")
     inside = {name.removeprefix(before): name for name in names if name.startswith(before)}
     if not any(name.endswith(SINGLE_MARK) for name in names):
-        return {name: key for name, key in inside.items() if name.startswith(PARTS)}
+        return {name: key for name, key in inside.items() if name.startswith(QWEN_VAE_PREFIXES)}
     return {new: inside[name] for new, name in _from_single(inside).items()}
 
 
@@ -62,14 +62,14 @@ def _from_single(names: Iterable[str]) -> dict[str, str]:
             known[f"{side}.{kind}.{number}"] = f"{side}.up_blocks.{level}.{where}"
     found = {}
     for name in names:
-        new = renamed(name, known)
+        new = replace_prefix(name, known)
         for old, plain in RESIDUAL.items():
             new = new.replace(f".{old}.", f".{plain}.")
         found[new] = name
     return found
 
 
-def to_single(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
+def qwen_vae_to_single(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
     """A VAE's tensors by diffusers' names -> by those of the single file."""
     resnets = {int(name.split(".")[4]) for name in tensors if ".up_blocks.0.resnets." in name}
     each, out = len(resnets) + 1, {}

@@ -61,7 +61,7 @@ class InputShapes:
         return [latents.new_ones(number, channels, *size) for size in zip(sides[::2], sides[1::2], strict=True)]
 
 
-def empty(make: Callable[[], nn.Module]) -> nn.Module:
+def build_on_meta(make: Callable[[], nn.Module]) -> nn.Module:
     with empty_weights.empty_weights():
         return make()
 
@@ -78,22 +78,22 @@ def clip_encoder(
         intermediate_size=4 * width,
         projection_dim=width,
         num_hidden_layers=layers,
-        num_attention_heads=width // clip.HEAD,
+        num_attention_heads=width // clip.HEAD_CHANNELS,
         max_position_embeddings=clip.LENGTH,
         hidden_act=activation,
         bos_token_id=words - 2,
         eos_token_id=words - 1,
     )
-    return empty(lambda: (CLIPTextModelWithProjection if projected else CLIPTextModel)(config))
+    return build_on_meta(lambda: (CLIPTextModelWithProjection if projected else CLIPTextModel)(config))
 
 
-def autoencoder(widths: tuple[int, ...], channels: int, scale: float, quant_convs: bool) -> nn.Module:
+def random_autoencoder(widths: tuple[int, ...], channels: int, scale: float, quant_convs: bool) -> nn.Module:
     """An image autoencoder; SDXL's has convolutions around its latents (`quant_convs`), FLUX.1's has none."""
     with without_optional("diffusers"):
         from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
     vae: Any = AutoencoderKL  # its annotations are narrower than what it accepts
-    return empty(
+    return build_on_meta(
         lambda: vae(
             down_block_types=("DownEncoderBlock2D",) * len(widths),
             up_block_types=("UpDecoderBlock2D",) * len(widths),
@@ -152,4 +152,4 @@ def enlarge_encoder_output(tensors: Tensors) -> Tensors:
 
 
 def qwen_vae_file(vae: Any) -> tuple[Tensors, Layout]:
-    return vae.network.state_dict(), lambda tensors: qwen_vae_names.to_single(enlarge_encoder_output(tensors))
+    return vae.network.state_dict(), lambda tensors: qwen_vae_names.qwen_vae_to_single(enlarge_encoder_output(tensors))

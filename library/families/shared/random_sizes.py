@@ -42,4 +42,4 @@ class QwenVaeSizes:
     channels: int = 16  # of the latents
 
     def empty_vae(self) -> ImageVAE:
-        return qwen_vae.empty(self.vae, self.vae_widths, self.vae_resnets, self.channels, [False, True, True])
+        return qwen_vae.empty_qwen_vae(self.vae, self.vae_widths, self.vae_resnets, self.channels, [False, True, True])

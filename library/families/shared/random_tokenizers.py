@@ -47,7 +47,7 @@ def clip_tokenizer(
     As in the real ones the last two words are BOS and EOS. `pad` is "!" for CLIP-G. Without a number of `merges`
     every word of the sentences becomes one token.
     """
-    written = [_in_byte_letters(word) for word in _words(sentences)]
+    written = [_in_byte_letters(word) for word in _words_of_sentences(sentences)]
     words = Counter(tuple([*word[:-1], f"{word[-1]}</w>"]) for word in written)
     pairs = []
     while any(len(word) > 1 for word in words) if merges is None else len(pairs) < merges:
@@ -70,7 +70,7 @@ def clip_tokenizer(
 def qwen_tokenizer(folder: Path, seeing: bool = False, merges: int = 120) -> int:
     """Train a byte-level tokenizer with the special tokens of conversations, and of pictures if it is `seeing`; returns
     the size of its vocabulary."""
-    words = Counter(tuple(f"\u0120{word}") for word in _words(SENTENCES))  # a blank, as bytes are written
+    words = Counter(tuple(f"\u0120{word}") for word in _words_of_sentences(SENTENCES))  # a blank, as bytes are written
     pairs = [_merge_best(words) for _ in range(merges)]
     plain = list(dict.fromkeys([*byte_letters(), *(a + b for a, b in pairs)]))
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -89,7 +89,7 @@ def qwen_tokenizer(folder: Path, seeing: bool = False, merges: int = 120) -> int
 def mistral_tokenizer(folder: Path, merges: int = 120) -> int:
     """Train a byte-level tokenizer whose special tokens come first, write tokenizer.json and its configuration; returns
     the size of its vocabulary."""
-    words = Counter(tuple(f"\u0120{word}") for word in _words(SENTENCES))  # a blank, as bytes are written
+    words = Counter(tuple(f"\u0120{word}") for word in _words_of_sentences(SENTENCES))  # a blank, as bytes are written
     pairs = [_merge_best(words) for _ in range(merges)]
     special = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "<pad>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"]
     plain = list(dict.fromkeys([*special, *byte_letters(), *(a + b for a, b in pairs)]))
@@ -113,7 +113,7 @@ def t5_tokenizer(folder: Path, sentences: Iterable[str] = SENTENCES) -> int:
     """Build a T5 unigram tokenizer from word frequencies, write tokenizer.json; returns the size of its vocabulary."""
     from transformers.models.t5 import T5Tokenizer
 
-    counts = Counter(f"\u2581{word}" for word in _words(sentences))
+    counts = Counter(f"\u2581{word}" for word in _words_of_sentences(sentences))
     total = sum(counts.values())
     pieces = [(word, math.log(count / total)) for word, count in sorted(counts.items(), key=lambda p: (-p[1], p[0]))]
     letters = [chr(b) for b in range(33, 127)]
@@ -125,7 +125,7 @@ def t5_tokenizer(folder: Path, sentences: Iterable[str] = SENTENCES) -> int:
     return len(tokenizer)
 
 
-def _words(sentences: Iterable[str]) -> Iterator[str]:
+def _words_of_sentences(sentences: Iterable[str]) -> Iterator[str]:
     for sentence in sentences:
         yield from sentence.replace(",", " ,").split()
 

@@ -10,21 +10,21 @@ import psutil
 from library.config.problems import ConfigError
 from library.families.shared import weights
 
-PIECE = 2**22  # bytes
-READERS = 4
+PIECE_BYTES = 2**22  # bytes
+READER_THREADS = 4
 SHARE = 0.5  # of the free memory, at most, so that it is still cached when it is needed
 
 
-def begin(path: Path, prefix: str = "") -> list[threading.Thread]:
+def start_reading(path: Path, prefix: str = "") -> list[threading.Thread]:
     """Read a model in the background: a file's tensors whose names begin with `prefix`, or a folder's largest part.
 
     Readers of the file need no change, and find it in memory as far as this has come. Errors are ignored here, and
     reported by those readers.
     """
-    pieces, lock = _pieces(path, prefix, int(psutil.virtual_memory().available * SHARE)), threading.Lock()
+    pieces, lock = _file_pieces(path, prefix, int(psutil.virtual_memory().available * SHARE)), threading.Lock()
 
     def work() -> None:
-        buffer = memoryview(bytearray(PIECE))
+        buffer = memoryview(bytearray(PIECE_BYTES))
         try:
             while True:
                 with lock:
@@ -35,30 +35,30 @@ def begin(path: Path, prefix: str = "") -> list[threading.Thread]:
         except (OSError, ValueError, ConfigError):
             return
 
-    threads = [threading.Thread(target=work, name="read ahead", daemon=True) for _ in range(READERS)]
+    threads = [threading.Thread(target=work, name="read ahead", daemon=True) for _ in range(READER_THREADS)]
     for thread in threads:
         thread.start()
     return threads
 
 
-def _pieces(path: Path, prefix: str, most: int) -> Iterator[tuple[Path, int, int]]:
-    for file in _files(path):
+def _file_pieces(path: Path, prefix: str, most: int) -> Iterator[tuple[Path, int, int]]:
+    for file in _largest_part_files(path):
         first, last = 0, file.stat().st_size
         if prefix and file.suffix == ".safetensors":
-            start, found = 0, weights.entries(file)
+            start, found = 0, weights.header_entries(file)
             with file.open("rb") as opened:
                 start = 8 + int.from_bytes(opened.read(8), "little")
             places = [about["data_offsets"] for name, about in found.items() if name.startswith(prefix)]
             if places:
                 first, last = start + min(begin for begin, _ in places), start + max(end for _, end in places)
-        for offset in range(first, min(last, first + most), PIECE):
-            yield file, offset, min(PIECE, last - offset)
+        for offset in range(first, min(last, first + most), PIECE_BYTES):
+            yield file, offset, min(PIECE_BYTES, last - offset)
         most -= last - first
         if most <= 0:
             return
 
 
-def _files(path: Path) -> list[Path]:
+def _largest_part_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return weights.files(path)
     parts: dict[Path, list[Path]] = {}

@@ -14,7 +14,7 @@ from torch import Tensor
 from library.families.base import ModelComponents, SampleRequest
 from library.families.shared import decoding
 
-KEPT = 64  # encoded prompts of earlier requests to cache; prompts encoded together are never dropped
+MAX_ENCODED_PROMPTS = 64  # encoded prompts of earlier requests to cache; prompts encoded together are never dropped
 TOKEN = 16  # pixels of a side of one token of a transformer
 
 
@@ -68,7 +68,7 @@ class Sampler(ABC):
             self._known[self.text_key(request)] = {name: tensor.cpu() for name, tensor in encoded.items()}
         wanted = {self.text_key(request) for request in requests}
         others = [key for key in self._known if key not in wanted]
-        for key in others[: max(len(self._known) - max(KEPT, len(wanted)), 0)]:
+        for key in others[: max(len(self._known) - max(MAX_ENCODED_PROMPTS, len(wanted)), 0)]:
             del self._known[key]
 
     def unknown(self, requests: Iterable[SampleRequest]) -> list[SampleRequest]:
@@ -173,7 +173,7 @@ class FlowSampler(Sampler):
         return noise
 
 
-def generator_of(request: SampleRequest) -> torch.Generator:
+def sample_generator(request: SampleRequest) -> torch.Generator:
     """Seeded noise on the host: the same image on every machine. A seed of None is random."""
     seed = secrets.randbelow(2**32) if request.seed is None else request.seed
     return torch.Generator().manual_seed(seed)

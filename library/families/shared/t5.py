@@ -13,15 +13,15 @@ from library.families.shared import empty_weights, weights
 from library.families.shared.part_files import complete
 
 WHAT = "a T5 text encoder"
-LAYERS = ("T5Attention", "T5DenseGatedActDense")  # classes whose linear layers carry adapters
-MARKER = "encoder.block.0.layer.0.SelfAttention.q.weight"
+T5_LAYER_CLASSES = ("T5Attention", "T5DenseGatedActDense")  # classes whose linear layers carry adapters
+T5_MARKER = "encoder.block.0.layer.0.SelfAttention.q.weight"
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight")  # one matrix; files hold it under either name or both
 BIAS = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 GATED = "encoder.block.0.layer.1.DenseReluDense.wi_0.weight"
-PLAIN = "encoder.block.0.layer.1.DenseReluDense.wi.weight"
+T5_V1_MARKER = "encoder.block.0.layer.1.DenseReluDense.wi.weight"
 
 
-def config(shapes: Mapping[str, Sequence[int]]) -> Any:
+def t5_config(shapes: Mapping[str, Sequence[int]]) -> Any:
     """Sizes from shapes by file name. Raises KeyError when a tensor that determines them is missing."""
     from transformers.models.t5 import T5Config
 
@@ -32,8 +32,8 @@ def config(shapes: Mapping[str, Sequence[int]]) -> Any:
     return T5Config(
         vocab_size=words,
         d_model=width,
-        d_kv=shapes[MARKER][0] // heads,
-        d_ff=shapes[GATED if gated else PLAIN][0],
+        d_kv=shapes[T5_MARKER][0] // heads,
+        d_ff=shapes[GATED if gated else T5_V1_MARKER][0],
         num_layers=len(layers),
         num_heads=heads,
         relative_attention_num_buckets=buckets,
@@ -47,40 +47,40 @@ def embedding(names: Iterable[str]) -> str:
     return EMBEDDINGS[1] if EMBEDDINGS[0] not in names and EMBEDDINGS[1] in names else EMBEDDINGS[0]
 
 
-def plain(names: Iterable[str]) -> dict[str, str]:
+def plain_t5_names(names: Iterable[str]) -> dict[str, str]:
     """Keys of a file, with any prefix -> {T5's own key: key in the file}."""
     names = list(names)
-    before = next((name.removesuffix(MARKER) for name in names if name.endswith(MARKER)), "")
+    before = next((name.removesuffix(T5_MARKER) for name in names if name.endswith(T5_MARKER)), "")
     return {name.removeprefix(before): name for name in names if name.startswith(before)}
 
 
-def load(path: Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
+def load_t5(path: Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
     """Read a T5 encoder (one file, shards, or a text_encoder_2 folder) as a T5EncoderModel in `dtype`. Raises
     ConfigError.
     """
     # 8-bit weights are cast to `dtype`, as nothing computes in 8 bits here.
     from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActDense, T5EncoderModel
 
-    file = weights.read(path, mmap)
-    if not any(name.endswith(MARKER) for name in file):
-        raise recognition.wrong(path, WHAT)
-    names, shapes = plain(file), file.shapes()
+    file = weights.open_weights(path, mmap)
+    if not any(name.endswith(T5_MARKER) for name in file):
+        raise recognition.wrong_kind_error(path, WHAT)
+    names, shapes = plain_t5_names(file), file.shapes()
     with complete(path, WHAT):
         with empty_weights.empty_weights():
-            model = T5EncoderModel(config({own: shapes[name] for own, name in names.items()}))
+            model = T5EncoderModel(t5_config({own: shapes[name] for own, name in names.items()}))
         for module in model.modules():
             if type(module) is T5DenseGatedActDense:
-                module.__class__ = _dense(T5DenseGatedActDense)
+                module.__class__ = _uncast_mlp(T5DenseGatedActDense)
             elif type(module) is T5DenseActDense:
-                module.__class__ = _dense(T5DenseActDense)
+                module.__class__ = _uncast_mlp(T5DenseActDense)
         model.encoder.embed_tokens = model.shared  # tied, or moving the model would copy it twice
         stored = {own: embedding(names) if own in EMBEDDINGS else own for own in model.state_dict()}
         found = {own: names[name] for own, name in stored.items() if name in names}
-        return weights.assign(model, {own: weights.cast(file[key], dtype) for own, key in found.items()})
+        return weights.assign(model, {own: weights.cast_floating(file[key], dtype) for own, key in found.items()})
 
 
 @functools.cache
-def _dense(cls: type[nn.Module]) -> Any:
+def _uncast_mlp(cls: type[nn.Module]) -> Any:
     """The MLP class without its cast to the dtype of the last matrix, which may be 8 bits."""
 
     class Dense(cls):
@@ -95,7 +95,7 @@ def _dense(cls: type[nn.Module]) -> Any:
     return Dense
 
 
-def tokens(tokenizer: Any, texts: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
+def t5_tokens(tokenizer: Any, texts: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
     """Token ids and mask [B, length]: truncated or padded to `length`, with EOS."""
     made = tokenizer(
         list(texts),
@@ -108,13 +108,13 @@ def tokens(tokenizer: Any, texts: Sequence[str], length: int) -> tuple[Tensor, T
     return made.input_ids, made.attention_mask
 
 
-def longest(tokenizer: Any, texts: Iterable[str], length: int) -> int:
+def longest_t5_text(tokenizer: Any, texts: Iterable[str], length: int) -> int:
     """The largest number of tokens of these texts, with EOS, at most `length`."""
     ids = tokenizer(list(texts), max_length=length, truncation=True, add_special_tokens=True).input_ids
     return max(map(len, ids), default=0)
 
 
-def encode(model: Any, ids: Tensor, mask: Tensor | None) -> Tensor:
+def encode_t5_ids(model: Any, ids: Tensor, mask: Tensor | None) -> Tensor:
     """Token ids [B, L] -> the last hidden states after the final norm [B, L, C]; without mask also of padding."""
     device = model.shared.weight.device
     if mask is not None:

@@ -3,16 +3,16 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 # Prefixes of a denoiser's names in files of other programs.
-PREFIXES = ("model.diffusion_model.", "diffusion_model.", "net.", "transformer.")
-COMPILED = "_orig_mod."  # of torch.compile, which other tools leave in the names
+DENOISER_PREFIXES = ("model.diffusion_model.", "diffusion_model.", "net.", "transformer.")
+COMPILE_PREFIX = "_orig_mod."  # of torch.compile, which other tools leave in the names
 
 
-def prefix_of(names: Iterable[str]) -> str:
+def denoiser_prefix(names: Iterable[str]) -> str:
     """The prefix of a denoiser's names in a file, or ""; it may combine those of two programs."""
     names, found = list(names), ""
     while True:
         inside = [name.removeprefix(found) for name in names if name.startswith(found)]
-        known = (prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in inside))
+        known = (prefix for prefix in DENOISER_PREFIXES if any(name.startswith(prefix) for name in inside))
         if not (inner := next(known, "" if found else shared_prefix(names))):
             return found
         found += inner
@@ -40,12 +40,12 @@ def without_prefix(names: Iterable[str]) -> dict[str, str]:
     Without the prefix of torch.compile and of other programs; in a file with a prefix, tensors without it (text
     encoders, VAE) are skipped.
     """
-    plain = {name.replace(COMPILED, ""): name for name in names}
-    prefix = prefix_of(plain)
+    plain = {name.replace(COMPILE_PREFIX, ""): name for name in names}
+    prefix = denoiser_prefix(plain)
     return {name.removeprefix(prefix): key for name, key in plain.items() if name.startswith(prefix)}
 
 
-def renamed(name: str, table: Mapping[str, str]) -> str:
+def replace_prefix(name: str, table: Mapping[str, str]) -> str:
     """A dotted name with its longest prefix in the table replaced; unchanged without one."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):

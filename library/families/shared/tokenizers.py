@@ -9,7 +9,7 @@ from typing import Any
 
 import huggingface_hub
 
-from library.config.outside_files import TOKENIZER, check_size, read_text, table_of
+from library.config.outside_files import TOKENIZER, check_file_size, read_outside_text, table_of
 from library.config.problems import ConfigError, Problem, together
 from library.families.shared import hub
 from library.files import write_atomic
@@ -20,10 +20,10 @@ T5_XXL = "google/t5-v1_1-xxl"
 QWEN_VL = "Qwen/Qwen2.5-VL-7B-Instruct"
 QWEN3 = "Qwen/Qwen3-4B"
 QWEN3_SMALL = "Qwen/Qwen3-0.6B"
-MISTRAL = "mistralai/Mistral-Small-3.1-24B-Instruct-2503"
+MISTRAL_REPOSITORY = "mistralai/Mistral-Small-3.1-24B-Instruct-2503"
 
 _trained_from: ContextVar[str | Path | None] = ContextVar("trained_from", default=None)
-LONGEST = 1_000_000  # tokens; we truncate captions, so the tokenizer must not warn
+UNLIMITED_TOKENS = 1_000_000  # tokens; we truncate captions, so the tokenizer must not warn
 
 # The files of each kind of tokenizer; one complete set is enough.
 STORED = {
@@ -33,14 +33,14 @@ STORED = {
     "Unigram": (("spiece.model",),),
 }
 # A special token of each kind of chat tokenizer.
-MARKS = {"chat BPE": "<|im_start|>", "instruct BPE": "[SYSTEM_PROMPT]"}
-FILES = (
+SPECIAL_TOKENS = {"chat BPE": "<|im_start|>", "instruct BPE": "[SYSTEM_PROMPT]"}
+TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "spiece.model"),
 )
 
 
-def kind(name: str) -> str:
+def tokenizer_kind(name: str) -> str:
     """The algorithm behind a tokenizer id: "Unigram" for T5, "chat BPE" for Qwen, "instruct BPE" for Mistral, "BPE" for
     CLIP."""
     if "qwen" in name.lower():
@@ -50,10 +50,10 @@ def kind(name: str) -> str:
     return "Unigram" if "t5" in name.lower() else "BPE"
 
 
-def holds(folder: Path, wanted: str) -> bool:
+def has_tokenizer(folder: Path, wanted: str) -> bool:
     """Return whether a folder has a tokenizer of the wanted kind."""
     # CLIP must never be read from a folder made for T5.
-    if wanted != "Unigram" and _marked(folder) != (wanted if wanted in MARKS else ""):
+    if wanted != "Unigram" and _marked(folder) != (wanted if wanted in SPECIAL_TOKENS else ""):
         return False
     for files in STORED[wanted]:
         if all((folder / file).is_file() for file in files):
@@ -66,8 +66,8 @@ def _marked(folder: Path) -> str:
     """The kind of chat tokenizer whose special tokens are in one of the files, else ""."""
     for file in ("tokenizer_config.json", "added_tokens.json", "tokenizer.json"):
         with contextlib.suppress(ConfigError):
-            text = read_text(folder / file, TOKENIZER)
-            if found := next((kind for kind, mark in MARKS.items() if mark in text), ""):
+            text = read_outside_text(folder / file, TOKENIZER)
+            if found := next((kind for kind, mark in SPECIAL_TOKENS.items() if mark in text), ""):
                 return found
     return ""
 
@@ -82,7 +82,9 @@ def trained_from(model: str | Path | None) -> Iterator[None]:
         _trained_from.reset(before)
 
 
-def places(name: str, model: str | Path | None, subfolder: str, cache_dir: str | Path | None) -> Iterator[Path]:
+def tokenizer_places(
+    name: str, model: str | Path | None, subfolder: str, cache_dir: str | Path | None
+) -> Iterator[Path]:
     """The local folders a tokenizer may be in, in the order of search."""
     for where in (model, _trained_from.get()):
         if where and Path(where).exists():
@@ -95,7 +97,7 @@ def places(name: str, model: str | Path | None, subfolder: str, cache_dir: str |
         yield Path(cache_dir) / name.replace("/", "_")
 
 
-def find(
+def find_tokenizer(
     name: str,
     model: str | Path | None = None,
     subfolder: str = "tokenizer",
@@ -107,24 +109,24 @@ def find(
     `model` is the checkpoint's file or folder and `subfolder` the tokenizer's place in a diffusers layout. A download
     is also copied to `cache_dir`, if given. Raises ConfigError if the tokenizer is unavailable.
     """
-    looked = list(places(name, model, subfolder, cache_dir))
+    looked = list(tokenizer_places(name, model, subfolder, cache_dir))
     for folder in looked:
-        if holds(folder, kind(name)):
+        if has_tokenizer(folder, tokenizer_kind(name)):
             return folder
-    folder = cached(name) or download(name, token, looked)
-    return keep(folder, Path(cache_dir) / name.replace("/", "_")) if cache_dir else folder
+    folder = cached(name) or download_tokenizer(name, token, looked)
+    return copy_tokenizer(folder, Path(cache_dir) / name.replace("/", "_")) if cache_dir else folder
 
 
-def named(folder: str, name: str, option: str) -> Path:
+def tokenizer_of_option(folder: str, name: str, option: str) -> Path:
     """The folder of a tokenizer that an option names. Raises ConfigError when it has none of this kind."""
-    if not holds(Path(folder), kind(name)):
+    if not has_tokenizer(Path(folder), tokenizer_kind(name)):
         raise ConfigError(
             Problem(
                 option,
                 ": {folder} does not hold the tokenizer {name}: copy its files there ({stored})",
                 folder=folder,
                 name=name,
-                stored=together(STORED[kind(name)][0]),
+                stored=together(STORED[tokenizer_kind(name)][0]),
             )
         )
     return Path(folder)
@@ -134,17 +136,17 @@ def cached(name: str) -> Path | None:
     """The tokenizer's folder in the hub's cache, if it is there; never goes online."""
     for file in ("tokenizer.json", "merges.txt", "spiece.model"):
         path = huggingface_hub.try_to_load_from_cache(name, file)
-        if isinstance(path, str) and holds(Path(path).parent, kind(name)):
+        if isinstance(path, str) and has_tokenizer(Path(path).parent, tokenizer_kind(name)):
             return Path(path).parent
     return None
 
 
-def download(name: str, token: str | None, looked: list[Path]) -> Path:
+def download_tokenizer(name: str, token: str | None, looked: list[Path]) -> Path:
     """Fetch a tokenizer's few small files from the hub into the hub's own cache."""
     token = token or os.environ.get("HF_TOKEN")
     try:
-        hub.listed(name, token)  # fails faster without a network
-        folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=list(FILES), token=token))
+        hub.list_repository(name, token)  # fails faster without a network
+        folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=list(TOKENIZER_FILES), token=token))
     except Exception as e:  # errors of several network libraries, with the same advice
         reason = str(e).strip().splitlines() or [type(e).__name__]
         places_tried = ", ".join(map(str, looked)) or "no local folder was given"
@@ -156,19 +158,19 @@ def download(name: str, token: str | None, looked: list[Path]) -> Path:
             name=name,
             places_tried=places_tried,
             reason=reason[0],
-            stored=together(STORED[kind(name)][0]),
+            stored=together(STORED[tokenizer_kind(name)][0]),
             where=where,
         ) from e
-    if not holds(folder, kind(name)):
+    if not has_tokenizer(folder, tokenizer_kind(name)):
         raise ConfigError(
-            "the repository {name} has no tokenizer of the expected kind ({kind})", name=name, kind=kind(name)
+            "the repository {name} has no tokenizer of the expected kind ({kind})", name=name, kind=tokenizer_kind(name)
         )
     return folder
 
 
-def keep(folder: Path, target: Path) -> Path:
+def copy_tokenizer(folder: Path, target: Path) -> Path:
     """Copy a tokenizer's files to --tokenizer_cache_dir."""
-    for file in FILES:
+    for file in TOKENIZER_FILES:
         if (folder / file).is_file():
             write_atomic(target / file, (folder / file).read_bytes())
     return target
@@ -183,7 +185,7 @@ class Tokenizers(Mapping[str, Any]):
 
     def __getitem__(self, encoder: str) -> Any:
         if encoder not in self._known:
-            self._known[encoder] = load(*self._places[encoder])
+            self._known[encoder] = load_tokenizer(*self._places[encoder])
         return self._known[encoder]
 
     def __iter__(self) -> Iterator[str]:
@@ -193,16 +195,16 @@ class Tokenizers(Mapping[str, Any]):
         return len(self._places)
 
 
-def load(folder: Path, name: str) -> Any:
+def load_tokenizer(folder: Path, name: str) -> Any:
     """Load a tokenizer from its folder, without pickle and without a network."""
     from library.families.shared.tokenizer_classes import BY_KIND
 
-    reader = BY_KIND[kind(name)]
-    for file in FILES:
+    reader = BY_KIND[tokenizer_kind(name)]
+    for file in TOKENIZER_FILES:
         if (folder / file).exists():
-            check_size(folder / file, TOKENIZER)  # before parsers without limits open it
+            check_file_size(folder / file, TOKENIZER)  # before parsers without limits open it
     try:
-        return reader.from_pretrained(str(folder), local_files_only=True, model_max_length=LONGEST)
+        return reader.from_pretrained(str(folder), local_files_only=True, model_max_length=UNLIMITED_TOKENS)
     except Exception as e:
         raise ConfigError(
             "the tokenizer in {folder} cannot be read ({why}): copy {name} there again", folder=folder, why=e, name=name

@@ -21,8 +21,8 @@ from library.families.shared.weights import FileRange, Source
 
 logger = logging.getLogger(__name__)
 
-PIECE = 2**24  # bytes of one read
-READERS = 8
+READ_BYTES = 2**24  # bytes of one read
+READER_THREADS = 8
 GAP = 2**16  # bytes between two tensors that are read with them
 Kind = Callable[[str, torch.dtype, tuple[int, ...]], torch.dtype]  # name, stored dtype, shape -> dtype in the model
 
@@ -52,7 +52,9 @@ def expect(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
     model.load_state_dict({name: torch.empty(shape, device="meta") for name, shape in shapes.items()}, strict=True)
 
 
-def fill(model: nn.Module, sources: Mapping[str, Source], kind: Kind, placement: WeightPlacement | None) -> nn.Module:
+def fill_weights(
+    model: nn.Module, sources: Mapping[str, Source], kind: Kind, placement: WeightPlacement | None
+) -> nn.Module:
     """Load the weights of a model on the meta device, each in the dtype of `kind`; all must be present.
 
     Without a placement they stay on the host, where those that keep their dtype are memory-mapped. With one they are
@@ -92,13 +94,16 @@ def _sent(sources: Mapping[str, Source], kind: Kind, placement: WeightPlacement)
             size += place.length
         elif name not in placement.host:
             arrived(name, source.read().to(placement.device))
-    read(ranges, placement.device, arrived)
+    read_ranges(ranges, placement.device, arrived)
     logger.info("read %.2f GB straight to %s in %.1f s", size / 1e9, placement.device, time.perf_counter() - began)
     return found
 
 
-def read(
-    ranges: Mapping[str, FileRange], device: torch.device, arrived: Callable[[str, Tensor], object], piece: int = PIECE
+def read_ranges(
+    ranges: Mapping[str, FileRange],
+    device: torch.device,
+    arrived: Callable[[str, Tensor], object],
+    piece: int = READ_BYTES,
 ) -> None:
     """Read tensors in the order of their files; `arrived` is called with each when its last copy has been issued.
 
@@ -122,10 +127,10 @@ def read(
                 arrived(name, tensors.pop(name))
         buffers.give_back(buffer)
 
-    with ThreadPoolExecutor(READERS, thread_name_prefix="weights") as readers:
-        for one in _pieces(ranges, piece):
+    with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="weights") as readers:
+        for one in _range_pieces(ranges, piece):
             # Bound the reads in flight, and so the number of buffers.
-            if len(under_way) == 2 * READERS:
+            if len(under_way) == 2 * READER_THREADS:
                 send_oldest()
             buffer = buffers.take()
             under_way.append((one, buffer, readers.submit(_read_piece, one, buffer)))
@@ -160,7 +165,7 @@ class _Buffers:
         self._free.append((buffer, copied))
 
 
-def _pieces(ranges: Mapping[str, FileRange], size: int) -> Iterator[_Piece]:
+def _range_pieces(ranges: Mapping[str, FileRange], size: int) -> Iterator[_Piece]:
     """The ranges in the order of their files, those that lie close together in one piece, large ones in several."""
     path, begin, end, parts = Path(), 0, 0, list[tuple[str, int, int, int]]()
     for name, place in sorted(ranges.items(), key=lambda item: (str(item[1].path), item[1].offset)):

@@ -68,15 +68,15 @@ class FinalLayer(nn.Module):
 
     def forward(self, x: Tensor, temb: Tensor, shared: Tensor | None = None) -> Tensor:
         """x [B, S, C], temb [B, channels], shared [B, 2 * C] that is added to shift and scale -> [B, S, outputs]."""
-        made, width = self.get_submodule(self._modulation)(temb), x.shape[-1]
-        made = (made if shared is None else made + shared)[:, None]
-        normed = (1 + made[..., -width:]) * F.layer_norm(x, (width,), eps=EPS)
-        if made.shape[-1] > width:
-            normed = normed + made[..., :width]
+        modulation, width = self.get_submodule(self._modulation)(temb), x.shape[-1]
+        modulation = (modulation if shared is None else modulation + shared)[:, None]
+        normed = (1 + modulation[..., -width:]) * F.layer_norm(x, (width,), eps=EPS)
+        if modulation.shape[-1] > width:
+            normed = normed + modulation[..., :width]
         return self.linear(normed.to(x.dtype))
 
 
-def rotated(x: Tensor, pe: Tensor) -> Tensor:
+def rotate_pairs(x: Tensor, pe: Tensor) -> Tensor:
     """Rotary embedding: rotate adjacent pairs of channels by the angles of their position.
 
     x [B, H, S, D], pe [2, S, D / 2] or [2, B, 1, S, D / 2] (cosines, sines); all in float32.
@@ -154,7 +154,7 @@ def rope(ids: Tensor, axes: tuple[int, ...], theta: float = 10000.0) -> Tensor:
 class RopeTableCache:
     """RoPE tables, cached by size of image and length of text."""
 
-    MOST = 32  # one for each bucket; 2.3 MB each at 1024 x 1024
+    MAX_TABLES = 32  # one for each bucket; 2.3 MB each at 1024 x 1024
 
     def __init__(self) -> None:
         self.keeps = True
@@ -172,7 +172,7 @@ class RopeTableCache:
         if found is None:
             with torch.inference_mode(False):  # a table that was made for sample images is also used in training
                 found = make()
-            while len(self._known) >= self.MOST:
+            while len(self._known) >= self.MAX_TABLES:
                 self._known.pop(next(iter(self._known)))
         self._known[key] = found
         return found

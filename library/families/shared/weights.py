@@ -22,7 +22,7 @@ from library.config.values import quoted
 from library.families.shared import file_identity
 from library.families.shared.expected_tensors import require
 from library.families.shared.known_files import no_tensors
-from library.families.shared.tensor_names import COMPILED
+from library.families.shared.tensor_names import COMPILE_PREFIX
 
 PICKLED = (".ckpt", ".pt", ".pth", ".bin")
 BITS = {
@@ -47,7 +47,7 @@ SCALED = (*SCALES, "scaled_fp8", "scale_input", "input_scale", "comfy_quant")
 TOKENIZERS = ("tekken_model", "spiece_model")  # tokenizer bytes inside ComfyUI's text encoder files
 LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
 # In the order in which the safetensors package writes them.
-TYPES = {
+STORED_TYPES = {
     "I64": "int64",
     "F64": "float64",
     "F32": "float32",
@@ -79,10 +79,10 @@ def header(path: str | Path) -> dict[str, tuple[int, ...]]:
 
     Raises ConfigError when the file is missing, is not a safetensors file or is truncated.
     """
-    return {name.replace(COMPILED, ""): tuple(about["shape"]) for name, about in entries(path).items()}
+    return {name.replace(COMPILE_PREFIX, ""): tuple(about["shape"]) for name, about in header_entries(path).items()}
 
 
-def entries(path: str | Path) -> dict[str, JsonObject]:
+def header_entries(path: str | Path) -> dict[str, JsonObject]:
     """The raw header of a .safetensors file: dtype, shape and data_offsets by tensor name."""
     path = Path(path)
     if not path.is_file():
@@ -170,7 +170,7 @@ class TensorFile:
     """
 
     def __init__(self, path: Path, mmap: bool) -> None:
-        self.path, self.entries = path, entries(path)  # first, for its clear errors
+        self.path, self.entries = path, header_entries(path)  # first, for its clear errors
         self._file = path.open("rb")
         self._data = 8 + int.from_bytes(self._file.read(8), "little")
         try:
@@ -201,9 +201,11 @@ class TensorFile:
         """The range of a tensor; None for unsupported dtypes."""
         about = self.entries[name]
         first, last = about["data_offsets"]
-        if about["dtype"] not in TYPES:
+        if about["dtype"] not in STORED_TYPES:
             return None
-        return FileRange(self.path, self._data + first, last - first, TYPES[about["dtype"]], tuple(about["shape"]))
+        return FileRange(
+            self.path, self._data + first, last - first, STORED_TYPES[about["dtype"]], tuple(about["shape"])
+        )
 
 
 class Weights(Mapping):
@@ -216,9 +218,9 @@ class Weights(Mapping):
         self.paths = paths
         self._where: dict[str, tuple[TensorFile | dict[str, Any], str]] = {}
         for path in paths:
-            source = _opened(path, mmap)
+            source = _open_file(path, mmap)
             names = source.entries if isinstance(source, TensorFile) else source
-            self._where |= {name.replace(COMPILED, ""): (source, name) for name in names}
+            self._where |= {name.replace(COMPILE_PREFIX, ""): (source, name) for name in names}
         # Scales of 8-bit weights by the weight's name; they are not listed as tensors.
         marks = {name: self._where.pop(name) for name in list(self._where) if name.rpartition(".")[2] in SCALED}
         self._scales = {
@@ -259,21 +261,21 @@ class Weights(Mapping):
         }
 
 
-def _opened(path: Path, mmap: bool) -> TensorFile | dict[str, Any]:
+def _open_file(path: Path, mmap: bool) -> TensorFile | dict[str, Any]:
     """A safetensors file as a lazy reader, or a dict of tensors for formats without lazy reading."""
     if not _shapes_only.get():
-        file_identity.note(path)
+        file_identity.note_files(path)
     if path.suffix.lower() in PICKLED:
         return _unpickled(path)
     if _shapes_only.get():
-        return {name: _without_numbers(about) for name, about in entries(path).items()}
+        return {name: _without_numbers(about) for name, about in header_entries(path).items()}
     return TensorFile(path, mmap)
 
 
 def _without_numbers(about: JsonMapping) -> Any:
     import torch
 
-    return torch.empty(about["shape"], dtype=getattr(torch, TYPES.get(about["dtype"], "float32")), device="meta")
+    return torch.empty(about["shape"], dtype=getattr(torch, STORED_TYPES.get(about["dtype"], "float32")), device="meta")
 
 
 def _unpickled(path: Path) -> JsonObject:
@@ -292,7 +294,7 @@ def _unpickled(path: Path) -> JsonObject:
     return {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
 
 
-def read(path: str | Path, mmap: bool = True) -> Weights:
+def open_weights(path: str | Path, mmap: bool = True) -> Weights:
     """Open a checkpoint: a file, a sharded file (any of its shards or its index), or a folder that holds one.
 
     In a folder with several precisions the fp32 / unmarked one is taken; `part` names are up to the caller.
@@ -354,7 +356,7 @@ def assign(model: Any, tensors: JsonMapping) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def cast(tensor: Any, dtype: Any) -> Any:
+def cast_floating(tensor: Any, dtype: Any) -> Any:
     """A tensor in another floating dtype; unchanged for integers, or when `dtype` is None."""
     return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 

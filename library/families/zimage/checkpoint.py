@@ -15,11 +15,11 @@ from library.families.shared.denoiser_file import DenoiserFile
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, whole_model
 from library.families.zimage import keys
-from library.families.zimage.facts import FACTS, TRANSFORMER
-from library.families.zimage.model import ZImage, ZImageShape, counts
-from library.families.zimage.options import OTHERS
+from library.families.zimage.facts import FACTS, ZIMAGE_TRANSFORMER
+from library.families.zimage.model import ZImage, ZImageShape, count_zimage_blocks
+from library.families.zimage.options import OTHER_ZIMAGE_FILES
 
-PARTS = {
+ZIMAGE_PARTS = {
     "denoiser": Part(
         "pretrained_model_name_or_path",
         "a Z-Image transformer (z_image_bf16.safetensors, or a diffusers folder)",
@@ -28,21 +28,27 @@ PARTS = {
     ),
     "text_encoder": Part(
         "text_encoder",
-        OTHERS["text_encoder"],
+        OTHER_ZIMAGE_FILES["text_encoder"],
         ("text_encoder", "qwen_3_4b*.safetensors"),
         (language_model.QWEN3_MARK,),
         expected_tensors.language_model,
     ),
-    "vae": Part("vae", OTHERS["vae"], ("vae", "ae.safetensors"), (autoencoder.MARKER,), expected_tensors.autoencoder),
+    "vae": Part(
+        "vae",
+        OTHER_ZIMAGE_FILES["vae"],
+        ("vae", "ae.safetensors"),
+        (autoencoder.VAE_MARKER,),
+        expected_tensors.autoencoder_tensors,
+    ),
 }
-WORDS = {"denoiser": TRANSFORMER, "text_encoder": language_model.QWEN3, "vae": "a VAE"}
-FILES = PartFiles(PARTS, FACTS, WORDS, "Z-Image or Z-Image Turbo")
-DENOISER = DenoiserFile(
-    TRANSFORMER,
+ZIMAGE_WORDS = {"denoiser": ZIMAGE_TRANSFORMER, "text_encoder": language_model.QWEN3, "vae": "a VAE"}
+PART_FILES = PartFiles(ZIMAGE_PARTS, FACTS, ZIMAGE_WORDS, "Z-Image or Z-Image Turbo")
+ZIMAGE_DENOISER = DenoiserFile(
+    ZIMAGE_TRANSFORMER,
     "Z-Image",
     lambda shapes: ZImage(ZImageShape.of(shapes)),
     lambda name: "layers." in name or "_refiner." in name,
-    keys.sources,
+    keys.zimage_sources,
 )
 # The text encoder is Qwen3-4B.
 SKIPPED_LAYERS = 1  # at its end, which the denoiser does not read
@@ -52,25 +58,25 @@ TEMPLATE = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"  # before
 TURBO_SHIFT = 3.0  # of the scheduler in Turbo's folder; that of the base model has another
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def find_zimage_problems(config: RunConfig) -> Iterator[Problem]:
     """Problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        yield from another(path, config)
-        yield from config.compile.beyond(counts(shapes))
+        yield from other_release_problems(path, config)
+        yield from config.compile.beyond(count_zimage_blocks(shapes))
 
-    yield from FILES.fitting(
+    yield from PART_FILES.fitting(
         config,
-        plain_shapes,
+        zimage_shapes,
         of_denoiser,
         lambda own: {
             "text_encoder": (language_model.EMBEDDING, own.get("cap_embedder.1.weight", (0, 0))[1]),
-            "vae": (autoencoder.MARKER, own.get("all_x_embedder.2-1.weight", (0, 0))[1] // 4),
+            "vae": (autoencoder.VAE_MARKER, own.get("all_x_embedder.2-1.weight", (0, 0))[1] // 4),
         },
     )
 
 
-def another(path: Path, config: Any) -> Iterator[Problem]:
+def other_release_problems(path: Path, config: Any) -> Iterator[Problem]:
     """Return the problem of a model of another version. Turbo has the same header, so without a chosen version its name
     or folder may contradict.
     """
@@ -93,19 +99,21 @@ def calls_itself_turbo(path: Path) -> bool:
     return whole is not None and table_of(whole / "scheduler" / "scheduler_config.json").get("shift") == TURBO_SHIFT
 
 
-def plain_shapes(entries: Entries, part: str) -> Shapes:
+def zimage_shapes(entries: Entries, part: str) -> Shapes:
     """Shapes by the network's own keys."""
     if part == "denoiser":
-        return DENOISER.plain_shapes(entries)
-    known = language_model.plain_names(entries) if part == "text_encoder" else autoencoder.plain(entries)
+        return ZIMAGE_DENOISER.plain_shapes(entries)
+    known = (
+        language_model.plain_language_names(entries) if part == "text_encoder" else autoencoder.plain_vae_names(entries)
+    )
     return {plain: tuple(entries[name]["shape"]) for plain, name in known.items()}
 
 
 def load_vae(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
-    return autoencoder.load(path, dtype, autoencoder.FLUX, mmap)
+    return autoencoder.load_autoencoder(path, dtype, autoencoder.FLUX, mmap)
 
 
-def load_text_encoder(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
+def load_zimage_encoder(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     return language_model.load_qwen3(path, dtype, mmap, lambda _layers: SKIPPED_LAYERS)
 
 
@@ -117,21 +125,21 @@ def zimage_token_ids(tokenizer: Any, captions: Collection[str]) -> list[list[int
 
 def longest_zimage_caption(tokenizer: Any, captions: Collection[str]) -> int:
     """The most tokens that the denoiser reads of one of these captions, as a multiple of LENGTH_MULTIPLE."""
-    return language_model.rounded(zimage_token_ids(tokenizer, captions), LENGTH_MULTIPLE)
+    return language_model.padded_length(zimage_token_ids(tokenizer, captions), LENGTH_MULTIPLE)
 
 
 def encode_zimage_captions(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Captions -> the states before the last layer, template included [B, L, C], zero behind each, and a mask [B, L] of
     the tokens that are a caption's own. L is a multiple of LENGTH_MULTIPLE."""
-    return language_model.encode(model, zimage_token_ids(tokenizer, captions), LENGTH_MULTIPLE)
+    return language_model.encode_ids(model, zimage_token_ids(tokenizer, captions), LENGTH_MULTIPLE)
 
 
-CHECKPOINT = Checkpoint(
-    FILES,
-    problems,
-    plain_shapes,
-    DENOISER.open,
-    {"vae": load_vae, "text_encoder": load_text_encoder},
+ZIMAGE_CHECKPOINT = Checkpoint(
+    PART_FILES,
+    find_zimage_problems,
+    zimage_shapes,
+    ZIMAGE_DENOISER.open,
+    {"vae": load_vae, "text_encoder": load_zimage_encoder},
     tokenizers.QWEN3,
     encode_zimage_captions,
     longest_zimage_caption,

@@ -2,24 +2,24 @@
 
 import re
 
-from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds
+from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, has_tensor
 
-TRANSFORMER = "a Z-Image transformer"
-MODULATION = re.compile(r"^layers\.\d+\.adaLN_modulation\.0\.weight$")
+ZIMAGE_TRANSFORMER = "a Z-Image transformer"
+ZIMAGE_MODULATION = re.compile(r"^layers\.\d+\.adaLN_modulation\.0\.weight$")
 OMNI = "a Z-Image-Omni transformer"
 
 
-def recognise(shapes: Shapes) -> str:
+def recognise_zimage(shapes: Shapes) -> str:
     """Describe a Z-Image checkpoint. Lumina 2 shares most names, but pads no tokens, and has other modulation layers in
     its blocks; Turbo has the same names.
     """
     whole = {"cap_embedder.1.weight", "cap_pad_token", "layers.0.attention_norm1.weight"} <= shapes.keys()
-    if not whole and not any(map(MODULATION.search, shapes)):
+    if not whole and not any(map(ZIMAGE_MODULATION.search, shapes)):
         return ""
-    return OMNI if any(name.startswith("siglip_embedder.") for name in shapes) else TRANSFORMER
+    return OMNI if any(name.startswith("siglip_embedder.") for name in shapes) else ZIMAGE_TRANSFORMER
 
 
-def hub_model(title: str, name: str, size: int, version: str) -> HubModel:
+def zimage_hub_model(title: str, name: str, size: int, version: str) -> HubModel:
     """Return a transformer of ComfyUI's repositories, with the parts that all of them need."""
     repository = f"Comfy-Org/{name}"
     places = {
@@ -36,15 +36,15 @@ def hub_model(title: str, name: str, size: int, version: str) -> HubModel:
 FACTS = FamilyFacts(
     name="zimage",
     title="Z-Image",
-    base_model=TRANSFORMER,
+    base_model=ZIMAGE_TRANSFORMER,
     scripts={
         "zimage_train_network": "library.families.zimage.options:ZImageLora",
         "zimage_train": "library.families.zimage.options:ZImageTrain",
     },
     family="library.families.zimage.family:ZImageFamily",
     pipelines=("ZImagePipeline",),
-    recognise=recognise,
-    base_models=(TRANSFORMER,),
+    recognise=recognise_zimage,
+    base_models=(ZIMAGE_TRANSFORMER,),
     base_model_version="z_image",
     architecture="Z-Image",
     implementation="https://github.com/Tongyi-MAI/Z-Image",
@@ -61,11 +61,11 @@ FACTS = FamilyFacts(
     has_sd_scripts_defaults=False,
     named_options={r"de[-_]?turbo": {"model_version": "base"}, "turbo": {"model_version": "turbo"}},
     hub_models=(
-        hub_model("Z-Image", "z_image", 12_309_866_400, "base"),
-        hub_model("Z-Image Turbo", "z_image_turbo", 12_309_866_400, "turbo"),
+        zimage_hub_model("Z-Image", "z_image", 12_309_866_400, "base"),
+        zimage_hub_model("Z-Image Turbo", "z_image_turbo", 12_309_866_400, "turbo"),
     ),
     part_options={
-        "text_encoder": holds("model.embed_tokens.weight", 151936, 2560),
-        "vae": holds("decoder.conv_in.weight", 512, 16, 3, 3),
+        "text_encoder": has_tensor("model.embed_tokens.weight", 151936, 2560),
+        "vae": has_tensor("decoder.conv_in.weight", 512, 16, 3, 3),
     },
 )

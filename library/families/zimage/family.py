@@ -13,7 +13,7 @@ from library.families.shared import autoencoder
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.families.shared.packing import pack_channels_last, unpack_channels_last
 from library.families.zimage import keys
-from library.families.zimage.checkpoint import CHECKPOINT, MAX_TOKENS
+from library.families.zimage.checkpoint import MAX_TOKENS, ZIMAGE_CHECKPOINT
 from library.families.zimage.facts import FACTS
 from library.families.zimage.model import CONTAINERS
 from library.families.zimage.options import ZImageLora, ZImageTrain
@@ -36,7 +36,7 @@ class ZImageFamily(OneEncoderFamily):
 
     config: ZImageLora | ZImageTrain
     name = "zimage"
-    checkpoint = CHECKPOINT
+    checkpoint = ZIMAGE_CHECKPOINT
     swapped_class = BLOCK
     block_classes = tuple(CONTAINERS)
     adapter_targets = tuple(CONTAINERS)
@@ -91,7 +91,7 @@ class ZImageFamily(OneEncoderFamily):
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:
         """The denoiser under the keys of the original's single file, which ComfyUI has as well, without prefix."""
-        return keys.to_single(super().export(components))
+        return keys.zimage_to_single(super().export(components))
 
     # ---- a training step
 

@@ -8,22 +8,22 @@ import torch
 from torch import Tensor
 
 from library.families.shared.lora_names import LoraNames, Shapes, SharedForm, WeightSlice, matrices
-from library.families.shared.tensor_names import prefix_of
-from library.families.zimage.facts import TRANSFORMER
+from library.families.shared.tensor_names import denoiser_prefix
+from library.families.zimage.facts import ZIMAGE_TRANSFORMER
 from library.families.zimage.model import PATCH
 
 # Path in the single file -> ours, outside of blocks and inside of attention.
-OUTSIDE = {"x_embedder": f"all_x_embedder.{PATCH}", "final_layer": f"all_final_layer.{PATCH}"}
+OUTSIDE_OF_BLOCKS = {"x_embedder": f"all_x_embedder.{PATCH}", "final_layer": f"all_final_layer.{PATCH}"}
 INSIDE = {"q_norm": "norm_q", "k_norm": "norm_k", "out": "to_out.0"}
 FUSED, PIECES = "attention.qkv", ("to_q", "to_k", "to_v")
 UNUSED = ("norm_final.weight",)  # present in some files, used by no program
 
 
-def canonical(path: str) -> str:
+def canonical_zimage_path(path: str) -> str:
     """Convert a path of either tree to ours; the fused matrix keeps its path."""
     first, _, rest = path.partition(".")
-    if first in OUTSIDE:
-        return f"{OUTSIDE[first]}.{rest}" if rest else OUTSIDE[first]
+    if first in OUTSIDE_OF_BLOCKS:
+        return f"{OUTSIDE_OF_BLOCKS[first]}.{rest}" if rest else OUTSIDE_OF_BLOCKS[first]
     block, inside, layer = path.partition(".attention.")
     name, _, ending = layer.partition(".")
     if inside and name in INSIDE:
@@ -31,14 +31,14 @@ def canonical(path: str) -> str:
     return path
 
 
-def apart(path: str) -> tuple[str, ...]:
+def split_path(path: str) -> tuple[str, ...]:
     """Split a `canonical` path into our layers, in the order of its rows."""
     if not path.endswith(f".{FUSED}"):
         return (path,)
     return tuple(path.replace(FUSED, f"attention.{piece}") for piece in PIECES)
 
 
-def sources(names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
+def zimage_sources(names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
     """Plain keys of a file in either layout -> {our key: key in the file, index of the row slice, number of slices}."""
     found = {}
     for name in names:
@@ -48,17 +48,17 @@ def sources(names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
         if not path:  # the tokens of padding
             found[name] = (name, 0, 1)
             continue
-        pieces = apart(canonical(path))
+        pieces = split_path(canonical_zimage_path(path))
         found |= {f"{piece}.{ending}": (name, number, len(pieces)) for number, piece in enumerate(pieces)}
     return found
 
 
-def to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def zimage_to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our tensors -> those of the single file, with query, key and value as one matrix."""
     back = {new: old for old, new in INSIDE.items()}
     out: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        for old, new in OUTSIDE.items():
+        for old, new in OUTSIDE_OF_BLOCKS.items():
             name = name.replace(f"{new}.", f"{old}.")
         block, inside, layer = name.partition(".attention.")
         if inside and layer == f"{PIECES[0]}.weight":
@@ -86,32 +86,32 @@ class ZImageLoraNames(LoraNames):
         "t_embedder",
         "feed_forward",
     )
-    mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
+    mergeable: ClassVar[tuple[str, ...]] = (ZIMAGE_TRANSFORMER,)
     shared: ClassVar[SharedForm] = SharedForm(is_peft=False, has_lokr=True)
     saved: ClassVar[str] = "comfy"
     elsewhere: ClassVar[str] = r"^lora_unet_(layers|noise_refiner|context_refiner)_\d+_attention_(qkv|out)\."
 
     def canonical(self, path: str) -> tuple[str, int, int]:
         """A path of the original tree or ours -> ours, but for the fused matrix."""
-        return canonical(path), 0, 1
+        return canonical_zimage_path(path), 0, 1
 
     def apart(self, path: str) -> tuple[str, ...]:
         """Query, key and value of the fused matrix."""
-        return apart(path)
+        return split_path(path)
 
     def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
         """The file is the transformer alone, in either layout."""
         if part != "denoiser":
             return None
-        prefix = prefix_of(shapes)
+        prefix = denoiser_prefix(shapes)
         plain = (name.removeprefix(prefix) for name in shapes if name.startswith(prefix))
-        name, piece, pieces = sources(plain).get(f"{path}.weight", (f"{path}.weight", 0, 1))
+        name, piece, pieces = zimage_sources(plain).get(f"{path}.weight", (f"{path}.weight", 0, 1))
         return WeightSlice(f"{prefix}{name}", piece, pieces)
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
         """Return attention and MLP of the blocks that see text and image, without refiners and modulation."""
-        for path in matrices(shapes, prefix_of(shapes)):
-            for own in apart(canonical(path)):
+        for path in matrices(shapes, denoiser_prefix(shapes)):
+            for own in split_path(canonical_zimage_path(path)):
                 if re.match(r"layers\.\d+\.(attention|feed_forward)\.", own):
                     yield "denoiser", own
 

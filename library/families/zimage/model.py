@@ -22,13 +22,13 @@ from library.families.shared.transformer import (
     finite,
     projections,
     rope,
-    rotated,
+    rotate_pairs,
     sdpa,
     sinusoids,
 )
 
 NORM_EPS = 1e-5
-THETA = 256.0
+ROPE_THETA = 256.0
 MULTIPLE = 32  # text and image tokens are padded to multiples of this; the padding is visible
 PATCH = "2-1"  # part of names: a token is 2 by 2 latents of 1 frame
 
@@ -59,7 +59,10 @@ class ZImageShape:
             head=tuple(shapes["layers.0.attention.norm_q.weight"])[0],
             mlp=tuple(shapes["layers.0.feed_forward.w1.weight"])[0],
             time=(middle, last),
-            **{name: number for (_, name), number in zip(CONTAINERS.values(), counts(shapes).values(), strict=True)},
+            **{
+                name: number
+                for (_, name), number in zip(CONTAINERS.values(), count_zimage_blocks(shapes).values(), strict=True)
+            },
         )
 
     @property
@@ -78,7 +81,7 @@ CONTAINERS = {
 }
 
 
-def counts(names: Iterable[str]) -> dict[str, int]:
+def count_zimage_blocks(names: Iterable[str]) -> dict[str, int]:
     """How many blocks of each class a transformer has, from its keys."""
     names = list(names)
     return {
@@ -102,7 +105,7 @@ class ZImageAttention(nn.Module):
             output.unflatten(-1, (-1, self.norm_q.weight.shape[0])).transpose(1, 2)
             for output in projections(x, self.to_q, self.to_k, self.to_v)
         )
-        return rotated(self.norm_q(q), pe).to(v.dtype), rotated(self.norm_k(k), pe).to(v.dtype), v
+        return rotate_pairs(self.norm_q(q), pe).to(v.dtype), rotate_pairs(self.norm_k(k), pe).to(v.dtype), v
 
 
 class ZImageMLP(nn.Module):
@@ -263,11 +266,11 @@ class ZImage(nn.Module):
     def positions(self, height: int, width: int, length: int, device: torch.device) -> RopeTables:
         """The RoPE tables for an image of so many tokens and a text of this length, kept by sizes."""
         return self._tables.of(
-            (height, width, length), device, lambda: tables(height, width, length, device, self.axes)
+            (height, width, length), device, lambda: rope_tables(height, width, length, device, self.axes)
         )
 
 
-def tables(height: int, width: int, length: int, device: torch.device, axes: tuple[int, int, int]) -> RopeTables:
+def rope_tables(height: int, width: int, length: int, device: torch.device, axes: tuple[int, int, int]) -> RopeTables:
     """Text counts from 1 on the first axis; its image continues there, with rows and columns. Padding is at 0."""
     count = height * width
     padded = -(-count // MULTIPLE) * MULTIPLE
@@ -279,8 +282,8 @@ def tables(height: int, width: int, length: int, device: torch.device, axes: tup
     firsts = torch.arange(length + 2, device=device)[:, None]
     text = torch.cat((firsts[1:-1], firsts.new_zeros(length, 2)), dim=1)
     return RopeTables(
-        rope(image, axes, THETA),
+        rope(image, axes, ROPE_THETA),
         torch.arange(padded, device=device) < count,
-        rope(text, axes, THETA),
-        rope(firsts, axes[:1], THETA),
+        rope(text, axes, ROPE_THETA),
+        rope(firsts, axes[:1], ROPE_THETA),
     )

@@ -9,21 +9,21 @@ from typing import ClassVar, Literal
 from library import families
 from library.config import sections
 from library.config.run_config import Rule
-from library.config.schema import opt, section
+from library.config.schema import define_section, opt
 from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer, regexes
 
 # Options parsed for every family that mean nothing here.
 INEFFECTIVE = {"max_token_length": "captions of Z-Image may have any length up to 512 tokens"}
 
 # Flags of musubi-tuner that are not needed here.
-MUSUBI = {
+MUSUBI_FLAGS = {
     "fp8_llm": "fp8_base keeps the text encoder in 8 bits as well",
     "use_32bit_attention": "attention is PyTorch's SDPA",
 }
 
 # Values with which sigmoid_scale has no effect.
-SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
-OTHERS = {
+WITHOUT_SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
+OTHER_ZIMAGE_FILES = {
     "text_encoder": "the Qwen3-4B text encoder (qwen_3_4b.safetensors)",
     "vae": "the FLUX.1 autoencoder (ae.safetensors)",
 }
@@ -42,7 +42,7 @@ class ZImageModel(sections.Model):
         "Their files look alike; De-Turbo is base. Empty: base, if no name says Turbo.",
     )
 
-    others: ClassVar[Mapping[str, str]] = OTHERS
+    others: ClassVar[Mapping[str, str]] = OTHER_ZIMAGE_FILES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,13 +88,13 @@ class ZImageRun:
     script_with = staticmethod(families.script_with)
     shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
-    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(SIGMOID)
-    foreign: ClassVar[Mapping[str, str]] = MUSUBI
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(WITHOUT_SIGMOID)
+    foreign: ClassVar[Mapping[str, str]] = MUSUBI_FLAGS
 
-    model: ZImageModel = section(ZImageModel)
-    noise: ZImageFlow = section(ZImageFlow)
-    memory: ZImageMemory = section(ZImageMemory)
-    compile: ZImageCompile = section(ZImageCompile)
+    model: ZImageModel = define_section(ZImageModel)
+    noise: ZImageFlow = define_section(ZImageFlow)
+    memory: ZImageMemory = define_section(ZImageMemory)
+    compile: ZImageCompile = define_section(ZImageCompile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class ZImageLora(ZImageRun, sections.TransformerLora):
     script: ClassVar[str] = "zimage_train_network"
     title: ClassVar[str] = "Z-Image LoRA"
 
-    network: ZImageNetwork = section(ZImageNetwork)
+    network: ZImageNetwork = define_section(ZImageNetwork)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from library.families.zimage.checkpoint import LENGTH_MULTIPLE, SKIPPED_LAYERS
 from library.families.zimage.family import ZImageFamily
 from library.families.zimage.model import ZImage, ZImageShape
 
-WORDS = 151936  # size of the published vocabulary, with spare rows
+VOCABULARY = 151936  # size of the published vocabulary, with spare rows
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def model_sizes(_config: RunConfig, full: bool) -> ZImageSizes:
     return FULL if full else TINY
 
 
-def shape(sizes: ZImageSizes) -> ZImageShape:
+def zimage_shape(sizes: ZImageSizes) -> ZImageShape:
     """The denoiser's own sizes."""
     return ZImageShape(
         in_channels=4 * sizes.channels,
@@ -89,17 +89,17 @@ def shape(sizes: ZImageSizes) -> ZImageShape:
     )
 
 
-def random(sizes: ZImageSizes = TINY, words: int = WORDS, skipped: int = SKIPPED_LAYERS) -> RandomNetworks:
+def make_networks(sizes: ZImageSizes = TINY, words: int = VOCABULARY, skipped: int = SKIPPED_LAYERS) -> RandomNetworks:
     """Return the networks of these sizes, for a tokenizer with so many words."""
     return RandomNetworks(
-        lambda: random_networks.empty(lambda: ZImage(shape(sizes))),
+        lambda: random_networks.build_on_meta(lambda: ZImage(zimage_shape(sizes))),
         {"text_encoder": lambda: language_model.empty_qwen3(skipped, **sizes.text_settings(words))},
-        lambda: random_networks.autoencoder(sizes.vae_widths, sizes.channels, autoencoder.FLUX[0], False),
+        lambda: random_networks.random_autoencoder(sizes.vae_widths, sizes.channels, autoencoder.FLUX[0], False),
         sizes.resolutions,
     )
 
 
-def adopt(family: ZImageFamily, denoiser: nn.Module) -> None:
+def adopt_denoiser(family: ZImageFamily, denoiser: nn.Module) -> None:
     """Do nothing: this family reads nothing else from headers."""
 
 
@@ -110,7 +110,7 @@ def input_shapes(family: ZImageFamily, denoiser: ZImage) -> InputShapes:
     return InputShapes(sizes.in_channels // 4, text)
 
 
-def write(
+def write_random_model(
     folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, sizes: ZImageSizes = TINY
 ) -> dict[str, Path]:
     """Write the three files of a tiny model, in ComfyUI's layouts, and its tokenizer into a folder.
@@ -120,19 +120,23 @@ def write(
     folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
-    made = random(sizes, WORDS if sizes == FULL else words, skipped=0)
+    made = make_networks(sizes, VOCABULARY if sizes == FULL else words, skipped=0)
     text = made.encoders["text_encoder"]().state_dict()
     parts = {
-        "zimage": ("z_image_tiny", made.denoiser().state_dict(), _single),
+        "zimage": ("z_image_tiny", made.denoiser().state_dict(), _zimage_single_file),
         "text_encoder": ("qwen_3_tiny", text, prefixed("model.")),
-        "vae": ("ae", made.vae().state_dict(), lambda tensors: autoencoder.to_single(enlarge_encoder_output(tensors))),
+        "vae": (
+            "ae",
+            made.vae().state_dict(),
+            lambda tensors: autoencoder.vae_to_single(enlarge_encoder_output(tensors)),
+        ),
     }
     return places | random_networks.write_files(folder, parts, seed, dtype)
 
 
-def _single(tensors: Tensors) -> Tensors:
+def _zimage_single_file(tensors: Tensors) -> Tensors:
     tensors["cap_embedder.0.weight"] += 1  # a norm, despite its name
-    return keys.to_single(tensors)
+    return keys.zimage_to_single(tensors)
 
 
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:
@@ -155,7 +159,7 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
     refiners, blocks = (
         len({name.split(".")[1] for name in known if name.startswith(group)}) for group in ("noise_refiner.", "layers.")
     )
-    return diffusers_layers.converted(
+    return diffusers_layers.convert_with_mixin(
         tensors,
         "ZImageTransformer2DModel",
         "ZImageLoraLoaderMixin",

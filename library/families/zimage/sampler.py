@@ -8,7 +8,7 @@ from torch import Tensor
 from library.families.base import SampleRequest
 from library.families.shared import autoencoder
 from library.families.shared.packing import pack_channels_last, unpack_channels_last
-from library.families.shared.sampler import FlowSampler, generator_of
+from library.families.shared.sampler import FlowSampler, sample_generator
 from library.objectives import flow
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ class ZImageSampler(FlowSampler):
         device = model.x_pad_token.device
         height, width = self.grid(request)
         text = self.text(request, device)
-        noise = torch.randn(1, model.sizes.in_channels // 4, 2 * height, 2 * width, generator=generator_of(request))
+        noise = torch.randn(1, model.sizes.in_channels // 4, 2 * height, 2 * width, generator=sample_generator(request))
         tokens = pack_channels_last(noise).to(device)
 
         def velocity(tokens: Tensor, sigma: float) -> Tensor:
             times = torch.full((len(tokens),), 1 - sigma, device=device)
             return -model(tokens, (height, width), text["llm_embed"], text["llm_mask"], times).float()
 
-        tokens = self.integrate(tokens, schedule(request.steps, request.shift or SHIFT), request, velocity)
+        tokens = self.integrate(tokens, zimage_sigmas(request.steps, request.shift or SHIFT), request, velocity)
         scale, shift = autoencoder.FLUX
         return unpack_channels_last(tokens, height, width) / scale + shift
 
@@ -50,7 +50,7 @@ class ZImageSampler(FlowSampler):
         return latents
 
 
-def schedule(steps: int, shift: float = SHIFT) -> list[float]:
+def zimage_sigmas(steps: int, shift: float = SHIFT) -> list[float]:
     """The steps + 1 sigmas of a sampling run, from 1 to 0."""
     line = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
     return [*flow.shifted(line, shift).tolist(), 0.0]

@@ -20,9 +20,9 @@ from library.compiler.subclass import with_forward
 from library.memory import host_memory
 from library.memory.quantization import one_row
 
-FP8 = torch.float8_e4m3fn
-LARGEST = torch.finfo(FP8).max
-TINY = 1e-12  # the scale of a row of zeros
+FP8_DTYPE = torch.float8_e4m3fn
+FP8_MAX = torch.finfo(FP8_DTYPE).max
+MIN_SCALE = 1e-12  # the scale of a row of zeros
 ROUNDED_AT_ONCE = 2**22  # values: keeps rounding's temporary memory small, without holes between weights
 
 
@@ -38,25 +38,25 @@ def quantize_fp8_(layer: nn.Linear, device: torch.device, storage: torch.device)
     # Rounding on `device` is a hundred times as fast as on a CPU.
     weight = layer.weight.data
     scale = torch.ones(layer.out_features, device=storage)
-    if weight.dtype == FP8:
+    if weight.dtype == FP8_DTYPE:
         layer.weight.data = weight.to(storage)
     else:
-        quantized = torch.empty_like(weight, dtype=FP8, device=storage)
+        quantized = torch.empty_like(weight, dtype=FP8_DTYPE, device=storage)
         if storage.type != device.type:
             host_memory.touch(quantized.view(torch.uint8))
         number = max(1, ROUNDED_AT_ONCE // layer.in_features)
         for first in range(0, layer.out_features, number):
             some = slice(first, first + number)
-            quantized[some], scale[some, None] = rounded(weight[some].to(device))
+            quantized[some], scale[some, None] = quantize_rows_fp8(weight[some].to(device))
         layer.weight.data = quantized
     layer.register_buffer("weight_scale", scale, persistent=False)
     layer.__class__ = with_forward(type(layer), _forward_fp8)
 
 
-def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_rows_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
     """[..., n] -> the same in 8 bits, and the float32 scale of each row [..., 1] that restores it."""
-    scale = rows.abs().amax(-1, keepdim=True).float().clamp(min=TINY) / LARGEST
-    return (rows.float() / scale).clamp(-LARGEST, LARGEST).to(FP8), scale
+    scale = rows.abs().amax(-1, keepdim=True).float().clamp(min=MIN_SCALE) / FP8_MAX
+    return (rows.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8_DTYPE), scale
 
 
 def _forward_fp8(layer: Any, x: Tensor) -> Tensor:
@@ -81,13 +81,13 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
         ctx.save_for_backward(weight, scale)
-        quantized, rows = rounded(x)
+        quantized, rows = quantize_rows_fp8(x)
         return _multiplied(quantized, weight.t(), rows, scale[None])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         weight, scale = ctx.saved_tensors
-        quantized, rows = rounded(gradients[0].float() * scale)
+        quantized, rows = quantize_rows_fp8(gradients[0].float() * scale)
         # The hardware sums along contiguous rows, here those of the transposed weight.
         transposed = weight.t().contiguous().t()
         return (

@@ -15,12 +15,12 @@ from library.config.run_config import RunConfig
 from library.families.base import ModelComponents
 from library.memory.quantization import fp8_matmul, int8, int8_matmul, multiplies_in_8_bits
 
-TYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-FP8 = torch.float8_e4m3fn
+COMPUTE_TYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+FP8_DTYPE = torch.float8_e4m3fn
 
 
 def compute_type(config: RunConfig) -> torch.dtype:
-    return TYPES[config.precision.mixed_precision]
+    return COMPUTE_TYPES[config.precision.mixed_precision]
 
 
 def storage_type(config: RunConfig) -> torch.dtype:
@@ -31,7 +31,7 @@ def storage_type(config: RunConfig) -> torch.dtype:
     """
     precision = config.precision
     whole_in_half = precision.full_bf16 or precision.full_fp16
-    if config.adapters or whole_in_half or families.facts(config.family).trained_in_compute_dtype:
+    if config.adapters or whole_in_half or families.facts_of(config.family).trained_in_compute_dtype:
         return compute_type(config)
     return torch.float32
 
@@ -89,7 +89,9 @@ def _store(
         if multiply_on and multiplies_in_8_bits(module):
             fp8_matmul.quantize_fp8_(module, multiply_on, storage)
             continue
-        rounded = module.weight.data if module.weight.dtype == FP8 else module.weight.data.to(device).to(FP8)
+        rounded = (
+            module.weight.data if module.weight.dtype == FP8_DTYPE else module.weight.data.to(device).to(FP8_DTYPE)
+        )
         module.weight.data = rounded.to(storage)
         if type(module) is nn.Linear:
             module.__class__ = StoredLinear

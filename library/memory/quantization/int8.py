@@ -26,13 +26,13 @@ def quantize_int8_(
     here, dtype = layer.weight.device, layer.weight.dtype
     in_int8 = multiply and multiplies_in_8_bits(layer)
     rows = layer.weight.data.to(device).float().flatten(1)
-    rotate = rotate and in_int8 and rows.shape[1] % int8_matmul.BLOCK == 0
+    rotate = rotate and in_int8 and rows.shape[1] % int8_matmul.ROTATION_BLOCK == 0
     if rotate:
         rotation = int8_matmul.hadamard().to(device)
-        rows = int8_matmul.rotated(rows, rotation)
+        rows = int8_matmul.rotate_blocks(rows, rotation)
         kept = rotation.to(here, dtype if dtype.itemsize > 1 else torch.bfloat16)
         layer.register_buffer("rotation", kept, persistent=False)
-    quantized, scale = int8_matmul.rounded(rows)
+    quantized, scale = int8_matmul.quantize_rows_int8(rows)
     quantized = quantized.reshape(layer.weight.shape)
     order = torch.channels_last if quantized.dim() == 4 else torch.contiguous_format
     layer.weight.data = quantized.to(here).contiguous(memory_format=order)
@@ -44,7 +44,7 @@ def quantize_int8_(
 def _forward_rotated(layer: Any, x: Tensor) -> Tensor:
     """x [..., in] -> [..., out]: rotate the input like the weight, then multiply in int8."""
     dtype = wanted_type(x)
-    return _forward_int8(layer, int8_matmul.rotated(x.to(dtype), layer.rotation.to(dtype)))
+    return _forward_int8(layer, int8_matmul.rotate_blocks(x.to(dtype), layer.rotation.to(dtype)))
 
 
 def _forward_int8(layer: Any, x: Tensor) -> Tensor:

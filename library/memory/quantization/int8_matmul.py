@@ -14,9 +14,9 @@ from torch import Tensor
 
 from library.compiler import torch_private
 
-LARGEST = 127
-TINY = 1e-12  # the scale of a row of zeros
-BLOCK = 64  # values of a row that are rotated together
+INT8_MAX = 127
+MIN_SCALE = 1e-12  # the scale of a row of zeros
+ROTATION_BLOCK = 64  # values of a row that are rotated together
 
 
 # cuBLASLt writes int32, which another kernel would have to read and scale.
@@ -28,25 +28,25 @@ def supports_int8(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (7, 5) and torch_private.has_triton()
 
 
-def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_rows_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
     """[m, k] -> the same in int8, and the float32 scale of each row [m, 1] that restores it."""
-    scale = rows.abs().amax(-1, keepdim=True).float().clamp(min=TINY) / LARGEST
+    scale = rows.abs().amax(-1, keepdim=True).float().clamp(min=MIN_SCALE) / INT8_MAX
     return (rows.float() / scale).round().to(torch.int8), scale
 
 
 def hadamard() -> Tensor:
     """The orthogonal and symmetric matrix [BLOCK, BLOCK] of +-1/8, by Sylvester's construction."""
     matrix = torch.ones(1, 1)
-    while len(matrix) < BLOCK:
+    while len(matrix) < ROTATION_BLOCK:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return matrix / BLOCK**0.5
+    return matrix / ROTATION_BLOCK**0.5
 
 
-def rotated(rows: Tensor, rotation: Tensor) -> Tensor:
+def rotate_blocks(rows: Tensor, rotation: Tensor) -> Tensor:
     """[..., n] -> the same with each BLOCK of a row multiplied by the Hadamard matrix, which spreads outliers and so
     reduces the rounding error.
     """
-    return (rows.unflatten(-1, (-1, BLOCK)) @ rotation).flatten(-2)
+    return (rows.unflatten(-1, (-1, ROTATION_BLOCK)) @ rotation).flatten(-2)
 
 
 class Int8Product(torch.autograd.Function):
@@ -56,14 +56,14 @@ class Int8Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
         """Round each row of x, and multiply."""
         ctx.save_for_backward(weight, scale)
-        quantized, rows = rounded(x)
+        quantized, rows = quantize_rows_int8(x)
         return torch.ops.kohya.int8_product(quantized, weight, rows, scale, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         """The weight's scale goes into the gradient before its rows are rounded."""
         weight, scale = ctx.saved_tensors
-        quantized, rows = rounded(gradients[0].float() * scale)
+        quantized, rows = quantize_rows_int8(gradients[0].float() * scale)
         transposed = weight.t().contiguous()
         return torch.ops.kohya.int8_product(quantized, transposed, rows, None, gradients[0].dtype), None, None
 

@@ -27,8 +27,8 @@ class Tiles:
 
 
 LARGE = Tiles(128, 256, 128, 8, 3)  # 144 KiB of shared memory: data center GPUs from A100 on
-USUAL = Tiles(128, 128, 64, 8, 4)  # 64 KiB: RTX 30 to 50 have 99
-SMALL = Tiles(64, 128, 64, 4, 4)  # few rows, such as a text's
+USUAL_TILES = Tiles(128, 128, 64, 8, 4)  # 64 KiB: RTX 30 to 50 have 99
+FEW_ROWS_TILES = Tiles(64, 128, 64, 4, 4)  # few rows, such as a text's
 OLD = Tiles(128, 128, 64, 8, 2)  # RTX 20
 
 
@@ -101,6 +101,6 @@ def tiles_for(m: int, capability: tuple[int, int]) -> Tiles:
     """Return tiles that fit into a GPU's shared memory, for a product with m rows."""
     if capability < (8, 0):
         return OLD
-    if m <= SMALL.rows * 2:
-        return SMALL
-    return LARGE if capability in ((8, 0), (9, 0), (10, 0), (10, 3)) else USUAL
+    if m <= FEW_ROWS_TILES.rows * 2:
+        return FEW_ROWS_TILES
+    return LARGE if capability in ((8, 0), (9, 0), (10, 0), (10, 3)) else USUAL_TILES

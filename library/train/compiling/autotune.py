@@ -22,21 +22,21 @@ from library.config.problems import ConfigError, Message, counted
 from library.config.run_config import RunConfig
 from library.data.loading import Batches, Kind
 from library.distributed.world import World
-from library.measuring.candidates import Overrides, checkpointing_less, other_modes, shown, swapping_less
+from library.measuring.candidates import Overrides, checkpointing_less, format_changes, other_modes, swapping_less
 from library.measuring.result import MEMORY_MARGIN, Measured
-from library.measuring.timing import GIB, failure, measure_passes
+from library.measuring.timing import BYTES_PER_GIB, measure_passes, measuring_failure
 from library.memory import attention
 from library.memory.prepare import prepare_denoiser, restored_after
 from library.train.choices import Choices
 from library.train.compiling import autotune_cache
-from library.train.journal import Journal, duration
+from library.train.journal import Journal, clock_time
 from library.train.step import rng
 from library.train.step.clock import Clock
 from library.train.step.loss import LossFunction
 
 TIMED = 3  # passes per size, after one that compiles
-SIZES = 3  # number of image sizes to time, most frequent first
-FEW = 4  # separate graphs per size are tried up to this number of image sizes
+MAX_TIMED_SIZES = 3  # number of image sizes to time, most frequent first
+MAX_FIXED_SIZES = 4  # separate graphs per size are tried up to this number of image sizes
 WAIT = 0.5  # seconds between two polls of the main process
 # The largest share of a step that each kind of candidate can save; it is tried if the training saves more than the
 # trial takes.
@@ -77,20 +77,22 @@ class Tuner:
 
     def decide(self) -> Overrides:
         """Return the fastest options, measured now or at an earlier start, and log the reason."""
-        name = autotune_cache.fingerprint(self)
-        if known := autotune_cache.read(name, self.passes):
+        name = autotune_cache.fingerprint_training(self)
+        if known := autotune_cache.read_results(name, self.passes):
             self.results = [Measured(**result) for result in known]
             for result in self.results:  # other options of this training may exclude an earlier result
                 try:
-                    building.replace(self.config, **result.changes)
+                    building.replace_options(self.config, **result.changes)
                 except ConfigError as refused:
                     result.why = result.why or refused.problems[0]
         else:
             self.measure_all()
             if self.compiles:  # a failure to compile may be fixed before the next start
-                autotune_cache.write(name, [asdict(result) for result in self.results], self.passes, self.complete)
-        chosen = fastest(self.results, self.passes)
-        text = summary(chosen, self.results, self.passes, known=bool(known))
+                autotune_cache.store_results(
+                    name, [asdict(result) for result in self.results], self.passes, self.complete
+                )
+        chosen = fastest_setting(self.results, self.passes)
+        text = summarise_choice(chosen, self.results, self.passes, known=bool(known))
         rows = [asdict(result) for result in self.results]
         self.journal.event("tuned", chosen=chosen.changes, results=rows, remembered=bool(known), text=text)
         for r in self.results:
@@ -106,7 +108,7 @@ class Tuner:
         try:
             for number, candidates in enumerate(self.candidate_rounds()):
                 for changes in candidates:
-                    _, compiling = families.compiling(self.config)
+                    _, compiling = families.compiling_cost(self.config)
                     if number == 0 and changes["compile"] and not self._is_worth(COMPILED_SAVES, compiling):
                         return
                     self.journal.phase(Message("trying {settings}", settings=short(changes)), len(self.results) + 1)
@@ -123,17 +125,17 @@ class Tuner:
         config, options = self.config, self.config.compile
 
         def on_best(*changes: Overrides) -> list[Overrides]:
-            best, set_already = fastest(self.results, ENDLESS).changes, schema.values(config)
+            best, set_already = fastest_setting(self.results, ENDLESS).changes, schema.option_values(config)
             differing = [{name: v for name, v in one.items() if set_already[name] != v} for one in changes]
             return [best | one for one in differing]
 
         def worth(found: list[Overrides], share: float = OTHERS_SAVE) -> list[Overrides]:
-            pays = self._is_worth(share, len(found) * fastest(self.results, ENDLESS).compiling)
+            pays = self._is_worth(share, len(found) * fastest_setting(self.results, ENDLESS).compiling)
             self.complete &= pays
             return found if pays else []
 
         def compiled() -> bool:
-            return bool(fastest(self.results, ENDLESS).changes["compile"])
+            return bool(fastest_setting(self.results, ENDLESS).changes["compile"])
 
         yield [{"compile": False}, {"compile": True}]
         if self.kernels and config.memory.attention_kernel == "auto":
@@ -143,7 +145,7 @@ class Tuner:
             self.complete &= kernels
             for change in other_modes(kernels, self.world.ranks == 1):
                 yield worth(on_best(change), RECORDED_SAVES)
-        if options.dynamic is None and 1 < len(self.batches.shapes) <= FEW and compiled():
+        if options.dynamic is None and 1 < len(self.batches.shapes) <= MAX_FIXED_SIZES and compiled():
             yield worth(on_best({"compile_dynamic": "false"}))
         if config.adapters:
             if not config.memory.cpu_offload_checkpointing:
@@ -154,7 +156,7 @@ class Tuner:
     # Why: docs/decisions/2026-11-22-balanced-times-eager-steps-first.md
     def _is_worth(self, share: float, seconds: float) -> bool:
         """Return whether saving this `share` of the whole training takes less than these seconds of compiling."""
-        return self.passes * fastest(self.results, self.passes).seconds * share > seconds
+        return self.passes * fastest_setting(self.results, self.passes).seconds * share > seconds
 
     def measure_candidate(self, changes: Overrides) -> Measured:
         """Time a few passes with these options, and undo their changes."""
@@ -165,7 +167,7 @@ class Tuner:
         try:
             at_once = {"compile_compare_steps": 0, "compile_from_step": None}
             always = {"compile_autotune": False, "compile_fallback": False, **at_once}
-            config = building.replace(asked.config, **changes | always)
+            config = building.replace_options(asked.config, **changes | always)
         except ConfigError as refused:
             result.why = refused.problems[0]
             return result
@@ -179,7 +181,7 @@ class Tuner:
                 usual = isinstance(error, torch.OutOfMemoryError | MemoryError | ConfigError)
                 if not kernel and not usual and not blocks.is_compile_error(error):
                     raise
-                result.why = failure(error)
+                result.why = measuring_failure(error)
         gc.collect()
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -192,7 +194,7 @@ class Tuner:
         texts = any(map(method.trained_parts.get, components.encoders))
         sizes = self.batches.kinds()
         prepare_denoiser(components.denoiser, compute_loss.family, config, device, sizes, texts, log)
-        kinds = Counter(dict(sizes.most_common(SIZES)))
+        kinds = Counter(dict(sizes.most_common(MAX_TIMED_SIZES)))
         passes = ((self._pass_over(compute_loss, kind), number / kinds.total()) for kind, number in kinds.items())
         result.seconds, first, result.peak = measure_passes(passes, TIMED, device)
         result.compiling = first if config.compile.compile else 0.0
@@ -202,8 +204,8 @@ class Tuner:
         elif broken := log.graph_breaks():
             result.why = f"a block does not fit into one graph ({broken[0]})"
         if device.type == "cuda":
-            room = MEMORY_MARGIN * torch.cuda.get_device_properties(device).total_memory / GIB
-            room -= ADAM_BYTES * sum(p.numel() for p in method.parameters()) / GIB
+            room = MEMORY_MARGIN * torch.cuda.get_device_properties(device).total_memory / BYTES_PER_GIB
+            room -= ADAM_BYTES * sum(p.numel() for p in method.parameters()) / BYTES_PER_GIB
             if result.peak > room:
                 result.why = f"needs {result.peak:.1f} GiB, and with the optimizer there are {room:.1f} GiB"
 
@@ -216,7 +218,7 @@ class Tuner:
         return call
 
 
-def best_config(  # noqa: PLR0913 - a training that is about to begin, and what it chooses
+def find_best_config(  # noqa: PLR0913 - a training that is about to begin, and what it chooses
     batches: Batches, compute_loss: LossFunction, clock: Clock, world: World, journal: Journal, choices: Choices
 ) -> RunConfig:
     """Return the config to train with: the user's, or with `compile_autotune` its fastest variant on this machine.
@@ -229,8 +231,8 @@ def best_config(  # noqa: PLR0913 - a training that is about to begin, and what 
         return config
     if choices.tuned is not None:
         with contextlib.suppress(ConfigError):
-            compute_loss.family.config = building.replace(config, **choices.tuned)
-            journal.say(f"compile_autotune: {shown(choices.tuned)}, as in the run that is continued")
+            compute_loss.family.config = building.replace_options(config, **choices.tuned)
+            journal.say(f"compile_autotune: {format_changes(choices.tuned)}, as in the run that is continued")
             return compute_loss.family.config
     found = [Tuner(batches, compute_loss, clock, world, journal).decide() if world.main else None]
     if world.ranks > 1:
@@ -243,11 +245,11 @@ def best_config(  # noqa: PLR0913 - a training that is about to begin, and what 
             time.sleep(WAIT)
         torch.distributed.broadcast_object_list(found)
     choices.tuned = found[0] or {}
-    compute_loss.family.config = building.replace(config, **choices.tuned)
+    compute_loss.family.config = building.replace_options(config, **choices.tuned)
     return compute_loss.family.config
 
 
-def fastest(results: list[Measured], passes: int) -> Measured:
+def fastest_setting(results: list[Measured], passes: int) -> Measured:
     """Return the result with the shortest training time, compiling included; of equals, the earlier (simpler) one."""
     usable = [result for result in results if not result.why]
     if not usable:
@@ -259,23 +261,23 @@ def fastest(results: list[Measured], passes: int) -> Measured:
     return found
 
 
-def summary(chosen: Measured, results: list[Measured], passes: int, known: bool) -> str:
+def summarise_choice(chosen: Measured, results: list[Measured], passes: int, known: bool) -> str:
     """Return the choice and its reason for the log."""
     tried = f"compile_autotune: {counted(len(results), 'setting')} {'remembered' if known else 'tried'}"
     if len(results) == 1 and not results[0].changes.get("compile") and chosen.seconds:
         return (
             f"compile_autotune: eager steps take {chosen.seconds:.3g} s, so the whole training takes "
-            f"{duration(chosen.total(passes))}: compiling would take longer than it saves"
+            f"{clock_time(chosen.total(passes))}: compiling would take longer than it saves"
         )
     if not chosen.seconds:
-        return f"{tried}, but none works; continuing with {shown(chosen.changes) or 'yours'}"
+        return f"{tried}, but none works; continuing with {format_changes(chosen.changes) or 'yours'}"
     eager = next((r for r in results if r.changes.get("compile") is False and not r.why), None)
     against = f" instead of {eager.seconds:.3g} s eagerly" if eager and eager is not chosen else ""
-    why = f"With it the whole training takes {duration(chosen.total(passes))}"
+    why = f"With it the whole training takes {clock_time(chosen.total(passes))}"
     if others := [result for result in results if not result.why and result is not chosen]:
         second = min(others, key=lambda result: result.total(passes))
-        why += f", and {duration(second.total(passes))} with the next best, {short(second.changes)}"
-    fast = f"{shown(chosen.changes)}: {chosen.seconds:.3g} s a batch{against}"
+        why += f", and {clock_time(second.total(passes))} with the next best, {short(second.changes)}"
+    fast = f"{format_changes(chosen.changes)}: {chosen.seconds:.3g} s a batch{against}"
     return f"{tried}; the fastest is {fast}. {why}, compiling included."
 
 

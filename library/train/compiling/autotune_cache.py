@@ -10,14 +10,14 @@ import torch
 
 from library.compiler import cache
 from library.config.json_types import JsonObject
-from library.config.schema import values
+from library.config.schema import option_values
 from library.measuring import stored_results
 from library.memory import attention
 
 if TYPE_CHECKING:
     from library.train.compiling.autotune import Tuner
 
-ROOT = Path(__file__).resolve().parents[2]
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
 CODE = (
     "compiler/*.py",
     "memory/**/*.py",
@@ -27,8 +27,8 @@ CODE = (
     "train/compiling/precompile.py",
     "train/step/loss.py",
 )
-PACKAGES = ("diffusers", "transformers", "lycoris-lora")  # a pass runs their code, too
-SECTIONS = ("compile", "memory", "precision", "network")
+PACKAGES_IN_A_PASS = ("diffusers", "transformers", "lycoris-lora")  # a pass runs their code, too
+DECIDING_SECTIONS = ("compile", "memory", "precision", "network")
 MATTER = (
     "t5xxl_max_token_length",
     "t5xxl_train_length",
@@ -59,16 +59,18 @@ SHARES = 20  # resolution of image-size frequencies: twentieths of all batches
 VERSION = 4
 
 
-def fingerprint(tuner: "Tuner") -> str:
+def fingerprint_training(tuner: "Tuner") -> str:
     """Identify a training by machine, PyTorch, code, model, trained weights, options and batch sizes."""
     config, world, known = tuner.config, tuner.world, tuner.compute_loss
-    ours = values(config)
-    sections = {n for section in SECTIONS for n in getattr(getattr(config, section, None), "__dataclass_fields__", ())}
+    ours = option_values(config)
+    sections = {
+        n for section in DECIDING_SECTIONS for n in getattr(getattr(config, section, None), "__dataclass_fields__", ())
+    }
     kinds = tuner.batches.kinds()  # frequencies are rounded below, so that one image more changes nothing
     facts = {
         "version": VERSION,
         "machine": [cache.key(world.device), torch.get_num_threads(), world.ranks, attention.offered(world.device)],
-        "code": [_code(known.family.name), *map(_version, PACKAGES)],
+        "code": [_code(known.family.name), *map(_installed_version, PACKAGES_IN_A_PASS)],
         "model": [
             [n, list(p.shape), str(p.dtype), p.requires_grad] for n, p in known.components.denoiser.named_parameters()
         ],
@@ -82,18 +84,18 @@ def fingerprint(tuner: "Tuner") -> str:
 def _code(family: str) -> str:
     found = hashlib.sha256()
     for pattern in (*CODE, f"families/{family}/*.py"):
-        for path in sorted(ROOT.glob(pattern)):
+        for path in sorted(PROJECT_ROOT.glob(pattern)):
             found.update(path.read_bytes())
     return found.hexdigest()
 
 
-def _version(package: str) -> str:
+def _installed_version(package: str) -> str:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
     return ""
 
 
-def read(name: str, passes: int) -> list[JsonObject]:
+def read_results(name: str, passes: int) -> list[JsonObject]:
     """Return stored results; empty if there are none, they are damaged, or were measured for a much shorter
     training.
     """
@@ -106,7 +108,7 @@ def read(name: str, passes: int) -> list[JsonObject]:
     return []
 
 
-def write(name: str, results: list[JsonObject], passes: int, complete: bool) -> None:
+def store_results(name: str, results: list[JsonObject], passes: int, complete: bool) -> None:
     """Store the results. If the folder is not writable, the next start measures again."""
     facts = {"version": VERSION, "passes": passes, "complete": complete, "results": results}
     stored_results.store_result(name, facts)

@@ -16,13 +16,13 @@ from library.data.loading import Batches, latent_area
 from library.distributed.world import World
 from library.memory.prepare import BYTES_OF_ADAM
 from library.train.choices import Choices
-from library.train.compiling.compile_process import CompileProcess, job_of
+from library.train.compiling.compile_process import CompileProcess, compile_job
 from library.train.journal import Journal
 from library.train.step import rng
 from library.train.step.clock import Clock
 from library.train.step.loss import LossFunction
 
-GIB = 2**30
+BYTES_PER_GIB = 2**30
 INSTEAD = "compile_warmup = true compiles them before the first step"
 BEFORE = "Blocks are compiled before the first step, not beside the first ones: {why}"
 # Share of a step that compiling saves over eager CUDA graphs: 22 % (SDXL) to 29 % (FLUX.1) on an H200.
@@ -30,8 +30,8 @@ SAVES = 0.2
 TAKE_SECONDS = 1.0  # time to load a graph from the cache into this process
 RECORD_PASSES = 10  # cost of recording a size in recorded passes: 24 of SDXL, 6 of FLUX.1 on an H200
 CACHED = 0.2  # share of compile time with a full cache: 13 of 75 s (SDXL), 3.4 of 14.7 s (FLUX.1)
-BESIDE = 2.0  # compiling beside a training takes this many times as long (FLUX.1 on an H200: 42 s instead of 20)
-CONTEXT = 1.5 * GIB  # GPU memory of an idle process with its libraries
+SLOWDOWN = 2.0  # compiling beside a training takes this many times as long (FLUX.1 on an H200: 42 s instead of 20)
+CONTEXT = 1.5 * BYTES_PER_GIB  # GPU memory of an idle process with its libraries
 COPIES = 3  # of the largest block: its weights, their gradients, and inductor's trials
 ACTIVATIONS = 80  # values kept by a pass over a block per value of its largest input
 OTHER_SIZES = 0.6  # memory of all other recorded sizes, relative to the first
@@ -94,7 +94,7 @@ class BackgroundCompiler:
                 self._journal.say(BEFORE.format(why=why))
             return False
         blocks.postpone(denoiser, log)
-        _, compiling = families.compiling(self._config)
+        _, compiling = families.compiling_cost(self._config)
         if self._choices.stays_eager == self._clock.total:
             self._journal.say(f"Blocks stay eager, as in the run that is continued. {INSTEAD}")
             return True
@@ -119,11 +119,13 @@ class BackgroundCompiler:
                 recorder.begin_again()
             blocks.begin_due(log, {}, 0)
             return False
-        if self._saves_time(beside=BESIDE * compiling):
+        if self._saves_time(beside=SLOWDOWN * compiling):
             self._calls = block_calls.costliest_first(self._calls, denoiser)
             text_learns = any(map(compute_loss.method.trained_parts.get, compute_loss.components.encoders))
             self._begun = self._clock.step
-            self._process = CompileProcess(job_of(self._config, [*batches.kinds()], text_learns, self._calls, device))
+            self._process = CompileProcess(
+                compile_job(self._config, [*batches.kinds()], text_learns, self._calls, device)
+            )
             if recorder:
                 recorder.free_others = self.make_room
             self._journal.say(
@@ -173,7 +175,8 @@ class BackgroundCompiler:
         )
         if left >= need:
             return ""
-        return f"that needs {need / GIB:.1f} GiB of the GPU, and the training leaves {max(left, 0) / GIB:.1f} GiB"
+        needed, free = need / BYTES_PER_GIB, max(left, 0) / BYTES_PER_GIB
+        return f"that needs {needed:.1f} GiB of the GPU, and the training leaves {free:.1f} GiB"
 
     def _saves_time(self, beside: float = 0.0, standing: float = 0.0) -> bool:
         """Return whether compiled blocks save more of the remaining steps than switching to them costs, or are forced.
@@ -228,7 +231,7 @@ class BackgroundCompiler:
         except Exception as error:
             if not blocks.is_compile_error(error) and not isinstance(error, torch.OutOfMemoryError):
                 raise
-            return self.give_up(blocks.why(error))
+            return self.give_up(blocks.compile_error_cause(error))
         finally:
             rng.set_rng_state(before, self._world.device)
         self._loaded += 1

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from library.compiler.block_calls import BlockCall
-from library.config.command import ROOT
+from library.config.command import PROJECT_ROOT
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.config.schema import changed
@@ -21,7 +21,7 @@ KILLED = "its process was killed (signal {number}), as systems do where memory (
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
-def job_of(
+def compile_job(
     config: RunConfig,
     sizes: Sequence[Sequence[int]],
     text_learns: bool,
@@ -49,7 +49,7 @@ class CompileProcess:
         self.compiled = 0  # calls whose graphs are in the cache
         self.failure = ""  # why compiling has ended, "" if nothing failed
         environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PROJECT_ROOT), environment.get("PYTHONPATH"))))
         # Leave half of the cores to the training.
         environment.setdefault(THREADS, str(max((os.cpu_count() or 2) // 2, 1)))
         self._process = subprocess.Popen(

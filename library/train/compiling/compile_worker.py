@@ -20,10 +20,10 @@ from library import families, methods
 from library.compiler import block_calls, blocks
 from library.compiler.block_calls import BlockCall
 from library.compiler.log import CompileLog
-from library.config.building import build
+from library.config.building import build_config
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
-from library.config.schema import options
+from library.config.schema import options_of
 from library.families.base import Family
 from library.families.shared import weights
 from library.memory.prepare import prepare_denoiser
@@ -32,7 +32,7 @@ from library.memory.quantization import fp8_storage
 NICER = 10  # niceness: the training has priority
 
 # Options that do not affect graphs: control of the training, and files that no shape depends on.
-PLAIN = {
+WITHOUT_GRAPH_INFLUENCE = {
     "compile_autotune": False,
     "compile_from_step": None,
     "compile_compare_steps": 0,
@@ -54,8 +54,8 @@ def main() -> int:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     cls = families.config_class(job["script"])
-    plain = {name: value for name, value in PLAIN.items() if name in options(cls)}
-    config = build(cls, job["values"] | plain, notes=[])
+    plain = {name: value for name, value in WITHOUT_GRAPH_INFLUENCE.items() if name in options_of(cls)}
+    config = build_config(cls, job["values"] | plain, notes=[])
     calls = [BlockCall(**call) for call in job["calls"]]
     with CompileLog() as log:
         denoiser = blocks_alone(config, job, calls, device, log)
@@ -75,7 +75,7 @@ def blocks_alone(
     with weights.shapes_only():
         family: Family = families.family_for(config)
         components = family.load(fp8_storage.storage_type(config), fp8_storage.compute_type(config))
-        method = methods.attach(components, family, config)
+        method = methods.attach_method(components, family, config)
     denoiser, kept = components.denoiser, {call.path for call in calls}
     learning = [path for path, p in denoiser.named_parameters() if p.requires_grad]
     if learning:  # the first trained layer decides which blocks come before all trainable ones
@@ -120,5 +120,5 @@ if __name__ == "__main__":
         code = main()
     except Exception as error:
         traceback.print_exc()
-        print(f"{type(error).__name__}: {blocks.why(error)}", flush=True)
+        print(f"{type(error).__name__}: {blocks.compile_error_cause(error)}", flush=True)
     os._exit(code)  # sys.exit could not close the input, which the other thread reads

@@ -38,7 +38,7 @@ VERSION = 1
 SECONDS = 3.0  # time limit; the largest sizes are timed first, so the rest matters little
 GAIN = 0.95  # use 8 bits only below this share of the 16-bit time; a smaller gain is not worth the rounding
 PLAN = timing.TimingPlan(steps=5, warmup=1, seconds=0.05)
-WIDE = "16 bits"  # the type of mixed_precision, without 8-bit products
+IN_16_BITS = "16 bits"  # the type of mixed_precision, without 8-bit products
 OFF: JsonObject = {"auto_compute": False}
 # The options of each format. The base is stored in the format of its products.
 FORMATS: Mapping[str, JsonObject] = {
@@ -65,7 +65,7 @@ Sizes = Counter[Size]  # how many matrices of a model have each size
 
 # Which format is fastest depends on the GPU and on the sizes; timing whole compiled steps would take minutes.
 # Why: docs/decisions/2026-11-22-products-are-timed.md
-def best_config(batches: Batches, compute_loss: LossFunction, world: World, journal: Journal) -> RunConfig:
+def find_best_format(batches: Batches, compute_loss: LossFunction, world: World, journal: Journal) -> RunConfig:
     """Return the config to train with: the user's, or with `auto_compute` the one with the fastest products here.
 
     A resumed training keeps its format. One process measures for all.
@@ -80,8 +80,8 @@ def best_config(batches: Batches, compute_loss: LossFunction, world: World, jour
         found = [_decide(batches, compute_loss, world.device, journal) if world.main else None]
         if world.ranks > 1:
             torch.distributed.broadcast_object_list(found)
-        chosen = found[0] or WIDE
-    compute_loss.family.config = building.replace(config, **FORMATS.get(chosen, OFF))
+        chosen = found[0] or IN_16_BITS
+    compute_loss.family.config = building.replace_options(config, **FORMATS.get(chosen, OFF))
     return compute_loss.family.config
 
 
@@ -90,7 +90,7 @@ def _resumed(config: RunConfig) -> str:
     if not config.steps.resume:
         return ""
     known = state_files.read_progress(Path(config.steps.resume)).get("settings", {})
-    return "int8" if known.get("int8_compute") else "fp8" if known.get("fp8_compute") else WIDE
+    return "int8" if known.get("int8_compute") else "fp8" if known.get("fp8_compute") else IN_16_BITS
 
 
 def _decide(batches: Batches, compute_loss: LossFunction, device: torch.device, journal: Journal) -> str:
@@ -103,14 +103,14 @@ def _decide(batches: Batches, compute_loss: LossFunction, device: torch.device, 
             why = "another option excludes products in 8 bits"
         if not config.compile.compile:
             why = "without compile, rounding to 8 bits takes longer than 8 bits save"
-        journal.say(f"Matrix products are computed in {WIDE}: {why}.")
-        return WIDE
+        journal.say(f"Matrix products are computed in {IN_16_BITS}: {why}.")
+        return IN_16_BITS
     ((kind, _),) = batches.kinds().most_common(1)
     sizes = matrix_sizes(config, compute_loss.family, compute_loss.components.denoiser, kind)
     passes = 2 if config.memory.checkpointing else 1  # forward, for each backward
     dtype, kept, rotate = fp8_storage.compute_type(config), stored(config), config.precision.int8_rotation
-    name = fingerprint(device, sizes, formats, f"{dtype} {kept} {passes} {rotate}")
-    found = read(name)
+    name = fingerprint_products(device, sizes, formats, f"{dtype} {kept} {passes} {rotate}")
+    found = read_format_times(name)
     remembered = bool(found)
     if not found:
         formats = ["int8 rotated" if one == "int8" and rotate else one for one in formats]
@@ -118,10 +118,10 @@ def _decide(batches: Batches, compute_loss: LossFunction, device: torch.device, 
         found = {one.removesuffix(" rotated"): seconds for one, seconds in found.items()}
         if found:
             stored_results.store_result(name, found)
-    chosen = fastest(found)
+    chosen = fastest_format(found)
     how = "remembered" if remembered else f"{len(sizes)} sizes timed in {time.perf_counter() - began:.1f} s"
     journal.note(products={"chosen": chosen, "seconds": found})
-    journal.say(sentence(found, chosen, how))
+    journal.say(choice_sentence(found, chosen, how))
     return chosen
 
 
@@ -131,7 +131,7 @@ def possible(config: RunConfig, device: torch.device) -> list[str]:
     found = []
     for name, changes in FORMATS.items():
         with contextlib.suppress(ConfigError):
-            building.replace(config, **changes)
+            building.replace_options(config, **changes)
             found += [name] * (works[name] and config.compile.compile)
     return found
 
@@ -171,16 +171,19 @@ def time_formats(  # noqa: PLR0913 - what is timed, where, and how the training 
     """Return the seconds of a step's products by format, the input's gradient included. Formats that fail
     are left out.
     """
-    found, began = dict.fromkeys([WIDE, *formats], 0.0), time.perf_counter()
+    found, began = dict.fromkeys([IN_16_BITS, *formats], 0.0), time.perf_counter()
     for size, number in sorted(sizes.items(), key=lambda one: -one[0].work * one[1]):
         if time.perf_counter() - began > SECONDS:
             break
         for name in list(found):
             try:
                 forward, backward = calls(size, name, device, dtype, kept)
-                each = passes * timing.measure(forward, device, PLAN).p50 + timing.measure(backward, device, PLAN).p50
+                each = (
+                    passes * timing.measure_call(forward, device, PLAN).p50
+                    + timing.measure_call(backward, device, PLAN).p50
+                )
             except (RuntimeError, ValueError) as error:
-                if name == WIDE or isinstance(error, torch.OutOfMemoryError):
+                if name == IN_16_BITS or isinstance(error, torch.OutOfMemoryError):
                     return {}
                 del found[name]
                 continue
@@ -195,10 +198,10 @@ def calls(
     x = torch.randn(size.tokens, size.inputs, device=device, dtype=dtype)
     g = torch.randn(size.tokens, size.outputs, device=device, dtype=dtype)
     weight = torch.randn(size.outputs, size.inputs, device=device, dtype=dtype)
-    if name == WIDE:
+    if name == IN_16_BITS:
         if not kept:
             return lambda: x @ weight.t(), lambda: g @ weight
-        few = weight.to(fp8_matmul.FP8 if kept == "fp8" else torch.int8)
+        few = weight.to(fp8_matmul.FP8_DTYPE if kept == "fp8" else torch.int8)
         return lambda: x @ few.to(dtype).t(), lambda: g @ few.to(dtype)
     by_row, ones = torch.ones(size.tokens, 1, device=device), torch.ones(1, size.inputs, device=device)
     columns = torch.ones(size.outputs, device=device)
@@ -211,13 +214,17 @@ def calls(
             return rows.to(few.dtype)
 
         def turn(rows: torch.Tensor) -> torch.Tensor:
-            return rows if rotation is None or size.inputs % int8_matmul.BLOCK else int8_matmul.rotated(rows, rotation)
+            return (
+                rows
+                if rotation is None or size.inputs % int8_matmul.ROTATION_BLOCK
+                else int8_matmul.rotate_blocks(rows, rotation)
+            )
 
         return (
             lambda: int8_matmul.int8_product(rounded(turn(x)), few, by_row, columns, dtype),
             lambda: turn(int8_matmul.int8_product(rounded(g), few.t().contiguous(), by_row, None, dtype)),
         )
-    few = weight.to(fp8_matmul.FP8)
+    few = weight.to(fp8_matmul.FP8_DTYPE)
     turned = few.t().contiguous().t()
 
     def fp8_backward() -> torch.Tensor:
@@ -232,34 +239,34 @@ def calls(
     return fp8_forward, fp8_backward
 
 
-def fastest(found: Mapping[str, float]) -> str:
+def fastest_format(found: Mapping[str, float]) -> str:
     """Return the fastest format; 16 bits unless another is clearly faster."""
-    best = min(found, key=lambda name: found[name], default=WIDE)
-    return best if found and found[best] < GAIN * found[WIDE] else WIDE
+    best = min(found, key=lambda name: found[name], default=IN_16_BITS)
+    return best if found and found[best] < GAIN * found[IN_16_BITS] else IN_16_BITS
 
 
-def sentence(found: Mapping[str, float], chosen: str, how: str) -> str:
+def choice_sentence(found: Mapping[str, float], chosen: str, how: str) -> str:
     """Return times by format and the choice as one log line."""
     if not found:
-        return f"Matrix products are computed in {WIDE}: there was too little memory to time others."
-    shares = ", ".join(f"{name} {found[name] / found[WIDE]:.2f}" for name in found if name != WIDE)
+        return f"Matrix products are computed in {IN_16_BITS}: there was too little memory to time others."
+    shares = ", ".join(f"{name} {found[name] / found[IN_16_BITS]:.2f}" for name in found if name != IN_16_BITS)
     failed = "" if shares else "all 8-bit formats failed"
-    return f"Matrix products, as a share of the time in {WIDE}: {shares or failed}; {chosen} is used ({how})."
+    return f"Matrix products, as a share of the time in {IN_16_BITS}: {shares or failed}; {chosen} is used ({how})."
 
 
 # ---- stored results, for the next start
 
 
-def fingerprint(device: torch.device, sizes: Sizes, formats: Iterable[str], how: str) -> str:
+def fingerprint_products(device: torch.device, sizes: Sizes, formats: Iterable[str], how: str) -> str:
     """Return a file name that identifies a measurement: machine, PyTorch, sizes, formats."""
     rows = sorted([*astuple(size), number] for size, number in sizes.items())
     return f"products-{stored_results.digest([VERSION, cache.key(device), rows, list(formats), how])}"
 
 
-def read(name: str) -> dict[str, float]:
+def read_format_times(name: str) -> dict[str, float]:
     """Return stored seconds by format; empty if there are none."""
     known = stored_results.read_result(name)
     with contextlib.suppress(ValueError, TypeError):
         found = {str(key): float(value) for key, value in known.items()}
-        return found if found.get(WIDE, 0) > 0 else {}
+        return found if found.get(IN_16_BITS, 0) > 0 else {}
     return {}

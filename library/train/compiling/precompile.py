@@ -264,7 +264,7 @@ class Precompiler:
 
     def give_up(self, error: BaseException) -> None:
         """Continue without compiling, or without `compile_fallback` raise a ConfigError with the reason."""
-        reason = blocks.why(error)
+        reason = blocks.compile_error_cause(error)
         if not self._options.compile_fallback:
             raise ConfigError(
                 Problem(

@@ -20,7 +20,7 @@ from library.distributed.world import World
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.families.shared.decoding import is_out_of_memory
 from library.files import write_atomic
-from library.runs.record import sentence
+from library.runs.record import error_sentence
 from library.sampling import caption_prompts, prompts
 from library.sampling.prompts import Prompt
 from library.sampling.requests import request_of
@@ -78,8 +78,8 @@ class SampleRunner:
         return found.st_mtime_ns, found.st_size
 
     def _read(self, file: Path) -> list[Prompt]:
-        found = prompts.read(file)
-        found = [prompts.shown(prompt, self._config.control_images) for prompt in found]
+        found = prompts.read_prompts(file)
+        found = [prompts.with_used_images(prompt, self._config.control_images) for prompt in found]
         return [prompts.with_defaults(prompt, self._defaults, self._multiple) for prompt in found]
 
     def encode_prompts(self, world: World, journal: Journal) -> None:
@@ -98,7 +98,7 @@ class SampleRunner:
         except WorkCancelled:
             raise
         except Exception as error:
-            why = beside.described(error, self._config, journal.doing)
+            why = beside.describe_failure(error, self._config, journal.doing)
             for encoder in encoders:
                 encoder.to("cpu")
             journal.warn(Message(NOT_ENCODED, why=why))
@@ -187,7 +187,7 @@ class SampleRunner:
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                beside.free(error)
+                beside.free_traceback(error)
             yield
 
     def _note_shortage(self, journal: Journal) -> None:
@@ -219,7 +219,7 @@ class SampleRunner:
             try:
                 changed = self._read(self._file)
             except Exception as error:
-                why = error.said if isinstance(error, ConfigError) else sentence(error)
+                why = error.said if isinstance(error, ConfigError) else error_sentence(error)
                 journal.warn(Message("{why}. Until that is mended, the prompts from before are used.", why=why))
         changed = world.gather(changed)[0]
         return None if changed == self._prompts else changed
@@ -238,7 +238,7 @@ class SampleRunner:
         how = pixels.decoding(self._config)
         request = request_of(prompt, how)
         if prompt.controlnet_image:
-            request = replace(request, guide=Image.fromarray(pixels.read(prompt.controlnet_image, how)))
+            request = replace(request, guide=Image.fromarray(pixels.read_pixels(prompt.controlnet_image, how)))
         request = replace(request, prompt=self._read_as(request.prompt), negative=self._read_as(request.negative))
         path = self._path(number, prompt, training.clock)
         image = cudagraph.with_room(self._components.denoiser, lambda: self._sampler(request))

@@ -133,10 +133,10 @@ class ValidationRunner:
         return cudagraph.with_room(training.components.denoiser, lambda: training.compute_loss(batch, noise))
 
     def _generator(self, number: int, level: float | str) -> torch.Generator:
-        return generator_of(self._seed, number, level, self._training.world.device)
+        return validation_generator(self._seed, number, level, self._training.world.device)
 
 
-def generator_of(seed: int, number: int, level: float | str, device: torch.device) -> torch.Generator:
+def validation_generator(seed: int, number: int, level: float | str, device: torch.device) -> torch.Generator:
     """Return the noise generator of a batch at a noise level: the same in every validation."""
     return torch.Generator(device).manual_seed(derive_seed(f"validation {seed} {number} {level}"))
 

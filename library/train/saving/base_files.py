@@ -14,12 +14,12 @@ from library.distributed.world import World
 from library.downloads import hub_files
 from library.train.journal import Journal
 
-OPTION = "base_weights"
+BASE_WEIGHTS_OPTION = "base_weights"
 
 
 def with_local_files(config: RunConfig) -> RunConfig:
     """Return the config with the paths of local copies; other files keep their names."""
-    return _replaced(config, hub_files.find)
+    return _replaced(config, hub_files.find_hub_file)
 
 
 def without_remote_files(config: RunConfig) -> RunConfig:
@@ -39,11 +39,11 @@ def remote_files(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
     """
     problems, remarks = list[Problem](), list[Problem]()
     for name in config.network.base_weights if isinstance(config, AdapterRun) else ():
-        if is_file_id(name) and hub_files.find(name) is None:
+        if is_file_id(name) and hub_files.find_hub_file(name) is None:
             try:
-                remarks.append(hub_files.announced(OPTION, name))
+                remarks.append(hub_files.announced(BASE_WEIGHTS_OPTION, name))
             except ConfigError as e:
-                problems.append(hub_files.unreachable(OPTION, name, e.said))
+                problems.append(hub_files.unreachable_file(BASE_WEIGHTS_OPTION, name, e.said))
     return problems, remarks
 
 
@@ -55,7 +55,7 @@ def fetch(config: RunConfig, world: World, journal: Journal) -> RunConfig:
         return config
 
     def found(name: str) -> Path:
-        return hub_files.find(name) or hub_files.download(name, journal.phase)
+        return hub_files.find_hub_file(name) or hub_files.download_hub_file(name, journal.phase)
 
     if world.main:
         _replaced(config, found)

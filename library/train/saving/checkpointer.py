@@ -25,7 +25,7 @@ class Checkpointer:
     def __init__(self, training: Training, images: ImageSet) -> None:
         config, clock, world = training.config, training.clock, training.world
         self._training, self._config, self._journal = training, config, training.journal
-        self._names, self._backups = paths.names(config), Backups(paths.names(config), training.journal)
+        self._names, self._backups = paths.output_names(config), Backups(paths.output_names(config), training.journal)
         self._chosen = frozenset(config.save.save_at_steps)
         self._every_epochs = paths.every_n_epochs(config, clock.epochs)
         self._shapes: verify.Shapes = {}
@@ -35,7 +35,7 @@ class Checkpointer:
             total = config.data.train_batch_size * config.steps.gradient_accumulation_steps * world.ranks
             stats = dataset_stats(images, config, len(training.batches), clock.epochs, total)
             stats["max_train_steps"] = clock.total  # computed from max_train_epochs where that is set
-            self._metadata = MetadataBuilder(config, training.family, stats, optimizers.describe(config))
+            self._metadata = MetadataBuilder(config, training.family, stats, optimizers.describe_optimizer(config))
 
     def when_due(self) -> None:
         """Save the files and states that are due after this step or epoch, or were requested."""
@@ -121,7 +121,7 @@ class Checkpointer:
         if self._training.world.main:
             for path in (old, old and self._names.average(old), old_state if config.save.save_state else None):
                 self._journal.uploads.wait_for(path)
-                paths.remove(path)
+                paths.remove_outdated(path)
 
     def _check(self) -> None:
         """Raise before saving if a loss or the weights are not finite."""
@@ -158,13 +158,13 @@ class Checkpointer:
         clock, method = self._training.clock, self._training.method
         progress = clock.epoch, clock.step
         about = self._metadata.of_file(*progress, self._training.generators.seed)
-        paths.result(path, method, self._config, about, progress)
+        paths.write_result(path, method, self._config, about, progress)
 
         def expected() -> verify.Shapes:
             self._shapes = self._shapes or verify.expected(method)
             return self._shapes
 
-        checked = verify.check(path, expected, self._config)
+        checked = verify.verify_saved_file(path, expected, self._config)
         if not checked.get("ok", True):
             self._journal.warn(Message("{file} does not load as it should: {why}", file=path.name, why=checked["text"]))
         self._journal.saved(path, clock.step, **checked)
@@ -173,7 +173,7 @@ class Checkpointer:
         """Save a state to resume from; without a folder, as the backup that replaces the previous one."""
         self._journal.phase(Message("saving the state"))
         step = self._saved_at = self._training.clock.step
-        state = resume_state.collect(self._training)
+        state = resume_state.collect_state(self._training)
 
         def write() -> None:
             assert state is not None
@@ -231,7 +231,7 @@ class Backups:
         """Delete all backups but `keep`: a newer state exists, or the training is finished."""
         for path in self._names.backups():
             if path != keep:
-                paths.remove(path)
+                paths.remove_outdated(path)
 
     def _short(self, folder: Path, state: State) -> MessageLike:
         """Return why disk space is too short, "" if it is enough: another state and the final file must still fit."""

@@ -10,14 +10,21 @@ import torch
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Message, MessageLike, option_name
 from library.config.run_config import RunConfig
-from library.config.schema import options
+from library.config.schema import options_of
 
 # Sections that affect where files go or how fast a step is, but not its result.
 ELSEWHERE = ("save", "sample", "validation", "metadata", "hub", "log", "compile", "memory", "distributed", "cache")
 # Options of these sections that do change rounding or random draws.
-ROUNDING = ("compile", "compile_from_step", "cuda_allow_tf32", "attention_kernel", "fsdp", "cached_caption_variants")
+ROUNDING_OPTIONS = (
+    "compile",
+    "compile_from_step",
+    "cuda_allow_tf32",
+    "attention_kernel",
+    "fsdp",
+    "cached_caption_variants",
+)
 # These and the options set by `auto_compute`, whose final values are known only after the start.
-MEASURED = (*ROUNDING, "auto_compute", "fp8_base", "fp8_base_unet", "fp8_compute", "int8_base", "int8_compute")
+MEASURED = (*ROUNDING_OPTIONS, "auto_compute", "fp8_base", "fp8_base_unet", "fp8_compute", "int8_base", "int8_compute")
 # Options of other sections that say only where to start or how data is read, or that the comparison of the data covers.
 NO_MATTER = (
     *("resume", "resume_from_huggingface", "initial_epoch", "initial_step", "skip_until_initial_step", "seed"),
@@ -33,8 +40,8 @@ def deciding_options(config: RunConfig, total_steps: int) -> JsonObject:
     """Return the options that decide results as JSON values."""
     # Files and folders count by name only, as they may have moved.
     found = {}
-    for name, option in options(type(config)).items():
-        if (option.section in ELSEWHERE and name not in ROUNDING) or name in NO_MATTER:
+    for name, option in options_of(type(config)).items():
+        if (option.section in ELSEWHERE and name not in ROUNDING_OPTIONS) or name in NO_MATTER:
             continue
         value = getattr(getattr(config, option.section), name)
         is_path = option.hints.get("kind") in ("file", "folder")
@@ -56,19 +63,19 @@ def computed_by(device: torch.device) -> dict[str, str]:
     return {"the device": kind, "torch": torch.__version__}
 
 
-def differences(known: JsonMapping, now: JsonMapping) -> Iterator[MessageLike]:
+def compare_settings(known: JsonMapping, now: JsonMapping) -> Iterator[MessageLike]:
     """Yield a sentence for each setting that differs. Skips options that one of the two program versions lacks."""
     for name, value in now.items():
         if name in known and known[name] != value:
             yield Message(
                 "{name} was {before} and is {now}",
                 name=option_name(name),
-                before=_shown(known[name]),
-                now=_shown(value),
+                before=_setting_text(known[name]),
+                now=_setting_text(value),
             )
 
 
-def _shown(value: Any) -> MessageLike:
+def _setting_text(value: Any) -> MessageLike:
     if isinstance(value, list):
         return " ".join(map(str, value)) or Message("not set")
     return Message("not set") if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -10,11 +10,11 @@ from library.config.run_config import RunConfig
 from library.outputs import paths
 from library.runs import locking
 
-PATIENCE = 0.5  # seconds to wait for a training that is just ending
+LOCK_TIMEOUT = 0.5  # seconds to wait for a training that is just ending
 
 
 @contextlib.contextmanager
-def held(config: RunConfig) -> Iterator[None]:
+def hold_output_name(config: RunConfig) -> Iterator[None]:
     """Hold the output name of a training by a lock in its output folder, which ends with the process.
 
     Raises ConfigError if another training holds it or has written such files since the check. Only the first process
@@ -23,18 +23,20 @@ def held(config: RunConfig) -> Iterator[None]:
     if not config.save.output_dir or not first_process():
         yield
         return
-    here = paths.names(config)
+    here = paths.output_names(config)
     # The extension is left out, as files of other formats have states of the same name.
     place = here.folder / f".{here.last.name.removesuffix(here.extension)}.lock"
     with contextlib.ExitStack() as stack:
         mine: bool | None = None
         with contextlib.suppress(OSError, NotImplementedError):  # a disk without locks or write permission
-            mine = stack.enter_context(locking.held(place, PATIENCE))
+            mine = stack.enter_context(locking.hold_lock(place, LOCK_TIMEOUT))
         if mine is False:
             template = ": a training that writes these files is {state}; stop it, or choose another name"
-            raise ConfigError(Problem("output_name", template, state=Message("running"), fix=paths.free_name(config)))
+            raise ConfigError(
+                Problem("output_name", template, state=Message("running"), fix=paths.free_output_name(config))
+            )
         try:
-            if written := [*paths.problems(config)]:  # by a training that ended after our check
+            if written := [*paths.find_output_problems(config)]:  # by a training that ended after our check
                 raise ConfigError(*written)
             yield
         finally:

@@ -4,21 +4,21 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from library.adapter_files.names import possible_families, sizes_of
+from library.adapter_files.names import module_sizes, possible_families
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Message, MessageLike, Problem, counted, listed, option_name
+from library.config.problems import ConfigError, Message, MessageLike, Problem, counted, join_messages, option_name
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.families.shared.weights import header
 from library.files import STATE_FACTS
 from library.optim import resuming
-from library.optim.names import spec_of
-from library.outputs.paths import names
+from library.optim.names import optimizer_spec
+from library.outputs.paths import output_names
 from library.train.saving.deciding_options import (
     LENGTH,
     MEASURED,
+    compare_settings,
     deciding_options,
-    differences,
 )
 from library.train.saving.state_files import (
     OPTIMIZER,
@@ -75,10 +75,10 @@ def changes(config: RunConfig, total: int | None = None) -> list[Problem]:
     known, now = facts.get("settings", {}), deciding_options(config, total or 0)
     for name in MEASURED if total else (*MEASURED, LENGTH):
         now.pop(name, None)
-    found, given = list(differences(known, now)), config.steps.seed
+    found, given = list(compare_settings(known, now)), config.steps.seed
     if given is not None and given != facts["seed"]:
         found.append(Message("the seed stays {seed}, {given} is not used", seed=facts["seed"], given=given))
-    said = [Problem("resume", CHANGED, differences=listed(found, "; "))] if found else []
+    said = [Problem("resume", CHANGED, differences=join_messages(found, "; "))] if found else []
     said += [] if has_checksums(folder) else [Problem("resume", NO_CHECKSUMS, folder=folder)]
     return said + [
         Problem("resume", STARTS_ONLY, name=option_name(name)) for name in resuming.only_for_starts(known, config)
@@ -146,7 +146,7 @@ def _other_model(folder: Path, stored: JsonMapping, config: RunConfig) -> Proble
     with contextlib.suppress(ConfigError):  # of neither family, as far as names tell
         whole = kind == "finetune"
         layers = (name.removeprefix("denoiser.") if whole else name.partition(".")[0] for name in stored)
-        if config.family not in possible_families(layers, {}, sizes_of(stored)):
+        if config.family not in possible_families(layers, {}, module_sizes(stored)):
             template = ": {folder} is the state of a training of another family than {title}; {advice}"
             return Problem("resume", template, folder=folder, title=config.title, advice=ADVICE)
     return None
@@ -160,7 +160,7 @@ def _other_moments(folder: Path, known: JsonMapping, config: RunConfig) -> Itera
         now = config.optim.optimizer
         yield Problem("resume", template, folder=folder, saved=saved or "AdamW", now=now, advice=ADVICE)
     elif resuming.needs_other_memory(known, config):
-        before, now = (listed(args, " ") for args in (known["optimizer_args"], config.optim.optimizer_args))
+        before, now = (join_messages(args, " ") for args in (known["optimizer_args"], config.optim.optimizer_args))
         yield Problem(
             "resume",
             ": {folder} was saved with optimizer_args [{before}], and with [{now}] the optimizer keeps other "
@@ -197,7 +197,7 @@ def _kind(stored: JsonMapping) -> str:
 def _memory(optimizer: str) -> tuple[str, str]:
     """The package and class of an optimizer, which determine the layout of its state; paged variants share that of the
     others."""
-    made = spec_of(optimizer or "AdamW")
+    made = optimizer_spec(optimizer or "AdamW")
     return made.module.split(".")[0], made.name.removeprefix("Paged").lower()
 
 
@@ -242,7 +242,7 @@ def other_groups(theirs: Mapping[str, int], ours: Mapping[str, int], changes: Me
 
 
 def _named(groups: Mapping[str, int]) -> Message:
-    return listed([Message("{name}: {count}", name=name, count=count) for name, count in groups.items()])
+    return join_messages([Message("{name}: {count}", name=name, count=count) for name, count in groups.items()])
 
 
 def shaping_changes(folder: Path, config: RunConfig) -> Message | None:
@@ -253,13 +253,13 @@ def shaping_changes(folder: Path, config: RunConfig) -> Message | None:
         return None
     now = deciding_options(config, 0)
     rates = [name for name in RATES if not known.get(name) or not now.get(name)]  # of which 0 leaves a group out
-    found = [*differences(known, {name: now[name] for name in (*SHAPING, *rates) if name in now})]
-    return listed(found, "; ") if found else None
+    found = [*compare_settings(known, {name: now[name] for name in (*SHAPING, *rates) if name in now})]
+    return join_messages(found, "; ") if found else None
 
 
 def finished(folder: Path, facts: JsonMapping, total_steps: int, config: RunConfig) -> Problem | None:
     """The problem where a training has no step left to do and its result exists; else None."""
-    step, has_result = facts["current_step"], names(config).last.exists()
+    step, has_result = facts["current_step"], output_names(config).last.exists()
     early, patience = facts.get("early_stop") or {}, config.steps.early_stop_patience
     if has_result and step < total_steps and patience is not None and early.get("waited", 0) >= patience:
         return Problem(

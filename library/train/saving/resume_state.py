@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Message, MessageLike, Problem, listed
+from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages
 from library.config.run_config import RunConfig
 from library.data.held_out import IN_STATE
 from library.optim import resuming
 from library.train.choices import Choices
 from library.train.saving.deciding_options import (
     MEASURED,
+    compare_settings,
     computed_by,
     deciding_options,
-    differences,
     is_rescheduled,
 )
 from library.train.saving.resume_check import finished
@@ -46,7 +46,7 @@ OTHER_OPTIMIZER = Problem(
 )
 
 
-def collect(training: "Training") -> State | None:
+def collect_state(training: "Training") -> State | None:
     """The present state in the main process, None in the others. A collective operation: every process has to call
     it."""
     world, updates, clock = training.world, training.updates, training.clock
@@ -71,7 +71,7 @@ def collect(training: "Training") -> State | None:
     return State(tensors, values, facts)
 
 
-def resume(folder: Path, training: "Training") -> None:
+def resume_training(folder: Path, training: "Training") -> None:
     """Restore the state from a folder that `State.write` wrote. Raises ConfigError where it does not fit this run."""
     training.journal.phase(Message("resuming"))
     config, world, updates, clock = training.config, training.world, training.updates, training.clock
@@ -89,7 +89,7 @@ def resume(folder: Path, training: "Training") -> None:
         training.journal.warn(Message("resume: the state has no averaged weights; the average starts again"))
     if world.scaler:
         world.scaler.load_state_dict(read_values(folder / SCALER, world.device))
-    _compare(facts, training, training.batches.load_state_dict(facts["batches"]))
+    _warn_of_differences(facts, training, training.batches.load_state_dict(facts["batches"]))
     training.generators.seed = facts["seed"]
     _move_clock(facts, training)
     if (folder / randomness(world.rank)).is_file():
@@ -126,21 +126,21 @@ def _move_clock(facts: JsonMapping, training: "Training") -> None:
     training.early_stop.restore(facts)
 
 
-def _compare(facts: JsonMapping, training: "Training", data: MessageLike) -> None:
+def _warn_of_differences(facts: JsonMapping, training: "Training", data: MessageLike) -> None:
     """Warn of every difference that keeps this run from continuing bit for bit, besides `changes`."""
     config = training.config
     now = deciding_options(config, training.clock.total)
-    found = list(differences(facts.get("settings", {}), {name: now[name] for name in MEASURED if name in now}))
+    found = list(compare_settings(facts.get("settings", {}), {name: now[name] for name in MEASURED if name in now}))
     found += [data] * bool(data)
     folder, ranks = Path(config.steps.resume or ""), training.world.ranks
     if any(not (folder / randomness(rank)).is_file() for rank in range(ranks)):
         found.append(Message("the state is of fewer processes, so some have no random state"))
-    found += differences(facts.get("computed_by", {}), computed_by(training.world.device))
+    found += compare_settings(facts.get("computed_by", {}), computed_by(training.world.device))
     if found:
-        training.journal.warn(Message(NOT_EXACTLY, differences=listed(found, "; ")))
+        training.journal.warn(Message(NOT_EXACTLY, differences=join_messages(found, "; ")))
 
 
-def choices(config: RunConfig) -> Choices:
+def resumed_choices(config: RunConfig) -> Choices:
     """The choices of the training that is resumed, empty ones without `resume`. Raises ConfigError for a folder that is
     no state."""
     return Choices.read(read_progress(Path(config.steps.resume))) if config.steps.resume else Choices()

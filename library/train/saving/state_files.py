@@ -25,7 +25,7 @@ from library.adapter_files.storage import FilePlan
 from library.compiler.torch_private import LazyTensor, pytree
 from library.config.environment import first_process, lacks_memory
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, Problem, listed
+from library.config.problems import ConfigError, Message, Problem, join_messages
 from library.files import STATE_FACTS, need_space, write_folder_atomic
 
 WEIGHTS, OPTIMIZER, SCHEDULER = "model.safetensors", "optimizer.bin", "scheduler.bin"
@@ -33,13 +33,13 @@ AVERAGE, SCALER = "ema.safetensors", "scaler.pt"
 VERSION = 1  # of what STATE_FACTS holds
 SUMS = "SHA256SUMS"
 CHECKED = "checksums"  # marks a state that has checksums
-STEP = "saved_after_step"  # stored in every file except JSON and text
-READ = re.compile(
+STEP_KEY = "saved_after_step"  # stored in every file except JSON and text
+RESUME_FILES = re.compile(
     r"model\.safetensors|optimizer\.bin|scheduler\.bin|ema\.safetensors|scaler\.pt|"
     r"train_state\.json|random_states_\d+\.bin"
 )  # files that a resume reads if they exist
-LINE = re.compile(r"([0-9a-f]{64})  ([\w.-]+)\n")
-READERS = 4  # files read in parallel
+DIGEST_LINE = re.compile(r"([0-9a-f]{64})  ([\w.-]+)\n")
+READER_THREADS = 4  # files read in parallel
 
 
 # Unpickling could run code, and without checksums files of two states once trained on silently.
@@ -54,11 +54,11 @@ class State:
 
     @property
     def size(self) -> int:
-        return _size([self.tensors, self.values]) + 2**20
+        return _tensor_bytes([self.tensors, self.values]) + 2**20
 
     @property
     def size_of_weights(self) -> int:
-        return _size(self.tensors[WEIGHTS])
+        return _tensor_bytes(self.tensors[WEIGHTS])
 
     def write(self, folder: Path) -> None:
         """Write the folder. It appears under its name only when complete.
@@ -71,12 +71,12 @@ class State:
     def _fill(self, place: Path) -> None:
         step = self.facts["current_step"]
         for name, named in self.tensors.items():
-            FilePlan.kept(named).write(place / name, {STEP: str(step)})
+            FilePlan.kept(named).write(place / name, {STEP_KEY: str(step)})
         for name, value in self.values.items():
-            _save({**value, STEP: step}, place / name)
+            _save({**value, STEP_KEY: step}, place / name)
         (place / STATE_FACTS).write_text(json.dumps({**self.facts, CHECKED: SUMS}), encoding="utf-8")
         digests = _digests(place, sorted(os.listdir(place)))
-        text = "".join([f"# {STEP} {step}\n", *(f"{digest}  {name}\n" for name, digest in digests.items())])
+        text = "".join([f"# {STEP_KEY} {step}\n", *(f"{digest}  {name}\n" for name, digest in digests.items())])
         (place / SUMS).write_text(text + _last_line(text), encoding="utf-8", newline="\n")
 
 
@@ -90,7 +90,7 @@ def read_values(path: Path, device: Any, mapped: bool = False) -> Any:
     with _readable(path):
         found = torch.load(path, map_location=device, weights_only=True, mmap=mapped)
     if isinstance(found, dict):
-        found.pop(STEP, None)
+        found.pop(STEP_KEY, None)
     return found
 
 
@@ -120,7 +120,7 @@ def damage(folder: Path) -> list[Problem]:
     differing = [name for name, digest in _digests(folder, there).items() if digest != known[name]]
     said = [Message("{file} is missing", file=name) for name in missing]
     said += [_difference(folder / name, step) for name in differing]
-    added = sorted(name for name in os.listdir(folder) if READ.fullmatch(name) and name not in known)
+    added = sorted(name for name in os.listdir(folder) if RESUME_FILES.fullmatch(name) and name not in known)
     said += [Message("{file} is not in {list}, so it is of another state", file=name, list=SUMS) for name in added]
     return [_refused(folder, said)] if said else []
 
@@ -130,7 +130,7 @@ def _refused(folder: Path, said: list[Message]) -> Problem:
         "resume",
         ": {folder} cannot be resumed, as {files}; choose another -state folder",
         folder=folder,
-        files=listed(said),
+        files=join_messages(said),
     )
 
 
@@ -149,8 +149,8 @@ def _step_of(path: Path) -> int | None:
             return int(json.loads(path.read_text(encoding="utf-8"))["current_step"])
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
-                return int(file.metadata()[STEP])
-        return int(torch.load(path, map_location="meta", weights_only=True)[STEP])
+                return int(file.metadata()[STEP_KEY])
+        return int(torch.load(path, map_location="meta", weights_only=True)[STEP_KEY])
     except Exception:  # damaged files raise all kinds of errors
         return None
 
@@ -170,7 +170,7 @@ def _listed_files(path: Path) -> tuple[int, dict[str, str]]:
         first, *lines, last = text.splitlines(keepends=True)
     except (OSError, ValueError):
         return 0, {}
-    step, found = re.fullmatch(rf"# {STEP} (\d+)\n", first), [LINE.fullmatch(line) for line in lines]
+    step, found = re.fullmatch(rf"# {STEP_KEY} (\d+)\n", first), [DIGEST_LINE.fullmatch(line) for line in lines]
     if step is None or None in found or last != _last_line("".join([first, *lines])):
         return 0, {}
     return int(step[1]), {match[2]: match[1] for match in found if match}
@@ -184,11 +184,11 @@ def _last_line(text: str) -> str:
 def _digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """Return the SHA-256 of files by name, "" for an unreadable one."""
     paths = [folder / name for name in names]
-    with ThreadPoolExecutor(READERS) as pool:  # hashing releases the interpreter's lock
-        return {path.name: digest for path, digest in zip(paths, pool.map(_digest, paths), strict=True)}
+    with ThreadPoolExecutor(READER_THREADS) as pool:  # hashing releases the interpreter's lock
+        return {path.name: digest for path, digest in zip(paths, pool.map(_file_digest, paths), strict=True)}
 
 
-def _digest(path: Path) -> str:
+def _file_digest(path: Path) -> str:
     try:
         about = path.stat()
         return _digest_of(path, about.st_size, about.st_mtime_ns, about.st_ino)
@@ -238,13 +238,13 @@ def _readable(path: Path) -> Iterator[None]:
         ) from e
 
 
-def _size(value: Any) -> int:
+def _tensor_bytes(value: Any) -> int:
     """Return the bytes of all tensors in nested mappings and lists."""
     if isinstance(value, Tensor):
         return value.nbytes
     if isinstance(value, Mapping):
-        return sum(map(_size, value.values()))
-    return sum(map(_size, value)) if isinstance(value, list | tuple) else 0
+        return sum(map(_tensor_bytes, value.values()))
+    return sum(map(_tensor_bytes, value)) if isinstance(value, list | tuple) else 0
 
 
 def read_progress(folder: Path) -> JsonObject:

@@ -7,7 +7,7 @@ from typing import TypeVar
 from library.config.problems import ConfigError, Problem, counted
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterSteps
-from library.data.length import length
+from library.data.length import training_length
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class Clock:
     @classmethod
     def of(cls, config: RunConfig, num_batches: int) -> "Clock":
         """Return the clock of a run with `num_batches` batches per epoch and process."""
-        per_epoch, total, epochs = length(config.steps, num_batches)
+        per_epoch, total, epochs = training_length(config.steps, num_batches)
         clock = cls(total=total, per_epoch=per_epoch, epochs=epochs)
         if isinstance(config.steps, AdapterSteps) and config.steps.moved:
             clock._begin(config.steps)

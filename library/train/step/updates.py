@@ -17,11 +17,11 @@ from library.distributed.world import World
 from library.memory import swapping
 from library.memory.prepare import is_sharded
 from library.methods import FullFinetune, TrainingMethod
-from library.methods.sharding import State, own_state, rows_of
+from library.methods.sharding import State, own_state, rows_of_parameter
 from library.optim import optimizers, resuming
 from library.optim.ema import ExponentialMovingAverage
 from library.optim.fused_step import PartitionedOptimizer
-from library.optim.lr_schedule import schedule
+from library.optim.lr_schedule import make_schedule
 
 NORMS = {"keys_scaled": "max_norm/keys_scaled", "maximum": "max_norm/max_key_norm", "average": "norm/avg_key_norm"}
 
@@ -70,11 +70,11 @@ class Updates:
         self._early = bool(config.optim.stepped_early)
         self._shards, self._averager = method.shards, None
         if world.ranks > 1 and not self._early:  # an optimizer that steps early averages its gradients itself
-            gradients.broadcast(p.detach() for p in self._parameters if not rows_of(p))
-            whole = [p for p in gradients.by_arrival(method) if not rows_of(p)]
+            gradients.broadcast(p.detach() for p in self._parameters if not rows_of_parameter(p))
+            whole = [p for p in gradients.by_arrival(method) if not rows_of_parameter(p)]
             self._averager = gradients.GradientAverager(whole, world.ranks)
         # Not wrapped by accelerate, unlike `optimizer`.
-        self.raw_optimizer = optimizers.optimizer(method, config, seed)
+        self.raw_optimizer = optimizers.make_optimizer(method, config, seed)
         if self._early:
             self.raw_optimizer.step_early(self._limit, world.average if world.ranks > 1 else None)
         # Only trained swapped blocks matter here; adapters never leave the device.
@@ -83,11 +83,11 @@ class Updates:
         if world.scaler is not None and ((half := config.precision.full_fp16) or on_host):
             world.accelerator.scaler = torch_private.GradScaler(world.device.type, half, on_host)
         # As in accelerate, the schedule advances once per process in each step: warm-up steps are counted like that.
-        self.schedule = schedule(self.raw_optimizer, config, total_steps * world.ranks)
+        self.schedule = make_schedule(self.raw_optimizer, config, total_steps * world.ranks)
         self.optimizer = world.accelerator.prepare_optimizer(self.raw_optimizer, device_placement=False)
         self.average = ExponentialMovingAverage.wanted(method, config, world.device, world.main)
         self._guard = NonFiniteGuard(self.raw_optimizer, world.device, world.scaler is not None, on_host)
-        self.groups = resuming.described(self.raw_optimizer)  # as configured, before a resume
+        self.groups = resuming.describe_groups(self.raw_optimizer)  # as configured, before a resume
         optimizers.train_mode(self.raw_optimizer)
 
     def expect_gradients(self, last: bool) -> None:

@@ -3,7 +3,7 @@
 from library.families.facts import AdapterModule, FamilyFacts, Shapes
 
 
-def recognise(shapes: Shapes) -> str:
+def recognise_toy(shapes: Shapes) -> str:
     """Its denoiser has names that no other model has."""
     return "a toy checkpoint" if "toy.patches.weight" in shapes else ""
 
@@ -18,7 +18,7 @@ FACTS = FamilyFacts(
     },
     family="library.families.toy.family:Toy",
     pipelines=(),
-    recognise=recognise,
+    recognise=recognise_toy,
     base_models=("a toy checkpoint",),
     base_model_version="toy1",
     architecture="toy",

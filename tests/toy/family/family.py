@@ -30,7 +30,7 @@ class Toy:
     grid = 16
     block_classes = ("ToyBlock",)
     adapter_targets = ("ToyBlock",)
-    text_adapter_targets = clip.LAYERS
+    text_adapter_targets = clip.CLIP_LAYER_CLASSES
     architecture = "toy"
     base_model_version = "toy1"
     block_inputs = {"ToyBlock": BlockInputs(streams=(0,), dynamic=((0, 1),))}
@@ -50,10 +50,10 @@ class Toy:
     def problems(self) -> Iterator[Any]:
         """Whether the file is a toy, and its tokenizer is there."""
         name = self.config.model.pretrained_model_name_or_path
-        if problem := hub.missing(f"--{OPTION}", name, "a toy checkpoint"):
+        if problem := hub.missing_model(f"--{OPTION}", name, "a toy checkpoint"):
             yield problem
             return
-        facts, words = recognition.described(weights.header(name))
+        facts, words = recognition.family_and_description(weights.header(name))
         if not facts or facts.name != self.name:
             yield f"--{OPTION}: {name} is {words}, not a toy checkpoint: choose one"
 
@@ -69,17 +69,19 @@ class Toy:
     def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
         """Everything on the CPU."""
         path = self.config.model.pretrained_model_name_or_path
-        file = weights.read(path, not self.config.model.disable_mmap_load_safetensors)
+        file = weights.open_weights(path, not self.config.model.disable_mmap_load_safetensors)
         kinds = {"denoiser": dtype, "vae": frozen or dtype, "clip_l": frozen or dtype}
         found = {
-            part: {short: weights.cast(file[name], kinds[part]) for short, name in names.items()}
+            part: {short: weights.cast_floating(file[name], kinds[part]) for short, name in names.items()}
             for part, names in split({name: name for name in file}).items()
         }
         if not found["denoiser"]:
             raise ConfigError(f"{OPTION}: {path} is no toy checkpoint: choose one")
-        place = tokenizers.find(tokenizers.CLIP_L, path)
+        place = tokenizers.find_tokenizer(tokenizers.CLIP_L, path)
         waiting = {
-            "vae": DeferredNetwork(lambda: autoencoder.build(found["vae"], SCALE), (Path(path),), "toy vae"),
+            "vae": DeferredNetwork(
+                lambda: autoencoder.build_autoencoder(found["vae"], SCALE), (Path(path),), "toy vae"
+            ),
             "clip_l": DeferredNetwork(lambda: clip.encoder(found["clip_l"]), (Path(path),), "toy clip_l"),
         }
         words = tokenizers.Tokenizers({"clip_l": (place, tokenizers.CLIP_L)})
@@ -109,7 +111,7 @@ class Toy:
     ) -> dict[str, Tensor]:
         """Captions -> words [B, 77, width]."""
         model = components.encoders["clip_l"]
-        ids = clip.tokens(components.tokenizers["clip_l"], captions)[:, 0].to(next(model.parameters()).device)
+        ids = clip.clip_tokens(components.tokenizers["clip_l"], captions)[:, 0].to(next(model.parameters()).device)
         return {"words": model(input_ids=ids).last_hidden_state}
 
     def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
@@ -134,7 +136,7 @@ class Toy:
         named = {
             "denoiser": components.denoiser.state_dict(),
             "vae": components.vae.state_dict() if components.vae is not None else {},
-            "clip_l": clip.tensors_of(components.encoders["clip_l"]),
+            "clip_l": clip.clip_tensors(components.encoders["clip_l"]),
         }
         return {PREFIXES[part] + n.replace("_orig_mod.", ""): t for part, own in named.items() for n, t in own.items()}
 
@@ -158,7 +160,7 @@ class Toy:
 
     def adapter_name(self, part: str, path: str) -> str:
         """("denoiser", "blocks.0.qkv") -> "lora_unet_blocks_0_qkv"."""
-        prefix, path = ("lora_unet", path) if part == "denoiser" else ("lora_te1", clip.canonical(path))
+        prefix, path = ("lora_unet", path) if part == "denoiser" else ("lora_te1", clip.canonical_clip_path(path))
         return f"{prefix}_{path.replace('.', '_')}"
 
 
@@ -175,4 +177,4 @@ def build(tensors: Mapping[str, Tensor]) -> nn.Module:
     width, inputs = tensors["patches.weight"].shape
     blocks = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("blocks."))
     text = tensors["words.weight"].shape[1]
-    return weights.assign(random_networks.empty(lambda: ToyDenoiser(width, blocks, inputs // 4, text)), tensors)
+    return weights.assign(random_networks.build_on_meta(lambda: ToyDenoiser(width, blocks, inputs // 4, text)), tensors)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from library import families
 from library.config import sections
-from library.config.schema import section
+from library.config.schema import define_section
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +25,7 @@ class ToyRun:
     script_with = staticmethod(families.script_with)
     grid: ClassVar[int] = 16
 
-    compile: ToyCompile = section(ToyCompile)
+    compile: ToyCompile = define_section(ToyCompile)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,17 +36,17 @@ def model_sizes(_config: RunConfig, full: bool) -> ToySizes:
     return FULL if full else TINY
 
 
-def random(sizes: ToySizes = TINY, words: int = CLIP_WORDS) -> RandomNetworks:
+def make_networks(sizes: ToySizes = TINY, words: int = CLIP_WORDS) -> RandomNetworks:
     """The networks of these sizes."""
     return RandomNetworks(
-        lambda: random_networks.empty(lambda: ToyDenoiser(sizes.width, sizes.blocks)),
+        lambda: random_networks.build_on_meta(lambda: ToyDenoiser(sizes.width, sizes.blocks)),
         {"clip_l": lambda: random_networks.clip_encoder(64, 2, words)},
-        lambda: random_networks.autoencoder((32, 32, 32, 32), 4, SCALE, quant_convs=True),
+        lambda: random_networks.random_autoencoder((32, 32, 32, 32), 4, SCALE, quant_convs=True),
         sizes.resolutions,
     )
 
 
-def adopt(family: Any, denoiser: nn.Module) -> None:
+def adopt_denoiser(family: Any, denoiser: nn.Module) -> None:
     """It reads nothing from headers."""
 
 
@@ -55,13 +55,13 @@ def input_shapes(family: Any, denoiser: nn.Module) -> InputShapes:
     return InputShapes(4, {"words": (77, 64)})
 
 
-def write(folder: Path, seed: int = 0) -> dict[str, Path]:
+def write_random_model(folder: Path, seed: int = 0) -> dict[str, Path]:
     """Write a tiny checkpoint, and its tokenizer beside it."""
-    made = random(TINY, random_tokenizers.clip_tokenizer(folder / "tokenizer"))
+    made = make_networks(TINY, random_tokenizers.clip_tokenizer(folder / "tokenizer"))
     networks = {"denoiser": made.denoiser(), "vae": made.vae(), "clip_l": made.encoders["clip_l"]()}
     tensors = {}
     for i, (part, network) in enumerate(networks.items()):
-        named = clip.tensors_of(network) if part == "clip_l" else network.state_dict()
+        named = clip.clip_tensors(network) if part == "clip_l" else network.state_dict()
         shapes = [(name, tuple(tensor.shape)) for name, tensor in named.items()]
         own = random_networks.random_weights(shapes, seed * 10 + i, torch.float32)
         tensors |= {PREFIXES[part] + name: tensor for name, tensor in own.items()}

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from library.families.base import SampleRequest
-from library.families.shared.sampler import Sampler, generator_of
+from library.families.shared.sampler import Sampler, sample_generator
 from library.objectives import diffusion
 
 
@@ -30,7 +30,7 @@ class ToySampler(Sampler):
         )
         steps.set_timesteps(request.steps, device=device)
         height, width = self.size(request)
-        noise = torch.randn(1, model.channels, height // 8, width // 8, generator=generator_of(request))
+        noise = torch.randn(1, model.channels, height // 8, width // 8, generator=sample_generator(request))
         latents, words = noise.to(device), self.text(request, device)["words"]
         for t in steps.timesteps:
             answer = model(latents, t.view(1).to(device), words).float()
