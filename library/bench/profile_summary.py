@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from library.config.json_types import JsonObject
 
-SHOWN = 25  # operations in the result
+MAX_OPERATIONS_SHOWN = 25  # operations in the result
 # Kinds of operations by name, of the host's (aten::) and of the device's kernels; the first that fits counts.
 KINDS: tuple[tuple[str, str], ...] = (
     ("bookkeeping", r"^autograd::|AccumulateGrad|Backward\d+$"),
@@ -86,7 +86,7 @@ def summary(rows: Iterable[ProfileRow], steps: int, step_ms: float, device: str)
             "ms": round(row.us / 1000 / steps, 4),
             "share": round(row.us / total, 4),
         }
-        for row in sorted(working, key=lambda r: -r.us)[:SHOWN]
+        for row in sorted(working, key=lambda r: -r.us)[:MAX_OPERATIONS_SHOWN]
     ]
     return {
         "steps": steps,

@@ -63,6 +63,7 @@ def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Rep
 
 
 def sent(config: RunConfig) -> JsonObject:
+    """Return the changed options as another process reads them, paths as text."""
     return {
         name: str(value) if isinstance(value, Path) else value
         for name, value in flatten_sections(changed(config)).items()

@@ -22,10 +22,10 @@ class Command:
 
 COMMANDS = {
     "gui": Command("open the page", "kohya_gui.app:main"),
-    "train": Command("train with a config, headless", "library.cli.launch:train"),
+    "train": Command("train with a config, headless", "library.cli.launch:launch_training"),
     "check": Command("check a config for errors, without training", "library.cli.check:main"),
     "probe": Command(
-        "run two steps of a training, and propose settings that fit into memory", "library.cli.launch:probe"
+        "run two steps of a training, and propose settings that fit into memory", "library.cli.launch:launch_probe"
     ),
     "demo": Command("make a tiny model and images, and train a LoRA on them", "library.demo:main"),
     "doctor": Command("check this machine: GPU, PyTorch, packages, compiling", "library.doctor.report:main"),
@@ -43,7 +43,7 @@ COMMANDS = {
     "diff": Command("list the differences between two config files", "library.cli.import_config:diff"),
     "bench": Command(
         "benchmark a model on this machine, compiled and not; --profile shows where the time goes",
-        "library.cli.launch:bench",
+        "library.cli.launch:launch_bench",
     ),
 }
 

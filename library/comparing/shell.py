@@ -30,7 +30,9 @@ def main(argv: list[str]) -> int:
     run = plan.run_of(asked.run)
     with join_work("compare") as work, free_devices({"cpu": asked.cpu}, work.wait) as own:
         os.environ.update(gpu_slots.device_environment(own))
-        compare = families.load_object("library.comparing.work:compare")  # loads torch, which detects GPUs only once
+        compare = families.load_object(
+            "library.comparing.work:compare_files"
+        )  # loads torch, which detects GPUs only once
         made = compare(run, asked, given, work)
         for line in comparison_lines(made):
             print(line)

@@ -14,7 +14,7 @@ ON_THE_HUB = re.compile(
     r"(?:@[^/]+)?(?:/(?:resolve|blob|raw|tree)/[^/?#]+)?((?:/[^/?#]+)*)/?(?:[?#].*)?",
     re.ASCII | re.IGNORECASE,
 )
-SHOWN = 120  # characters of an address in a message
+MAX_ADDRESS_SHOWN = 120  # characters of an address in a message
 # What options may name on the hub, and how: their other values are paths.
 FILE, FOLDER = "file", "repository"
 NAMES_ON_THE_HUB = {"base_weights": FILE, "pretrained_model_name_or_path": FOLDER}
@@ -41,7 +41,7 @@ def about_address(option: str, text: str, takes: str | None = None) -> Problem |
     found = WEB.match(text)
     if not found:
         return None
-    takes, shown = NAMES_ON_THE_HUB.get(option, "") if takes is None else takes, text[:SHOWN]
+    takes, shown = NAMES_ON_THE_HUB.get(option, "") if takes is None else takes, text[:MAX_ADDRESS_SHOWN]
     if found[1].lower() == "file":
         template = ": {address} is an address of a browser; write the path alone: /{path}"
         return Problem(option, template, address=shown, path=found[2])

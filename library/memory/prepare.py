@@ -1,4 +1,4 @@
-"""Apply storage, swapping, checkpointing and compilation to a denoiser, in the only order that works: STEPS."""
+"""Apply storage, swapping, checkpointing and compilation to a denoiser, in the only order that works."""
 
 import contextlib
 import logging
@@ -37,7 +37,7 @@ class Prepared:
 
 @dataclass
 class _Preparation:
-    """A denoiser on its way through STEPS, and what decides about it."""
+    """A denoiser on its way through PREPARATION_STEPS, and what decides about it."""
 
     denoiser: nn.Module
     family: Family
@@ -64,7 +64,7 @@ def prepare_denoiser(  # noqa: PLR0913 - what is made ready, and for what
     text_learns: bool = False,
     log: CompileLog | None = None,
 ) -> Prepared:
-    """Place the denoiser on its device and apply everything that saves memory or time, in the order of STEPS.
+    """Place the denoiser on its device and apply everything that saves memory or time, in this order.
 
     Adapters, dtype and `requires_grad` are final when this is called; parameter names stay as they are. `sizes` are
     those of the data set's batches; `text_learns` says that gradients go on through what the denoiser reads. `log` is
@@ -73,7 +73,7 @@ def prepare_denoiser(  # noqa: PLR0913 - what is made ready, and for what
     attention.switches(config.compile)
     kernel = attention.prefer(device, config.memory.attention_kernel)
     given = _Preparation(denoiser, family, config, device, sizes, text_learns, log or CompileLog())
-    for step, _ in STEPS:
+    for step, _ in PREPARATION_STEPS:
         step(given)
     logger.info(said := describe_blocks(denoiser, family.block_classes))
     return Prepared(kernel, given.not_compiled, said)
@@ -160,7 +160,7 @@ def _let_norms_learn(given: _Preparation) -> None:
 
 # In this order only, each with the reason. What changes the classes of blocks is in the order of subclass.INSIDE_OUT,
 # which is asserted wherever a class changes.
-STEPS: tuple[tuple[Callable[[_Preparation], None], str], ...] = (
+PREPARATION_STEPS: tuple[tuple[Callable[[_Preparation], None], str], ...] = (
     (_order_convolutions, "weights are rounded and moved in the order that convolutions are fastest in"),
     (_place_weights, "what is swapped are the rounded weights"),
     (_checkpoint, "inside what is compiled, so that one graph has the forward pass and its recomputation"),

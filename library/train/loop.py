@@ -65,7 +65,6 @@ def run_training(
         journal.begin(remarks, notes)
         config = base_files.fetch(config, world, journal)
         family = families.family_for(config)
-
         # The data set. It is encoded once; networks needed only for that are freed.
         images = read_images(config, journal)
         components = open_training_model(family, world, journal)
@@ -84,9 +83,8 @@ def run_training(
         world.place(components, method.trained_parts, config.cache, keep_vae=samples.wanted)
         generators = rng.StepGenerators(seed, world.device, world.rank)
         compute_loss = LossFunction(family, components, method, config, world, generators, compile_log)
-        compute_loss = replace(
-            compute_loss, config=matmul_formats.find_best_format(batches, compute_loss, world, journal)
-        )
+        fastest = matmul_formats.find_best_format(batches, compute_loss, world, journal)
+        compute_loss = replace(compute_loss, config=fastest)
         choices = resume_state.resumed_choices(config)
         config = autotune.find_best_config(batches, compute_loss, clock, world, journal, choices)
         compute_loss = replace(compute_loss, config=config)

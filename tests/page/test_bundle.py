@@ -62,7 +62,7 @@ def test_every_script_of_the_page_is_in_its_own():
 
 def test_the_installed_gradio_says_which_files_components_need():
     names = preloads.needed(["textbox", "tabs"])
-    assert len(names) > 25 and all((preloads.FOLDER / name).is_file() for name in names)
+    assert len(names) > 25 and all((preloads.ASSETS_FOLDER / name).is_file() for name in names)
     assert len(preloads.needed(["textbox", "tabs", "html"])) > len(names) and not preloads.needed(["no such kind"])[60:]
     lines, sheets, own = preloads.head(names)
     ((address, styles),) = own.items()
@@ -78,7 +78,7 @@ def test_styles_of_components_stand_behind_those_of_gradios_head():
 
     async def gradio(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        whole = (preloads.FOLDER.parent / "index.html").read_bytes()
+        whole = (preloads.ASSETS_FOLDER.parent / "index.html").read_bytes()
         await send({"type": "http.response.body", "body": whole})
 
     lines, sheets, _ = preloads.head(preloads.needed(["textbox"]))
@@ -88,5 +88,5 @@ def test_styles_of_components_stand_behind_those_of_gradios_head():
 
 
 def test_another_gradio_is_loaded_without(monkeypatch, tmp_path):
-    monkeypatch.setattr(preloads, "FOLDER", tmp_path / "assets")
+    monkeypatch.setattr(preloads, "ASSETS_FOLDER", tmp_path / "assets")
     assert preloads.needed(["textbox"]) == [] and preloads.head([]) == ("", "", {})

@@ -146,8 +146,8 @@ def test_several_become_one_exactly_or_cut(name, lora_files, tmp_path):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_joined_lora_is_what_the_trainer_reads(name, bases, lora_files, tmp_path):
-    from library.methods.lora_files import file_of as tensors_of
     from library.methods.lora import merge_base_weights as into
+    from library.methods.lora_files import file_of as tensors_of
 
     first, second, _ = lora_files[name]
     joined = merge.join_loras([(first, 1.0), (second, 1.0)], tmp_path / "j.safetensors").path

@@ -105,6 +105,7 @@ def _key_pairs(doubles: int, singles: int, guided: bool, layers: int) -> Iterato
 
 
 def flux_to_bfl(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename tensors of diffusers to the names of the original file, joining those that it keeps as one."""
     return {
         name: join_tensors(name, [tensors[part] for part in made_of]) for name, made_of in flux_sources(tensors).items()
     }

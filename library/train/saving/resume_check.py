@@ -37,7 +37,7 @@ CHANGED = (
 )
 STARTS_ONLY = ": {name} only sets where the optimizer's estimate starts, so the estimate of the state stays"
 NO_CHECKSUMS = ": {folder} was saved without checksums, by an older version, so damage to its files is not noticed"
-WHOLE = ("denoiser", "clip_l", "clip_g", "t5xxl")  # what a whole model's tensors begin with
+WHOLE_MODEL_PARTS = ("denoiser", "clip_l", "clip_g", "t5xxl")  # what a whole model's tensors begin with
 BESIDE = {"embedding.": "textual-inversion", "lllite_": "lllite"}  # the same of what else learns -> its kind
 LEARNED: dict[str, MessageLike] = {
     "finetune": Message("a whole model"),
@@ -189,7 +189,7 @@ def _other_adapters(folder: Path, stored: JsonMapping, known: JsonMapping, confi
 
 def _kind(stored: JsonMapping) -> str:
     """The kind of training that wrote a state, by the names of its trained tensors."""
-    if any(name.startswith(f"{part}.") for name in stored for part in WHOLE):
+    if any(name.startswith(f"{part}.") for name in stored for part in WHOLE_MODEL_PARTS):
         return "finetune"
     return next((kind for name in stored for part, kind in BESIDE.items() if name.startswith(part)), "lora")
 
