@@ -6,6 +6,7 @@ from typing import Any
 
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
+from library.families.facts import SmallModel
 from library.families.flux import keys
 from library.families.shared import weights
 from library.families.shared.diffusers_layers import ADAPTER, Sizes, layers
@@ -40,6 +41,36 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
         model = [(*base, "real: Chroma1-HD.safetensors"), *files, *chroma, ("guidance_scale", 0.0, "it takes none")]
         shift = [("timestep_sampling", "sigmoid", "")]
     return {"model": model, "noise": [*shift, ("model_prediction_type", "raw", "")], "data": data}
+
+
+def small_tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
+    """As `tables`, of the small trained model."""
+    return {
+        "model": [
+            ("pretrained_model_name_or_path", str(models["flux"]), "real: flux1-dev.safetensors"),
+            *((part, str(models[part]), "") for part in ("clip_l", "t5xxl", "ae")),
+            ("t5xxl_max_token_length", 32, "real: 512"),
+            ("guidance_scale", 1.0, "what FLUX.1-dev is trained with"),
+        ],
+        "noise": [("timestep_sampling", "sigmoid", "real: flux_shift"), ("model_prediction_type", "raw", "")],
+    }
+
+
+# It was trained without distilled guidance, so samples take classifier-free guidance (--l).
+SMALL = SmallModel(
+    files={
+        "flux": "flux1-dev.safetensors",
+        "clip_l": "clip_l.safetensors",
+        "t5xxl": "t5xxl.safetensors",
+        "ae": "ae.safetensors",
+    },
+    tables=small_tables,
+    prompt="--w 128 --h 128 --s 20 --l 4 --g 1",
+    rank=16,
+    alpha=8.0,
+    rates={"lora": 2e-3, "finetune": 2e-4},
+    steps=240,
+)
 
 
 def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:

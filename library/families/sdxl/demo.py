@@ -7,6 +7,7 @@ from typing import Any
 from library import families
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
+from library.families.facts import SmallModel
 from library.families.shared.diffusers_layers import Sizes, layers
 
 # All kinds of blocks of a U-Net take minutes to compile on a processor; these take seconds, and do most of the work.
@@ -20,6 +21,22 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
         "model": [("pretrained_model_name_or_path", str(models["sdxl"]), "real: sd_xl_base_1.0.safetensors")],
         "compile": [BLOCKS],
     }
+
+
+def small_tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
+    """As `tables`, of the small trained model."""
+    return tables(models) | {"sample": [("sample_sampler", "euler", "")]}
+
+
+SMALL = SmallModel(
+    files={"sdxl": "sdxl.safetensors"},
+    tables=small_tables,
+    prompt="--w 128 --h 128 --s 20 --l 4",
+    rank=16,
+    alpha=8.0,
+    rates={"lora": 2e-3, "finetune": 2e-4},
+    steps=240,
+)
 
 
 def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:

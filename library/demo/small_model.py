@@ -1,0 +1,73 @@
+"""The small trained models that come with the program: which files, whether they are whole, and copies of them."""
+
+import hashlib
+import importlib
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from library import families
+from library.config.problems import ConfigError
+from library.families.facts import SmallModel
+from library.files import write_atomic
+
+FOLDER = Path(__file__).with_name("small_models")
+CHECKSUMS = "checksums.json"  # SHA-256 by path below the folder
+
+
+def small_model_of(family: str) -> SmallModel | None:
+    """What a family says of its small trained model; None for one that has none, and for a relative of a family."""
+    if family not in families.FAMILIES:
+        return None
+    return getattr(importlib.import_module(families.facts(family).demo), "SMALL", None)
+
+
+def copy_small_model(family: str, place: Path) -> dict[str, Path]:
+    """Copy a family's small model with its tokenizers into a folder; its files by part. Raises ConfigError for files
+    that are missing or damaged."""
+    known = small_model_of(family)
+    assert known is not None
+    for source in whole_files(family):
+        target = place / source.relative_to(FOLDER / family)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+    return {part: place / name for part, name in known.files.items()}
+
+
+def whole_files(family: str) -> list[Path]:
+    """The files of a family's small model. Raises ConfigError, with a line for each that is missing or damaged."""
+    own = {name: digest for name, digest in checksums().items() if name.split("/")[0] == family}
+    wrong = [name for name, digest in own.items() if _digest(FOLDER / name) != digest]
+    if wrong or not own:
+        raise ConfigError(
+            "the demo's small model is not whole: {files} in {folder} is missing or damaged; download the program "
+            "again, or restore the folder with git checkout",
+            files=", ".join(wrong) or f"{family}/",
+            folder=FOLDER,
+        )
+    return [FOLDER / name for name in own]
+
+
+def checksums() -> dict[str, str]:
+    """The published SHA-256 of each file; none where the list is missing or damaged."""
+    try:
+        known = json.loads((FOLDER / CHECKSUMS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def write_checksums(names: Iterable[str] = families.FAMILIES) -> Path:
+    """Write the list, after the files of these families were replaced; other entries stay."""
+    kept = {name: digest for name, digest in checksums().items() if name.split("/")[0] not in names}
+    files = (path for name in names for path in sorted((FOLDER / name).rglob("*")) if path.is_file())
+    kept |= {path.relative_to(FOLDER).as_posix(): _digest(path) for path in files}
+    return write_atomic(FOLDER / CHECKSUMS, json.dumps(kept, indent=1, sort_keys=True) + "\n")
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
