@@ -277,7 +277,8 @@ def test_a_processor_trains_eagerly_unless_asked(tmp_path, monkeypatch, devices,
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
     monkeypatch.setattr("library.demo.train", lambda toml, script, config, name, flags, steps: trained.append(flags[0]))
     monkeypatch.setattr(summary, "read", lambda folder: None)
-    monkeypatch.setattr(summary, "text", lambda model, outcomes, config: " ".join(outcomes))
+    monkeypatch.setattr(summary, "text", lambda model, outcomes, config, learns: " ".join(outcomes))
+    monkeypatch.setattr("library.demo.picture.write_picture", lambda run: [])
     assert command(["--family", "sdxl", "--out", str(tmp_path / "demo"), *flags]) == 0
     assert trained == ["--no-compile", "--compile"][: 1 + compiled]
     for name in ("sdxl_train_network", "sdxl_train"):

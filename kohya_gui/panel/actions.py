@@ -127,7 +127,7 @@ class RunActions:
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:
         """What may be looked at."""
-        return {"picture": samples.show, "bundle": self.bundle}
+        return {"picture": samples.show, "learned": samples.show_learned, "bundle": self.bundle}
 
     def act(self, sent: ApiRequest) -> JsonObject:
         """Do something with a run."""

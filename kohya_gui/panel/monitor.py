@@ -117,7 +117,7 @@ def _read(picked: str) -> tuple[reader.RecordedRun | None, JsonObject]:
         "head": [run.id, run.state, run.error, progress.offset, int(time.time()) if run.active else 0],
         "acts": actions.buttons(run, every),
         "chart": [run.id, line.points[-1] if line.points else None, line.resumed, gpus[-1].get("t") if gpus else 0],
-        "gallery": [run.id, len(progress.events.get("sample", ()))],
+        "gallery": [run.id, len(progress.events.get("sample", ())), run.active],
         "log": [run.id, run.state, _size(run)],
     }
 

@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     pictures, lines = [], []
     for model in wanted:
         run, said = compare(demo, model, asked.steps, compiled, model in trained)
-        pictures += picture.write(run) if model in trained else []
+        pictures += picture.write_picture(run) if model in trained else []
         lines.append(said)
     print("\n".join(["", *pictures, "", *lines, *closing(demo, wanted[0])]))
     return 0

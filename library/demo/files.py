@@ -54,12 +54,14 @@ def prepare(folder: Path, families: Iterable[str], compiled: bool = False, train
 
 def _prepare_learning(folder: Path, family: str, compiled: bool) -> dict[str, Path]:
     """The pictures to learn from, the small model, its prompts and its TOML files, by script."""
-    _once(folder / zorb.NAME, zorb.write)
+    _once(folder / zorb.NAME, zorb.write_zorbs)
     place = folder / "small-models" / family
     _once(place, lambda new: small_model.copy_small_model(family, new))
     known = small_model.small_model_of(family)
     assert known is not None
-    return learning.write(folder, family, {part: place / name for part, name in known.files.items()}, compiled)
+    return learning.write_learning_files(
+        folder, family, {part: place / name for part, name in known.files.items()}, compiled
+    )
 
 
 def _further_scripts(family: str) -> set[str]:

@@ -26,7 +26,7 @@ def scripts(family: str) -> list[str]:
     return [script for script in known if families.config_class(script).kind in KINDS]
 
 
-def write(folder: Path, family: str, files: Mapping[str, Path], compiled: bool) -> dict[str, Path]:
+def write_learning_files(folder: Path, family: str, files: Mapping[str, Path], compiled: bool) -> dict[str, Path]:
     """Write the sample prompts and a TOML for each script that trains the small model; the TOML files by script. A file
     that exists is kept as it is."""
     prompts = folder / f"{family}-prompts.txt"
@@ -38,7 +38,7 @@ def write(folder: Path, family: str, files: Mapping[str, Path], compiled: bool) 
     for script in scripts(family):
         path = written[script] = folder / f"{name_of(script, family)}.toml"
         if not path.exists():
-            write_atomic(path, text(script, small, files, folder, compiled))
+            write_atomic(path, learning_toml(script, small, files, folder, compiled))
     return written
 
 
@@ -51,7 +51,7 @@ def prompt_text(small: SmallModel) -> str:
     return "\n".join(lines) + "\n"
 
 
-def text(script: str, small: SmallModel, files: Mapping[str, Path], folder: Path, compiled: bool) -> str:
+def learning_toml(script: str, small: SmallModel, files: Mapping[str, Path], folder: Path, compiled: bool) -> str:
     """The TOML of one script; all that it names is in the demo's folder."""
     config = families.config_class(script)
     family, output = config.family, folder / "output"

@@ -9,7 +9,7 @@ from library.runs import reader
 from library.runs.sample_sheet import arrange_samples, draw_sheet
 
 
-def write(run: Path) -> list[str]:
+def write_picture(run: Path) -> list[str]:
     """Write the picture of the run in this folder beside its LoRA; the lines that say where it is, or why there is
     none, and which samples failed."""
     facts, (events, _) = reader.at(run).facts, reader.events(run)

@@ -23,16 +23,19 @@ def small_model_of(family: str) -> SmallModel | None:
     return getattr(importlib.import_module(families.facts(family).demo), "SMALL", None)
 
 
-def copy_small_model(family: str, place: Path) -> dict[str, Path]:
-    """Copy a family's small model with its tokenizers into a folder; its files by part. Raises ConfigError for files
-    that are missing or damaged."""
+def parts_in(place: Path, family: str) -> dict[str, Path]:
+    """The files of a family's small model in a folder, by part."""
     known = small_model_of(family)
-    assert known is not None
+    return {part: place / name for part, name in known.files.items()} if known else {}
+
+
+def copy_small_model(family: str, place: Path) -> None:
+    """Copy a family's small model with its tokenizers into a folder. Raises ConfigError for files that are missing or
+    damaged."""
     for source in whole_files(family):
         target = place / source.relative_to(FOLDER / family)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
-    return {part: place / name for part, name in known.files.items()}
 
 
 def whole_files(family: str) -> list[Path]:

@@ -57,7 +57,7 @@ class Pose:
 
 
 @dataclass(frozen=True)
-class Picture:
+class Scene:
     """One picture: the pose, its size as a share of the largest, its place from 0 to 1, and what the caption says."""
 
     pose: Pose
@@ -80,48 +80,48 @@ POINTS = Pose(tilt=4, arms=(8, -40), looks=(-0.8, 0), mouth=0.3)
 JUMPS = Pose(tilt=-10, arms=(40, 20), looks=(0.4, 0.5), mouth=0.8, feet=1.0)
 
 TO_LEARN_FROM = (
-    Picture(STANDS, 1.0, (0.5, 0.5), "white", 0),
-    Picture(WAVES, 0.95, (0.4, 0.6), "blue", 0),
-    Picture(CHEERS, 0.9, (0.5, 0.3), "green", 1),
-    Picture(LEANS, 0.85, (0.7, 0.6), "pink", 2),
-    Picture(POINTS, 0.8, (0.8, 0.4), "yellow", 0),
-    Picture(JUMPS, 0.9, (0.5, 0.2), "gray", 1),
-    Picture(STANDS, 0.75, (0.2, 0.8), "blue", 3),
-    Picture(WAVES, 0.9, (0.6, 0.5), "green", 0),
-    Picture(CHEERS, 1.0, (0.5, 0.5), "yellow", 1),
-    Picture(LEANS, 0.95, (0.3, 0.4), "white", 3),
-    Picture(POINTS, 0.9, (0.5, 0.7), "pink", 0),
-    Picture(JUMPS, 0.8, (0.6, 0.6), "black", 1),
+    Scene(STANDS, 1.0, (0.5, 0.5), "white", 0),
+    Scene(WAVES, 0.95, (0.4, 0.6), "blue", 0),
+    Scene(CHEERS, 0.9, (0.5, 0.3), "green", 1),
+    Scene(LEANS, 0.85, (0.7, 0.6), "pink", 2),
+    Scene(POINTS, 0.8, (0.8, 0.4), "yellow", 0),
+    Scene(JUMPS, 0.9, (0.5, 0.2), "gray", 1),
+    Scene(STANDS, 0.75, (0.2, 0.8), "blue", 3),
+    Scene(WAVES, 0.9, (0.6, 0.5), "green", 0),
+    Scene(CHEERS, 1.0, (0.5, 0.5), "yellow", 1),
+    Scene(LEANS, 0.95, (0.3, 0.4), "white", 3),
+    Scene(POINTS, 0.9, (0.5, 0.7), "pink", 0),
+    Scene(JUMPS, 0.8, (0.6, 0.6), "black", 1),
 )
 # Which no training sees: other poses on grounds that it knows, and on one that it does not.
 UNSEEN_GROUND = "purple"
 HELD_OUT = (
-    Picture(WAVES, 1.0, (0.5, 0.5), "white", 0),
-    Picture(STANDS, 0.95, (0.5, 0.5), "blue", 0),
-    Picture(LEANS, 0.9, (0.5, 0.6), "green", 1),
-    Picture(STANDS, 0.9, (0.5, 0.5), UNSEEN_GROUND, 0),
-    Picture(WAVES, 0.95, (0.4, 0.5), UNSEEN_GROUND, 1),
-    Picture(CHEERS, 0.9, (0.5, 0.5), UNSEEN_GROUND, 0),
+    Scene(WAVES, 1.0, (0.5, 0.5), "white", 0),
+    Scene(STANDS, 0.95, (0.5, 0.5), "blue", 0),
+    Scene(LEANS, 0.9, (0.5, 0.6), "green", 1),
+    Scene(STANDS, 0.9, (0.5, 0.5), UNSEEN_GROUND, 0),
+    Scene(WAVES, 0.95, (0.4, 0.5), UNSEEN_GROUND, 1),
+    Scene(CHEERS, 0.9, (0.5, 0.5), UNSEEN_GROUND, 0),
 )
 
 
-def write(folder: Path) -> Path:
+def write_zorbs(folder: Path) -> Path:
     """Draw the pictures to learn from, each with its caption, into a `N_name` folder below `folder`."""
     place = folder / FOLDER
     place.mkdir(parents=True)
-    for number, picture in enumerate(TO_LEARN_FROM, start=1):
-        write_atomic(place / f"{number:02d}.png", draw(picture).save)
-        write_atomic(place / f"{number:02d}.txt", picture.caption + "\n")
+    for number, scene in enumerate(TO_LEARN_FROM, start=1):
+        write_atomic(place / f"{number:02d}.png", draw_scene(scene).save)
+        write_atomic(place / f"{number:02d}.txt", scene.caption + "\n")
     return folder
 
 
-def draw(picture: Picture) -> Image.Image:
+def draw_scene(scene: Scene) -> Image.Image:
     """One picture, RGB [SIDE, SIDE]."""
     large = SIDE * SCALE
-    image = Image.new("RGB", (large, large), GROUNDS[picture.ground])
-    side = round(large * 0.94 * picture.size)
-    figure = _figure(picture.pose, side)
-    corner = tuple(round((large - side) * share) for share in picture.place)
+    image = Image.new("RGB", (large, large), GROUNDS[scene.ground])
+    side = round(large * 0.94 * scene.size)
+    figure = _figure(scene.pose, side)
+    corner = tuple(round((large - side) * share) for share in scene.place)
     image.paste(figure, corner, figure)
     return image.resize((SIDE, SIDE), Image.Resampling.LANCZOS)
 

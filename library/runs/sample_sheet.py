@@ -24,6 +24,11 @@ class SampleSheet:
     prompts: Mapping[int, str]  # of the rows, by number
     places: Mapping[tuple[int, int], int]  # (number, step) -> place among the run's events of samples
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the picture."""
+        return SIDE + MARGIN + len(self.steps) * (CELL + MARGIN), HEAD + len(self.prompts) * (CELL + MARGIN)
+
 
 def arrange_samples(events: Sequence[JsonMapping]) -> SampleSheet | None:
     """The sheet of a run's events of samples; None where they show no progress, as all are of one step."""
@@ -41,8 +46,7 @@ def arrange_samples(events: Sequence[JsonMapping]) -> SampleSheet | None:
 
 def draw_sheet(sheet: SampleSheet, opened: Callable[[int], Image.Image | None]) -> Image.Image:
     """The picture, RGB. `opened` returns the sample at a place among the run's events; None leaves its cell empty."""
-    width = SIDE + len(sheet.steps) * (CELL + MARGIN) + MARGIN
-    image = Image.new("RGB", (width, HEAD + len(sheet.prompts) * (CELL + MARGIN)), PAPER)
+    image = Image.new("RGB", sheet.size, PAPER)
     pen, font = ImageDraw.Draw(image), ImageFont.load_default(TEXT_SIZE)
     for column, step in enumerate(sheet.steps):
         middle = SIDE + MARGIN + column * (CELL + MARGIN) + CELL / 2
