@@ -121,8 +121,8 @@ def draw_scene(scene: Scene) -> Image.Image:
     image = Image.new("RGB", (large, large), GROUNDS[scene.ground])
     side = round(large * 0.94 * scene.size)
     figure = _figure(scene.pose, side)
-    corner = tuple(round((large - side) * share) for share in scene.place)
-    image.paste(figure, corner, figure)
+    left, top = (round((large - side) * share) for share in scene.place)
+    image.paste(figure, (left, top), figure)
     return image.resize((SIDE, SIDE), Image.Resampling.LANCZOS)
 
 

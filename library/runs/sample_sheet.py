@@ -1,12 +1,14 @@
 """The samples of a run as one picture: a row for each prompt; columns show the start, halfway and the end."""
 
+import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
 
-from library.config.json_types import JsonMapping
+from library.config.json_types import JsonMapping, JsonValue
+from library.config.problems import counted
 
 MOST_ROWS = 8
 CELL, MARGIN, HEAD, SIDE = 192, 10, 30, 176  # pixels: a sample, between samples, titles above, prompts beside them
@@ -34,7 +36,7 @@ def arrange_samples(events: Sequence[JsonMapping]) -> SampleSheet | None:
     """The sheet of a run's events of samples; None where they show no progress, as all are of one step."""
     places, prompts = {}, {}
     for place, event in enumerate(events):
-        number, step = (int(event.get(name) or 0) for name in ("number", "step"))
+        number, step = (_whole(event.get(name)) for name in ("number", "step"))
         places[number, step], prompts[number] = place, str(event.get("prompt") or "")
     steps = sorted({step for _, step in places})
     if len(steps) < 2:
@@ -65,16 +67,21 @@ def draw_sheet(sheet: SampleSheet, opened: Callable[[int], Image.Image | None]) 
     return image
 
 
+def _whole(value: JsonValue) -> int:
+    """A number of an event, 0 where a damaged record holds none."""
+    return int(value) if isinstance(value, int | float) and abs(value) < math.inf else 0
+
+
 def _put(image: Image.Image, sample: Image.Image, left: int, top: int) -> None:
     """Paste a sample into its cell, as large as it fits."""
     factor = CELL / max(sample.size)
-    size = tuple(max(1, round(side * factor)) for side in sample.size)
-    fitted = sample.convert("RGB").resize(size, Image.Resampling.LANCZOS)
-    image.paste(fitted, (left + (CELL - size[0]) // 2, top + (CELL - size[1]) // 2))
+    width, height = max(1, round(sample.width * factor)), max(1, round(sample.height * factor))
+    fitted = sample.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
+    image.paste(fitted, (left + (CELL - width) // 2, top + (CELL - height) // 2))
 
 
 def _title(step: int) -> str:
-    return f"after {step} steps" if step else "base model"
+    return f"after {counted(step, 'step')!s}" if step else "base model"
 
 
 def _wrapped(prompt: str) -> str:

@@ -11,7 +11,7 @@ from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
 from kohya_gui.sampling import sampling
 from kohya_gui.server.json_api import ApiRequest
-from library.config.formats import read_toml
+from library.config.formats import read_toml, toml_value
 from library.config.problems import ConfigError, Message
 from library.runs import job as jobs
 from library.runs import layout, process, reader, registry
@@ -148,6 +148,24 @@ def run_with_samples(root, name="zorb-1"):
     return folder
 
 
+def test_fields_that_all_prompts_share_are_proposed(tab, tmp_path):
+    run, written = run_with_samples(tmp_path, "shared-1"), tmp_path / "prompts.txt"
+    assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == {}
+    with (run / layout.TOML).open("a", encoding="utf-8") as toml:
+        toml.write(f"sample_prompts = {toml_value(str(written))}\n")
+    assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == {}  # the file is not there
+    written.write_text(
+        "a zorb --w 128 --h 128 --s 20 --l 4 --g 1 --d 1\na cat --w 128 --h 128 --s 20 --l 4 --g 1 --d 2\n"
+    )
+    shared = {"width": "128", "height": "128", "sample_steps": "20", "scale": "4.0", "guidance_scale": "1.0"}
+    assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == shared  # and not the seed
+    outside = tmp_path.parent / "elsewhere.txt"
+    outside.write_text("a secret --w 64\n")
+    text = (run / layout.TOML).read_text(encoding="utf-8").replace(str(written), str(outside))
+    (run / layout.TOML).write_text(text, encoding="utf-8")
+    assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == {}
+
+
 def test_a_runs_samples_and_files_are_there(tab, tmp_path):
     run_with_samples(tmp_path / "root")
     known = tab.choices(ApiRequest({}))
@@ -228,6 +246,9 @@ def test_files_of_a_run_are_compared(visit, served, monkeypatch):
 
     seen = visit()
     page = seen.page
+    learned = page.locator(".learned img")  # of a run that has ended
+    page.wait_for_function("document.querySelector('.learned img')?.naturalWidth > 400")
+    assert learned.get_attribute("src") == page.locator(".learned a[download]").get_attribute("href")
     page.locator(".samples [data-try]").click()  # beside the samples of the run
     box = page.locator(".sampling")
     box.locator(".board .sample").nth(3).wait_for()
