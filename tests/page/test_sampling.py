@@ -149,7 +149,7 @@ def run_with_samples(root, name="zorb-1"):
 
 
 def test_fields_that_all_prompts_share_are_proposed(tab, tmp_path):
-    run, written = run_with_samples(tmp_path, "shared-1"), tmp_path / "prompts.txt"
+    run, written = run_with_samples(tmp_path / "root", "shared-1"), tmp_path / "root" / "prompts.txt"
     assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == {}
     with (run / layout.TOML).open("a", encoding="utf-8") as toml:
         toml.write(f"sample_prompts = {toml_value(str(written))}\n")
@@ -159,7 +159,7 @@ def test_fields_that_all_prompts_share_are_proposed(tab, tmp_path):
     )
     shared = {"width": "128", "height": "128", "sample_steps": "20", "scale": "4.0", "guidance_scale": "1.0"}
     assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == shared  # and not the seed
-    outside = tmp_path.parent / "elsewhere.txt"
+    outside = tmp_path / "elsewhere.txt"
     outside.write_text("a secret --w 64\n")
     text = (run / layout.TOML).read_text(encoding="utf-8").replace(str(written), str(outside))
     (run / layout.TOML).write_text(text, encoding="utf-8")
