@@ -29,6 +29,7 @@ def parts_in(place: Path, family: str) -> dict[str, Path]:
     return {part: place / name for part, name in known.files.items()} if known else {}
 
 
+# Why: docs/decisions/2026-11-27-small-trained-models.md
 def copy_small_model(family: str, place: Path) -> None:
     """Copy a family's small model with its tokenizers into a folder. Raises ConfigError for files that are missing or
     damaged."""

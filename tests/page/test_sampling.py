@@ -1,5 +1,6 @@
 """The tab Try it: what is filled in becomes a command, samples of runs stand beside each other, nothing leads out."""
 
+import io
 import json
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from PIL import Image
 
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
+from kohya_gui.panel import samples
 from kohya_gui.sampling import sampling
 from kohya_gui.server.json_api import ApiRequest
 from library.config.formats import read_toml, toml_value
@@ -146,6 +148,23 @@ def run_with_samples(root, name="zorb-1"):
     (folder / layout.PROGRESS).write_text("".join(json.dumps(one) + "\n" for one in lines), "utf-8")
     registry.add(folder)
     return folder
+
+
+def test_the_picture_of_what_a_run_has_learned_shows_its_own_samples_alone(tab, tmp_path):
+    root = tmp_path / "root"
+    run = run_with_samples(root, "learned-1")
+    made = samples.show_learned({"run": run.name})
+    whole = Image.open(io.BytesIO(made.body)).convert("RGB")
+    assert made.media_type == "image/png" and whole.getpixel((whole.width - 20, whole.height - 20)) == (20, 40, 40)
+    hostile = run_with_samples(root, "learned-2")  # which names a file outside the run's folder
+    lines = (hostile / layout.PROGRESS).read_text(encoding="utf-8").replace("20_1.png", "../../secret.png")
+    Image.new("RGB", (32, 32), (1, 2, 3)).save(tmp_path / "secret.png")
+    (hostile / layout.PROGRESS).write_text(lines, encoding="utf-8")
+    other = Image.open(io.BytesIO(samples.show_learned({"run": hostile.name}).body)).convert("RGB")
+    assert other.getpixel((other.width - 20, other.height - 20)) == (255, 255, 255)
+    for query in ({"run": "../learned-1"}, {"run": "none"}, {}):
+        with pytest.raises(ConfigError, match="no such image"):
+            samples.show_learned(query)
 
 
 def test_fields_that_all_prompts_share_are_proposed(tab, tmp_path):
