@@ -228,7 +228,7 @@ def wrong_layer(_: LearningMeter) -> Iterator[dict[str, Any]]:
         return model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[-2]
 
     def text(self: Any, components: Any, captions: Sequence[str], encoders: Any = None) -> dict[str, Tensor]:
-        last = components.encoders["clip_l"].text_model.encoder.layers[-1]
+        last = components.encoders["clip_l"].encoder.layers[-1]
         with mock.patch.object(last, "forward", lambda states, *_, **__: states):
             return correct(self, components, captions, encoders)
 
